@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,8 +11,9 @@ import torch
 from torch import nn
 
 from thinwire.errors import ConfigError, SessionLostError
+from thinwire.hooks.costs import TrainingCosts
 from thinwire.hooks.records import Recorder, residual_ratios
-from thinwire.hooks.report import TrainingReport, training_report
+from thinwire.hooks.report import TrainingReport
 from thinwire.hooks.resuming import Resumable, check_state, warn_of_what_is_lost
 from thinwire.policies.assignment import Assignment
 from thinwire.policies.sampling import Memberships
@@ -21,7 +21,6 @@ from thinwire.runtime.driver import WorkerDriver
 from thinwire.runtime.metrics import MetricsWriter
 from thinwire.runtime.model_hooks import ModelHooks
 from thinwire.runtime.rank_shards import RankShards
-from thinwire.telemetry import WarmUp
 from thinwire.worker.core import Worker
 
 MOST_FAILURE = 500
@@ -71,9 +70,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.assignment = assignment
         self._worker, self._driver, self._shards = worker, driver, shards
         self._recorder = Recorder(metrics, worker.rank)
-        self._warm_up = WarmUp()
+        self._costs = TrainingCosts(worker, driver, shards)
         self._averaged = self._joined = False
-        self._first_step = worker.iteration
         agreed: int | None = None
         resumable = resume if isinstance(resume, Resumable) else None
         if isinstance(resume, Resumable):
@@ -94,7 +92,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 tensor.write()
         warn_of_what_is_lost(worker, resumed=resume is not None)
         self._hooks, self._joined = ModelHooks(model, worker, driver), True
-        self._first_step, self._began = worker.iteration, time.perf_counter()
+        self._costs.begin()
         if resumable is not None:
             resumable.began(self)
 
@@ -130,8 +128,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._driver.run(self._worker.end_step())
         self._recorder.record(self._worker.iteration - 1, self._worker.model)
         self._driver.run(self._worker.settle())
-        if not self._warm_up.over:
-            self._warm_up.note(self._worker.iteration - self._first_step, self._sums())
+        self._costs.note_step()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refused: the shards were told of all tensors when the training began.
@@ -326,7 +323,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             )
         self._worker.model.load_state_dict(state_dict)
         before, self._worker.iteration = self._worker.iteration, int(state_dict["step"])  # which decides what is due
-        self._first_step += self._worker.iteration - before
+        self._costs.pass_over(self._worker.iteration - before)
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
             group.update(saved)
 
@@ -366,23 +363,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def traffic(self) -> dict[str, float]:
         """Returns this worker's sums so far: payload and wire bytes and values each way, and seconds by purpose."""
-        sent, received = self._driver.wire_nbytes
-        if self._shards is not None:
-            sent, received = self._shards.wire_nbytes(self._driver.connections)
-        return {**self.counters.snapshot(), "wire_bytes_push": sent, "wire_bytes_pull": received}
+        return self._costs.traffic()
 
     def report(self) -> TrainingReport:
         """Returns what the exchanges cost so far, and the share of the time that was left for computing; print it."""
-        nbytes = sum(tensor.shown.nbytes for tensor in self._worker.model.tensors if not tensor.state)
-        if self._shards is not None:  # what a rank sends and serves, as in a ring
-            nbytes = 2 * nbytes * (self._shards.workers - 1) // self._shards.workers
-        taken, sums = self._worker.iteration - self._first_step, self._sums()
-        warm_up, since = self._warm_up.split(taken, sums)
-        void = sums.get("void_rounds", 0)
-        return training_report(taken - warm_up, since, uncompressed_nbytes=nbytes, void_rounds=void)
-
-    def _sums(self) -> dict[str, float]:
-        return {**self.traffic(), "seconds": time.perf_counter() - self._began}
+        return self._costs.report()
 
     def record_scores(self, *, loss: float | None = None, accuracy: float | None = None) -> None:
         """Gives the metrics writers the latest step's scores, so that a report shows them over time.

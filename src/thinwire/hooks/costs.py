@@ -1,0 +1,63 @@
+"""What a training has cost one worker since it began: the sums so far, and the report of them.
+
+What a single step cost, table by table, is for `hooks/records.py` to say.
+"""
+
+from __future__ import annotations
+
+import time
+
+from thinwire.hooks.report import TrainingReport, training_report
+from thinwire.runtime.driver import WorkerDriver
+from thinwire.runtime.rank_shards import RankShards
+from thinwire.telemetry import WarmUp
+from thinwire.worker.core import Worker
+
+
+class TrainingCosts:
+    """Sums over the steps that a worker takes from `begin` on, and the clock beside them.
+
+    Args:
+        worker: counts bytes, values and seconds.
+        driver: knows what passed the wire.
+        shards: every rank's own, in a group: what this rank serves is counted with what it sends.
+    """
+
+    def __init__(self, worker: Worker, driver: WorkerDriver, shards: RankShards | None) -> None:
+        self._worker, self._driver, self._shards = worker, driver, shards
+        self._warm_up = WarmUp()
+        self._first_step = worker.iteration
+        self._began = time.perf_counter()
+
+    def begin(self) -> None:
+        """Says that the worker has joined: the first step to be counted is the next."""
+        self._first_step, self._began = self._worker.iteration, time.perf_counter()
+
+    def pass_over(self, steps: int) -> None:
+        """Leaves out steps that the worker was carried past, with a state of other steps."""
+        self._first_step += steps
+
+    def note_step(self) -> None:
+        """Notes what the first steps cost, in which everything starts; called after every step."""
+        if not self._warm_up.over:
+            self._warm_up.note(self._worker.iteration - self._first_step, self._sums())
+
+    def traffic(self) -> dict[str, float]:
+        """See `DistributedOptimizer.traffic`."""
+        sent, received = self._driver.wire_nbytes
+        if self._shards is not None:
+            sent, received = self._shards.wire_nbytes(self._driver.connections)
+        return {**self._worker.counters.snapshot(), "wire_bytes_push": sent, "wire_bytes_pull": received}
+
+    def report(self) -> TrainingReport:
+        """See `DistributedOptimizer.report`."""
+        nbytes = sum(tensor.shown.nbytes for tensor in self._worker.model.tensors if not tensor.state)
+        if self._shards is not None:  # what a rank sends and serves, as in a ring
+            nbytes = 2 * nbytes * (self._shards.workers - 1) // self._shards.workers
+        taken, sums = self._worker.iteration - self._first_step, self._sums()
+        warm_up, since = self._warm_up.split(taken, sums)
+        void = sums.get("void_rounds", 0)
+        return training_report(taken - warm_up, since, uncompressed_nbytes=nbytes, void_rounds=void)
+
+    def _sums(self) -> dict[str, float]:
+        return {**self.traffic(), "seconds": time.perf_counter() - self._began}
