@@ -14,7 +14,8 @@ from thinwire.errors import ConfigError, SessionLostError
 from thinwire.hooks.costs import TrainingCosts
 from thinwire.hooks.records import Recorder, residual_ratios
 from thinwire.hooks.report import TrainingReport
-from thinwire.hooks.resuming import Resumable, check_state, warn_of_what_is_lost
+from thinwire.hooks.resuming import Resumable, check_state
+from thinwire.hooks.starting import agree, start
 from thinwire.policies.assignment import Assignment
 from thinwire.policies.sampling import Memberships
 from thinwire.runtime.driver import WorkerDriver
@@ -72,29 +73,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._recorder = Recorder(metrics, worker.rank)
         self._costs = TrainingCosts(worker, driver, shards)
         self._averaged = self._joined = False
-        agreed: int | None = None
-        resumable = resume if isinstance(resume, Resumable) else None
-        if isinstance(resume, Resumable):
-            if (steps := resume.steps()) is not None:
-                agreed = driver.run(worker.agree(steps))
-            resume = None if agreed is None else resume.load(agreed)
-            for tensor in worker.model.tensors if agreed is not None else ():
-                tensor.read()  # the model may have gone back to its beginning, of which there is no state
-        if resume is not None:
-            self.load_state_dict(resume)
-            worker.restore_position(resume["position"])
-        # A shard has them as rank 0 sent them last, which is many steps ago, and sends them with all else.
-        buffers = [(each, each.local.clone()) for each in worker.model.tensors if each.state and resume is not None]
-        driver.run(worker.start(agreed))
-        if not worker.began_late:
-            for tensor, own in buffers:
-                tensor.values.copy_(own)
-                tensor.write()
-        warn_of_what_is_lost(worker, resumed=resume is not None)
+        agreed, state = agree(worker, driver, resume)
+        if state is not None:
+            self.load_state_dict(state)
+            worker.restore_position(state["position"])
+        start(worker, driver, agreed, resumed=state is not None)
         self._hooks, self._joined = ModelHooks(model, worker, driver), True
         self._costs.begin()
-        if resumable is not None:
-            resumable.began(self)
+        if isinstance(resume, Resumable):
+            resume.began(self)
 
     # ---- the optimizer's interface
 

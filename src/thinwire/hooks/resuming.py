@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -16,7 +15,6 @@ from torch import nn
 from thinwire.errors import ConfigError
 from thinwire.policies.naming import check_count
 from thinwire.runtime.checkpoint import needed
-from thinwire.worker.core import Worker
 
 
 class Optimizer(Protocol):
@@ -231,23 +229,3 @@ def check_state(state: Mapping[str, Any], key: str, groups: int) -> None:
         )
     if len(state["param_groups"]) != groups:
         raise ConfigError(f"the state has {len(state['param_groups'])} parameter groups, and this optimizer {groups}")
-
-
-def warn_of_what_is_lost(worker: Worker, *, resumed: bool) -> None:
-    """Warns where a worker goes on without all that it had: its gradients, its residuals, or any state of its own."""
-    updates, residuals = worker.counters["updates_lost"], worker.counters["residuals_lost"]
-    if resumed and (updates or residuals):
-        warnings.warn(
-            f"worker {worker.rank} goes on with exchange {worker.clock}: the shards lack {updates:g} of its "
-            f"gradients, and {residuals:g} residuals, of which they have had a part, are dropped",
-            UserWarning,
-            stacklevel=4,
-        )
-    if worker.began_bare:
-        warnings.warn(
-            f"worker {worker.rank} has no state of its own and goes on with exchange {worker.clock}, where the "
-            "shards are: its residuals, its optimizer's state and its random streams begin anew. Give resume=… "
-            "what opt.state_dict() returned at that exchange, where it was kept",
-            UserWarning,
-            stacklevel=4,
-        )
