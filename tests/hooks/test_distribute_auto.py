@@ -6,7 +6,9 @@ import copy
 import logging
 import re
 import time
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,8 @@ from tests.hooks.local_runs import adamw, disagree, inner_step, resume, steps, v
 from thinwire.errors import ConfigError, ProtocolError
 from thinwire.hooks.distribute import DistributedOptimizer
 from thinwire.hooks.local_optimizer import LocalUpdateOptimizer
+from thinwire.policies.auto_codec import AutoCodec
+from thinwire.policies.autopilot.levels import Level
 from thinwire.policies.designs import design as find_design
 from thinwire.server.core import ServerCore
 from thinwire.transports.base import Connection
@@ -80,6 +84,29 @@ def test_replicas_are_equal_bit_for_bit_while_settings_change(caplog: pytest.Log
                 assert {"3lc[s=1,zstd]", "3lc[s=1.9,zstd]"} <= used, used
                 assert re.search(r"auto +3lc\[s=1.9,zstd\] since exchange \d+, 2 changes", report), report
     assert "bf16 → 3lc[s=1,zstd]: the fewest bytes that the lag allows" in caplog.text
+
+
+def test_workers_on_different_devices_choose_among_what_all_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    every, made = AutoCodec.settings, count()
+
+    def settings_on(self: AutoCodec, devices: Collection[torch.device] = (), **asked: Any) -> tuple[Level, ...]:
+        found = every(self, (), **asked)
+        return found[1:] if devices and not next(made) else found  # one worker's GPU has no kernels for bf16
+
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> tuple[torch.Tensor, list[str]]:
+        used = []
+        for step in range(6):
+            inner_step(model, opt, rank, step)
+            used.append(settings(opt))
+        opt.flush()
+        return values(model), used
+
+    monkeypatch.setattr(AutoCodec, "settings", settings_on)
+    runs, _ = run_cluster(wide, train, workers=3, optimizer=adamw, design="update[codec=auto]")
+    used = [each for _, each in runs]
+    assert all(torch.equal(shared, runs[0][0]) for shared, _ in runs)
+    assert sorted(each[0] for each in used) == ["bf16", "bf16", "int8"], "nothing is known of the others yet"
+    assert used[0][1:] == used[1][1:] == used[2][1:] and "bf16" not in used[0][1:], used
 
 
 def test_a_slow_link_is_answered_after_one_exchange() -> None:

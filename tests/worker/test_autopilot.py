@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Collection
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ import torch
 from thinwire.errors import ConfigError
 from thinwire.hooks.planning import make_plan
 from thinwire.optimizers.options import ParameterGroups
+from thinwire.policies.auto_codec import AutoCodec
+from thinwire.policies.autopilot.levels import Level
 from thinwire.policies.autopilot.notes import NOTE_NBYTES, unpack_note
 from thinwire.policies.designs import design as find_design
 from thinwire.schema import Echo, TunedPush
@@ -116,6 +119,63 @@ def test_who_joined_late_follows_the_lowest_rank() -> None:
     assert auto.setting.name in ("3lc[s=1.9,zstd]", "3lc[s=1,zstd]")
     for junk in (b"", b"\x00", bytes([250, 0, 0]), bytes([1, 0xFF, 0xFF])):
         exchange(made, clock, 1e6, {0: junk})  # of a worker that is not ours: nothing breaks
+
+
+def lacking(monkeypatch: pytest.MonkeyPatch, lacks: str, rank: int) -> tuple[LocalWorker, Clock]:
+    """A worker on a device without kernels for a codec."""
+
+    def encodes_on(level: Level, devices: Collection[torch.device]) -> bool:
+        return not devices or level.codec is None or level.codec.id != lacks
+
+    with monkeypatch.context() as device:
+        device.setattr(Level, "encodes_on", encodes_on)
+        return worker(rank=rank)
+
+
+@pytest.mark.parametrize("lowest", [0, 1])
+def test_workers_on_different_devices_mean_the_same_setting_and_choose_among_those_that_all_have(
+    lowest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, gpu = worker(rank=lowest), lacking(monkeypatch, "bf16", 1 - lowest)
+    rates = [1e9, 1e9, 1e9, *[1e6] * 12]
+    used: list[tuple[str, str]] = []
+    notes: dict[int, bytes] = {}
+    every = [level.name for level in AutoCodec().settings()]
+    for bps in rates:
+        for made, clock in (host, gpu):
+            assert made.auto is not None
+            waited_s = 2 * 8 * 2e4 / bps  # of int8
+            clock.now += 0.01 + waited_s
+            spent = {"wait_seconds": waited_s, "payload_bytes_push": 2e4, "payload_bytes_pull": 2e4}
+            for name, much in spent.items():
+                made.auto._counters.add(name, much)
+        sent = [exchange(made, clock, bps, notes).note for made, clock in (host, gpu)]
+        notes = {lowest: sent[0], 1 - lowest: sent[1]}
+        autos = [made.auto for made, _ in (host, gpu) if made.auto is not None]
+        used.append((autos[0].setting.name, autos[1].setting.name))
+        assert [every[note[0]] for note in sent] == [*used[-1]], "a number is one setting, whoever says it"
+        assert [len(note) % 16 for note in sent] == [3, 4], "what it lacks is told by a byte more"
+    assert used[0] == ("bf16", "int8"), "nothing is known of the others yet"
+    assert all(each == other for each, other in used[1:]), used
+    assert "bf16" not in {each for each, _ in used[1:]} and "3lc[s=1,zstd]" in {each for each, _ in used}, used
+    for made, _ in (host, gpu):
+        assert made.auto is not None
+        again, _ = worker(rank=made.auto._rank)
+        assert again.auto is not None
+        again.auto.load_state(made.auto.state())
+        assert str(again.auto) == str(made.auto) and again.auto.state() == made.auto.state()
+        assert again.auto.pilot.setting == made.auto.pilot.setting, "on another device too"
+
+
+def test_a_worker_lets_nobody_take_all_settings_from_it() -> None:
+    made, clock = worker()
+    exchange(made, clock, 1e6)
+    assert made.auto is not None
+    for junk in (255, 0b11111110, 1):
+        exchange(made, clock, 1e6, {0: bytes([0, 0, 0, junk])})
+        assert made.auto.pilot.levels
+        assert made.auto.setting in made.auto.pilot.levels
+    assert [level.name for level in made.auto.pilot.levels] == ["bf16"]
 
 
 def test_its_state_goes_on_where_it_was() -> None:

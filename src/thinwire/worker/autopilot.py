@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from thinwire.policies.autopilot.costs import Workload
 from thinwire.policies.autopilot.levels import Level
-from thinwire.policies.autopilot.memory import Hex, SavedState
+from thinwire.policies.autopilot.memory import Hex, Memory, SavedState
 from thinwire.policies.autopilot.notes import NOTE_NBYTES, StepNote, pack_note, unpack_note
 from thinwire.policies.autopilot.pilot import Pilot
 from thinwire.policies.designs import Design
@@ -28,8 +28,9 @@ from thinwire.worker.model import WorkerTensor
 _SAMPLE = 1 << 16
 """Values of one tensor whose change stands for all of them."""
 _HEAD = struct.Struct("<B2s")
-"""Of a note: the setting's index, and a measurement of the link as the upper half of a float32; 0 where there is none.
-What a worker measured of its last exchange follows, where there was one."""
+"""Of a note: the setting's number, and a measurement of the link as the upper half of a float32; 0 where there is none.
+What a worker measured of its last exchange follows, where there was one. Where its device has no kernels for some
+settings, a last byte has their bits."""
 _log = logging.getLogger(__name__)
 
 
@@ -70,6 +71,7 @@ class _AutopilotState(SavedState):
     spent: dict[str, float]
     arrived: dict[int, Hex]
     probed_s: float = 0.0
+    left_out: int = 0
 
 
 class RoundAutopilot:
@@ -86,7 +88,7 @@ class RoundAutopilot:
 
     Attributes:
         pilot: the controller.
-        level: index of the setting of the last exchange.
+        level: number of the setting of the last exchange: its place among all settings, on any device.
     """
 
     def __init__(
@@ -125,8 +127,13 @@ class RoundAutopilot:
         )
         devices = {context.device for context in self._contexts}
         settings = design.auto.settings(devices)
+        # What is told of a setting is its place among all, the same on every device.
+        self._all = design.auto.settings()
+        self._lacking = sum(1 << number for number, level in enumerate(self._all) if level not in settings)
+        self._left_out = self._lacking
         self.pilot = Pilot(settings, self.work, lag_limit=design.auto.lag_limit, target=design.auto.target)
-        self.level = self._noted = self.changed_at = self._exchanges = 0
+        self.level = self._noted = self._all.index(settings[0])
+        self.changed_at = self._exchanges = 0
         self._arrived: dict[int, bytes] = {}
         self._spent: dict[str, float] = {}
         self._before: dict[str, float] = {}
@@ -137,7 +144,7 @@ class RoundAutopilot:
     @property
     def setting(self) -> Level:
         """Of the last exchange."""
-        return self.pilot.levels[self.level]
+        return self._all[self.level]
 
     def begin(self) -> Procedure[bool]:
         """Decides the setting of the exchange that now begins; returns whether codecs have changed.
@@ -153,7 +160,7 @@ class RoundAutopilot:
         if self.pilot.wants_probe and self._remote:
             link = yield from self._probe.measure(self.pilot)
         before, self._noted = self.level, self.level
-        self.level = self.pilot.memory.level
+        self.level = self._all.index(self.pilot.setting)
         if self.level != before:
             self.changed_at = self._exchanges
             self._recode()
@@ -180,14 +187,19 @@ class RoundAutopilot:
             spent=self._since(),
             arrived={rank: note.hex() for rank, note in (self._relay.notes or self._arrived).items()},
             probed_s=self._probe.taken_s,
+            left_out=self._left_out,
         )
         return saved.state()
 
     def load_state(self, text: str) -> None:
         """Takes it back. Residuals have been loaded. Raises ConfigError where it cannot be that."""
         saved = _AutopilotState.from_state(text)
-        self.pilot.load_state(saved.pilot)
-        self.level, self._noted = (min(each, len(self.pilot.levels) - 1) for each in (saved.level, saved.noted))
+        memory = Memory.from_state(saved.pilot)
+        self._leave_out(saved.left_out)
+        numbers = [number for number in range(len(self._all)) if not saved.left_out >> number & 1] or [0]
+        memory.level = self._place(numbers[min(memory.level, len(numbers) - 1)])  # another device may have other places
+        self.pilot.load(memory)
+        self.level, self._noted = (min(each, len(self._all) - 1) for each in (saved.level, saved.noted))
         self.changed_at, self._exchanges = saved.changed_at, saved.exchanges
         self._arrived = {rank: bytes.fromhex(note) for rank, note in saved.arrived.items()}
         self._began, self._probe.taken_s = self._now() - saved.elapsed_s, saved.probed_s
@@ -195,7 +207,7 @@ class RoundAutopilot:
         self._recode()
 
     def __str__(self) -> str:
-        return self.pilot.describe(self.level, self.changed_at, "exchange")
+        return self.pilot.describe(self._place(self.level), self.changed_at, "exchange")
 
     # ---- an exchange
 
@@ -204,14 +216,29 @@ class RoundAutopilot:
         heads = {rank: _HEAD.unpack_from(note) for rank, note in sorted(notes.items()) if len(note) >= _HEAD.size}
         if not heads:
             return
+        rests = [notes[rank][_HEAD.size :] for rank in heads]
+        for lacking in (rest[-1] for rest in rests if len(rest) in (1, NOTE_NBYTES + 1)):
+            self._leave_out(lacking)
         said = heads[min(heads)][0]
-        if said != self.level and said < len(self.pilot.levels):  # the shards have gone by it
-            self.pilot.memory.level = said
-        measured = [notes[rank][_HEAD.size :] for rank in heads]
-        if found := [unpack_note(note) for note in measured if len(note) == NOTE_NBYTES]:
-            self.pilot.take(found, self._noted)
+        if said < len(self._all) and self.pilot.levels[self._place(said)] != self.setting:  # the shards have gone by it
+            self.pilot.memory.level = self._place(said)
+        measured = [rest[:NOTE_NBYTES] for rest in rests if len(rest) in (NOTE_NBYTES, NOTE_NBYTES + 1)]
+        if measured:
+            self.pilot.take([unpack_note(note) for note in measured], self._place(self._noted))
         if links := [link for _, upper in heads.values() if (link := _unpacked(upper))]:
             self.pilot.take_link(min(links))
+
+    def _leave_out(self, lacking: int) -> None:
+        """Chooses no more among settings for which some worker has no kernels, bits by number; unless that is all."""
+        every = (1 << len(self._all)) - 1
+        if (left_out := self._left_out | lacking & every) not in (self._left_out, every):
+            self._left_out = left_out
+            self.pilot.leave_out({level.name for number, level in enumerate(self._all) if lacking >> number & 1})
+
+    def _place(self, number: int) -> int:
+        """Returns where the pilot has a setting; for one that is left out, the next stronger one, or the strongest."""
+        places = (place for place, level in enumerate(self.pilot.levels) if self._all.index(level) >= number)
+        return next(places, len(self.pilot.levels) - 1)
 
     def _note(self) -> StepNote | None:
         """Returns what the last exchange, and the steps since, have taken; None before the first."""
@@ -269,6 +296,7 @@ class RoundAutopilot:
         setting = self.setting
         assert setting.codec is not None
         told = _HEAD.pack(self.level, _packed(link)) + (b"" if note is None else pack_note(note))
+        told += bytes([self._lacking]) if self._lacking else b""
         for conversation in self._conversations:
             codecs = conversation.plan.codecs
             conversation.transmit.tune(

@@ -9,7 +9,7 @@ treated as the slow one. While nothing is odd it decides less and less often.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from statistics import median
 from typing import Literal
 
@@ -223,6 +223,19 @@ class Pilot:
         """Takes a memory back. Of a setting that is not among the levels here the strongest takes the place."""
         memory.level = min(memory.level, len(self.levels) - 1)
         self._remember(memory)
+
+    def leave_out(self, names: Collection[str]) -> None:
+        """Chooses no more among these settings, some of them and the same on all ranks.
+
+        In place of one that is in use the next stronger one is taken, or the strongest.
+        """
+        kept = [place for place, level in enumerate(self.levels) if level.name not in names]
+        self._estimates.settle()
+        self._change(next((p for p in kept if p >= self.memory.level), kept[-1]), "a worker has no kernels for it")
+        setting = self.setting
+        self.levels = [self.levels[place] for place in kept]
+        self.memory.level = self.levels.index(setting)
+        self._remember(self.memory)
 
     # ---- what notes say
 
