@@ -8,6 +8,8 @@ import torch
 from thinwire.codecs import Codec
 from thinwire.codecs.scheme import Scheme
 from thinwire.errors import ConfigError
+from thinwire.hooks.exchange.options import ExchangeOptions
+from thinwire.kernels import triton
 from thinwire.policies.auto_codec import AutoCodec
 from thinwire.policies.autopilot import levels
 
@@ -26,6 +28,17 @@ def test_a_setting_without_kernels_where_tensors_are_is_left_out(monkeypatch: py
         found = [level.name for level in auto.settings(devices, uncompressed=True)]
         assert found == expected
         assert [level.name for level in auto.settings(devices)] == expected[1:], "local updates have no other"
+
+
+@pytest.mark.parametrize("limit", [5.0, 0.1])
+def test_where_no_setting_has_kernels_the_host_encodes_all(limit: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    auto, there = AutoCodec(lag_limit=limit), {torch.device("meta")}
+    for uncompressed in (True, False):
+        assert auto.settings(there, uncompressed=uncompressed) == auto.settings(uncompressed=uncompressed)
+    asked = ExchangeOptions(codec="auto", lag_limit=limit)
+    assert asked.choices({"w": (100, 100)}, asked.settings(there))["w"].up.id == auto.codec.id
+    monkeypatch.setattr(triton, "find_spec", lambda name: None)
+    assert auto.settings({torch.device("cuda")}) == auto.settings()
 
 
 def test_what_residuals_are_made_for_serves_all_settings() -> None:

@@ -48,11 +48,13 @@ class AutoCodec:
         """Returns the settings, from the mildest. What waits in a residual of one goes with the next.
 
         Args:
-            devices: where tensors are; a setting whose codec has no kernels there is left out.
+            devices: where tensors are; a setting whose codec has no kernels there is left out. Where none of the codecs
+                has any, none is: all are encoded on the host, as a fixed codec is, with its warning.
             uncompressed: whether the one that keeps no residual is among them: for who adds what waits to it.
         """
-        found = (level for level in levels(self.lag_limit) if uncompressed or level.codec is not None)
-        return tuple(level for level in found if level.encodes_on(devices))
+        found = tuple(level for level in levels(self.lag_limit) if uncompressed or level.codec is not None)
+        here = tuple(level for level in found if level.encodes_on(devices))
+        return here if any(level.codec is not None for level in here) else found
 
     @property
     def codec(self) -> Codec:
