@@ -146,8 +146,8 @@ def nn_loss(model: nn.Module, rank: int) -> float:
     return float(loss)
 
 
-WASTED = ("DDP", "FSDP")
-NOT_WASTED = ("DDP, no_sync", "DDP, added", "DDP, view added", "DDP, NaN", "DDP, loaded", "FSDP, added")
+WASTED = ("DDP", "DDP, view", "FSDP")
+NOT_WASTED = ("no_sync", "view no_sync", "added", "view added", "NaN", "view NaN", "loaded", "FSDP, added")
 
 
 def run_thrown_away(rank: int) -> dict[str, list[str]]:
