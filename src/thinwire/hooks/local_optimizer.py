@@ -173,7 +173,10 @@ class LocalUpdateOptimizer(DistributedOptimizer):
                 self._driver.run(self._local.pull(tensor))
 
     def _weights_digest(self) -> str:
-        """Of this worker's own parameters, which are in the model's state and not in this one's."""
+        """Of this worker's own parameters, which are in the model's state and not in this one's.
+
+        Not of buffers: the forward pass before a first step has changed a batch norm's statistics.
+        """
         tensors = self._local.model.tensors
         return bits_digest(each.shown for each in tensors if isinstance(each.parameter, nn.Parameter))
 

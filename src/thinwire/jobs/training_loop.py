@@ -191,5 +191,8 @@ class TrainingLoop:
 
 
 def weights_digest(model: nn.Module) -> str:
-    """Returns a digest of every parameter's bits: two runs with one seed must agree on it."""
+    """Returns a digest of every parameter's bits: two runs with one seed must agree on it, and all workers of a run.
+
+    Buffers are left out: with designs that send gradients, batch norms' statistics are each worker's own.
+    """
     return bits_digest(parameter for _, parameter in sorted(model.named_parameters()))
