@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -256,3 +257,63 @@ def test_going_back_to_the_beginning_is_to_its_weights(design: str, dtype: torch
         return list(weights)
 
     assert all(map(torch.equal, trained(0), trained(2)))
+
+
+def long_named(value: Any, names: set[str]) -> Any:
+    """A state as it was where a compiled model's tensors went by the names that torch.compile gives them."""
+    if isinstance(value, dict):
+        return {long_named(key, names): long_named(each, names) for key, each in value.items()}
+    if isinstance(value, list):
+        return [long_named(each, names) for each in value]
+    return f"_orig_mod.{value}" if isinstance(value, str) and value.partition("[")[0] in names else value
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # where torch looks
+@pytest.mark.parametrize("long", [False, True])
+@pytest.mark.parametrize("design", ["3lc[s=1.0]", "doublesqueeze-1bit", "terngrad[ema=0.9]", "local-sgd[h=2]"])
+def test_a_state_fits_the_model_compiled_and_not_compiled(design: str, long: bool) -> None:
+    def plain(rank: int) -> nn.Module:
+        return nn.Sequential(nn.BatchNorm1d(12), mlp(rank))
+
+    def compiled(rank: int) -> nn.Module:
+        return torch.compile(plain(rank), backend="eager")  # type: ignore[return-value]
+
+    def leave_out(name: str, shape: tuple[int, ...]) -> bool:
+        asked.add(name)
+        return False
+
+    def cut(rank: int, model: nn.Module, opt: DistributedOptimizer) -> tuple[Any, Any]:
+        steps(3)(rank, model, opt)
+        plain_model: Any = getattr(model, "_orig_mod", model)
+        weights = {name: each.clone() for name, each in plain_model.state_dict().items()}
+        return weights, copy.deepcopy(opt.state_dict())
+
+    def rest(rank: int, model: nn.Module, opt: DistributedOptimizer) -> list[torch.Tensor]:
+        steps(3)(rank, model, opt)
+        opt.flush()
+        return [each.detach().clone() for each in model.parameters()]
+
+    found: list[list[torch.Tensor]] = []
+    options: dict[str, Any] = {"design": design, "min_numel": 1, "exclude": leave_out}
+    for make, other in ((plain, plain), (plain, compiled), (compiled, plain)):
+        asked: set[str] = set()
+        core = ServerCore()
+        [(weights, state)], _ = run_cluster(make, cut, workers=1, core=core, **options)
+        shard = core.state_dict()
+        names = {name for name, _ in plain(0).named_parameters()} | {name for name, _ in plain(0).named_buffers()}
+        assert asked <= names
+        if long:
+            state, shard = long_named(state, names), long_named(shard, names)
+            assert all(name.startswith("_orig_mod.") for name in [*state["contexts"], *state["buffers"]])
+
+        def resumed(rank: int, other: Any = other, weights: Any = weights) -> nn.Module:
+            model = other(rank)
+            getattr(model, "_orig_mod", model).load_state_dict(weights)
+            return model  # type: ignore[no-any-return]
+
+        fresh = ServerCore()
+        fresh.load_state_dict(shard)
+        [after], _ = run_cluster(resumed, rest, workers=1, core=fresh, resume=state, **options)
+        found.append(after)
+    for after in found[1:]:
+        assert all(map(torch.equal, found[0], after))

@@ -14,7 +14,7 @@ from thinwire.errors import ConfigError, SessionLostError
 from thinwire.hooks.costs import TrainingCosts
 from thinwire.hooks.records import Recorder, residual_ratios
 from thinwire.hooks.report import TrainingReport
-from thinwire.hooks.resuming import Resumable, check_state
+from thinwire.hooks.resuming import Resumable, check_state, plainly_named
 from thinwire.hooks.starting import agree, start
 from thinwire.policies.assignment import Assignment
 from thinwire.policies.sampling import Memberships
@@ -76,7 +76,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         agreed, state = agree(worker, driver, resume)
         if state is not None:
             self.load_state_dict(state)
-            worker.restore_position(state["position"])
+            worker.restore_position(plainly_named(state)["position"])
         start(worker, driver, agreed, resumed=state is not None)
         self._hooks, self._joined = ModelHooks(model, worker, driver), True
         self._costs.begin()
@@ -308,7 +308,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 f"the state is of rank {rank}, and this is rank {self._worker.rank}: each resumes from its own, which "
                 "holds what its gradients have not sent yet"
             )
-        self._worker.model.load_state_dict(state_dict)
+        self._worker.model.load_state_dict(plainly_named(state_dict))
         before, self._worker.iteration = self._worker.iteration, int(state_dict["step"])  # which decides what is due
         self._costs.pass_over(self._worker.iteration - before)
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
@@ -326,7 +326,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Raises:
             ConfigError: a parameter of this model is missing in the state.
         """
-        self._worker.take_residuals(state_dict)
+        self._worker.take_residuals(plainly_named(state_dict))
 
     def announce_checkpoints(self, steps: Collection[int]) -> int | None:
         """Tells the shards which exchanges (`opt.clock`) this worker has states of, to go back to with all others.

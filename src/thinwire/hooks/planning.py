@@ -29,6 +29,7 @@ from thinwire.policies.placement import placement as find_placement
 from thinwire.quantities import counted
 from thinwire.runtime.digests import bits_digest
 from thinwire.schema import FROZEN, Plan, Settings, TableSpec
+from thinwire.schema.tensor_names import plain_name
 from thinwire.worker.model import PlannedTensor
 
 
@@ -59,6 +60,8 @@ def make_plan(
     begins: bool = True,
 ) -> Planned:
     """Places the model's trained parameters on the shards, and its statistics (buffers) on the first of them.
+
+    Tensors go by their `plain_name`.
 
     Args:
         model: any module.
@@ -138,8 +141,9 @@ def make_plan(
     for codec in () if design.auto is None else design.auto.codecs:  # what an exchange may have in place of it
         index_of(codec)
     plain, exchanged = index_of(PLAIN), _statistics(model)
-    for key, buffer in model.named_buffers():
-        if id(buffer) in exchanged if buffers is None else key in buffers:
+    travelled = None if buffers is None else {plain_name(key) for key in buffers}
+    for key, buffer in ((plain_name(name), each) for name, each in model.named_buffers()):
+        if id(buffer) in exchanged if travelled is None else key in travelled:
             placed = [(Partition(0, 0, buffer.numel()), len(tables[0]))]
             # After local steps everybody's statistics count; after a common step, worker 0's are as good as any.
             state, group = (True, 0) if local is None else (False, 1)
@@ -216,7 +220,7 @@ def _check_devices(optimizer: torch.optim.Optimizer) -> None:
 
 def _trained(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[tuple[str, nn.Parameter]]:
     known = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    trained = [(key, parameter) for key, parameter in model.named_parameters() if parameter.requires_grad]
+    trained = [(plain_name(name), each) for name, each in model.named_parameters() if each.requires_grad]
     if not trained:
         raise ConfigError("the model has no parameter that needs a gradient")
     for key, parameter in trained:

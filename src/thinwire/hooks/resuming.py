@@ -15,6 +15,7 @@ from torch import nn
 from thinwire.errors import ConfigError
 from thinwire.policies.naming import check_count
 from thinwire.runtime.checkpoint import needed
+from thinwire.schema.tensor_names import plain_name
 
 
 class Optimizer(Protocol):
@@ -229,3 +230,19 @@ def check_state(state: Mapping[str, Any], key: str, groups: int) -> None:
         )
     if len(state["param_groups"]) != groups:
         raise ConfigError(f"the state has {len(state['param_groups'])} parameter groups, and this optimizer {groups}")
+
+
+def plainly_named(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a state of an optimizer that `distribute` returned, its tensors by their plain names.
+
+    Those of a compiled model were once kept by the names that `torch.compile` gives them.
+    """
+
+    def plain(kept: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:
+        named = {key: {plain_name(name): each for name, each in kept[key].items()} for key in keys if key in kept}
+        return {**kept, **named}
+
+    found = plain(state, ("contexts", "averages"))
+    if "position" in state:
+        found["position"] = plain(state["position"], ("values", "rounds", "offsets"))
+    return found

@@ -1,9 +1,4 @@
-"""What torch wraps around a model, and the only file that knows torch's private names for it.
-
-`torch.compile(model)` keeps the model in `_orig_mod`, and torch's activation checkpointing in
-`_checkpoint_wrapped_module`. Both put their name into the names of parameters. A residual is kept by the name that the
-parameter has without them, so a checkpoint fits the same model compiled and not compiled.
-"""
+"""What torch and frameworks wrap around a model; what that does to names is in `schema/tensor_names.py`."""
 
 from __future__ import annotations
 
@@ -12,8 +7,7 @@ import warnings
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-_COMPILED = "_orig_mod"
-_WRAPPERS = (f"{_COMPILED}.", "_checkpoint_wrapped_module.")
+from thinwire.schema.tensor_names import COMPILED
 
 
 def inside_compiled(model: object) -> object:
@@ -25,21 +19,9 @@ def inside_compiled(model: object) -> object:
         >>> inside_compiled(torch.compile(layer, backend="eager")) is layer, inside_compiled(layer) is layer
         (True, True)
     """
-    while isinstance(inner := getattr(model, _COMPILED, None), nn.Module):
+    while isinstance(inner := getattr(model, COMPILED, None), nn.Module):
         model = inner
     return model
-
-
-def plain_name(name: str) -> str:
-    """Returns a parameter's name as the model has it without wrappers.
-
-    Example:
-        >>> plain_name("_orig_mod.blocks.0._checkpoint_wrapped_module.fc.weight")
-        'blocks.0.fc.weight'
-    """
-    for wrapper in _WRAPPERS:
-        name = name.replace(wrapper, "")
-    return name
 
 
 def is_distributed(model: nn.Module, ranks: int) -> bool:

@@ -21,10 +21,11 @@ from thinwire.hooks.exchange.options import GATHER_MB, ExchangeOptions
 from thinwire.hooks.exchange.ranks import check_floating
 from thinwire.hooks.guards import StepGuard
 from thinwire.hooks.sparse_modules import check_dense
-from thinwire.hooks.wrapping import inside_compiled, plain_name
+from thinwire.hooks.wrapping import inside_compiled
 from thinwire.policies.autopilot.pilot import Target
 from thinwire.policies.compression import MIN_NUMEL, Compression
 from thinwire.runtime.collective import CollectiveDriver
+from thinwire.schema.tensor_names import plain_name
 from thinwire.security.credentials import Credentials
 
 

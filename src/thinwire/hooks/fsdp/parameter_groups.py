@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.collective.cut import Cut
 from thinwire.errors import ConfigError
-from thinwire.hooks.wrapping import plain_name
+from thinwire.schema.tensor_names import plain_name
 
 try:
     from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
