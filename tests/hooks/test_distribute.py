@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -175,6 +176,29 @@ def test_schedulers_move_the_servers_rate() -> None:
         scheduler.step()
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(results[0][name], parameter.detach(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("design", ["fp32", "update[codec=fp32]"])
+@pytest.mark.parametrize("early", [False, True])
+def test_a_scheduler_of_the_workers_own_optimizer(design: str, early: bool) -> None:
+    """One that is to resume is made before the training; torch warns where it steps before the optimizer alone."""
+    model = mlp(0)
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(inner, 1)
+
+    def train(rank: int, _model: nn.Module, opt: DistributedOptimizer) -> float:
+        if early:
+            scheduler.step()
+        for _ in range(2):
+            steps(1)(rank, model, opt)
+            scheduler.step()
+        return float(opt.param_groups[0]["lr"])
+
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        [rate], _ = run_cluster(lambda _: model, train, workers=1, optimizer=lambda _: inner, design=design)
+    assert ["before `optimizer.step()`" in str(each.message) for each in seen] == [True] * early
+    assert rate == pytest.approx(0.001 / 10**early)
 
 
 class Odd(nn.Module):

@@ -61,7 +61,7 @@ class LocalUpdateOptimizer(DistributedOptimizer):
         lengthening: Lengthening | None = None,
         **settings: Any,
     ) -> None:
-        self._inner, self._local, self._updates = optimizer, worker, updates
+        self._local, self._updates = worker, updates
         self._steering: Steering | None = None
         self._lengthening = lengthening if lengthening is not None and lengthening.lengthens else None
         if self._lengthening is not None:

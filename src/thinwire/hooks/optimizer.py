@@ -67,6 +67,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.outer_groups = [] if outer_groups is None else outer_groups
         """With a design of local updates the outer optimizer's parameter groups; without, none. A rate that is written
         there counts from the next push."""
+        self._inner = optimizer
         self.counters = worker.counters
         self.assignment = assignment
         self._worker, self._driver, self._shards = worker, driver, shards
@@ -88,6 +89,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Ends the step: pushes what has not left yet. The model changes when it is next used, or at `sync()`."""
         loss = None
+        called: Any = self._inner  # untyped in torch
+        called._opt_called = True  # which a scheduler that was made for that one looks for
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
