@@ -58,3 +58,14 @@ def test_a_step_with_an_overflow_is_nobodys_where_the_codec_skips_it_and_refused
     # Whoever hears of it from the other, through the server, may be first.
     with pytest.raises((NonFiniteError, ProtocolError), match="hold NaN or Inf; nothing was changed"):
         run_cluster(mlp, steps(True, False, 2), optimizer=sgd, design="3lc", overlap=False)
+
+
+@pytest.mark.parametrize("design", ["3lc", "fp32"])
+def test_an_overflow_before_the_first_step_says_what_helps(design: str) -> None:
+    """A scaler's first scale is often too large, and gradients leave before step() could say it."""
+
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> None:
+        (model(batch(rank, 0)[0]).sum() * torch.inf).backward()
+
+    with pytest.raises(NonFiniteError, match=r"nothing was .*GradScaler give .*nonfinite='skip'.*'3lc\[nonfinite=skip"):
+        run_cluster(mlp, train, workers=1, optimizer=sgd, design=design)

@@ -23,6 +23,11 @@ from thinwire.worker.effects import Poll, Procedure
 from thinwire.worker.model import PlannedTensor, WorkerTensor
 from thinwire.worker.participant import Frames, Participant
 
+_ABOUT_SCALERS = (
+    ". With a GradScaler give tw.distribute(…, nonfinite='skip'), or a design such as '3lc[nonfinite=skip]', with "
+    "which a step that overflows is nobody's"
+)
+
 
 class Worker(Participant):
     """One worker, from its first step to its last.
@@ -227,7 +232,8 @@ class Worker(Participant):
                 if conversation.push(self.clock, table.index, frame):
                     yield from self._flush(conversation)
         except NonFiniteError as error:
-            raise NonFiniteError(f"gradient of {error}") from None
+            advice = "" if self._skips or self._design.local is not None else _ABOUT_SCALERS
+            raise NonFiniteError(f"gradient of {error}{advice}") from None
 
     def _flush(self, conversation: Conversation, digest: str = "") -> Procedure[None]:
         yield from conversation.flush(self.clock, self._groups.rates, last=self.last, digest=digest)
