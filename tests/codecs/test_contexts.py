@@ -47,6 +47,17 @@ def test_a_context_keeps_what_its_codec_says(entry: Enrolled) -> None:
         assert context.payload_nbytes == len(tw.frames.parse(frame).payload)
 
 
+@every_codec
+def test_frames_and_states_stay_on_the_host_whatever_torchs_default_device_is(entry: Enrolled) -> None:
+    tensor = samples.tensor(samples.heavy_tails(99), "fp32").view(SHAPE)
+    context, again = (entry.codec.context(tensor, seed=0) for _ in range(2))
+    context.encode(tensor)
+    with torch.device("meta"):
+        decoded = tw.decode(entry.codec.encode(tensor))
+        again.load_state_dict(context.state_dict())
+        assert decoded.is_cpu and context.encode(tensor) == again.encode(tensor)
+
+
 def test_error_feedback_as_claimed() -> None:
     for entry in ENROLLED:
         with naming(entry.label):

@@ -128,6 +128,30 @@ def test_a_state_of_another_model_is_refused() -> None:
             load(state)
 
 
+def test_what_is_the_hosts_stays_there_whatever_torchs_default_device_is() -> None:
+    """`meta` stands for a GPU: a script that sets it, and trains on processors, has its states where its model is."""
+
+    def states() -> list[dict[str, dict[str, torch.Tensor]]]:
+        found = []
+        for rank, residuals in enumerate(trained(2)):
+            fresh = Residuals(tensors(CODEC), rank, 2, mean=True, seed=0)
+            fresh.load_state_dict(residuals.state_dict())
+            found += [fresh.state_dict(), fresh.blank_state_dict(2)]
+        return found
+
+    usual = states()
+    with torch.device("meta"):
+        there = states()
+        [single] = collectives(tensors(CODEC), 1)
+        values = np.linspace(-1, 1, sum(SIZES.values()))
+        spans = single.group([bucket_of()]).shards[0].coded
+        assert spans.largest([values]) == spans.largest([values.astype(np.float32)])
+    for mine, other in zip(usual, there, strict=True):
+        for kind, tensors_of in mine.items():
+            for name, value in tensors_of.items():
+                assert other[kind][name].is_cpu and value.equal(other[kind][name]), (kind, name)
+
+
 def test_residuals_follow_the_loss_scale() -> None:
     [residuals, _] = trained(2)
     before = residuals.state_dict()["residuals"]["w"]

@@ -93,6 +93,14 @@ def test_more_workers_than_batches_draw_at_random() -> None:
         epochs(((0, tuple(range(9))),), batch=12)
 
 
+def test_rows_are_drawn_on_the_host_whatever_torchs_default_device_is() -> None:
+    """A source of chance of the host cannot draw on another device."""
+    usual, there = (epochs(((0, (0, 1)), (9, (0, 1, 4)))) for _ in range(2))
+    with torch.device("meta"):
+        found = [there.rows(rank, step) for rank, step in ((0, 3), (4, 7), (4, 9))]
+    assert [each.tolist() for each in found] == [usual.rows(*at).tolist() for at in ((0, 3), (4, 7), (4, 9))]
+
+
 def test_changes_without_number_are_not_kept() -> None:
     memberships: Memberships = ((0, (0, 1)),)
     for step in range(1, 3 * MAX_MEMBERSHIPS):

@@ -307,7 +307,7 @@ class Context:
         """As `Codec.local_scale`, of what `encode` would encode now: the residual is part of it."""
         if self.residual is None:
             return self.codec.local_scale(tensor)
-        values = torch.as_tensor(tensor).to(self.residual)
+        values = torch.as_tensor(tensor, device=tensor.device).to(self.residual)
         return self.codec.local_scale(self.codec.error_scale * self.residual + values)
 
     def flat(self, tensor: Tensor) -> Flat:
@@ -377,7 +377,7 @@ class Context:
                 raise ConfigError(
                     f"{self.name}: the state's residual has shape {tuple(residual.shape)}, not {self.shape}"
                 )
-            given = torch.as_tensor(residual).reshape(-1).to(self._residual)
+            given = torch.as_tensor(residual, device=residual.device).reshape(-1).to(self._residual)
             if not given.isfinite().all():
                 raise ConfigError(f"{self.name}: the state's residual holds NaN or Inf")
         if self.lag_bound is not None and "lag" in state:  # a run may go on with a bound that it began without

@@ -128,7 +128,7 @@ class DeltaLagBound(LagBound):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self._before = torch.as_tensor(state.get("before", ()), dtype=torch.float32).clone().numpy()
+        self._before = torch.as_tensor(state.get("before", ()), dtype=torch.float32, device="cpu").clone().numpy()
 
 
 def follow_tensors(encoded: Iterable[tuple[LagBound | None, torch.Tensor, torch.Tensor | None]]) -> None:

@@ -132,7 +132,7 @@ def compute_dtype(dtype: str) -> type[np.float32] | type[np.float64]:
 
 def empty(dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
     """A tensor for a decoded frame, on the CPU, not yet filled."""
-    return torch.empty(shape, dtype=_DTYPES[dtype])
+    return torch.empty(shape, dtype=_DTYPES[dtype], device="cpu")
 
 
 def direct_view(out: Tensor) -> FloatArray | None:

@@ -147,7 +147,8 @@ class Collective:
                 self.residuals.snapshot()
         found = None
         for name, offset in bucket.offsets:
-            if not torch.as_tensor(values[offset : offset + self.residuals.tensors[name].numel]).isfinite().all():
+            part = values[offset : offset + self.residuals.tensors[name].numel]
+            if not torch.as_tensor(part, device=part.device).isfinite().all():
                 found = name
                 break
         if found is None:

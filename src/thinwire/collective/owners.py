@@ -30,7 +30,8 @@ def with_owners(counts: Sequence[int], parts: Sequence[Partition]) -> torch.Tens
     >>> counts_of(saved), owned([Partition(0, 0, 40)], saved)
     ([3], (Partition(server=1, start=0, stop=40),))
     """
-    return torch.tensor([count | part.server + 1 << _BITS for count, part in zip(counts, parts, strict=True)])
+    numbers = [count | part.server + 1 << _BITS for count, part in zip(counts, parts, strict=True)]
+    return torch.tensor(numbers, device="cpu")
 
 
 def counts_of(saved: torch.Tensor) -> list[int]:

@@ -191,7 +191,7 @@ class Residuals:
         """
         residuals, encodes, lags = {}, {}, {}
         for tensor in self._compressed():
-            flat = torch.zeros(tensor.numel, dtype=tensor.compute_dtype)
+            flat = torch.zeros(tensor.numel, dtype=tensor.compute_dtype, device="cpu")
             parts = self.partitions[tensor.name]
             contexts = [self.contexts[tensor.name, part] for part in parts]
             for part, context in zip(parts, contexts, strict=True):
@@ -305,14 +305,14 @@ def blank_state(tensors: Sequence[TrainedTensor], partitions: Partitions) -> dic
     """Returns zeros in the form of the `state_dict` of a rank's residuals."""
     compressed = [tensor for tensor in tensors if not tensor.uncompressed]
     return {
-        "residuals": {t.name: torch.zeros(t.numel, dtype=t.compute_dtype) for t in compressed},
-        "encodes": {t.name: torch.zeros(len(partitions[t.name]), dtype=torch.int64) for t in compressed},
+        "residuals": {t.name: torch.zeros(t.numel, dtype=t.compute_dtype, device="cpu") for t in compressed},
+        "encodes": {t.name: torch.zeros(len(partitions[t.name]), dtype=torch.int64, device="cpu") for t in compressed},
         "lags": {t.name: _no_lags(len(partitions[t.name])) for t in compressed},
     }
 
 
 def _no_lags(slices: int) -> torch.Tensor:
-    return torch.zeros(slices, len(LagBound(1, 1).changing()), dtype=torch.float64)
+    return torch.zeros(slices, len(LagBound(1, 1).changing()), dtype=torch.float64, device="cpu")
 
 
 def check_state(tensors: Sequence[TrainedTensor], state: Mapping[str, Any]) -> None:

@@ -75,7 +75,7 @@ class Spans:
         addresses = self.addresses(values)
         if addresses is not None and values[0].itemsize == 4:
             return largest_of_many(addresses, self._sizes)
-        maxima = [torch.as_tensor(each).abs().max() for each in self.of(values)]
+        maxima = [torch.as_tensor(each, device=each.device).abs().max() for each in self.of(values)]
         return list(torch.stack(maxima).tolist()) if maxima else []  # one wait for all of them
 
     def gather(self, values: Sequence[Values], dtype: np.dtype[Any]) -> FloatArray:
@@ -85,7 +85,9 @@ class Spans:
         if addresses is not None:
             gather(addresses, self._sizes, gathered)
         elif self._spans:
-            gathered[:] = torch.cat([torch.as_tensor(each) for each in self.of(values)]).cpu().numpy()
+            gathered[:] = (
+                torch.cat([torch.as_tensor(each, device=each.device) for each in self.of(values)]).cpu().numpy()
+            )
         return gathered
 
     def scatter(self, whole: FloatArray, values: Sequence[Values]) -> None:
@@ -94,7 +96,7 @@ class Spans:
         if addresses is not None:
             scatter(whole, addresses, self._sizes)
             return
-        there, at = torch.from_numpy(whole).to(torch.as_tensor(values[0]).device), 0
+        there, at = torch.from_numpy(whole).to(values[0].device), 0
         for out, size in zip(self.of(values), self._sizes.tolist(), strict=True):
             out[:] = there[at : at + size]
             at += size

@@ -35,7 +35,7 @@ class Tally:
     def given(self, shard: Shard, values: Sequence[Values]) -> None:
         """Takes what a shard's codecs are about to encode, residuals left out."""
         for name, each in zip(shard.coded_names, shard.coded.of(values), strict=True):
-            self.squares.append((name, float(torch.linalg.vector_norm(torch.as_tensor(each))) ** 2))
+            self.squares.append((name, float(torch.linalg.vector_norm(torch.as_tensor(each, device=each.device))) ** 2))
 
     def sent(self, shard: Shard, frames: Sequence[bytes]) -> None:
         """Takes the frames that were just encoded of a shard, for its owner."""

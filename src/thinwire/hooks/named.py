@@ -230,7 +230,7 @@ def _share(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two views of one memory have values in common, and not only rows between each other's."""
     if one.dtype != other.dtype:
         return True
-    taken = torch.zeros(one.untyped_storage().nbytes() // one.itemsize, dtype=torch.bool)
+    taken = torch.zeros(one.untyped_storage().nbytes() // one.itemsize, dtype=torch.bool, device="cpu")
     taken.as_strided(one.shape, one.stride(), one.storage_offset()).fill_(True)
     return bool(taken.as_strided(other.shape, other.stride(), other.storage_offset()).any())
 

@@ -101,7 +101,7 @@ class SharedEpochs:
             if not any(rank in ranks for _, ranks in self.memberships):
                 raise ConfigError(f"rank {rank} of {len(self._ranks)} workers: it takes no part in this training")
             chance = generator(self._seed, self.epoch, rank + 1, self.index, 1)
-            return torch.randint(self._num_examples, (self._batch,), generator=chance)
+            return torch.randint(self._num_examples, (self._batch,), generator=chance, device="cpu")
         first = self._ranks.index(rank) * self._share + (step - self._since) * self._batch
         return self._order[first : first + self._batch]
 
@@ -156,7 +156,7 @@ class SharedEpochs:
         # The last number tells passes over the data apart, where a former one was forgotten.
         key = self._seed, self.epoch, 0, self.memberships[0][0]
         if self._drawn is None or self._drawn[0] != key:
-            self._drawn = key, torch.randperm(self._num_examples, generator=generator(*key))
+            self._drawn = key, torch.randperm(self._num_examples, generator=generator(*key), device="cpu")
         return self._drawn[1]
 
 

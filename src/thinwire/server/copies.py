@@ -146,5 +146,5 @@ class Copies:
 
 def own_array(values: Any) -> FloatArray:
     """An array of its own, of a tensor or an array."""
-    array: FloatArray = torch.as_tensor(values, dtype=torch.float32).clone().numpy()
+    array: FloatArray = torch.as_tensor(values, dtype=torch.float32, device="cpu").clone().numpy()
     return array

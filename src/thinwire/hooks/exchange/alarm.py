@@ -49,7 +49,7 @@ class Alarm:
         self._group = group
         self._least = dist.AllreduceOptions()
         self._least.reduceOp = dist.ReduceOp.MIN  # type: ignore[assignment]  # as the stubs have it
-        self._told = torch.zeros(1, dtype=torch.float64)
+        self._told = torch.zeros(1, dtype=torch.float64, device="cpu")
         self._work: dist.Work | None = None
         self.state = AlarmState()
 
