@@ -45,6 +45,21 @@ def test_parameters_without_values_or_in_shards_are_named() -> None:
         make_plan(empty, sgd(empty), find_design("update"), workers=2)
 
 
+@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
+@pytest.mark.parametrize("design", ["3lc", "update"])
+def test_lazy_modules_are_named_until_a_forward_pass_has_given_them_shapes(design: str) -> None:
+    layers: dict[str, nn.Module] = {
+        "parameter '1.weight'": nn.LazyLinear(3),
+        "buffer '1.running_mean'": nn.LazyBatchNorm1d(affine=False),
+    }
+    for named, lazy in layers.items():
+        model = nn.Sequential(nn.Linear(12, 4), lazy)
+        with pytest.raises(ConfigError, match=f"{named} of a lazy module has no shape yet: run one forward pass"):
+            make_plan(model, sgd(model), find_design(design), workers=2)
+        model(batch(0, 0)[0])
+        make_plan(model, sgd(model), find_design(design), workers=2)
+
+
 def test_a_state_that_servers_would_lose_is_refused() -> None:
     model = mlp(0)
     used = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)

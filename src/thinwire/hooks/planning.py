@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from thinwire.codecs import Codec
 from thinwire.errors import ConfigError
@@ -223,6 +224,13 @@ def _trained(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[tuple[s
     trained = [(plain_name(name), each) for name, each in model.named_parameters() if each.requires_grad]
     if not trained:
         raise ConfigError("the model has no parameter that needs a gradient")
+    for what, tensors in (("parameter", model.named_parameters()), ("buffer", model.named_buffers())):
+        for key, tensor in tensors:
+            if is_lazy(tensor):
+                raise ConfigError(
+                    f"{what} {plain_name(key)!r} of a lazy module has no shape yet: run one forward pass before the "
+                    "optimizer is made"
+                )
     for key, parameter in trained:
         if parameter.is_meta:
             raise ConfigError(
