@@ -108,6 +108,14 @@ def test_two_models_and_copies_train_beside_each_other(servers: list[Server]) ->
     assert not torch.equal(trained[0], mlp(0).get_parameter("3.weight"))
 
 
+@pytest.mark.parametrize("design", ["3lc", "update"])
+def test_a_model_that_is_to_be_compiled_whole_is_refused_with_a_reason(servers: list[Server], design: str) -> None:
+    model = mlp(0)
+    whole: Any = torch.compile(model, fullgraph=True, backend="eager")
+    with begin(model, servers, design=design), pytest.raises(Exception, match="compile without fullgraph=True"):
+        whole(batch(0, 0)[0])
+
+
 class Disturbed(KeptSteps):
     """Fails when the training has begun."""
 

@@ -10,6 +10,7 @@ import warnings
 import weakref
 from collections.abc import Iterable, Iterator
 from functools import partial
+from inspect import signature
 from typing import Any, cast
 
 import torch
@@ -19,6 +20,9 @@ from thinwire.errors import ConfigError
 from thinwire.runtime.driver import WorkerDriver
 from thinwire.worker.core import Worker
 from thinwire.worker.model import WorkerTensor
+
+_WHY_NOT_WHOLE = "thinwire takes updates from servers before a layer computes: compile without fullgraph=True"
+"""What torch says where a model is to be one graph."""
 
 
 class ModelHooks:
@@ -35,7 +39,8 @@ class ModelHooks:
         self._is_copy = False
         # Of a model that is compiled, torch would trace layers' hooks, and what they call, into the graph.
         disable: Any = torch.compiler.disable  # untyped in torch
-        self._pull = disable(self._pull_now)
+        takes_reason = "reason" in signature(disable).parameters  # torch 2.6 does not
+        self._pull = disable(self._pull_now, **({"reason": _WHY_NOT_WHOLE} if takes_reason else {}))
         self._tensors = worker.model.tensors
         self._reached: set[int] = set()
         self._unreached: list[int] | None = None
