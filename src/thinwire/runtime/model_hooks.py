@@ -23,6 +23,8 @@ from thinwire.worker.model import WorkerTensor
 
 _WHY_NOT_WHOLE = "thinwire takes updates from servers before a layer computes: compile without fullgraph=True"
 """What torch says where a model is to be one graph."""
+_transform: Any = getattr(torch._C._functorch, "peek_interpreter_stack", lambda: None)  # private in torch
+"""Returns the innermost transform of torch.func that is under way, or None."""
 
 
 class ModelHooks:
@@ -164,8 +166,13 @@ class ModelHooks:
 
     def _pull_now(self, indices: Iterable[int]) -> None:
         for index in indices:
-            if self._worker.awaits(self._tensors[index]):
-                self._driver.run(self._worker.pull(self._tensors[index]))
+            if self._worker.awaits(tensor := self._tensors[index]):
+                if _transform() is not None:  # it has wrapped the parameters as they were, and no memory can be had
+                    raise ConfigError(
+                        f"{tensor.name!r} is used inside a transform of torch.func, as grad or vmap, before its last "
+                        "update was applied: call opt.sync() before the transform"
+                    )
+                self._driver.run(self._worker.pull(tensor))
 
     def _after_gradient(self, tensor: WorkerTensor, _parameter: torch.Tensor) -> None:
         if not self._worker.idle and self._worker.heeds(tensor):
