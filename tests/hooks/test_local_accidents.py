@@ -127,7 +127,7 @@ def test_shared_weights_are_not_flushed_in_place_of_this_workers() -> None:
 
 def test_who_steps_the_inner_optimizer_is_told_that_nothing_is_exchanged() -> None:
     def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> None:
-        inner = opt._inner  # type: ignore[attr-defined]
+        inner = opt._inner
         inner_step(model, opt, rank, 0)
         with pytest.warns(UserWarning, match="has taken a step by itself, which counts for no exchange"):
             inner.step()
