@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 import torch
@@ -51,8 +51,10 @@ def measure_exchange_work(profile: Profile, design: Design, costs: Mapping[str, 
         costs: of its tensors, by name.
     """
     numel = sum(torch.Size(each.shape).numel() for each in profile.tensors)
-    if design.local is not None or exchange_every(design) > 1 or numel > LARGEST_NUMEL:
+    if design.local is not None or numel > LARGEST_NUMEL:
         return NONE
+    if exchange_every(design) > 1:  # what is accumulated in between travels as any gradient does: exchange every step
+        design = replace(design, consistency="bsp")
     plain, exchanging = _StandIn(profile), _StandIn(profile)
     optimizer = _sgd(plain)
     alone_s = median(_seconds(plain, optimizer.zero_grad, optimizer.step))
