@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -85,3 +87,27 @@ def test_of_local_updates_it_says_which_h_is_enough(command: Command, tmp_path: 
 def test_what_cannot_be_planned_is_refused(command: Command, wrong: tuple[str | float, ...], said: str) -> None:
     result = command(*ASKED, *wrong)
     assert result.status == 2 and said in result.err
+
+
+SCRIPT = """
+import torch
+
+model = torch.nn.Linear(8, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+while True:
+    optimizer.zero_grad()
+    loss = model(torch.randn(16, 8)).square().mean()
+    loss.backward()
+    optimizer.step()
+    print("loss", loss.item(), flush=True)
+"""
+
+
+def test_what_a_script_prints_is_not_in_json_on_standard_output(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    asked = ("plan", "--designs", "3lc", "--steps", "2", "--json", "-", "--", sys.executable, str(script))
+    done = subprocess.run([sys.executable, "-m", "thinwire", *asked], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["command"] == [sys.executable, str(script)]
+    assert "\nloss 0." in done.stderr and "all else is predicted" in done.stderr

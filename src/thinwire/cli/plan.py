@@ -15,7 +15,7 @@ from thinwire.cli import options
 from thinwire.cli.console import console, save_picture, show, write_json
 from thinwire.cli.lazy import lazy
 from thinwire.cli.options import split_names
-from thinwire.cli.outputs import check_apart, picture
+from thinwire.cli.outputs import STANDARD_OUTPUT, check_apart, picture
 from thinwire.errors import ConfigError
 from thinwire.extras import require
 from thinwire.jobs.virtual_time import TransportCosts
@@ -34,6 +34,8 @@ else:
 app = typer.Typer()
 
 STARTUP = Path(__file__).parent / "startup"
+STANDARD_ERROR = 2
+"""A file descriptor: a script that is run prints without `sys.stderr`."""
 LATENCY_MS = 1e3 * TransportCosts().latency_s
 DESIGNS = "3lc[s=1.0],3lc[s=1.75],int8,local2"
 
@@ -99,7 +101,9 @@ def plan(
         given = [name for name in ("model", "data", "batch", "seed") if _given(context, name)]
         if given:
             raise ConfigError(f"--{given[0]} is of the models that come with thinwire; give it to the script itself")
-        measured, what = script.profile_script(command, os.environ, STARTUP, steps=steps, threads=threads), "the script"
+        printed = STANDARD_ERROR if json == STANDARD_OUTPUT else None  # where the JSON goes, it goes alone
+        measured = script.profile_script(command, os.environ, STARTUP, steps=steps, threads=threads, stdout=printed)
+        what = "the script"
     else:
         with console.status(f"making {steps} steps of {escape(model)}"):
             measured = workload.profile_workload(model, data, batch=batch, seed=seed, steps=steps, threads=threads)

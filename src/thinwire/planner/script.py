@@ -30,6 +30,7 @@ def profile_script(
     *,
     steps: int = STEPS,
     threads: int | None = None,
+    stdout: int | None = None,
 ) -> Profile:
     """Measures the steps of a training script.
 
@@ -41,6 +42,7 @@ def profile_script(
         startup: the folder of `sitecustomize.py`.
         steps: that are measured, after the one in which the model is found and two that are not.
         threads: of the arithmetic of every process; None: as many as it takes by itself.
+        stdout: the file descriptor that the script prints to; None: this process's standard output.
 
     Raises:
         ConfigError: the command cannot be started, fails, or ends before so many steps of an optimizer; or what its
@@ -53,7 +55,7 @@ def profile_script(
         if threads is not None:
             given["OMP_NUM_THREADS"] = str(threads)
         try:
-            process = subprocess.Popen(command, env={**environment, **given}, start_new_session=True)
+            process = subprocess.Popen(command, env={**environment, **given}, start_new_session=True, stdout=stdout)
         except OSError as error:
             raise ConfigError(f"{command[0]!r} cannot be started: {error.strerror or error}") from error
         refused = refusal(found)
