@@ -178,6 +178,16 @@ MISUSE: list[tuple[list[str], str]] = [
         ["bench", "race", "--models", "byte-transformer-1m", "--target-accuracy", "0.5"],
         r"--target-accuracy: of a race to an accuracy, whose models read images.*",
     ),
+    # Whoever gives what would be taken anyway means it all the same.
+    (
+        ["bench", "race", "--models", "byte-transformer-1m", "--target-accuracy", "0.8"],
+        r"--target-accuracy: of a race to an accuracy, whose models read images.*",
+    ),
+    (
+        ["bench", "race", "--models", "lenet", "--margin", "0.1"],
+        r"--margin: of a race to a loss, whose models read text.*",
+    ),
+    (["bench", "race", "--models", "byte-transformer", "--data", "fashion-mnist"], r".*trains on python-text"),
     (
         ["bench", "race", "--models", "byte-transformer-1m", "--rates", "1e-3", "--lr", "2e-3"],
         r"--lr is one rate and --rates a grid: give one of them",

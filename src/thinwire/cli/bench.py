@@ -55,7 +55,7 @@ from thinwire.cli.bench_options import (
 from thinwire.cli.console import console, report
 from thinwire.cli.lazy import lazy
 from thinwire.cli.measuring import measure
-from thinwire.cli.options import takes
+from thinwire.cli.options import takes, was_given
 from thinwire.cli.race import EXAMPLES, race
 from thinwire.cli.roles import grpc_options
 
@@ -181,9 +181,7 @@ def pays(
     keeps what has been measured.
     """
     if quick:
-        sources = {name: context.get_parameter_source(name) for name in QUICK}
-        left = [name for name, source in sources.items() if source is None or source.name == "DEFAULT"]
-        given = replace(given, **{name: QUICK[name] for name in left})
+        given = replace(given, **{name: value for name, value in QUICK.items() if not was_given(context, name)})
     with closing(pays_bench.PaysBench(**vars(given))) as bench:
         measure(bench, json, resume, markdown=markdown)
 

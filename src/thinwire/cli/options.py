@@ -52,6 +52,17 @@ def many(about: str, *declarations: str) -> Any:
     return Annotated[list[str], typer.Option(*declarations, help=f"{about} Repeat for several.")]
 
 
+def was_given(context: typer.Context, name: str) -> bool:
+    """Returns whether whoever called a command gave an option, be its value the default's too.
+
+    Args:
+        context: of the command.
+        name: of the option, as its parameter is called.
+    """
+    source = context.get_parameter_source(name)
+    return source is not None and source.name != "DEFAULT"
+
+
 def data_place(path: Path | None) -> Path | None:
     """As `writable`; where data go to standard output, what people read goes to standard error from here on."""
     from thinwire.cli.console import console  # takes rich, which most of --help does without

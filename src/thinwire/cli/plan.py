@@ -14,7 +14,7 @@ from rich.markup import escape
 from thinwire.cli import options
 from thinwire.cli.console import console, save_picture, show, write_json
 from thinwire.cli.lazy import lazy
-from thinwire.cli.options import split_names
+from thinwire.cli.options import split_names, was_given
 from thinwire.cli.outputs import STANDARD_OUTPUT, check_apart, picture
 from thinwire.errors import ConfigError
 from thinwire.extras import require
@@ -98,7 +98,7 @@ def plan(
     other_work = other_working.OtherWork()
     threads = None if cores is None else 1  # processes that share processors have one thread each
     if command:
-        given = [name for name in ("model", "data", "batch", "seed") if _given(context, name)]
+        given = [name for name in ("model", "data", "batch", "seed") if was_given(context, name)]
         if given:
             raise ConfigError(f"--{given[0]} is of the models that come with thinwire; give it to the script itself")
         printed = STANDARD_ERROR if json == STANDARD_OUTPUT else None  # where the JSON goes, it goes alone
@@ -144,8 +144,3 @@ def plan(
 def _as_data(summary: predictions.Summary) -> dict[str, Any]:
     """Returns a summary for JSON, which has no infinity: "at any rate" is a field of its own."""
     return msgspec.structs.asdict(summary) | {"pays_at_any_rate": summary.pays_below_bps == math.inf}
-
-
-def _given(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name != "DEFAULT"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import typer
 
 from thinwire.bench.authors import files
 from thinwire.bench.options import LossRaceOptions, RaceOptions
@@ -23,7 +25,7 @@ from thinwire.cli.bench_options import (
 )
 from thinwire.cli.lazy import lazy
 from thinwire.cli.measuring import measure
-from thinwire.cli.options import takes
+from thinwire.cli.options import takes, was_given
 from thinwire.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -44,6 +46,7 @@ OF_IMAGES = ("target_accuracy", "give_up")
 @takes(RaceOptions, without=("hooks", "eval_every", "eval_examples"), steps=MaxSteps)
 def race(
     given: RaceOptions,
+    context: typer.Context,
     hook: Racers = None,
     eval_every: EvalEvery = None,
     eval_examples: EvalExamples = None,
@@ -68,17 +71,17 @@ def race(
     of_text = {"timed_steps": timed_steps, "timed_seconds": timed_seconds, "margin": margin}
     text = [model in models.TEXT_MODELS for model in given.models]
     if not any(text):
-        refuse(of_text | {"authors": authors, "rates": rates}, LossRaceOptions(), "to a loss", "text")
+        refuse(context, (*of_text, "authors", "rates"), "to a loss", "text")
         measure(races.RaceBench(**vars(given) | changed), json, resume, png)
         return
     if not all(text):
         raise ConfigError(f"models {', '.join(given.models)}: some read text and some images; race them by themselves")
-    refuse({name: getattr(given, name) for name in OF_IMAGES}, RaceOptions(), "to an accuracy", "images")
+    refuse(context, OF_IMAGES, "to an accuracy", "images")
     if rates is not None and given.lr is not None:
         raise ConfigError("--lr is one rate and --rates a grid: give one of them")
     for name in ("models", "links", "ranks", "steps", "batch", "seeds", "seed", "bucket_cap_mb", "data_root"):
         changed[name] = getattr(given, name)
-    if given.data != RaceOptions.data:
+    if was_given(context, "data"):
         changed["data"] = given.data
     if rates is not None or given.lr is not None:
         changed["rates"] = split_rates(rates) if rates is not None else (given.lr,)
@@ -86,9 +89,9 @@ def race(
     measure(loss_races.LossRace(**of_text | changed), json, resume, png)
 
 
-def refuse(asked: Mapping[str, Any], usual: object, race: str, seen: str) -> None:
-    """Raises ConfigError where an option belongs to the other kind of race."""
-    if strangers := [name for name, value in asked.items() if value not in (None, getattr(usual, name, None))]:
+def refuse(context: typer.Context, names: Sequence[str], race: str, seen: str) -> None:
+    """Raises ConfigError where an option was given that belongs to the other kind of race."""
+    if strangers := [name for name in names if was_given(context, name)]:
         named = ", ".join(f"--{name.replace('_', '-')}" for name in strangers)
         raise ConfigError(f"{named}: of a race {race}, whose models read {seen}; these models do not")
 
