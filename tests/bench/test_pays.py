@@ -1,10 +1,17 @@
 """Does it pay: what is said of measured and predicted steps, and what can be asked for."""
 
 import pytest
+import torch
+from torch import nn
 
+from thinwire.bench import pays
 from thinwire.bench.pay_rows import AtLink, Paid, SweptMethod, compare
 from thinwire.bench.pays import PaysBench
 from thinwire.errors import ConfigError
+from thinwire.jobs.virtual_time import TransportCosts
+from thinwire.planner.peer_costs import PeerCosts
+from thinwire.planner.planning import SHARING
+from thinwire.planner.profile import profile
 from thinwire.presentation.tables import markdown
 
 LINKS = ("none", "10mbit")
@@ -71,6 +78,28 @@ def test_what_is_said_of_predictions_and_written_for_the_documentation() -> None
     assert markdown(found).count("\n") == 3 + len(MEASURED)
     assert "| none | 10 (+0%) | 100 (-10%) |" in markdown(found)
     assert "| server:fp32 | 20 (+0%) | – |" in markdown(found)
+
+
+def test_auto_is_predicted_from_its_own_settings_whatever_else_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = nn.Linear(30, 300)
+    measured = profile(network, lambda: network(torch.randn(8, 30)).square().sum().backward(), steps=2)
+    monkeypatch.setattr(pays, "profile_workload", lambda *_, **__: measured)
+    monkeypatch.setattr(pays, "measure_sharing", lambda *_, **__: SHARING)
+    monkeypatch.setattr(pays, "measure_peer_costs", lambda _: PeerCosts())
+    monkeypatch.setattr(pays, "measure_costs", TransportCosts)
+    monkeypatch.setattr(PaysBench, "_starter", lambda _: None)
+
+    def predicted(name: str, *methods: str) -> tuple[float, float]:
+        """Of a method, and uncompressed, in seconds of a step at 100 kbit/s."""
+        plan = PaysBench(models=["mlp"], methods=methods, links=LINKS)._plan(method(name))
+        return pays._predicted_s(plan, method(name), 1e5), plan.step_s("fp32", 4, 1e5)
+
+    for others in ((), ("none", "int8")):
+        for name in ("auto", "auto[target=bytes]"):
+            step_s, plain_s = predicted(name, *others, name)
+            assert step_s < 0.2 * plain_s, "it compresses by 3LC there, which nobody named"
+        step_s, plain_s = predicted("auto[lag_limit=0.1]", *others, "auto[lag_limit=0.1]", "3lc[s=1.0]")
+        assert 0.4 * plain_s < step_s < 0.8 * plain_s, "with this limit of the lag it has bf16 alone"
 
 
 def test_a_sweep_that_failed_is_told_and_tried_again() -> None:

@@ -33,16 +33,19 @@ from thinwire.bench.pay_rows import (
 from thinwire.bench.peer_costs import measure_peer_costs
 from thinwire.bench.sharing import measure_sharing
 from thinwire.bench.transport_costs import measure_costs
+from thinwire.codecs import Codec
 from thinwire.engines.engine import ENVIRONMENT
 from thinwire.engines.links import first_thin, parse_rate
 from thinwire.engines.starters import Forks
 from thinwire.errors import ConfigError
 from thinwire.jobs.virtual_time import TransportCosts
-from thinwire.planner.costs import exchange_every
+from thinwire.planner.costs import exchange_every, mean_bits
 from thinwire.planner.peer_costs import PeerCosts
 from thinwire.planner.planning import UNCOMPRESSED, Plan
 from thinwire.planner.predictions import Setting
+from thinwire.planner.variants import fixed_codec
 from thinwire.planner.workload import profile_workload, torch_threads
+from thinwire.policies.auto_codec import AutoCodec
 from thinwire.policies.designs import Design, design
 from thinwire.presentation.tables import Table
 from thinwire.workloads.models import TEXT_MODELS
@@ -100,7 +103,7 @@ class PaysBench(PaysOptions, Bench[SweptMethod, Paid]):
         if not self.cells() or not self.links or not self.seconds > 0:
             raise ConfigError("nothing to measure: name at least one model, one method and one link, and some seconds")
         for name in self.methods:
-            if (made := _planned(name)) is not None:
+            for made in _planned(name):
                 exchange_every(made)  # raises where the planner knows no step of it
         for cell in self.cells():
             recipe(cell.model, cell.data)
@@ -190,7 +193,7 @@ class PaysBench(PaysOptions, Bench[SweptMethod, Paid]):
             made = {}
             for mode in ("server", "collective"):
                 names = [name for name in self.methods if (mode == "server") == hook(name).served]
-                planned = [each for each in map(_planned, names) if each is not None]
+                planned = [each for name in names for each in _planned(name)]
                 setting = Setting(workers=cell.ranks, mode=mode, cores=cores)
                 made[mode] = Plan(
                     profile,
@@ -223,24 +226,34 @@ class PaysBench(PaysOptions, Bench[SweptMethod, Paid]):
         return [sentence for sentence in summary(measured).values() if sentence]
 
 
-def _planned(name: str) -> Design | None:
-    """Returns the design that the planner takes for a hook; None for DDP's controller, which is no design."""
+def _planned(name: str) -> list[Design]:
+    """Returns the design that the planner takes for a hook; for DDP's controller, one for each of its settings."""
     named: Hook = hook(name)
     if named.start_step and (named.auto is not None or named.codec is not None):
         raise ConfigError(f"method {name!r}: start_step: every step that is measured is compressed; leave it out")
     if named.auto is not None:
-        return None
+        settings = AutoCodec(**named.auto).settings(uncompressed=True)
+        return [
+            design(UNCOMPRESSED) if each.codec is None else _coded(f"{name}: {each.name}", fixed_codec(each))
+            for each in settings
+        ]
     if named.design is not None:
-        return named.design
+        return [named.design]
     if named.id == "none":
-        return design(UNCOMPRESSED)
+        return [design(UNCOMPRESSED)]
     if named.codec is None:
         raise ConfigError(f"method {name!r}: the planner knows designs and our codecs, and none of torch's hooks")
-    return replace(design("3lc"), name=name, up=named.codec, down=named.codec)
+    return [_coded(name, named.codec)]
+
+
+def _coded(name: str, codec: Codec) -> Design:
+    """What a hook with this codec is to the planner."""
+    return replace(design("3lc"), name=name, up=codec, down=codec)
 
 
 def _predicted_s(plan: Plan, cell: SweptMethod, bps: float) -> float:
-    made = _planned(cell.method)
-    if made is not None:
-        return plan.step_s(made.name, cell.ranks, bps)
-    return min(plan.step_s(name, cell.ranks, bps) for name, each in plan.designs.items() if each.local is None)
+    """The predicted step; of DDP's controller that of the setting that it is to find, whatever else is measured."""
+    auto, settings = hook(cell.method).auto, [each.name for each in _planned(cell.method)]
+    if auto is not None and AutoCodec(**auto).target == "bytes":
+        settings = [min(settings, key=lambda name: sum(mean_bits(plan.costs[name], plan.profile)))]
+    return min(plan.step_s(name, cell.ranks, bps) for name in settings)

@@ -24,13 +24,14 @@ def variants(made: Design) -> dict[str | None, Design]:
         return {None: made}
     found: dict[str | None, Design] = {}
     for level in made.auto.settings():
-        fixed = _fixed(level)
+        fixed = fixed_codec(level)
         found[level.name] = replace(made, name=f"{made.name}: {level.name}", auto=None, up=fixed, down=fixed)
     return found
 
 
-def _fixed(level: Level) -> Codec:
-    """A setting as a codec by itself: what s it may reach is the setting's, where the controller tells contexts."""
-    assert level.codec is not None  # local updates have no uncompressed setting
+def fixed_codec(level: Level) -> Codec:
+    """Returns a setting that compresses as a codec by itself: what s it may reach is the setting's, where the
+    controller tells contexts."""
+    assert level.codec is not None  # as of the uncompressed setting, which local updates do not have
     config = level.codec.config()
     return codec(**config | ({"sparsity": level.sparsity} if "sparsity" in config else {}))
