@@ -14,6 +14,7 @@ from tests.hooks.local_runs import inner_optimizer, inner_step, values, wide
 from thinwire.errors import ConfigError, SessionLostError
 from thinwire.hooks.distribute import DistributedOptimizer
 from thinwire.hooks.resuming import KeptSteps, load_agreed
+from thinwire.telemetry import StepRecord
 
 TOTAL = 14
 
@@ -80,10 +81,12 @@ def warned(design: str) -> str:
     return " ".join(str(each.message) for each in found)
 
 
-def moved(design: str) -> tuple[float, float, float]:
-    """Returns bytes sent and received by this rank in some steps; and what a ring of two sends, and receives."""
-    rank, model = dist.get_rank(), wide(dist.get_rank())
-    with tw.distribute(model, inner_optimizer(design)(model), group=dist.group.WORLD, design=design) as opt:
+def moved(design: str) -> tuple[float, float, float, set[int]]:
+    """Returns bytes sent and received by this rank in some steps; and what a ring of two sends, and receives; and of
+    how many ranks that serve each other its records are."""
+    rank, model, served = dist.get_rank(), wide(dist.get_rank()), Served()
+    inner = inner_optimizer(design)(model)
+    with tw.distribute(model, inner, group=dist.group.WORLD, design=design, metrics=[served]) as opt:
         inner_step(model, opt, rank, 0)
         opt.sync()
         dist.barrier()
@@ -93,7 +96,20 @@ def moved(design: str) -> tuple[float, float, float]:
         opt.sync()
         after = opt.traffic()
     sent, received = (after[name] - before[name] for name in ("wire_bytes_push", "wire_bytes_pull"))
-    return sent, received, 20 * 4.0 * sum(parameter.numel() for parameter in model.parameters())
+    return sent, received, 20 * 4.0 * sum(parameter.numel() for parameter in model.parameters()), served.ranks
+
+
+class Served:
+    """A metrics writer that keeps of how many ranks its records are."""
+
+    def __init__(self) -> None:
+        self.ranks: set[int] = set()
+
+    def record(self, record: StepRecord) -> None:
+        self.ranks.add(record.serving_ranks)
+
+    def close(self) -> None:
+        pass
 
 
 def kept_steps(design: str, lost_at: int) -> tuple[torch.Tensor, list[int], list[int]]:
@@ -198,8 +214,8 @@ def main() -> None:
         except ConfigError as error:
             tell(str(error))
     tell(f"early: {warned('streaming-diloco[h=6,delay=2]')}")
-    sent, received, least = moved("update[codec=fp32,codec_down=fp32,small=fp32]")
-    tell(f"moved: {sent >= least and received >= least and sent + received < 2.5 * least}")
+    sent, received, least, serving = moved("update[codec=fp32,codec_down=fp32,small=fp32]")
+    tell(f"moved: {sent >= least and received >= least and sent + received < 2.5 * least}, serving {serving}")
 
     wrapped: Any = nn.parallel.DistributedDataParallel(wide(rank))
     for model in [wrapped, torch.compile(wrapped, backend="eager")]:

@@ -21,7 +21,9 @@ def test_ranks_go_on_bit_for_bit_from_what_each_saved_and_refuse_what_is_not_the
         one, unlike, begins, without, *damaged, loaded, early, moved, wrapped, compiled = mine[13:]
         assert "give it as tw.distribute(…, resume=state), on every rank its own" in loaded
         assert "no training can go on from this state_dict(): with fragments" in early
-        assert moved == "moved: True", "what a rank sends to itself is none of the wire's, what it serves is"
+        assert moved == "moved: True, serving {2}", (
+            "what a rank sends to itself is none of the wire's, what it serves is"
+        )
         assert "the state that rank 1 of 2 resumes from is one of rank 0 of 2: every rank saves a state of" in one
         assert "resume from different states, rank 0: exchange 2, rank 1: exchange 1. Give all of them" in unlike
         assert "rank 0: exchange 2, rank 1: none" in begins

@@ -71,7 +71,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.counters = worker.counters
         self.assignment = assignment
         self._worker, self._driver, self._shards = worker, driver, shards
-        self._recorder = Recorder(metrics, worker.rank)
+        self._recorder = Recorder(metrics, worker.rank, 0 if shards is None else shards.workers)
         self._costs = TrainingCosts(worker, driver, shards)
         self._averaged = self._joined = False
         agreed, state = agree(worker, driver, resume)

@@ -36,11 +36,9 @@ def verdict(figures: Figures) -> list[str]:
         '125.0× less travels than in the tensors’ own dtype: compression pays on links below 992 Mbit/s each way.'
     """
     spent = figures.encode_s + figures.decode_s
-    # A worker sends gradients and receives updates; ranks that average shares of their own send and receive both.
-    ways = 1.0 if figures.shared else max(1.0, figures.plain_nbytes / max(1, figures.plain_way_nbytes))
-    saved = (figures.plain_nbytes - figures.push_nbytes - figures.pull_nbytes) / ways
+    saved = (figures.plain_nbytes - figures.push_nbytes - figures.pull_nbytes) * _each_way(figures)
     less = f"{figures.ratio:.1f}× less travels than in the tensors’ own dtype"
-    if not figures.ratio:
+    if not figures.ratio or figures.serving_ranks == 1:  # one that serves itself needs no link
         sentences = ["Nothing travelled."]
     elif saved <= 0 or figures.ratio < 1.05:
         sentences = ["Nothing is saved: as much travels as in the tensors’ own dtype."]
@@ -66,6 +64,17 @@ def verdict(figures: Figures) -> list[str]:
             "multiplier, a bound on the lag or a smaller learning rate lets them through."
         )
     return sentences
+
+
+def _each_way(figures: Figures) -> float:
+    """Which part of what one rank sends and gets its link carries each way.
+
+    A worker sends gradients and receives updates. Ranks that average shares of their own send and receive both, and so
+    do ranks that serve each other: as much for the others' sake as for their own, but for each one's own share.
+    """
+    if figures.serving_ranks:
+        return 1 - 1 / figures.serving_ranks
+    return 1.0 if figures.shared else 1 / max(1.0, figures.plain_nbytes / max(1, figures.plain_way_nbytes))
 
 
 def page(run: RecordedRun, command: str) -> str:
