@@ -88,6 +88,40 @@ def test_a_compiled_script_with_ddp_and_our_hook_is_measured_without_them(tmp_pa
     assert [each.name for each in found.tensors] == ["0.weight", "0.bias", "1.weight", "1.bias"]
 
 
+DISTRIBUTED = """
+import torch, torch.distributed as dist
+from torch import nn
+import thinwire as tw
+
+dist.init_process_group("gloo", init_method="file://{out}", rank=0, world_size=1)
+model = nn.Sequential(nn.Linear(8, 32), nn.Linear(32, 4))
+optimizer = torch.optim.AdamW(model.parameters())
+with tw.distribute(model, optimizer, {options}) as optimizer:
+    while True:
+        optimizer.zero_grad()
+        model(torch.randn(16, 8)).square().mean().backward()
+        optimizer.step()
+        optimizer.record_scores(loss=1.0)
+"""
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "group=dist.group.WORLD, design='3lc'",
+        "group=dist.group.WORLD, design='local-sgd[h=2]'",
+        "server='grpc://127.0.0.1:1', rank=1, workers=2, codec='3lc', sparsity=1.5",  # nobody is there, nor asked
+    ],
+)
+def test_a_script_that_exchanges_by_distribute_is_measured_without_it(options: str, tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(DISTRIBUTED.format(out=tmp_path / "out", options=options))
+    found = profile_script([sys.executable, str(path)], os.environ, STARTUP, steps=6, threads=1)
+    assert [each.name for each in found.tensors] == ["0.weight", "0.bias", "1.weight", "1.bias"]
+    assert found.trainer.name == "AdamW" and len(found.gradients) == 6
+    assert not any("another optimizer" in each for each in found.remarks)
+
+
 PARTS = """
 import torch
 from torch import nn

@@ -78,8 +78,8 @@ def plan(
     """Predict the seconds of a step by design, link and workers, and say whether compression pays.
 
     A few steps and the codecs are measured on this machine, which should do nothing else meanwhile; the cluster is a
-    model. Nothing is sent. Of a script of your own the first steps are really made, without DDP's exchange; then it is
-    ended.
+    model. Nothing is sent. Of a script of your own the first steps are really made, without the exchange of DDP or
+    tw.distribute; then it is ended.
     """
     if out is not None:
         require("the picture of --out", "matplotlib")

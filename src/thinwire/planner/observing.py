@@ -1,16 +1,17 @@
 """Profiles a training script from within, as it is: no line of it changes.
 
 `begin` runs before the script does (see `cli/startup/sitecustomize.py`). The steps are those of the script's optimizer,
-the model is the outermost module that is called with parameters of that optimizer. DDP's exchange is left out, for it
-is what is to be planned: every rank then trains for itself. After enough steps rank 0 writes what it found, or why it
-found nothing, and all ranks end.
+the model is the outermost module that is called with parameters of that optimizer. The exchange of DDP and that of
+`tw.distribute` are left out, for they are what is to be planned: every rank then trains for itself. After enough steps
+rank 0 writes what it found, or why it found nothing, and all ranks end.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,16 @@ from thinwire.errors import ConfigError
 from thinwire.hooks.wrapping import inside_compiled
 from thinwire.planner.optimizers import Trainer
 from thinwire.planner.profile import STEPS, Profile, TensorSeconds, Watch
+from thinwire.runtime.metrics import MetricsWriter
+from thinwire.runtime.serving import serving
+from thinwire.server.core import ServerCore
+from thinwire.transports.memory import MemoryServer
 
 VARIABLE = "THINWIRE_PROFILE"
 """Names the file that a profile is written to; `STEPS_VARIABLE` how many steps are measured."""
 STEPS_VARIABLE = "THINWIRE_PROFILE_STEPS"
+ALONE = "local-sgd[h=1000000]"
+"""A design whose workers exchange nothing in the steps of a profile."""
 
 
 class Observer:
@@ -49,13 +56,14 @@ class Observer:
         self._hooks = ExitStack()
 
     def observe(self) -> None:
-        """Begins to follow modules and optimizers, and leaves out what DDP exchanges."""
+        """Begins to follow modules and optimizers, and leaves out what DDP and `tw.distribute` exchange."""
         # Compiled models warn that such hooks are called twice, which makes no difference to this one.
         warnings.filterwarnings("ignore", "Using `torch.compile", UserWarning)
         calls = register_module_forward_pre_hook(self._call)
         self._hooks.callback(calls.remove)
         register_optimizer_step_post_hook(self._stepped)
         _leave_out_exchanges()
+        _leave_out_ours()
 
     def _call(self, module: nn.Module, _: Any) -> None:
         if (
@@ -186,6 +194,25 @@ def _leave_out_exchanges() -> None:
 
     DistributedDataParallel.__init__ = init  # type: ignore[method-assign]
     DistributedDataParallel.register_comm_hook = lambda *_, **__: None  # type: ignore[method-assign]
+
+
+def _leave_out_ours() -> None:
+    """Has `tw.distribute` join nobody: the script's optimizer steps by itself, and the next exchange never comes."""
+    home = import_module("thinwire.hooks.distribute")
+    joined = home.distribute
+
+    def alone(
+        model: nn.Module,
+        optimizer: Optimizer | Sequence[Optimizer],
+        *,
+        metrics: Sequence[MetricsWriter] = (),
+        **_: Any,
+    ) -> Any:
+        # With servers of its own it would take part in a training that others are at.
+        server = MemoryServer(serving(ServerCore())).connect()
+        return joined(model, optimizer, server=server, design=ALONE, metrics=metrics)
+
+    home.distribute = alone  # type: ignore[attr-defined]  # which `thinwire.distribute` is looked up in
 
 
 def _kept(_: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:

@@ -34,7 +34,8 @@ def profile_script(
 ) -> Profile:
     """Measures the steps of a training script.
 
-    Its first steps are really made, whatever they write; then it is ended. DDP's exchange is left out.
+    Its first steps are really made, whatever they write; then it is ended. The exchange of DDP and of `tw.distribute`
+    is left out.
 
     Args:
         command: as it is typed, such as `["torchrun", "--nproc-per-node", "1", "train.py"]`.
