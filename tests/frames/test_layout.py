@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
+import pytest
 import torch
 
 import thinwire as tw
-from tests.wire_format import ROOT, table
+from tests.frames.bytes_of import frame, varint
+from tests.wire_format import ROOT, section, table
 from thinwire.codecs import entropy_stage
 from thinwire.frames import layout
 
@@ -114,6 +117,33 @@ HONEST = {
     "test_packets_need_no_torch",
     "test_batched_tensors_come_back_to_their_tables",
 }
+
+
+STEPS: list[tuple[str, dict[str, Any], str]] = [
+    ("magic", {"magic": b"XX"}, "a frame begins with"),
+    ("Rank", {"rank": 33}, "rank 33 is more than 32"),
+    ("dtype", {"dtype": 9}, "unknown dtype number 9"),
+    ("scales, whose bytes", {"num_scales": varint(2**40)}, "scales are more than"),
+    ("payload length", {"length": varint(9)}, "declared as 9 bytes"),
+    ("checksum", {"checksum": bytes(8)}, "damaged on its way"),
+    ("scales are finite", {"scales": (float("nan"),)}, "a scale is NaN or Inf"),
+    ("option flags", {"flags": 0x0900}, "flags 0x0800 mean nothing"),
+    ("number of scales", {"scales": (0.7, 0.7)}, "sends 1 scales"),
+    ("zstd", {"flags": 0x0101}, "zstd"),
+    ("fill this shape", {"payload": b""}, "takes 1 … "),
+]
+"""What docs/wire-format.md has a reader check, by a word of each step in its order: a fault, and how it is refused."""
+
+
+def test_faults_are_found_in_the_order_of_the_page() -> None:
+    steps = re.split(r"\b\d+\. ", " ".join(section("What a reader checks, in this order").split()))[1:]
+    assert len(steps) == len(STEPS)
+    for number, (word, fault, message) in enumerate(STEPS):
+        assert word in steps[number]
+        for _, later, _ in STEPS[number:]:
+            both = frame(**{**later, **fault})
+            with pytest.raises(tw.FrameError, match=message):
+                tw.decode(both)
 
 
 def test_every_lie_is_listed() -> None:
