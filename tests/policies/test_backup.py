@@ -56,7 +56,7 @@ def test_backup_updates_are_made_of_exactly_the_gradients_they_name(spare: int, 
                 expected[rank, iteration] = -(rank in made[name, clock + 1])
                 late += rank not in made[name, clock + 1]
         np.testing.assert_array_equal(values, expected)
-        assert all(len(ranks) == quorum for (table, _), ranks in made.items() if table == name)
+        assert all(len({*ranks}) == len(ranks) == quorum for (table, _), ranks in made.items() if table == name)
     assert sum(diary.late for diary in diaries) == late, "every late push was announced as such"
     for diary in diaries:
         assert diary.clock >= ITERATIONS, "everybody came to the end"

@@ -194,9 +194,10 @@ class Ssp(Consistency):
 
 @dataclass(frozen=True, kw_only=True)
 class Backup(Consistency):
-    """Backup workers (3LC §2.1): an update needs all but `spare` gradients of the latest model.
+    """Backup workers (3LC §2.1): an update needs the gradients of all workers but `spare`, of the latest model.
 
-    A late gradient is discarded; its worker learns so from the update and restores its residual.
+    A late gradient is discarded; its worker learns so from the update and restores its residual. TensorFlow counts
+    gradients of the latest model, of which a fast worker may give two; here such a worker waits for the update.
     """
 
     id: ClassVar[str] = "backup"
