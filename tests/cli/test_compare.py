@@ -77,6 +77,7 @@ def test_numbers_in_place_of_the_recipes_reach_every_run(command: Command, made:
         "momentum": 0.0,
         "weight_decay": 0.25,
         "dropout": 0.5,
+        "segments": "fixed",
         "schedule": "step",
         "final": 0.5,
     }
@@ -86,7 +87,7 @@ def test_numbers_in_place_of_the_recipes_reach_every_run(command: Command, made:
     assert len(made) == 2
     for job in made:
         assert {name: getattr(job.recipe(), name) for name in given} == given
-    chosen = "final=0.5, schedule=step, optimizer=SGD, momentum=0.0, weight_decay=0.25, dropout=0.5"
+    chosen = "final=0.5, schedule=step, optimizer=SGD, momentum=0.0, weight_decay=0.25, dropout=0.5, segments=fixed"
     assert chosen in " ".join(result.out.split())
     page = (tmp_path / "report.html").read_text()
     assert f"Chosen for every design: {chosen}." in page

@@ -31,6 +31,7 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"data": "imagenet"}, "imagenet"),
     ({"schedule": "stairs"}, "unknown schedule 'stairs'; allowed are cosine"),
     ({"optimizer": "LAMB"}, "unknown optimizer 'LAMB'"),
+    ({"segments": "own"}, "unknown segments 'own'; allowed are drawn, fixed"),
     ({"momentum": 1.0}, "momentum is 1.0"),
     (
         {"momentum": 0.5, "model": "byte-transformer", "data": "python-text"},
@@ -61,7 +62,7 @@ def test_the_recipe_fills_in_what_was_not_given() -> None:
     assert (scaled.lr, scaled.steps, scaled.workers) == (0.5, 51_200, 5)
     assert Job(model="resnet110", data="cifar10", workers=5, lr=0.2).recipe().lr == 0.2
     paper: dict[str, Any] = {"schedule": "polynomial", "final": 0.0, "momentum": 0.0, "weight_decay": 5e-4}
-    paper |= {"dropout": 0.2}
+    paper |= {"dropout": 0.2, "segments": "fixed"}
     found = Job(**paper).recipe()
     assert {name: getattr(found, name) for name in paper} == paper
     assert Job(optimizer="Adam", weight_decay=0.0).recipe().optimizer == "Adam"

@@ -275,6 +275,7 @@ def test_workers_whose_own_optimizers_differ_are_refused() -> None:
         ("optimizer", replace(job, optimizer="Adam")),
         ("weight_decay", replace(job, weight_decay=0.3)),
         ("dropout", replace(job, dropout=0.4)),
+        ("segments", replace(job, segments="fixed")),
     ):
         [refusal] = core.received(1, join_of(other, 1))
         assert isinstance(refusal, Close) and isinstance(refusal.message, Refused)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import numpy as np
@@ -42,6 +43,40 @@ def test_undisturbed_the_slices_are_what_they_always_were() -> None:
         for step in (0, 1, 2, 7, 30, 31, 4, 200):
             for rank in range(workers):
                 assert shared.rows(rank, step).tolist() == rows(rank, workers, batch, seed, step), (workers, step)
+
+
+def test_fixed_segments_are_a_workers_own_in_every_epoch_and_their_order_is_not() -> None:
+    share, batch = EXAMPLES // 4, 5
+    shared = SharedEpochs(EXAMPLES, batch=batch, seed=7, memberships=((0, (0, 1, 2, 3)),), segments="fixed")
+    read = [[shared.rows(rank, step).tolist() for step in range(40 * (share // batch))] for rank in range(4)]
+    seen = [set(itertools.chain(*own)) for own in read]
+    assert [len(own) for own in seen] == [share] * 4, "40 epochs take each once, but for what fills no batch"
+    assert len(set.union(*seen)) == 4 * share
+    for own in read:
+        epochs = [tuple(itertools.chain(*own[at : at + share // batch])) for at in range(0, len(own), share // batch)]
+        assert all(len({*epoch}) == len(epoch) for epoch in epochs)
+        assert len({*epochs}) == 40
+    assert shared.rows(2, 8).tolist() == read[2][8], "a position is a step"
+
+
+def test_fixed_segments_are_those_of_who_is_there() -> None:
+    """Within the epoch of a change what is left is divided, as ever; when all are back, each has its own again."""
+    all_, two = (0, 1, 2), (0, 2)
+    steps = EXAMPLES // 3 // 3
+    memberships = ((0, all_), (steps + 2, two), (4 * steps, all_))
+    shared = SharedEpochs(EXAMPLES, batch=3, seed=1, memberships=memberships, segments="fixed")
+    own: dict[int, set[int]] = {rank: set() for rank in all_}
+    first = {rank: {*itertools.chain(*(shared.rows(rank, step).tolist() for step in range(steps)))} for rank in all_}
+    read: dict[int, list[int]] = {}
+    for step in range(12 * steps):
+        ranks = two if steps + 2 <= step < 4 * steps else all_
+        drawn = {rank: shared.rows(rank, step).tolist() for rank in ranks}
+        read.setdefault(shared.epoch, []).extend(itertools.chain(*drawn.values()))
+        if step >= 6 * steps:  # whole epochs of all three
+            for rank, rows in drawn.items():
+                own[rank].update(rows)
+    assert all(len({*rows}) == len(rows) for rows in read.values()), "none twice in an epoch"
+    assert all(len(own[rank]) == EXAMPLES // 3 and first[rank] <= own[rank] for rank in all_)
 
 
 def test_no_example_comes_twice_in_an_epoch_and_hardly_any_is_left_out() -> None:

@@ -60,3 +60,9 @@ def test_a_copy_goes_its_own_way_from_the_same_place() -> None:
         each.optimizer.step()
     assert losses[:2] == losses[2:] and losses[0] != losses[1]
     assert torch.equal(gradients(made), gradients(other))
+
+
+def test_segments_reach_the_batches() -> None:
+    own = recipe("mlp", "digits")
+    assert training(own, data="digits").batches.segments == "drawn"
+    assert training(replace(own, segments="fixed"), data="digits").batches.segments == "fixed"

@@ -188,6 +188,7 @@ OPTIONS: dict[str, Any] = {
     "momentum": typer.Option(help="Of SGD; by default the recipe's."),
     "weight_decay": typer.Option(help="Of matrices and filters; by default the recipe's."),
     "dropout": typer.Option(help="Share of the units behind hidden fully connected layers; by default none."),
+    "segments": typer.Option(help="A worker's part of the data: drawn (anew each epoch, by default) or fixed."),
     "eval_every": typer.Option(help="Seconds between evaluations; 0: only at the end."),
     "eval_steps": typer.Option(min=0, help="Steps between evaluations; 0: only at the end."),
     "device": typer.Option(help="Of every worker's model: cpu, cuda, or one of several as in cuda:1."),

@@ -22,6 +22,7 @@ class RecipeOptions:
         momentum: of SGD.
         weight_decay: of matrices and filters.
         dropout: share of the units behind hidden fully connected layers.
+        segments: whether a worker's part of the data is `drawn` anew each epoch or `fixed`.
     """
 
     batch: int | None = None
@@ -32,6 +33,7 @@ class RecipeOptions:
     momentum: float | None = None
     weight_decay: float | None = None
     dropout: float | None = None
+    segments: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +57,7 @@ class JobOptions(RecipeOptions):
         servers_on_workers: a shard on every worker's node, behind the same link, as many as there are workers (Wu
             2018, §4.3); `servers` is left at 1 then.
         codec_up, codec_down, consistency, placement, compression, transmission: in place of the design's own choices.
-        batch, lr, final, schedule, optimizer, momentum, weight_decay, dropout: see `RecipeOptions`.
+        batch, lr, final, schedule, optimizer, momentum, weight_decay, dropout, segments: see `RecipeOptions`.
     """
 
     design: str = "3lc[s=1.0]"

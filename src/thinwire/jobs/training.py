@@ -176,7 +176,9 @@ def _settings(job: Job, dataset: Dataset) -> Settings:
     data = {"data": job.data, "data digest": dataset.digest()}
     rates = {"learning rate": recipe.lr, "schedule": recipe.schedule, "final": recipe.final, "warmup": recipe.warmup}
     rule = {name: getattr(recipe, name) for name in ("optimizer", "momentum", "weight_decay", "dropout")}
-    return {"model": job.model, "batch": recipe.batch, **rates, **rule, **length, **data}
+    # Not where it is as it always was: workers that do not know of it say nothing.
+    parts = {} if recipe.segments == "drawn" else {"segments": recipe.segments}
+    return {"model": job.model, "batch": recipe.batch, **rates, **rule, **length, **data, **parts}
 
 
 def warm_up(codec: Codec) -> None:

@@ -1,15 +1,16 @@
 """Which examples a worker reads at a step: a function of the seed and of who took part from which step on.
 
 Strategy: every epoch all workers draw the same permutation from the seed and the epoch's number, and each takes its own
-slice. When the membership changes, what the slices still hold is divided anew among those who take part from then on,
-in the same epoch. Nothing is drawn from a running generator, so all workers agree without a word, and a position is a
-step. It refuses to know of data, models and messages.
+slice; or the slices are the same in all epochs, and their order alone is drawn. When the membership changes, what the
+slices still hold is divided anew among those who take part from then on, in the same epoch. Nothing is drawn from a
+running generator, so all workers agree without a word, and a position is a step. It refuses to know of data, models and
+messages.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -19,6 +20,9 @@ from thinwire.errors import ConfigError
 Memberships: TypeAlias = tuple[tuple[int, tuple[int, ...]], ...]
 """Who takes part, and from which step (or clock) on: pairs of both, in order. The first pass over the data begins with
 the first of them."""
+
+Segments: TypeAlias = Literal["drawn", "fixed"]
+"""Whether a worker's part of the data is drawn anew each epoch, or the same in all of them."""
 
 MAX_MEMBERSHIPS = 256
 """Of a training without an end, which is not to remember all who ever came. Then a new pass over the data begins."""
@@ -49,6 +53,8 @@ class SharedEpochs:
         seed: the same on every worker.
         memberships: who takes part from which step on.
         name: of the data, for messages.
+        segments: `fixed` gives a worker the same examples in every epoch that begins with the same workers (Øland &
+            Raj, §2: "an exclusive segment of the dataset"), each time in another order.
 
     Attributes:
         epoch: number of the epoch of the last `rows`, from 0.
@@ -66,7 +72,14 @@ class SharedEpochs:
     """
 
     def __init__(
-        self, num_examples: int, *, batch: int, seed: int, memberships: Memberships, name: str = "the data"
+        self,
+        num_examples: int,
+        *,
+        batch: int,
+        seed: int,
+        memberships: Memberships,
+        name: str = "the data",
+        segments: Segments = "drawn",
     ) -> None:
         workers = len(memberships[0][1])
         if batch < 1 or num_examples < workers * batch:
@@ -75,7 +88,7 @@ class SharedEpochs:
                 f"{workers} workers × {batch} examples a batch do not fit {name}'s {num_examples:,} examples: "
                 + (f"use a batch of 1 to {most}" if most else f"there is one for each of {num_examples:,} workers")
             )
-        self._num_examples, self._batch, self._seed = num_examples, batch, seed
+        self._num_examples, self._batch, self._seed, self._segments = num_examples, batch, seed, segments
         self._drawn: tuple[tuple[int, ...], torch.Tensor] | None = None
         self.follow(memberships)
 
@@ -155,9 +168,18 @@ class SharedEpochs:
             return self._remaining
         # The last number tells passes over the data apart, where a former one was forgotten.
         key = self._seed, self.epoch, 0, self.memberships[0][0]
-        if self._drawn is None or self._drawn[0] != key:
-            self._drawn = key, torch.randperm(self._num_examples, generator=generator(*key), device="cpu")
+        if self._drawn is None or self._drawn[0] != (*key, self._share):
+            self._drawn = (*key, self._share), self._draw(generator(*key))
         return self._drawn[1]
+
+    def _draw(self, chance: torch.Generator) -> torch.Tensor:
+        """The rows of a whole epoch, the workers' slices one after the other."""
+        if self._segments == "drawn":
+            return torch.randperm(self._num_examples, generator=chance, device="cpu")
+        rows = torch.randperm(self._num_examples, generator=generator(self._seed, 0, 0, 0), device="cpu")
+        divided = rows[: self._share * len(self._ranks)].view(len(self._ranks), self._share)
+        within = torch.randperm(self._share, generator=chance, device="cpu")
+        return torch.cat([divided[:, within].reshape(-1), rows[divided.numel() :]])
 
 
 def generator(*key: int) -> torch.Generator:

@@ -29,7 +29,8 @@ class ComparisonOptions(RecipeOptions):
         steps: of a full run; None takes each recipe's.
         short_steps: of a run that only measures seconds per step. Designs whose frames change in size take a tenth
             of a full run if that is more, and every design ends with an exchange.
-        batch, lr, final, schedule, optimizer, momentum, weight_decay, dropout: of every run; see `RecipeOptions`.
+        batch, lr, final, schedule, optimizer, momentum, weight_decay, dropout, segments: of every run; see
+            `RecipeOptions`.
         consistency, placement, compression, transmission: in place of every design's own.
         data_root: where the data set lies, if not in its usual place.
         device: of every worker's model.

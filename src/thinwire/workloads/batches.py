@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from thinwire.errors import ConfigError
-from thinwire.policies.sampling import Memberships, SharedEpochs, generator
+from thinwire.policies.sampling import Memberships, Segments, SharedEpochs, generator
 from thinwire.workloads.augment import crop_and_flip, distort
 from thinwire.workloads.dataset import Dataset
 
@@ -29,6 +29,7 @@ class Batches(Iterator[tuple[torch.Tensor, torch.Tensor]]):
         batch: examples per batch and worker.
         seed: the same on every worker.
         augment: random crop and flip, or what a data set with a `crop` has in its place (images only).
+        segments: whether a worker's part of the data is `drawn` anew each epoch, or `fixed`; see `SharedEpochs`.
 
     Attributes:
         step: number of the next batch, from 0.
@@ -53,6 +54,7 @@ class Batches(Iterator[tuple[torch.Tensor, torch.Tensor]]):
         batch: int,
         seed: int,
         augment: bool = False,
+        segments: Segments = "drawn",
     ) -> None:
         if workers < 1 or rank < 0:
             raise ConfigError(f"rank {rank} of {workers} workers; expected a rank from 0 to workers − 1")
@@ -64,8 +66,11 @@ class Batches(Iterator[tuple[torch.Tensor, torch.Tensor]]):
         self.batch = batch
         self.seed = seed
         self.augment = augment
+        self.segments = segments
         first = ((0, tuple(range(workers))),)
-        self._shared = SharedEpochs(len(dataset.train_x), batch=batch, seed=seed, memberships=first, name=dataset.name)
+        self._shared = SharedEpochs(
+            len(dataset.train_x), batch=batch, seed=seed, memberships=first, name=dataset.name, segments=segments
+        )
         self.batches_per_epoch = len(dataset.train_x) // workers // batch
         self.step = 0
 
@@ -93,6 +98,7 @@ class Batches(Iterator[tuple[torch.Tensor, torch.Tensor]]):
             "dataset": self.dataset.name,
             "num_examples": len(self.dataset.train_x),
             "seed": self.seed,
+            "segments": self.segments,
             "workers": self.workers,
             "batch": self.batch,
             "epoch": epoch,
@@ -107,10 +113,10 @@ class Batches(Iterator[tuple[torch.Tensor, torch.Tensor]]):
         cannot be told apart from what was seen: then it continues with the next whole epoch.
 
         Raises:
-            ConfigError: the state belongs to other data or another seed; the position is unchanged.
+            ConfigError: the state belongs to other data, another seed or other segments; the position is unchanged.
         """
-        mine = self.state_dict()
-        for key in ("dataset", "num_examples", "seed"):
+        mine, state = self.state_dict(), {"segments": "drawn", **state}  # which older states do not say
+        for key in ("dataset", "num_examples", "seed", "segments"):
             if state.get(key) != mine[key]:
                 raise ConfigError(f"the saved batches have {key} {state.get(key)!r}, these have {mine[key]!r}")
         if all(state[key] == mine[key] for key in ("workers", "batch")):

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from thinwire.errors import ConfigError
+from thinwire.policies.sampling import Segments
 
 Schedule = Literal["cosine", "linear", "polynomial", "exponential", "step", "constant"]
 Loss = Literal["cross-entropy", "squared-error"]
@@ -44,6 +45,7 @@ class Recipe:
             `for_workers`.
         steps: number of steps.
         augment: random crop and flip.
+        segments: whether a worker's part of the data is "drawn" anew each epoch or "fixed" (`policies/sampling.py`).
         clip: largest norm of all gradients together; None clips nothing. Gradients that leave during the backward pass
             are not clipped.
         context: of text, bytes of an example; None takes the data set's.
@@ -74,6 +76,7 @@ class Recipe:
     scales: bool = False
     loss: Loss = "cross-entropy"
     l1: float = 0.0
+    segments: Segments = "drawn"
     source: str = MEASURED
 
     def __post_init__(self) -> None:
@@ -94,7 +97,7 @@ class Recipe:
             raise ConfigError(f"betas are {self.betas}; expected numbers from 0 to below 1")
         if self.clip is not None and not self.clip > 0:
             raise ConfigError(f"clip is {self.clip}; expected a positive norm, or None")
-        choices = {"schedule": Schedule, "optimizer": Optimizer, "loss": Loss}
+        choices = {"schedule": Schedule, "optimizer": Optimizer, "loss": Loss, "segments": Segments}
         for name, allowed in ((name, get_args(kind)) for name, kind in choices.items()):
             if getattr(self, name) not in allowed:
                 raise ConfigError(f"unknown {name} {getattr(self, name)!r}; allowed are {', '.join(allowed)}")

@@ -116,6 +116,14 @@ def training(
         dataset=dataset,
         model=network,
         optimizer=build_optimizer(network, recipe),
-        batches=Batches(dataset, rank=rank, workers=workers, batch=recipe.batch, seed=seed, augment=recipe.augment),
+        batches=Batches(
+            dataset,
+            rank=rank,
+            workers=workers,
+            batch=recipe.batch,
+            seed=seed,
+            augment=recipe.augment,
+            segments=recipe.segments,
+        ),
         device=device,
     )
