@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -31,11 +33,14 @@ from thinwire.transports.base import Connection, Server
 from thinwire.transports.grpc import server as grpc_server
 from thinwire.transports.memory import MemoryServer
 from thinwire.workloads.data import data
+from thinwire.workloads.evaluate import evaluate
 
 torch.set_num_threads(1)
 
 
-def train(job: Job, transport: str = "memory") -> tuple[list[WorkerOutcome], list[Event]]:
+def train(
+    job: Job, transport: str = "memory", clocks: Sequence[Callable[[], float]] = ()
+) -> tuple[list[WorkerOutcome], list[Event]]:
     """Runs a job; returns the workers' outcomes and everything that was reported."""
     core = ServerCore()
     server: Server
@@ -59,7 +64,8 @@ def train(job: Job, transport: str = "memory") -> tuple[list[WorkerOutcome], lis
         try:
             if rank:
                 built.wait()
-            outcomes[rank] = run_worker(job, rank=rank, servers=servers, report=events.append)
+            now = clocks[rank] if clocks else time.perf_counter
+            outcomes[rank] = run_worker(job, rank=rank, servers=servers, report=events.append, now=now)
         except BaseException as error:
             failures.append(error)
             built.set()
@@ -146,8 +152,35 @@ class Clock:
         return self.seconds
 
 
-def test_a_time_budget_ends_without_worker_zero_and_does_not_begin_anew_with_one_that_comes_late() -> None:
-    job, core = Job(design="fp32", workers=2, seconds=150.0, batch=4), ServerCore(min_workers=1)
+@pytest.mark.parametrize("length", [{"steps": 20}, {"seconds": 60.0}])
+def test_evaluations_take_no_time_of_the_training(length: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    clocks = [Clock(), Clock()]
+
+    def slowly(*args: Any) -> Any:
+        for clock in clocks:  # all wait for worker 0
+            clock.seconds += 1000
+        return evaluate(*args)
+
+    job = Job(design="fp32", workers=2, batch=16, **length)
+    (never, _), _ = train(job, clocks=[Clock(), Clock()])
+    monkeypatch.setattr("thinwire.jobs.training_loop.evaluate", slowly)
+    (outcome, other), events = train(replace(job, eval_steps=2), clocks=clocks)
+    points = [event for event in events if isinstance(event, Accuracy)]
+    assert len(points) > 5 and clocks[0].seconds > 5000
+    assert outcome.seconds < 200 and outcome.seconds_per_step < 10
+    assert all(point.seconds <= outcome.seconds for point in points)
+    assert outcome.steps == other.steps and outcome.weights == other.weights
+    if "seconds" in length:
+        assert outcome.seconds >= 60
+        assert outcome.steps > 0.7 * never.steps, "it looks at its clock once or twice more"
+
+
+@pytest.mark.parametrize("eval_steps", [0, 5])
+def test_a_time_budget_ends_without_worker_zero_and_does_not_begin_anew_with_one_that_comes_late(
+    eval_steps: int,
+) -> None:
+    job = Job(design="fp32", workers=2, seconds=150.0, batch=4, eval_steps=eval_steps)
+    core = ServerCore(min_workers=1)
     came = threading.Event()
     outcomes: list[Any] = [None, None, None]
     server = MemoryServer(serving(core, grace_s=0.0))

@@ -49,8 +49,9 @@ class JobOptions(RecipeOptions):
         seconds: a time budget in place of a number of steps; the rate then follows the clock.
         link: rate of every process's link, as in `10mbit`; None is unlimited.
         seed: of weights, batches and random codecs.
-        eval_every: seconds between evaluations during the run; 0 evaluates at the end alone.
-        eval_steps: steps between evaluations during the run; 0 evaluates at the end alone.
+        eval_every: seconds between evaluations during the run, which are no part of its seconds; 0 evaluates at the
+            end alone.
+        eval_steps: steps between evaluations during the run, likewise; 0 evaluates at the end alone.
         data_root: where to look for data that is not on its usual place.
         device: of every worker's model: `cpu`, `cuda` or one of several, as in `cuda:1`; servers compute on the CPU.
         servers: how many shards, each a process of its own.

@@ -37,7 +37,9 @@ class WorkerOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """What one worker's training came to. Worker 0 alone evaluates, and has the scores.
 
     Attributes:
-        seconds: of training, from the end of the first step, without start-up and the first broadcast.
+        seconds: of training, from the end of the first step, without start-up, the first broadcast and this worker's
+            evaluations. Where all wait while worker 0 evaluates, the others' seconds have that wait.
+        seconds_per_step: of the same seconds, after the first step.
         train_loss: mean over the latest steps, in nats; a worker may come so late that it takes none.
         weights: digest of every parameter's bits.
         compute_share: of the steps' time, 0 … 1; see `hooks.report.TrainingReport`.
@@ -88,6 +90,8 @@ class CurvePoint(msgspec.Struct, frozen=True, kw_only=True):
 
 class RunOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """What a run came to.
+
+    `steps`, `seconds`, `seconds_per_step` and the curve's seconds are worker 0's, without its evaluations.
 
     Payload and wire bytes are sums over all workers; bits per value and the ratio come from the payload of everything
     that travelled, uncompressed small tensors included. Where steps go without an exchange (local updates, local steps,

@@ -1,9 +1,10 @@
 """One worker's steps: batch, backward pass, exchange; progress and accuracy on the way, and the outcome at the end.
 
 The clock starts when the first step is complete on every worker, so that neither start-up nor the broadcast of the
-initial weights is counted; it stops when the last step's update has been applied. A run of some seconds is ended for
-all by the first worker whose clock says so, for any may die. One that comes late does not know how long the others have
-trained: it leaves the end to them, and its rate follows an estimate.
+initial weights is counted; it stops when the last step's update has been applied, and stands still while this worker
+evaluates. A run of some seconds is ended for all by the first worker whose clock says so, for any may die; but where
+all wait while worker 0 evaluates, which their clocks do not know, by worker 0 while it is there. One that comes late
+does not know how long the others have trained: it leaves the end to them, and its rate follows an estimate.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from thinwire.hooks.distribute import DistributedOptimizer
 from thinwire.jobs.events import Accuracy, Progress
 from thinwire.jobs.job import Job
 from thinwire.jobs.outcome import PlacementSummary, WorkerOutcome
+from thinwire.policies.consistency import consistency
 from thinwire.runtime.digests import bits_digest
 from thinwire.workloads.evaluate import evaluate
 from thinwire.workloads.recipe import schedule
@@ -58,7 +60,10 @@ class TrainingLoop:
         self._job, self._rank, self._made, self._opt = job, rank, made, opt
         self._model, self._dataset, self._recipe = made.model, made.dataset, made.recipe
         self._report, self._on_step, self._now = report, on_step, now
-        self._clips = not job.full_design().sends_early
+        design = job.full_design()
+        self._clips = not design.sends_early
+        lockstep = consistency(design.consistency).terms(job.workers).lockstep
+        self._waits_for_scores = rank != 0 and lockstep and bool(job.eval_every or job.eval_steps)
         self._steps = None if job.seconds is not None else self._recipe.steps
         self._losses: deque[float] = deque(maxlen=LOSS_STEPS)
         self._first = opt.steps_done
@@ -169,7 +174,8 @@ class TrainingLoop:
                 UserWarning,
                 stacklevel=2,
             )
-        if self._now() - self._began >= seconds:
+        there = all(0 in ranks for _, ranks in self._opt.memberships)  # one in its place would have come late
+        if self._now() - self._began >= seconds and not (self._waits_for_scores and there):
             self._opt.stop_after_this_step()
 
     def _tell(self) -> None:
@@ -180,9 +186,11 @@ class TrainingLoop:
             self._report(Progress(step=steps, steps=self._steps, seconds=seconds, loss=loss))
         due = self._job.eval_every and now - self._evaluated >= self._job.eval_every
         if due or (self._job.eval_steps and steps % self._job.eval_steps == 0):
-            with self._opt.shared_weights():
+            with self._opt.shared_weights():  # waits for the last update, and that is training
+                stopped = self._now()
                 score = evaluate(self._model, self._dataset)
-            self._evaluated = self._now()
+                self._evaluated = self._now()
+            self._began += self._evaluated - stopped
             self._tell_accuracy(self._evaluated - self._began, score.accuracy)
 
     def _tell_accuracy(self, seconds: float, accuracy: float) -> None:
