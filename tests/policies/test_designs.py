@@ -48,6 +48,9 @@ def test_options_go_to_the_codec_both_ways() -> None:
         made = design(name)
         assert made.up == codec("3lc", **options) == made.down, name
         assert made.name == name
+    mps = design("mps[entropy=zstd,error_scale=0.5]")
+    assert mps.up == codec("topk", entropy="zstd", error_scale=0.5, error_feedback=True)
+    assert mps.down == codec("topk", entropy="zstd", error_feedback=True)
 
 
 def test_the_servers_copy_of_a_model_has_no_residual_to_scale() -> None:
@@ -59,7 +62,7 @@ def test_the_servers_copy_of_a_model_has_no_residual_to_scale() -> None:
 
 def test_policies_in_a_name_replace_the_designs_own() -> None:
     made = design("mps[fraction=0.02,consistency=bsp,placement=uniform[min=0],transmission=traditional]")
-    assert made.up == codec("topk", fraction=0.02, error_feedback=True)
+    assert made.up == made.down == codec("topk", fraction=0.02, error_feedback=True)
     assert (made.consistency, made.placement, made.transmission) == ("bsp", "uniform[min=0]", "traditional")
     assert (
         design("3lc[s=1.75,consistency=ssp[staleness=5,mode=passive]]").consistency == "ssp[staleness=5,mode=passive]"

@@ -65,11 +65,8 @@ def _entropy(**options: Any) -> dict[str, Any]:
 
 
 def _mps(staleness: int = 5, fraction: float = 0.01, **options: Any) -> dict[str, Any]:
-    return {
-        "up": codec("topk", fraction=fraction, error_feedback=True, **options),
-        "down": codec("topk", fraction=0.01, error_feedback=True),
-        "consistency": f"ssp[staleness={staleness},mode=passive]",
-    }
+    both = _both("topk", error_feedback=True)(fraction=fraction, **options)
+    return {**both, "consistency": f"ssp[staleness={staleness},mode=passive]"}
 
 
 def _local(kind: Kind) -> Callable[..., dict[str, Any]]:
