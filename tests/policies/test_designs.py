@@ -53,6 +53,22 @@ def test_options_go_to_the_codec_both_ways() -> None:
     assert mps.down == codec("topk", entropy="zstd", error_feedback=True)
 
 
+def test_every_option_of_a_designs_codec_goes_in_its_brackets() -> None:
+    for name in designs().keys() - LOCAL_KINDS.keys():
+        for feedback in (False, None):
+            made = design(f"{name}[entropy=zstd,error_feedback={json.dumps(feedback)}]")
+            down_too = made.up.id == made.down.id
+            own = design(name)
+            for found, without in ((made.up, own.up), (made.down, own.down))[: 1 + down_too]:
+                assert found == replace(without, entropy="zstd", error_feedback=feedback), name
+            assert down_too or made.down == own.down, name
+    assert design("topk-sgd[error_feedback=true]").up == design("mem-sgd-topk").up
+    with pytest.raises(ConfigError, match=r"'entropy\[error_feedback=true\]': .*use error_feedback=false"):
+        design("entropy[error_feedback=true]")
+    with pytest.raises(ConfigError, match="fp32: unknown option 'h'; there are"):
+        design("local2[h=4]")
+
+
 def test_the_servers_copy_of_a_model_has_no_residual_to_scale() -> None:
     made = design("3lc[error_scale=0.5]")
     assert (made.up.error_scale, made.down.error_scale) == (0.5, 1.0)

@@ -29,21 +29,21 @@ def _both(codec_id: str, **fixed: Any) -> Callable[..., dict[str, Any]]:
 def _average(
     up: str, down: str, up_feedback: bool, down_feedback: bool | None, **fixed: Any
 ) -> Callable[..., dict[str, Any]]:
-    """Workers run the optimizer on the average gradient; options go to the codec of the pushes."""
+    """Workers run the optimizer on the average gradient; options go to the codec of the pushes, both ways if it is."""
 
     def make(**options: Any) -> dict[str, Any]:
         chosen = {**fixed, **options}
         return {
-            "up": codec(up, error_feedback=up_feedback, **chosen),
-            "down": codec(down, error_feedback=down_feedback, **(chosen if down == up else {})),
+            "up": codec(up, **{"error_feedback": up_feedback, **chosen}),
+            "down": codec(down, **{"error_feedback": down_feedback, **(chosen if down == up else {})}),
             "downlink": "gradient",
         }
 
     return make
 
 
-def _local2(steps: int = 2) -> dict[str, Any]:
-    return {**_both("fp32")(), "consistency": f"local[steps={steps}]"}
+def _local2(steps: int = 2, **options: Any) -> dict[str, Any]:
+    return {**_both("fp32")(**options), "consistency": f"local[steps={steps}]"}
 
 
 def _terngrad(ema: float = 0.0, last_layer: str = "fp32", **options: Any) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def _terngrad(ema: float = 0.0, last_layer: str = "fp32", **options: Any) -> dic
 
 
 def _entropy(**options: Any) -> dict[str, Any]:
-    made = codec("entropy", error_feedback=False, **options)
+    made = codec("entropy", **{"error_feedback": False, **options})
     return {"up": made, "down": made, "downlink": "weights", "every": "epoch", "transmission": "traditional"}
 
 
