@@ -30,7 +30,7 @@ def test_measured_and_prescribed_numbers() -> None:
         ("lenet5", "fashion-mnist", "qsgd-ds", 0.1, 8, 16, 2500),
         ("resnet8", "fashion-mnist", None, 0.05, 4, 16, 4000),
         ("resnet110", "cifar10", "3lc[s=1.0]", 1.0, 10, 32, 25_600),
-        ("cifarnet", "cifar10", "terngrad[last_layer=same]", 2e-4, 2, 64, 300_000),
+        ("cifarnet", "cifar10[crop=24]", "terngrad[last_layer=same]", 2e-4, 2, 64, 300_000),
     ]:
         found = recipe(name, data, design=design)
         assert (found.lr, found.workers, found.batch, found.steps) == (lr, workers, batch, steps)
@@ -55,6 +55,14 @@ def test_common_settings_and_the_two_families() -> None:
     assert (paper.optimizer, paper.weight_decay, paper.dropout) == ("Adam", 0.004, 0.0)
     assert schedule(paper, 0.0) == schedule(paper, 1.0) == 2e-4
     assert recipe("resnet110", "cifar10").augment and not recipe("resnet8", "fashion-mnist").augment
+
+
+def test_terngrads_recipe_is_the_papers_with_the_papers_crops_alone() -> None:
+    for data in ("cifar10[crop=24]", "cifar10[train=4000,crop=24]"):
+        assert recipe("cifarnet", data).source == "TernGrad, table 1"
+    for data in ("cifar10", "cifar10[train=4000]", "cifar10[crop=28]"):
+        assert recipe("cifarnet", data).source == "derived from cifarnet on cifar10[crop=24]"
+        assert recipe("cifarnet", data).lr == 2e-4
 
 
 def test_demo_takes_a_plain_sgd_at_the_models_rate() -> None:

@@ -16,12 +16,14 @@ import re
 from dataclasses import replace
 
 from thinwire.errors import ConfigError, guess
+from thinwire.policies.naming import parse_name
 from thinwire.workloads.models import TEXT_MODELS, models
 from thinwire.workloads.recipe import MEASURED, Recipe
 
 # Above this sparsity multiplier the residual holds 24 to 98 steps of updates, against 31 at most below it.
 LAGGING_ABOVE = 1.75
 
+_TERNGRAD, _TERNGRAD_CROP = "TernGrad, table 1", 24
 _WIDER = "derived from byte-transformer-1m on python-text"
 _IMAGES = ("digits", "fashion-mnist", "mnist", "cifar10")
 _TEXTS = ("python-text",)
@@ -92,7 +94,7 @@ _RECIPES = (
         source="3LC, section 4.3",
     ),
     # The authors' code (github.com/wenwei202/terngrad) has the decay, for the hidden fully connected layers alone; here
-    # it is that of all matrices and filters.
+    # it is that of all matrices and filters. The paper's images are `cifar10[crop=24]`.
     Recipe(
         "cifarnet",
         "cifar10",
@@ -104,7 +106,7 @@ _RECIPES = (
         workers=2,
         steps=300_000,
         augment=True,
-        source="TernGrad, table 1",
+        source=_TERNGRAD,
     ),
 )
 # Models without numbers of their own, and whose they use.
@@ -136,6 +138,8 @@ def recipe(model: str, data: str, *, design: str | None = None) -> Recipe:
     (0.02, 0.01)
     >>> recipe("lenet", "mnist").source
     'derived from lenet5 on fashion-mnist'
+    >>> recipe("cifarnet", "cifar10[crop=24]").source, recipe("cifarnet", "cifar10").source
+    ('TernGrad, table 1', 'derived from cifarnet on cifar10[crop=24]')
     """
     found = _for_pair(model, data)
     family, sparsity = _read_design(design)
@@ -151,7 +155,7 @@ def recipe(model: str, data: str, *, design: str | None = None) -> Recipe:
 def _for_pair(model: str, data: str) -> Recipe:
     if model not in models():
         raise ConfigError(f"unknown model {model!r}{guess(model, models())}; the models are {', '.join(models())}")
-    data = data.partition("[")[0]  # a part of a data set has the recipe of the whole
+    named, data = data, data.partition("[")[0]  # a part of a data set has the recipe of the whole
     if data not in (*_IMAGES, *_TEXTS):
         names = (*_IMAGES, *_TEXTS)
         raise ConfigError(f"unknown data set {data!r}{guess(data, names)}; the data sets are {', '.join(names)}")
@@ -160,7 +164,9 @@ def _for_pair(model: str, data: str) -> Recipe:
         raise ConfigError(f"{model} does not train on {data}; it trains on {', '.join(fitting)}")
     for known in _RECIPES:
         if (known.model, known.data) == (model, data):
-            return known
+            cropped = known.source != _TERNGRAD or parse_name(named, "data set")[1].get("crop") == _TERNGRAD_CROP
+            # Whole images, and other crops of them, are other inputs to a network of another size.
+            return known if cropped else replace(known, source=f"derived from {model} on {data}[crop={_TERNGRAD_CROP}]")
     base = next(known for known in _RECIPES if known.model == _LIKE.get(model, model))
     if base.scales and data != base.data:
         base = replace(base, lr=base.lr / base.workers, warmup=0.0, scales=False)
