@@ -94,6 +94,16 @@ def test_unknown_flags() -> None:
         refused(frame(flags=0x0100 | flag), f"unknown flags {flag:#06x}")
 
 
+def test_a_frame_that_only_says_not_finite() -> None:
+    assert parse(frame(flags=0x0002, scales=(), payload=b"")).non_finite
+    for held, has in (
+        ({}, "1 scales and a payload of 2 bytes"),
+        ({"scales": ()}, "0 scales and a payload of 2 bytes"),
+        ({"payload": b""}, "1 scales and a payload of 0 bytes"),
+    ):
+        refused(frame(flags=0x0002, **held), f"held NaN or Inf, .*: {has} came")
+
+
 def test_unknown_dtype() -> None:
     for number in (0, 5, 255):
         refused(frame(dtype=number), f"unknown dtype number {number}")

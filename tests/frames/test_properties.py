@@ -23,14 +23,16 @@ def frames(draw: st.DrawFn) -> Frame:
     dtype = draw(st.sampled_from(sorted(DTYPE_NUMBERS)))
     shape = tuple(draw(st.lists(st.one_of(st.integers(0, 9), st.integers(0, 2**40)), max_size=32)))
     assume(math.prod(filter(None, shape)) <= MAX_VALUES)
+    flags = draw(st.integers(0, 0xFFFF)) & KNOWN_FLAGS
+    silent = flags & Flags.NON_FINITE
     scale = st.floats(allow_nan=False, allow_infinity=False, width=64 if dtype == "fp64" else 32)
     return Frame(
         codec=draw(st.one_of(st.sampled_from(sorted(CODEC_NUMBERS)), NAMES)),
         dtype=dtype,
         shape=shape,
-        scales=tuple(draw(st.lists(scale, max_size=20))),
-        flags=draw(st.integers(0, 0xFFFF)) & KNOWN_FLAGS,
-        payload=draw(st.binary(max_size=300)),
+        scales=() if silent else tuple(draw(st.lists(scale, max_size=20))),
+        flags=flags,
+        payload=b"" if silent else draw(st.binary(max_size=300)),
     )
 
 

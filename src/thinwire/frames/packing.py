@@ -25,6 +25,7 @@ from thinwire.frames.layout import (
     MAX_SCALES,
     MAX_VALUES,
     NAMED_CODEC,
+    NON_FINITE,
     VERSION,
     Frame,
     pack_varint,
@@ -137,6 +138,11 @@ def parse(data: bytes | bytearray | memoryview, *, copy: bool = True) -> Frame:
     stated, found = int.from_bytes(view[end:], "little"), xxhash.xxh3_64_intdigest(view[:end])
     if stated != found:
         raise FrameError(f"checksum {found:#018x} found, {stated:#018x} stated: the frame was damaged on its way")
+    if flags & NON_FINITE and (num_scales or length):
+        raise FrameError(
+            "the frame says that its tensor held NaN or Inf, and nothing else is then expected: "
+            f"{num_scales} scales and a payload of {length} bytes came"
+        )
     scales = _read_scales(view, scales_at, num_scales, dtype)  # not before: as objects they take eight times the bytes
     return Frame(codec, dtype, shape, scales, flags, bytes(payload) if copy else payload, VERSION)
 
