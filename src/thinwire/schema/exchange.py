@@ -81,6 +81,8 @@ class Values(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 class Push(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Worker → server: gradients of `tables` at `step`, one frame each; an empty frame says "no gradient this step".
 
+    It has no field more, ever: the next element of a `TunedPush` is that one's own. More to say is another message.
+
     Args:
         rates: the learning rate of every parameter group at this step, so that any scheduler on the worker works.
         last: this worker ends the training with this step, unless another has ended it.
@@ -100,6 +102,8 @@ class Push(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Server → worker: what leads `tables` to `version`, one frame each; empty: unchanged.
+
+    It has no field more, ever: the next element of a `TunedDelta` is that one's own. More to say is another message.
 
     Args:
         version: that the tables have afterwards.
