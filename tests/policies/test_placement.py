@@ -27,6 +27,7 @@ from thinwire.policies.placement import (
     Heuristic,
     Placement,
     RoundRobin,
+    Rows,
     Sharded,
     Uniform,
     placement,
@@ -37,7 +38,7 @@ DOC = Path(__file__).parents[2] / "docs" / "placement.md"
 SERVERS = st.integers(1, 9)
 POLICIES: list[Placement] = [
     *(Heuristic(), RoundRobin(), Greedy(), Uniform(), Uniform(min_numel=7), Sharded(), Sharded(min_numel=50, align=3)),
-    *(Balanced(), Balanced(excess=0.001)),
+    *(Balanced(), Balanced(excess=0.001), Rows(), Rows(size=1), Rows(size=7)),
 ]
 
 
@@ -114,6 +115,12 @@ def test_sharded_cuts_large_tables_evenly_and_deals_out_small_ones() -> None:
     assert owners(Sharded(), [Sized("bias", 100, 3200), *sized([3000, 100])], 2) == [[0], [1], [1]]
 
 
+def test_rows_are_dealt_out_through_the_model_and_lie_together() -> None:
+    assert owners(Rows(size=10), sized([35, 10, 5, 60]), 3) == [[0, 1, 2], [1], [2], [0, 1, 2]]
+    placed = Rows(size=10).place(sized([35, 10, 5, 60]), 3)
+    assert [[part.numel for part in parts] for parts in placed.partitions] == [[20, 10, 5], [10], [5], [20, 20, 20]]
+
+
 # For any tables
 
 
@@ -166,6 +173,15 @@ def test_uniform_parts_are_even_and_none_is_below_the_minimum(tables: list[Sized
             assert all(part.stop - part.start >= min(least, table.numel) for part in parts)
 
 
+@given(TABLES, SERVERS, st.integers(1, 400))
+def test_every_server_holds_the_rows_that_geeps_gives_it(tables: list[Sized], servers: int, size: int) -> None:
+    dealt = itertools.cycle(range(servers))
+    for table, parts in zip(tables, Rows(size=size).place(tables, servers).partitions, strict=True):
+        theirs = Counter(next(dealt) for _ in range(0, table.numel, size))
+        assert {part.server: -(-part.numel // size) for part in parts} == theirs
+        assert all(part.start % size == 0 for part in parts)
+
+
 # Figures 5.2 and 5.3 of Wu 2018
 
 
@@ -202,6 +218,7 @@ def test_figure_5_3_balance_on_four_servers(resnet: list[Sized]) -> None:
         (Greedy(), 2.61),
         (SmallestFirst(), 2.71),
         (Heuristic(), 0.0),
+        (Rows(), 0.54),
     ):
         placed = policy.place(resnet, 4)
         assert placed.coefficient_of_variation() == pytest.approx(percent, abs=0.005), policy
@@ -233,7 +250,9 @@ def test_the_published_round_robin_is_that_of_an_unknown_order(resnet: list[Size
 
 
 def test_names_options_and_documentation() -> None:
-    assert list(placements.POLICIES.known()) == ["heuristic", "round-robin", "greedy", "uniform", "sharded", "balanced"]
+    assert list(placements.POLICIES.known()) == [
+        *("heuristic", "round-robin", "greedy", "uniform", "sharded", "balanced", "rows")
+    ]
     documented = re.findall(
         r"^\| `([\w-]+)(?:\[.*?\])?`(?: \(default\))? \| [^|]* \| (?:Wu 2018|collective)", DOC.read_text(), re.M
     )
@@ -241,17 +260,22 @@ def test_names_options_and_documentation() -> None:
     assert placement("heuristic") == Heuristic()
     assert placement("uniform[min=1024]") == placement("uniform[min_numel=1024]") == Uniform(min_numel=1024)
     assert placement("sharded[min=9]") == Sharded(min_numel=9)
+    assert placement("rows[size=1024]") == Rows(size=1024)
 
 
 def test_what_cannot_be_is_refused() -> None:
     for name, reason in (
-        ("rows", "unknown placement 'rows'; there are heuristic, round-robin, greedy, uniform, sharded, balanced"),
+        (
+            "hash",
+            "unknown placement 'hash'; there are heuristic, round-robin, greedy, .*, balanced, rows",
+        ),
         ("greedy[min=3]", r"placement 'greedy\[min=3\]': .*'min_numel'; the options are \[\]"),
         ("uniform[min=-1]", "uniform: min_numel is -1; it must be a whole number of at least 0"),
         ("uniform[min=few]", "min_numel is 'few'"),
         ("uniform[min=true]", "min_numel is True"),
         ("sharded[min=0]", "sharded: min_numel is 0; it must be a whole number of at least 1"),
         ("sharded[align=0.5]", "align is 0.5"),
+        ("rows[size=0]", "rows: size is 0; it must be a whole number of at least 1"),
         ("balanced[excess=-1]", "balanced: excess is -1; it must be 0 or more"),
         ("uniform[min]", "'min' is not option=value"),
         ("uniform[", "expected an id with options in brackets"),
