@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -22,7 +23,7 @@ import torch
 
 import thinwire as tw
 from tests.cli.commands import Result
-from thinwire.errors import SessionLostError
+from thinwire.errors import ProtocolError, SessionLostError
 from thinwire.jobs import in_process
 from thinwire.jobs.job import Job
 from thinwire.security.starter import options_in
@@ -299,6 +300,52 @@ def test_workers_find_back_to_a_server_that_was_ended_by_sigterm(
     worker.join(30)
     assert first.status == 1 and "ended by SIGTERM at step" in first.err and "workers 0 go back with it" in first.err
     assert isinstance(lost[0], SessionLostError) and "does not know the session" in str(lost[0]), second.err
+
+
+@pytest.mark.parametrize(
+    ("signum", "options", "status", "name"),
+    [
+        (signal.SIGINT, (), 130, "Ctrl-C"),
+        (signal.SIGINT, ("--min-workers", 1), 130, "Ctrl-C"),
+        (signal.SIGTERM, (), 1, "SIGTERM"),
+    ],
+)
+def test_a_server_that_is_ended_in_the_middle_tells_its_workers_and_blames_none(
+    signum: signal.Signals, options: tuple[object, ...], status: int, name: str, command: Command
+) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    heard: list[BaseException] = []
+
+    def train() -> None:
+        model = torch.nn.Linear(4, 40)
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        try:
+            with tw.distribute(model, sgd, server=f"grpc://{address}", workers=1) as opt:
+                while True:
+                    opt.zero_grad()
+                    model(torch.ones(2, 4)).sum().backward()
+                    opt.step()
+                    if opt.clock == 3:
+                        opt.sync()
+                        os.kill(os.getpid(), signum)
+        except BaseException as error:
+            heard.append(error)
+
+    before = [(number, signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM)]
+    worker = threading.Thread(target=train)
+    worker.start()
+    try:
+        server = command("server", "--listen", address, *options)
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
+    worker.join(30)
+    said = f"error: {name} ended the server at step [0-9]+; workers 0 had not reached the training's end\n"
+    assert server.status == status and re.search(said, server.err), server.err
+    assert "went away" not in server.err
+    assert type(heard[0]) is ProtocolError and f"the server ended the session: {name} ended the server" in str(heard[0])
 
 
 def kill_worker(train: subprocess.Popen[str], rank: int, records: Path) -> None:

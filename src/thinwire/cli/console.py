@@ -18,9 +18,13 @@ from rich.markup import escape
 
 from thinwire.cli.outputs import STANDARD_OUTPUT
 from thinwire.engines.events import Event
-from thinwire.errors import ConfigError
+from thinwire.errors import ConfigError, ThinwireError
 from thinwire.presentation.charts import Chart, to_matplotlib
 from thinwire.presentation.tables import Table
+
+
+class Interrupted(ThinwireError):
+    """Ctrl-C has ended a command, which has more to say of it than that it was interrupted."""
 
 
 class _Errors(Console):

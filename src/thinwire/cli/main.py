@@ -13,7 +13,7 @@ import typer
 from rich.markup import escape
 
 import thinwire
-from thinwire.cli.console import errors
+from thinwire.cli.console import Interrupted, errors
 from thinwire.cli.lazy import lazy_command
 from thinwire.errors import ConfigError, ThinwireError
 from thinwire.extras import EXTRAS, missing
@@ -219,7 +219,7 @@ def run() -> None:
         sys.exit(2)
     except ThinwireError as error:
         errors.print(f"[red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
-        sys.exit(1)
+        sys.exit(INTERRUPTED if isinstance(error, Interrupted) else 1)
     except PermissionError as error:  # of a folder that was looked into; where files are written says more
         errors.print(f"[red]error:[/] {escape(f'{error.filename}: {error.strerror}')}", highlight=False, soft_wrap=True)
         sys.exit(2)

@@ -17,7 +17,7 @@ import typer
 from msgspec import UnsetType
 
 from thinwire.cli import options
-from thinwire.cli.console import Told, report, write_json
+from thinwire.cli.console import Interrupted, Told, report, write_json
 from thinwire.cli.lazy import lazy
 from thinwire.cli.options import takes
 from thinwire.cli.serving_progress import ServingProgress
@@ -149,13 +149,19 @@ def server(
             if not events:
                 progress.look(running.bytes_received, running.bytes_sent)
         broken = signal.SIGTERM in caught and checkpointer is not None and rejoin
+        stopped = f"{'Ctrl-C' if signal.SIGINT in caught else 'SIGTERM'} ended the server at step {core.step}"
         if broken:  # a scheduler or a supervisor may start it again: workers try to reach it, as after a crash
             running.stop(0)
+        elif caught:  # else the workers' sessions would end without a word, and the shard would blame one of them
+            handler.end(stopped)
     if not events:
         tell(progress.summary(running.bytes_received, running.bytes_sent))
+    ranks = ", ".join(map(str, core.missing))
+    if core.failed == stopped or (caught and ranks and not (broken or events or core.failed)):
+        ended_early = f"{stopped}; workers {ranks} had not reached the training's end"
+        raise Interrupted(ended_early) if signal.SIGINT in caught else ProtocolError(ended_early)
     if core.failed is not None:
         raise ProtocolError(core.failed)
-    ranks = ", ".join(map(str, core.missing))
     if broken and (not core.finished if events else ranks):  # whoever started all processes starts this one again
         whose = f" at step {core.step}: workers {ranks} go back with it" if ranks else ", and workers join it"
         raise ProtocolError(f"ended by SIGTERM{whose} where it is started again with --resume")

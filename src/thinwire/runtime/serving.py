@@ -19,7 +19,7 @@ from thinwire.runtime.shard_checkpoints import Checkpointer
 from thinwire.schema import Join, Leave, Plan, Refused
 from thinwire.server.core import ServerCore
 from thinwire.server.effects import Close, Effect, Send
-from thinwire.transports.base import HandlerFactory, Sender
+from thinwire.transports.base import Sender
 
 _log = logging.getLogger(__name__)
 TICK_S = 0.1
@@ -35,8 +35,8 @@ def serving(
     clock: Clock | None = None,
     journal: Journal | None = None,
     max_join_nbytes: int = MAX_JOIN_NBYTES,
-) -> HandlerFactory:
-    """Returns what a transport's server needs to serve `core`.
+) -> Serving:
+    """Returns what one server of a transport needs to serve `core`.
 
     Args:
         core: the shard.
@@ -62,7 +62,40 @@ def serving(
             grace_s=grace_s,
         )
 
-    return lambda sender: SessionServer(handler, sender, grace_s, shared, max_join_nbytes=max_join_nbytes)
+    return Serving(handler, grace_s, shared, max_join_nbytes)
+
+
+class Serving:
+    """Makes the handler of one transport's server, and may end its training. Args as for `serving`, but:
+
+    Args:
+        inner: makes the handler of sessions.
+    """
+
+    def __init__(
+        self, inner: Callable[[Sender], ServerHandler], grace_s: float, clock: Clock, max_join_nbytes: int
+    ) -> None:
+        self._inner, self._grace_s, self._clock, self._max_join_nbytes = inner, grace_s, clock, max_join_nbytes
+        self._ends: list[Callable[[str], None]] = []
+
+    def __call__(self, sender: Sender) -> SessionServer:
+        """Returns the handler of a server with this sender; a transport calls it."""
+
+        def handler(sessions: Sender) -> ServerHandler:
+            made = self._inner(sessions)
+            self._ends.append(lambda reason: sessions.call(partial(made.end, reason)))
+            return made
+
+        return SessionServer(handler, sender, self._grace_s, self._clock, max_join_nbytes=self._max_join_nbytes)
+
+    def end(self, reason: str) -> None:
+        """Ends the training before its end, where workers are here: they hear why. For any thread.
+
+        Args:
+            reason: what ended it, in words.
+        """
+        for end in self._ends:
+            end(reason)
 
 
 class ServerHandler:
@@ -174,6 +207,10 @@ class ServerHandler:
             raise ProtocolError(
                 f"rank {rank}: this worker's certificate or token is for rank {identity.rank}; use that rank's own"
             )
+
+    def end(self, reason: str) -> None:
+        """Ends the training early, see `ServerCore.end`."""
+        self._do(self._core.end(reason))
 
     def interrupted(self, peer: int) -> bool:
         """A session's connection broke; it may come back where it has joined."""

@@ -105,6 +105,18 @@ class ServerCore(Participants):
             )
         return effects
 
+    def end(self, reason: str) -> list[Effect]:
+        """Whoever runs the shard ends the training early: workers that are here hear why, and it has failed.
+
+        Where nobody is here, nothing happens.
+
+        Args:
+            reason: what ended it, in words.
+        """
+        if self._failed is not None or not self._here:
+            return []
+        return self._fail(reason)
+
     def saved(self, steps: Collection[int]) -> list[Effect]:
         """The shard has checkpoints of these steps: workers that have them too are to know."""
         return self._tell_saved(steps)
