@@ -10,6 +10,7 @@ from thinwire.cli.serving_progress import PROGRESS_S, ServingProgress
 @dataclass
 class Shard:
     here: tuple[int, ...] = ()
+    interrupted_ranks: tuple[int, ...] = ()
     left: tuple[int, ...] = ()
     step: int = 0
     missing: tuple[int, ...] = ()
@@ -78,4 +79,30 @@ def test_who_has_never_come_is_told_of_every_ten_seconds() -> None:
         "waiting for workers 0, 2, which have not come yet",
         "waiting for worker 0, which has not come yet",
         "waiting for worker 0, which has not come yet",
+    ]
+
+
+def test_a_connection_that_is_broken_for_more_than_a_moment_is_told_of() -> None:
+    core, told, time = Shard(here=(0, 1), step=30), list[str](), [100.0]
+    progress = ServingProgress(core, told.append, lambda: time[0], grace_s=60.0)
+    for seconds, here, broken in (
+        (0.0, (0, 1), ()),
+        (0.2, (0, 1), (1,)),
+        (0.4, (0, 1), ()),  # back at once
+        (0.6, (0, 1), (1,)),
+        (1.8, (0, 1), (1,)),
+        (2.0, (0, 1), (1,)),
+        (2.2, (0, 1), ()),
+        (2.4, (0, 1), (1,)),
+        (3.8, (0, 1), (1,)),
+        (62.4, (0,), ()),
+    ):
+        time[0], core.here, core.interrupted_ranks = 100 + seconds, here, broken
+        progress.look(0, 0)
+    lost = "worker 1 lost its connection at step 30; waited for, 60 s at most"
+    assert told[2:] == [
+        lost,
+        "worker 1 is connected again at step 30",
+        lost,
+        "worker 1 is gone at step 30; 1 here",
     ]

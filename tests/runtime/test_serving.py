@@ -12,10 +12,11 @@ from tests.runtime.handlers import Hours, Notes, make
 from tests.server.conversation import Shard, make_plan
 from thinwire.packets import kind_of, pack, parse
 from thinwire.runtime.limits import MAX_JOIN_NBYTES, allowance
-from thinwire.runtime.serving import ServerHandler, serving
+from thinwire.runtime.serving import MOMENT_S, ServerHandler, serving
 from thinwire.schema import (
     Join,
     Leave,
+    Members,
     Refused,
     TableSpec,
     Values,
@@ -190,3 +191,30 @@ def test_one_that_came_and_went_again_has_the_whole_time_once_more() -> None:
     assert core.awaited == {1}, "3 s since it went first, 1.5 s since it went again"
     clock.pass_by(2.0)
     assert core.awaited == frozenset()
+
+
+@pytest.mark.parametrize("min_workers", [None, 1])
+def test_the_others_hear_of_a_broken_connection_that_is_not_back_in_a_moment(min_workers: int | None) -> None:
+    """Where they may go on without its worker, at once; a worker that died is first of all a broken connection."""
+    clock, notes, plan = Hours(), Notes(), make_plan(3)
+    handler = ServerHandler(ServerCore(min_workers), notes, lambda: None, clock=clock, grace_s=60.0)
+    for rank in range(3):
+        handler.received(rank, pack(Join(rank=rank, plan=plan)))
+
+    def heard() -> list[tuple[int, str]]:
+        told = [(peer, parse(packet)[0]) for peer, packet in notes.sent]
+        notes.sent.clear()
+        return [(peer, m.reason) for peer, m in told if isinstance(m, Members) and m.interrupted]
+
+    news = [(0, "worker 1 lost its connection at step 0"), (2, "worker 1 lost its connection at step 0")]
+    for away_s, later in ((MOMENT_S / 2, []), (2 * MOMENT_S, news)):
+        assert handler.interrupted(1)
+        assert heard() == ([] if min_workers is None else news)
+        clock.pass_by(away_s)
+        assert heard() == (later if min_workers is None else [])
+        handler.resumed(1)
+    handler.interrupted(1)
+    handler.closed(1, "reset by peer; it did not come back")
+    heard()
+    clock.pass_by(2 * MOMENT_S)
+    assert not heard(), "it is gone, as they know"

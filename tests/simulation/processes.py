@@ -73,6 +73,9 @@ class WatchedCore(ServerCore):
     def interrupted(self, peer: int) -> list[Effect]:
         return self._watched(lambda: super(WatchedCore, self).interrupted(peer))
 
+    def still_interrupted(self, peer: int) -> list[Effect]:
+        return self._watched(lambda: super(WatchedCore, self).still_interrupted(peer))
+
     def closed(self, peer: int, error: str | None) -> list[Effect]:
         return self._watched(lambda: super(WatchedCore, self).closed(peer, error))
 

@@ -142,7 +142,7 @@ def server(
             tell(f"listening on grpc://{running.address}; Ctrl-C ends it")
             if insecure:
                 tell("insecure: whoever reaches this address can take part, or read what is sent")
-        progress = ServingProgress(core, tell, time.monotonic)
+        progress = ServingProgress(core, tell, time.monotonic, worker_grace_s)
         over = False
         while not over:
             over = ended.wait(0.2) or running.wait(0)

@@ -9,6 +9,8 @@ from thinwire.quantities import nbytes_text
 
 PROGRESS_S = 10.0
 """Between two lines on how far the training is."""
+MOMENT_S = 1.0
+"""A connection that breaks for longer is told of."""
 
 
 class Served(Protocol):
@@ -16,6 +18,9 @@ class Served(Protocol):
 
     @property
     def here(self) -> tuple[int, ...]: ...
+
+    @property
+    def interrupted_ranks(self) -> tuple[int, ...]: ...
 
     @property
     def left(self) -> tuple[int, ...]: ...
@@ -36,10 +41,15 @@ class ServingProgress:
         core: the shard.
         tell: takes a line.
         now: a time in seconds.
+        grace_s: how long a worker whose connection broke is waited for, in seconds.
     """
 
-    def __init__(self, core: Served, tell: Callable[[str], None], now: Callable[[], float]) -> None:
-        self._core, self._tell, self._now = core, tell, now
+    def __init__(
+        self, core: Served, tell: Callable[[str], None], now: Callable[[], float], grace_s: float = 0.0
+    ) -> None:
+        self._core, self._tell, self._now, self._grace_s = core, tell, now, grace_s
+        self._broken: dict[int, float] = {}
+        self._told_broken: set[int] = set()
         self._here: set[int] = set()
         self._seen: set[int] = set()
         self._began: float | None = None
@@ -65,6 +75,7 @@ class ServingProgress:
             self._tell(f"worker {rank} {how} at step {step:,}; {len(here)} here")
         for rank in sorted(set(self._core.left) - here - self._seen):  # between two looks: nothing was left to do
             self._tell(f"worker {rank} joined, and has reached the end at step {step:,}; {len(here)} here")
+        self._tell_who_is_cut_off(here, step)
         self._looked = step
         self._seen |= here | set(self._core.left)
         self._here = here
@@ -75,6 +86,21 @@ class ServingProgress:
             self._tell(f"step {step:,}  {rate:.1f} steps/s  {_traffic(received, sent)}")
             self._told, self._step = self._now(), step
         self._tell_who_is_missing(here)
+
+    def _tell_who_is_cut_off(self, here: set[int], step: int) -> None:
+        """Once of each break that is longer than a moment, and once of its end where the worker is back."""
+        broken, now = set(self._core.interrupted_ranks), self._now()
+        for rank in sorted(self._told_broken - broken):
+            self._told_broken.discard(rank)
+            if rank in here:
+                self._tell(f"worker {rank} is connected again at step {step:,}")
+        self._broken = {rank: self._broken.get(rank, now) for rank in broken}
+        for rank in sorted(broken - self._told_broken):
+            if now - self._broken[rank] >= MOMENT_S:
+                self._told_broken.add(rank)
+                self._tell(
+                    f"worker {rank} lost its connection at step {step:,}; waited for, {self._grace_s:g} s at most"
+                )
 
     def _tell_who_is_missing(self, here: set[int]) -> None:
         """Every ten seconds in which workers are here, and others have never come."""

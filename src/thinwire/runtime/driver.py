@@ -188,7 +188,7 @@ class WorkerDriver:
     def _tell(self, notice: Members) -> None:
         here = len(notice.ranks)
         if notice.interrupted:
-            state = "the others wait for it, for as long as the server says"
+            state = "it is waited for, for as long as the server says"
         elif here >= notice.least:
             state = f"the training goes on with {here} workers"
         else:

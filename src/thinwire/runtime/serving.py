@@ -11,7 +11,7 @@ from functools import partial
 
 from thinwire.errors import ConfigError, ProtocolError
 from thinwire.packets import PacketLimits, kind_of, pack, parse
-from thinwire.runtime.clock import Clock, SystemClock
+from thinwire.runtime.clock import Cancel, Clock, SystemClock
 from thinwire.runtime.journal import Journal
 from thinwire.runtime.limits import MAX_JOIN_NBYTES, Allowance, allowance, join_too_large
 from thinwire.runtime.session_server import SessionServer
@@ -24,6 +24,8 @@ from thinwire.transports.base import Sender
 _log = logging.getLogger(__name__)
 TICK_S = 0.1
 """Between two looks for workers that are late."""
+MOMENT_S = 1.0
+"""A worker whose connection broke for longer is told of, also where nobody goes on without it."""
 
 
 def serving(
@@ -127,6 +129,7 @@ class ServerHandler:
         self._allowance: Allowance | None = None
         self._on_end: Callable[[], None] | None = on_end
         self._joined: dict[int, int] = {}
+        self._interrupted: dict[int, Cancel] = {}
 
     def opened(self, peer: int) -> None:
         """Nothing to do: a worker speaks first."""
@@ -157,6 +160,7 @@ class ServerHandler:
 
     def closed(self, peer: int, error: str | None) -> None:
         self._joined.pop(peer, None)
+        self._stop_counting(peer)
         self._do(self._core.closed(peer, error))
         self._await()
 
@@ -217,11 +221,23 @@ class ServerHandler:
         if peer not in self._joined:
             return False  # a session that never joined has nothing to come back to; strangers open many
         self._do(self._core.interrupted(peer))
+        if peer in self._joined:  # the answer may have been to end it
+            over = partial(self._sender.call, partial(self._still_interrupted, peer))
+            self._interrupted[peer] = self._clock.call_later(MOMENT_S, over)
         return True
 
     def resumed(self, peer: int) -> None:
         """An interrupted session is back."""
+        self._stop_counting(peer)
         self._core.resumed(peer)
+
+    def _still_interrupted(self, peer: int) -> None:
+        if self._interrupted.pop(peer, None) is not None:
+            self._do(self._core.still_interrupted(peer))
+
+    def _stop_counting(self, peer: int) -> None:
+        if (cancel := self._interrupted.pop(peer, None)) is not None:
+            cancel()
 
     def _do(self, effects: list[Effect]) -> None:
         for effect in effects:

@@ -37,9 +37,19 @@ class Participants(Standing):
         if rank is None:
             return []
         self._interrupted.add(peer)
-        if self._min_workers is None:
+        if self._min_workers is None:  # nobody is ever dropped for a short break, and most are short
             return []
-        return self._tell(f"worker {rank} lost its connection at step {self.step}", but=peer, interrupted=True)
+        return self._tell_of_break(peer)
+
+    def still_interrupted(self, peer: int) -> list[Effect]:
+        """A peer that was interrupted is not back after a moment: the others hear of it, where they have not yet."""
+        if self._min_workers is not None or self._failed is not None or peer not in self._ranks:
+            return []
+        return self._tell_of_break(peer)
+
+    def _tell_of_break(self, peer: int) -> list[Effect]:
+        reason = f"worker {self._ranks[peer]} lost its connection at step {self.step}"
+        return self._tell(reason, but=peer, interrupted=True)
 
     def resumed(self, peer: int) -> None:
         """An interrupted peer is back."""

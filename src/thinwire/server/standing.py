@@ -92,6 +92,11 @@ class Standing:
         return tuple(sorted(self._ranks.values()))
 
     @property
+    def interrupted_ranks(self) -> tuple[int, ...]:
+        """Workers of `here` whose connection is broken, and who may come back, sorted."""
+        return tuple(sorted(rank for peer, rank in tuple(self._ranks.items()) if peer in self._interrupted))
+
+    @property
     def left(self) -> tuple[int, ...]:
         """Workers that have left in good order, at the training's end, sorted."""
         return tuple(sorted(self._left))
