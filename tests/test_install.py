@@ -70,6 +70,20 @@ print(command("train", "--steps", "2"))
 print(command("demo", "--link", "none"))
 print(command("compare"))
 print(command("reproduce", "3lc-table-1"))
+for words in (
+    *(("chaos", name, "--runs", "1") for name in ("worker-death", "server-death", "storms")),
+    *(("bench", name) for name in ("transports", "server", "clock", "pays", "designs", "hostile")),
+    ("bench", "hooks", "--hook", "none", "--hook", "server:3lc"),
+):
+    print(command(*words))
+
+from thinwire.presentation.charts import Chart, Panel, Series, to_matplotlib, to_plotly
+
+panel = Panel(title="", x_label="", y_label="", series=[Series(label="a", x=[1.0], y=[1.0])])
+for drawn in (to_matplotlib, to_plotly):
+    print(told(lambda: drawn(Chart(name="one", caption="", panels=[panel]))))
+
+import thinwire.bench.hostile  # as every process of a benchmark does, also where none of them is a server
 """
 
 
@@ -85,6 +99,9 @@ def test_without_the_extras_hooks_work_and_everything_else_says_what_to_install(
         "error: the picture of --png needs matplotlib, which is not installed: pip install 'thinwire[plot]'",
         "error: report.html needs matplotlib, which is not installed: pip install 'thinwire[plot]'",
         "error: report.html needs plotly, which is not installed: pip install 'thinwire[plot]'",
+        *["error: a parameter server needs grpc, which is not installed: pip install 'thinwire[server]'"] * 10,
+        "a picture needs matplotlib, which is not installed: pip install 'thinwire[plot]'",
+        "an interactive chart needs plotly, which is not installed: pip install 'thinwire[plot]'",
     ]
     assert done.stdout.splitlines() == expected
 

@@ -71,6 +71,7 @@ class ClockBench(ClockOptions, Bench[Job, Clocked]):
     """
 
     kinds = (Clocked,)
+    serves = True
     key_options = ("shaping",)
     left = 3
     columns = (

@@ -51,6 +51,7 @@ class DesignsBench(DesignsOptions, Bench[Job, Trained]):
     """
 
     kinds = (Trained,)
+    serves = True
 
     def __post_init__(self) -> None:
         self.designs = self.designs or tuple(list_designs())

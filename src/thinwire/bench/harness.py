@@ -53,6 +53,7 @@ class Bench(ABC, Generic[C, F]):
         columns: of its table.
         left: how many of them are text.
         rounds: how often the grid is gone through.
+        serves: whether parameter servers are among what it starts, which need an extra.
     """
 
     kinds: ClassVar[Sequence[type[Figures]]]
@@ -61,6 +62,7 @@ class Bench(ABC, Generic[C, F]):
     columns: Sequence[Column[Any, Any]] = ()
     left: ClassVar[int] = 1
     rounds: int = 1
+    serves: bool = False
 
     @abstractmethod
     def cells(self) -> Sequence[C]:

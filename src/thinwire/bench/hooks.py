@@ -40,6 +40,7 @@ class HooksBench(HooksOptions, Bench[HookCell, HookRun]):
     def __post_init__(self) -> None:
         if not self.cells():
             raise ConfigError("nothing to measure: name at least one model, one hook and one link")
+        self.serves = any(hook(name).served for name in self.hooks)
 
     def cell(self, model: str, link: str, seed: int, name: str) -> HookCell:
         """Returns one run."""

@@ -79,6 +79,7 @@ class HostileBench(HostileOptions, Bench[HostileCell, Suffered]):
     """
 
     kinds = (Suffered,)
+    serves = True
     columns = (
         ("attack", lambda cell, runs: cell.attack),
         column("took, s", "attack_s", "{:.1f}"),

@@ -96,6 +96,7 @@ class PaysBench(PaysOptions, Bench[SweptMethod, Paid]):
     _plans: dict[str, dict[str, Plan]] = field(default_factory=dict, init=False, repr=False)
 
     kinds = (Paid,)
+    serves = True
     key_options = ("cores",)
     left: ClassVar[int] = 3
 

@@ -78,6 +78,7 @@ class ServerBench(ServerOptions, Bench[ServerCell, Cost]):
     """
 
     kinds = (Cost,)
+    serves = True
     left = 2
     columns = (
         ("workers", lambda cell, runs: str(cell.workers)),

@@ -215,6 +215,7 @@ class TransportsBench(TransportsOptions, Bench[TransportCell, Step]):
     """
 
     kinds = (Step,)
+    serves = True
     left = 5
     columns = (
         ("link", lambda cell, runs: cell.link),

@@ -33,7 +33,8 @@ def measure(
     """Measures a grid behind a progress bar, and shows and writes what came out, also when it is interrupted.
 
     Raises:
-        ConfigError: nothing to resume from, a file of results that would be replaced, or one file for two things.
+        ConfigError: nothing to resume from, a file of results that would be replaced, one file for two things, or what
+            it needs is not installed.
         EngineError: a measurement failed; the others were made.
     """
     if resume and json is None:
@@ -47,6 +48,8 @@ def measure(
             check_apart(json, [other], what)
     if png is not None and markdown is not None:
         check_apart(markdown, [png], "the picture is drawn")
+    if bench.serves:
+        require("a parameter server", "grpc")
     if png is not None:
         require("the picture of --png", "matplotlib")
     with_privileges(*bench.thin_link())

@@ -161,7 +161,11 @@ def chart(plan: Plan) -> Chart:
 
 
 def picture(plan: Plan) -> Figure:
-    """Returns `chart` as a figure of matplotlib, to be shown or saved."""
+    """Returns `chart` as a figure of matplotlib, to be shown or saved.
+
+    Raises:
+        ConfigError: matplotlib is not installed.
+    """
     return to_matplotlib(chart(plan))
 
 

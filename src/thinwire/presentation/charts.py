@@ -14,6 +14,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from thinwire.extras import require
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -156,7 +158,12 @@ def _looks(chart: Chart) -> dict[str, _Look]:
 
 
 def to_plotly(chart: Chart) -> str:
-    """Returns the chart as the JSON of a plotly figure."""
+    """Returns the chart as the JSON of a plotly figure.
+
+    Raises:
+        ConfigError: plotly is not installed.
+    """
+    require("an interactive chart", "plotly")
     from plotly.graph_objects import Bar, Scatter
     from plotly.subplots import make_subplots
 
@@ -201,7 +208,12 @@ def to_plotly(chart: Chart) -> str:
 
 
 def to_matplotlib(chart: Chart) -> Figure:
-    """Returns the chart as a picture: panels in rows, and one legend below all."""
+    """Returns the chart as a picture: panels in rows, and one legend below all.
+
+    Raises:
+        ConfigError: matplotlib is not installed.
+    """
+    require("a picture", "matplotlib")
     from matplotlib.figure import Figure
 
     looks = _looks(chart)

@@ -75,6 +75,7 @@ class Scenario(ScenarioOptions, Bench[Trial, Outcome]):
     """
 
     kinds = (Outcome,)
+    serves = True
     key_options: ClassVar[Sequence[str]] = ("shaping", "fork")
     left = 2
     name = ""
