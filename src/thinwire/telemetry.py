@@ -39,6 +39,8 @@ class Counters:
 
 WARM_UP_STEPS = 5
 """Steps in which kernels compile, DDP rebuilds buckets and buffers are made; figures of a training leave them out."""
+WARM_UP_EXCHANGES = 2
+"""Exchanges in which kernels compile, where steps come between them: there is a residual from the second on."""
 
 
 def warm_up_steps(taken: int) -> int:

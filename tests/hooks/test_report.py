@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -29,7 +30,9 @@ def test_a_training_tells_what_its_exchanges_took() -> None:
     found, _ = run_cluster(mlp, train, optimizer=adamw, design="local-sgd[h=2]")
     for before, after, values in found:
         assert str(before) == "thinwire: no step yet after the first" and before.compute_share == 0
-        assert (after.steps, after.void_rounds) == (5, 0), "of nine steps, the first four are not counted"
+        assert (after.steps, after.void_rounds) == (4, 0), "two exchanges, with the step that takes the second's answer"
+        assert (after.warm_up, after.compiling) == (5, False) and after.warm_up_s > 0
+        assert re.search(r"\n  left out         the first 5 steps, with [0-9.]+ m?s each of exchanging", str(after))
         assert after.uncompressed_nbytes >= 4 * values
         assert after.sent_nbytes > 0 and after.received_nbytes > 0 and after.ratio > 1
         assert 0 < after.compute_share < 1

@@ -10,7 +10,7 @@ import time
 from thinwire.hooks.report import TrainingReport, training_report
 from thinwire.runtime.driver import WorkerDriver
 from thinwire.runtime.rank_shards import RankShards
-from thinwire.telemetry import WarmUp
+from thinwire.telemetry import WARM_UP_EXCHANGES, WarmUp
 from thinwire.worker.core import Worker
 
 
@@ -26,21 +26,35 @@ class TrainingCosts:
     def __init__(self, worker: Worker, driver: WorkerDriver, shards: RankShards | None) -> None:
         self._worker, self._driver, self._shards = worker, driver, shards
         self._warm_up = WarmUp()
-        self._first_step = worker.iteration
+        self._first_step, self._clock = worker.iteration, worker.clock
         self._began = time.perf_counter()
+        self._ends: list[int] = []
+        """After how many steps each of the first exchanges has been answered."""
+        self._after: list[tuple[int, dict[str, float]]] = []
+        """Those steps, and the sums as they were then."""
+        self._newest = 0
+        """After how many steps the newest exchange began."""
 
     def begin(self) -> None:
         """Says that the worker has joined: the first step to be counted is the next."""
-        self._first_step, self._began = self._worker.iteration, time.perf_counter()
+        self._first_step, self._clock = self._worker.iteration, self._worker.clock
+        self._began = time.perf_counter()
 
     def pass_over(self, steps: int) -> None:
         """Leaves out steps that the worker was carried past, with a state of other steps."""
         self._first_step += steps
 
     def note_step(self) -> None:
-        """Notes what the first steps cost, in which everything starts; called after every step."""
+        """Notes what the first steps and exchanges cost, in which everything starts; called after every step."""
+        taken = self._worker.iteration - self._first_step
         if not self._warm_up.over:
-            self._warm_up.note(self._worker.iteration - self._first_step, self._sums())
+            self._warm_up.note(taken, self._sums())
+        if self._worker.clock != self._clock:
+            self._clock, self._newest = self._worker.clock, taken
+            if len(self._ends) < WARM_UP_EXCHANGES:
+                self._ends.append(taken + self._worker.delay + 1)  # the answer is taken in the step after those
+        if len(self._after) < len(self._ends) and taken >= self._ends[len(self._after)]:
+            self._after.append((taken, self._sums()))
 
     def traffic(self) -> dict[str, float]:
         """See `DistributedOptimizer.traffic`."""
@@ -56,8 +70,20 @@ class TrainingCosts:
             nbytes = 2 * nbytes * (self._shards.workers - 1) // self._shards.workers
         taken, sums = self._worker.iteration - self._first_step, self._sums()
         warm_up, since = self._warm_up.split(taken, sums)
-        void = sums.get("void_rounds", 0)
-        return training_report(taken - warm_up, since, uncompressed_nbytes=nbytes, void_rounds=void)
+        # Means need an exchange, of which another one has to be left.
+        apart = [each for each in self._after if each[0] < self._newest]
+        if apart and apart[-1][0] > warm_up:
+            warm_up, before = apart[-1]
+            since = {name: value - before.get(name, 0) for name, value in sums.items()}
+        return training_report(
+            taken - warm_up,
+            since,
+            uncompressed_nbytes=nbytes,
+            void_rounds=sums.get("void_rounds", 0),
+            warm_up=warm_up,
+            warm_up_s=(sums.get("exchange_seconds", 0) - since.get("exchange_seconds", 0)) / max(1, warm_up),
+            compiling=bool(self._ends) and len(apart) < WARM_UP_EXCHANGES,
+        )
 
     def _sums(self) -> dict[str, float]:
         return {**self.traffic(), "seconds": time.perf_counter() - self._began}

@@ -13,7 +13,8 @@ class TrainingReport:
     """Means over the steps so far, of one worker; seconds and bytes are per step, exchanged or not.
 
     Attributes:
-        steps: after the first ones, in which everything starts and compiles; see `telemetry.warm_up_steps`.
+        steps: after the first ones, in which everything starts and compiles: those of `telemetry.warm_up_steps`, and
+            all up to the answer of the second exchange, or of the first, if another one has come since.
         seconds: of a step, by the clock.
         compute_s: outside thinwire: forward, backward, the worker's own optimizer, data and evaluation.
         encode_s: encoding pushes.
@@ -25,6 +26,9 @@ class TrainingReport:
             uncompressed would send, and receive.
         void_rounds: exchanges that went without this worker.
         auto: with `codec=auto`, the setting in use, in words; else empty.
+        warm_up: how many first steps are in no mean.
+        warm_up_s: seconds a step that exchanges took in those, compiling included.
+        compiling: the means are of the first two exchanges too, in which kernels may have compiled: there were no more.
 
     Example:
         >>> report = TrainingReport(steps=10, seconds=0.1, compute_s=0.09, encode_s=0.002, decode_s=0.001, wait_s=0.005,
@@ -46,6 +50,9 @@ class TrainingReport:
     uncompressed_nbytes: int
     void_rounds: int
     auto: str = ""
+    warm_up: int = 0
+    warm_up_s: float = 0.0
+    compiling: bool = False
 
     @property
     def compute_share(self) -> float:
@@ -72,13 +79,29 @@ class TrainingReport:
                 f"waiting {ms_text(self.wait_s)} a step",
                 f"  sent, received   {nbytes_text(self.sent_nbytes)}, {nbytes_text(self.received_nbytes)} a step: "
                 f"{self.ratio:.1f}× less than uncompressed at every step",
+                *self._left_out(),
                 *auto,
             )
         )
 
+    def _left_out(self) -> list[str]:
+        if not self.warm_up:
+            return []
+        which = "the first step" if self.warm_up == 1 else f"the first {self.warm_up} steps"
+        if self.compiling:
+            return [f"  left out         {which}, but kernels compile in two exchanges: more of them tell more"]
+        return [f"  left out         {which}, with {ms_text(self.warm_up_s)} each of exchanging and compiling"]
+
 
 def training_report(
-    steps: int, since: Mapping[str, float], *, uncompressed_nbytes: int, void_rounds: float
+    steps: int,
+    since: Mapping[str, float],
+    *,
+    uncompressed_nbytes: int,
+    void_rounds: float,
+    warm_up: int = 0,
+    warm_up_s: float = 0.0,
+    compiling: bool = False,
 ) -> TrainingReport:
     """Returns the means over some steps.
 
@@ -87,6 +110,7 @@ def training_report(
         since: what they added to the sums of `DistributedOptimizer.traffic`, and to the clock's `seconds`.
         uncompressed_nbytes: of the trained parameters, in their own dtypes.
         void_rounds: of all steps.
+        warm_up, warm_up_s, compiling: see `TrainingReport`.
     """
     per = 1 / max(1, steps)
 
@@ -104,4 +128,7 @@ def training_report(
         received_nbytes=mean("wire_bytes_pull"),
         uncompressed_nbytes=uncompressed_nbytes,
         void_rounds=int(void_rounds),
+        warm_up=warm_up,
+        warm_up_s=warm_up_s,
+        compiling=compiling,
     )

@@ -65,6 +65,11 @@ class Worker(Participant):
         return self._exchanging and not (self._barrier or self._skips)
 
     @property
+    def delay(self) -> int:
+        """Steps that go on while an exchange is under way."""
+        return 0 if self._design.local is None else self._design.local.delay
+
+    @property
     def idle(self) -> bool:
         """Whether nothing is to be pulled or heeded of any tensor now; False where that has to be asked for each."""
         return False
