@@ -34,6 +34,12 @@ def test_the_script_with_the_one_line() -> None:
     text = torchrun(2, EXAMPLES / "ddp.py")
     assert "200 compressed steps" in text and "× less" in text
     assert accuracy(text) > 92
+    page = (EXAMPLES.parent / "docs" / "quick-start.md").read_text()
+    shown = re.findall(r"^    (.*)", page.partition("## A thin link")[0], re.M)
+    *printed, verdict = text.splitlines()
+    shapes, printed = ([re.sub("[0-9.]+", "…", line) for line in lines] for lines in (shown, printed))
+    assert shapes == printed, "the page shows what a reader sees, what the first steps compile too"
+    assert verdict.startswith("  verdict ")
 
 
 def test_the_script_without_it_is_plain_pytorch(tmp_path: Path) -> None:
