@@ -201,5 +201,5 @@ def test_a_state_of_another_h_is_refused() -> None:
         return {"model": model.state_dict(), "opt": opt.state_dict()}
 
     [saved], core = run_cluster(wide, first, workers=1, optimizer=adamw, design="local-sgd[h=8,codec=auto]")
-    with pytest.raises(ConfigError, match="state is of sync_every=8 and this training has sync_every=4"):
+    with pytest.raises(ConfigError, match="state is of h=8 and this training has h=4"):
         resume([saved], core, "local-sgd[h=4,codec=auto]", range(4, 5), wide)

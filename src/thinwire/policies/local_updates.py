@@ -297,3 +297,12 @@ def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
     """
     local = {_NAMES[key]: value for key, value in options.items() if key in _NAMES}
     return local, {key: value for key, value in options.items() if key not in _NAMES}
+
+
+def option_of(field_name: str) -> str:
+    """Returns what a number of `LocalUpdates` is called in a design's brackets.
+
+    >>> option_of("sync_every"), option_of("delay")
+    ('h', 'delay')
+    """
+    return "h" if field_name == "sync_every" else field_name

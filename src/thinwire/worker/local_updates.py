@@ -17,6 +17,7 @@ import torch
 from thinwire.errors import ConfigError, NonFiniteError, ProtocolError
 from thinwire.optimizers.options import ParameterGroups
 from thinwire.policies.designs import Design
+from thinwire.policies.local_updates import option_of
 from thinwire.schema import Plan
 from thinwire.worker.apply_buffer import Update
 from thinwire.worker.autopilot import RoundAutopilot
@@ -350,9 +351,9 @@ class LocalWorker(Worker):
         if differing := [key for key in mine if saved.get(key) != mine[key]]:
             raise ConfigError(
                 "the state is of "
-                + ", ".join(f"{key}={saved.get(key)}" for key in differing)
+                + ", ".join(f"{option_of(key)}={saved.get(key)}" for key in differing)
                 + " and this training has "
-                + ", ".join(f"{key}={mine[key]}" for key in differing)
+                + ", ".join(f"{option_of(key)}={mine[key]}" for key in differing)
                 + ": resume with the same, or start from the model's weights"
             )
 
