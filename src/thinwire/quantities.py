@@ -34,6 +34,19 @@ def ms_text(seconds: float) -> str:
     return f"{float(f'{1e3 * seconds:.3g}'):g} ms"
 
 
+def moment_text(clock: int, steps: int) -> str:
+    """Returns where a training is after so many exchanges, in words: at a step only where every step has one.
+
+    Args:
+        clock: exchanges so far.
+        steps: from one exchange to the next.
+
+    >>> moment_text(1500, 1), moment_text(15, 4)
+    ('step 1,500', 'exchange 15 (one in 4 steps)')
+    """
+    return f"step {clock:,}" if steps == 1 else f"exchange {clock:,} (one in {steps} steps)"
+
+
 def nbytes_text(nbytes: float) -> str:
     """Returns a number of bytes with three digits that count.
 

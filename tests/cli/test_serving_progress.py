@@ -14,6 +14,7 @@ class Shard:
     left: tuple[int, ...] = ()
     step: int = 0
     missing: tuple[int, ...] = ()
+    steps_each: int = 1
 
 
 def test_joins_progress_departures_and_a_summary() -> None:
@@ -46,6 +47,21 @@ def test_joins_progress_departures_and_a_summary() -> None:
         "worker 1 has reached the end at step 120; 0 here",
     ]
     assert progress.summary(1_500_000, 250) == "120 steps with 2 workers in 10.0 s, received 1.5 MB, sent 250 B"
+
+
+def test_where_workers_take_several_steps_by_themselves_exchanges_are_counted_and_named() -> None:
+    core, told, time = Shard(here=(0,), steps_each=4), list[str](), [100.0]
+    progress = ServingProgress(core, told.append, lambda: time[0])
+    progress.look(0, 0)
+    time[0], core.step = 100 + PROGRESS_S, 1500
+    progress.look(1_500_000, 250)
+    core.here, core.left = (), (0,)
+    progress.look(0, 0)
+    assert told[1:] == [
+        "exchange 1,500 (one in 4 steps)  150.0 exchanges/s  received 1.5 MB, sent 250 B",
+        "worker 0 has reached the end at exchange 1,500 (one in 4 steps); 0 here",
+    ]
+    assert progress.summary(90, 10) == "1,500 exchanges with 1 workers in 10.0 s, received 90 B, sent 10 B"
 
 
 def test_who_begins_with_the_others_between_two_looks_is_not_late() -> None:

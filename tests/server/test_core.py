@@ -261,6 +261,21 @@ def test_different_numbers_of_steps_are_noticed_at_once(leaves_first: bool) -> N
     assert "same number of steps" in shard.ended[0]
 
 
+def test_different_numbers_of_exchanges_are_told_as_such() -> None:
+    """Whoever reads of step 1 looks for it in a loop of which every fourth step is exchanged."""
+    shard = Shard(make_plan(consistency="local[steps=4]"))
+    assert ServerCore().steps_each == 1 and shard.core.steps_each == 4
+    shard.step(0)
+    shard.say(1, Leave())
+    shard.push(0, 1, shard.frames(0, 1))
+    assert shard.ended[0] is not None
+    assert shard.ended[0].startswith("worker 1 has left before exchange 1 (one in 4 steps), with which the others")
+    warmed = Shard(make_plan(consistency="local[steps=4,warmup=1]"))
+    assert warmed.core.steps_each == 1
+    warmed.step(0)
+    assert warmed.core.steps_each == 4
+
+
 def test_leaving_before_it_begins_tells_those_who_wait_for_values() -> None:
     shard = Shard(begin=False)
     shard.join(1)

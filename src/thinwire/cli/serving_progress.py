@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from thinwire.quantities import nbytes_text
+from thinwire.quantities import moment_text, nbytes_text
 
 PROGRESS_S = 10.0
 """Between two lines on how far the training is."""
@@ -27,6 +27,9 @@ class Served(Protocol):
 
     @property
     def step(self) -> int: ...
+
+    @property
+    def steps_each(self) -> int: ...
 
     @property
     def missing(self) -> tuple[int, ...]: ...
@@ -67,14 +70,14 @@ class ServingProgress:
             # A look may come many steps after the first one: only who was not there at a later one came so late.
             again, at = (
                 " again" if rank in self._seen else "",
-                f" at step {step:,}" if self._looked > self._first else "",
+                f" at {self._moment(step)}" if self._looked > self._first else "",
             )
             self._tell(f"worker {rank} joined{again}{at}; {len(here)} here")
         for rank in sorted(self._here - here):
             how = "has reached the end" if rank in self._core.left else "is gone"
-            self._tell(f"worker {rank} {how} at step {step:,}; {len(here)} here")
+            self._tell(f"worker {rank} {how} at {self._moment(step)}; {len(here)} here")
         for rank in sorted(set(self._core.left) - here - self._seen):  # between two looks: nothing was left to do
-            self._tell(f"worker {rank} joined, and has reached the end at step {step:,}; {len(here)} here")
+            self._tell(f"worker {rank} joined, and has reached the end at {self._moment(step)}; {len(here)} here")
         self._tell_who_is_cut_off(here, step)
         self._looked = step
         self._seen |= here | set(self._core.left)
@@ -83,7 +86,7 @@ class ServingProgress:
             self._began = self._told = self._now()
         if (waited := self._now() - self._told) >= PROGRESS_S and step > self._step:
             rate = (step - self._step) / waited
-            self._tell(f"step {step:,}  {rate:.1f} steps/s  {_traffic(received, sent)}")
+            self._tell(f"{self._moment(step)}  {rate:.1f} {self._unit}/s  {_traffic(received, sent)}")
             self._told, self._step = self._now(), step
         self._tell_who_is_missing(here)
 
@@ -115,12 +118,19 @@ class ServingProgress:
                 "not come yet"
             )
 
+    def _moment(self, step: int) -> str:
+        return moment_text(step, self._core.steps_each)
+
+    @property
+    def _unit(self) -> str:
+        return "steps" if self._core.steps_each == 1 else "exchanges"
+
     def summary(self, received: int, sent: int) -> str:
         """Returns what the training came to, in one line."""
         if self._began is None:
             return "no worker has joined"
         steps, seconds = self._core.step - self._first, self._now() - self._began
-        return f"{steps:,} steps with {len(self._seen)} workers in {seconds:.1f} s, {_traffic(received, sent)}"
+        return f"{steps:,} {self._unit} with {len(self._seen)} workers in {seconds:.1f} s, {_traffic(received, sent)}"
 
 
 def _traffic(received: int, sent: int) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from thinwire.errors import ProtocolError
 
 LEFT_BEFORE = (
-    "worker {rank} has left before step {step}, with which the others go on; all workers must take the same number of "
+    "worker {rank} has left before {moment}, with which the others go on; all workers must take the same number of "
     "steps"
 )
 MAX_OPEN = 64
@@ -63,7 +63,7 @@ class Maxima:
         """
         for step, said in self._open.items():
             if said and (absent := set(expected(step)).intersection(left) - said.keys()):
-                return LEFT_BEFORE.format(rank=min(absent), step=step)
+                return LEFT_BEFORE.format(rank=min(absent), moment=f"step {step:,}")
         return None
 
     def _end(self, step: int) -> tuple[float, ...]:

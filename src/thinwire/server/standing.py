@@ -63,6 +63,11 @@ class Standing:
         return 0 if self._engine is None else self._engine.step
 
     @property
+    def steps_each(self) -> int:
+        """How many steps workers take from the newest of these updates to the next; 1 before there is a plan."""
+        return 1 if self._engine is None else self._engine.steps_from(self.step)
+
+    @property
     def is_even(self) -> bool:
         """Whether a state can be taken: every parameter has had as many updates, or all are counted one by one."""
         engine = self._engine

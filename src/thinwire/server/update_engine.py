@@ -16,6 +16,8 @@ from thinwire.errors import ProtocolError
 from thinwire.optimizers.options import Options, Settings, apply_changes
 from thinwire.packets import EncodedTensor
 from thinwire.policies.compression import PLAIN
+from thinwire.policies.consistency import consistency
+from thinwire.quantities import moment_text
 from thinwire.schema import Delta, Plan, Push, Welcome
 from thinwire.server.aggregation import Aggregation
 from thinwire.server.rounds import LEFT_BEFORE
@@ -202,7 +204,12 @@ class UpdateEngine(TableUpdates):
         absent = [rank for rank in left if rank not in lane.arrived]
         if not absent or self.members.reachable(lane.clock, lane.arrived, left):
             return None
-        return LEFT_BEFORE.format(rank=absent[0], step=lane.clock)
+        return LEFT_BEFORE.format(rank=absent[0], moment=moment_text(lane.clock, self.steps_from(lane.clock)))
+
+    def steps_from(self, clock: int) -> int:
+        """How many steps workers take from an exchange to the next."""
+        policy = consistency(self.plan.consistency)
+        return policy.iterations(clock + 1) - policy.iterations(clock)
 
     # ---- one message
 
