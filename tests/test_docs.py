@@ -16,6 +16,7 @@ from thinwire import errors
 from thinwire.cli.lazy import LazyCommand
 from thinwire.cli.main import app
 from thinwire.hooks import ddp
+from thinwire.hooks.distribute import DistributedOptimizer
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "thinwire"
@@ -149,6 +150,14 @@ def test_every_argument_of_the_hook_is_told_of() -> None:
     first = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
     told = {name.strip("*") for name in re.findall(r"`([^`]+)`", " ".join(first))}
     assert told == inspect.signature(ddp.compress).parameters.keys() - {"model"}
+
+
+def test_every_block_that_a_loop_is_put_into_is_told_of() -> None:
+    methods = {name: each for name, each in vars(DistributedOptimizer).items() if inspect.isfunction(each)}
+    blocks = [name for name, each in methods.items() if inspect.isgeneratorfunction(inspect.unwrap(each))]
+    assert {"no_sync", "shared_weights"} <= {*blocks}
+    for name in blocks:
+        assert any(re.search(rf"with opt(imizer)?\.{name}\(\):", text) for text in PAGES.values()), name
 
 
 def test_every_error_text_is_one_of_ours() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -123,19 +124,22 @@ def test_overlap_does_not_change_the_weights() -> None:
     assert equal(early[0], late[0])
 
 
-def test_gradient_accumulation() -> None:
+@pytest.mark.parametrize("overlap", [True, False])
+def test_gradient_accumulation(overlap: bool) -> None:
+    """Gradients that leave at step() add up without a block."""
+
     def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> dict[str, torch.Tensor]:
         for step in range(4):
             x, y = batch(rank, step)
             opt.zero_grad()
-            with opt.no_sync():
+            with opt.no_sync() if overlap else nullcontext():
                 (nn.functional.cross_entropy(model(x[:4]), y[:4]) / 2).backward()  # type: ignore[no-untyped-call]
             (nn.functional.cross_entropy(model(x[4:]), y[4:]) / 2).backward()  # type: ignore[no-untyped-call]
             opt.step()
         opt.sync()
         return {name: p.detach().clone() for name, p in model.named_parameters()}
 
-    split, _ = run_cluster(mlp, train, workers=2, codec="fp32")
+    split, _ = run_cluster(mlp, train, workers=2, codec="fp32", overlap=overlap)
     whole, _ = run_cluster(mlp, steps(4), workers=2, codec="fp32")
     for key in whole[0]:
         torch.testing.assert_close(split[0][key], whole[0][key], rtol=1e-4, atol=1e-5)
