@@ -6,6 +6,7 @@ import os
 import re
 import time
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ import thinwire as tw
 from tests.hooks.ddp_ranks import batch, ddp, mlp, run_ranks, train, weights
 from thinwire.errors import SessionLostError
 
+ROOT = Path(__file__).parents[2]
 MANY_BUCKETS: dict[str, Any] = {"bucket_cap_mb": 0.002}
 
 
@@ -184,6 +186,29 @@ def test_a_rank_that_dies_is_an_error_on_the_others() -> None:
     results = run_ranks(3, run_death)
     assert results[2] is None
     assert all("is gone" in text for text in results[:2])
+
+
+def run_death_where_ddp_speaks_itself(rank: int, buffers: bool) -> tuple[str, str]:
+    """Rank 2 dies where DDP broadcasts buffers before each forward pass, or all-reduces gradients uncompressed."""
+    torch.manual_seed(0)
+    inner = nn.Sequential(mlp(), nn.BatchNorm1d(4)) if buffers else mlp()
+    model = DistributedDataParallel(inner, **MANY_BUCKETS)
+    ddp.compress(model, "3lc", start_step=0 if buffers else 1000, measure_link=False)
+    train(model, rank, 2)
+    if rank == 2:
+        os._exit(1)
+    with pytest.raises((tw.TransportError, RuntimeError)) as lost:
+        train(model, rank, 3, first=2)
+    return lost.type.__name__, str(lost.value)
+
+
+@pytest.mark.parametrize("buffers", [True, False])
+def test_where_ddp_speaks_itself_a_death_may_be_gloos_error(buffers: bool) -> None:
+    """As the table in docs/ddp.md says: who catches thinwire's errors alone to restart would miss it."""
+    found = run_ranks(3, run_death_where_ddp_speaks_itself, buffers)[:2]
+    for kind, text in found:
+        assert "is gone" in text if kind == "TransportError" else kind == "RuntimeError" and "gloo" in text, text
+    assert re.search(r"^\| a rank dies.*batch norm.*`RuntimeError`", (ROOT / "docs" / "ddp.md").read_text(), re.M)
 
 
 def run_death_between_two_pushes(rank: int) -> str | None:
