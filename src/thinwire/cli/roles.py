@@ -114,7 +114,7 @@ def server(
             checkpointer.resume(resume_step)
             if core.over:
                 warnings.warn(
-                    f"the training in {str(checkpoint)!r} has reached its end, step {core.step}, and nothing is left "
+                    f"the training in {str(checkpoint)!r} has reached its end, {core.moment}, and nothing is left "
                     "to train: for another training give another file, or remove this one and those beside it",
                     UserWarning,
                     stacklevel=2,
@@ -149,7 +149,7 @@ def server(
             if not events:
                 progress.look(running.bytes_received, running.bytes_sent)
         broken = signal.SIGTERM in caught and checkpointer is not None and rejoin
-        stopped = f"{'Ctrl-C' if signal.SIGINT in caught else 'SIGTERM'} ended the server at step {core.step}"
+        stopped = f"{'Ctrl-C' if signal.SIGINT in caught else 'SIGTERM'} ended the server at {core.moment}"
         if broken:  # a scheduler or a supervisor may start it again: workers try to reach it, as after a crash
             running.stop(0)
         elif caught:  # else the workers' sessions would end without a word, and the shard would blame one of them
@@ -163,12 +163,12 @@ def server(
     if core.failed is not None:
         raise ProtocolError(core.failed)
     if broken and (not core.finished if events else ranks):  # whoever started all processes starts this one again
-        whose = f" at step {core.step}: workers {ranks} go back with it" if ranks else ", and workers join it"
+        whose = f" at {core.moment}: workers {ranks} go back with it" if ranks else ", and workers join it"
         raise ProtocolError(f"ended by SIGTERM{whose} where it is started again with --resume")
     if events:  # whoever started all processes knows which of the workers reached the end
         report(told.Served(wire_bytes_sent=running.bytes_sent, wire_bytes_received=running.bytes_received))
     elif ranks:
-        raise ProtocolError(f"the training is over at step {core.step}, and workers {ranks} have not reached its end")
+        raise ProtocolError(f"the training is over at {core.moment}, and workers {ranks} have not reached its end")
 
 
 @app.command(

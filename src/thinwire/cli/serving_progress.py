@@ -96,14 +96,13 @@ class ServingProgress:
         for rank in sorted(self._told_broken - broken):
             self._told_broken.discard(rank)
             if rank in here:
-                self._tell(f"worker {rank} is connected again at step {step:,}")
+                self._tell(f"worker {rank} is connected again at {self._moment(step)}")
         self._broken = {rank: self._broken.get(rank, now) for rank in broken}
         for rank in sorted(broken - self._told_broken):
             if now - self._broken[rank] >= MOMENT_S:
                 self._told_broken.add(rank)
-                self._tell(
-                    f"worker {rank} lost its connection at step {step:,}; waited for, {self._grace_s:g} s at most"
-                )
+                at = self._moment(step)
+                self._tell(f"worker {rank} lost its connection at {at}; waited for, {self._grace_s:g} s at most")
 
     def _tell_who_is_missing(self, here: set[int]) -> None:
         """Every ten seconds in which workers are here, and others have never come."""

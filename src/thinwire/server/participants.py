@@ -48,7 +48,7 @@ class Participants(Standing):
         return self._tell_of_break(peer)
 
     def _tell_of_break(self, peer: int) -> list[Effect]:
-        reason = f"worker {self._ranks[peer]} lost its connection at step {self.step}"
+        reason = f"worker {self._ranks[peer]} lost its connection at {self.moment}"
         return self._tell(reason, but=peer, interrupted=True)
 
     def resumed(self, peer: int) -> None:
@@ -67,7 +67,7 @@ class Participants(Standing):
         rank = self._ranks.pop(peer, None)
         if rank is None or self._failed is not None:
             return []
-        reason = f"worker {rank} went away at step {self.step}: {error or CLOSED}"
+        reason = f"worker {rank} went away at {self.moment}: {error or CLOSED}"
         too_few = self._min_workers is None and len(self._ranks) < self._least
         if not self._initialised or too_few or (self._left and not self._ranks):
             return self._fail(reason)
@@ -96,7 +96,7 @@ class Participants(Standing):
             if self._min_workers is None and len(self._ranks) < self._least:
                 return self._fail(NOT_BACK.format(rank, CLOSED))
             self._returning.discard(rank)
-            effects += self._drop(rank, f"worker {rank} has not come back at step {self.step}")
+            effects += self._drop(rank, f"worker {rank} has not come back at {self.moment}")
         if gone and self._left and not (self._ranks or self._rollback.voters or self.awaited):
             self.finished = True  # those who were here have left, and nobody else comes
         return [*effects, *self._settle()] if gone else []
@@ -143,7 +143,7 @@ class Participants(Standing):
                 self._maxima.drop(join.rank)
                 self._digests.drop(join.rank)
             else:
-                effects += self._drop(join.rank, f"worker {join.rank} was away at step {self.step}")
+                effects += self._drop(join.rank, f"worker {join.rank} was away at {self.moment}")
         if effects and self._initialised:
             try:
                 self._engine.check_versions(join.rank, join.have)
@@ -203,7 +203,7 @@ class Participants(Standing):
         del self._ranks[holder]
         if not self._initialised:
             return [over]
-        return [over, *self._drop(rank, f"worker {rank} was not connected at step {self.step}, and is replaced")]
+        return [over, *self._drop(rank, f"worker {rank} was not connected at {self.moment}, and is replaced")]
 
     def _drop(self, rank: int, reason: str) -> list[Effect]:
         """Goes on without a worker, or waits for others, and tells those who are left."""
@@ -308,7 +308,7 @@ class Participants(Standing):
         if gone is None:
             return []
         self._returning.discard(rank)
-        return [*self._drop(rank, f"worker {rank} went away at step {self.step}: {gone}"), *self._settle()]
+        return [*self._drop(rank, f"worker {rank} went away at {self.moment}: {gone}"), *self._settle()]
 
     def _go_back(self) -> list[Effect]:
         """All have agreed: the shard becomes what it was at that step, and lets everybody in."""

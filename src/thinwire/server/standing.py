@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from thinwire.errors import ConfigError
+from thinwire.quantities import moment_text
 from thinwire.schema import Members, Plan
 from thinwire.server.effects import Close, Effect, Send, refused
 from thinwire.server.rollback import Rollback
@@ -66,6 +67,11 @@ class Standing:
     def steps_each(self) -> int:
         """How many steps workers take from the newest of these updates to the next; 1 before there is a plan."""
         return 1 if self._engine is None else self._engine.steps_from(self.step)
+
+    @property
+    def moment(self) -> str:
+        """`step`, in words that do not call an exchange a step where it is one in several."""
+        return moment_text(self.step, self.steps_each)
 
     @property
     def is_even(self) -> bool:
