@@ -254,7 +254,14 @@ def _coded(name: str, codec: Codec) -> Design:
 
 def _predicted_s(plan: Plan, cell: SweptMethod, bps: float) -> float:
     """The predicted step; of DDP's controller that of the setting that it is to find, whatever else is measured."""
-    auto, settings = hook(cell.method).auto, [each.name for each in _planned(cell.method)]
-    if auto is not None and AutoCodec(**auto).target == "bytes":
-        settings = [min(settings, key=lambda name: sum(mean_bits(plan.costs[name], plan.profile)))]
-    return min(plan.step_s(name, cell.ranks, bps) for name in settings)
+    names = [each.name for each in _planned(cell.method)]
+    steps_s = [plan.step_s(name, cell.ranks, bps) for name in names]
+    if (options := hook(cell.method).auto) is None:
+        return steps_s[0]
+    auto = AutoCodec(**options)
+    if auto.target == "bytes":
+        costs = [sum(mean_bits(plan.costs[name], plan.profile)) for name in names]
+    else:
+        settings = auto.settings(uncompressed=True)
+        costs = [step_s * level.steps for step_s, level in zip(steps_s, settings, strict=True)]
+    return steps_s[costs.index(min(costs))]

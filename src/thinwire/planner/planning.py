@@ -156,7 +156,11 @@ class Plan:
             return None, made
         if made.auto.target == "bytes":
             return min(self._variants[name].items(), key=lambda each: sum(self._bits(each[1])))
-        return min(self._variants[name].items(), key=lambda each: self._round_of(each[1], workers, bps).step_s)
+        steps = {level.name: level.steps for level in made.auto.settings()}
+        return min(
+            self._variants[name].items(),
+            key=lambda each: steps[each[0] or ""] * self._round_of(each[1], workers, bps).step_s,
+        )
 
     def _bits(self, made: Design) -> tuple[float, float]:
         return mean_bits(self.costs[made.name], self.profile)

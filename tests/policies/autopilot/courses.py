@@ -71,15 +71,16 @@ class TimedTraining:
         return codec_s, 8 * self.work.nbytes(level, BITS[level.name]) / bps + 0.001
 
     def fixed(self, course: Course, steps: int, seed: int) -> float:
-        """Returns the seconds with the best fixed setting."""
+        """Returns the seconds of as far as so many steps of s = 1 come, with the best fixed setting."""
         return min(self._alone(level, course, steps, seed) for level in levels())
 
     def auto(self, course: Course, steps: int, seed: int) -> Trained:
-        """Trains with the controller, which has warmed up on a link without a limit."""
+        """Trains as far with the controller, which has warmed up on a link without a limit."""
         pilot, taken, chance = Pilot(levels(), self.work), Trained(), Random(seed)
         under_way, since_note = list[tuple[list[StepNote], int]](), 0
         alarm = _Alarm(pilot)
-        for step in range(-WARM_UP, steps):
+        step, gone = -WARM_UP, 0.0
+        while gone < steps:
             if step == 0:
                 taken = Trained()
             bps = UNLIMITED if step < 0 else course(taken.seconds)
@@ -107,6 +108,8 @@ class TimedTraining:
                 told = [self._note(level, codec_s, link_s + late_s, chance) for _ in range(4)]
             taken.seconds += alarm.next_step(level, link_s + late_s)
             under_way.append((told, pilot.memory.level))
+            gone += (step >= 0) / level.steps
+            step += 1
         return taken
 
     def _late_s(self, seed: int, step: int) -> float:
@@ -115,7 +118,7 @@ class TimedTraining:
 
     def _alone(self, level: Level, course: Course, steps: int, seed: int) -> float:
         now_s = 0.0
-        for step in range(steps):
+        for step in range(round(steps * level.steps)):
             now_s += self.compute_s + sum(self.parts_s(level, course(now_s))) + self._late_s(seed, step)
         return now_s
 

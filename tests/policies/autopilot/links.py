@@ -79,7 +79,8 @@ class BusyTraining:
         return codec_s, 8 * self.work.nbytes(level, BITS[level.name]) / bps + 0.001
 
     def step_s(self, level: Level, bps: float) -> float:
-        return self.compute_s + sum(self.parts_s(level, bps))
+        """Seconds of as far as a step of s = 1 comes."""
+        return level.steps * (self.compute_s + sum(self.parts_s(level, bps)))
 
     def over_best(self, rates: Iterable[float], counted: int, seed: int) -> tuple[float, int, Pilot]:
         """Trains a step at each rate.

@@ -11,7 +11,7 @@ from thinwire.policies.autopilot.memory import Memory
 from thinwire.policies.autopilot.notes import StepNote
 
 TOLERANCE = 1.03
-"""The mildest setting whose step is at most so many times the best one's is wanted."""
+"""The mildest setting that costs at most so many times the best one is wanted."""
 WINDOW, ENOUGH = 5, 3
 """Steps whose median counts, and how many it takes of a setting's."""
 UNTRIED = 0.5
@@ -141,14 +141,14 @@ class Estimates:
         return found
 
 
-def wanted(expected: Sequence[float]) -> int:
-    """Returns the mildest level whose step is hardly longer than the best one's.
+def wanted(costs_s: Sequence[float]) -> int:
+    """Returns the mildest level that hardly costs more than the best one.
 
     >>> wanted([0.105, 0.102, 0.1])
     1
     """
-    enough_s = TOLERANCE * min(expected)
-    return next(place for place, seconds in enumerate(expected) if seconds <= enough_s)
+    enough_s = TOLERANCE * min(costs_s)
+    return next(place for place, seconds in enumerate(costs_s) if seconds <= enough_s)
 
 
 def _known(

@@ -25,6 +25,8 @@ INT8_LAG = 0.25
 """Likewise of int8."""
 MULTIPLIERS = (1.0, 1.25, 1.5, 1.75, 1.9)
 """The largest s of each level; a bound on the lag lowers it for each tensor."""
+STEPS = (1.0, 1.08, 1.08, 1.18, 1.18)
+"""How many times the steps of s = 1 a training takes to the same accuracy, by s; `docs/autopilot.md` has where from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,7 @@ class Level:
         sparsity: the largest multiplier s; 1 where there is none.
         bits: of a value, until it is measured.
         codec_ns: nanoseconds that a value takes to be encoded once and decoded twice, until it is measured.
+        steps: that a training takes to an accuracy, of those it takes with s = 1.
     """
 
     name: str
@@ -44,6 +47,7 @@ class Level:
     sparsity: float
     bits: float
     codec_ns: float
+    steps: float = 1.0
 
     def encodes_on(self, devices: Collection[torch.device]) -> bool:
         """Returns whether the codec has kernels on all of these devices; the host has all kernels."""
@@ -82,7 +86,10 @@ def levels(lag_limit: float = LAG_LIMIT) -> tuple[Level, ...]:
         smaller = replace(ternary, entropy="zstd")
         found.append(Level("3lc[s=1]", ternary, 1.0, 0.5, 2.5))
         bits = (0.35, 0.25, 0.18, 0.15, 0.12)
-        found += [Level(f"3lc[s={s:g},zstd]", smaller, s, b, 3.5) for s, b in zip(MULTIPLIERS, bits, strict=True)]
+        found += [
+            Level(f"3lc[s={s:g},zstd]", smaller, s, b, 3.5, steps)
+            for s, b, steps in zip(MULTIPLIERS, bits, STEPS, strict=True)
+        ]
     return tuple(found)
 
 

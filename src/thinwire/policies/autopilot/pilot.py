@@ -1,9 +1,10 @@
 """The controller of `codec="auto"`: which setting the next step has. Equal inputs give equal decisions on all ranks.
 
-It wants the mildest setting whose step is at most 3 % longer than the best one's, and takes a stronger one where the
-one in use is a twentieth longer. Where the link has become slower it takes that at once. All else has to be wanted
-several times in a row, and every change that is soon taken back makes the next one take longer: a link that flaps is
-treated as the slow one. While nothing is odd it decides less and less often.
+It wants the mildest setting that costs at most 3 % more than the best one, and takes a stronger one where the one in
+use costs a twentieth more. A setting costs the seconds of its step, times how many steps a training takes with it.
+Where the link has become slower it takes that at once. All else has to be wanted several times in a row, and every
+change that is soon taken back makes the next one take longer: a link that flaps is treated as the slow one. While
+nothing is odd it decides less and less often.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from thinwire.quantities import counted, rate_text
 Target = Literal["time", "bytes"]
 
 GAIN = 1.05
-"""A stronger setting is taken where a step is so many times the best."""
+"""A stronger setting is taken where the one in use costs so many times the best."""
 REGRET, FORGET = 500, 1000
 """Notes within which a change back is a regret, and notes in a row without a change that make one forgotten."""
 UNMEASURED_S = 0.02
@@ -265,8 +266,12 @@ class Pilot:
         memory, most = self.memory, strongest(self.memory, self.levels, self.lag_limit)
         if memory.level > most:
             return True
-        expected = self._estimates.steps_s(most, bps)
-        return wanted(expected) < memory.level or expected[memory.level] >= GAIN * min(expected)
+        costs_s = self._weighed(self._estimates.steps_s(most, bps))
+        return wanted(costs_s) < memory.level or costs_s[memory.level] >= GAIN * min(costs_s)
+
+    def _weighed(self, expected: list[float]) -> list[float]:
+        """Returns what steps of these seconds cost: a setting with which a training takes more of them costs more."""
+        return [seconds * level.steps for seconds, level in zip(expected, self.levels, strict=False)]
 
     def _decide(self) -> None:
         """Decides anew, and how long to leave it at that."""
@@ -283,8 +288,8 @@ class Pilot:
 
     def _choose(self, expected: list[float], most: int, notes: int) -> None:
         """Changes the setting if another has been wanted for long enough; `notes` have come since the last decision."""
-        memory, best = self.memory, min(expected)
-        place = wanted(expected)
+        memory, costs_s = self.memory, self._weighed(expected)
+        best, place = min(costs_s), wanted(costs_s)
         if memory.level > most:
             self._change(place, "steps are critical")
             return
@@ -294,10 +299,10 @@ class Pilot:
         if place == memory.level:
             memory.calm = 0
             return
-        now = expected[memory.level]
+        now = costs_s[memory.level]
         stronger = place > memory.level
         least_s = UNMEASURED_S if not memory.compute_s else 0.0
-        if stronger and (now < GAIN * best or now - expected[place] < least_s):
+        if stronger and (now < GAIN * best or now - costs_s[place] < least_s):
             memory.calm = 0
             return
         memory.calm += max(1, notes) if memory.calm else 1
@@ -306,8 +311,8 @@ class Pilot:
             if memory.turned_at and memory.milder == stronger and memory.notes - memory.turned_at < REGRET:
                 memory.regrets = min(len(PATIENCE) - 1, memory.regrets + 1)
             memory.turned_at, memory.milder = memory.notes, not stronger
-            link = rate_text(memory.link_bps)
-            self._change(place, f"link {link}, {1e3 * expected[place]:.3g} ms a step in place of {1e3 * now:.3g}")
+            link, new_ms, now_ms = rate_text(memory.link_bps), 1e3 * expected[place], 1e3 * expected[memory.level]
+            self._change(place, f"link {link}, {new_ms:.3g} ms a step in place of {now_ms:.3g}")
 
     def _change(self, index: int, why: str) -> None:
         memory = self.memory
