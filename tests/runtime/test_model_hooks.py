@@ -16,7 +16,7 @@ from torch.nn.utils import prune, spectral_norm, weight_norm
 import thinwire as tw
 from tests.hooks.cluster import start_server
 from tests.hooks.local_runs import batch, mlp, sgd
-from thinwire.errors import ConfigError, DeadlineError
+from thinwire.errors import ConfigError, DeadlineError, ProtocolError
 from thinwire.hooks.distribute import DistributedOptimizer
 from thinwire.hooks.resuming import KeptSteps
 from thinwire.server.core import ServerCore
@@ -116,6 +116,33 @@ def test_a_model_that_is_to_be_compiled_whole_is_refused_with_a_reason(servers: 
     whole: Any = torch.compile(model, fullgraph=True, backend="eager")
     with begin(model, servers, design=design), pytest.raises(Exception, match="compile without fullgraph=True"):
         whole(batch(0, 0)[0])
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch's compiler looks there
+@pytest.mark.parametrize("design", ["fp32", "update[codec=fp32]"])
+def test_a_graph_that_was_compiled_before_is_refused_and_compiled_anew_after_a_reset(
+    servers: list[Server], design: str
+) -> None:
+    """torch runs it without looking whether layers have hooks now."""
+    torch.compiler.reset()
+    model = mlp(0)
+    compiled: Any = torch.compile(model, backend="eager")
+    x, y = batch(0, 0)
+    compiled(x)
+    with begin(model, servers, design=design) as opt:
+
+        def step() -> None:
+            opt.zero_grad()
+            loss: Any = nn.functional.cross_entropy(compiled(x), y)
+            loss.backward()
+            opt.step()
+
+        step()  # begins with the values that the servers have
+        with pytest.raises(ProtocolError, match=r"torch\.compiler\.reset\(\) once, after tw\.distribute"):
+            step()
+        torch.compiler.reset()
+        for _ in range(3):
+            step()
 
 
 @pytest.mark.parametrize("design", ["fp32", "update[codec=fp32]"])

@@ -20,7 +20,7 @@ from thinwire.worker.batching import Batching
 from thinwire.worker.conversation import Conversation
 from thinwire.worker.departed import Departed
 from thinwire.worker.effects import Poll, Procedure
-from thinwire.worker.model import PlannedTensor, WorkerTensor
+from thinwire.worker.model import USED_TOO_EARLY, PlannedTensor, WorkerTensor
 from thinwire.worker.participant import Frames, Participant
 
 _ABOUT_SCALERS = (
@@ -91,10 +91,7 @@ class Worker(Participant):
         if self.model.evaluating:
             raise ProtocolError("averaged weights are for evaluation; run backward passes outside the block")
         if self._is_stale(tensor):
-            raise ProtocolError(
-                f"{tensor.name!r} was used before its last update was applied: its module was not "
-                "called through the model. Call opt.sync() before such a forward pass"
-            )
+            raise ProtocolError(USED_TOO_EARLY.format(name=tensor.name))
         if self.pushes_early and not self.accumulating:
             yield from self._push(tensor)
             self._departed.add(tensor, self._groups if self._terms.owns_hyperparameters(self.rank) else None)

@@ -24,7 +24,7 @@ from thinwire.worker.autopilot import RoundAutopilot
 from thinwire.worker.core import Worker
 from thinwire.worker.effects import Procedure
 from thinwire.worker.fragment import Fragment, Pulled
-from thinwire.worker.model import PlannedTensor, WorkerTensor
+from thinwire.worker.model import USED_TOO_EARLY, PlannedTensor, WorkerTensor
 from thinwire.worker.rows import Lead
 from thinwire.worker.table import NO_GRADIENT, WorkerTable
 
@@ -144,10 +144,7 @@ class LocalWorker(Worker):
         if self.model.evaluating:
             raise ProtocolError("shared weights are for evaluation; run backward passes outside the block")
         if self._is_due(tensor):
-            raise ProtocolError(
-                f"{tensor.name!r} was used before its last update was applied: its module was not "
-                "called through the model. Call opt.sync() before such a forward pass"
-            )
+            raise ProtocolError(USED_TOO_EARLY.format(name=tensor.name))
         yield from ()
 
     def end_step(self) -> Procedure[None]:

@@ -22,6 +22,13 @@ from thinwire.telemetry import Counters
 from thinwire.worker.apply_buffer import Update
 from thinwire.worker.table import LocalStep, WorkerTable
 
+USED_TOO_EARLY = (
+    "{name!r} was used before its last update was applied: its module was not called through the model, or "
+    "torch.compile ran what it had compiled before tw.distribute. Call opt.sync() before such a forward pass; of a "
+    "compiled model, torch.compiler.reset() once, after tw.distribute"
+)
+"""Why a gradient is refused: layers ask for updates in hooks, and a graph of before has none."""
+
 
 @dataclass(frozen=True, slots=True)
 class PlannedTensor:
