@@ -19,6 +19,7 @@ from thinwire.policies.autopilot.levels import LAG_LIMIT, levels
 from thinwire.policies.autopilot.notes import StepNote
 from thinwire.policies.autopilot.pilot import Pilot
 from thinwire.policies.autopilot.probing import MOST
+from thinwire.policies.autopilot.rhythm import PATIENCE
 
 LEVELS = levels()
 NAMES = [level.name for level in LEVELS]
@@ -132,6 +133,20 @@ def test_what_rings_of_busy_processors_wait_does_not_keep_it_from_compressing(bp
     trained = [training.over_best([2e10] * 70 + [bps] * 600, counted=500, seed=seed) for seed in range(6)]
     assert fmean(over for over, _, _ in trained) <= 1.06 and max(over for over, _, _ in trained) <= 1.13
     assert max(pilot.memory.changes for _, _, pilot in trained) <= 8
+
+
+def test_changes_that_were_taken_back_do_not_keep_it_from_a_setting_that_saves_much() -> None:
+    """Uncompressed steps begin to wait for more than the link explains, so that nothing but patience is in the way."""
+    pilot = Pilot(LEVELS, WORK)
+    train(pilot, [2e10] * 60)
+    memory, taken = pilot.memory, 0
+    memory.regrets, memory.moved, memory.resting, memory.rest = len(PATIENCE) - 2, False, 1, 1
+    while pilot.setting.codec is None and taken < PATIENCE[memory.regrets]:
+        told = notes(pilot.setting, 2e10)
+        memory.note_gap = 1
+        pilot.take([n._replace(step_s=n.step_s + 0.03, exposed_s=n.exposed_s + 0.03) for n in told], memory.level)
+        taken += 1
+    assert ENOUGH < taken < PATIENCE[memory.regrets] / 4
 
 
 def test_where_compressed_steps_are_longer_it_finds_out_and_comes_back() -> None:

@@ -305,7 +305,9 @@ class Pilot:
         if stronger and (now < GAIN * best or now - costs_s[place] < least_s):
             memory.calm = 0
             return
-        memory.calm += max(1, notes) if memory.calm else 1
+        # Regrets are for settings that are much alike: the more a stronger one saves, the fewer notes it takes.
+        worth = (now / best - 1) / (GAIN - 1) if stronger else 1.0
+        memory.calm += int(worth * max(1, notes)) if memory.calm else 1
         at_once = stronger and memory.moved
         if at_once or (memory.since >= SETTLING and memory.calm >= PATIENCE[memory.regrets]):
             if memory.turned_at and memory.milder == stronger and memory.notes - memory.turned_at < REGRET:
