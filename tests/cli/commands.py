@@ -1,13 +1,17 @@
-"""Running `thinwire` in this process, as its console script does."""
+"""Running `thinwire` in this process, as its console script does, and in one of its own."""
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from dataclasses import dataclass
 
 import pytest
 
 from thinwire.cli import main
+
+THINWIRE = [sys.executable, "-m", "thinwire"]
 
 
 @dataclass(frozen=True)
@@ -30,3 +34,14 @@ def thinwire(
         status = error.code if isinstance(error.code, int) else 1
     captured = capsys.readouterr()
     return Result(status, captured.out, captured.err)
+
+
+def start(*arguments: object, **environment: object) -> subprocess.Popen[str]:
+    """Starts one command in a process of its own."""
+    return subprocess.Popen(
+        [*THINWIRE, *map(str, arguments)],
+        env={**os.environ, **{name: str(value) for name, value in environment.items()}},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
