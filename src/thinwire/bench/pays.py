@@ -43,7 +43,7 @@ from thinwire.planner.costs import exchange_every, mean_bits
 from thinwire.planner.peer_costs import PeerCosts
 from thinwire.planner.planning import UNCOMPRESSED, Plan
 from thinwire.planner.predictions import Setting
-from thinwire.planner.variants import fixed_codec
+from thinwire.planner.variants import choice, fixed_codec
 from thinwire.planner.workload import profile_workload, torch_threads
 from thinwire.policies.auto_codec import AutoCodec
 from thinwire.policies.designs import Design, design
@@ -255,13 +255,13 @@ def _coded(name: str, codec: Codec) -> Design:
 def _predicted_s(plan: Plan, cell: SweptMethod, bps: float) -> float:
     """The predicted step; of DDP's controller that of the setting that it is to find, whatever else is measured."""
     names = [each.name for each in _planned(cell.method)]
-    steps_s = [plan.step_s(name, cell.ranks, bps) for name in names]
-    if (options := hook(cell.method).auto) is None:
-        return steps_s[0]
-    auto = AutoCodec(**options)
-    if auto.target == "bytes":
-        costs = [sum(mean_bits(plan.costs[name], plan.profile)) for name in names]
-    else:
-        settings = auto.settings(uncompressed=True)
-        costs = [step_s * level.steps for step_s, level in zip(steps_s, settings, strict=True)]
-    return steps_s[costs.index(min(costs))]
+    place = 0
+    if (options := hook(cell.method).auto) is not None:
+        auto = AutoCodec(**options)
+        place = choice(
+            auto,
+            auto.settings(uncompressed=True),
+            step_s=lambda place: plan.step_s(names[place], cell.ranks, bps),
+            bits=lambda place: sum(mean_bits(plan.costs[names[place]], plan.profile)),
+        )
+    return plan.step_s(names[place], cell.ranks, bps)

@@ -6,11 +6,10 @@ from collections.abc import Callable
 from typing import Protocol
 
 from thinwire.quantities import moment_text, nbytes_text
+from thinwire.runtime.serving import MOMENT_S
 
 PROGRESS_S = 10.0
 """Between two lines on how far the training is."""
-MOMENT_S = 1.0
-"""A connection that breaks for longer is told of."""
 
 
 class Served(Protocol):

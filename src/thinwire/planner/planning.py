@@ -21,7 +21,7 @@ from thinwire.planner.peer_costs import PeerCosts
 from thinwire.planner.predictions import WORKERS, Prediction, Setting, Summary
 from thinwire.planner.profile import Profile
 from thinwire.planner.rounds import EXCHANGE_SHARE, Round, check_share
-from thinwire.planner.variants import variants
+from thinwire.planner.variants import choice, variants
 from thinwire.policies.assignment import Sized
 from thinwire.policies.compression import PLAIN
 from thinwire.policies.designs import Design, design
@@ -154,13 +154,15 @@ class Plan:
         made = self.designs[name]
         if made.auto is None:
             return None, made
-        if made.auto.target == "bytes":
-            return min(self._variants[name].items(), key=lambda each: sum(self._bits(each[1])))
-        steps = {level.name: level.steps for level in made.auto.settings()}
-        return min(
-            self._variants[name].items(),
-            key=lambda each: steps[each[0] or ""] * self._round_of(each[1], workers, bps).step_s,
-        )
+        found = list(self._variants[name].items())
+        return found[
+            choice(
+                made.auto,
+                made.auto.settings(),
+                step_s=lambda place: self._round_of(found[place][1], workers, bps).step_s,
+                bits=lambda place: sum(self._bits(found[place][1])),
+            )
+        ]
 
     def _bits(self, made: Design) -> tuple[float, float]:
         return mean_bits(self.costs[made.name], self.profile)

@@ -1,11 +1,13 @@
-"""What is planned where a design leaves its codec open: a design for every setting that `codec=auto` may take."""
+"""What is planned where a codec is left open: a design for every setting that `codec=auto` may take, and its choice."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from thinwire.codecs import Codec
 from thinwire.codecs.registry import codec
+from thinwire.policies.auto_codec import AutoCodec
 from thinwire.policies.autopilot.levels import Level
 from thinwire.policies.designs import Design
 
@@ -27,6 +29,21 @@ def variants(made: Design) -> dict[str | None, Design]:
         fixed = fixed_codec(level)
         found[level.name] = replace(made, name=f"{made.name}: {level.name}", auto=None, up=fixed, down=fixed)
     return found
+
+
+def choice(
+    auto: AutoCodec, settings: Sequence[Level], step_s: Callable[[int], float], bits: Callable[[int], float]
+) -> int:
+    """Returns the place of the setting that a controller finds, where all is as predicted.
+
+    Args:
+        auto: says what is to be least.
+        settings: of the controller.
+        step_s: the predicted seconds of a step with the setting at a place.
+        bits: likewise what a value takes, both ways.
+    """
+    cost = bits if auto.target == "bytes" else lambda place: settings[place].cost_s(step_s(place))
+    return min(range(len(settings)), key=cost)
 
 
 def fixed_codec(level: Level) -> Codec:

@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 TICK_S = 0.1
 """Between two looks for workers that are late."""
 MOMENT_S = 1.0
-"""A worker whose connection broke for longer is told of, also where nobody goes on without it."""
+"""A worker whose connection is broken for longer is told of: to the others, and by whoever runs the server."""
 
 
 def serving(

@@ -49,6 +49,10 @@ class Level:
     codec_ns: float
     steps: float = 1.0
 
+    def cost_s(self, step_s: float) -> float:
+        """Returns what a step of so many seconds costs beside those of s = 1, of which a training takes fewer."""
+        return self.steps * step_s
+
     def encodes_on(self, devices: Collection[torch.device]) -> bool:
         """Returns whether the codec has kernels on all of these devices; the host has all kernels."""
         if self.codec is None:

@@ -270,8 +270,8 @@ class Pilot:
         return wanted(costs_s) < memory.level or costs_s[memory.level] >= GAIN * min(costs_s)
 
     def _weighed(self, expected: list[float]) -> list[float]:
-        """Returns what steps of these seconds cost: a setting with which a training takes more of them costs more."""
-        return [seconds * level.steps for seconds, level in zip(expected, self.levels, strict=False)]
+        """Returns what steps of these seconds cost, at the levels up to the strongest that may be asked for."""
+        return [level.cost_s(step_s) for level, step_s in zip(self.levels, expected, strict=False)]
 
     def _decide(self) -> None:
         """Decides anew, and how long to leave it at that."""
