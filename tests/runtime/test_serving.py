@@ -11,8 +11,9 @@ from tests.packets.bytes_of import packet
 from tests.runtime.handlers import Hours, Notes, make
 from tests.server.conversation import Shard, make_plan
 from thinwire.packets import kind_of, pack, parse
+from thinwire.runtime.clock import MOMENT_S
 from thinwire.runtime.limits import MAX_JOIN_NBYTES, allowance
-from thinwire.runtime.serving import MOMENT_S, ServerHandler, serving
+from thinwire.runtime.serving import ServerHandler, serving
 from thinwire.schema import (
     Join,
     Leave,

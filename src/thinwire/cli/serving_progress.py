@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from thinwire.quantities import moment_text, nbytes_text
-from thinwire.runtime.serving import MOMENT_S
+from thinwire.runtime.clock import MOMENT_S
 
 PROGRESS_S = 10.0
 """Between two lines on how far the training is."""

@@ -10,6 +10,9 @@ from functools import partial
 from heapq import heapify, heappop, heappush
 from typing import Protocol
 
+MOMENT_S = 1.0
+"""A worker whose connection is broken for longer is told of: to the others, and by whoever runs the server."""
+
 Cancel = Callable[[], None]
 """Makes a later call not happen; does nothing once it has."""
 

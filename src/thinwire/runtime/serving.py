@@ -11,7 +11,7 @@ from functools import partial
 
 from thinwire.errors import ConfigError, ProtocolError
 from thinwire.packets import PacketLimits, kind_of, pack, parse
-from thinwire.runtime.clock import Cancel, Clock, SystemClock
+from thinwire.runtime.clock import MOMENT_S, Cancel, Clock, SystemClock
 from thinwire.runtime.journal import Journal
 from thinwire.runtime.limits import MAX_JOIN_NBYTES, Allowance, allowance, join_too_large
 from thinwire.runtime.session_server import SessionServer
@@ -24,8 +24,6 @@ from thinwire.transports.base import Sender
 _log = logging.getLogger(__name__)
 TICK_S = 0.1
 """Between two looks for workers that are late."""
-MOMENT_S = 1.0
-"""A worker whose connection is broken for longer is told of: to the others, and by whoever runs the server."""
 
 
 def serving(
