@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from functools import cache
 from importlib.metadata import EntryPoint
 from typing import Any
 
+from thinwire.cautions import caution
 from thinwire.errors import ConfigError
 
 
@@ -43,5 +43,5 @@ def load_or_warn(point: EntryPoint, kind: type | None = None) -> Any:
     try:
         return load(point, kind)
     except ConfigError as error:
-        warnings.warn(f"{error}. All else goes on without it", UserWarning, stacklevel=3)
+        caution(f"{error}. All else goes on without it")
         return None

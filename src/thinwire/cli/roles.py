@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import threading
 import time
-import warnings
 from collections.abc import Callable
 from contextlib import closing, nullcontext
 from dataclasses import replace
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from msgspec import UnsetType
 
+from thinwire.cautions import caution
 from thinwire.cli import options
 from thinwire.cli.console import Interrupted, Told, report, write_json
 from thinwire.cli.lazy import lazy
@@ -113,11 +113,9 @@ def server(
         if resume:
             checkpointer.resume(resume_step)
             if core.over:
-                warnings.warn(
+                caution(
                     f"the training in {str(checkpoint)!r} has reached its end, {core.moment}, and nothing is left "
-                    "to train: for another training give another file, or remove this one and those beside it",
-                    UserWarning,
-                    stacklevel=2,
+                    "to train: for another training give another file, or remove this one and those beside it"
                 )
     ended, caught = threading.Event(), set[int]()
 
@@ -275,7 +273,7 @@ def rejoining(
             # has the residuals of then, also where it went on with later ones meanwhile.
             if kept is not None:
                 kept = replace(kept, step=None, residuals=False, resume=kept.resume and bool(kept.own()))
-            warnings.warn(f"{error}. This worker joins again", UserWarning, stacklevel=2)
+            caution(f"{error}. This worker joins again")
         except StepMismatchError as error:
             if not returning and (kept is None or not kept.resume or kept.step is not None):
                 raise
@@ -285,7 +283,7 @@ def rejoining(
             if kept is not None:
                 kept = replace(kept, resume=kept.resume and there, residuals=there, written=set(own))
             whose = "the residuals of its newest checkpoint" if there else "empty residuals"
-            warnings.warn(f"{error}. This worker goes on where they are, with {whose}", UserWarning, stacklevel=2)
+            caution(f"{error}. This worker goes on where they are, with {whose}")
 
 
 def open_metrics(

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 import operator
-import warnings
 from copy import deepcopy
 from functools import partial
 from typing import Any, Unpack
@@ -20,6 +19,7 @@ from typing import Any, Unpack
 import torch
 
 from thinwire import frames
+from thinwire.cautions import caution
 from thinwire.codecs import device
 from thinwire.codecs.lag import follow_tensors
 from thinwire.codecs.scheme import (
@@ -287,12 +287,10 @@ class Context:
             follow_tensors([(self.lag_bound, entry.flat.values, entry.residual)])
             return encoded.frame
         if off_host(tensor) and device.why_not_encoded(self.codec.scheme, tensor.device) is None:
-            warnings.warn(
+            caution(
                 f"a context of {self.codec.id} was made for a tensor on the CPU and gets one on {tensor.device.type}: "
                 "every encode copies the whole tensor to the host and waits for it. Make contexts from tensors on the "
-                "GPU",
-                UserWarning,
-                stacklevel=2,
+                "GPU"
             )
         flat = self.flat(tensor)
         residual, scale = self._residual_array, self.codec.error_scale

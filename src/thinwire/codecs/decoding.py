@@ -8,7 +8,6 @@ allocated. `CheckedFrame.decode` fills a tensor with it; `GradientSums` adds up 
 from __future__ import annotations
 
 import struct
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import TypeAlias
 import numpy as np
 import torch
 
+from thinwire.cautions import caution
 from thinwire.codecs import device
 from thinwire.codecs.scheme import Explained, Scheme, Sent
 from thinwire.codecs.scratch import ScratchPool
@@ -105,11 +105,9 @@ class CheckedFrame:
                 device.decode(scheme, frame, out, accumulate, self.pool)
                 return
             if scheme.id not in device.NOTHING_LOST:
-                warnings.warn(
+                caution(
                     f"{reason}: its frames are decoded on the CPU, and the whole tensor is copied to "
-                    f"{out.device.type} (4 bytes a value, where the frame held far fewer)",
-                    UserWarning,
-                    stacklevel=3,  # who called tw.decode
+                    f"{out.device.type} (4 bytes a value, where the frame held far fewer)"
                 )
         view = direct_view(out)
         with _faults_are(frame), self.pool.lend(threads) as space:

@@ -8,7 +8,6 @@ without Triton, gets a copy of the whole tensor on the host: that works and cost
 
 from __future__ import annotations
 
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
@@ -16,6 +15,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeGuard, TypeVar
 
 import torch
 
+from thinwire.cautions import caution
 from thinwire.codecs.scheme import Encoded, Payload, Scheme, Step
 from thinwire.codecs.scratch import Scratch, ScratchPool
 from thinwire.codecs.tensors import DeviceFlat, off_host, store_tensor
@@ -150,11 +150,9 @@ def encodes(tensor: object, scheme: Scheme) -> TypeGuard[torch.Tensor]:
         return False
     reason = why_not_encoded(scheme, tensor.device)
     if reason and scheme.id not in NOTHING_LOST:
-        warnings.warn(
+        caution(
             f"{reason}: tensors on {tensor.device.type} are encoded on the CPU. Every encode copies the whole "
-            "tensor to the host (4 bytes a value, where the frame holds far fewer) and waits for it",
-            UserWarning,
-            stacklevel=3,
+            "tensor to the host (4 bytes a value, where the frame holds far fewer) and waits for it"
         )
     return reason is None
 

@@ -5,7 +5,6 @@ The package makes one registry, behind `tw.codec` and `tw.decode`; what it makes
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import fields
 from importlib.metadata import EntryPoint, entry_points
@@ -16,6 +15,7 @@ import torch
 from torch.autograd.graph import increment_version
 
 from thinwire import frames
+from thinwire.cautions import caution
 from thinwire.codecs.base import Codec
 from thinwire.codecs.blocktopk import BlockTopK
 from thinwire.codecs.decoding import CheckedFrame
@@ -214,9 +214,7 @@ class Registry:
                 if (scheme := load_or_warn(point, Scheme)) is None:
                     self._broken[point.name] = point
                 elif not isinstance(getattr(scheme, "id", None), str):
-                    warnings.warn(
-                        f"{point.name!r} ({point.group}) has no id, and is left out", UserWarning, stacklevel=3
-                    )
+                    caution(f"{point.name!r} ({point.group}) has no id, and is left out")
                 else:
                     self.register(scheme)
             self._loaded = True  # not where an id was taken: whoever asks next hears of it as well

@@ -10,7 +10,6 @@ Decoding needs nothing but the frame, so `decode` and the sizes are class method
 from __future__ import annotations
 
 import hashlib
-import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias, TypedDict
@@ -18,6 +17,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, Type
 import numpy as np
 from numpy.typing import NDArray
 
+from thinwire.cautions import caution
 from thinwire.codecs.lag import DeltaLagBound, LagBound
 from thinwire.codecs.options import Between, check_options
 from thinwire.codecs.scratch import Scratch, ScratchPool
@@ -216,11 +216,9 @@ class CodecOptions:
             if reason := self.scheme.why_no_residual():
                 raise ConfigError(f"{self.id}: error_feedback=True: {reason}")
             if self.scheme.unbiased:
-                warnings.warn(
+                caution(
                     f"{self.id} is unbiased: with error feedback its rounding noise, which would average out, is kept "
-                    "and sent again (3LC §3.1 reports that stochastic 3-value quantisation then failed to converge)",
-                    UserWarning,
-                    stacklevel=4,  # who called tw.codec
+                    "and sent again (3LC §3.1 reports that stochastic 3-value quantisation then failed to converge)"
                 )
 
     @property

@@ -6,7 +6,6 @@ gradients that it is about to apply. Of every compressed step it is told, and te
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Collection
 from typing import Any, TypeAlias
@@ -15,6 +14,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from thinwire.cautions import caution
 from thinwire.errors import ConfigError
 
 Place: TypeAlias = "tuple[weakref.ref[nn.Module], str]"
@@ -83,15 +83,13 @@ class StepGuard:
         self._unused, self._skipped = True, skipped
         if wasted and not self._told:
             self._told = True
-            warnings.warn(
+            caution(
                 "a backward pass has exchanged gradients that no optimizer took before they were zeroed. The exchange "
                 "has spent a part of the residuals on them and left a part of them in the residuals, which later steps "
                 "apply: the training may diverge. Keep such a pass out of the exchange, as by `with model.no_sync():` "
                 "(DDP), model.set_requires_gradient_sync(False) (FSDP2), or requires_grad_(False) around it. A script "
                 "that has added them up by itself, or put others in their place, loses nothing, and may filter this "
-                "warning; docs/ddp.md, Gradients that nobody takes",
-                UserWarning,
-                stacklevel=2,
+                "warning; docs/ddp.md, Gradients that nobody takes"
             )
 
     def forget(self) -> None:
@@ -119,12 +117,10 @@ class StepGuard:
         if found and self._holds(optimizer, [at for _, at in found]):
             names = ", ".join(name for name, _ in found[:4]) + (", …" if len(found) > 4 else "")
             self._left_out = []
-            warnings.warn(
+            caution(
                 f"{len(found)} parameters were frozen when DistributedDataParallel wrapped the model and are trained "
                 f"now ({names}): no rank sees another's gradients of them, and the replicas will differ. Unfreeze "
-                "them before wrapping, or wrap and compress the model anew",
-                UserWarning,
-                stacklevel=4,
+                "them before wrapping, or wrap and compress the model anew"
             )
 
     @staticmethod

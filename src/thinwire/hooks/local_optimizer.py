@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from thinwire.cautions import caution
 from thinwire.errors import ConfigError, ProtocolError
 from thinwire.hooks.lengthening import Lengthening
 from thinwire.hooks.moments import forget_what_is_not_finite
@@ -186,11 +186,9 @@ class LocalUpdateOptimizer(DistributedOptimizer):
 
     def _look_who_steps(self, *_: Any) -> None:
         if not (self._stepping or self._local.closed):
-            warnings.warn(
+            caution(
                 "the inner optimizer has taken a step by itself, which counts for no exchange: call step() of what "
-                "tw.distribute returned (with a GradScaler, scaler.step of that)",
-                UserWarning,
-                stacklevel=3,
+                "tw.distribute returned (with a GradScaler, scaler.step of that)"
             )
 
     def _inner_step(self, closure: Callable[[], Any] | None) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from thinwire.cautions import caution
 from thinwire.errors import ConfigError, SessionLostError
 from thinwire.hooks.costs import TrainingCosts
 from thinwire.hooks.records import Recorder, residual_ratios
@@ -274,11 +274,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 self.sync()
             shard["shard"] = self._shards.state_dict(self._worker.clock)
             if shard["shard"] is None:
-                warnings.warn(
+                caution(
                     "no training can go on from this state_dict(): with fragments some parameters have had an exchange "
-                    "more than others. Save it after a step that ends a round, which is every h-th",
-                    UserWarning,
-                    stacklevel=2,
+                    "more than others. Save it after a step that ends a round, which is every h-th"
                 )
         return {
             **shard,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 
+from thinwire.cautions import caution
 from thinwire.runtime.metrics import MetricsWriter
 from thinwire.telemetry import StepRecord
 from thinwire.worker.model import WorkerModel
@@ -96,9 +96,7 @@ class Recorder:
         if not self._warned and any(ratio > LAG_WARNING for ratio in ratios.values()):
             self._warned = True
             worst = max(ratios, key=lambda name: ratios[name])
-            warnings.warn(
+            caution(
                 f"{worst}: {ratios[worst]:.0f} steps of updates wait in its residual; a smaller learning rate or "
-                "sparsity multiplier would let them through",
-                UserWarning,
-                stacklevel=4,
+                "sparsity multiplier would let them through"
             )

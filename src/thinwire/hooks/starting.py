@@ -5,10 +5,10 @@ Between `agree` and `start` the optimizer loads the state; what is in it is for 
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
+from thinwire.cautions import caution
 from thinwire.hooks.resuming import Resumable
 from thinwire.runtime.driver import WorkerDriver
 from thinwire.worker.core import Worker
@@ -62,17 +62,13 @@ def _warn_of_what_is_lost(worker: Worker, *, resumed: bool) -> None:
     """Warns where a worker goes on without all that it had: its gradients, its residuals, or any state of its own."""
     updates, residuals = worker.counters["updates_lost"], worker.counters["residuals_lost"]
     if resumed and (updates or residuals):
-        warnings.warn(
+        caution(
             f"worker {worker.rank} goes on with exchange {worker.clock}: the shards lack {updates:g} of its "
-            f"gradients, and {residuals:g} residuals, of which they have had a part, are dropped",
-            UserWarning,
-            stacklevel=5,
+            f"gradients, and {residuals:g} residuals, of which they have had a part, are dropped"
         )
     if worker.began_bare:
-        warnings.warn(
+        caution(
             f"worker {worker.rank} has no state of its own and goes on with exchange {worker.clock}, where the "
             "shards are: its residuals, its optimizer's state and its random streams begin anew. Give resume=… "
-            "what opt.state_dict() returned at that exchange, where it was kept",
-            UserWarning,
-            stacklevel=5,
+            "what opt.state_dict() returned at that exchange, where it was kept"
         )

@@ -7,7 +7,6 @@ without its wrapper, so this one asks the Trainer for `model_wrapped`.
 from __future__ import annotations
 
 import io
-import warnings
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 import torch
 
+from thinwire.cautions import caution
 from thinwire.codecs import Codec
 from thinwire.hooks import ddp
 from thinwire.hooks.exchange.options import with_scaler
@@ -101,12 +101,10 @@ class ThinwireCallback(TrainerCallback):
             assert kept is not None
             ddp.AllRanks(state).load_state_dict(kept)
             return
-        warnings.warn(
+        caution(
             f"the Trainer goes on from step {step}, and {folders[0] / FILE} is not there on rank 0, or is of other "
             "weights: residuals begin at zero. For a checkpoint in another place give "
-            "TrainingArguments(resume_from_checkpoint=FOLDER)",
-            UserWarning,
-            stacklevel=3,
+            "TrainingArguments(resume_from_checkpoint=FOLDER)"
         )
 
     def _found(self, folders: Sequence[Path]) -> dict[str, Any] | None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
-
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from thinwire.cautions import caution
 from thinwire.schema.tensor_names import COMPILED
 
 
@@ -32,6 +31,6 @@ def is_distributed(model: nn.Module, ranks: int) -> bool:
         ranks: how many take part.
     """
     if ranks == 1 and not isinstance(inside_compiled(model), DistributedDataParallel):
-        warnings.warn("one rank alone has nobody to send to: nothing is compressed", UserWarning, stacklevel=3)
+        caution("one rank alone has nobody to send to: nothing is compressed")
         return False
     return True

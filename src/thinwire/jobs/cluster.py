@@ -6,13 +6,13 @@ a token bucket inside each process's transport. An engine starts the processes: 
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
+from thinwire.cautions import caution
 from thinwire.engines.engine import Command, Engine
 from thinwire.engines.events import Event, Lost, Restarted, Said
 from thinwire.engines.links import Rate, parse_rate
@@ -242,7 +242,7 @@ class _Running:
         for process, event in self._engine.events(besides=alone):
             if isinstance(event, Said):
                 if event.text.startswith(WARNING):  # what it says of the run; all processes may say the same
-                    warnings.warn(event.text.removeprefix(WARNING).strip(), UserWarning, stacklevel=3)
+                    caution(event.text.removeprefix(WARNING).strip())
                 continue
             on_event(process, event)
             if isinstance(event, Restarted) and process in self._servers:

@@ -9,7 +9,6 @@ does not know how long the others have trained: it leaves the end to them, and i
 
 from __future__ import annotations
 
-import warnings
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +18,7 @@ import torch
 from msgspec import UNSET, UnsetType
 from torch import nn
 
+from thinwire.cautions import caution
 from thinwire.engines.events import Event
 from thinwire.hooks.distribute import DistributedOptimizer
 from thinwire.jobs.events import Accuracy, Progress
@@ -168,11 +168,9 @@ class TrainingLoop:
     def _end_in_time(self, seconds: float) -> None:
         """Makes this step the last where the time is over by this worker's own clock."""
         if self._late and self._opt.steps_done == self._first:
-            warnings.warn(
+            caution(
                 f"worker {self._rank} came after {self._first} steps, and does not know how long they took: its rate "
-                "follows the time that they take here, and the run ends by the clocks of those who were there before",
-                UserWarning,
-                stacklevel=2,
+                "follows the time that they take here, and the run ends by the clocks of those who were there before"
             )
         there = all(0 in ranks for _, ranks in self._opt.memberships)  # one in its place would have come late
         if self._now() - self._began >= seconds and not (self._waits_for_scores and there):

@@ -8,13 +8,13 @@ Where somebody's disk is full, they would not: older files are kept until everyb
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from thinwire.cautions import caution
 from thinwire.errors import ConfigError
 from thinwire.runtime.checkpoint import (
     LOCAL,
@@ -125,12 +125,10 @@ class CheckpointWriter:
         stay = needed(own, step)
         if len(stay) == MAX_FILES and not self._many:
             self._many = self._needless = True
-            warnings.warn(
+            caution(
                 f"{MAX_FILES} checkpoints {str(self.path)!r} are kept, back to step {stay[-1]}: another process has "
                 "none since then, and from now on the oldest is removed. Look for a disk that is full, or for a "
-                "worker without checkpoints",
-                UserWarning,
-                stacklevel=2,
+                "worker without checkpoints"
             )
         self._many = len(stay) == MAX_FILES
         self._needless = self._needless or len(stay) < len(own)
@@ -156,11 +154,9 @@ class CheckpointWriter:
             raise error
         elif not self._failing:
             self._failing = True
-            warnings.warn(
+            caution(
                 f"checkpoint {str(self.path)!r} of step {step} cannot be written: {error.strerror or error}. Training "
-                f"goes on, and the next try is in {self.every} steps; the checkpoint before is still whole",
-                UserWarning,
-                stacklevel=2,
+                f"goes on, and the next try is in {self.every} steps; the checkpoint before is still whole"
             )
 
     def close(self) -> None:
@@ -190,10 +186,8 @@ def try_out(path: Path, nbytes: int = 0, disk: Disk = LOCAL, *, resumes: bool = 
     except ConfigError as error:
         if not (resumes and files_at(path, disk)):
             raise
-        warnings.warn(
-            f"{error}. Training goes on from the checkpoints that are there, and new ones are tried when they are due",
-            UserWarning,
-            stacklevel=3,
+        caution(
+            f"{error}. Training goes on from the checkpoints that are there, and new ones are tried when they are due"
         )
 
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 
+from thinwire.cautions import caution
 from thinwire.errors import ConfigError
 
 LOCK = ".lock"
@@ -64,11 +64,7 @@ def claimed(path: Path, *, resumes: bool = False) -> Iterator[None]:
                 ) from None
             if waited >= ENDING_S and not told:
                 told = True
-                warnings.warn(
-                    f"{said}, or has died on another machine: this one waits for it, {LEASE_S:.0f} s at most",
-                    UserWarning,
-                    stacklevel=3,
-                )
+                caution(f"{said}, or has died on another machine: this one waits for it, {LEASE_S:.0f} s at most")
             time.sleep(_LOOK_S)
         except OSError:
             held = None

@@ -8,12 +8,12 @@ the cores need no lock.
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 
 import torch
 
+from thinwire.cautions import caution
 from thinwire.errors import DeadlineError, ProtocolError, SessionLostError, TransportError
 from thinwire.packets import pack, parse
 from thinwire.schema import Members
@@ -193,4 +193,4 @@ class WorkerDriver:
             state = f"the training goes on with {here} workers"
         else:
             state = f"{here} workers are here, and the training waits until they are {notice.least}"
-        warnings.warn(f"{notice.reason}; {state}", UserWarning, stacklevel=2)
+        caution(f"{notice.reason}; {state}")

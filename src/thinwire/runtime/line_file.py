@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 
+from thinwire.cautions import caution
 from thinwire.errors import ConfigError
 
 
@@ -42,10 +42,8 @@ class LineFile:
             whole, why = False, error.strerror or str(error)
         if not whole:
             self._ended = True
-            warnings.warn(
-                f"{self._what} are no longer written to {str(self._path)!r}: {why}. The training goes on without them",
-                UserWarning,
-                stacklevel=3,
+            caution(
+                f"{self._what} are no longer written to {str(self._path)!r}: {why}. The training goes on without them"
             )
 
     def close(self) -> None:

@@ -7,12 +7,12 @@ imported when it is made, so that those who use none pay for none.
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
+from thinwire.cautions import caution
 from thinwire.errors import ConfigError, TransportError
 from thinwire.extras import require
 from thinwire.runtime.line_file import LineFile
@@ -188,9 +188,7 @@ class TensorBoard:
         """No more is written; says so the first time."""
         if not self._ended:
             self._ended = True
-            warnings.warn(
+            caution(
                 f"TensorBoard's charts are no longer written to {str(self._folder)!r}: {error.strerror or error}. The "
-                "training goes on without them",
-                UserWarning,
-                stacklevel=3,
+                "training goes on without them"
             )

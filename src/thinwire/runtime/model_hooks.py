@@ -6,7 +6,6 @@ procedure runs is for `driver.py` to say, and what it does for the worker.
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -16,6 +15,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from thinwire.cautions import caution
 from thinwire.errors import ConfigError
 from thinwire.runtime.driver import WorkerDriver
 from thinwire.worker.core import Worker
@@ -115,11 +115,9 @@ class ModelHooks:
         except RuntimeError as error:
             if tensor.name not in self._untaken:
                 self._untaken.add(tensor.name)
-                warnings.warn(
+                caution(
                     f"buffer {tensor.name!r} was assigned a value that cannot be exchanged, and stays each worker's "
-                    f"own from now on: {error}",
-                    UserWarning,
-                    stacklevel=4,
+                    f"own from now on: {error}"
                 )
             return False
         buffer.data = tensor.shown
@@ -131,12 +129,10 @@ class ModelHooks:
         if found:
             self._frozen = []
             names = ", ".join(found[:4]) + (", …" if len(found) > 4 else "")
-            warnings.warn(
+            caution(
                 f"{len(found)} parameters were frozen when the model was given to tw.distribute and have gradients now "
                 f"({names}): they are not exchanged, and workers will differ in them. Unfreeze them before "
-                "tw.distribute, or end this training and call it anew",
-                UserWarning,
-                stacklevel=4,
+                "tw.distribute, or end this training and call it anew"
             )
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -7,13 +7,13 @@ outer optimizer's step, and the local parameters continue from the new θ (see `
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 import torch
 
+from thinwire.cautions import caution
 from thinwire.errors import ConfigError, NonFiniteError, ProtocolError
 from thinwire.optimizers.options import ParameterGroups
 from thinwire.policies.designs import Design
@@ -312,11 +312,9 @@ class LocalWorker(Worker):
         if not self._voids:
             raise NonFiniteError(f"local parameters of {name!r} hold NaN or Inf after inner step {self.iteration}")
         self.counters.add("void_rounds", 1)
-        warnings.warn(
+        caution(
             f"worker {self.rank}: {name!r} holds NaN or Inf after inner step {self.iteration}; this exchange goes "
-            "without this worker, which continues from the others' parameters",
-            UserWarning,
-            stacklevel=2,
+            "without this worker, which continues from the others' parameters"
         )
 
     # ---- its state

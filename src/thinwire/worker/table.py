@@ -7,13 +7,13 @@ in the host's memory (`accumulated.py`).
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from thinwire.cautions import caution
 from thinwire.codecs import Codec, Context, StepOptions, open_parsed
 from thinwire.codecs.tensors import FloatArray, flatten, off_host
 from thinwire.errors import NonFiniteError, ProtocolError
@@ -140,11 +140,9 @@ class WorkerTable:
     def accumulate(self, gradient: torch.Tensor) -> None:
         """Adds a gradient to a later push. Raises NonFiniteError before anything is changed."""
         if not self._on_host:
-            warnings.warn(
+            caution(
                 "the consistency policy accumulates gradients, which it does in the host's memory: every gradient on "
-                f"{self.values.device.type} is copied there whole (4 bytes a value), and the sum back to be encoded",
-                UserWarning,
-                stacklevel=2,
+                f"{self.values.device.type} is copied there whole (4 bytes a value), and the sum back to be encoded"
             )
         self._accumulated.add(gradient)
 

@@ -6,7 +6,6 @@ in common and how the exchange is made is the same for all, and stands here.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -17,6 +16,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from thinwire.cautions import caution
 from thinwire.codecs import Codec
 from thinwire.collective.core import Collective
 from thinwire.collective.residuals import Partitions, Residuals, TrainedTensor
@@ -153,11 +153,9 @@ class ExchangeOptions:
         chosen = select(shapes, compression, codecs=self.codecs, last_layer=self.last_layer)
         if codec != PLAIN and all(each == Choice(PLAIN, PLAIN) for each in chosen.values()):
             small = sum(len(shape) > 1 and prod(shape) < self.min_numel for shape in shapes.values())
-            warnings.warn(
+            caution(
                 f"nothing is compressed: all {len(shapes)} tensors travel as float32, {small} of them because they "
-                f"have fewer than min_numel={self.min_numel} values, the others as biases, norm layers or exclusions",
-                UserWarning,
-                stacklevel=3,
+                f"have fewer than min_numel={self.min_numel} values, the others as biases, norm layers or exclusions"
             )
         return {
             name: Choice(replace(each.up, nonfinite="raise"), replace(each.down, nonfinite="raise"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 import torch.distributed as dist
 import xxhash
 
+from thinwire.cautions import caution
 from thinwire.collective.residuals import TrainedTensor
 from thinwire.errors import ConfigError
 from thinwire.runtime.peers import agree
@@ -60,7 +60,7 @@ def timeout_of(group: dist.ProcessGroup) -> timedelta:
         found = getattr(group._get_backend(device).options, "_timeout", None)
         if isinstance(found, timedelta):
             return found
-    warnings.warn(f"the timeout of the process group is unknown; waiting {DEFAULT_TIMEOUT} for peers", stacklevel=4)
+    caution(f"the timeout of the process group is unknown; waiting {DEFAULT_TIMEOUT} for peers")
     return DEFAULT_TIMEOUT
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import torch.distributed as dist
 
+from thinwire.cautions import caution
 from thinwire.collective.core import Collective
 from thinwire.errors import ConfigError
 from thinwire.hooks.exchange.autopilot import ExchangeAutopilot
@@ -183,11 +183,9 @@ class ExchangeState:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """What is pickled, by itself or with a model that is saved whole, is no state; it says so at once."""
-        warnings.warn(
+        caution(
             f"{type(self).__name__} is being pickled, and nothing of it is kept, residuals neither: save "
-            "state.state_dict() in its place, beside model.state_dict()",
-            UserWarning,
-            stacklevel=2,
+            "state.state_dict() in its place, beside model.state_dict()"
         )
         return _Copied, ()
 
