@@ -58,6 +58,37 @@ def test_means_leave_out_the_first_steps() -> None:
     assert RecordedSteps(training()).figures(leave_out=0).encode_s == pytest.approx((5 + 19 * 0.1) / 20)
 
 
+def local_updates(steps: int, *, h: int = 4) -> Iterator[StepRecord]:
+    """Every h-th step is an exchange, answered in the next; the first two compile: 3 s to encode, 2 to decode."""
+    time_s = 100.0
+    for step in range(steps):
+        pushes, pulls, compiles = step % h == h - 1, step % h == 0 and step > 0, step <= 2 * h
+        encode_s, decode_s = pushes * (3.0 if compiles else 0.1), pulls * (2.0 if compiles else 0.1)
+        time_s += 0.5 + encode_s + decode_s
+        yield StepRecord(
+            step=step,
+            table="fc.weight",
+            numel=1000,
+            payload_bytes_push=100 * pushes,
+            payload_bytes_pull=100 * pulls,
+            encode_s=encode_s,
+            decode_s=decode_s,
+            time_s=time_s,
+        )
+
+
+def test_where_steps_come_between_exchanges_both_that_compile_are_left_out() -> None:
+    figures = RecordedSteps(local_updates(29)).figures()
+    assert (figures.warm_up, figures.steps) == (9, 20)
+    assert figures.step_s == pytest.approx(0.55)
+    assert (figures.encode_s, figures.decode_s) == pytest.approx((0.025, 0.025))
+
+
+def test_two_exchanges_are_not_left_out_where_there_are_no_others() -> None:
+    figures = RecordedSteps(local_updates(12)).figures()
+    assert (figures.warm_up, figures.steps) == (5, 7)
+
+
 def test_records_without_times_or_of_one_step_or_none() -> None:
     nothing = RecordedSteps().figures()
     assert (nothing.steps, nothing.last_step, nothing.step_s, nothing.ratio, nothing.tables) == (0, -1, None, 0, ())

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import attrgetter
 
 from thinwire.studies.step_sums import RankStep, TableSums
-from thinwire.telemetry import StepRecord, warm_up_steps
+from thinwire.telemetry import WARM_UP_EXCHANGES, StepRecord, warm_up_steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,6 +173,16 @@ class RecordedSteps:
         for later in [each for each in self._steps if each >= step]:
             self._steps[later].pop(rank, None)
 
+    def _warm_up(self, steps: Sequence[int]) -> int:
+        """Returns how many of these steps compile kernels, or start something else."""
+        answered = [
+            number for number, step in enumerate(steps) if any(each.pull_nbytes for each in self._steps[step].values())
+        ]
+        first = warm_up_steps(len(steps))
+        if WARM_UP_EXCHANGES < len(answered) < len(steps):
+            return max(first, answered[WARM_UP_EXCHANGES - 1] + 1)
+        return first
+
     # ---- what they come to
 
     @property
@@ -216,11 +226,12 @@ class RecordedSteps:
         """Returns the figures of the steps that are kept, but for the first; of tables, of all steps.
 
         Args:
-            leave_out: how many of the first steps; by default as `telemetry.warm_up_steps` says, if there are others.
+            leave_out: how many of the first steps; by default as `telemetry.warm_up_steps` says, and, where steps come
+                between exchanges, all up to the answer of the second exchange, if there are others.
             newest: False: the figures of those first steps in place of the others.
         """
         steps = self.steps
-        warm_up = min(warm_up_steps(len(steps)) if leave_out is None else leave_out, max(0, len(steps) - 1))
+        warm_up = min(self._warm_up(steps) if leave_out is None else leave_out, max(0, len(steps) - 1))
         steps = steps[warm_up:] if newest else steps[:warm_up]
         chosen = [each for step in steps for each in self._steps[step].values() if each.recorded]
         seconds = [value for step, value in self.step_seconds().items() if steps and steps[0] <= step <= steps[-1]]
