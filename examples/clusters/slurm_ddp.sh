@@ -10,6 +10,7 @@
 # The ranks meet at the first node: TCP 29500 for the rendezvous, and gloo's own ports, which the system chooses.
 set -euo pipefail
 export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1}  # since Slurm 22.05 srun does not take it from the job
+export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1  # ranks that start again get a store of their own
 
 first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 srun torchrun \

@@ -91,3 +91,11 @@ def test_several_nodes_need_certificates() -> None:
             assert list(engine.events()) == [("server", Up(turn=0))]
     finally:
         cluster.shutdown()
+
+
+def test_an_actor_that_ray_gives_up_is_told_of_in_rays_words(engine: RayEngine) -> None:
+    engine.start("server", up(0, FOREVER), host="server")
+    engine.wait_for("server", Up, PATIENCE_S)
+    os.kill(engine.actor_pids["server"], signal.SIGKILL)
+    with pytest.raises(EngineError, match=r"(?s)server was killed.*the Ray actor died"):
+        list(engine.events())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -162,3 +163,5 @@ def test_a_function_of_ones_own_is_the_workers() -> None:
         tw.EngineError, match=r"(?s)worker \d ended with exit status 1.*ValueError: a negative number of steps"
     ):
         tw.ray.launch(partial(takes_steps, -1), workers=1)
+    with pytest.raises(tw.EngineError, match=r"(?s)worker 0 ended with exit status 1.*cannot pickle '_thread.lock'"):
+        tw.ray.launch(lambda rank, servers: threading.Lock(), workers=1)

@@ -66,6 +66,14 @@ class Engine(ABC, Generic[R]):
     def pids(self) -> Mapping[str, int]:
         """The process ids of everything started, by name."""
 
+    def wait_started(self) -> None:
+        """Waits until everything started has a process: on a cluster that takes until there is room, and libraries.
+
+        Raises:
+            EngineError: something could not be started, or not in time.
+        """
+        dict(self.pids)
+
     @property
     def running(self) -> set[str]:
         """The roles that are not known to have ended."""

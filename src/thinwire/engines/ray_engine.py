@@ -26,8 +26,8 @@ from thinwire.extras import optional
 ray = optional("ray", "the Ray engine")
 
 LOOPBACK = "127.0.0.1"
-START_S = 300.0
-"""How long Ray may take to find room for all hosts, or to start an actor again."""
+START_S = 900.0
+"""How long Ray may take to find room for all hosts, or to start an actor: it may install torch on a node first."""
 _STOP_S = 10.0
 _DIED = "the Ray actor died, or its node did"
 
@@ -237,8 +237,13 @@ class RayEngine(Engine[_Actor]):
         """Takes the events of an actor's role, or that there is no such actor any more."""
         try:
             events = ray.get(answer)
-        except ray.exceptions.RayActorError:
+        except ray.exceptions.RayActorError as error:
             role.restarts, events = 0, [("idle", None)]  # Ray has given it up
+            role.tail.extend(str(error).splitlines())  # and says why: a node that lacks thinwire, for example
+        except ray.exceptions.RayError as error:  # what a call returned cannot travel
+            role.tail.extend(str(error).splitlines())
+            self._came.append((role.name, 1))
+            return
         else:
             self._life(role)  # raises what it ran into when it was told
         for kind, what in events:

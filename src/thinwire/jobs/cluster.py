@@ -220,6 +220,7 @@ class _Running:
                 restarts=self._roles.max_restarts,
                 again=partial(self._server_again, index),
             )
+        self._engine.wait_started()
         for name in self._servers:
             self._addresses.append(self._engine.wait_for(name, Listening, START_TIMEOUT_S).address)
 
