@@ -15,7 +15,7 @@ from thinwire.codecs.base import Context
 from thinwire.codecs.lag import follow_tensors
 from thinwire.codecs.scheme import StepOptions
 from thinwire.codecs.tensors import Tensor, off_host
-from thinwire.errors import ConfigError
+from thinwire.errors import ConfigError, NonFiniteError
 
 
 def encode_all(
@@ -32,7 +32,8 @@ def encode_all(
         Their frames, equal to those of `context.encode(tensor)` one after the other.
 
     Raises:
-        NonFiniteError: NaN or Inf in one of them. On a GPU then no residual changes of a tensor encoded with it.
+        NonFiniteError: NaN or Inf in one of them. On a GPU then no residual changes of the tensors that are encoded
+            with it: those of the same device, dtype, scheme and s. Others count as sent.
         ConfigError: a tensor does not fit its context, a context stands there twice, or there are more of the one than
             of the other.
 
@@ -98,9 +99,17 @@ class Encoding:
 
     def frames(self) -> list[bytes]:
         """Waits for the compressed bytes and returns the frames, in the order of the tensors. Call once."""
+        failed: NonFiniteError | None = None
         for places, batch in self._batches:
-            for place, encoded in zip(places, batch.finish(), strict=True):
+            try:
+                finished = batch.finish()
+            except NonFiniteError as error:  # the others are finished all the same: they hold memory that is shared
+                failed = failed or error
+                continue
+            for place, encoded in zip(places, finished, strict=True):
                 self._contexts[place].sent(encoded.payload_nbytes)
                 self._frames[place] = encoded.frame
+        if failed is not None:
+            raise failed
         follow_tensors(self._lags)
         return self._frames

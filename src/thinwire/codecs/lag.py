@@ -76,7 +76,7 @@ class LagBound:
 
     def restore(self, changing: NDArray[np.float64] | torch.Tensor) -> None:
         """Takes back what `changing` returned. Raises ConfigError where it cannot be that."""
-        values = np.asarray(changing, np.float64)
+        values = torch.as_tensor(changing, dtype=torch.float64, device="cpu").numpy()
         largest = self._state[kernel.ASKED]
         if values.shape != self.changing().shape or not np.isfinite(values).all() or values.min() < 0:
             raise ConfigError(f"the state of a lag is {values.tolist()}; expected 4 numbers of 0 or more")
@@ -146,7 +146,9 @@ def follow_tensors(encoded: Iterable[tuple[LagBound | None, torch.Tensor, torch.
         return
     # Added up here, in the order of the CPU's own: a sum in another order chooses another s where it is a close thing.
     ends = np.cumsum([each.numel() for each in measured])
-    samples = torch.cat([each.reshape(-1).double() for each in measured]).cpu().numpy()
+    # Tensors may be on several devices: all samples, which are small, are brought to the first one's.
+    home = measured[0].device
+    samples = torch.cat([each.reshape(-1).to(home, torch.float64) for each in measured]).cpu().numpy()
     norms = [kernel.norm(each) for each in np.split(samples, ends[:-1])]
     for state, update_norm, residual_norm in zip(due, norms[::2], norms[1::2], strict=True):
         kernel.decide(state, update_norm, residual_norm)

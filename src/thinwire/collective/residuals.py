@@ -102,7 +102,7 @@ def outstanding(
             continue
         total = totals[tensor.name] = np.zeros(tensor.numel, np.float64)
         for rank, state in enumerate(states):
-            flat = state["residuals"][tensor.name].numpy().astype(np.float64)
+            flat = state["residuals"][tensor.name].cpu().numpy().astype(np.float64)
             for part in owned(placed[tensor.name], state["encodes"][tensor.name]):
                 weight = 1.0 if part.server == rank or not mean else 1 / len(states)
                 total[part.start : part.stop] += weight * flat[part.start : part.stop]
@@ -242,7 +242,7 @@ class Residuals:
         """Raises ConfigError where a tensor's slices cannot take what a state holds of it."""
         parts, encodes, lags = self.partitions[name], state["encodes"][name], state.get("lags", {}).get(name)
         contexts = [self.contexts[name, part] for part in parts]
-        rows = None if lags is None else np.asarray(lags, np.float64)
+        rows = None if lags is None else torch.as_tensor(lags, dtype=torch.float64, device="cpu").numpy()
         bounds = any(context.lag_bound is not None for context in contexts)
         if encodes.numel() != len(parts) or (
             bounds

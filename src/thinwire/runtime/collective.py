@@ -59,7 +59,7 @@ class CollectiveDriver:
         self._to_pull: queue.SimpleQueue[UnderWay | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._last: UnderWay | None = None
-        self._stream: Any = None
+        self._streams: dict[torch.device, Any] = {}
         self._buffers: WeakKeyDictionary[Group, dict[tuple[int, Pass], ReceiveBuffer]] = WeakKeyDictionary()
 
     def counters(self) -> dict[str, float]:
@@ -97,7 +97,8 @@ class CollectiveDriver:
         event, devices = None, list[int | str | torch.device]()
         if buffer.is_cuda:
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record()
+            # Of the buffer's own device, which need not be the current one.
+            event.record(torch.cuda.current_stream(buffer.device))
             devices = [buffer.device]
         future: Future = torch.futures.Future(devices=devices)
         waiting = BucketBuffer(buffer, event, future)
@@ -210,13 +211,14 @@ class CollectiveDriver:
         if device.type != "cuda":
             yield
             return
-        if self._stream is None:
-            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        stream = self._streams.get(device)
+        if stream is None:  # both threads come here, and take the one that is there first
+            stream = self._streams.setdefault(device, torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
         try:
-            with torch.cuda.stream(self._stream):
+            with torch.cuda.stream(stream):
                 yield
         finally:
-            self._stream.synchronize()  # so that whoever waits for the job need not know of this stream
+            stream.synchronize()  # so that whoever waits for the job need not know of this stream
 
     def _push(self, job: UnderWay) -> None:
         begin = time.perf_counter()

@@ -68,7 +68,7 @@ class Accumulated:
         """Restores what `state_dict` returned, which may stand among other things."""
         self.clear()
         if "accumulated" in state:
-            self.sum = state["accumulated"].numpy().copy()
+            self.sum = state["accumulated"].cpu().numpy().copy()
             self.iterations = int(state["accumulated_iterations"])
             self.squares = float(state["accumulated_squares"])
 

@@ -366,4 +366,6 @@ class LocalWorker(Worker):
         self._rounds = {name: Round(**each) for name, each in state["rounds"].items()}
         for tensor in self.model.tensors:
             offset = state["offsets"].get(tensor.name)
-            tensor.offset, tensor.unsent = None if offset is None else offset.clone(), 0.0  # the offset is written to
+            # Where the tensor is, which need not be where it was; a copy, for it is written to.
+            tensor.offset = None if offset is None else offset.to(tensor.values.device, copy=True)
+            tensor.unsent = 0.0

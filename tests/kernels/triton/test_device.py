@@ -127,6 +127,18 @@ def test_a_list_is_refused_as_a_whole(device: torch.device) -> None:
     assert tw.decode(encode_all(contexts[:1], tensors[:1])[0]).tolist() == [1.25] * 4  # and goes on
 
 
+def test_a_refusal_leaves_alone_what_is_encoded_with_it_and_finishes_the_rest(device: torch.device) -> None:
+    tensors = [torch.tensor([1.0, float("nan")], device=device), torch.ones(4, device=device)]
+    contexts = [
+        tw.codec("3lc", sparsity=s).context(each, name="wx"[i])
+        for i, (s, each) in enumerate(zip((1.0, 1.5), tensors, strict=True))
+    ]
+    for _ in range(2):
+        with pytest.raises(tw.NonFiniteError, match="w: the values"):
+            encode_all(contexts, tensors)
+    assert [context.step for context in contexts] == [0, 2], "another multiplier, another batch: it counts as sent"
+
+
 def test_skip_sends_a_refusal_and_the_others_tensors(device: torch.device) -> None:
     codec = tw.codec("int8", nonfinite="skip")
     tensors = [torch.ones(4, device=device), torch.tensor([1.0, float("inf")], device=device)]
