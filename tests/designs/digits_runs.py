@@ -68,6 +68,8 @@ def train(
     chosen: Design = find_design(design, consistency=consistency)
     if up is not None:
         chosen = replace(chosen, up=tw.codec(up), down=tw.codec(up))
+    if not chosen.share_scales and chosen.downlink != "weights":
+        chosen = replace(chosen, transmission="wait-free")
     plan = replace(recipe("mlp", "digits", design=recipe_of or design), steps=steps)
     dataset = data("digits")
     torch.manual_seed(seed)
@@ -81,7 +83,7 @@ def train(
             server=server.connect(),
             rank=rank,
             workers=WORKERS,
-            design=chosen if chosen.share_scales else replace(chosen, transmission="wait-free"),
+            design=chosen,
             seed=seed,
         )
         batches = Batches(dataset, rank=rank, workers=WORKERS, batch=plan.batch, seed=seed)

@@ -73,7 +73,7 @@ def average_weights(name: str, seed: int, *, plain: bool = False) -> WeightsOutc
                     server=server.connect(),
                     rank=rank,
                     workers=WORKERS,
-                    design=replace(design, transmission="wait-free"),
+                    design=design,
                     seed=seed,
                 ),
                 np.random.default_rng([seed, rank, 1]),
