@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 TESTS = Path(__file__).parent
 KERNELS = TESTS / "kernels"
@@ -32,7 +33,7 @@ LONG = [
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out tests marked `long` or `frameworks`, unless `pytest -m` names the mark.
+    """Leaves out tests marked `long` or `frameworks`, unless `pytest -m` names the mark; `cuda` where there is no GPU.
 
     The kernels' tests come first: in a fresh clone their files compile kernels of their own, and what they compiled is
     read from the cache by all that follows. Elsewhere processes that start together would compile the same ones.
@@ -40,6 +41,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     places = {path: place for place, path in enumerate(LONG)}
     items.sort(key=lambda item: (not item.path.is_relative_to(KERNELS), places.get(item.path, len(places))))
     unasked = [mark for mark in ("long", "frameworks") if mark not in str(config.getoption("markexpr"))]
+    if not torch.cuda.is_available():
+        unasked.append("cuda")
     left_out = [item for item in items if any(map(item.get_closest_marker, unasked))]
     if left_out:
         config.hook.pytest_deselected(items=left_out)

@@ -1,0 +1,147 @@
+"""What the tests of training on a GPU run: on every rank, all of them on the one GPU, over gloo."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import thinwire as tw
+from tests.hooks.ddp_ranks import ddp
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+WIDTHS = (64, 2048, 1024, 2048, 512, 8)
+"""Four million parameters in matrices of very different sizes: many buckets, and kernels that take a while."""
+
+
+def mlp() -> nn.Sequential:
+    torch.manual_seed(0)
+    layers: list[nn.Module] = []
+    for wide, narrow in pairwise(WIDTHS):
+        layers += [nn.Linear(wide, narrow), nn.ReLU()]
+    return nn.Sequential(*layers[:-1]).to(DEVICE)
+
+
+def batch(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    x = torch.randn(32, WIDTHS[0], generator=torch.Generator().manual_seed(1000 * (step % 2) + rank))
+    return x.to(DEVICE), (x[:, :8] + x[:, 8:16]).argmax(1).to(DEVICE)
+
+
+def steps(model: nn.Module, optimizer: Any, rank: int, those: range) -> list[float]:
+    """Trains; nothing here waits for the GPU, so the exchange runs against a queue as long as it gets."""
+    losses = []
+    for number in those:
+        x, y = batch(rank, number)
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        losses.append(loss.detach())
+    return [float(loss) for loss in losses]
+
+
+def weights(model: nn.Module) -> torch.Tensor:
+    return torch.cat([each.detach().cpu().reshape(-1) for each in model.parameters()])
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+
+def hooked(rank: int, options: dict[str, Any], count: int = 12) -> dict[str, Any]:
+    """Trains twice from the same start, once more from a state in the middle."""
+    warnings.simplefilter("error")
+    ends, losses = [], []
+    for _ in range(2):
+        model = DistributedDataParallel(mlp(), bucket_cap_mb=4)
+        state = ddp.compress(model, measure_link=False, **options)
+        optimizer = sgd(model)
+        losses.append(steps(model, optimizer, rank, range(count // 2)))
+        saved = copy.deepcopy((model.state_dict(), optimizer.state_dict(), state.state_dict()))
+        losses[-1] += steps(model, optimizer, rank, range(count // 2, count))
+        ends.append(weights(model))
+    model = DistributedDataParallel(mlp(), bucket_cap_mb=4)
+    state = ddp.compress(model, measure_link=False, **options)
+    optimizer = sgd(model)
+    for part, kept in zip((model, optimizer, state), saved, strict=True):
+        part.load_state_dict(kept)
+    steps(model, optimizer, rank, range(count // 2, count))
+    contexts = state.core.residuals.contexts.values()
+    return {
+        "losses": losses[0],
+        "weights": ends[0],
+        "again": torch.equal(ends[0], ends[1]) and losses[0] == losses[1],
+        "resumed": torch.equal(ends[0], weights(model)),
+        "on_host": [context.on_host for context in contexts],
+    }
+
+
+def plain(rank: int, count: int = 12) -> dict[str, Any]:
+    """Trains without thinwire, and with frames that lose nothing."""
+    ends = []
+    for compressed in (False, True):
+        model = DistributedDataParallel(mlp(), bucket_cap_mb=4)
+        if compressed:
+            ddp.compress(model, "fp32", measure_link=False)
+        steps(model, sgd(model), rank, range(count))
+        ends.append(weights(model))
+    return {"off by": float((ends[0] - ends[1]).abs().max())}
+
+
+def scaled(rank: int, count: int = 30) -> dict[str, Any]:
+    """Mixed precision with a GradScaler."""
+    model = DistributedDataParallel(mlp(), bucket_cap_mb=4)
+    scaler = torch.amp.GradScaler(DEVICE.type)
+    ddp.compress(model, "3lc", measure_link=False, nonfinite="skip", scaler=scaler)
+    optimizer, losses = sgd(model), []
+    for number in range(count):
+        x, y = batch(rank, number)
+        optimizer.zero_grad()
+        with torch.autocast(DEVICE.type, torch.float16 if DEVICE.type == "cuda" else torch.bfloat16):
+            loss = nn.functional.cross_entropy(model(x), y)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        losses.append(float(loss))
+    return {"losses": losses, "weights": weights(model)}
+
+
+def automatic(rank: int, count: int = 60) -> dict[str, Any]:
+    warnings.simplefilter("error")
+    model = DistributedDataParallel(mlp(), bucket_cap_mb=4)
+    state = ddp.compress(model, "auto", lag_limit=4)
+    losses = steps(model, sgd(model), rank, range(count))
+    assert state.auto is not None
+    return {"losses": losses, "weights": weights(model), "setting": state.auto.setting.name}
+
+
+def local(rank: int, design: str, count: int = 24) -> dict[str, Any]:
+    """Local updates in a group."""
+    warnings.simplefilter("error")
+    ends, losses = [], []
+    for _ in range(2):
+        model = mlp()
+        inner: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        if design.startswith("demo"):
+            inner = torch.optim.SGD(model.parameters(), lr=3e-3)
+        group = dist.group.WORLD
+        with tw.distribute(model, inner, design=design, group=group) as optimizer:
+            losses.append(steps(model, optimizer, rank, range(count)))
+            optimizer.flush()
+            ends.append(weights(model))
+    return {"losses": losses[0], "weights": ends[0], "again": torch.equal(ends[0], ends[1])}
+
+
+def one_rank_of_nccl(rank: int) -> dict[str, Any]:
+    """A group of NCCL's: it takes one rank of a GPU."""
+    backend = "nccl" if DEVICE.type == "cuda" else "gloo"
+    group = dist.new_group([rank], backend=backend)
+    model = DistributedDataParallel(mlp(), process_group=group)
+    ddp.compress(model, "3lc", measure_link=False)
+    return {"losses": steps(model, sgd(model), rank, range(12)), "backend": dist.get_backend(group)}
