@@ -28,7 +28,7 @@ from thinwire.kernels.contract import (
     check_scale,
     non_finite,
 )
-from thinwire.kernels.numba.moments import LANES, Moments
+from thinwire.kernels.numba.moments import LANES, STRETCH, Moments
 
 WEIGHTS = np.array([81, 27, 9, 3, 1], dtype=np.uint8)
 
@@ -210,11 +210,11 @@ def round_to_int8(
 
 
 def moments(values: Any, *, residual: Any = None, residual_scale: float = 1.0, unit: float = 1.0) -> Moments:
-    """The unit is given. Value i goes to running sum i mod 1,024."""
+    """The unit is given. Value i of a stretch goes to running sum i mod 1,024; so do the stretches' sums."""
     v = with_residual(values, residual, residual_scale)
     lifted = v.astype(np.float64) * (1.0 / unit)
 
-    def total(terms: Any) -> float:
+    def added(terms: Any) -> float:
         lanes = np.zeros(LANES)
         for start in range(0, terms.size, LANES):
             row = terms[start : start + LANES]
@@ -222,6 +222,9 @@ def moments(values: Any, *, residual: Any = None, residual_scale: float = 1.0, u
         while lanes.size > 1:
             lanes = lanes[: lanes.size // 2] + lanes[lanes.size // 2 :]
         return float(lanes[0])
+
+    def total(terms: Any) -> float:
+        return added(np.array([added(terms[at : at + STRETCH]) for at in range(0, terms.size, STRETCH)]))
 
     positive, negative = total(np.where(lifted > 0, lifted, 0.0)), total(np.where(lifted < 0, lifted, 0.0))
     largest = float(np.abs(v).max(initial=0.0))

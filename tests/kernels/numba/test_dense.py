@@ -14,7 +14,7 @@ from thinwire.kernels.numba.bits import pack_signs, unpack_signs
 from thinwire.kernels.numba.moments import moments
 from thinwire.kernels.numba.rounding import round_to_int8, scale_levels
 
-SIZES = [1, 2, 7, 8, 9, 63, 64, 65, 319, 1000, 1023, 1024, 1025, 8191, 8192, 8193, 100_003]
+SIZES = [1, 2, 7, 8, 9, 63, 64, 65, 319, 1000, 1023, 1024, 1025, 8191, 8192, 8193, 100_003, 131_073, 400_000]
 DTYPES: tuple[Any, ...] = (np.float32, np.float64)
 
 

@@ -57,12 +57,10 @@ def device(monkeypatch: pytest.MonkeyPatch) -> torch.device:
         return torch.device("cuda")
     from thinwire.codecs import device as dispatch
     from thinwire.codecs import tensors
-    from thinwire.kernels.triton import batch, moments
+    from thinwire.kernels.triton import batch
 
-    # The CPU is taken for a GPU. Blocks are small, for more borders between them and less padding to interpret; one
-    # program sums what 32 do on a GPU, to the same sums.
+    # The CPU is taken for a GPU. Blocks are small, for more borders between them and less padding to interpret.
     monkeypatch.setattr(tensors, "HOST_DEVICES", frozenset())
     monkeypatch.setattr(dispatch, "KERNEL_DEVICES", frozenset({"cpu"}))
     monkeypatch.setattr(batch, "TILE", 512)
-    monkeypatch.setattr(moments, "_GROUP", 1024)
     return torch.device("cpu")

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import thinwire as tw
+from thinwire.kernels.numba.moments import STRETCH
 from thinwire.kernels.triton import moments
 
 pytestmark = pytest.mark.gpu
@@ -51,13 +52,11 @@ def test_zeros_and_constants(norm: str, device: torch.device) -> None:
         check(values, np.zeros_like(values), norm, device)
 
 
-def test_the_sums_do_not_depend_on_how_many_programs_make_them(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    values = np.random.default_rng(2).standard_normal(3000).astype(np.float32)
-    for group in (32, 128):
-        monkeypatch.setattr(moments, "_GROUP", group)
-        check(values, values[::-1].copy(), "l2", device)
+@pytest.mark.parametrize("norm", ["l1", "l2"])
+def test_sums_of_many_stretches(norm: str, device: torch.device) -> None:
+    for size in (STRETCH, STRETCH + 1, 3 * STRETCH - 5):
+        values = np.random.default_rng(size).standard_normal(size).astype(np.float32)
+        check(values, values[::-1].copy(), norm, device)
 
 
 def test_roots_are_rounded_to_nearest(device: torch.device) -> None:

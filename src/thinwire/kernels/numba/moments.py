@@ -1,8 +1,9 @@
 """Sums over a tensor, in float64 and in a fixed order, so that every machine and every form gets the same bits.
 
-Float addition is not associative, so compilers leave a plain sum alone. Here 1,024 running sums stand side by side
-(value i goes to sum i mod 1,024), which vectorises, and are folded in halves at the end: an order that NumPy can
-repeat. The same pass finds the largest magnitude, and with it NaN and Inf, before anything is changed.
+Float addition is not associative, so compilers leave a plain sum alone. Here a tensor is cut in stretches, so that many
+programs of a GPU can share it. In each stretch 1,024 running sums stand side by side (value i goes to sum i mod 1,024),
+which vectorises, and are folded in halves at its end; what the stretches add up to is added up in the same way. NumPy
+can repeat that order. The same pass finds the largest magnitude, and with it NaN and Inf, before anything is changed.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from thinwire.kernels.contract import require_finite_magnitude
 from thinwire.kernels.numba.jit import frozen, jit, max_magnitude, wide_vectors
 
 LANES = 1024
+STRETCH = 128 * LANES
 _BLOCK = 4 * LANES
 
 
@@ -66,6 +68,7 @@ def moments(
         largest = max_magnitude(values, residual, residual_scale)
         unit, magnitude = _unit(largest), None
     sums, rows = np.zeros((3, LANES)), np.empty(_BLOCK, kind)
+    totals = np.zeros((3, -(-values.size // STRETCH)))
     bits, num_nonnegative = _moments(
         frozen(values),
         None if residual is None else frozen(residual),
@@ -77,13 +80,12 @@ def moments(
         sums[0] if signed else None,
         sums[1] if signed else None,
         sums[2] if squares else None,
+        totals,
     )
     if magnitude is not None:
         largest = float(np.int32(bits).view(np.float32))
         require_finite_magnitude(largest)
-    for lanes in sums:
-        _fold(lanes)
-    positive, negative, total_squares = sums[:, 0].tolist()
+    positive, negative, total_squares = (_add_up(total) for total in totals)
     return Moments(positive, negative, total_squares, num_nonnegative if signed else 0, largest, unit)
 
 
@@ -105,11 +107,39 @@ def _moments(
     positive: Any,
     negative: Any,
     squares: Any,
+    totals: Any,
 ) -> tuple[Any, int]:
-    """Fills the running sums; returns the bits of the largest magnitude, and how many values are at least zero.
+    """Fills the stretches' totals; returns the bits of the largest magnitude, and how many values are at least zero.
 
     `padded` is `rows`, read-only as `values` are, so that `_add_rows` is compiled once for both.
     """
+    largest, num_nonnegative = np.int32(0), 0
+    for stretch in range(totals.shape[1]):
+        first, end = stretch * STRETCH, min((stretch + 1) * STRETCH, values.size)
+        given, held = values[first:end], None if residual is None else residual[first:end]
+        found, count = _add(given, held, scale, lift, magnitude, rows, padded, positive, negative, squares)
+        largest, num_nonnegative = max(largest, found), num_nonnegative + count
+        if positive is not None:
+            totals[0, stretch], totals[1, stretch] = _fold(positive), _fold(negative)
+        if squares is not None:
+            totals[2, stretch] = _fold(squares)
+    return largest, num_nonnegative
+
+
+@jit
+def _add(
+    values: Any,
+    residual: Any,
+    scale: Any,
+    lift: float,
+    magnitude: Any,
+    rows: Any,
+    padded: Any,
+    positive: Any,
+    negative: Any,
+    squares: Any,
+) -> tuple[Any, int]:
+    """Adds a stretch to the running sums; returns as `_moments`."""
     largest, num_nonnegative = np.int32(0), 0
     whole = values.size // _BLOCK * _BLOCK
     for start in range(0, whole, _BLOCK):
@@ -199,9 +229,24 @@ def _pad(values: Any, residual: Any, scale: Any, rows: Any) -> None:
 
 
 @jit
-def _fold(lanes: Any) -> None:
+def _fold(lanes: Any) -> Any:
+    """Returns the sum of the running sums and sets them to zero."""
     half = lanes.size // 2
     while half >= 1:
         for i in range(half):
             lanes[i] += lanes[half + i]
         half //= 2
+    total = lanes[0]
+    lanes[:] = 0
+    return total
+
+
+def _add_up(totals: Any) -> float:
+    """Adds up what stretches add up to, as their values were."""
+    if totals.size == 1:
+        return float(totals[0])
+    lanes = np.zeros(LANES)
+    for start in range(0, totals.size, LANES):
+        row = totals[start : start + LANES]
+        lanes[: row.size] += row
+    return float(_fold(lanes))

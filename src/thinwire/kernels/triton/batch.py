@@ -77,7 +77,7 @@ class Batch:
 
     Attributes:
         num_tensors, num_blocks, num_bytes: how many there are; bytes of all payloads before zero runs.
-        ends: int64[num_tensors] on the host, where each tensor's bytes end.
+        ends, numels: int64[num_tensors] on the host, where each tensor's bytes end, and how many values it has.
         tables: what kernels take.
         launch: keyword arguments of every encoder kernel: the tables, and how to compile it.
     """
@@ -100,7 +100,7 @@ class Batch:
         num_bytes = -(-sizes // per_byte)
         num_blocks = -(-num_bytes // block)
         self.num_tensors, self.num_blocks, self.num_bytes = len(values), int(num_blocks.sum()), int(num_bytes.sum())
-        self.ends = np.cumsum(num_bytes)
+        self.ends, self.numels = np.cumsum(num_bytes), sizes
         stride = -(-self.num_tensors // _ROW_ALIGNMENT) * _ROW_ALIGNMENT
         rows = np.zeros((7, stride), np.int64)
         rows[_VALUES.value, : sizes.size] = [tensor.data_ptr() for tensor in values]
@@ -129,10 +129,10 @@ class Batch:
         )
         self.launch: dict[str, Any] = {"batch": self.tables, "num_warps": NUM_WARPS, "enable_fp_fusion": False}
 
-    def largest(self, *, partition: bool = False) -> torch.Tensor:
+    def largest(self) -> torch.Tensor:
         """The largest magnitude of each tensor's v, [num_tensors]; NaN or Inf as soon as one value is."""
         bits = self.workspace.array(f"{self.name}.largest", self.num_tensors, INTEGER_TYPES[self.dtype]).zero_()
-        _largest[(self.num_blocks,)](bits, PARTITION=partition, **self.launch)
+        _largest[(self.num_blocks,)](bits, **self.launch)
         return bits.view(self.dtype)
 
 
@@ -236,12 +236,19 @@ class Pending:
 
 
 @triton.jit
-def find_block(batch: Tables) -> tl.tensor:
-    """The tensor that this program works on, and which of its bytes: int64[BLOCK]."""
+def find_start(batch: Tables) -> tl.tensor:
+    """The tensor that this program works on, and the first of its bytes that it makes: two scalars."""
     program = tl.program_id(0)
     tensor = tl.load(batch.table + _OWNERS * batch.stride + program)
     block = program - tl.load(batch.table + _FIRST_BLOCK * batch.stride + tensor)
-    return tensor, block * batch.BLOCK + tl.arange(0, batch.BLOCK)
+    return tensor, block * batch.BLOCK
+
+
+@triton.jit
+def find_block(batch: Tables) -> tl.tensor:
+    """The tensor that this program works on, and which of its bytes: int64[BLOCK]."""
+    tensor, start = find_start(batch)
+    return tensor, start + tl.arange(0, batch.BLOCK)
 
 
 @triton.jit
@@ -258,33 +265,42 @@ def byte_span(batch: Tables, tensor: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def load_block(batch: Tables, tensor: tl.tensor, byte: tl.tensor, PARTITION: tl.constexpr) -> tl.tensor:
+def load_block(batch: Tables, tensor: tl.tensor, byte: tl.tensor) -> tl.tensor:
     """Which value each place of each byte stands for, whether there is such a value, and v: [BLOCK, WIDTH] each."""
     num_bytes, _ = byte_span(batch, tensor)
     place = tl.arange(0, batch.WIDTH)[None, :]
-    index = place * num_bytes + byte[:, None] if PARTITION else byte[:, None] * batch.PER_BYTE + place
+    index = byte[:, None] * batch.PER_BYTE + place
     known = (place < batch.PER_BYTE) & (byte[:, None] < num_bytes) & (index < num_values(batch, tensor))
-    return index, known, load_sum(batch, tensor, index, known)
+    return index, known, load_sum(batch, tensor, 0, index, known)
 
 
 @triton.jit
-def load_sum(batch: Tables, tensor: tl.tensor, index: tl.tensor, known: tl.tensor) -> tl.tensor:
-    """v = residual_scale·residual + values, or the values themselves; 0 where there is no value."""
-    values = tl.load(batch.table + _VALUES * batch.stride + tensor).to(tl.pointer_type(batch.DTYPE))
-    v = tl.load(values + index, mask=known, other=0.0)
+def load_sum(batch: Tables, tensor: tl.tensor, first: tl.tensor, at: tl.tensor, known: tl.tensor) -> tl.tensor:
+    """v = residual_scale·residual + values at first + at, or the values themselves; 0 where there is no value.
+
+    `first` is one number and may be large; where `at` is int32, no lane computes in 64 bits.
+    """
+    values = tl.load(batch.table + _VALUES * batch.stride + tensor).to(tl.pointer_type(batch.DTYPE)) + first
+    v = tl.load(values + at, mask=known, other=0.0)
     if batch.RESIDUAL:
-        residual = tl.load(batch.table + _RESIDUALS * batch.stride + tensor).to(tl.pointer_type(batch.DTYPE))
-        v = tl.load(batch.residual_scale) * tl.load(residual + index, mask=known, other=0.0) + v
+        residual = tl.load(batch.table + _RESIDUALS * batch.stride + tensor).to(tl.pointer_type(batch.DTYPE)) + first
+        v = tl.load(batch.residual_scale) * tl.load(residual + at, mask=known, other=0.0) + v
     return v
 
 
 @triton.jit
 def store_residual(
-    batch: Tables, tensor: tl.tensor, index: tl.tensor, known: tl.tensor, allowed: tl.tensor, unsent: tl.tensor
+    batch: Tables,
+    tensor: tl.tensor,
+    first: tl.tensor,
+    at: tl.tensor,
+    known: tl.tensor,
+    allowed: tl.tensor,
+    unsent: tl.tensor,
 ) -> None:
-    """Keeps what was not sent, unless the tensor is refused."""
-    residual = tl.load(batch.table + _RESIDUALS * batch.stride + tensor).to(tl.pointer_type(batch.DTYPE))
-    tl.store(residual + index, unsent, mask=known & (tl.load(allowed + tensor) != 0))
+    """Keeps at first + at what was not sent, unless the tensor is refused."""
+    residual = tl.load(batch.table + _RESIDUALS * batch.stride + tensor).to(tl.pointer_type(batch.DTYPE)) + first
+    tl.store(residual + at, unsent, mask=known & (tl.load(allowed + tensor) != 0))
 
 
 @triton.jit
@@ -296,7 +312,7 @@ def magnitude_bits(v: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def _largest(largest: tl.tensor, batch: Tables, PARTITION: tl.constexpr) -> None:
+def _largest(largest: tl.tensor, batch: Tables) -> None:
     tensor, byte = find_block(batch)
-    _, _, v = load_block(batch, tensor, byte, PARTITION)
+    _, _, v = load_block(batch, tensor, byte)
     tl.atomic_max(largest + tensor, tl.max(magnitude_bits(v)), sem="relaxed")

@@ -145,7 +145,7 @@ def encode_signs(values: Sequence[torch.Tensor], *, norm: Literal["l2", "l1"], *
 @triton.jit
 def _round(scales: tl.tensor, allowed: tl.tensor, payload: tl.tensor, batch: Tables, ROUNDS: tl.constexpr) -> None:
     tensor, byte = find_block(batch)
-    index, known, v = load_block(batch, tensor, byte, False)
+    index, known, v = load_block(batch, tensor, byte)
     scale = tl.load(scales + tensor)
     divisor = tl.where(scale > 0, scale, 1.0)  # all levels of a zero scale are zero: so are all values
     q = tl.div_rn(v, divisor) if tl.float32 == batch.DTYPE else v / divisor
@@ -153,7 +153,7 @@ def _round(scales: tl.tensor, allowed: tl.tensor, payload: tl.tensor, batch: Tab
     # 1.5 times the number from which floats are whole: adding and taking it away rounds half to even.
     q = (q + ROUNDS) - ROUNDS
     if batch.RESIDUAL:
-        store_residual(batch, tensor, index, known, allowed, v - q * scale)
+        store_residual(batch, tensor, 0, index, known, allowed, v - q * scale)
     _, first = byte_span(batch, tensor)
     tl.store(payload + first + index, q.to(tl.int8).to(tl.uint8, bitcast=True), mask=known)
 
@@ -161,11 +161,11 @@ def _round(scales: tl.tensor, allowed: tl.tensor, payload: tl.tensor, batch: Tab
 @triton.jit
 def _pack_signs(scales: tl.tensor, allowed: tl.tensor, payload: tl.tensor, batch: Tables) -> None:
     tensor, byte = find_block(batch)
-    index, known, v = load_block(batch, tensor, byte, False)
+    index, known, v = load_block(batch, tensor, byte)
     positive = v >= 0
     if batch.RESIDUAL:
         high = tl.load(scales + tensor)
-        store_residual(batch, tensor, index, known, allowed, v - tl.where(positive, high, 0.0 - high))
+        store_residual(batch, tensor, 0, index, known, allowed, v - tl.where(positive, high, 0.0 - high))
     flag = (positive & known).to(tl.int32) << (7 - tl.arange(0, batch.WIDTH))[None, :]
     num_bytes, first = byte_span(batch, tensor)
     tl.store(payload + first + byte, tl.sum(flag, axis=1).to(tl.uint8), mask=byte < num_bytes)
@@ -196,9 +196,9 @@ def _decode(
 
 @triton.jit
 def put(out: tl.tensor, at: tl.tensor, value: tl.tensor, known: tl.tensor, ACCUMULATE: tl.constexpr) -> None:
-    """``out = value``, or ``out += value``, where values are known."""
+    """``out = value``, or ``out += value``, where values are known; all are where `known` is None."""
     if ACCUMULATE:
-        value = tl.load(out + at, mask=known, other=0.0) + value
+        value = tl.load(out + at, mask=known) + value
     tl.store(out + at, value, mask=known)
 
 
@@ -207,6 +207,8 @@ def put_digit(
     out: tl.tensor, at: tl.tensor, digit: tl.tensor, m: tl.tensor, known: tl.tensor, ACCUMULATE: tl.constexpr
 ) -> None:
     """``out = m·(digit − 1)``, or ``out +=``, which changes no bit where the digit is 1."""
+    value = tl.where(digit == 2, m, tl.where(digit == 0, -m, 0.0))
     if ACCUMULATE:
-        known = known & (digit != 1)
-    put(out, at, tl.where(digit == 2, m, tl.where(digit == 0, -m, 0.0)), known, ACCUMULATE)
+        held = tl.load(out + at, mask=known)
+        value = tl.where(digit == 1, held, held + value)
+    tl.store(out + at, value, mask=known)

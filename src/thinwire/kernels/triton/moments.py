@@ -1,23 +1,26 @@
 """Sums over each tensor of a batch, in float64 and in the CPU's order (see `thinwire.kernels.numba.moments`).
 
-Sums of floats depend on their order, and scales that travel are made of them: 1,024 running sums stand side by side,
-value i goes to sum i mod 1,024, and they are folded in halves. A program keeps 32 of the sums, so that 32 programs
-share a tensor; each adds row after row and loads eight rows ahead.
+Sums of floats depend on their order, and scales that travel are made of them: a tensor is cut in stretches, in each
+1,024 running sums stand side by side, value i goes to sum i mod 1,024, and they are folded in halves; what stretches
+add up to is added up in the same way. A program works on one stretch and loads eight rows ahead.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
 
+from thinwire.kernels.numba.moments import LANES, STRETCH
 from thinwire.kernels.triton.batch import Batch, Tables, load_sum, num_values
 
-_LANES = tl.constexpr(1024)
-_GROUP = 32  # sums per program
+_LANES, _STRETCH = tl.constexpr(LANES), tl.constexpr(STRETCH)
+_FOLDS = tl.constexpr(LANES.bit_length() - 1)
 _AHEAD = tl.constexpr(8)  # rows
+_WARPS = 8
 
 
 class Moments(NamedTuple):
@@ -36,23 +39,27 @@ def moments(batch: Batch, largest: torch.Tensor, *, signed: bool = False, square
         batch: with residuals or without; made inside `workspace.running()`, where this belongs too.
         largest: its largest magnitudes.
     """
-    unit = _units(largest)
-    sums = batch.workspace.array("moments.sums", 3 * batch.num_tensors * _LANES.value, torch.float64)
-    _sum[(_LANES.value // _GROUP, batch.num_tensors)](
+    unit, workspace, size = _units(largest), batch.workspace, batch.num_tensors
+    # Of every tensor, where its stretches begin among those of all; then of every stretch, whose it is.
+    counts = -(-batch.numels // STRETCH)
+    ends = np.cumsum(counts)
+    table = workspace.upload("moments.table", np.concatenate([[0], ends, np.repeat(np.arange(size), counts)]))
+    num_stretches = int(ends[-1])
+    sums = workspace.array("moments.sums", 3 * num_stretches, torch.float64).zero_()
+    _sum[(num_stretches,)](
         1.0 / unit,
+        table,
+        size,
         sums,
         batch.tables,
         SIGNED=signed,
         SQUARES=squares,
-        GROUP=_GROUP,
-        num_warps=1,
+        num_warps=_WARPS,
         enable_fp_fusion=False,
     )
-    folded = sums.view(3, batch.num_tensors, _LANES.value)
-    while folded.shape[2] > 1:
-        half = folded.shape[2] // 2
-        folded = folded[..., :half] + folded[..., half:]
-    return Moments(folded[0, :, 0], folded[1, :, 0], folded[2, :, 0], unit)
+    totals = workspace.array("moments.totals", 3 * size, torch.float64).view(3, size)
+    _add_up[(size, 3)](sums, table, num_stretches, totals, enable_fp_fusion=False)
+    return Moments(totals[0], totals[1], totals[2], unit)
 
 
 def root(squares: torch.Tensor) -> torch.Tensor:
@@ -71,35 +78,59 @@ def _units(largest: torch.Tensor) -> torch.Tensor:
 
 
 @triton.jit
+def fold(lanes: tl.tensor) -> tl.tensor:
+    """The sum of float64[1024], folded in halves: [1]."""
+    for turn in tl.static_range(_FOLDS):
+        lanes = tl.sum(tl.reshape(lanes, [2, _LANES >> (turn + 1)]), axis=0)
+    return lanes
+
+
+@triton.jit(do_not_specialize=["num_tensors"])
 def _sum(
     lift: tl.tensor,
+    table: tl.tensor,
+    num_tensors: tl.tensor,
     sums: tl.tensor,
     batch: Tables,
     SIGNED: tl.constexpr,
     SQUARES: tl.constexpr,
-    GROUP: tl.constexpr,
 ) -> None:
-    tensor = tl.program_id(1)
-    lane = tl.program_id(0) * GROUP + tl.arange(0, GROUP)
-    size = num_values(batch, tensor)
+    stretch = tl.program_id(0)
+    tensor = tl.load(table + num_tensors + 1 + stretch)
+    first = (stretch - tl.load(table + tensor)) * _STRETCH
+    left = tl.minimum(num_values(batch, tensor) - first, _STRETCH).to(tl.int32)
     unit = tl.load(lift + tensor)
-    positive = tl.zeros([GROUP], tl.float64)
-    negative = tl.zeros([GROUP], tl.float64)
-    squares = tl.zeros([GROUP], tl.float64)
-    for start in range(0, size, _LANES * _AHEAD):
+    lane = tl.arange(0, _LANES)
+    positive = tl.zeros([_LANES], tl.float64)
+    negative = tl.zeros([_LANES], tl.float64)
+    squares = tl.zeros([_LANES], tl.float64)
+    for start in range(0, left, _LANES * _AHEAD):
         for row in tl.static_range(_AHEAD):
-            index = start + row * _LANES + lane
-            known = index < size
-            v = load_sum(batch, tensor, index, known).to(tl.float64) * unit
+            at = start + row * _LANES + lane
+            v = load_sum(batch, tensor, first, at, at < left).to(tl.float64) * unit
             if SIGNED:
                 positive += tl.where(v > 0, v, 0.0)
                 negative += tl.where(v < 0, v, 0.0)
             if SQUARES:
                 squares += v * v
-    row_of = tl.num_programs(1) * _LANES
-    tl.store(sums + tensor * _LANES + lane, positive)
-    tl.store(sums + row_of + tensor * _LANES + lane, negative)
-    tl.store(sums + 2 * row_of + tensor * _LANES + lane, squares)
+    into = sums + stretch + tl.arange(0, 1)
+    if SIGNED:
+        tl.store(into, fold(positive))
+        tl.store(into + tl.num_programs(0), fold(negative))
+    if SQUARES:
+        tl.store(into + 2 * tl.num_programs(0), fold(squares))
+
+
+@triton.jit(do_not_specialize=["num_stretches"])
+def _add_up(sums: tl.tensor, table: tl.tensor, num_stretches: tl.tensor, totals: tl.tensor) -> None:
+    """A program adds up one kind of a tensor's sums."""
+    tensor, kind = tl.program_id(0), tl.program_id(1)
+    begin, end = tl.load(table + tensor), tl.load(table + tensor + 1)
+    lanes = tl.zeros([_LANES], tl.float64)
+    for start in range(begin, end, _LANES):
+        at = start + tl.arange(0, _LANES)
+        lanes += tl.load(sums + kind * num_stretches + at, mask=at < end, other=0.0)
+    tl.store(totals + kind * tl.num_programs(0) + tensor + tl.arange(0, 1), fold(lanes))
 
 
 @triton.jit(do_not_specialize=["size"])

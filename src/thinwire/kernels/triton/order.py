@@ -78,7 +78,7 @@ def sampled_bounds(
 @triton.jit(do_not_specialize=["shift"])
 def _count_digits(prefix: tl.tensor, counts: tl.tensor, shift: tl.tensor, batch: Tables) -> None:
     tensor, byte = find_block(batch)
-    _, known, v = load_block(batch, tensor, byte, False)
+    _, known, v = load_block(batch, tensor, byte)
     bits = magnitude_bits(v).to(tl.int64) >> shift
     counted = known & (bits >> 8 == tl.load(prefix + tensor))
     digit = tl.reshape((bits & 255).to(tl.int32), [batch.BLOCK * batch.WIDTH])
@@ -98,5 +98,5 @@ def _sample(places: Tables, sampled: tl.tensor, batch: Tables) -> None:
     zero = tl.zeros_like(at)
     index = begin + (draw(at, zero, zero).to(tl.int64) * (end - begin) >> 24)
     known = at < count
-    v = load_sum(batch, tensor, index, known)
+    v = load_sum(batch, tensor, 0, index, known)
     tl.store(sampled + first + at, v, mask=known)

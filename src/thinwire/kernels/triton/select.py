@@ -253,7 +253,7 @@ def _before_in_block(flags: tl.tensor) -> tl.tensor:
 @triton.jit
 def _count(bounds: tl.tensor, counts: tl.tensor, batch: Tables) -> None:
     tensor, byte = find_block(batch)
-    _, known, v = load_block(batch, tensor, byte, False)
+    _, known, v = load_block(batch, tensor, byte)
     above, equal = _compare(v, known, tl.load(bounds + tensor))
     program = tl.program_id(0)
     tl.store(counts + program, tl.sum(above).to(tl.int64))
@@ -276,7 +276,7 @@ def _write(
 ) -> None:
     """`words`, `octets` and `numbers` are the payload's memory, as integers, bytes and values."""
     tensor, byte = find_block(batch)
-    index, known, v = load_block(batch, tensor, byte, False)
+    index, known, v = load_block(batch, tensor, byte)
     bound, quota = tl.load(bounds + tensor), tl.load(quotas + tensor)
     above, equal = _compare(v, known, bound)
     program, num_programs = tl.program_id(0), tl.num_programs(0)
@@ -290,7 +290,7 @@ def _write(
     if batch.RESIDUAL:
         worth = bound.to(magnitude_bits(v).dtype).to(batch.DTYPE, bitcast=True)
         unsent = v - tl.where(v > 0, worth, -worth) if SIGNS else tl.zeros_like(v)
-        store_residual(batch, tensor, index, known, allowed, tl.where(sent, unsent, v))
+        store_residual(batch, tensor, 0, index, known, allowed, tl.where(sent, unsent, v))
     width = tl.load(plans + 3 * tensor)  # 0 for a bitmap
     places, body = tl.load(plans + 3 * tensor + 1), tl.load(plans + 3 * tensor + 2)
     num_bytes, _ = byte_span(batch, tensor)

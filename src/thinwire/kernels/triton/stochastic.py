@@ -146,7 +146,7 @@ def _pack(
     batch: Tables,
 ) -> None:
     tensor, byte = find_block(batch)
-    index, known, v = load_block(batch, tensor, byte, False)
+    index, known, v = load_block(batch, tensor, byte)
     limit = tl.load(limits + tensor)
     clipped = tl.minimum(tl.maximum(v, -limit), limit) * tl.load(lifts + tensor)
     random = draw(index, tl.load(keys + 2 * tensor), tl.load(keys + 2 * tensor + 1))
@@ -155,7 +155,7 @@ def _pack(
     if batch.RESIDUAL:
         m = tl.load(scales + tensor)
         unsent = v - tl.where(above, m, tl.where(below, -m, 0.0))
-        store_residual(batch, tensor, index, known, allowed, unsent)
+        store_residual(batch, tensor, 0, index, known, allowed, unsent)
     # Where there is no value v is 0, and so is its trit: the padding.
     digit = tl.where(above, 2, tl.where(below, 0, 1))
     place = tl.arange(0, batch.WIDTH)

@@ -44,8 +44,9 @@ from thinwire.kernels.triton.batch import (
     allow,
     byte_span,
     encoding,
-    find_block,
-    load_block,
+    find_start,
+    load_sum,
+    num_values,
     store_residual,
 )
 from thinwire.kernels.triton.dense import put_digit
@@ -53,6 +54,8 @@ from thinwire.kernels.triton.workspace import DeviceWorkspace
 
 _ZERO, _RUN, _LONGEST = tl.constexpr(ZERO_CODE), tl.constexpr(FIRST_RUN), tl.constexpr(LONGEST_RUN)
 _BLOCK = 1024  # codes, or bytes of payload, per program in decoding
+_ZERO_RUN_WARPS = 4
+_LOOK = tl.constexpr(256)  # blocks that are looked back at in one go
 
 
 def encode_ternary(
@@ -79,9 +82,8 @@ def encode_ternary(
         for bit what it was.
     """
     check_layout(layout)
-    partition = layout == "partition"
     with encoding(values, per_byte=5, **given) as batch:
-        workspace, largest = batch.workspace, batch.largest(partition=partition)
+        workspace, largest = batch.workspace, batch.largest()
         scales = largest * sparsity
         codes = workspace.array("ternary.codes", batch.num_bytes, torch.uint8)
         last_nonzero = workspace.array("ternary.last", batch.num_blocks, torch.int64)
@@ -91,7 +93,7 @@ def encode_ternary(
             codes,
             last_nonzero,
             PAD=0 if paper_literal else 1,
-            PARTITION=partition,
+            PARTITION=layout == "partition",
             **batch.launch,
         )
         if not zero_run:
@@ -160,15 +162,12 @@ def _zero_run_encode(
         The payloads, one behind the other, and int64[num_tensors] where each ends; views into the workspace.
     """
     workspace, num_blocks = batch.workspace, batch.num_blocks
-    running = workspace.array("zero_run.last", num_blocks, torch.int64)
-    where = workspace.array("zero_run.where", num_blocks, torch.int64)
-    torch.cummax(last_nonzero, 0, out=(running, where))
     counts = workspace.array("zero_run.counts", num_blocks, torch.int64)
-    _count[(num_blocks,)](codes, running, counts, batch.tables, num_warps=4)
+    _count[(num_blocks,)](codes, last_nonzero, counts, batch.tables, num_warps=_ZERO_RUN_WARPS)
     ends = workspace.array("zero_run.ends", num_blocks, torch.int64)
     torch.cumsum(counts, 0, out=ends)
     payload = workspace.array("zero_run.payload", batch.num_bytes, torch.uint8)
-    _write[(num_blocks,)](codes, running, ends, payload, batch.tables, num_warps=4)
+    _write[(num_blocks,)](codes, last_nonzero, ends, payload, batch.tables, num_warps=_ZERO_RUN_WARPS)
     return payload, ends[batch.last_blocks]
 
 
@@ -204,23 +203,44 @@ def _quantise(
     PAD: tl.constexpr,
     PARTITION: tl.constexpr,
 ) -> None:
-    tensor, code = find_block(batch)
-    index, known, v = load_block(batch, tensor, code, PARTITION)
+    tensor, start = find_start(batch)
     m = tl.load(scales + tensor)
     half = m * 0.5  # exact; a division would be an approximate one
-    above, below = v > half, v < -half
-    if batch.RESIDUAL:
-        unsent = v - tl.where(above, m, tl.where(below, -m, 0.0))
-        store_residual(batch, tensor, index, known, allowed, unsent)
-    digit = tl.where(known, tl.where(above, 2, tl.where(below, 0, 1)), PAD)
-    place = tl.arange(0, batch.WIDTH)
-    weight = tl.where(place < batch.PER_BYTE, place_value(place), 0)
-    byte = tl.sum(digit * weight[None, :], axis=1)
+    at = tl.arange(0, batch.BLOCK)
     num_codes, first = byte_span(batch, tensor)
-    inside = code < num_codes
-    tl.store(codes + first + code, byte.to(tl.uint8), mask=inside)
-    last = tl.max(tl.where(inside & (byte != _ZERO), first + code, -1), axis=0)
-    tl.store(last_nonzero + tl.program_id(0), last)
+    left = num_codes - start
+    size = num_values(batch, tensor)
+    byte = tl.zeros([batch.BLOCK], tl.int32)
+    # One place of all codes at a time: every lane has a value to work on, and none asks its neighbours for digits.
+    for place in tl.static_range(5):
+        if PARTITION:
+            before, apart = place * num_codes + start, 1
+            count = tl.minimum(size - before, left)
+        else:
+            before, apart = 5 * start + place, 5
+            count = (size - before + 4) // 5
+        known = at < tl.minimum(count, batch.BLOCK).to(tl.int32)
+        v = load_sum(batch, tensor, before, apart * at, known)
+        byte = 3 * byte + tl.where(known, tl.where(v > half, 2, tl.where(v < -half, 0, 1)), PAD)
+    if batch.RESIDUAL:
+        # Values again, now by rows of neighbours, and from the cache: five places apart, residuals would reach memory
+        # one by one, which takes twice as long as all of this.
+        tl.debug_barrier()
+        for row in tl.static_range(5):
+            if PARTITION:
+                before = row * num_codes + start
+                count = tl.minimum(size - before, left)
+            else:
+                before = 5 * start + row * batch.BLOCK
+                count = size - before
+            known = at < tl.minimum(count, batch.BLOCK).to(tl.int32)
+            v = load_sum(batch, tensor, before, at, known)
+            unsent = v - tl.where(v > half, m, tl.where(v < -half, -m, 0.0))
+            store_residual(batch, tensor, before, at, known, allowed, unsent)
+    inside = at < tl.minimum(left, batch.BLOCK).to(tl.int32)
+    tl.store(codes + (first + start) + at, byte.to(tl.uint8), mask=inside)
+    last = tl.max(tl.where(inside & (byte != _ZERO), at, -1), axis=0)
+    tl.store(last_nonzero + tl.program_id(0), tl.where(last >= 0, first + start + last, -1))
 
 
 @triton.jit
@@ -236,25 +256,42 @@ def _dequantise(
 ) -> None:
     m = tl.load(scale)
     first = tl.program_id(0).to(tl.int64) * BLOCK
+    if (not PARTITION) and 5 * (first + BLOCK) <= size:  # neighbouring values are written as one where none is masked
+        decode_rows(codes, m, out, size, num_codes, first, PARTITION, ACCUMULATE, BLOCK, True)
+    else:
+        decode_rows(codes, m, out, size, num_codes, first, PARTITION, ACCUMULATE, BLOCK, False)
+
+
+@triton.jit
+def decode_rows(
+    codes: tl.tensor,
+    m: tl.tensor,
+    out: tl.tensor,
+    size: tl.tensor,
+    num_codes: tl.tensor,
+    first: tl.tensor,
+    PARTITION: tl.constexpr,
+    ACCUMULATE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    WHOLE: tl.constexpr,
+) -> None:
+    """Writes what BLOCK codes from `first` on stand for, BLOCK neighbouring values at a time; WHOLE: none is missing."""
     at = tl.arange(0, BLOCK)
-    # Neighbouring lanes write neighbouring values: with the stride layout, BLOCK values at a time of the block's five
-    # times as many; with the partition layout, one place at a time.
-    for turn in tl.static_range(5):
+    for row in tl.static_range(5):
         if PARTITION:
-            place = tl.full([BLOCK], turn, tl.int32)
-            code = first + at
-            index = tl.full([BLOCK], turn, tl.int64) * num_codes + code
+            place, code = 4 - row + tl.zeros([BLOCK], tl.int32), at
+            before = row * num_codes.to(tl.int64) + first
+            count = tl.minimum(size - before, num_codes - first)
         else:
-            place = (turn * BLOCK + at) % 5
-            code = first + (turn * BLOCK + at) // 5
-            index = 5 * first + turn * BLOCK + at
-        known = (code < num_codes) & (index < size)
-        byte = tl.load(codes + code, mask=known, other=0).to(tl.int32)
-        power = place_value(4 - place)
+            place, code = 4 - (row * BLOCK + at) % 5, (row * BLOCK + at) // 5
+            before = 5 * first + row * BLOCK
+            count = size - before
+        known = None if WHOLE else at < tl.minimum(count, BLOCK).to(tl.int32)
+        byte = tl.load(codes + first + code, mask=known, other=None if WHOLE else 0).to(tl.int32)
         # byte / 243, rounded up to a 256th, has the digits in base 3 behind its point (see `unpack`).
         fraction = (1079 * byte + 1024) >> 10
-        digit = (((fraction * power) & 255) * 3) >> 8
-        put_digit(out, index, digit, m, known, ACCUMULATE)
+        digit = (((fraction * place_value(place)) & 255) * 3) >> 8
+        put_digit(out + before, at, digit, m, known, ACCUMULATE)
 
 
 @triton.jit
@@ -263,20 +300,32 @@ def _larger(a: tl.tensor, b: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def _bytes_to_write(codes: tl.tensor, running: tl.tensor, batch: Tables) -> tl.tensor:
+def _last_before(last_nonzero: tl.tensor, first_block: tl.tensor) -> tl.tensor:
+    """Where the last code before this block is that is no zero, or -1; most often the block before has it."""
+    end = tl.program_id(0).to(tl.int64)
+    found = tl.load(last_nonzero + end - 1, mask=end > first_block, other=-1)
+    while (found < 0) & (end > first_block):
+        block = end - 1 - tl.arange(0, _LOOK)
+        found = tl.max(tl.load(last_nonzero + block, mask=block >= first_block, other=-1), axis=0)
+        end -= _LOOK
+    return found
+
+
+@triton.jit
+def _bytes_to_write(codes: tl.tensor, last_nonzero: tl.tensor, batch: Tables) -> tl.tensor:
     """Of each code of the block: whether a byte is written there, and which."""
-    tensor, code = find_block(batch)
+    tensor, start = find_start(batch)
     num_codes, first = byte_span(batch, tensor)
-    inside = code < num_codes
-    byte = tl.load(codes + first + code, mask=inside, other=0).to(tl.int32)
-    following = tl.load(codes + first + code + 1, mask=code + 1 < num_codes, other=0).to(tl.int32)
-    zero = inside & (byte == _ZERO)
-    program = tl.program_id(0)
-    before = tl.load(running + program - 1, mask=program > 0, other=-1)
-    start = first + tl.min(code)
+    before = tl.maximum(_last_before(last_nonzero, tl.program_id(0) - start // batch.BLOCK), first - 1)
     # Zeros that reach into this block: those behind the last other code, or behind the tensor's beginning.
-    carried = ((start - 1 - tl.maximum(before, first - 1)) % _LONGEST).to(tl.int32)
+    carried = ((first + start - 1 - before) % _LONGEST).to(tl.int32)
     at = tl.arange(0, batch.BLOCK)
+    left = tl.minimum(num_codes - start, batch.BLOCK + 1).to(tl.int32)
+    inside = at < left
+    here = codes + (first + start)
+    byte = tl.load(here + at, mask=inside, other=0).to(tl.int32)
+    following = tl.load(here + at + 1, mask=at + 1 < left, other=0).to(tl.int32)
+    zero = inside & (byte == _ZERO)
     last = tl.associative_scan(tl.where(zero, -1 - carried, at), 0, _larger)
     rest = (at - last) % _LONGEST
     written = inside & ((byte != _ZERO) | (rest == 0) | (following != _ZERO))
@@ -285,17 +334,17 @@ def _bytes_to_write(codes: tl.tensor, running: tl.tensor, batch: Tables) -> tl.t
 
 
 @triton.jit
-def _count(codes: tl.tensor, running: tl.tensor, counts: tl.tensor, batch: Tables) -> None:
-    written, _ = _bytes_to_write(codes, running, batch)
+def _count(codes: tl.tensor, last_nonzero: tl.tensor, counts: tl.tensor, batch: Tables) -> None:
+    written, _ = _bytes_to_write(codes, last_nonzero, batch)
     tl.store(counts + tl.program_id(0), tl.sum(written, axis=0).to(tl.int64))
 
 
 @triton.jit
-def _write(codes: tl.tensor, running: tl.tensor, ends: tl.tensor, payload: tl.tensor, batch: Tables) -> None:
-    written, value = _bytes_to_write(codes, running, batch)
+def _write(codes: tl.tensor, last_nonzero: tl.tensor, ends: tl.tensor, payload: tl.tensor, batch: Tables) -> None:
+    written, value = _bytes_to_write(codes, last_nonzero, batch)
     program = tl.program_id(0)
     start = tl.load(ends + program - 1, mask=program > 0, other=0)
-    tl.store(payload + start + tl.cumsum(written, axis=0) - 1, value, mask=written != 0)
+    tl.store(payload + start + (tl.cumsum(written, axis=0) - 1), value, mask=written != 0)
 
 
 @triton.jit
