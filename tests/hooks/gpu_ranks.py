@@ -69,8 +69,9 @@ def hooked(rank: int, options: dict[str, Any], count: int = 12) -> dict[str, Any
     model = DistributedDataParallel(mlp(), bucket_cap_mb=4)
     state = ddp.compress(model, measure_link=False, **options)
     optimizer = sgd(model)
-    for part, kept in zip((model, optimizer, state), saved, strict=True):
-        part.load_state_dict(kept)
+    model.load_state_dict(saved[0])
+    optimizer.load_state_dict(saved[1])
+    state.load_state_dict(saved[2])
     steps(model, optimizer, rank, range(count // 2, count))
     contexts = state.core.residuals.contexts.values()
     return {
@@ -105,7 +106,7 @@ def scaled(rank: int, count: int = 30) -> dict[str, Any]:
         optimizer.zero_grad()
         with torch.autocast(DEVICE.type, torch.float16 if DEVICE.type == "cuda" else torch.bfloat16):
             loss = nn.functional.cross_entropy(model(x), y)
-        scaler.scale(loss).backward()
+        scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         scaler.step(optimizer)
         scaler.update()
         losses.append(float(loss))

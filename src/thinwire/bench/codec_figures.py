@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from thinwire.bench.harness import Figures
-from thinwire.bench.inputs import draw, resnet50_sizes
+from thinwire.bench.inputs import resnet50_sizes
 from thinwire.bench.timing import Candidate, side_by_side
 from thinwire.codecs import codec, decode, encode_all
 from thinwire.frames import parse
@@ -134,23 +134,6 @@ def tensor_list(turns: int = LIST_TURNS) -> Figure:
     return Figure(values={"tensors": len(tensors), "elements": sum(loads), **seconds}, lines=lines)
 
 
-def device_list(turns: int, device: torch.device) -> Figure:
-    """ResNet-50's tensors in one call, and one flat tensor of the same size; whole calls, frames on the host."""
-    sizes = resnet50_sizes()
-    flat = torch.from_numpy(draw(sum(sizes), ZERO_FRACTION)[0]).to(device)
-    tensors, scheme = list(torch.split(flat, sizes)), codec("3lc")
-    contexts, whole = [scheme.context(tensor) for tensor in tensors], scheme.context(flat)
-    candidates = [
-        Candidate("list_seconds", lambda turn: encode_all(contexts, tensors), whole=True),
-        Candidate("flat_seconds", lambda turn: whole.encode(flat), whole=True),
-    ]
-    seconds = side_by_side(candidates, turns=turns, device=device)
-    ratio = seconds["list_seconds"] / seconds["flat_seconds"]
-    values = {"tensors": len(sizes), "elements": sum(sizes), "zero_fraction": ZERO_FRACTION, **seconds}
-    lines = [[f"3lc, {len(sizes)} tensors shaped like ResNet-50's: time", f"{ratio:.2f} × one flat tensor's", ""]]
-    return Figure(values=values, lines=lines)
-
-
 def zstd_stage(size: int, turns: int) -> Figure:
     """3LC of independent trits, 95 % of them zero, with and without the second stage; and the trits' entropy."""
     drawn = np.random.default_rng(0).standard_normal(size, dtype=np.float32)
@@ -244,14 +227,12 @@ def _entropy(decoded: NDArray[np.float32]) -> float:
     return float(-(shares * np.log2(shares)).sum())
 
 
-FIGURES: dict[str, Callable[[int, int, torch.device | None], Figure]] = {
-    "small": lambda elements, turns, device: small_tensor(),
-    "list": lambda elements, turns, device: tensor_list() if device is None else device_list(turns, device),
-    "zstd_stage": lambda elements, turns, device: zstd_stage(elements, turns),
-    "lag": lambda elements, turns, device: lag_bound(),
-    "huffman": lambda elements, turns, device: huffman(elements, turns),
-    "first_use": lambda elements, turns, device: first_use(),
+FIGURES: dict[str, Callable[[int, int], Figure]] = {
+    "small": lambda elements, turns: small_tensor(),
+    "list": lambda elements, turns: tensor_list(),
+    "zstd_stage": zstd_stage,
+    "lag": lambda elements, turns: lag_bound(),
+    "huffman": huffman,
+    "first_use": lambda elements, turns: first_use(),
 }
-"""By name; each is measured with so many values and turns, by the kernels of a device or (None) the CPU's."""
-ON_DEVICE = ("list",)
-"""The figures that are measured on a GPU."""
+"""By name, of the CPU's kernels; each is measured with so many values and turns."""

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from thinwire.bench import codec_candidates, codec_figures, peers
+from thinwire.bench import codec_candidates, codec_figures, device_figures, peers
 from thinwire.bench.codec_candidates import SLOW_TURNS
 from thinwire.bench.codec_figures import Figure
 from thinwire.bench.harness import Bench, Column, Figures, Measured, Tell, column
@@ -173,15 +173,16 @@ class CodecsBench(CodecsOptions, Bench[CodecCell, Figures]):
                 names = [name for name in self.only or ids() if usual or codec_by_name(name).id == "3lc"]
                 names += peers.installed() if usual and not self.only else []
                 cells += [CodecCell(name, elements, fraction, self.turns, self.device) for name in names]
-        for name in codec_figures.FIGURES if on_cpu else codec_figures.ON_DEVICE:
+        for name in codec_figures.FIGURES if on_cpu else device_figures.FIGURES:
             cells.append(CodecCell(name, max(self.elements), self.usual_fraction, self.turns, self.device))
         return cells
 
     def measure(self, cell: CodecCell, before: Measured[CodecCell, Figures], tell: Tell) -> Figures:
-        if cell.codec in codec_figures.FIGURES:
+        if cell.codec in codec_figures.FIGURES or cell.codec in device_figures.FIGURES:
             self._arrays = None
-            device = None if cell.device == "cpu" else cell.place
-            return codec_figures.FIGURES[cell.codec](cell.elements, cell.turns, device)
+            if cell.device == "cpu":
+                return codec_figures.FIGURES[cell.codec](cell.elements, cell.turns)
+            return device_figures.FIGURES[cell.codec](cell.turns, cell.place)
         if self._arrays is None or self._arrays.size != cell.elements:
             self._arrays = Arrays(cell.elements, cell.place, 1 if cell.device == "cpu" else ROTATION)
         self._arrays.fill(cell.zero_fraction)

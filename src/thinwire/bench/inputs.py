@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from thinwire.bench.resnet50 import ResNet50
 from thinwire.codecs import Context
 from thinwire.jobs.job import Job
 from thinwire.jobs.workload import workload
@@ -76,21 +77,9 @@ class Arrays:
 
 
 def resnet50_sizes() -> list[int]:
-    """The sizes of ResNet-50's 161 parameters, in order (He et al. 2016, table 1).
-
-    Example:
-        >>> len(resnet50_sizes()), sum(resnet50_sizes())
-        (161, 25557032)
-    """
-    sizes, channels = [3 * 64 * 7 * 7, 64, 64], 64
-    for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
-        for block in range(blocks):
-            for taken, given, kernel in ((channels, width, 1), (width, width, 3), (width, 4 * width, 1)):
-                sizes += [taken * given * kernel * kernel, given, given]
-            if block == 0:
-                sizes += [channels * 4 * width, 4 * width, 4 * width]
-            channels = 4 * width
-    return [*sizes, 2048 * 1000, 1000]
+    """The sizes of ResNet-50's 161 parameters, in order."""
+    with torch.device("meta"):
+        return [each.numel() for each in ResNet50().parameters()]
 
 
 def training(job: Job) -> tuple[nn.Module, torch.optim.Optimizer, Iterator[list[torch.Tensor]]]:

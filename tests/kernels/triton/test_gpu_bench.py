@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
+from torch import nn
 
 import thinwire as tw
-from thinwire.bench import codec_figures, codecs
+from thinwire.bench import codecs, device_figures
 from thinwire.bench.codec_figures import Figure
 from thinwire.bench.codecs import CodecsBench, Speed
 
 pytestmark = pytest.mark.gpu
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")  # torch.compile's own
 def test_every_figure_is_there(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(codec_figures, "resnet50_sizes", lambda: [3, 40, 100])
+    monkeypatch.setattr(device_figures, "resnet50_sizes", lambda: [3, 40, 100])
+    monkeypatch.setattr(device_figures, "ResNet50", lambda: nn.Sequential(nn.Flatten(), nn.Linear(12, 9)))
+    step = partial(device_figures.training_step, images=2, pixels=2)
+    monkeypatch.setitem(device_figures.FIGURES, "step", step)
     name = codecs.INTERPRETER if device.type == "cpu" else device.type
     bench = CodecsBench(elements=[500], zero_fraction=[0.9], turns=1, device=name)
     measured = {cell: [bench.measure(cell, {}, lambda text: None)] for cell in bench.cells()}
-    assert [cell.codec for cell in measured] == [*codecs.DEVICE_CODECS, "list"]
+    assert [cell.codec for cell in measured] == [*codecs.DEVICE_CODECS, "list", "step"]
     for cell, [run] in measured.items():
         if isinstance(run, Figure):
-            assert (run.values["tensors"], run.values["elements"]) == (3, 143)
-            assert run.values["list_seconds"] > 0 and run.values["flat_seconds"] > 0
+            assert run.values["tensors"] == (3 if cell.codec == "list" else 2)
+            assert all(value > 0 for name, value in run.values.items() if name.endswith("seconds"))
             continue
         assert isinstance(run, Speed) and 0 < run.bits_per_value <= 8, cell.codec
         assert all(value > 0 for value in run.seconds.values()) and "whole_encode" in run.seconds

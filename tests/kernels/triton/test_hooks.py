@@ -103,7 +103,7 @@ def train(where: torch.device, **options: Any) -> tuple[list[Any], list[bool]]:
             for step in range(3):
                 opt.zero_grad()
                 opt.sync()  # what reads parameters outside of their modules
-                gradients(model, step).backward()
+                gradients(model, step).backward()  # type: ignore[no-untyped-call]
                 opt.step()
             opt.sync()
             sides = [

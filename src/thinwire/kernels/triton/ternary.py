@@ -275,7 +275,7 @@ def decode_rows(
     BLOCK: tl.constexpr,
     WHOLE: tl.constexpr,
 ) -> None:
-    """Writes what BLOCK codes from `first` on stand for, BLOCK neighbouring values at a time; WHOLE: none is missing."""
+    """Writes what BLOCK codes from `first` on stand for, BLOCK neighbouring values at once; WHOLE: none is missing."""
     at = tl.arange(0, BLOCK)
     for row in tl.static_range(5):
         if PARTITION:
