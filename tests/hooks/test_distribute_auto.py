@@ -91,7 +91,7 @@ def test_workers_on_different_devices_choose_among_what_all_have(monkeypatch: py
 
     def settings_on(self: AutoCodec, devices: Collection[torch.device] = (), **asked: Any) -> tuple[Level, ...]:
         found = every(self, (), **asked)
-        return found[1:] if devices and not next(made) else found  # one worker's GPU has no kernels for bf16
+        return found[1:] if devices and not next(made) else found  # one worker's device has no kernels for bf16
 
     def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> tuple[torch.Tensor, list[str]]:
         used = []

@@ -31,12 +31,15 @@ HALF = 16
 _FP16_MAX = 65504.0
 _FP16_ROUNDS_TO_INF = 65520.0
 
+NOT_FINITE = "holds NaN or Inf; nothing was encoded and no state was changed"
+ABOVE_BFLOAT = "has a value that rounds to Inf in bfloat16. Use fp32"
+
 
 def require_finite(values: FloatArray) -> float:
     """Returns max|v|. Raises NonFiniteError where a value is NaN or Inf."""
     largest = float(max_magnitude(values))
     if not np.isfinite(largest):
-        raise NonFiniteError("holds NaN or Inf; nothing was encoded and no state was changed")
+        raise NonFiniteError(NOT_FINITE)
     return largest
 
 
@@ -123,7 +126,7 @@ class BF16(_Cast):
         halves = space.array("floats.halves", flat.values.size, np.uint16)
         if not to_bfloat(flat.values, halves) <= BFLOAT_MAX:
             require_finite(flat.values)
-            raise NonFiniteError("has a value that rounds to Inf in bfloat16. Use fp32")
+            raise NonFiniteError(ABOVE_BFLOAT)
         return Payload(halves.view(np.uint8))
 
     @classmethod

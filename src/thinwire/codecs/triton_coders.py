@@ -5,14 +5,16 @@ A scheme that is not in `CODERS` runs on the CPU, and so do the options that its
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
-from thinwire.codecs import int8, signs, sparse, stochastic, threelc
+from thinwire.codecs import floats, int8, signs, sparse, stochastic, threelc
 from thinwire.codecs.device import DeviceCoder, Entry, Pending
+from thinwire.codecs.floats import BF16
 from thinwire.codecs.int8 import Int8
 from thinwire.codecs.scheme import Payload, Scheme
 from thinwire.codecs.scratch import Scratch
@@ -25,8 +27,10 @@ from thinwire.codecs.topk import TopK
 from thinwire.errors import NonFiniteError
 from thinwire.frames import Frame
 from thinwire.kernels.contract import non_finite, require_finite_magnitude
+from thinwire.kernels.numba.casts import BFLOAT_MAX, finite_halves
 from thinwire.kernels.triton.batch import Batch, Sent
 from thinwire.kernels.triton.dense import decode_dense, encode_int8, encode_signs
+from thinwire.kernels.triton.halves import decode_bfloat, encode_bfloat
 from thinwire.kernels.triton.select import Chosen, Form, encode_from, encode_top, scatter
 from thinwire.kernels.triton.stochastic import clipped_at, decode_two_bit, encode_stochastic
 from thinwire.kernels.triton.ternary import decode_ternary, encode_ternary
@@ -65,6 +69,19 @@ class _ThreeLC(DeviceCoder[ThreeLC]):
             zero_run=bool(frame.flags & threelc.ZERO_RUN),
             **into,
         )
+
+
+class _BF16(DeviceCoder[BF16]):
+    def start(self, scheme: BF16, entries: Sequence[Entry], values: list[torch.Tensor], **given: Any) -> Pending:
+        return encode_bfloat(values, most=BFLOAT_MAX, **given)
+
+    def payload(self, scheme: BF16, entry: Entry, sent: Sent) -> Payload:
+        if not sent.finite:
+            raise NonFiniteError(floats.ABOVE_BFLOAT if math.isfinite(sent.largest) else floats.NOT_FINITE)
+        return Payload(sent.payload)
+
+    def decode(self, frame: Frame, space: Scratch, **into: Any) -> None:
+        decode_bfloat(finite_halves(frame.payload, kind="bfloat", size=frame.size), **into)
 
 
 class _Int8(DeviceCoder[Int8]):
@@ -197,6 +214,7 @@ class _Threshold(_Selecting[Threshold]):
 
 CODERS: Mapping[type[Scheme], DeviceCoder[Any]] = {
     ThreeLC: _ThreeLC(),
+    BF16: _BF16(),
     Int8: _Int8(),
     OneBit: _OneBit(),
     Stoch3: _RandomTrits[Stoch3](),

@@ -21,7 +21,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import JITFunction, driver
 
 from thinwire.kernels.numba import Workspace, encode_ternary
-from thinwire.kernels.triton import batch, dense, moments, order, select, stochastic, ternary
+from thinwire.kernels.triton import batch, dense, halves, moments, order, select, stochastic, ternary
 from thinwire.kernels.triton.workspace import DeviceWorkspace
 
 SIZES = (7, 3000)
@@ -86,6 +86,7 @@ def launch_all(dtype: torch.dtype) -> None:
         for accumulate in ways:
             ternary.decode_ternary(payload, scale=scale, out=out, layout=layout, accumulate=accumulate, workspace=space)
     for kept in forms:
+        halves.encode_bfloat(values, most=1.0, residuals=kept, workspace=space)
         dense.encode_int8(values, largest_scale=1.0, residuals=kept, workspace=space)
         for norm in ("l1", "l2"):
             dense.encode_signs(values, norm=norm, residuals=kept, workspace=space)
@@ -105,6 +106,7 @@ def launch_all(dtype: torch.dtype) -> None:
         ).finish()
     numbers, positions = np.ones(5, out.numpy().dtype), np.arange(5)
     for accumulate in ways:
+        halves.decode_bfloat(np.zeros(3000, np.uint16), out=out, accumulate=accumulate, workspace=space)
         select.scatter(positions, numbers, out=out, accumulate=accumulate, workspace=space)
         stochastic.decode_two_bit(bytes(750), scale=1.0, out=out, accumulate=accumulate, workspace=space)
         for per_byte, nbytes in ((1, 3000), (8, 375)):
@@ -123,7 +125,7 @@ def test_every_launch_compiles_and_keeps_every_bit(compiled: list[tuple[str, Any
     # Kernels are private and return nothing; what kernels call returns something, or is public.
     kernels = {
         name
-        for module in (batch, dense, moments, order, select, stochastic, ternary)
+        for module in (batch, dense, halves, moments, order, select, stochastic, ternary)
         for name, value in vars(module).items()
         if name.startswith("_") and isinstance(value, JITFunction) and value.fn.__annotations__["return"] == "None"
     }

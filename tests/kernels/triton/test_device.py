@@ -10,6 +10,8 @@ import torch
 
 import thinwire as tw
 from thinwire.codecs import Encoding, encode_all
+from thinwire.codecs.device import why_not_encoded
+from thinwire.policies.auto_codec import AutoCodec
 
 pytestmark = pytest.mark.gpu
 
@@ -24,6 +26,8 @@ CODECS = [
     tw.codec("3lc", sparsity=1.75),
     tw.codec("3lc", layout="partition", error_scale=0.1, entropy="zstd"),
     tw.codec("3lc", zero_run=False, error_feedback=False),
+    tw.codec("bf16"),
+    tw.codec("bf16", error_feedback=True, error_scale=0.5),
     tw.codec("int8"),
     tw.codec("int8", error_feedback=True),
     tw.codec("onebit"),
@@ -89,6 +93,11 @@ def test_one_tensor_encodes_and_decodes_as_on_the_cpu(device: torch.device) -> N
                     beside = ground.clone().numpy()
                     tw.decode(frame, out=beside, accumulate=accumulate)
                     assert out.cpu().numpy().tobytes() == beside.tobytes(), (codec, dtype)
+
+
+def test_all_settings_of_the_controller_have_kernels(device: torch.device) -> None:
+    for level in AutoCodec().settings():
+        assert level.codec is not None and why_not_encoded(level.codec.scheme, device) is None
 
 
 def test_frames_cross_over(device: torch.device) -> None:

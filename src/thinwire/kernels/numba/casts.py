@@ -84,13 +84,19 @@ def widen(payload: Any, *, kind: str, out: Floats, accumulate: bool) -> None:
         >>> out.tolist()
         [1.0, -2.0]
     """
+    halves = finite_halves(payload, kind=kind, size=out.size)
+    (_widen_half if kind == "half" else _widen_bfloat)(halves, accumulate, out)
+
+
+def finite_halves(payload: Any, *, kind: str, size: int) -> Halves:
+    """Returns a view of the payload, uint16[n]. Raises FrameError as `widen` does, of which it is the check."""
     nbytes = memoryview(payload).nbytes
-    if nbytes != 2 * out.size:
-        raise FrameError(f"{out.size} values take {2 * out.size} bytes, {nbytes} came")
-    halves = frozen(np.frombuffer(payload, np.uint16))
+    if nbytes != 2 * size:
+        raise FrameError(f"{size} values take {2 * size} bytes, {nbytes} came")
+    halves: Halves = frozen(np.frombuffer(payload, np.uint16))
     if _largest_16(halves) >= _INFINITE[kind]:
         raise FrameError("the payload holds NaN or Inf")
-    (_widen_half if kind == "half" else _widen_bfloat)(halves, accumulate, out)
+    return halves
 
 
 # Numba adds two int32 as int64: every step is cast back, so that compilers see the narrow arithmetic.

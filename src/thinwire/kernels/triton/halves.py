@@ -1,0 +1,99 @@
+"""`bf16` of a batch: the upper half of a float32, rounded half to even, and back.
+
+The arithmetic is the CPU's (`kernels.numba.casts`), on the bits, so that no conversion of the device's decides how a
+tie is rounded. float64 values are rounded to float32 first, there as here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Unpack
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from numpy.typing import NDArray
+
+from thinwire.kernels.triton.batch import (
+    Batch,
+    Given,
+    Pending,
+    Tables,
+    allow,
+    byte_span,
+    encoding,
+    find_block,
+    load_block,
+    store_residual,
+)
+from thinwire.kernels.triton.dense import DECODE_BLOCK, put
+from thinwire.kernels.triton.workspace import DeviceWorkspace
+
+
+def encode_bfloat(values: Sequence[torch.Tensor], *, most: float, **given: Unpack[Given]) -> Pending:
+    """Encodes a batch: two bytes a value, little-endian.
+
+    Args:
+        values: as in `thinwire.kernels.triton.ternary.encode_ternary`, and so is what is `given`.
+        most: the largest float32 that is sent; a tensor with a larger one is refused.
+
+    Returns:
+        Payloads; where a tensor is refused, `finite` is False.
+    """
+    with encoding(values, per_byte=1, **given) as batch:
+        largest = batch.largest()
+        # There is no scale. What stands for it stops a tensor whose largest value is finite and rounds to Inf.
+        scales = torch.where(largest.to(torch.float32) <= most, 0.0, torch.inf)
+        payload = batch.workspace.array("halves.payload", batch.num_bytes, torch.int16)
+        allowed = allow(largest, scales, together=given.get("together", False))
+        _narrow[(batch.num_blocks,)](allowed, payload, **batch.launch)
+        return Pending(batch, largest=largest, scales=scales, payload=payload.view(torch.uint8), ends=_ends(batch))
+
+
+def _ends(batch: Batch) -> torch.Tensor:
+    """Where each payload ends, in bytes: the batch counts a value as one."""
+    return 2 * batch.sizes.cumsum(0)
+
+
+def decode_bfloat(
+    halves: NDArray[np.uint16], *, out: torch.Tensor, accumulate: bool = False, workspace: DeviceWorkspace
+) -> None:
+    """``out = v``, or ``out += v``; does not wait.
+
+    Args:
+        halves: uint16[n], finite; the caller has checked them.
+        out: flat, float32[n] or float64[n].
+        workspace: of out's device; its next use must `synchronize` first.
+    """
+    with workspace.decoding():
+        _widen[(-(-out.numel() // DECODE_BLOCK),)](
+            workspace.upload("halves.received", halves.view(np.int16)),
+            out,
+            out.numel(),
+            ACCUMULATE=accumulate,
+            BLOCK=DECODE_BLOCK,
+            enable_fp_fusion=False,
+        )
+
+
+@triton.jit
+def _narrow(allowed: tl.tensor, payload: tl.tensor, batch: Tables) -> None:
+    tensor, byte = find_block(batch)
+    index, known, v = load_block(batch, tensor, byte, False)
+    bits = v.to(tl.float32).to(tl.int32, bitcast=True)
+    half = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    if batch.RESIDUAL:
+        sent = (half << 16).to(tl.float32, bitcast=True).to(batch.DTYPE)
+        store_residual(batch, tensor, index, known, allowed, v - sent)
+    _, first = byte_span(batch, tensor)
+    tl.store(payload + first + index, half.to(tl.int16), mask=known)
+
+
+@triton.jit
+def _widen(halves: tl.tensor, out: tl.tensor, size: tl.tensor, ACCUMULATE: tl.constexpr, BLOCK: tl.constexpr) -> None:
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    known = at < size
+    half = tl.load(halves + at, mask=known, other=0).to(tl.int32)
+    value = (half << 16).to(tl.float32, bitcast=True)
+    put(out, at, value.to(out.dtype.element_ty), known, ACCUMULATE)
