@@ -16,6 +16,7 @@ from thinwire.codecs import floats, int8, signs, sparse, stochastic, threelc
 from thinwire.codecs.device import DeviceCoder, Entry, Pending
 from thinwire.codecs.floats import BF16
 from thinwire.codecs.int8 import Int8
+from thinwire.codecs.levels import Votes, width_of
 from thinwire.codecs.scheme import Payload, Scheme
 from thinwire.codecs.scratch import Scratch
 from thinwire.codecs.signs import OneBit
@@ -31,6 +32,7 @@ from thinwire.kernels.numba.casts import BFLOAT_MAX, finite_halves
 from thinwire.kernels.triton.batch import Batch, Sent
 from thinwire.kernels.triton.dense import decode_dense, encode_int8, encode_signs
 from thinwire.kernels.triton.halves import decode_bfloat, encode_bfloat
+from thinwire.kernels.triton.integers import decode_integers
 from thinwire.kernels.triton.select import Chosen, Form, encode_from, encode_top, scatter
 from thinwire.kernels.triton.stochastic import clipped_at, decode_two_bit, encode_stochastic
 from thinwire.kernels.triton.ternary import decode_ternary, encode_ternary
@@ -92,6 +94,20 @@ class _Int8(DeviceCoder[Int8]):
     def decode(self, frame: Frame, space: Scratch, **into: Any) -> None:
         levels, scale = int8.levels_of(frame, _NUMPY_TYPES[into["out"].dtype])
         decode_dense(levels, per_byte=1, scale=scale, **into)
+
+
+class _Votes(DeviceCoder[Votes]):
+    """Servers encode votes, on the CPU."""
+
+    def encodes(self, scheme: Votes) -> bool:
+        return False
+
+    def start(self, scheme: Votes, entries: Sequence[Entry], values: list[torch.Tensor], **given: Any) -> Pending:
+        raise NotImplementedError("votes are encoded on the CPU")
+
+    def decode(self, frame: Frame, space: Scratch, **into: Any) -> None:
+        _, workers = Votes.unpacked(frame, space)  # which finds damage; only the packed votes go up
+        decode_integers(frame.payload, width=width_of(workers), top=workers, scale=frame.scales[0], **into)
 
 
 class _OneBit(DeviceCoder[OneBit]):
@@ -216,6 +232,7 @@ CODERS: Mapping[type[Scheme], DeviceCoder[Any]] = {
     ThreeLC: _ThreeLC(),
     BF16: _BF16(),
     Int8: _Int8(),
+    Votes: _Votes(),
     OneBit: _OneBit(),
     Stoch3: _RandomTrits[Stoch3](),
     TernGrad: _TernGrad(),

@@ -21,7 +21,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import JITFunction, driver
 
 from thinwire.kernels.numba import Workspace, encode_ternary
-from thinwire.kernels.triton import batch, dense, halves, moments, order, select, stochastic, ternary
+from thinwire.kernels.triton import batch, dense, halves, integers, moments, order, select, stochastic, ternary
 from thinwire.kernels.triton.workspace import DeviceWorkspace
 
 SIZES = (7, 3000)
@@ -106,6 +106,9 @@ def launch_all(dtype: torch.dtype) -> None:
         ).finish()
     numbers, positions = np.ones(5, out.numpy().dtype), np.arange(5)
     for accumulate in ways:
+        integers.decode_integers(
+            bytes(1125), width=3, top=2, scale=1.0, out=out, accumulate=accumulate, workspace=space
+        )
         halves.decode_bfloat(np.zeros(3000, np.uint16), out=out, accumulate=accumulate, workspace=space)
         select.scatter(positions, numbers, out=out, accumulate=accumulate, workspace=space)
         stochastic.decode_two_bit(bytes(750), scale=1.0, out=out, accumulate=accumulate, workspace=space)
@@ -125,7 +128,7 @@ def test_every_launch_compiles_and_keeps_every_bit(compiled: list[tuple[str, Any
     # Kernels are private and return nothing; what kernels call returns something, or is public.
     kernels = {
         name
-        for module in (batch, dense, halves, moments, order, select, stochastic, ternary)
+        for module in (batch, dense, halves, integers, moments, order, select, stochastic, ternary)
         for name, value in vars(module).items()
         if name.startswith("_") and isinstance(value, JITFunction) and value.fn.__annotations__["return"] == "None"
     }
