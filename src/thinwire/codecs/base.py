@@ -317,7 +317,7 @@ class Context:
     def entry(self, tensor: Tensor, options: StepOptions) -> device.Entry:
         """Returns what a batch on the context's device needs of this tensor. Raises ConfigError as `encode`."""
         if isinstance(tensor, torch.Tensor):
-            flat = flatten_on_device(tensor.to(self.device), self.name)
+            flat = flatten_on_device(tensor if tensor.device == self.device else tensor.to(self.device), self.name)
         else:
             on_host = flatten(tensor, self.name)
             flat = DeviceFlat(torch.from_numpy(on_host.values).to(self.device), on_host.dtype, on_host.shape)

@@ -7,7 +7,6 @@ max·s overflows float16 above 34,500 and bfloat16 keeps eight bits. Callers' me
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias, TypeGuard
 
 import numpy as np
@@ -40,8 +39,7 @@ class Flat(NamedTuple):  # which is made in half the time of a frozen dataclass,
     shape: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceFlat:
+class DeviceFlat(NamedTuple):
     """A tensor as kernels on its own device see it; `values` may be its memory and is never written."""
 
     values: torch.Tensor
@@ -71,7 +69,7 @@ def flatten(tensor: Tensor, name: str = "the tensor") -> Flat:
     """
     if isinstance(tensor, torch.Tensor):
         shape = tuple(tensor.shape)
-        if tensor.dtype is torch.float32 and is_plain(tensor) and len(shape) <= MAX_RANK:
+        if tensor.dtype is torch.float32 and tensor.is_cpu and _is_plain(tensor) and len(shape) <= MAX_RANK:
             # What nearly every gradient is: nothing to convert, and a call of torch's costs as much as a small kernel.
             return Flat((tensor.detach() if tensor.requires_grad else tensor).numpy().reshape(-1), "fp32", shape)
         _check_rank(shape, name)
@@ -86,15 +84,19 @@ def flatten(tensor: Tensor, name: str = "the tensor") -> Flat:
     return Flat(np.ascontiguousarray(tensor, dtype=wide).reshape(-1), dtype, tensor.shape)
 
 
-def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether NumPy sees the values as they are, in C order: on the CPU, dense, contiguous, not a lazy negation."""
-    return tensor.is_cpu and tensor.layout is torch.strided and tensor.is_contiguous() and not tensor.is_neg()
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether the memory holds the values as they are, in C order: dense, contiguous, not a lazy negation."""
+    return tensor.layout is torch.strided and tensor.is_contiguous() and not tensor.is_neg()
 
 
 def flatten_on_device(tensor: torch.Tensor, name: str = "the tensor") -> DeviceFlat:
     """As `flatten`, where the tensor lies."""
-    _check_rank(tuple(tensor.shape), name)
-    return DeviceFlat(_flat(tensor, name), _NAMES[tensor.dtype], tuple(tensor.shape))
+    shape = tuple(tensor.shape)
+    if tensor.dtype is torch.float32 and _is_plain(tensor) and len(shape) <= MAX_RANK:
+        values = tensor.detach() if tensor.requires_grad else tensor
+        return DeviceFlat(values if len(shape) == 1 else values.view(-1), "fp32", shape)
+    _check_rank(shape, name)
+    return DeviceFlat(_flat(tensor, name), _NAMES[tensor.dtype], shape)
 
 
 def _check_rank(shape: tuple[int, ...], name: str) -> None:
