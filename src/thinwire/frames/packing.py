@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import math
 import struct
+from collections.abc import Callable
 
 import xxhash
 
@@ -59,12 +60,8 @@ def write(
     version: int = VERSION,
 ) -> bytes:
     """As `pack`, of a frame's fields, for the sender that would make a `Frame` only for this."""
-    begin = head(version, codec, flags, dtype, shape)
-    if scales:
-        packed = struct.pack(f"<{len(scales)}{'d' if dtype == 'fp64' else 'f'}", *scales)
-        begin = b"".join((begin, pack_varint(len(scales)), packed, pack_varint(len(payload))))
-    else:
-        begin = b"".join((begin, b"\0", pack_varint(len(payload))))
+    before_scales, pack_scales = _beginning(version, codec, flags, dtype, shape, len(scales))
+    begin = before_scales + pack_scales(*scales) + pack_varint(len(payload))
     checksum = xxhash.xxh3_64(begin)
     checksum.update(payload)
     return b"".join((begin, payload, checksum.digest()[::-1]))  # xxhash gives the canonical form, big-endian
@@ -84,6 +81,19 @@ def head(version: int, codec: str, flags: int, dtype: str, shape: tuple[int, ...
     for dim in shape:
         head += pack_varint(dim)
     return bytes(head)
+
+
+@functools.lru_cache(_TENSORS)
+def _beginning(
+    version: int, codec: str, flags: int, dtype: str, shape: tuple[int, ...], num_scales: int
+) -> tuple[bytes, Callable[..., bytes]]:
+    """Returns everything before the scales, their number included, and what makes bytes of them."""
+    before = head(version, codec, flags, dtype, shape) + pack_varint(num_scales)
+    return before, struct.Struct(_scales_format(num_scales, dtype)).pack
+
+
+def _scales_format(count: int, dtype: str) -> str:
+    return f"<{count}{'d' if dtype == 'fp64' else 'f'}"
 
 
 def with_checksum(data: bytes | memoryview) -> bytes:
@@ -221,7 +231,7 @@ def _find_scales(view: memoryview, at: int, dtype: str) -> tuple[int, int, int]:
 def _read_scales(view: memoryview, at: int, count: int, dtype: str) -> tuple[float, ...]:
     if count == 0:
         return ()
-    scales = struct.unpack_from(f"<{count}{'d' if dtype == 'fp64' else 'f'}", view, at)
+    scales = struct.unpack_from(_scales_format(count, dtype), view, at)
     if not all(map(math.isfinite, scales)):
         raise FrameError("a scale is NaN or Inf")
     return scales
