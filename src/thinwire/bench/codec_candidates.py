@@ -12,7 +12,7 @@ from thinwire.bench import peers, timing
 from thinwire.bench.inputs import ROTATION, Arrays
 from thinwire.bench.timing import Candidate
 from thinwire.codecs import Codec, Context, Step, decode
-from thinwire.codecs.device import coders
+from thinwire.codecs.device import Entry, coders
 from thinwire.codecs.tensors import DeviceFlat
 from thinwire.kernels.triton.workspace import DeviceWorkspace
 
@@ -66,7 +66,8 @@ def on_gpu(codec: Codec, frame: bytes, arrays: Arrays) -> list[Candidate]:
 
     def encode(turn: int) -> Any:
         index = turn % ROTATION
-        entry = codec.entry(DeviceFlat(gradients[index], "fp32", (arrays.size,)), works[index], Step(), "the gradient")
+        flat = DeviceFlat(gradients[index], "fp32", (arrays.size,))
+        entry = Entry(codec, flat, works[index], Step(), "the gradient")
         given: dict[str, Any] = {"residual_scale": 1.0, "together": True, "workspace": workspace}
         pending = coder.start(codec.scheme, [entry], [gradients[index]], residuals=[works[index]], **given)
         workspace.join()

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 import operator
 from copy import deepcopy
-from functools import partial
 from typing import Any, Unpack
 
 import torch
@@ -88,8 +87,8 @@ class Codec(CodecOptions):
         """
         step = Step(key=key or self.key(0, "", 0), **self._checked(options))
         if device.encodes(tensor, self.scheme):
-            entry = self.entry(flatten_on_device(tensor, name), None, step, name)
-            return device.Batch([entry], self.pool).finish()[0].frame
+            entry = device.Entry(self, flatten_on_device(tensor, name), None, step, name)
+            return device.Batch([entry]).finish()[0].frame
         return self.encode_flat(flatten(tensor, name), step, name).frame
 
     def context(self, tensor: Tensor, *, name: str = "the tensor", seed: int = 0) -> Context:
@@ -160,16 +159,11 @@ class Codec(CodecOptions):
         with self.pool.lend() as own:
             self.scheme.decode(frame, out, accumulate, own)
 
-    def entry(self, flat: DeviceFlat, residual: torch.Tensor | None, step: Step, name: str) -> device.Entry:
-        """Returns what a batch on the tensor's device needs of it."""
-        framed = partial(self.framed, flat=flat, name=name)
-        return device.Entry(self.scheme, flat, residual, self.error_scale, self.nonfinite == "raise", step, framed)
-
     def framed(self, made: Payload | NonFiniteError, flat: Flat | DeviceFlat, name: str) -> Encoded:
         """Returns the frame of what a scheme made of a tensor, through the zstd stage where there is one.
 
         Args:
-            made: a payload, or the reason why there is none.
+            made: a payload, whose data must be valid during the call, or the reason why there is none.
             flat: the tensor.
             name: of the tensor, for the error.
 
@@ -282,7 +276,7 @@ class Context:
         """
         if not self.on_host:
             entry = self.entry(tensor, options)
-            [encoded] = device.Batch([entry], self.codec.pool).finish()
+            [encoded] = device.Batch([entry]).finish()
             self.sent(encoded.payload_nbytes)
             follow_tensors([(self.lag_bound, entry.flat.values, entry.residual)])
             return encoded.frame
@@ -323,7 +317,7 @@ class Context:
             flat = DeviceFlat(torch.from_numpy(on_host.values).to(self.device), on_host.dtype, on_host.shape)
         self.check(flat)
         step = Step(key=self._key(), sparsity=self._sparsity, **self.codec._checked(options))
-        return self.codec.entry(flat, self._residual, step, self.name)
+        return device.Entry(self.codec, flat, self._residual, step, self.name)
 
     def check(self, flat: Flat | DeviceFlat) -> None:
         """Raises ConfigError where a tensor is not of the shape and dtype class that the context was made for."""

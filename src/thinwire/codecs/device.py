@@ -9,9 +9,9 @@ without Triton, gets a copy of the whole tensor on the host: that works and cost
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
-from typing import Any, Generic, NamedTuple, Protocol, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeGuard, TypeVar
 
 import torch
 
@@ -25,12 +25,16 @@ from thinwire.kernels import triton
 from thinwire.kernels.contract import require_finite_magnitude
 from thinwire.kernels.triton.workspace import DeviceWorkspace
 
+if TYPE_CHECKING:
+    from thinwire.codecs.base import Codec
+
 KERNEL_DEVICES = frozenset({"cuda"})
 """Types of devices that the kernels run on."""
 
 NOTHING_LOST = frozenset({"fp32"})
 """Codecs that send the values as they are: a copy on the host costs nothing more than has to cross anyway."""
 
+_EMPTY = Payload(b"")
 _Scheme = TypeVar("_Scheme", bound=Scheme)
 
 
@@ -38,29 +42,25 @@ class Entry(NamedTuple):
     """One tensor to encode.
 
     Args:
-        scheme: how.
+        codec: how.
         flat: its values, on the device.
         residual: on the device, flat; None without error feedback.
-        residual_scale: the residual is multiplied by it before it is added.
-        together: whether a refused tensor stops its whole batch; otherwise only its own residual stays.
-        step: what this call adds to the scheme's options (the residual aside).
-        framed: makes a frame of the payload, which is valid during the call, or of the reason why it was refused.
+        step: what this call adds to the codec's options (the residual aside).
+        name: of the tensor, for errors.
     """
 
-    scheme: Scheme
+    codec: Codec
     flat: DeviceFlat
     residual: torch.Tensor | None
-    residual_scale: float
-    together: bool
     step: Step
-    framed: Callable[[Payload | NonFiniteError], Encoded]
+    name: str
 
     @property
     def alike(self) -> tuple[object, ...]:
         """What tensors of one batch have in common."""
-        values = self.flat.values
-        kept = self.residual is not None
-        return self.scheme, self.step.sparsity, self.residual_scale, self.together, kept, values.device, values.dtype
+        codec, values = self.codec, self.flat.values
+        how = codec.scheme, self.step.sparsity, codec.error_scale, codec.nonfinite
+        return *how, self.residual is None, values.device, values.dtype
 
 
 class Pending(Protocol):
@@ -194,26 +194,25 @@ class Batch:
     """Tensors that the same launches encode; queued when it is made.
 
     Args:
-        entries: one or more, all alike.
-        pool: lends the memory until the batch is finished.
+        entries: one or more, all alike. The first one's codec lends the memory until the batch is finished.
     """
 
-    def __init__(self, entries: Sequence[Entry], pool: ScratchPool) -> None:
-        self._entries, self._pool = entries, pool
-        self._scheme = entries[0].scheme
+    def __init__(self, entries: Sequence[Entry]) -> None:
+        codec = entries[0].codec
+        self._entries, self._scheme, self._pool = entries, codec.scheme, codec.pool
         self._full = [entry for entry in entries if entry.flat.values.numel()]
         if not self._full:
             return
         self._coder = coders()[type(self._scheme)]
         values = [entry.flat.values for entry in self._full]
-        self._workspace = pool.take_on(values[0].device)
+        self._workspace = self._pool.take_on(values[0].device)
         self._pending = self._coder.start(
             self._scheme,
             self._full,
             values,
             residuals=[entry.residual for entry in self._full if entry.residual is not None] or None,
-            residual_scale=entries[0].residual_scale,
-            together=entries[0].together,
+            residual_scale=codec.error_scale,
+            together=codec.nonfinite == "raise",  # a refused tensor stops its batch; else only its own residual stays
             workspace=self._workspace,
         )
 
@@ -225,18 +224,20 @@ class Batch:
             ConfigError: a scale below the tensor's own was shared.
         """
         if not self._full:
-            return [entry.framed(Payload(b"")) for entry in self._entries]
+            return [self._encoded(entry, iter(())) for entry in self._entries]
         try:
             finished = iter(self._pending.finish())
-            return [
-                entry.framed(self._payload(entry, next(finished)) if entry.flat.values.numel() else Payload(b""))
-                for entry in self._entries
-            ]
+            return [self._encoded(entry, finished) for entry in self._entries]
         finally:
             self._pool.give_back_on(self._workspace)
 
-    def _payload(self, entry: Entry, sent: Any) -> Payload | NonFiniteError:
-        try:
-            return self._coder.payload(self._scheme, entry, sent)
-        except NonFiniteError as error:
-            return error
+    def _encoded(self, entry: Entry, finished: Iterator[Any]) -> Encoded:
+        """Takes what an entry became, if it is not empty, and returns its frame."""
+        codec, flat, _, _, name = entry
+        made: Payload | NonFiniteError = _EMPTY
+        if flat.values.numel():
+            try:
+                made = self._coder.payload(self._scheme, entry, next(finished))
+            except NonFiniteError as error:
+                made = error
+        return codec.framed(made, flat, name)

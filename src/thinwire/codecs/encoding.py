@@ -76,8 +76,7 @@ class Encoding:
                 entry = context.entry(tensor, known)
                 alike.setdefault(entry.alike, []).append((place, entry))
         self._batches = [
-            ([place for place, _ in some], device.Batch([entry for _, entry in some], contexts[some[0][0]].codec.pool))
-            for some in alike.values()
+            ([place for place, _ in some], device.Batch([entry for _, entry in some])) for some in alike.values()
         ]
         on_device = [each for some in alike.values() for each in some]
         self._lags = [(contexts[place].lag_bound, each.flat.values, each.residual) for place, each in on_device]
