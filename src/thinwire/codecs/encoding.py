@@ -6,13 +6,15 @@ On a GPU encoding starts on a stream of its own and goes on while the caller com
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 
 from thinwire.codecs import device, ternary_batch
 from thinwire.codecs.base import Context
-from thinwire.codecs.lag import follow_tensors
+from thinwire.codecs.lag import LagBound, follow_tensors
 from thinwire.codecs.scheme import StepOptions
 from thinwire.codecs.tensors import Tensor, off_host
 from thinwire.errors import ConfigError, NonFiniteError
@@ -64,22 +66,24 @@ class Encoding:
                 "a context is given twice: what a tensor leaves unsent is for the next one, in another call"
             )
         self._contexts, self._frames = contexts, [b""] * len(tensors)
-        alike: dict[tuple[object, ...], list[tuple[int, device.Entry]]] = {}
+        self._lags: list[tuple[LagBound, torch.Tensor, torch.Tensor | None]] = []
+        alike: dict[tuple[object, ...], tuple[list[int], list[device.Entry]]] = defaultdict(lambda: ([], []))
+        nothing = StepOptions()
         small = self._encode_small(contexts, tensors) if options is None or not any(options) else set[int]()
         for place, (context, tensor) in enumerate(zip(contexts, tensors, strict=True)):
             if place in small:
                 continue
-            known = StepOptions() if options is None else options[place]
+            known = nothing if options is None else options[place]
             if context.on_host:
                 self._frames[place] = context.encode(tensor, **known)
-            else:
-                entry = context.entry(tensor, known)
-                alike.setdefault(entry.alike, []).append((place, entry))
-        self._batches = [
-            ([place for place, _ in some], device.Batch([entry for _, entry in some])) for some in alike.values()
-        ]
-        on_device = [each for some in alike.values() for each in some]
-        self._lags = [(contexts[place].lag_bound, each.flat.values, each.residual) for place, each in on_device]
+                continue
+            entry = context.entry(tensor, known)
+            places, entries = alike[entry.alike]
+            places.append(place)
+            entries.append(entry)
+            if context.lag_bound is not None:
+                self._lags.append((context.lag_bound, entry.flat.values, entry.residual))
+        self._batches = [(places, device.Batch(entries)) for places, entries in alike.values()]
 
     def _encode_small(self, contexts: Sequence[Context], tensors: Sequence[Tensor]) -> set[int]:
         """Encodes what one kernel call can, and returns the places of these tensors."""

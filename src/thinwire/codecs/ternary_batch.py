@@ -15,7 +15,7 @@ from thinwire.kernels.numba.lag import follow_many, set_multipliers
 
 def takes(context: Context) -> bool:
     """Whether a batch encodes tensors of this context."""
-    return takes_codec(context.codec) and context.on_host and context.dtype == "fp32"
+    return context.on_host and context.dtype == "fp32" and takes_codec(context.codec)
 
 
 class TernaryBatch(TernaryFrames):
