@@ -46,6 +46,9 @@ from thinwire.frames import Frame
 from thinwire.frames.layout import NON_FINITE, ZSTD
 
 
+_NOTHING_ADDED = Step()
+
+
 class Codec(CodecOptions):
     """Turns tensors into frames.
 
@@ -184,7 +187,9 @@ class Codec(CodecOptions):
 
     def _checked(self, options: StepOptions) -> StepOptions:
         """The options of one step. Raises ConfigError for one that the scheme does not take."""
-        if options and not self.scheme.step_options.issuperset(options):
+        if not options:
+            return options
+        if not self.scheme.step_options.issuperset(options):
             allowed = ", ".join(sorted(self.scheme.step_options)) or "none"
             raise ConfigError(f"{self.id}: {', '.join(options)} cannot be said of a step; allowed are: {allowed}")
         given: dict[str, Any] = {**options}
@@ -316,7 +321,9 @@ class Context:
             on_host = flatten(tensor, self.name)
             flat = DeviceFlat(torch.from_numpy(on_host.values).to(self.device), on_host.dtype, on_host.shape)
         self.check(flat)
-        step = Step(key=self._key(), sparsity=self._sparsity, **self.codec._checked(options))
+        step = _NOTHING_ADDED
+        if options or self.lag_bound is not None or self.codec.random:
+            step = Step(key=self._key(), sparsity=self._sparsity, **self.codec._checked(options))
         return device.Entry(self.codec, flat, self._residual, step, self.name)
 
     def check(self, flat: Flat | DeviceFlat) -> None:

@@ -135,8 +135,8 @@ def pack_varint(number: int) -> bytes:
     >>> pack_varint(300).hex()
     'ac02'
     """
-    if 0 <= number < 0x80:
-        return bytes((number,))
+    if 0 <= number < 0x4000:  # most numbers in a frame
+        return bytes((number,) if number < 0x80 else (number & 0x7F | 0x80, number >> 7))
     if not 0 <= number < 1 << 63:
         raise ValueError(f"a varint holds 0 … 2**63 - 1, not {number}")
     out = bytearray()
