@@ -58,9 +58,8 @@ class Entry(NamedTuple):
     @property
     def alike(self) -> tuple[object, ...]:
         """What tensors of one batch have in common."""
-        codec, values = self.codec, self.flat.values
-        how = codec.scheme, self.step.sparsity, codec.error_scale, codec.nonfinite
-        return *how, self.residual is None, values.device, values.dtype
+        codec, values, kept = self.codec, self.flat.values, self.residual is not None
+        return codec.scheme, self.step.sparsity, codec.error_scale, codec.nonfinite, kept, values.device, values.dtype
 
 
 class Pending(Protocol):
