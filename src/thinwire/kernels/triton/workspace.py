@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -76,23 +78,27 @@ class DeviceWorkspace:
         held = self._arrays.get((name, dtype))
         if held is None or held.numel() < size:
             held = self._arrays[name, dtype] = torch.empty(size, dtype=dtype, device=self.device)
-        return held[:size]
+        return held if held.numel() == size else held[:size]
 
     def host(self, name: str, size: int, dtype: torch.dtype) -> torch.Tensor:
         """Host memory as `array`, pinned where there is a GPU, so that copies need not be waited for."""
         held = self._hosts.get((name, dtype))
         if held is None or held.numel() < size:
             held = self._hosts[name, dtype] = torch.empty(size, dtype=dtype, pin_memory=self._stream is not None)
-        return held[:size]
+        return held if held.numel() == size else held[:size]
 
     def upload(self, name: str, data: NDArray[np.generic]) -> torch.Tensor:
         """Copies a NumPy array to the device without waiting.
 
         The pinned copy is written again by the next upload of this name: the stream must have finished by then.
         """
-        dtype = torch.from_numpy(np.empty(0, data.dtype)).dtype
-        staged = self.host(name, data.size, dtype)
+        dtype = _torch_type(data.dtype)
+        staged, uploaded = self.host(name, data.size, dtype), self.array(name, data.size, dtype)
         staged.numpy()[:] = data.reshape(-1)
-        uploaded = self.array(name, data.size, dtype)
         uploaded.copy_(staged, non_blocking=True)
         return uploaded
+
+
+@cache
+def _torch_type(dtype: np.dtype[Any]) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, dtype)).dtype
