@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeGuard, TypeVar
 
@@ -120,6 +121,7 @@ class DeviceCoder(ABC, Generic[_Scheme]):
         raise ConfigError(f"{scheme.id}: workers share no scale")
 
 
+@cache
 def coders() -> Mapping[type[Scheme], DeviceCoder[Any]]:
     """Returns the schemes that have kernels.
 
