@@ -14,7 +14,7 @@ from thinwire.jobs.results import Results
 
 def test_codecs_and_raw_compressors_share_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
     figure = codec_figures.Figure(values={"symbols": 1}, lines=[["Huffman", "1.00 G symbols/s", "≥ 1"]])
-    monkeypatch.setattr(codec_figures, "FIGURES", {"huffman": lambda elements, turns, device: figure})
+    monkeypatch.setattr(codec_figures, "FIGURES", {"huffman": lambda elements, turns: figure})
     monkeypatch.setattr(codecs, "ids", lambda: ["3lc", "int8"])
     bench = CodecsBench(elements=[20_000], zero_fraction=[0.8, 0.9], turns=1)
     raw = list(peers.installed())

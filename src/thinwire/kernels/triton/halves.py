@@ -80,12 +80,12 @@ def decode_bfloat(
 @triton.jit
 def _narrow(allowed: tl.tensor, payload: tl.tensor, batch: Tables) -> None:
     tensor, byte = find_block(batch)
-    index, known, v = load_block(batch, tensor, byte, False)
+    index, known, v = load_block(batch, tensor, byte)
     bits = v.to(tl.float32).to(tl.int32, bitcast=True)
     half = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
     if batch.RESIDUAL:
         sent = (half << 16).to(tl.float32, bitcast=True).to(batch.DTYPE)
-        store_residual(batch, tensor, index, known, allowed, v - sent)
+        store_residual(batch, tensor, 0, index, known, allowed, v - sent)
     _, first = byte_span(batch, tensor)
     tl.store(payload + first + index, half.to(tl.int16), mask=known)
 
