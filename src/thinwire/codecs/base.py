@@ -45,7 +45,6 @@ from thinwire.errors import ConfigError, NonFiniteError
 from thinwire.frames import Frame
 from thinwire.frames.layout import NON_FINITE, ZSTD
 
-
 _NOTHING_ADDED = Step()
 
 
