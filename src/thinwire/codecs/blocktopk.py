@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from thinwire.frames import Flags, Frame
 from thinwire.frames.layout import pack_varint, parse_varint
 from thinwire.kernels.contract import Bytes
 from thinwire.kernels.numba.bins import round_to_bins
-from thinwire.kernels.numba.blocktopk import Blocks, put, select_blocks, take_from
+from thinwire.kernels.numba.blocktopk import Blocks, Selected, put, select_blocks, take_from
 from thinwire.kernels.numba.dct import select_coefficients
 from thinwire.kernels.numba.inverse_dct import invert, subtract
 from thinwire.kernels.numba.positions import decode_positions, encode_positions
@@ -84,12 +84,8 @@ class BlockTopK(Scheme):
         largest = finite_magnitude(flat, step)
         blocks = blocks_of(flat.shape, self.block, self.k, self.layout == "tiles")
         dct = _Dct.of(blocks, self.flags)
-        most = float(np.finfo(values.dtype).max) / (2 if dct is None else 4 * blocks.block**1.5)
-        if largest > most:
-            raise NonFiniteError(
-                f"largest magnitude {largest:g} is above {most:g}: what is not sent, or what a transform adds up, may "
-                "overflow; nothing was changed: scale the values down"
-            )
+        most = largest_allowed(values.dtype)
+        require_below(largest, most if dct is None else most / (2 * blocks.block**1.5))
         select = select_blocks if dct is None else select_coefficients
         selected = select(values, blocks, residual=residual, residual_scale=step.residual_scale)
         codes = space.array("blocktopk.codes", selected.values.size, np.uint8)
@@ -98,13 +94,16 @@ class BlockTopK(Scheme):
             take_from(residual, blocks, selected, codes, book)
         elif residual is not None:
             subtract(residual, blocks, selected, codes, book)
+        return self.coded(blocks, selected, codes, book)
+
+    def coded(self, blocks: Blocks, selected: Selected, codes: Bytes, book: FloatArray) -> Payload:
+        """The payload of selected values, of which `codes` says the levels and `book` what these are worth."""
         coded = encode_positions(selected.counts, selected.places, codes, bits=self.bits, blocks=blocks)
         head = b"".join((*map(pack_varint, (self.block, self.k, self.bits, codes.size)),))
         told = len(head) + coded.size
-        payload = space.array("blocktopk.payload", _padded(told, values.size, codes.size), np.uint8)
+        payload = np.zeros(_padded(told, blocks.rows * blocks.columns, codes.size), np.uint8)
         payload[: len(head)] = np.frombuffer(head, np.uint8)
         payload[len(head) : told] = coded
-        payload[told:] = 0
         return Payload(payload, tuple(book.tolist()), self.flags)
 
     @classmethod
@@ -189,6 +188,20 @@ class _Dct:
 
     def invert(self, values: FloatArray) -> None:
         invert(values, self.blocks)
+
+
+def largest_allowed(dtype: np.dtype[Any]) -> float:
+    """The largest magnitude of values that are sent without a transform: a value less its level may be twice that."""
+    return float(np.finfo(dtype).max) / 2
+
+
+def require_below(largest: float, most: float) -> None:
+    """Raises NonFiniteError where a tensor's largest magnitude is above `most`."""
+    if largest > most:
+        raise NonFiniteError(
+            f"largest magnitude {largest:g} is above {most:g}: what is not sent, or what a transform adds up, may "
+            "overflow; nothing was changed: scale the values down"
+        )
 
 
 def blocks_of(shape: tuple[int, ...], block: int, k: int, tiles: bool) -> Blocks:

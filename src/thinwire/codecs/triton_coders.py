@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from thinwire.codecs import floats, int8, signs, sparse, stochastic, threelc
+from thinwire.codecs import blocktopk, floats, int8, signs, sparse, stochastic, threelc
+from thinwire.codecs.blocktopk import BlockTopK
 from thinwire.codecs.device import DeviceCoder, Entry, Pending
 from thinwire.codecs.floats import BF16
 from thinwire.codecs.int8 import Int8
@@ -28,8 +29,11 @@ from thinwire.codecs.topk import TopK
 from thinwire.errors import NonFiniteError
 from thinwire.frames import Frame
 from thinwire.kernels.contract import non_finite, require_finite_magnitude
+from thinwire.kernels.numba.bins import round_to_bins
+from thinwire.kernels.numba.blocktopk import Blocks
 from thinwire.kernels.numba.casts import BFLOAT_MAX, finite_halves
 from thinwire.kernels.triton.batch import Batch, Sent
+from thinwire.kernels.triton.blocks import Picked, SelectedBlocks
 from thinwire.kernels.triton.dense import decode_dense, encode_int8, encode_signs
 from thinwire.kernels.triton.halves import decode_bfloat, encode_bfloat
 from thinwire.kernels.triton.integers import decode_integers
@@ -228,6 +232,40 @@ class _Threshold(_Selecting[Threshold]):
         )
 
 
+class _BlockTopK(DeviceCoder[BlockTopK]):
+    """Values are selected on the device; their levels are found, and their positions coded, on the host."""
+
+    def encodes(self, scheme: BlockTopK) -> bool:
+        return scheme.transform is None
+
+    def decodes(self, frame: Frame) -> bool:
+        return not frame.flags & blocktopk.DCT
+
+    def start(self, scheme: BlockTopK, entries: Sequence[Entry], values: list[torch.Tensor], **given: Any) -> Pending:
+        return SelectedBlocks(
+            values,
+            blocks=[self._blocks(scheme, entry) for entry in entries],
+            most=blocktopk.largest_allowed(_NUMPY_TYPES[values[0].dtype]),
+            levels=lambda chosen, codes: round_to_bins(chosen, scheme.bits, codes),
+            num_levels=1 << scheme.bits,
+            **given,
+        )
+
+    def payload(self, scheme: BlockTopK, entry: Entry, sent: Picked) -> Payload:
+        require_finite_magnitude(sent.largest)
+        blocktopk.require_below(sent.largest, blocktopk.largest_allowed(_NUMPY_TYPES[entry.flat.values.dtype]))
+        assert sent.rounded is not None  # only what was refused above is not rounded
+        return scheme.coded(self._blocks(scheme, entry), *sent.rounded)
+
+    def decode(self, frame: Frame, space: Scratch, **into: Any) -> None:
+        positions, values, _ = BlockTopK.sent(frame, space)
+        scatter(positions, values, **into)
+
+    @staticmethod
+    def _blocks(scheme: BlockTopK, entry: Entry) -> Blocks:
+        return blocktopk.blocks_of(entry.flat.shape, scheme.block, scheme.k, scheme.layout == "tiles")
+
+
 CODERS: Mapping[type[Scheme], DeviceCoder[Any]] = {
     ThreeLC: _ThreeLC(),
     BF16: _BF16(),
@@ -239,5 +277,6 @@ CODERS: Mapping[type[Scheme], DeviceCoder[Any]] = {
     QSGDDoubleSqueeze: _QSGDDoubleSqueeze(),
     TopK: _TopK(),
     Threshold: _Threshold(),
+    BlockTopK: _BlockTopK(),
 }
 """By class; a subclass is another scheme."""

@@ -21,7 +21,8 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import JITFunction, driver
 
 from thinwire.kernels.numba import Workspace, encode_ternary
-from thinwire.kernels.triton import batch, dense, halves, integers, moments, order, select, stochastic, ternary
+from thinwire.kernels.numba.blocktopk import Blocks
+from thinwire.kernels.triton import batch, blocks, dense, halves, integers, moments, order, select, stochastic, ternary
 from thinwire.kernels.triton.workspace import DeviceWorkspace
 
 SIZES = (7, 3000)
@@ -104,6 +105,16 @@ def launch_all(dtype: torch.dtype) -> None:
             residuals=kept,
             workspace=space,
         ).finish()
+    for block, kept in product((64, 4096), forms):
+        blocks.SelectedBlocks(
+            values,
+            blocks=[Blocks(1, size, 1, min(size, block), 3, block) for size in SIZES],
+            most=1.0,
+            levels=lambda chosen, codes: np.zeros(4, chosen.dtype),
+            num_levels=4,
+            residuals=kept,
+            workspace=space,
+        ).finish()
     numbers, positions = np.ones(5, out.numpy().dtype), np.arange(5)
     for accumulate in ways:
         integers.decode_integers(
@@ -128,7 +139,7 @@ def test_every_launch_compiles_and_keeps_every_bit(compiled: list[tuple[str, Any
     # Kernels are private and return nothing; what kernels call returns something, or is public.
     kernels = {
         name
-        for module in (batch, dense, halves, integers, moments, order, select, stochastic, ternary)
+        for module in (batch, blocks, dense, halves, integers, moments, order, select, stochastic, ternary)
         for name, value in vars(module).items()
         if name.startswith("_") and isinstance(value, JITFunction) and value.fn.__annotations__["return"] == "None"
     }

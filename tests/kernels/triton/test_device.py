@@ -41,6 +41,8 @@ CODECS = [
     tw.codec("topk", k=3, positions="index", error_feedback=False),
     tw.codec("threshold", sample=50),
     tw.codec("threshold", tau=0.7, send="tau", error_scale=0.5),
+    tw.codec("blocktopk", block=64, k=5, error_scale=0.5),
+    tw.codec("blocktopk", block=100, k=20, bits=1, layout="tiles", error_feedback=False),
 ]
 SHAPES = ((), (0,), (3, 7), (5, 1, 13), (700,))
 

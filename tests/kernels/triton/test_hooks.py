@@ -42,7 +42,10 @@ def on_host(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> Any:
     return context
 
 
-@pytest.mark.parametrize("codec", [tw.codec("3lc", sparsity=1.5), tw.codec("topk", fraction=0.1)], ids=repr)
+DDP_CODECS = [tw.codec("3lc", sparsity=1.5), tw.codec("topk", fraction=0.1), tw.codec("blocktopk", block=128, k=9)]
+
+
+@pytest.mark.parametrize("codec", DDP_CODECS, ids=repr)
 def test_ddp_exchanges_the_same_frames_on_both_sides(codec: tw.Codec, device: torch.device, on_host: Any) -> None:
     ours = collectives(ranks.tensors(codec, SIZES, device), WORLD, drop_zeros=True)
     scope = on_host()
@@ -113,7 +116,17 @@ def train(where: torch.device, **options: Any) -> tuple[list[Any], list[bool]]:
 
 
 @pytest.mark.parametrize(
-    "options", [{"codec": "3lc"}, {"design": "doublesqueeze-1bit"}, {"codec": "stoch3", "codec_down": "3lc"}], ids=str
+    "options",
+    [
+        {"codec": "3lc"},
+        {"codec": "stoch3", "codec_down": "3lc"},
+        {"design": "doublesqueeze-1bit"},
+        {"design": "terngrad"},
+        {"design": "update[codec=auto,h=1]"},
+        {"design": "diloco[codec=blocktopk,h=1]"},
+        {"design": "sparseloco[h=1]"},
+    ],
+    ids=str,
 )
 def test_distribute_trains_to_the_same_bits(options: dict[str, Any], device: torch.device, on_host: Any) -> None:
     ours, our_sides = train(device, **options)

@@ -1,0 +1,147 @@
+"""blocktopk on the device beside the CPU's codec: the same values of every block, the same frames and residuals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import thinwire as tw
+from thinwire.codecs import encode_all
+from thinwire.kernels.triton import blocks
+
+pytestmark = pytest.mark.gpu
+
+CODECS = [
+    tw.codec("blocktopk", block=64, k=5),
+    tw.codec("blocktopk", block=100, k=33, bits=1, error_scale=0.3),
+    tw.codec("blocktopk", block=32, k=32, bits=8, layout="tiles"),
+    tw.codec("blocktopk", block=300, k=7, bits=3, layout="tiles", error_feedback=False),
+]
+SHAPES = ((1,), (5,), (64,), (65,), (300,), (20, 24), (7, 65), (6, 5, 10), (1, 150))
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
+    """Blocks of several chunks, without much to interpret."""
+    if device.type == "cpu":
+        monkeypatch.setattr(blocks, "CHUNK", 64)
+        monkeypatch.setattr(blocks, "_LEAST_CHUNK", 32)
+
+
+def check(codec: tw.Codec, values: list[Any], device: torch.device, *, steps: int = 2) -> None:
+    """A batch of contexts on each side: the same frames and residuals for some steps, and the same decoded values."""
+    ours = [codec.context(torch.from_numpy(v).to(device)) for v in values]
+    theirs = [codec.context(v) for v in values]
+    for _ in range(steps):
+        frames = encode_all(ours, [torch.from_numpy(v).to(device) for v in values])
+        assert frames == [context.encode(v) for context, v in zip(theirs, values, strict=True)]
+        for one, other in zip(ours, theirs, strict=True):
+            if one.residual is not None and other.residual is not None:
+                assert one.residual.cpu().numpy().tobytes() == other.residual.numpy().tobytes()
+    for frame, value in zip(frames, values, strict=True):
+        for accumulate in (False, True):
+            expected = np.full_like(value, -0.0 if value.size % 2 else 0.1)
+            out = torch.from_numpy(expected.copy()).to(device)
+            tw.decode(frame, out=expected, accumulate=accumulate)
+            tw.decode(frame, out=out, accumulate=accumulate)
+            assert out.cpu().numpy().tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("codec", CODECS, ids=repr)
+def test_all_shapes_and_every_share_of_zeros(codec: tw.Codec, dtype: Any, device: torch.device) -> None:
+    random = np.random.default_rng(1)
+    values = []
+    for at, shape in enumerate(SHAPES):
+        drawn = random.standard_normal(shape).astype(dtype)
+        drawn[random.random(shape) < (0.0, 0.95, 0.5, 1.0, 0.0)[at % 5]] = 0.0
+        values.append(drawn)
+    check(codec, values, device)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_every_bit_at_every_magnitude(dtype: Any, device: torch.device) -> None:
+    random = np.random.default_rng(2)
+    limits = np.finfo(dtype)
+    values = []
+    for exponent in np.linspace(np.log10(limits.tiny) - 3, np.log10(limits.max) - 1, 7):
+        drawn = random.standard_normal(int(random.integers(1, 400))).astype(dtype)
+        values.append(drawn * dtype(10.0**exponent) / np.abs(drawn).max())
+    check(CODECS[0], values, device, steps=1)
+
+
+@pytest.mark.parametrize("k", [1, 2, 33, 64, 65, 128])
+def test_of_equal_magnitudes_the_first_of_each_block_are_sent(k: int, device: torch.device) -> None:
+    values = np.tile(np.array([1.0, -1.0, 0.5, 0.0], np.float32), 100)
+    values[300] = 2.0
+    check(tw.codec("blocktopk", block=128, k=k), [values, -values], device, steps=1)
+    check(tw.codec("blocktopk", block=128, k=k, layout="tiles"), [values.reshape(20, 20)], device, steps=1)
+
+
+def test_large_blocks_and_the_defaults(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "CHUNK", 4096)
+    random = np.random.default_rng(3)
+    values = random.standard_normal((150, 100)).astype(np.float32)
+    check(tw.codec("blocktopk"), [values, values[:7]], device)
+    check(tw.codec("blocktopk", block=10_000, k=500, layout="tiles"), [values, values[:100, :99]], device, steps=1)
+    check(tw.codec("blocktopk", block=1 << 16, k=100), [values], device, steps=1)
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"), [(np.nan, "the values"), (np.inf, "the values"), (-3e38, r"largest magnitude 3e\+38 is above")]
+)
+def test_what_is_refused_leaves_residuals_alone(bad: float, message: str, device: torch.device) -> None:
+    codec = CODECS[0]
+    arrays = [np.ones(400, np.float32), np.ones(400, np.float32)]
+    arrays[1][200] = bad
+    tensors = [torch.from_numpy(array).to(device) for array in arrays]
+    contexts = [codec.context(tensor, name=f"w{i}") for i, tensor in enumerate(tensors)]
+    for context in contexts:
+        assert context.residual is not None
+        context.residual.fill_(0.25)
+    with pytest.raises(tw.NonFiniteError, match=f"w1: {message}"):
+        codec.context(arrays[1], name="w1").encode(arrays[1])
+    with pytest.raises(tw.NonFiniteError, match=f"w1: {message}"):
+        encode_all(contexts, tensors)
+    for context in contexts:
+        assert context.residual is not None and set(context.residual.tolist()) == {0.25} and context.step == 0
+    skips = tw.codec("blocktopk", block=64, k=5, nonfinite="skip")
+    contexts = [skips.context(tensor) for tensor in tensors]
+    for _ in range(2):
+        frames = encode_all(contexts, tensors)
+        assert [tw.frames.parse(frame).non_finite for frame in frames] == [False, True]
+    beside = skips.context(arrays[0])
+    assert [beside.encode(arrays[0]) for _ in range(2)][1] == frames[0]
+    assert contexts[1].residual is not None and not contexts[1].residual.any()
+
+
+def test_damaged_positions_leave_the_output_alone(device: torch.device) -> None:
+    frame = tw.frames.parse(CODECS[0].encode(np.random.default_rng(5).standard_normal(400).astype(np.float32)))
+    out = torch.full((400,), 7.0, device=device)
+    for at in range(0, len(frame.payload), 3):
+        payload = bytearray(frame.payload)
+        payload[at] ^= 0x55
+        damaged = frame.__class__(frame.codec, frame.dtype, frame.shape, frame.scales, frame.flags, bytes(payload))
+        beside = np.full(400, 7.0, np.float32)
+        try:
+            tw.decode(tw.frames.pack(damaged), out=beside)
+        except tw.FrameError:
+            with pytest.raises(tw.FrameError):
+                tw.decode(tw.frames.pack(damaged), out=out)
+            assert set(out.tolist()) == {7.0}
+
+
+def test_coefficients_are_left_to_the_cpu(device: torch.device) -> None:
+    codec = tw.codec("blocktopk", block=64, k=5, layout="tiles", transform="dct")
+    values = np.random.default_rng(6).standard_normal((16, 16)).astype(np.float32)
+    with pytest.warns(UserWarning, match="blocktopk .as configured. has no GPU kernels"):
+        frame = codec.encode(torch.from_numpy(values).to(device))
+    assert frame == codec.encode(values)
+    out, beside = torch.zeros((16, 16), device=device), np.zeros((16, 16), np.float32)
+    with pytest.warns(UserWarning, match="blocktopk .as configured by the sender. has no GPU kernels"):
+        tw.decode(frame, out=out)
+    tw.decode(frame, out=beside)
+    assert out.cpu().numpy().tobytes() == beside.tobytes()
