@@ -89,11 +89,12 @@ def _beginning(
 ) -> tuple[bytes, Callable[..., bytes]]:
     """Returns everything before the scales, their number included, and what makes bytes of them."""
     before = head(version, codec, flags, dtype, shape) + pack_varint(num_scales)
-    return before, struct.Struct(_scales_format(num_scales, dtype)).pack
+    return before, _scales_form(num_scales, dtype).pack
 
 
-def _scales_format(count: int, dtype: str) -> str:
-    return f"<{count}{'d' if dtype == 'fp64' else 'f'}"
+@functools.lru_cache(_TENSORS)
+def _scales_form(count: int, dtype: str) -> struct.Struct:
+    return struct.Struct(f"<{count}{'d' if dtype == 'fp64' else 'f'}")
 
 
 def with_checksum(data: bytes | memoryview) -> bytes:
@@ -231,7 +232,7 @@ def _find_scales(view: memoryview, at: int, dtype: str) -> tuple[int, int, int]:
 def _read_scales(view: memoryview, at: int, count: int, dtype: str) -> tuple[float, ...]:
     if count == 0:
         return ()
-    scales = struct.unpack_from(_scales_format(count, dtype), view, at)
+    scales = _scales_form(count, dtype).unpack_from(view, at)
     if not all(map(math.isfinite, scales)):
         raise FrameError("a scale is NaN or Inf")
     return scales
