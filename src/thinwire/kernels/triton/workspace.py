@@ -10,7 +10,7 @@ On the CPU, where Triton's interpreter runs the kernels, there is no stream and 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -44,11 +44,9 @@ class DeviceWorkspace:
         held = [*self._arrays.values(), *self._hosts.values()]
         return sum(tensor.numel() * tensor.element_size() for tensor in held)
 
-    @contextmanager
-    def running(self) -> Iterator[None]:
+    def running(self) -> AbstractContextManager[None]:
         """Work inside runs on the side stream, after what the caller's stream holds so far."""
-        with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
-            yield
+        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
     def follow(self) -> None:
         """The side stream waits for what is queued on the caller's; call outside `running`."""
