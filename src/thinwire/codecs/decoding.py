@@ -102,7 +102,7 @@ class CheckedFrame:
         if off_host(out):
             reason = device.why_not_decoded(scheme, frame, out.device)
             if reason is None:
-                device.decode(scheme, frame, out, accumulate, self.pool)
+                device.decode([device.Received(scheme, frame, out, accumulate)], self.pool)
                 return
             if scheme.id not in device.NOTHING_LOST:
                 caution(
@@ -147,6 +147,25 @@ class CheckedFrame:
             return self.scheme.explain(self.frame, space)
 
 
+def decode_all(frames: Sequence[CheckedFrame], outs: Sequence[Tensor], accumulate: Sequence[bool]) -> None:
+    """Decodes many frames, each into its own tensor; those on a GPU together, by few launches.
+
+    Raises:
+        FrameError: a payload is damaged. Its tensor is untouched; others may have changed.
+        ConfigError: a tensor does not fit.
+    """
+    together = []
+    for checked, out, adds in zip(frames, outs, accumulate, strict=True):
+        frame = checked.frame
+        if frame.size and off_host(out) and device.why_not_decoded(checked.scheme, frame, out.device) is None:
+            check_out(out, frame.shape)
+            together.append(device.Received(checked.scheme, frame, out, adds))
+        else:
+            checked.decode(out, accumulate=adds)
+    if together:
+        device.decode(together, frames[0].pool)
+
+
 Values: TypeAlias = FloatArray | torch.Tensor
 """Flat values: an array on the host, a tensor on a GPU."""
 
@@ -182,20 +201,23 @@ class GradientSums:
         """Adds one sender's gradients, one for each tensor; None where it has none.
 
         Raises:
-            FrameError: a payload is damaged. Its sum is what it was; those of tensors before it have changed.
+            FrameError: a payload is damaged. Its sum is what it was; those of other tensors may have changed.
         """
+        together: list[tuple[CheckedFrame, torch.Tensor, bool]] = []
         for index, (total, gradient) in enumerate(zip(self.sums, gradients, strict=True)):
             if gradient is None:
                 continue
             accumulate = self.contributions[index] > 0
             if isinstance(total, torch.Tensor):
                 assert isinstance(gradient, CheckedFrame)  # batched tensors are summed on the host
-                gradient.decode(total, accumulate=accumulate)
+                together.append((gradient, total, accumulate))
             elif isinstance(gradient, BatchedTensor):
                 gradient.unpack(total, accumulate=accumulate)
             else:
                 gradient.decode_flat(total, accumulate=accumulate)
             self.contributions[index] += 1
+        if together:
+            decode_all(*zip(*together, strict=True))
 
     def average(self, over: int) -> None:
         """Divides every sum by a number of senders, as a multiplication by its reciprocal in the sum's dtype."""

@@ -9,10 +9,11 @@ without Triton, gets a copy of the whole tensor on the host: that works and cost
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, TypeGuard, TypeVar
 
 import torch
 
@@ -105,14 +106,18 @@ class DeviceCoder(ABC, Generic[_Scheme]):
         require_finite_magnitude(sent.largest)
         return Payload(sent.payload, (sent.scale,), scheme.flags)
 
+    alone: ClassVar[bool] = False
+    """Whether it decodes one frame at a time."""
+
     @abstractmethod
-    def decode(self, frame: Frame, space: Scratch, **into: Any) -> None:
-        """Fills a tensor, or adds into it. Raises FrameError before it is touched.
+    def decode(self, frames: Sequence[Frame], space: Scratch, *, outs: Sequence[torch.Tensor], **into: Any) -> None:
+        """Fills tensors, or adds into them. Raises FrameError before any of them is touched.
 
         Args:
-            frame: checked.
+            frames: checked, alike but for their shapes and scales; one where `alone`.
             space: scratch memory of the host's.
-            **into: what every kernel takes beside the payload: the flat tensor `out`, `accumulate`, and a `workspace`.
+            outs: flat, of one type.
+            **into: what every kernel takes beside them: `accumulate`, and a `workspace`.
         """
 
     def local_scale(self, scheme: _Scheme, values: torch.Tensor, workspace: DeviceWorkspace) -> float:
@@ -175,20 +180,66 @@ def local_scale(scheme: Scheme, values: torch.Tensor, pool: ScratchPool) -> floa
         pool.give_back_on(workspace)
 
 
-def decode(scheme: type[Scheme], frame: Frame, out: torch.Tensor, accumulate: bool, pool: ScratchPool) -> None:
-    """Fills `out`, or adds into it, on its device. Raises FrameError before `out` is touched."""
-    wide = torch.float64 if frame.dtype == "fp64" else torch.float32
-    coder, workspace = coders()[scheme], pool.take_on(out.device)
+class Received(NamedTuple):
+    """One frame to decode.
+
+    Args:
+        scheme: the class of its codec.
+        frame: checked, of a tensor that is not empty.
+        out: of its shape, on the device.
+        accumulate: whether to add.
+    """
+
+    scheme: type[Scheme]
+    frame: Frame
+    out: torch.Tensor
+    accumulate: bool
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of what the kernels write."""
+        return torch.float64 if self.frame.dtype == "fp64" else torch.float32
+
+    @property
+    def direct(self) -> bool:
+        """Whether the kernels write where the tensor lies."""
+        return self.out.dtype == self.dtype and self.out.is_contiguous()
+
+    @property
+    def alike(self) -> tuple[object, ...]:
+        """What frames have in common that are decoded together."""
+        return self.scheme, self.frame.flags, self.dtype, self.direct, self.accumulate, self.out.device
+
+
+def decode(received: Sequence[Received], pool: ScratchPool) -> None:
+    """Fills tensors, or adds into them, on their devices: those alike together, by few launches. No tensor twice.
+
+    Raises:
+        FrameError: a payload is damaged. Its tensor, and those that are decoded with it, are untouched.
+    """
+    alike: dict[tuple[object, ...], list[Received]] = defaultdict(list)
+    for place, each in enumerate(received):
+        alike[(*each.alike, place) if coders()[each.scheme].alone else each.alike].append(each)
+    for group in alike.values():
+        _decode_alike(group, pool)
+
+
+def _decode_alike(received: Sequence[Received], pool: ScratchPool) -> None:
+    scheme, _, out, accumulate = one = received[0]
+    frames = [each.frame for each in received]
+    if one.direct:
+        outs = [each.out.detach().view(-1) for each in received]
+    else:
+        outs = [torch.empty(frame.size, dtype=one.dtype, device=out.device) for frame in frames]
+    workspace = pool.take_on(out.device)
     try:
         with pool.lend() as space:
-            if out.dtype == wide and out.is_contiguous():
-                coder.decode(frame, space, out=out.detach().view(-1), accumulate=accumulate, workspace=workspace)
-            else:
-                values = torch.empty(frame.size, dtype=wide, device=out.device)
-                coder.decode(frame, space, out=values, accumulate=False, workspace=workspace)
-                store_tensor(out, values, accumulate)
+            coders()[scheme].decode(frames, space, outs=outs, accumulate=accumulate and one.direct, workspace=workspace)
     finally:
         pool.give_back_on(workspace)
+    if not one.direct:
+        for each, values in zip(received, outs, strict=True):
+            store_tensor(each.out, values, accumulate)
 
 
 class Batch:

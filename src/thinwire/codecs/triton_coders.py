@@ -39,13 +39,22 @@ from thinwire.kernels.triton.halves import decode_bfloat, encode_bfloat
 from thinwire.kernels.triton.integers import decode_integers
 from thinwire.kernels.triton.select import Chosen, Form, encode_from, encode_top, scatter
 from thinwire.kernels.triton.stochastic import clipped_at, decode_two_bit, encode_stochastic
-from thinwire.kernels.triton.ternary import decode_ternary, encode_ternary
+from thinwire.kernels.triton.ternary import encode_ternary
+from thinwire.kernels.triton.ternary_decode import decode_ternary
 from thinwire.kernels.triton.workspace import DeviceWorkspace
 
 _NUMPY_TYPES: dict[torch.dtype, np.dtype[Any]] = {
     torch.float32: np.dtype(np.float32),
     torch.float64: np.dtype(np.float64),
 }
+
+
+def _payloads(frames: Sequence[Frame]) -> list[bytes | memoryview]:
+    return [frame.payload for frame in frames]
+
+
+def _scales(frames: Sequence[Frame]) -> list[float]:
+    return [frame.scales[0] for frame in frames]
 
 
 class _ThreeLC(DeviceCoder[ThreeLC]):
@@ -67,12 +76,14 @@ class _ThreeLC(DeviceCoder[ThreeLC]):
             raise NonFiniteError(non_finite(sent.largest, scheme.multiplier_at(entry.step)))
         return Payload(sent.payload, (sent.scale,), scheme.flags)
 
-    def decode(self, frame: Frame, space: Scratch, **into: Any) -> None:
+    def decode(self, frames: Sequence[Frame], space: Scratch, *, outs: Sequence[torch.Tensor], **into: Any) -> None:
+        flags = frames[0].flags
         decode_ternary(
-            frame.payload,
-            scale=frame.scales[0],
-            layout="partition" if frame.flags & threelc.PARTITION else "stride",
-            zero_run=bool(frame.flags & threelc.ZERO_RUN),
+            _payloads(frames),
+            scales=_scales(frames),
+            layout="partition" if flags & threelc.PARTITION else "stride",
+            zero_run=bool(flags & threelc.ZERO_RUN),
+            outs=outs,
             **into,
         )
 
@@ -86,8 +97,10 @@ class _BF16(DeviceCoder[BF16]):
             raise NonFiniteError(floats.ABOVE_BFLOAT if math.isfinite(sent.largest) else floats.NOT_FINITE)
         return Payload(sent.payload)
 
-    def decode(self, frame: Frame, space: Scratch, **into: Any) -> None:
-        decode_bfloat(finite_halves(frame.payload, kind="bfloat", size=frame.size), **into)
+    def decode(self, frames: Sequence[Frame], space: Scratch, *, outs: Sequence[torch.Tensor], **into: Any) -> None:
+        decode_bfloat(
+            [finite_halves(each.payload, kind="bfloat", size=each.size) for each in frames], outs=outs, **into
+        )
 
 
 class _Int8(DeviceCoder[Int8]):
@@ -95,13 +108,16 @@ class _Int8(DeviceCoder[Int8]):
         largest_scale = float(int8.largest_scale(_NUMPY_TYPES[values[0].dtype]))
         return encode_int8(values, largest_scale=largest_scale, **given)
 
-    def decode(self, frame: Frame, space: Scratch, **into: Any) -> None:
-        levels, scale = int8.levels_of(frame, _NUMPY_TYPES[into["out"].dtype])
-        decode_dense(levels, per_byte=1, scale=scale, **into)
+    def decode(self, frames: Sequence[Frame], space: Scratch, *, outs: Sequence[torch.Tensor], **into: Any) -> None:
+        dtype = _NUMPY_TYPES[outs[0].dtype]
+        levels, scales = zip(*(int8.levels_of(frame, dtype) for frame in frames), strict=True)
+        decode_dense(levels, per_byte=1, scales=scales, outs=outs, **into)
 
 
 class _Votes(DeviceCoder[Votes]):
     """Servers encode votes, on the CPU."""
+
+    alone = True
 
     def encodes(self, scheme: Votes) -> bool:
         return False
@@ -109,9 +125,10 @@ class _Votes(DeviceCoder[Votes]):
     def start(self, scheme: Votes, entries: Sequence[Entry], values: list[torch.Tensor], **given: Any) -> Pending:
         raise NotImplementedError("votes are encoded on the CPU")
 
-    def decode(self, frame: Frame, space: Scratch, **into: Any) -> None:
+    def decode(self, frames: Sequence[Frame], space: Scratch, *, outs: Sequence[torch.Tensor], **into: Any) -> None:
+        [frame], [out] = frames, outs
         _, workers = Votes.unpacked(frame, space)  # which finds damage; only the packed votes go up
-        decode_integers(frame.payload, width=width_of(workers), top=workers, scale=frame.scales[0], **into)
+        decode_integers(frame.payload, width=width_of(workers), top=workers, scale=frame.scales[0], out=out, **into)
 
 
 class _OneBit(DeviceCoder[OneBit]):
@@ -124,8 +141,8 @@ class _OneBit(DeviceCoder[OneBit]):
     def start(self, scheme: OneBit, entries: Sequence[Entry], values: list[torch.Tensor], **given: Any) -> Pending:
         return encode_signs(values, norm=scheme.norm, **given)
 
-    def decode(self, frame: Frame, space: Scratch, **into: Any) -> None:
-        decode_dense(frame.payload, per_byte=8, scale=frame.scales[0], **into)
+    def decode(self, frames: Sequence[Frame], space: Scratch, *, outs: Sequence[torch.Tensor], **into: Any) -> None:
+        decode_dense(_payloads(frames), per_byte=8, scales=_scales(frames), outs=outs, **into)
 
 
 _Trits = TypeVar("_Trits", bound=stochastic.Trits)
@@ -138,11 +155,11 @@ class _RandomTrits(DeviceCoder[_Trits]):
         keys = [entry.step.key for entry in entries]
         return encode_stochastic(values, keys=keys, packing=scheme.packing, **given)
 
-    def decode(self, frame: Frame, space: Scratch, **into: Any) -> None:
-        if frame.flags & stochastic.TWO_BIT:
-            decode_two_bit(frame.payload, scale=frame.scales[0], **into)
+    def decode(self, frames: Sequence[Frame], space: Scratch, *, outs: Sequence[torch.Tensor], **into: Any) -> None:
+        if frames[0].flags & stochastic.TWO_BIT:
+            decode_two_bit(_payloads(frames), scales=_scales(frames), outs=outs, **into)
         else:
-            decode_ternary(frame.payload, scale=frame.scales[0], zero_run=False, **into)
+            decode_ternary(_payloads(frames), scales=_scales(frames), zero_run=False, outs=outs, **into)
 
 
 class _TernGrad(_RandomTrits[TernGrad]):
@@ -198,9 +215,11 @@ class _Selecting(DeviceCoder[_Sparse]):
         flags = (sparse.BITMAP if sent.bitmap else 0) | (sparse.SIGNS if scheme.sends_signs else 0)
         return Payload(data, (sent.threshold,) if scheme.sends_signs else (), flags)
 
-    def decode(self, frame: Frame, space: Scratch, **into: Any) -> None:
-        positions, chosen = sparse.read(frame, space)
-        scatter(positions, chosen, **into)
+    alone = True
+
+    def decode(self, frames: Sequence[Frame], space: Scratch, *, outs: Sequence[torch.Tensor], **into: Any) -> None:
+        positions, chosen = sparse.read(frames[0], space)
+        scatter(positions, chosen, out=outs[0], **into)
 
     def form(self, scheme: _Sparse, dtype: torch.dtype) -> Callable[[int, int], Form]:
         """How the positions of some of a tensor's values travel."""
@@ -257,9 +276,11 @@ class _BlockTopK(DeviceCoder[BlockTopK]):
         assert sent.rounded is not None  # only what was refused above is not rounded
         return scheme.coded(self._blocks(scheme, entry), *sent.rounded)
 
-    def decode(self, frame: Frame, space: Scratch, **into: Any) -> None:
-        positions, values, _ = BlockTopK.sent(frame, space)
-        scatter(positions, values, **into)
+    alone = True
+
+    def decode(self, frames: Sequence[Frame], space: Scratch, *, outs: Sequence[torch.Tensor], **into: Any) -> None:
+        positions, values, _ = BlockTopK.sent(frames[0], space)
+        scatter(positions, values, out=outs[0], **into)
 
     @staticmethod
     def _blocks(scheme: BlockTopK, entry: Entry) -> Blocks:

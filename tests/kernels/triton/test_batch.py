@@ -38,7 +38,7 @@ def test_every_value_is_seen_by_some_program(device: torch.device) -> None:
 
 def test_the_sum_is_what_counts(device: torch.device) -> None:
     values, residuals = np.array([1.0, 2.0], np.float32), np.array([8.0, -16.0], np.float32)
-    assert largest([values], [residuals], device, per_byte=5, residual_scale=0.5) == [6.0]
+    assert largest([values], [residuals], device, per_byte=5, factors=0.5) == [6.0]
 
 
 def test_nan_and_inf_come_out_on_top_of_their_own_tensor(device: torch.device) -> None:

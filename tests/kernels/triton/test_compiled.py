@@ -22,7 +22,19 @@ from triton.runtime import JITFunction, driver
 
 from thinwire.kernels.numba import Workspace, encode_ternary
 from thinwire.kernels.numba.blocktopk import Blocks
-from thinwire.kernels.triton import batch, blocks, dense, halves, integers, moments, order, select, stochastic, ternary
+from thinwire.kernels.triton import (
+    batch,
+    blocks,
+    dense,
+    halves,
+    integers,
+    moments,
+    order,
+    select,
+    stochastic,
+    ternary,
+    ternary_decode,
+)
 from thinwire.kernels.triton.workspace import DeviceWorkspace
 
 SIZES = (7, 3000)
@@ -85,7 +97,8 @@ def launch_all(dtype: torch.dtype) -> None:
             ternary.encode_ternary(values, sparsity=1.0, layout=layout, residuals=kept, workspace=space)
         scale, payload = encode_ternary(out.numpy(), sparsity=1.0, layout=layout, workspace=host)
         for accumulate in ways:
-            ternary.decode_ternary(payload, scale=scale, out=out, layout=layout, accumulate=accumulate, workspace=space)
+            into: dict[str, Any] = {"outs": [out], "accumulate": accumulate, "workspace": space}
+            ternary_decode.decode_ternary([payload], scales=[scale], layout=layout, **into)
     for kept in forms:
         halves.encode_bfloat(values, most=1.0, residuals=kept, workspace=space)
         dense.encode_int8(values, largest_scale=1.0, residuals=kept, workspace=space)
@@ -120,12 +133,12 @@ def launch_all(dtype: torch.dtype) -> None:
         integers.decode_integers(
             bytes(1125), width=3, top=2, scale=1.0, out=out, accumulate=accumulate, workspace=space
         )
-        halves.decode_bfloat(np.zeros(3000, np.uint16), out=out, accumulate=accumulate, workspace=space)
+        halves.decode_bfloat([np.zeros(3000, np.uint16)], outs=[out], accumulate=accumulate, workspace=space)
         select.scatter(positions, numbers, out=out, accumulate=accumulate, workspace=space)
-        stochastic.decode_two_bit(bytes(750), scale=1.0, out=out, accumulate=accumulate, workspace=space)
+        stochastic.decode_two_bit([bytes(750)], scales=[1.0], outs=[out], accumulate=accumulate, workspace=space)
         for per_byte, nbytes in ((1, 3000), (8, 375)):
             form: dict[str, Any] = {"per_byte": per_byte, "accumulate": accumulate}
-            dense.decode_dense(bytes(nbytes), scale=1.0, out=out, workspace=space, **form)
+            dense.decode_dense([bytes(nbytes)], scales=[1.0], outs=[out], workspace=space, **form)
 
 
 @pytest.mark.timeout(900)  # half a minute where nothing else runs
@@ -139,7 +152,19 @@ def test_every_launch_compiles_and_keeps_every_bit(compiled: list[tuple[str, Any
     # Kernels are private and return nothing; what kernels call returns something, or is public.
     kernels = {
         name
-        for module in (batch, blocks, dense, halves, integers, moments, order, select, stochastic, ternary)
+        for module in (
+            batch,
+            blocks,
+            dense,
+            halves,
+            integers,
+            moments,
+            order,
+            select,
+            stochastic,
+            ternary,
+            ternary_decode,
+        )
         for name, value in vars(module).items()
         if name.startswith("_") and isinstance(value, JITFunction) and value.fn.__annotations__["return"] == "None"
     }

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from tests.kernels import oracle
 from thinwire.errors import ConfigError, FrameError
 from thinwire.kernels.triton import batch
-from thinwire.kernels.triton.ternary import decode_ternary, encode_ternary
+from thinwire.kernels.triton.ternary import encode_ternary
+from thinwire.kernels.triton.ternary_decode import decode_ternary
 from thinwire.kernels.triton.workspace import DeviceWorkspace
 
 pytestmark = pytest.mark.gpu
@@ -58,7 +59,7 @@ def check(values: list[Floats], residuals: list[Floats] | None, space: DeviceWor
         out = torch.from_numpy(expected.copy()).to(space.device)
         oracle.decode_ternary(payload, scale=scale, out=expected, **form)
         space.synchronize()
-        decode_ternary(payloads[at], scale=scale, out=out, workspace=space, **form)
+        decode_ternary([payloads[at]], scales=[scale], outs=[out], workspace=space, **form)
         assert out.cpu().numpy().tobytes() == expected.tobytes()
     return payloads
 
@@ -149,7 +150,7 @@ def test_any_split_of_a_run_is_understood(space: DeviceWorkspace) -> None:
         out = torch.ones(5 * sum(sizes), device=space.device)
         expected = np.ones(out.numel(), np.float32)
         space.synchronize()
-        decode_ternary(bytes(payload), scale=0.5, out=out, workspace=space)
+        decode_ternary([bytes(payload)], scales=[0.5], outs=[out], workspace=space)
         oracle.decode_ternary(bytes(payload), scale=0.5, out=expected)
         assert out.cpu().numpy().tobytes() == expected.tobytes()
 
@@ -173,7 +174,7 @@ def test_damaged_payloads_leave_the_output_alone(
 ) -> None:
     out = torch.full((10,), 7.0, device=space.device)
     with pytest.raises(FrameError):
-        decode_ternary(payload, scale=scale, out=out, zero_run=zero_run, workspace=space)
+        decode_ternary([payload], scales=[scale], outs=[out], zero_run=zero_run, workspace=space)
     assert out.tolist() == [7.0] * 10
 
 

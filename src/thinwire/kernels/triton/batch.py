@@ -38,7 +38,8 @@ NUMPY_TYPES: dict[torch.dtype, np.dtype[Any]] = {
 
 # Rows of the table, `stride` entries apart; behind them, for every program, the tensor that it works on.
 _VALUES, _RESIDUALS, _SIZES = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
-_NUM_BYTES, _FIRST_BYTE, _FIRST_BLOCK, _OWNERS = tl.constexpr(3), tl.constexpr(4), tl.constexpr(5), tl.constexpr(6)
+_NUM_BYTES, _FIRST_BYTE, _FIRST_BLOCK = tl.constexpr(3), tl.constexpr(4), tl.constexpr(5)
+_FACTORS, _OWNERS = tl.constexpr(6), tl.constexpr(7)
 _ROW_ALIGNMENT = 16  # entries: rows start at multiples of 128 bytes, so that Triton compiles no variants
 
 
@@ -47,33 +48,36 @@ class Tables(NamedTuple):
 
     Attributes:
         table: int64, its rows `stride` entries apart.
-        residual_scale: one value of the batch's type, DTYPE.
+        DTYPE: the batch's type.
         RESIDUAL: whether there are residuals.
         PER_BYTE: values that make a byte of payload.
         WIDTH: the power of two that holds them.
         BLOCK: bytes of payload that a program makes.
+        ALIGNED: of tensors that are written, whether all begin at multiples of 16 bytes: neighbours may be one access.
     """
 
     table: Any
     stride: Any
-    residual_scale: Any
     DTYPE: Any
     RESIDUAL: Any
     PER_BYTE: Any
     WIDTH: Any
     BLOCK: Any
+    ALIGNED: Any
 
 
 class Batch:
     """Flat tensors of one type on one device, ready for launches inside `workspace.running()`.
 
     Args:
-        values: float32[n] or float64[n] each, contiguous, n > 0; never written.
+        values: float32[n] or float64[n] each, contiguous, n > 0; never written by encoders.
         residuals: of the same sizes and type; None: no error feedback.
-        residual_scale: what residuals are multiplied by.
+        factors: what residuals are multiplied by, or each tensor's scale in decoding.
         per_byte: values that make a byte of payload: 1, 4, 5 or 8.
         workspace: of the tensors' device.
         name: of the table's memory; two batches in use at once need two.
+        tile: values per program; by default `TILE`.
+        written: whether kernels write the values.
 
     Attributes:
         num_tensors, num_blocks, num_bytes: how many there are; bytes of all payloads before zero runs.
@@ -87,22 +91,24 @@ class Batch:
         values: Sequence[torch.Tensor],
         residuals: Sequence[torch.Tensor] | None,
         *,
-        residual_scale: float = 1.0,
+        factors: float | Sequence[float] = 1.0,
         per_byte: int,
         workspace: DeviceWorkspace,
         name: str = "batch",
+        tile: int | None = None,
+        written: bool = False,
     ) -> None:
         self.workspace, self.name = workspace, name
         self.dtype = values[0].dtype
         width = 1 << (per_byte - 1).bit_length()
-        block = TILE // width
+        block = (tile or TILE) // width
         sizes = np.array([tensor.numel() for tensor in values], np.int64)
         num_bytes = -(-sizes // per_byte)
         num_blocks = -(-num_bytes // block)
         self.num_tensors, self.num_blocks, self.num_bytes = len(values), int(num_blocks.sum()), int(num_bytes.sum())
         self.ends, self.numels = np.cumsum(num_bytes), sizes
         stride = -(-self.num_tensors // _ROW_ALIGNMENT) * _ROW_ALIGNMENT
-        rows = np.zeros((7, stride), np.int64)
+        rows = np.zeros((8, stride), np.int64)
         rows[_VALUES.value, : sizes.size] = [tensor.data_ptr() for tensor in values]
         if residuals is not None:
             rows[_RESIDUALS.value, : sizes.size] = [tensor.data_ptr() for tensor in residuals]
@@ -110,22 +116,23 @@ class Batch:
         rows[_NUM_BYTES.value, : sizes.size] = num_bytes
         rows[_FIRST_BYTE.value, : sizes.size] = self.ends - num_bytes
         rows[_FIRST_BLOCK.value, : sizes.size] = np.cumsum(num_blocks) - num_blocks
-        rows[6, : sizes.size] = np.cumsum(num_blocks) - 1
+        rows[_FACTORS.value].view(np.float64)[: sizes.size] = factors
+        rows[7, : sizes.size] = np.cumsum(num_blocks) - 1
         owners = np.repeat(np.arange(sizes.size), num_blocks)
-        # The owners come sixth, where kernels look for them; the last blocks, which only torch reads, behind them.
-        table = np.concatenate([rows[:6].reshape(-1), owners, rows[6]])
+        # The owners come seventh, where kernels look for them; the last blocks, which only torch reads, behind them.
+        table = np.concatenate([rows[:7].reshape(-1), owners, rows[7]])
         self.table = workspace.upload(f"{name}.table", table)
         self.sizes = self.table[2 * stride : 2 * stride + self.num_tensors]
         self.last_blocks = self.table[table.size - stride : table.size - stride + self.num_tensors]
         self.tables = Tables(
             self.table,
             stride,
-            torch.full((1,), residual_scale, dtype=self.dtype, device=workspace.device),
             DTYPE=tl.constexpr(TRITON_TYPES[self.dtype]),
             RESIDUAL=tl.constexpr(residuals is not None),
             PER_BYTE=tl.constexpr(per_byte),
             WIDTH=tl.constexpr(width),
             BLOCK=tl.constexpr(block),
+            ALIGNED=tl.constexpr(written and not (rows[_VALUES.value] % 16).any()),
         )
         self.launch: dict[str, Any] = {"batch": self.tables, "num_warps": NUM_WARPS, "enable_fp_fusion": False}
 
@@ -151,7 +158,17 @@ def encoding(values: Sequence[torch.Tensor], *, per_byte: int, **given: Unpack[G
     workspace, residuals, scale = given["workspace"], given.get("residuals"), given.get("residual_scale", 1.0)
     workspace.follow()
     with workspace.running():
-        yield Batch(values, residuals, residual_scale=scale, per_byte=per_byte, workspace=workspace)
+        yield Batch(values, residuals, factors=scale, per_byte=per_byte, workspace=workspace)
+
+
+@contextmanager
+def decoding(
+    outs: Sequence[torch.Tensor], scales: Sequence[float], *, per_byte: int, tile: int, workspace: DeviceWorkspace
+) -> Iterator[Batch]:
+    """Work inside fills or adds to the tensors, on the side stream, between what the caller's stream holds and gets."""
+    into: dict[str, Any] = {"per_byte": per_byte, "tile": tile, "workspace": workspace, "written": True}
+    with workspace.decoding():
+        yield Batch(outs, None, factors=scales, name="decode", **into)
 
 
 class Sent(NamedTuple):
@@ -265,6 +282,23 @@ def byte_span(batch: Tables, tensor: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
+def factor_of(batch: Tables, tensor: tl.tensor) -> tl.tensor:
+    """What the tensor's residual is multiplied by, or its scale."""
+    bits = tl.load(batch.table + _FACTORS * batch.stride + tensor)
+    return bits.to(tl.float64, bitcast=True).to(batch.DTYPE)
+
+
+@triton.jit
+def values_of(batch: Tables, tensor: tl.tensor) -> tl.tensor:
+    """Where the tensor's values are to be written."""
+    address = tl.load(batch.table + _VALUES * batch.stride + tensor)
+    values = address.to(tl.pointer_type(batch.DTYPE))
+    if batch.ALIGNED:
+        values = tl.multiple_of(values, 16)
+    return values
+
+
+@triton.jit
 def load_block(batch: Tables, tensor: tl.tensor, byte: tl.tensor) -> tl.tensor:
     """Which value each place of each byte stands for, whether there is such a value, and v: [BLOCK, WIDTH] each."""
     num_bytes, _ = byte_span(batch, tensor)
@@ -284,7 +318,7 @@ def load_sum(batch: Tables, tensor: tl.tensor, first: tl.tensor, at: tl.tensor, 
     v = tl.load(values + at, mask=known, other=0.0)
     if batch.RESIDUAL:
         residual = tl.load(batch.table + _RESIDUALS * batch.stride + tensor).to(tl.pointer_type(batch.DTYPE)) + first
-        v = tl.load(batch.residual_scale) * tl.load(residual + at, mask=known, other=0.0) + v
+        v = factor_of(batch, tensor) * tl.load(residual + at, mask=known, other=0.0) + v
     return v
 
 

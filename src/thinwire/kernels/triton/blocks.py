@@ -229,7 +229,7 @@ def _select(
         for chunk in range(NUM_CHUNKS):
             place = chunk * CHUNK + tl.arange(0, CHUNK)
             known = place < size
-            v = load_sum(batch, tensor, _index(row, first, width, place), known)
+            v = load_sum(batch, tensor, 0, _index(row, first, width, place), known)
             bits = magnitude_bits(v).to(tl.int64) >> shift
             found += tl.histogram((bits & 255).to(tl.int32), _BINS, mask=known & (bits >> 8 == prefix))
         at_least = tl.sum(found) - tl.cumsum(found, axis=0) + found
@@ -243,7 +243,7 @@ def _select(
         place = chunk * CHUNK + tl.arange(0, CHUNK)
         known = place < size
         index = _index(row, first, width, place)
-        v = load_sum(batch, tensor, index, known)
+        v = load_sum(batch, tensor, 0, index, known)
         bits = magnitude_bits(v).to(tl.int64)
         equal = (known & (bits == prefix)).to(tl.int32)
         rank = num_equal + tl.cumsum(equal, axis=0) - equal
@@ -253,7 +253,7 @@ def _select(
         tl.store(places + at, place, mask=chosen)
         tl.store(sent + at, v, mask=chosen)
         if batch.RESIDUAL:
-            store_residual(batch, tensor, index, known, allowed, v)
+            store_residual(batch, tensor, 0, index, known, allowed, v)
         num_equal += tl.sum(equal)
         num_sent += tl.sum(flag)
     tl.store(counts + tl.program_id(0), num_sent.to(tl.int32))
@@ -284,4 +284,4 @@ def _take(
         code = tl.load(codes + slot + rank, mask=known, other=0).to(tl.int32)
         v = tl.load(sent + slot + rank, mask=known, other=0.0)
         unsent = v - tl.load(worth + tensor * num_levels + code, mask=known, other=0.0)
-        store_residual(batch, tensor, _index(row, first, width, place), known, allowed, unsent)
+        store_residual(batch, tensor, 0, _index(row, first, width, place), known, allowed, unsent)

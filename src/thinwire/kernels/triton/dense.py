@@ -26,10 +26,15 @@ from thinwire.kernels.triton.batch import (
     Tables,
     allow,
     byte_span,
+    decoding,
     encoding,
+    factor_of,
     find_block,
+    find_start,
     load_block,
+    num_values,
     store_residual,
+    values_of,
 )
 from thinwire.kernels.triton.moments import moments, root
 from thinwire.kernels.triton.workspace import DeviceWorkspace
@@ -83,32 +88,29 @@ def encode_dense(
 
 
 def decode_dense(
-    payload: Any,
+    payloads: Sequence[Any],
     *,
     per_byte: int,
-    scale: float,
-    out: torch.Tensor,
+    scales: Sequence[float],
+    outs: Sequence[torch.Tensor],
     accumulate: bool = False,
     workspace: DeviceWorkspace,
 ) -> None:
-    """``out = scale * q``, or ``out += scale * q``, of a payload that the caller has checked; does not wait.
+    """``out = scale * q``, or ``out += scale * q``, of payloads that the caller has checked; does not wait.
 
     Args:
-        payload: any buffer of bytes.
+        payloads: any buffers of bytes, one for each tensor.
         per_byte: how many q are in a byte: 1, signed levels; 4, two-bit trits; 8, bits that stand for 1 and -1.
-        scale: finite in the type of `out`.
-        workspace: of out's device; its next use must `synchronize` first.
+        scales: finite in the type of the tensors.
+        outs: float32[n] or float64[n] each, of one type, contiguous, n > 0.
+        workspace: of their device; its next use must `synchronize` first.
     """
-    received = np.frombuffer(payload, np.int8 if per_byte == 1 else np.uint8)
-    with workspace.decoding():
-        _decode[(-(-out.numel() // DECODE_BLOCK),)](
-            workspace.upload("dense.received", received),
-            torch.full((1,), scale, dtype=out.dtype, device=out.device),
-            out,
-            out.numel(),
-            PER_BYTE=per_byte,
+    received = [np.frombuffer(payload, np.int8 if per_byte == 1 else np.uint8) for payload in payloads]
+    with decoding(outs, scales, per_byte=per_byte, tile=DECODE_BLOCK, workspace=workspace) as batch:
+        _decode[(batch.num_blocks,)](
+            workspace.upload_all("dense.received", received),
+            batch.tables,
             ACCUMULATE=accumulate,
-            BLOCK=DECODE_BLOCK,
             enable_fp_fusion=False,
         )
 
@@ -172,25 +174,41 @@ def _pack_signs(scales: tl.tensor, allowed: tl.tensor, payload: tl.tensor, batch
 
 
 @triton.jit
-def _decode(
-    payload: tl.tensor,
-    scale: tl.tensor,
-    out: tl.tensor,
-    size: tl.tensor,
-    PER_BYTE: tl.constexpr,
-    ACCUMULATE: tl.constexpr,
-    BLOCK: tl.constexpr,
-) -> None:
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    known = at < size
-    m = tl.load(scale)
-    byte = tl.load(payload + at // PER_BYTE, mask=known, other=0)
-    if PER_BYTE == 1:
-        put(out, at, byte.to(m.dtype) * m, known, ACCUMULATE)
-    elif PER_BYTE == 4:
-        put_digit(out, at, (byte.to(tl.int32) >> (2 * (at & 3)).to(tl.int32)) & 3, m, known, ACCUMULATE)
+def _decode(payload: tl.tensor, batch: Tables, ACCUMULATE: tl.constexpr) -> None:
+    tensor, start = find_start(batch)
+    _, first = byte_span(batch, tensor)
+    TILE: tl.constexpr = batch.BLOCK * batch.PER_BYTE
+    before = start * batch.PER_BYTE
+    out, left = values_of(batch, tensor) + before, num_values(batch, tensor) - before
+    payload += first + start
+    if left >= TILE:  # neighbours are one access where none is masked
+        decode_tile(payload, batch, tensor, out, TILE, TILE, ACCUMULATE, True)
     else:
-        positive = (byte.to(tl.int32) >> (7 - (at & 7)).to(tl.int32)) & 1
+        decode_tile(payload, batch, tensor, out, left.to(tl.int32), TILE, ACCUMULATE, False)
+
+
+@triton.jit
+def decode_tile(
+    payload: tl.tensor,
+    batch: Tables,
+    tensor: tl.tensor,
+    out: tl.tensor,
+    left: tl.tensor,
+    TILE: tl.constexpr,
+    ACCUMULATE: tl.constexpr,
+    WHOLE: tl.constexpr,
+) -> None:
+    """Writes what the block's bytes stand for; WHOLE: no value is missing."""
+    m = factor_of(batch, tensor)
+    at = tl.arange(0, TILE)
+    known = None if WHOLE else at < left
+    byte = tl.load(payload + at // batch.PER_BYTE, mask=known, other=None if WHOLE else 0)
+    if batch.PER_BYTE == 1:
+        put(out, at, byte.to(batch.DTYPE) * m, known, ACCUMULATE)
+    elif batch.PER_BYTE == 4:
+        put_digit(out, at, (byte.to(tl.int32) >> (2 * (at & 3))) & 3, m, known, ACCUMULATE)
+    else:
+        positive = (byte.to(tl.int32) >> (7 - (at & 7))) & 1
         put(out, at, tl.where(positive != 0, m, 0.0 - m), known, ACCUMULATE)
 
 

@@ -22,10 +22,14 @@ from thinwire.kernels.triton.batch import (
     Tables,
     allow,
     byte_span,
+    decoding,
     encoding,
     find_block,
+    find_start,
     load_block,
+    num_values,
     store_residual,
+    values_of,
 )
 from thinwire.kernels.triton.dense import DECODE_BLOCK, put
 from thinwire.kernels.triton.workspace import DeviceWorkspace
@@ -57,22 +61,24 @@ def _ends(batch: Batch) -> torch.Tensor:
 
 
 def decode_bfloat(
-    halves: NDArray[np.uint16], *, out: torch.Tensor, accumulate: bool = False, workspace: DeviceWorkspace
+    halves: Sequence[NDArray[np.uint16]],
+    *,
+    outs: Sequence[torch.Tensor],
+    accumulate: bool = False,
+    workspace: DeviceWorkspace,
 ) -> None:
     """``out = v``, or ``out += v``; does not wait.
 
     Args:
-        halves: uint16[n], finite; the caller has checked them.
-        out: flat, float32[n] or float64[n].
-        workspace: of out's device; its next use must `synchronize` first.
+        halves: uint16[n], finite, for each tensor; the caller has checked them.
+        outs: float32[n] or float64[n] each, of one type, contiguous, n > 0.
+        workspace: of their device; its next use must `synchronize` first.
     """
-    with workspace.decoding():
-        _widen[(-(-out.numel() // DECODE_BLOCK),)](
-            workspace.upload("halves.received", halves.view(np.int16)),
-            out,
-            out.numel(),
+    with decoding(outs, [1.0] * len(outs), per_byte=1, tile=DECODE_BLOCK, workspace=workspace) as batch:
+        _widen[(batch.num_blocks,)](
+            workspace.upload_all("halves.received", [each.view(np.int16) for each in halves]),
+            batch.tables,
             ACCUMULATE=accumulate,
-            BLOCK=DECODE_BLOCK,
             enable_fp_fusion=False,
         )
 
@@ -91,9 +97,11 @@ def _narrow(allowed: tl.tensor, payload: tl.tensor, batch: Tables) -> None:
 
 
 @triton.jit
-def _widen(halves: tl.tensor, out: tl.tensor, size: tl.tensor, ACCUMULATE: tl.constexpr, BLOCK: tl.constexpr) -> None:
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    known = at < size
-    half = tl.load(halves + at, mask=known, other=0).to(tl.int32)
-    value = (half << 16).to(tl.float32, bitcast=True)
-    put(out, at, value.to(out.dtype.element_ty), known, ACCUMULATE)
+def _widen(halves: tl.tensor, batch: Tables, ACCUMULATE: tl.constexpr) -> None:
+    tensor, start = find_start(batch)
+    _, first = byte_span(batch, tensor)
+    at = tl.arange(0, batch.BLOCK)
+    known = at < tl.minimum(num_values(batch, tensor) - start, batch.BLOCK).to(tl.int32)
+    half = tl.load(halves + (first + start) + at, mask=known, other=0).to(tl.int32)
+    value = (half << 16).to(tl.float32, bitcast=True).to(batch.DTYPE)
+    put(values_of(batch, tensor) + start, at, value, known, ACCUMULATE)

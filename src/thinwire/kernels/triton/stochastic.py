@@ -32,7 +32,6 @@ from thinwire.kernels.triton.batch import (
 from thinwire.kernels.triton.dense import Scaled, decode_dense, encode_dense
 from thinwire.kernels.triton.moments import moments, root
 from thinwire.kernels.triton.ternary import place_value
-from thinwire.kernels.triton.workspace import DeviceWorkspace
 
 _LIFT_EXPONENTS = {torch.float32: 64, torch.float64: 512}
 
@@ -89,18 +88,22 @@ def clipped_at(batch: Batch, largest: torch.Tensor, clip: float, *, centred: boo
 
 
 def decode_two_bit(
-    payload: Any, *, scale: float, out: torch.Tensor, accumulate: bool = False, workspace: DeviceWorkspace
+    payloads: Sequence[Any], *, scales: Sequence[float], outs: Sequence[torch.Tensor], **into: Any
 ) -> None:
-    """``out = scale * t``, or ``out += scale * t``, of two-bit trits, uint8[ceil(n / 4)] for out[n]; does not wait.
+    """``out = scale * t``, or ``out += scale * t``, of two-bit trits; does not wait.
+
+    Args:
+        payloads: uint8[ceil(n / 4)] for out[n], one for each tensor; the rest as for `decode_dense`.
 
     Raises:
-        FrameError: a pair of bits is 3, which no trit is, or the scale is no finite number >= 0. `out` is untouched.
+        FrameError: a pair of bits is 3, which no trit is, or a scale is no finite number >= 0. No tensor was touched.
     """
-    check_scale(scale, NUMPY_TYPES[out.dtype])
-    codes = np.frombuffer(payload, np.uint8)
-    if np.any(codes & (codes >> 1) & 0x55):
-        raise FrameError("two bits of a trit are both set: the payload is damaged")
-    decode_dense(codes, per_byte=4, scale=scale, out=out, accumulate=accumulate, workspace=workspace)
+    received = [np.frombuffer(payload, np.uint8) for payload in payloads]
+    for codes, scale, out in zip(received, scales, outs, strict=True):
+        check_scale(scale, NUMPY_TYPES[out.dtype])
+        if np.any(codes & (codes >> 1) & 0x55):
+            raise FrameError("two bits of a trit are both set: the payload is damaged")
+    decode_dense(received, per_byte=4, scales=scales, outs=outs, **into)
 
 
 def _given_scales(batch: Batch, limits: torch.Tensor, scales: Sequence[float | None]) -> torch.Tensor:

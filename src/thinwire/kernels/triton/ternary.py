@@ -1,42 +1,27 @@
-"""3LC of a batch, all stages: floats to payloads with the residuals kept, payload to floats.
+"""3LC of a batch, floats to payloads with the residuals kept; `ternary_decode` is the way back.
 
 As on the CPU, encoding reads the data twice: the largest magnitudes first, then a pass that leaves v - m*q in the
 residuals and makes base-3^5 codes. Nothing waits for the host in between: whether a tensor may be touched is decided
-on the device. Payloads are checked on the host, where they come from, before anything is written.
+on the device.
 
 Zero runs (3LC, section 3.3) do not care where blocks end. All that a block must know of those before it is how many
-codes the run that reaches into it has, modulo 14: its quantiser noted the last code of the block that is no zero, and a
-running maximum over the blocks says where the run began. From there every zero knows its position in its run, hence
-whether a byte is written there and which; a running sum of the bytes written says where. So the join over block borders
-is exact and the bytes are those of the serial encoder. Decoding: a running sum of what bytes expand to says where each
-literal goes, over a ground of zero codes.
+codes the run that reaches into it has, modulo 14: every block's quantiser noted the last of its codes that is no zero,
+and looking back for one says where the run began. From there every zero knows its position in its run, hence whether a
+byte is written there and which; a running sum of the bytes written says where. So the join over block borders is exact
+and the bytes are those of the serial encoder.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Unpack
+from typing import Unpack
 
-import numpy as np
 import torch
 import triton
 import triton.language as tl
-from numpy.typing import NDArray
 
-from thinwire.kernels.contract import (
-    FIRST_RUN,
-    LONGEST_RUN,
-    ZERO_CODE,
-    check_codes,
-    check_layout,
-    check_length,
-    check_scale,
-    num_codes_of,
-)
-from thinwire.kernels.numba.jit import frozen
-from thinwire.kernels.numba.zero_run import num_expanded
+from thinwire.kernels.contract import FIRST_RUN, LONGEST_RUN, ZERO_CODE, check_layout
 from thinwire.kernels.triton.batch import (
-    NUMPY_TYPES,
     Batch,
     Given,
     Pending,
@@ -49,12 +34,9 @@ from thinwire.kernels.triton.batch import (
     num_values,
     store_residual,
 )
-from thinwire.kernels.triton.dense import put_digit
-from thinwire.kernels.triton.workspace import DeviceWorkspace
 
 _ZERO, _RUN, _LONGEST = tl.constexpr(ZERO_CODE), tl.constexpr(FIRST_RUN), tl.constexpr(LONGEST_RUN)
-_BLOCK = 1024  # codes, or bytes of payload, per program in decoding
-_ZERO_RUN_WARPS = 4
+_ZERO_RUN_WARPS = 2
 _LOOK = tl.constexpr(256)  # blocks that are looked back at in one go
 
 
@@ -102,52 +84,6 @@ def encode_ternary(
         return Pending(batch, largest=largest, scales=scales, payload=payload, ends=ends)
 
 
-def decode_ternary(
-    payload: Any,
-    *,
-    scale: float,
-    out: torch.Tensor,
-    layout: str = "stride",
-    zero_run: bool = True,
-    accumulate: bool = False,
-    workspace: DeviceWorkspace,
-) -> None:
-    """``out = scale * q``, or ``out += scale * q``, as `thinwire.kernels.decode_ternary` does it; does not wait.
-
-    Args:
-        out: float32[n] or float64[n], contiguous, n > 0.
-        workspace: of out's device; its next use must `synchronize` first.
-
-    Raises:
-        FrameError: the payload does not hold exactly ceil(n / 5) valid codes, or the scale is no finite number >= 0.
-            `out` is untouched.
-    """
-    check_layout(layout)
-    check_scale(scale, NUMPY_TYPES[out.dtype])
-    received = np.frombuffer(payload, dtype=np.uint8)
-    num_codes = num_codes_of(out.numel())
-    if zero_run:
-        check_length(num_expanded(frozen(received)), num_codes)
-    else:
-        check_codes(received, out.numel())
-    with workspace.decoding():
-        if zero_run:
-            codes = _zero_run_decode(received, num_codes, workspace)
-        else:
-            codes = workspace.upload("ternary.received", received)
-        _dequantise[(-(-num_codes // _BLOCK),)](
-            codes,
-            torch.full((1,), scale, dtype=out.dtype, device=out.device),
-            out,
-            out.numel(),
-            num_codes,
-            PARTITION=layout == "partition",
-            ACCUMULATE=accumulate,
-            BLOCK=_BLOCK,
-            enable_fp_fusion=False,
-        )
-
-
 def _zero_run_encode(
     batch: Batch, codes: torch.Tensor, last_nonzero: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -169,22 +105,6 @@ def _zero_run_encode(
     payload = workspace.array("zero_run.payload", batch.num_bytes, torch.uint8)
     _write[(num_blocks,)](codes, last_nonzero, ends, payload, batch.tables, num_warps=_ZERO_RUN_WARPS)
     return payload, ends[batch.last_blocks]
-
-
-def _zero_run_decode(payload: NDArray[np.uint8], num_codes: int, workspace: DeviceWorkspace) -> torch.Tensor:
-    """The codes that a payload stands for, uint8[num_codes] in the workspace.
-
-    The caller has checked that the payload expands to exactly `num_codes` codes: kernels trust it.
-    """
-    received = workspace.upload("zero_run.received", payload)
-    codes = workspace.array("zero_run.codes", num_codes, torch.uint8).fill_(ZERO_CODE)
-    num_blocks = -(-payload.size // _BLOCK)
-    counts = workspace.array("zero_run.counts", num_blocks, torch.int64)
-    _expand[(num_blocks,)](received, payload.size, counts, BLOCK=_BLOCK)
-    ends = workspace.array("zero_run.ends", num_blocks, torch.int64)
-    torch.cumsum(counts, 0, out=ends)
-    _place[(num_blocks,)](received, payload.size, ends, codes, BLOCK=_BLOCK)
-    return codes
 
 
 @triton.jit
@@ -244,57 +164,6 @@ def _quantise(
 
 
 @triton.jit
-def _dequantise(
-    codes: tl.tensor,
-    scale: tl.tensor,
-    out: tl.tensor,
-    size: tl.tensor,
-    num_codes: tl.tensor,
-    PARTITION: tl.constexpr,
-    ACCUMULATE: tl.constexpr,
-    BLOCK: tl.constexpr,
-) -> None:
-    m = tl.load(scale)
-    first = tl.program_id(0).to(tl.int64) * BLOCK
-    if (not PARTITION) and 5 * (first + BLOCK) <= size:  # neighbouring values are written as one where none is masked
-        decode_rows(codes, m, out, size, num_codes, first, PARTITION, ACCUMULATE, BLOCK, True)
-    else:
-        decode_rows(codes, m, out, size, num_codes, first, PARTITION, ACCUMULATE, BLOCK, False)
-
-
-@triton.jit
-def decode_rows(
-    codes: tl.tensor,
-    m: tl.tensor,
-    out: tl.tensor,
-    size: tl.tensor,
-    num_codes: tl.tensor,
-    first: tl.tensor,
-    PARTITION: tl.constexpr,
-    ACCUMULATE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    WHOLE: tl.constexpr,
-) -> None:
-    """Writes what BLOCK codes from `first` on stand for, BLOCK neighbouring values at once; WHOLE: none is missing."""
-    at = tl.arange(0, BLOCK)
-    for row in tl.static_range(5):
-        if PARTITION:
-            place, code = 4 - row + tl.zeros([BLOCK], tl.int32), at
-            before = row * num_codes.to(tl.int64) + first
-            count = tl.minimum(size - before, num_codes - first)
-        else:
-            place, code = 4 - (row * BLOCK + at) % 5, (row * BLOCK + at) // 5
-            before = 5 * first + row * BLOCK
-            count = size - before
-        known = None if WHOLE else at < tl.minimum(count, BLOCK).to(tl.int32)
-        byte = tl.load(codes + first + code, mask=known, other=None if WHOLE else 0).to(tl.int32)
-        # byte / 243, rounded up to a 256th, has the digits in base 3 behind its point (see `unpack`).
-        fraction = (1079 * byte + 1024) >> 10
-        digit = (((fraction * place_value(place)) & 255) * 3) >> 8
-        put_digit(out + before, at, digit, m, known, ACCUMULATE)
-
-
-@triton.jit
 def _larger(a: tl.tensor, b: tl.tensor) -> tl.tensor:
     return tl.maximum(a, b)
 
@@ -345,26 +214,3 @@ def _write(codes: tl.tensor, last_nonzero: tl.tensor, ends: tl.tensor, payload: 
     program = tl.program_id(0)
     start = tl.load(ends + program - 1, mask=program > 0, other=0)
     tl.store(payload + start + (tl.cumsum(written, axis=0) - 1), value, mask=written != 0)
-
-
-@triton.jit
-def _expansion(received: tl.tensor, size: tl.tensor, BLOCK: tl.constexpr) -> tl.tensor:
-    """The block's bytes, and how many codes each of them stands for (0 behind the end)."""
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    byte = tl.load(received + at, mask=at < size, other=0).to(tl.int32)
-    return byte, tl.where(at < size, tl.where(byte >= _RUN, byte - (_RUN - 2), 1), 0)
-
-
-@triton.jit
-def _expand(received: tl.tensor, size: tl.tensor, counts: tl.tensor, BLOCK: tl.constexpr) -> None:
-    _, count = _expansion(received, size, BLOCK)
-    tl.store(counts + tl.program_id(0), tl.sum(count, axis=0).to(tl.int64))
-
-
-@triton.jit
-def _place(received: tl.tensor, size: tl.tensor, ends: tl.tensor, codes: tl.tensor, BLOCK: tl.constexpr) -> None:
-    byte, count = _expansion(received, size, BLOCK)
-    program = tl.program_id(0)
-    start = tl.load(ends + program - 1, mask=program > 0, other=0)
-    at = start + tl.cumsum(count, axis=0) - count
-    tl.store(codes + at, byte.to(tl.uint8), mask=(count == 1) & (byte < _RUN))

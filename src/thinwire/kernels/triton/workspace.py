@@ -9,7 +9,7 @@ On the CPU, where Triton's interpreter runs the kernels, there is no stream and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import Any
@@ -90,9 +90,13 @@ class DeviceWorkspace:
 
         The pinned copy is written again by the next upload of this name: the stream must have finished by then.
         """
-        dtype = _torch_type(data.dtype)
-        staged, uploaded = self.host(name, data.size, dtype), self.array(name, data.size, dtype)
-        staged.numpy()[:] = data.reshape(-1)
+        return self.upload_all(name, [data.reshape(-1)])
+
+    def upload_all(self, name: str, pieces: Sequence[NDArray[np.generic]]) -> torch.Tensor:
+        """As `upload`, of flat arrays of one type, end to end."""
+        dtype, size = _torch_type(pieces[0].dtype), sum(piece.size for piece in pieces)
+        staged, uploaded = self.host(name, size, dtype), self.array(name, size, dtype)
+        np.concatenate(pieces, out=staged.numpy())
         uploaded.copy_(staged, non_blocking=True)
         return uploaded
 

@@ -1,0 +1,171 @@
+"""3LC of a batch, payloads to floats: zero runs are undone on the device, and codes become values.
+
+Payloads are checked on the host, where they come from, before anything is written; kernels trust them. All payloads of
+a batch stand end to end, and so do the codes that they stand for: a running sum of what bytes expand to says where each
+literal goes, over a ground of zero codes, wherever a tensor ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from numpy.typing import NDArray
+
+from thinwire.kernels.contract import (
+    FIRST_RUN,
+    ZERO_CODE,
+    check_codes,
+    check_layout,
+    check_length,
+    check_scale,
+    num_codes_of,
+)
+from thinwire.kernels.numba.jit import frozen
+from thinwire.kernels.numba.zero_run import num_expanded
+from thinwire.kernels.triton.batch import (
+    NUMPY_TYPES,
+    Tables,
+    byte_span,
+    decoding,
+    factor_of,
+    find_start,
+    num_values,
+    values_of,
+)
+from thinwire.kernels.triton.dense import put_digit
+from thinwire.kernels.triton.ternary import place_value
+from thinwire.kernels.triton.workspace import DeviceWorkspace
+
+TILE = 8192  # values per program, a little fewer: 5 of 8 places of a code are used
+_RUN = tl.constexpr(FIRST_RUN)
+_BLOCK = 1024  # bytes of payload per program
+
+
+def decode_ternary(
+    payloads: Sequence[Any],
+    *,
+    scales: Sequence[float],
+    outs: Sequence[torch.Tensor],
+    layout: str = "stride",
+    zero_run: bool = True,
+    accumulate: bool = False,
+    workspace: DeviceWorkspace,
+) -> None:
+    """``out = scale * q``, or ``out += scale * q``, as `thinwire.kernels.decode_ternary` does it; does not wait.
+
+    Args:
+        payloads: any buffers of bytes, one for each tensor.
+        scales: of the tensors.
+        outs: float32[n] or float64[n] each, of one type, contiguous, n > 0.
+        workspace: of the tensors' device; its next use must `synchronize` first.
+
+    Raises:
+        FrameError: a payload does not hold exactly ceil(n / 5) valid codes, or a scale is no finite number >= 0. No
+            tensor was touched.
+    """
+    check_layout(layout)
+    received = [np.frombuffer(payload, np.uint8) for payload in payloads]
+    for codes, scale, out in zip(received, scales, outs, strict=True):
+        check_scale(scale, NUMPY_TYPES[out.dtype])
+        if zero_run:
+            check_length(num_expanded(frozen(codes)), num_codes_of(out.numel()))
+        else:
+            check_codes(codes, out.numel())
+    with decoding(outs, scales, per_byte=5, tile=TILE, workspace=workspace) as batch:
+        _dequantise[(batch.num_blocks,)](
+            _zero_run_decode(received, batch.num_bytes, workspace)
+            if zero_run
+            else workspace.upload_all("ternary.received", received),
+            batch.tables,
+            PARTITION=layout == "partition",
+            ACCUMULATE=accumulate,
+            enable_fp_fusion=False,
+        )
+
+
+def _zero_run_decode(payloads: Sequence[NDArray[np.uint8]], num_codes: int, workspace: DeviceWorkspace) -> torch.Tensor:
+    """The codes that payloads stand for, uint8[num_codes] in the workspace.
+
+    The caller has checked that they expand to exactly `num_codes` codes: kernels trust them.
+    """
+    received = workspace.upload_all("zero_run.received", payloads)
+    codes = workspace.array("zero_run.codes", num_codes, torch.uint8).fill_(ZERO_CODE)
+    num_blocks = -(-received.numel() // _BLOCK)
+    counts = workspace.array("zero_run.counts", num_blocks, torch.int64)
+    _expand[(num_blocks,)](received, received.numel(), counts, BLOCK=_BLOCK)
+    ends = workspace.array("zero_run.ends", num_blocks, torch.int64)
+    torch.cumsum(counts, 0, out=ends)
+    _place[(num_blocks,)](received, received.numel(), ends, codes, BLOCK=_BLOCK)
+    return codes
+
+
+@triton.jit
+def _dequantise(codes: tl.tensor, batch: Tables, PARTITION: tl.constexpr, ACCUMULATE: tl.constexpr) -> None:
+    tensor, start = find_start(batch)
+    _, first = byte_span(batch, tensor)
+    if PARTITION:
+        decode_rows(codes + first + start, batch, tensor, start, PARTITION, ACCUMULATE, False)
+    else:
+        if 5 * (start + batch.BLOCK) <= num_values(batch, tensor):  # neighbours are one access where none is masked
+            decode_rows(codes + first + start, batch, tensor, start, PARTITION, ACCUMULATE, True)
+        else:
+            decode_rows(codes + first + start, batch, tensor, start, PARTITION, ACCUMULATE, False)
+
+
+@triton.jit
+def decode_rows(
+    codes: tl.tensor,
+    batch: Tables,
+    tensor: tl.tensor,
+    start: tl.tensor,
+    PARTITION: tl.constexpr,
+    ACCUMULATE: tl.constexpr,
+    WHOLE: tl.constexpr,
+) -> None:
+    """Writes what the block's codes stand for, BLOCK neighbouring values at once; WHOLE: no value is missing."""
+    m, out, size = factor_of(batch, tensor), values_of(batch, tensor), num_values(batch, tensor)
+    num_codes, _ = byte_span(batch, tensor)
+    at = tl.arange(0, batch.BLOCK)
+    for row in tl.static_range(5):
+        if PARTITION:
+            place, code = 4 - row + tl.zeros([batch.BLOCK], tl.int32), at
+            before = row * num_codes + start
+            count = tl.minimum(size - before, num_codes - start)
+        else:
+            place, code = 4 - (row * batch.BLOCK + at) % 5, (row * batch.BLOCK + at) // 5
+            before = 5 * start + row * batch.BLOCK
+            count = size - before
+        known = None if WHOLE else at < tl.minimum(count, batch.BLOCK).to(tl.int32)
+        byte = tl.load(codes + code, mask=known, other=None if WHOLE else 0).to(tl.int32)
+        # byte / 243, rounded up to a 256th, has the digits in base 3 behind its point (see `unpack`).
+        fraction = (1079 * byte + 1024) >> 10
+        digit = (((fraction * place_value(place)) & 255) * 3) >> 8
+        put_digit(out + before, at, digit, m, known, ACCUMULATE)
+
+
+@triton.jit
+def _expansion(received: tl.tensor, size: tl.tensor, BLOCK: tl.constexpr) -> tl.tensor:
+    """The block's bytes, and how many codes each of them stands for (0 behind the end)."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    byte = tl.load(received + at, mask=at < size, other=0).to(tl.int32)
+    return byte, tl.where(at < size, tl.where(byte >= _RUN, byte - (_RUN - 2), 1), 0)
+
+
+@triton.jit
+def _expand(received: tl.tensor, size: tl.tensor, counts: tl.tensor, BLOCK: tl.constexpr) -> None:
+    _, count = _expansion(received, size, BLOCK)
+    tl.store(counts + tl.program_id(0), tl.sum(count, axis=0).to(tl.int64))
+
+
+@triton.jit
+def _place(received: tl.tensor, size: tl.tensor, ends: tl.tensor, codes: tl.tensor, BLOCK: tl.constexpr) -> None:
+    byte, count = _expansion(received, size, BLOCK)
+    program = tl.program_id(0)
+    start = tl.load(ends + program - 1, mask=program > 0, other=0)
+    at = start + tl.cumsum(count, axis=0) - count
+    tl.store(codes + at, byte.to(tl.uint8), mask=(count == 1) & (byte < _RUN))
