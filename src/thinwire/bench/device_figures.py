@@ -11,7 +11,7 @@ from thinwire.bench.codec_figures import ZERO_FRACTION, Figure
 from thinwire.bench.inputs import draw, resnet50_sizes
 from thinwire.bench.resnet50 import ResNet50
 from thinwire.bench.timing import Candidate, side_by_side
-from thinwire.codecs import codec, decode, encode_all
+from thinwire.codecs import codec, decode_all, encode_all
 
 IMAGES = 64
 """Of 224 by 224 pixels, in a step."""
@@ -52,8 +52,7 @@ def training_step(turns: int, device: torch.device, images: int = IMAGES, pixels
     contexts, outs = [codec("3lc").context(each) for each in gradients], [torch.empty_like(each) for each in gradients]
 
     def exchange() -> None:
-        for frame, out in zip(encode_all(contexts, gradients), outs, strict=True):
-            decode(frame, out=out)
+        decode_all(encode_all(contexts, gradients), outs)
 
     candidates = [
         Candidate("float32_seconds", lambda turn: step(half=False), whole=True),

@@ -20,7 +20,7 @@ from types import ModuleType
 
 from thinwire.codecs.base import Codec, Context
 from thinwire.codecs.decoding import CheckedFrame
-from thinwire.codecs.encoding import Encoding, encode_all
+from thinwire.codecs.encoding import Encoding, decode_all, encode_all
 from thinwire.codecs.options import Between
 from thinwire.codecs.registry import codec, decode, find, ids, open_frame, open_parsed, register
 from thinwire.codecs.scheme import Payload, Scheme, Step, StepOptions, finite_magnitude
@@ -42,6 +42,7 @@ __all__ = [
     "StepOptions",
     "codec",
     "decode",
+    "decode_all",
     "encode_all",
     "find",
     "finite_magnitude",

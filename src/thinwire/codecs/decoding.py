@@ -147,7 +147,7 @@ class CheckedFrame:
             return self.scheme.explain(self.frame, space)
 
 
-def decode_all(frames: Sequence[CheckedFrame], outs: Sequence[Tensor], accumulate: Sequence[bool]) -> None:
+def fill_all(frames: Sequence[CheckedFrame], outs: Sequence[Tensor], accumulate: Sequence[bool]) -> None:
     """Decodes many frames, each into its own tensor; those on a GPU together, by few launches.
 
     Raises:
@@ -217,7 +217,7 @@ class GradientSums:
                 gradient.decode_flat(total, accumulate=accumulate)
             self.contributions[index] += 1
         if together:
-            decode_all(*zip(*together, strict=True))
+            fill_all(*zip(*together, strict=True))
 
     def average(self, over: int) -> None:
         """Divides every sum by a number of senders, as a multiplication by its reciprocal in the sum's dtype."""

@@ -1,4 +1,4 @@
-"""Many tensors at once: one after the other on the host, in batches of few launches on a GPU.
+"""Many tensors at once, both ways: one after the other on the host, in batches of few launches on a GPU.
 
 On a GPU encoding starts on a stream of its own and goes on while the caller computes: `Encoding(…)` queues the work,
 `.frames()` waits for it. Between the two the tensors must not change.
@@ -11,10 +11,13 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from torch.autograd.graph import increment_version
 
 from thinwire.codecs import device, ternary_batch
 from thinwire.codecs.base import Context
+from thinwire.codecs.decoding import fill_all
 from thinwire.codecs.lag import LagBound, follow_tensors
+from thinwire.codecs.registry import open_frame
 from thinwire.codecs.scheme import StepOptions
 from thinwire.codecs.tensors import Tensor, off_host
 from thinwire.errors import ConfigError, NonFiniteError
@@ -47,6 +50,37 @@ def encode_all(
         [[1.0, 1.0, 1.0], [0.0, 0.0, 0.0, 0.0]]
     """
     return Encoding(contexts, tensors, options).frames()
+
+
+def decode_all(
+    frames: Sequence[bytes | bytearray | memoryview], outs: Sequence[Tensor], *, accumulate: bool = False
+) -> None:
+    """Decodes many frames, each into a tensor of its own; on a GPU by few launches, and nothing waits.
+
+    Args:
+        frames: of any codecs.
+        outs: one for each, of its shape, on the host or on GPUs; no tensor twice.
+        accumulate: adds into them instead of overwriting them.
+
+    Raises:
+        FrameError: not a valid frame. Its tensor is untouched; others may have changed.
+        ConfigError: a tensor does not fit, stands there twice, or there are more frames than tensors or fewer.
+
+    Example:
+        >>> import torch, thinwire as tw
+        >>> outs = [torch.ones(3), torch.ones(2)]
+        >>> decode_all([tw.codec("3lc").encode(out) for out in outs], outs, accumulate=True)
+        >>> outs
+        [tensor([2., 2., 2.]), tensor([2., 2.])]
+    """
+    if len(frames) != len(outs):
+        raise ConfigError(f"{len(frames)} frames for {len(outs)} tensors; there must be one for each")
+    if len({*map(id, outs)}) < len(outs):
+        raise ConfigError("a tensor is given twice: its frames are to be decoded in two calls")
+    fill_all([open_frame(frame) for frame in frames], outs, [accumulate] * len(outs))
+    for out in outs:
+        if isinstance(out, torch.Tensor) and not out.is_inference():
+            increment_version(out)  # what autograd has saved of it is no longer what it was
 
 
 class Encoding:

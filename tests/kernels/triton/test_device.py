@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 import thinwire as tw
-from thinwire.codecs import Encoding, encode_all
+from thinwire.codecs import Encoding, decode_all, encode_all
 from thinwire.codecs.device import why_not_encoded
 from thinwire.policies.auto_codec import AutoCodec
 
@@ -110,6 +111,40 @@ def test_frames_cross_over(device: torch.device) -> None:
             back = np.empty(gradient.shape, np.float32)
             tw.decode(codec.encode(gradient.to(device)), out=back)  # and the other way round
             assert out.cpu().numpy().tobytes() == back.tobytes()
+
+
+def test_many_frames_at_once_are_decoded_as_one_by_one(device: torch.device) -> None:
+    dtypes = (torch.float32, torch.float64, torch.float16)
+    frames, expected, outs = [], [], []
+    for at, codec in enumerate(CODECS * 2):
+        for gradient in gradients(at, torch.float64 if at % 5 == 0 else torch.float32):
+            ground = torch.linspace(-1, 1, max(1, gradient.numel()))[: gradient.numel()].reshape(gradient.shape)
+            frames.append(codec.encode(gradient.numpy()))
+            outs.append(ground.to(device=device, dtype=dtypes[at % 3], copy=True))
+            expected.append(ground.to(dtype=dtypes[at % 3], copy=True))
+    outs[7] = torch.stack([outs[7], outs[7]], -1)[..., 1]  # not contiguous
+    outs[9] = torch.cat([outs[9][:1], outs[9]])[1:]  # not aligned
+    for accumulate in (False, True):
+        for frame, out in zip(frames, expected, strict=True):
+            tw.decode(frame, out=out, accumulate=accumulate)
+        decode_all(frames, outs, accumulate=accumulate)
+        for ours, theirs in zip(outs, expected, strict=True):
+            assert values_of(ours) == values_of(theirs)
+
+
+def test_a_damaged_frame_leaves_alone_what_is_decoded_with_it(device: torch.device) -> None:
+    for codec, nonsense in ((CODECS[0], b"\xff"), (CODECS[2], b"\xff"), (tw.codec("int8"), b"\x80")):
+        frames = [codec.encode(gradient.numpy()) for gradient in gradients(5)[2:]]
+        whole = tw.frames.parse(frames[1])
+        frames[1] = tw.frames.pack(replace(whole, payload=nonsense * len(whole.payload)))
+        outs = [torch.full(gradient.shape, 7.0, device=device) for gradient in gradients(5)[2:]]
+        with pytest.raises(tw.FrameError):
+            decode_all(frames, outs)
+        assert all(bool((out == 7).all()) for out in outs)
+    with pytest.raises(tw.ConfigError, match="a tensor is given twice"):
+        decode_all(frames[:1] * 2, outs[:1] * 2)
+    with pytest.raises(tw.ConfigError, match="1 frames for 2 tensors"):
+        decode_all(frames[:1], outs[:2])
 
 
 def test_contexts_of_several_codecs_and_sides_in_one_list(device: torch.device) -> None:

@@ -137,7 +137,7 @@ def decode_rows(
             before = row * num_codes + start
             count = tl.minimum(size - before, num_codes - start)
         else:
-            place, code = 4 - (row * batch.BLOCK + at) % 5, (row * batch.BLOCK + at) // 5
+            place, code = 4 - (at + row * batch.BLOCK) % 5, (at + row * batch.BLOCK) // 5
             before = 5 * start + row * batch.BLOCK
             count = size - before
         known = None if WHOLE else at < tl.minimum(count, batch.BLOCK).to(tl.int32)
