@@ -128,9 +128,7 @@ def local(rank: int, design: str, count: int = 24) -> dict[str, Any]:
     ends, losses = [], []
     for _ in range(2):
         model = mlp()
-        inner: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-        if design.startswith("demo"):
-            inner = torch.optim.SGD(model.parameters(), lr=3e-3)
+        inner = torch.optim.AdamW(model.parameters(), lr=1e-3)
         group = dist.group.WORLD
         with tw.distribute(model, inner, design=design, group=group) as optimizer:
             losses.append(steps(model, optimizer, rank, range(count)))

@@ -65,7 +65,6 @@ def test_auto_decides_alike_on_all_ranks() -> None:
         "diloco[h=6,codec=blocktopk]",
         "streaming-diloco[h=6,fragments=2,delay=1]",
         "sparseloco[h=6]",
-        "demo",
     ],
 )
 def test_local_updates_in_a_group(design: str) -> None:
