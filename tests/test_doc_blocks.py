@@ -52,7 +52,7 @@ HERE = {  # how many blocks of each page are run below
     "docs/autopilot.md": 2,
     "docs/ddp.md": 5,
     "docs/fsdp.md": 2,
-    "docs/gpu.md": 2,
+    "docs/gpu.md": 3,
     "docs/quick-start.md": 1,
     "docs/local-updates.md": 4,
     "docs/observability.md": 2,
@@ -230,7 +230,8 @@ def test_tensors_on_a_gpu_and_on_none(names: dict[str, Any]) -> None:
     parameter = nn.Parameter(torch.zeros(100))
     parameter.grad = torch.randn(100)
     after = run("docs/gpu.md", 0, {**names, "parameter": parameter, "parameter_on_the_gpu": torch.zeros(100)})
-    run("docs/gpu.md", 1, {**after, "contexts": [after["context"]], "gradients": [torch.randn(100)]})
+    after = run("docs/gpu.md", 1, {**after, "contexts": [after["context"]], "gradients": [torch.randn(100)]})
+    run("docs/gpu.md", 2, {**after, "parameters": [torch.zeros(100)]})
 
 
 def test_certificates(names: dict[str, Any], tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, TypeGuard, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeGuard, TypeVar
 
 import torch
 
@@ -27,9 +27,6 @@ from thinwire.kernels import triton
 from thinwire.kernels.contract import require_finite_magnitude
 from thinwire.kernels.triton.workspace import DeviceWorkspace
 
-if TYPE_CHECKING:
-    from thinwire.codecs.base import Codec
-
 KERNEL_DEVICES = frozenset({"cuda"})
 """Types of devices that the kernels run on."""
 
@@ -38,6 +35,21 @@ NOTHING_LOST = frozenset({"fp32"})
 
 _EMPTY = Payload(b"")
 _Scheme = TypeVar("_Scheme", bound=Scheme)
+
+
+class Framing(Protocol):
+    """What a codec is to a batch of its tensors."""
+
+    @property
+    def scheme(self) -> Scheme: ...
+    @property
+    def error_scale(self) -> float: ...
+    @property
+    def nonfinite(self) -> str: ...
+    @property
+    def pool(self) -> ScratchPool: ...
+    def framed(self, made: Payload | NonFiniteError, flat: DeviceFlat, name: str) -> Encoded:
+        """Returns the frame of what a scheme made of a tensor, or of the reason why there is none."""
 
 
 class Entry(NamedTuple):
@@ -51,7 +63,7 @@ class Entry(NamedTuple):
         name: of the tensor, for errors.
     """
 
-    codec: Codec
+    codec: Framing
     flat: DeviceFlat
     residual: torch.Tensor | None
     step: Step
