@@ -32,14 +32,17 @@ _STUMBLES = (ArithmeticError, LookupError, ValueError, struct.error)
 
 @contextmanager
 def _faults_are(frame: Frame) -> Iterator[None]:
-    """Within it, what a decoder stumbles over is the frame's fault, which may claim more memory than there is."""
+    """Within it, what a decoder stumbles over is the frame's fault, which may claim more memory than there is.
+
+    Of many frames that are decoded together, the first one stands for all.
+    """
     try:
         yield
     except ThinwireError:
         raise
     except _STUMBLES as error:
         raise FrameError(f"{frame.codec}: the payload cannot be decoded ({type(error).__name__}: {error})") from error
-    except MemoryError as error:
+    except (MemoryError, torch.OutOfMemoryError) as error:
         raise FrameError(
             f"{frame.codec}: decoding a tensor of shape {frame.shape} does not fit this machine's memory ({error})"
         ) from error
@@ -102,7 +105,8 @@ class CheckedFrame:
         if off_host(out):
             reason = device.why_not_decoded(scheme, frame, out.device)
             if reason is None:
-                device.decode([device.Received(scheme, frame, out, accumulate)], self.pool)
+                with _faults_are(frame):
+                    device.decode([device.Received(scheme, frame, out, accumulate)], self.pool)
                 return
             if scheme.id not in device.NOTHING_LOST:
                 caution(
@@ -163,7 +167,8 @@ def fill_all(frames: Sequence[CheckedFrame], outs: Sequence[Tensor], accumulate:
         else:
             checked.decode(out, accumulate=adds)
     if together:
-        device.decode(together, frames[0].pool)
+        with _faults_are(together[0].frame):
+            device.decode(together, frames[0].pool)
 
 
 Values: TypeAlias = FloatArray | torch.Tensor
@@ -204,6 +209,7 @@ class GradientSums:
             FrameError: a payload is damaged. Its sum is what it was; those of other tensors may have changed.
         """
         together: list[tuple[CheckedFrame, torch.Tensor, bool]] = []
+        on_device: list[int] = []
         for index, (total, gradient) in enumerate(zip(self.sums, gradients, strict=True)):
             if gradient is None:
                 continue
@@ -211,13 +217,17 @@ class GradientSums:
             if isinstance(total, torch.Tensor):
                 assert isinstance(gradient, CheckedFrame)  # batched tensors are summed on the host
                 together.append((gradient, total, accumulate))
-            elif isinstance(gradient, BatchedTensor):
+                on_device.append(index)
+                continue
+            if isinstance(gradient, BatchedTensor):
                 gradient.unpack(total, accumulate=accumulate)
             else:
                 gradient.decode_flat(total, accumulate=accumulate)
             self.contributions[index] += 1
         if together:
             fill_all(*zip(*together, strict=True))
+        for index in on_device:
+            self.contributions[index] += 1
 
     def average(self, over: int) -> None:
         """Divides every sum by a number of senders, as a multiplication by its reciprocal in the sum's dtype."""

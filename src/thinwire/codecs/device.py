@@ -33,6 +33,9 @@ KERNEL_DEVICES = frozenset({"cuda"})
 NOTHING_LOST = frozenset({"fp32"})
 """Codecs that send the values as they are: a copy on the host costs nothing more than has to cross anyway."""
 
+MAX_PIECE = 1 << 25
+"""Values that are decoded together, or one tensor's, where not into the tensors themselves (half precision, views)."""
+
 _EMPTY = Payload(b"")
 _Scheme = TypeVar("_Scheme", bound=Scheme)
 
@@ -233,7 +236,19 @@ def decode(received: Sequence[Received], pool: ScratchPool) -> None:
     for place, each in enumerate(received):
         alike[(*each.alike, place) if coders()[each.scheme].alone else each.alike].append(each)
     for group in alike.values():
-        _decode_alike(group, pool)
+        for piece in [group] if group[0].direct else _pieces(group):
+            _decode_alike(piece, pool)
+
+
+def _pieces(received: Sequence[Received]) -> Iterator[list[Received]]:
+    """Cuts frames that are decoded into memory of their own first, so that this memory stays within bounds."""
+    piece: list[Received] = []
+    for each in received:
+        if piece and sum(one.frame.size for one in piece) + each.frame.size > MAX_PIECE:
+            yield piece
+            piece = []
+        piece.append(each)
+    yield piece
 
 
 def _decode_alike(received: Sequence[Received], pool: ScratchPool) -> None:

@@ -6,6 +6,7 @@ On a GPU encoding starts on a stream of its own and goes on while the caller com
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -17,10 +18,11 @@ from thinwire.codecs import device, ternary_batch
 from thinwire.codecs.base import Context
 from thinwire.codecs.decoding import fill_all
 from thinwire.codecs.lag import LagBound, follow_tensors
-from thinwire.codecs.registry import open_frame
+from thinwire.codecs.registry import open_parsed
 from thinwire.codecs.scheme import StepOptions
-from thinwire.codecs.tensors import Tensor, off_host
+from thinwire.codecs.tensors import Tensor, check_out, data_address, off_host
 from thinwire.errors import ConfigError, NonFiniteError
+from thinwire.frames import parse
 
 
 def encode_all(
@@ -55,16 +57,19 @@ def encode_all(
 def decode_all(
     frames: Sequence[bytes | bytearray | memoryview], outs: Sequence[Tensor], *, accumulate: bool = False
 ) -> None:
-    """Decodes many frames, each into a tensor of its own; on a GPU by few launches, and nothing waits.
+    """Decodes many frames, each into a tensor of its own; on a GPU by few launches.
+
+    The host waits for no decoding but that of an earlier call whose memory it needs.
 
     Args:
         frames: of any codecs.
-        outs: one for each, of its shape, on the host or on GPUs; no tensor twice.
+        outs: one for each, of its shape, on the host or on GPUs; no two share memory.
         accumulate: adds into them instead of overwriting them.
 
     Raises:
         FrameError: not a valid frame. Its tensor is untouched; others may have changed.
-        ConfigError: a tensor does not fit, stands there twice, or there are more frames than tensors or fewer.
+        ConfigError: a tensor does not fit, stands there twice, or there are more frames than tensors or fewer. None
+            has changed.
 
     Example:
         >>> import torch, thinwire as tw
@@ -75,12 +80,18 @@ def decode_all(
     """
     if len(frames) != len(outs):
         raise ConfigError(f"{len(frames)} frames for {len(outs)} tensors; there must be one for each")
-    if len({*map(id, outs)}) < len(outs):
+    begins = [data_address(out) for out in outs if math.prod(out.shape)]
+    if len({*begins}) < len(begins):
         raise ConfigError("a tensor is given twice: its frames are to be decoded in two calls")
-    fill_all([open_frame(frame) for frame in frames], outs, [accumulate] * len(outs))
-    for out in outs:
-        if isinstance(out, torch.Tensor) and not out.is_inference():
-            increment_version(out)  # what autograd has saved of it is no longer what it was
+    heads = [parse(frame, copy=False) for frame in frames]
+    for head, out in zip(heads, outs, strict=True):
+        check_out(out, head.shape)  # before a zstd stage is undone: nobody makes room for another shape
+    try:
+        fill_all([open_parsed(head) for head in heads], outs, [accumulate] * len(outs))
+    finally:
+        for out in outs:
+            if isinstance(out, torch.Tensor) and not out.is_inference():
+                increment_version(out)  # what autograd has saved of it is no longer what it was
 
 
 class Encoding:

@@ -157,6 +157,13 @@ def in_dtype(what: str, value: float, dtype: np.dtype[Any]) -> float:
     return found
 
 
+def data_address(tensor: Tensor) -> tuple[object, int]:
+    """Where a tensor's first value lies: the device, None for NumPy's arrays, and the address there."""
+    if isinstance(tensor, torch.Tensor):
+        return None if tensor.device.type in HOST_DEVICES else tensor.device, tensor.data_ptr()
+    return None, int(tensor.ctypes.data)
+
+
 def check_out(out: Tensor, shape: tuple[int, ...]) -> None:
     """Raises ConfigError where `out` cannot take a tensor of `shape`."""
     if not isinstance(out, torch.Tensor | np.ndarray):

@@ -132,6 +132,16 @@ def test_many_frames_at_once_are_decoded_as_one_by_one(device: torch.device) -> 
             assert values_of(ours) == values_of(theirs)
 
 
+def test_tensors_that_need_memory_of_their_own_are_decoded_in_pieces(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("thinwire.codecs.device.MAX_PIECE", 30)
+    values = [torch.full((size,), float(size)) for size in (20, 10, 1, 40, 5)]
+    outs = [torch.zeros(each.shape, dtype=torch.float16, device=device) for each in values]
+    decode_all([tw.codec("3lc").encode(each) for each in values], outs)
+    assert [out[0].item() for out in outs] == [20, 10, 1, 40, 5]
+
+
 def test_a_damaged_frame_leaves_alone_what_is_decoded_with_it(device: torch.device) -> None:
     for codec, nonsense in ((CODECS[0], b"\xff"), (CODECS[2], b"\xff"), (tw.codec("int8"), b"\x80")):
         frames = [codec.encode(gradient.numpy()) for gradient in gradients(5)[2:]]
@@ -142,7 +152,10 @@ def test_a_damaged_frame_leaves_alone_what_is_decoded_with_it(device: torch.devi
             decode_all(frames, outs)
         assert all(bool((out == 7).all()) for out in outs)
     with pytest.raises(tw.ConfigError, match="a tensor is given twice"):
-        decode_all(frames[:1] * 2, outs[:1] * 2)
+        decode_all(frames[:1] * 2, [outs[0], outs[0].view(-1).view(outs[0].shape)])
+    with pytest.raises(tw.ConfigError, match=r"shape \(5, 1, 13\)"):
+        decode_all([tw.codec("3lc").encode(torch.ones(3, 7)), frames[2]], outs[:2])
+    assert all(bool((out == 7).all()) for out in outs)
     with pytest.raises(tw.ConfigError, match="1 frames for 2 tensors"):
         decode_all(frames[:1], outs[:2])
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from tests.kernels import oracle
 from thinwire.errors import ConfigError, FrameError
-from thinwire.kernels.triton import batch
+from thinwire.kernels.triton import batch, ternary
 from thinwire.kernels.triton.ternary import encode_ternary
 from thinwire.kernels.triton.ternary_decode import decode_ternary
 from thinwire.kernels.triton.workspace import DeviceWorkspace
@@ -95,6 +95,12 @@ def test_runs_that_meet_at_block_borders(space: DeviceWorkspace) -> None:
             value[[5 * at for at in (code, *ends)]] = 1.0
             values.append(value)
     check(values, None, space, sparsity=1.0)
+
+
+def test_runs_longer_than_the_windows_in_which_one_looks_back(space: DeviceWorkspace) -> None:
+    values = np.zeros(5 * (batch.TILE // 8) * (ternary.WINDOW.value + 2), np.float32)
+    values[-1] = 1.0  # behind a run that begins with the tensor
+    check([np.array([1.0, 0, 0, 0, 0, 0], np.float32), values], None, space, sparsity=1.0)
 
 
 def test_no_run_crosses_from_one_tensor_to_the_next(space: DeviceWorkspace) -> None:

@@ -223,17 +223,12 @@ def scatter(
     """
     narrow = positions.astype(np.int32) if out.numel() < 1 << 31 else positions
     with workspace.decoding():
+        there = workspace.upload("scatter.positions", narrow), workspace.upload("scatter.values", values)
         if not accumulate:
             out.zero_()
         if positions.size:
-            _scatter[(-(-positions.size // _BLOCK),)](
-                workspace.upload("scatter.positions", narrow),
-                workspace.upload("scatter.values", values),
-                out,
-                positions.size,
-                ACCUMULATE=accumulate,
-                BLOCK=_BLOCK,
-            )
+            grid = (-(-positions.size // _BLOCK),)
+            _scatter[grid](*there, out, positions.size, ACCUMULATE=accumulate, BLOCK=_BLOCK)
 
 
 @triton.jit

@@ -37,7 +37,7 @@ from thinwire.kernels.triton.batch import (
 
 _ZERO, _RUN, _LONGEST = tl.constexpr(ZERO_CODE), tl.constexpr(FIRST_RUN), tl.constexpr(LONGEST_RUN)
 _ZERO_RUN_WARPS = 2
-_LOOK = tl.constexpr(256)  # blocks that are looked back at in one go
+WINDOW = tl.constexpr(256)  # blocks, or windows of them, that are looked back at in one go
 
 
 def encode_ternary(
@@ -68,42 +68,48 @@ def encode_ternary(
         workspace, largest = batch.workspace, batch.largest()
         scales = largest * sparsity
         codes = workspace.array("ternary.codes", batch.num_bytes, torch.uint8)
-        last_nonzero = workspace.array("ternary.last", batch.num_blocks, torch.int64)
+        num_windows = -(-batch.num_blocks // WINDOW.value)
+        # Of every window of blocks, then of every block: where its last code is that is no zero.
+        last_nonzero = workspace.array("ternary.last", num_windows + batch.num_blocks, torch.int64)
+        last_nonzero[:num_windows].fill_(-1)
         _quantise[(batch.num_blocks,)](
             scales,
             allow(largest, scales, together=given.get("together", False)),
             codes,
             last_nonzero,
+            num_windows,
             PAD=0 if paper_literal else 1,
             PARTITION=layout == "partition",
             **batch.launch,
         )
         if not zero_run:
             return Pending(batch, largest=largest, scales=scales, payload=codes)
-        payload, ends = _zero_run_encode(batch, codes, last_nonzero)
+        payload, ends = _zero_run_encode(batch, codes, last_nonzero, num_windows)
         return Pending(batch, largest=largest, scales=scales, payload=payload, ends=ends)
 
 
 def _zero_run_encode(
-    batch: Batch, codes: torch.Tensor, last_nonzero: torch.Tensor
+    batch: Batch, codes: torch.Tensor, last_nonzero: torch.Tensor, num_windows: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Replaces runs of zero codes, each tensor's for itself.
 
     Args:
         batch: the codes' tensors, PER_BYTE = 5.
         codes: uint8[batch.num_bytes], the codes of all tensors one behind the other.
-        last_nonzero: int64[batch.num_blocks], where in `codes` the block's last code other than 121 is, or -1.
+        last_nonzero: int64[num_windows + batch.num_blocks], where in `codes` the last code other than 121 is of every
+            window of blocks and then of every block, or -1.
+        num_windows: how many windows there are.
 
     Returns:
         The payloads, one behind the other, and int64[num_tensors] where each ends; views into the workspace.
     """
     workspace, num_blocks = batch.workspace, batch.num_blocks
     counts = workspace.array("zero_run.counts", num_blocks, torch.int64)
-    _count[(num_blocks,)](codes, last_nonzero, counts, batch.tables, num_warps=_ZERO_RUN_WARPS)
+    _count[(num_blocks,)](codes, last_nonzero, num_windows, counts, batch.tables, num_warps=_ZERO_RUN_WARPS)
     ends = workspace.array("zero_run.ends", num_blocks, torch.int64)
     torch.cumsum(counts, 0, out=ends)
     payload = workspace.array("zero_run.payload", batch.num_bytes, torch.uint8)
-    _write[(num_blocks,)](codes, last_nonzero, ends, payload, batch.tables, num_warps=_ZERO_RUN_WARPS)
+    _write[(num_blocks,)](codes, last_nonzero, num_windows, ends, payload, batch.tables, num_warps=_ZERO_RUN_WARPS)
     return payload, ends[batch.last_blocks]
 
 
@@ -113,12 +119,13 @@ def place_value(place: tl.tensor) -> tl.tensor:
     return tl.where(place == 0, 81, tl.where(place == 1, 27, tl.where(place == 2, 9, tl.where(place == 3, 3, 1))))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_windows"])
 def _quantise(
     scales: tl.tensor,
     allowed: tl.tensor,
     codes: tl.tensor,
     last_nonzero: tl.tensor,
+    num_windows: tl.tensor,
     batch: Tables,
     PAD: tl.constexpr,
     PARTITION: tl.constexpr,
@@ -160,7 +167,12 @@ def _quantise(
     inside = at < tl.minimum(left, batch.BLOCK).to(tl.int32)
     tl.store(codes + (first + start) + at, byte.to(tl.uint8), mask=inside)
     last = tl.max(tl.where(inside & (byte != _ZERO), at, -1), axis=0)
-    tl.store(last_nonzero + tl.program_id(0), tl.where(last >= 0, first + start + last, -1))
+    if last >= 0:
+        program = tl.program_id(0)
+        tl.atomic_max(last_nonzero + program // WINDOW, first + start + last, sem="relaxed")
+        tl.store(last_nonzero + num_windows + program, first + start + last)
+    else:
+        tl.store(last_nonzero + num_windows + tl.program_id(0), -1)
 
 
 @triton.jit
@@ -169,23 +181,30 @@ def _larger(a: tl.tensor, b: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def _last_before(last_nonzero: tl.tensor, first_block: tl.tensor) -> tl.tensor:
-    """Where the last code before this block is that is no zero, or -1; most often the block before has it."""
-    end = tl.program_id(0).to(tl.int64)
-    found = tl.load(last_nonzero + end - 1, mask=end > first_block, other=-1)
-    while (found < 0) & (end > first_block):
-        block = end - 1 - tl.arange(0, _LOOK)
-        found = tl.max(tl.load(last_nonzero + block, mask=block >= first_block, other=-1), axis=0)
-        end -= _LOOK
+def _last_before(last_nonzero: tl.tensor, num_windows: tl.tensor, first_block: tl.tensor) -> tl.tensor:
+    """Where the last code before this block is that is no zero, or before the tensor; most often in the block before.
+
+    Else in this block's window, else in the windows before it: a tensor of nothing but zeros takes few looks as well.
+    """
+    program = tl.program_id(0)
+    found = tl.load(last_nonzero + num_windows + program - 1, mask=program > first_block, other=-1)
+    window = program // WINDOW
+    if found < 0:
+        block = window * WINDOW + tl.arange(0, WINDOW)
+        found = tl.max(tl.load(last_nonzero + num_windows + block, mask=block < program, other=-1), axis=0)
+    while (found < 0) & (window * WINDOW > first_block):
+        before = window - 1 - tl.arange(0, WINDOW)
+        found = tl.max(tl.load(last_nonzero + before, mask=before >= 0, other=-1), axis=0)
+        window -= WINDOW
     return found
 
 
 @triton.jit
-def _bytes_to_write(codes: tl.tensor, last_nonzero: tl.tensor, batch: Tables) -> tl.tensor:
+def _bytes_to_write(codes: tl.tensor, last_nonzero: tl.tensor, num_windows: tl.tensor, batch: Tables) -> tl.tensor:
     """Of each code of the block: whether a byte is written there, and which."""
     tensor, start = find_start(batch)
     num_codes, first = byte_span(batch, tensor)
-    before = tl.maximum(_last_before(last_nonzero, tl.program_id(0) - start // batch.BLOCK), first - 1)
+    before = tl.maximum(_last_before(last_nonzero, num_windows, tl.program_id(0) - start // batch.BLOCK), first - 1)
     # Zeros that reach into this block: those behind the last other code, or behind the tensor's beginning.
     carried = ((first + start - 1 - before) % _LONGEST).to(tl.int32)
     at = tl.arange(0, batch.BLOCK)
@@ -202,15 +221,22 @@ def _bytes_to_write(codes: tl.tensor, last_nonzero: tl.tensor, batch: Tables) ->
     return written.to(tl.int32), tl.where(zero, run, byte).to(tl.uint8)
 
 
-@triton.jit
-def _count(codes: tl.tensor, last_nonzero: tl.tensor, counts: tl.tensor, batch: Tables) -> None:
-    written, _ = _bytes_to_write(codes, last_nonzero, batch)
+@triton.jit(do_not_specialize=["num_windows"])
+def _count(codes: tl.tensor, last_nonzero: tl.tensor, num_windows: tl.tensor, counts: tl.tensor, batch: Tables) -> None:
+    written, _ = _bytes_to_write(codes, last_nonzero, num_windows, batch)
     tl.store(counts + tl.program_id(0), tl.sum(written, axis=0).to(tl.int64))
 
 
-@triton.jit
-def _write(codes: tl.tensor, last_nonzero: tl.tensor, ends: tl.tensor, payload: tl.tensor, batch: Tables) -> None:
-    written, value = _bytes_to_write(codes, last_nonzero, batch)
+@triton.jit(do_not_specialize=["num_windows"])
+def _write(
+    codes: tl.tensor,
+    last_nonzero: tl.tensor,
+    num_windows: tl.tensor,
+    ends: tl.tensor,
+    payload: tl.tensor,
+    batch: Tables,
+) -> None:
+    written, value = _bytes_to_write(codes, last_nonzero, num_windows, batch)
     program = tl.program_id(0)
     start = tl.load(ends + program - 1, mask=program > 0, other=0)
     tl.store(payload + start + (tl.cumsum(written, axis=0) - 1), value, mask=written != 0)

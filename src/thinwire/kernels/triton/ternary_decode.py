@@ -151,7 +151,7 @@ def decode_rows(
 @triton.jit
 def _expansion(received: tl.tensor, size: tl.tensor, BLOCK: tl.constexpr) -> tl.tensor:
     """The block's bytes, and how many codes each of them stands for (0 behind the end)."""
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     byte = tl.load(received + at, mask=at < size, other=0).to(tl.int32)
     return byte, tl.where(at < size, tl.where(byte >= _RUN, byte - (_RUN - 2), 1), 0)
 

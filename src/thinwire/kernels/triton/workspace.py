@@ -62,9 +62,11 @@ class DeviceWorkspace:
     def decoding(self) -> Iterator[None]:
         """Work inside runs on the side stream, between what the caller's stream holds and what it gets next."""
         self.follow()
-        with self.running():
-            yield
-        self.join()
+        try:
+            with self.running():
+                yield
+        finally:  # what was queued before an error may still write
+            self.join()
 
     def synchronize(self) -> None:
         """The host waits for everything queued on the side stream."""
