@@ -2,8 +2,8 @@
 
 A call into torch or a kernel costs more than the arithmetic of a small tensor, and a model has dozens. So differences
 and copies of all tensors are one call each, as are the frames and the decoding of those that 3LC codes in the host's
-memory; tensors that travel in a batch are rounded and added together. Any other goes alone. The bits are the same
-either way.
+memory, and the decoding of those on a GPU; tensors that travel in a batch are rounded and added together. Any other
+goes alone. The bits are the same either way.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch.autograd.graph import increment_version
 
+from thinwire.codecs import CheckedFrame
+from thinwire.codecs.decoding import fill_all
 from thinwire.kernels.numba.addresses import add_to_many
 from thinwire.kernels.numba.local_steps import continue_many
 from thinwire.packets import BatchedTensor, EncodedTensor
@@ -66,7 +68,7 @@ class Fragment:
             step: which step they belong to, for the records.
         """
         found = {id(table): updates for table, updates in pulled}
-        done = self._apply_ternary(found, step) | self._apply_vectors(found, step)
+        done = self._apply_ternary(found, step) | self._apply_vectors(found, step) | self._apply_on_device(found, step)
         for table, updates in pulled:
             if updates and id(table) not in done:
                 table.apply(updates, None, step=step)
@@ -101,6 +103,18 @@ class Fragment:
         values = np.concatenate([delta.values for _, delta in fitting])
         add_to_many(values, np.array(places, np.int64), np.array(sizes, np.int64))
         return _applied([(table, len(delta)) for table, delta in fitting], self._now() - begin, step)
+
+    def _apply_on_device(self, found: dict[int, Sequence[Update]], step: int) -> set[int]:
+        """Adds what came of tables on a GPU, by few launches; returns which tables these are."""
+        coded: list[tuple[WorkerTable, CheckedFrame]] = []
+        begin = self._now()
+        for _, table in self._tables.places:
+            delta = b"" if table.on_host else _only_delta(found.get(id(table), ()))
+            if delta and not isinstance(delta, BatchedTensor):
+                coded.append((table, table.open(delta)))
+        if coded:
+            fill_all([frame for _, frame in coded], [table.values for table, _ in coded], [True] * len(coded))
+        return _applied([(table, frame.payload_nbytes) for table, frame in coded], self._now() - begin, step)
 
     def continue_from(
         self,

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from thinwire.cautions import caution
-from thinwire.codecs import Codec, Context, StepOptions, open_parsed
+from thinwire.codecs import CheckedFrame, Codec, Context, StepOptions, open_parsed
 from thinwire.codecs.tensors import FloatArray, flatten, off_host
 from thinwire.errors import NonFiniteError, ProtocolError
 from thinwire.frames import Flags, Frame, pack, parse
@@ -206,6 +206,11 @@ class WorkerTable:
         return self.context is not None and self.context.codec == NARROW
 
     @property
+    def on_host(self) -> bool:
+        """Whether its values lie in the host's memory."""
+        return self._on_host
+
+    @property
     def encodes_in_batches(self) -> bool:
         """Whether its gradients are encoded together with others': those on a GPU, where nothing accumulated."""
         return not self._on_host and self._accumulated.sum is None
@@ -294,25 +299,31 @@ class WorkerTable:
 
     def _decode(self, frame: EncodedTensor, out: torch.Tensor, *, accumulate: bool) -> int:
         """Decodes a frame of this table, or its values in a batch; returns its payload's size in bytes."""
-        name, shape = self.spec.name, self.spec.shape
         if isinstance(frame, BatchedTensor):
             if frame.values.size != out.numel():
-                raise ProtocolError(f"{name}: {frame.values.size} values came in a batch, the table is {shape}")
+                raise ProtocolError(
+                    f"{self.spec.name}: {frame.values.size} values came in a batch, the table is {self.spec.shape}"
+                )
             if self._on_host:
                 frame.unpack(out.view(-1).numpy(), accumulate=accumulate)
             else:
                 values = torch.from_numpy(frame.values).view(out.shape).to(out.device)
                 out.add_(values) if accumulate else out.copy_(values)
             return len(frame)
-        parsed = parse(frame, copy=False)
-        if parsed.shape != shape:  # before any stage of it is undone
-            raise ProtocolError(f"{name}: a frame of shape {parsed.shape}, the table is {shape}")
-        opened = open_parsed(parsed)
+        opened = self.open(frame)
         if self._on_host:
             opened.decode_flat(out.view(-1).numpy(), accumulate=accumulate)
         else:
             opened.decode(out, accumulate=accumulate)
         return opened.payload_nbytes
+
+    def open(self, frame: bytes | memoryview) -> CheckedFrame:
+        """Checks a frame of this table. Raises FrameError, or ProtocolError where it is another's."""
+        name, shape = self.spec.name, self.spec.shape
+        parsed = parse(frame, copy=False)
+        if parsed.shape != shape:  # before any stage of it is undone
+            raise ProtocolError(f"{name}: a frame of shape {parsed.shape}, the table is {shape}")
+        return open_parsed(parsed)
 
     # ---- state
 

@@ -14,11 +14,12 @@ from tests.collective import ranks
 from tests.collective.ranks import bucket_of, collectives, play
 from thinwire.codecs import Encoding, tensors
 from thinwire.codecs import device as dispatch
+from thinwire.codecs.decoding import fill_all
 from thinwire.policies.compression import PLAIN
 from thinwire.runtime.serving import serving
 from thinwire.server.core import ServerCore
 from thinwire.transports.memory import MemoryServer
-from thinwire.worker import batching
+from thinwire.worker import batching, fragment
 from thinwire.worker.model import PlannedTensor, WorkerTensor
 
 pytestmark = pytest.mark.gpu
@@ -135,6 +136,18 @@ def test_distribute_trains_to_the_same_bits(options: dict[str, Any], device: tor
     scope.__exit__(None, None, None)
     assert ours == theirs
     assert not all(our_sides) and all(their_sides)
+
+
+def test_updates_of_many_tensors_are_decoded_together(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    together: list[int] = []
+
+    def counted(frames: Any, *others: Any) -> None:
+        together.append(len(frames))
+        fill_all(frames, *others)
+
+    monkeypatch.setattr(fragment, "fill_all", counted)
+    train(device, design="update[codec=3lc,h=1]")
+    assert together == [2] * 3  # the matrices, in each of three steps; vectors travel in a batch
 
 
 @pytest.mark.parametrize("numel", [1, 60, 1000])
