@@ -10,6 +10,7 @@ import torch
 
 import thinwire as tw
 from tests.collective.ranks import SIZES, bucket_of, collectives, gradients, step, tensors
+from thinwire.codecs.scratch import ScratchPool
 from thinwire.collective.residuals import Residuals, partition
 from thinwire.errors import ConfigError
 from thinwire.policies.compression import PLAIN
@@ -145,7 +146,8 @@ def test_what_is_the_hosts_stays_there_whatever_torchs_default_device_is() -> No
         [single] = collectives(tensors(CODEC), 1)
         values = np.linspace(-1, 1, sum(SIZES.values()))
         spans = single.group([bucket_of()]).shards[0].coded
-        assert spans.largest([values]) == spans.largest([values.astype(np.float32)])
+        pool = ScratchPool()
+        assert spans.largest([values], pool) == spans.largest([values.astype(np.float32)], pool)
     for mine, other in zip(usual, there, strict=True):
         for kind, tensors_of in mine.items():
             for name, value in tensors_of.items():

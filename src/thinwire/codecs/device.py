@@ -15,7 +15,9 @@ from functools import cache
 from importlib import import_module
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeGuard, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from thinwire.cautions import caution
 from thinwire.codecs.scheme import Encoded, Payload, Scheme, Step
@@ -191,6 +193,25 @@ def local_scale(scheme: Scheme, values: torch.Tensor, pool: ScratchPool) -> floa
     workspace = pool.take_on(values.device)
     try:
         return coders()[type(scheme)].local_scale(scheme, values, workspace)
+    finally:
+        pool.give_back_on(workspace)
+
+
+def largest(
+    addresses: NDArray[np.int64], sizes: NDArray[np.int64], dtype: torch.dtype, device: torch.device, pool: ScratchPool
+) -> list[float] | None:
+    """Returns the largest magnitude of each of many flat tensors on a device; None where it has no kernels.
+
+    Args:
+        addresses, sizes: int64[n]; no size is 0.
+        dtype: of all, float32 or float64.
+    """
+    if why_not(device):
+        return None
+    kernels, workspace = import_module("thinwire.kernels.triton.largest"), pool.take_on(device)
+    try:
+        found: list[float] = kernels.largest_of_many(kernels.Arrays(addresses, sizes, dtype), workspace)
+        return found
     finally:
         pool.give_back_on(workspace)
 

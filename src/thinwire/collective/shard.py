@@ -22,6 +22,8 @@ import torch
 from thinwire import frames as framing
 from thinwire.codecs import CheckedFrame, Context, encode_all, open_parsed
 from thinwire.codecs.decoding import GradientSums, Values
+from thinwire.codecs.device import largest as largest_on
+from thinwire.codecs.scratch import ScratchPool
 from thinwire.codecs.tensors import FloatArray
 from thinwire.codecs.ternary_batch import TernaryBatch
 from thinwire.errors import FrameError, NonFiniteError
@@ -67,14 +69,21 @@ class Spans:
 
     def addresses(self, values: Sequence[Values]) -> Addresses | None:
         """Returns where the slices lie in the host's memory; None where they lie elsewhere."""
-        places = [each.ctypes.data for each in values if isinstance(each, np.ndarray)]
-        return np.array(places)[self._buckets] + self._begins * values[0].itemsize if places else None
+        return self._places(values) if values and isinstance(values[0], np.ndarray) else None
 
-    def largest(self, values: Sequence[Values]) -> list[float]:
+    def _places(self, values: Sequence[Values]) -> Addresses:
+        begins = [each.ctypes.data if isinstance(each, np.ndarray) else each.data_ptr() for each in values]
+        return np.array(begins, np.int64)[self._buckets] + self._begins * values[0].itemsize
+
+    def largest(self, values: Sequence[Values], pool: ScratchPool) -> list[float]:
         """Returns the largest magnitude of each slice, NaN or Inf where one value is."""
         addresses = self.addresses(values)
         if addresses is not None and values[0].itemsize == 4:
             return largest_of_many(addresses, self._sizes)
+        if self._spans and isinstance(values[0], torch.Tensor):
+            where, dtype = values[0].device, values[0].dtype
+            if (found := largest_on(self._places(values), self._sizes, dtype, where, pool)) is not None:
+                return found
         maxima = [torch.as_tensor(each, device=each.device).abs().max() for each in self.of(values)]
         return list(torch.stack(maxima).tolist()) if maxima else []  # one wait for all of them
 
@@ -153,7 +162,9 @@ class Shard:
 
     def encode(self, values: Sequence[Values]) -> list[bytes]:
         """Returns the frames of this rank's gradient, for the owner. Raises NonFiniteError."""
-        present = [bool(each.any()) for each in self.coded.of(values)] if self.drop_zeros else [True] * len(self.coded)
+        present = [True] * len(self.coded)
+        if self.drop_zeros and self.contexts:
+            present = [magnitude != 0 for magnitude in self._largest(values)]  # NaN is something as well
         return self._encode(values, present, self.plain.gather(values, self.dtype))
 
     def apply(self, values: Sequence[Values], frames: Sequence[bytes | memoryview]) -> None:
@@ -190,7 +201,7 @@ class Shard:
 
     def begin(self, values: Sequence[Values]) -> None:
         """Starts the sum with this rank's own gradient, in place. Raises NonFiniteError."""
-        largest = self.coded.largest(values)
+        largest = self._largest(values)
         for context, magnitude in zip(self.contexts, largest, strict=True):
             if not np.isfinite(magnitude):
                 raise NonFiniteError(f"{context.name}: holds NaN or Inf; nothing was sent")
@@ -221,6 +232,9 @@ class Shard:
         return self._encode(values, [own or count > 1 for own, count in given], self.plain.gather(values, self.dtype))
 
     # ---- shared
+
+    def _largest(self, values: Sequence[Values]) -> list[float]:
+        return self.coded.largest(values, self.contexts[0].codec.pool) if self.contexts else []
 
     def _encode(self, values: Sequence[Values], present: Sequence[bool], plain: FloatArray) -> list[bytes]:
         frames, addresses = None, self.coded.addresses(values)

@@ -66,6 +66,25 @@ class Tables(NamedTuple):
     ALIGNED: Any
 
 
+class Arrays(NamedTuple):
+    """Flat tensors on one device, of which nothing is told but where they are.
+
+    Attributes:
+        addresses, sizes: int64[n] each; no size is 0.
+        dtype: of all, float32 or float64.
+    """
+
+    addresses: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, tensors: Sequence[torch.Tensor]) -> Arrays:
+        """Returns where contiguous tensors are. The caller keeps them alive."""
+        addresses = np.array([tensor.data_ptr() for tensor in tensors], np.int64)
+        return cls(addresses, np.array([tensor.numel() for tensor in tensors], np.int64), tensors[0].dtype)
+
+
 class Batch:
     """Flat tensors of one type on one device, ready for launches inside `workspace.running()`.
 
@@ -88,8 +107,8 @@ class Batch:
 
     def __init__(
         self,
-        values: Sequence[torch.Tensor],
-        residuals: Sequence[torch.Tensor] | None,
+        values: Sequence[torch.Tensor] | Arrays,
+        residuals: Sequence[torch.Tensor] | Arrays | None,
         *,
         factors: float | Sequence[float] = 1.0,
         per_byte: int,
@@ -99,19 +118,20 @@ class Batch:
         written: bool = False,
     ) -> None:
         self.workspace, self.name = workspace, name
-        self.dtype = values[0].dtype
+        values = values if isinstance(values, Arrays) else Arrays.of(values)
+        sizes, self.dtype = values.sizes, values.dtype
         width = 1 << (per_byte - 1).bit_length()
         block = (tile or TILE) // width
-        sizes = np.array([tensor.numel() for tensor in values], np.int64)
         num_bytes = -(-sizes // per_byte)
         num_blocks = -(-num_bytes // block)
-        self.num_tensors, self.num_blocks, self.num_bytes = len(values), int(num_blocks.sum()), int(num_bytes.sum())
+        self.num_tensors, self.num_blocks, self.num_bytes = sizes.size, int(num_blocks.sum()), int(num_bytes.sum())
         self.ends, self.numels = np.cumsum(num_bytes), sizes
         stride = -(-self.num_tensors // _ROW_ALIGNMENT) * _ROW_ALIGNMENT
         rows = np.zeros((8, stride), np.int64)
-        rows[_VALUES.value, : sizes.size] = [tensor.data_ptr() for tensor in values]
+        rows[_VALUES.value, : sizes.size] = values.addresses
         if residuals is not None:
-            rows[_RESIDUALS.value, : sizes.size] = [tensor.data_ptr() for tensor in residuals]
+            held = residuals if isinstance(residuals, Arrays) else Arrays.of(residuals)
+            rows[_RESIDUALS.value, : sizes.size] = held.addresses
         rows[_SIZES.value, : sizes.size] = sizes
         rows[_NUM_BYTES.value, : sizes.size] = num_bytes
         rows[_FIRST_BYTE.value, : sizes.size] = self.ends - num_bytes
