@@ -263,8 +263,8 @@ class Context:
 
     @property
     def residual_address(self) -> int:
-        """Where a residual in the host's memory lies, for as long as the context does; 0 where there is none."""
-        return 0 if self._residual_array is None else self._residual_array.ctypes.data
+        """Where the residual lies, for as long as the context does; 0 where there is none."""
+        return 0 if self._residual is None else self._residual.data_ptr()
 
     def encode(self, tensor: Tensor, **options: Unpack[StepOptions]) -> bytes:
         """Encodes residual + tensor into a frame; what was not sent stays in `residual`.

@@ -20,6 +20,7 @@ from thinwire.codecs.lag import LagBound
 from thinwire.codecs.scratch import Scratch
 from thinwire.codecs.threelc import TRITS_PER_BYTE, ZERO_RUN, ThreeLC
 from thinwire.codecs.zstd_frames import ZstdFrames
+from thinwire.kernels.contract import Bytes
 from thinwire.kernels.numba.addresses import Addresses
 from thinwire.kernels.numba.decode_many import decode_many
 from thinwire.kernels.numba.jit import frozen
@@ -152,13 +153,7 @@ class TernaryFrames:
                 unsent=unsent,
                 workspace=space.kernel,
             )
-            data, begin, result = encoded.data, 0, []
-            for place, (end, staged) in enumerate(zip(ends, self._staged, strict=True)):
-                made: bytes | memoryview = data[begin:end]
-                if staged is not None:
-                    made, payload_nbytes[place] = staged.shrink(made, payload_nbytes[place], space.entropy_stage)
-                result.append(frames.with_checksum(made))
-                begin = end
+            result = self._framed(encoded, ends, payload_nbytes, space)
             if outs is not None:
                 decode_many(
                     frozen(encoded),
@@ -171,6 +166,17 @@ class TernaryFrames:
                     workspace=space.kernel,
                 )
             self._count(payload_nbytes)
+        return result
+
+    def _framed(self, encoded: Bytes, ends: Sequence[int], payload_nbytes: list[int], space: Scratch) -> list[bytes]:
+        """Returns frames through their second stages, with checksums; notes the payloads' sizes as they travel."""
+        data, begin, result = encoded.data, 0, []
+        for place, (end, staged) in enumerate(zip(ends, self._staged, strict=True)):
+            made: bytes | memoryview = data[begin:end]
+            if staged is not None:
+                made, payload_nbytes[place] = staged.shrink(made, payload_nbytes[place], space.entropy_stage)
+            result.append(frames.with_checksum(made))
+            begin = end
         return result
 
     def multipliers(self, bounds: Sequence[LagBound | None]) -> NDArray[np.float32]:

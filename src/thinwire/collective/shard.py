@@ -26,6 +26,7 @@ from thinwire.codecs.device import largest as largest_on
 from thinwire.codecs.scratch import ScratchPool
 from thinwire.codecs.tensors import FloatArray
 from thinwire.codecs.ternary_batch import TernaryBatch
+from thinwire.codecs.ternary_device import DeviceTernary
 from thinwire.errors import FrameError, NonFiniteError
 from thinwire.kernels.numba.addresses import Addresses, gather, largest_of_many, scatter
 from thinwire.packets import BatchedTensor
@@ -69,9 +70,10 @@ class Spans:
 
     def addresses(self, values: Sequence[Values]) -> Addresses | None:
         """Returns where the slices lie in the host's memory; None where they lie elsewhere."""
-        return self._places(values) if values and isinstance(values[0], np.ndarray) else None
+        return self.places(values) if values and isinstance(values[0], np.ndarray) else None
 
-    def _places(self, values: Sequence[Values]) -> Addresses:
+    def places(self, values: Sequence[Values]) -> Addresses:
+        """Returns where the slices lie, in the memory that holds them."""
         begins = [each.ctypes.data if isinstance(each, np.ndarray) else each.data_ptr() for each in values]
         return np.array(begins, np.int64)[self._buckets] + self._begins * values[0].itemsize
 
@@ -82,7 +84,7 @@ class Spans:
             return largest_of_many(addresses, self._sizes)
         if self._spans and isinstance(values[0], torch.Tensor):
             where, dtype = values[0].device, values[0].dtype
-            if (found := largest_on(self._places(values), self._sizes, dtype, where, pool)) is not None:
+            if (found := largest_on(self.places(values), self._sizes, dtype, where, pool)) is not None:
                 return found
         maxima = [torch.as_tensor(each, device=each.device).abs().max() for each in self.of(values)]
         return list(torch.stack(maxima).tolist()) if maxima else []  # one wait for all of them
@@ -140,6 +142,7 @@ class Shard:
     """How many frames a packet about this shard holds."""
     num_values: int = field(init=False)
     _batch: TernaryBatch | None = field(init=False)
+    _on_device: DeviceTernary | None = field(init=False)
     _sum: GradientSums = field(init=False)
     _sum_plain: FloatArray = field(init=False)
     _present: list[bool] = field(init=False)
@@ -151,7 +154,10 @@ class Shard:
 
     def recode(self) -> None:
         """Takes the contexts' codecs as they are now."""
-        self._batch = TernaryBatch(self.contexts) if self.contexts and self.dtype.itemsize == 4 else None
+        together = self.contexts and self.dtype.itemsize == 4
+        self._batch = TernaryBatch(self.contexts) if together else None
+        on_device = together and not all(context.on_host for context in self.contexts)
+        self._on_device = DeviceTernary(self.contexts) if on_device else None
 
     @property
     def max_nbytes(self) -> int:
@@ -240,6 +246,8 @@ class Shard:
         frames, addresses = None, self.coded.addresses(values)
         if self._batch is not None and self._batch.encodes and addresses is not None and all(present):
             frames = self._batch.encode(addresses)
+        elif self._on_device is not None and self._on_device.encodes and isinstance(values[0], torch.Tensor):
+            frames = self._on_device.encode_on(values[0].device, self.coded.places(values)) if all(present) else None
         if frames is None:
             slices = self.coded.of(values)
             chosen = [(c, each) for c, each, p in zip(self.contexts, slices, present, strict=True) if p]
@@ -267,8 +275,12 @@ class Shard:
         """Adds a packet's compressed slices to their sums; returns its uncompressed values. Raises FrameError."""
         coded, addresses = frames[: len(self.coded)], self.coded.addresses(values)
         done = [0] * len(coded)
+        adds = np.array(sums.contributions) > 0
         if self._batch is not None and addresses is not None:
-            done = self._batch.decode(coded, addresses, [count > 0 for count in sums.contributions])
+            done = self._batch.decode(coded, addresses, adds)
+        elif self._on_device is not None and isinstance(values[0], torch.Tensor):
+            done = self._on_device.decode_on(values[0].device, coded, self.coded.places(values), adds)
+        if any(done):
             sums.contributions = [count + (nbytes > 0) for count, nbytes in zip(sums.contributions, done, strict=True)]
         if not all(done):
             sums.add(

@@ -68,6 +68,31 @@ def decode_many(
     return found
 
 
+def payloads_of_many(
+    frames: Bytes, ends: Addresses, heads: Bytes, head_spans: Addresses, sizes: Addresses
+) -> tuple[Addresses, NDArray[np.float32]]:
+    """Where the payload of each frame begins, and its scale; 0 for a frame that is not the one expected.
+
+    Args:
+        frames, ends, heads, head_spans, sizes: as for `decode_many`.
+    """
+    begins, scales = np.zeros_like(sizes), np.zeros(sizes.size, np.float32)
+    _payloads_of_many(frames, ends, heads, head_spans, sizes, begins, scales)
+    return begins, scales
+
+
+@jit
+def _payloads_of_many(
+    frames: Any, ends: Any, heads: Any, head_spans: Any, sizes: Any, begins: Any, scales: Any
+) -> None:
+    for i in range(sizes.size):
+        first = ends[i - 1] if i else 0
+        head = heads[head_spans[i, 0] : head_spans[i, 1]]
+        begin, scale = begin_of_payload(frames[first : ends[i]], head, (sizes[i] + 4) // 5)
+        if begin:
+            begins[i], scales[i] = first + begin, scale
+
+
 @jit
 def _decode_many(
     frames: Any,

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from thinwire.kernels.contract import Bytes
 from thinwire.kernels.numba.addresses import ONE, Addresses, array_at
 from thinwire.kernels.numba.base243 import Workspace, pack_trits
-from thinwire.kernels.numba.jit import float_of_bits, jit, largest_magnitude, magnitude_bits, wide_vectors
+from thinwire.kernels.numba.jit import float_of_bits, frozen, jit, largest_magnitude, magnitude_bits, wide_vectors
 from thinwire.kernels.numba.zero_run import _encode
 
 _OVERFLOW = 2.0**128 - 2.0**103  # from here on a product rounds to infinity: half a unit above the largest float32
@@ -91,6 +91,49 @@ def encode_many(
         payload_nbytes,
     )
     return workspace.payload.bytes, ends.tolist(), payload_nbytes.tolist()
+
+
+def frames_of_many(
+    scales: NDArray[np.float32],
+    payloads: NDArray[np.uint8],
+    payload_ends: Addresses,
+    heads: Bytes,
+    head_spans: Addresses,
+    *,
+    workspace: Workspace,
+) -> tuple[Bytes, list[int]]:
+    """The frames around payloads that were made elsewhere, all but their checksums.
+
+    Args:
+        scales: float32[n].
+        payloads: end to end.
+        payload_ends: int64[n], where each ends.
+        heads, head_spans: as for `encode_many`.
+        workspace: the home of the frames.
+
+    Returns:
+        The frames end to end, and where each ends.
+    """
+    ends = np.empty_like(payload_ends)
+    workspace.payload.reserve(payloads.size + int(np.diff(head_spans).sum()) + _MORE_NBYTES * ends.size)
+    _frame_many(scales, frozen(payloads), payload_ends, heads, head_spans, workspace.payload.bytes, ends)
+    return workspace.payload.bytes, ends.tolist()
+
+
+@jit
+def _frame_many(
+    scales: Any, payloads: Any, payload_ends: Any, heads: Any, head_spans: Any, frames: Any, ends: Any
+) -> None:
+    at: Any = 0
+    for i in range(scales.size):
+        payload = payloads[payload_ends[i - 1] if i else 0 : payload_ends[i]]
+        for byte in heads[head_spans[i, 0] : head_spans[i, 1]]:
+            frames[at] = byte
+            at += 1
+        at = _write_numbers(frames, at, scales[i], payload.size)
+        frames[at : at + payload.size] = payload
+        at += payload.size
+        ends[i] = at
 
 
 @jit

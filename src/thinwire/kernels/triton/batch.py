@@ -110,7 +110,7 @@ class Batch:
         values: Sequence[torch.Tensor] | Arrays,
         residuals: Sequence[torch.Tensor] | Arrays | None,
         *,
-        factors: float | Sequence[float] = 1.0,
+        factors: float | Sequence[float] | NDArray[np.float64] = 1.0,
         per_byte: int,
         workspace: DeviceWorkspace,
         name: str = "batch",
@@ -166,14 +166,14 @@ class Batch:
 class Given(TypedDict, total=False):
     """What every encoder takes beside the values; see `thinwire.kernels.triton.ternary.encode_ternary`."""
 
-    residuals: Sequence[torch.Tensor] | None
-    residual_scale: float
+    residuals: Sequence[torch.Tensor] | Arrays | None
+    residual_scale: float | NDArray[np.float64]
     together: bool
     workspace: Required[DeviceWorkspace]
 
 
 @contextmanager
-def encoding(values: Sequence[torch.Tensor], *, per_byte: int, **given: Unpack[Given]) -> Iterator[Batch]:
+def encoding(values: Sequence[torch.Tensor] | Arrays, *, per_byte: int, **given: Unpack[Given]) -> Iterator[Batch]:
     """Work inside encodes the values, on the side stream."""
     workspace, residuals, scale = given["workspace"], given.get("residuals"), given.get("residual_scale", 1.0)
     workspace.follow()
@@ -183,7 +183,12 @@ def encoding(values: Sequence[torch.Tensor], *, per_byte: int, **given: Unpack[G
 
 @contextmanager
 def decoding(
-    outs: Sequence[torch.Tensor], scales: Sequence[float], *, per_byte: int, tile: int, workspace: DeviceWorkspace
+    outs: Sequence[torch.Tensor] | Arrays,
+    scales: Sequence[float] | NDArray[np.float64],
+    *,
+    per_byte: int,
+    tile: int,
+    workspace: DeviceWorkspace,
 ) -> Iterator[Batch]:
     """Work inside fills or adds to the tensors, on the side stream, between what the caller's stream holds and gets."""
     into: dict[str, Any] = {"per_byte": per_byte, "tile": tile, "workspace": workspace, "written": True}
@@ -207,6 +212,22 @@ class Sent(NamedTuple):
     scale: float
     limit: float
     payload: NDArray[np.uint8]
+
+
+class Arrived(NamedTuple):
+    """What the tensors of a batch were encoded to; fields as of `Sent`, one value for each tensor.
+
+    Attributes:
+        payloads: of all, end to end in pinned memory, valid until the workspace's next use.
+        ends: int64[n], where each ends.
+    """
+
+    finite: NDArray[np.bool_]
+    largest: NDArray[np.float64]
+    scales: NDArray[np.float64]
+    limits: NDArray[np.float64]
+    payloads: NDArray[np.uint8]
+    ends: NDArray[np.int64]
 
 
 def allow(
@@ -254,21 +275,24 @@ class Pending:
         self._facts = workspace.host("pending.facts", 4 * size, torch.float64)
         self._facts.copy_(facts.view(-1), non_blocking=True)
 
-    def finish(self) -> list[Sent]:
-        """Waits for the sizes, then for the compressed bytes. Call once."""
+    def arrive(self) -> Arrived:
+        """Waits for the sizes, then for the compressed bytes. Call once, this or `finish`."""
         workspace = self._batch.workspace
         workspace.synchronize()
         largest, scales, limits, ends = self._facts.numpy().reshape(4, -1)
-        stops = (ends.astype(np.int64) if self._sized else self._batch.ends).tolist()
-        host = workspace.host("pending.payload", stops[-1], torch.uint8)
+        stops = ends.astype(np.int64) if self._sized else self._batch.ends
+        host = workspace.host("pending.payload", int(stops[-1]), torch.uint8)
         with workspace.running():
-            host.copy_(self._payload[: stops[-1]], non_blocking=True)
+            host.copy_(self._payload[: int(stops[-1])], non_blocking=True)
         workspace.synchronize()
-        received: NDArray[np.uint8] = host.numpy()
-        finite = (np.isfinite(largest) & np.isfinite(scales)).tolist()
-        starts = [0, *stops[:-1]]
-        payloads = [received[start:stop] for start, stop in zip(starts, stops, strict=True)]
-        facts = zip(finite, largest.tolist(), scales.tolist(), limits.tolist(), payloads, strict=True)
+        return Arrived(np.isfinite(largest) & np.isfinite(scales), largest, scales, limits, host.numpy(), stops)
+
+    def finish(self) -> list[Sent]:
+        """As `arrive`, for each tensor."""
+        finite, largest, scales, limits, payloads, ends = self.arrive()
+        stops = ends.tolist()
+        parts = [payloads[start:stop] for start, stop in zip([0, *stops[:-1]], stops, strict=True)]
+        facts = zip(finite.tolist(), largest.tolist(), scales.tolist(), limits.tolist(), parts, strict=True)
         return [Sent(*sent) for sent in facts]
 
 

@@ -22,6 +22,7 @@ import triton.language as tl
 
 from thinwire.kernels.contract import FIRST_RUN, LONGEST_RUN, ZERO_CODE, check_layout
 from thinwire.kernels.triton.batch import (
+    Arrays,
     Batch,
     Given,
     Pending,
@@ -41,7 +42,7 @@ WINDOW = tl.constexpr(256)  # blocks, or windows of them, that are looked back a
 
 
 def encode_ternary(
-    values: Sequence[torch.Tensor],
+    values: Sequence[torch.Tensor] | Arrays,
     *,
     sparsity: float,
     layout: str = "stride",

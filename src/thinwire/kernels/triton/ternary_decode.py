@@ -29,6 +29,7 @@ from thinwire.kernels.numba.jit import frozen
 from thinwire.kernels.numba.zero_run import num_expanded
 from thinwire.kernels.triton.batch import (
     NUMPY_TYPES,
+    Arrays,
     Tables,
     byte_span,
     decoding,
@@ -76,11 +77,26 @@ def decode_ternary(
             check_length(num_expanded(frozen(codes)), num_codes_of(out.numel()))
         else:
             check_codes(codes, out.numel())
+    form: dict[str, Any] = {"layout": layout, "zero_run": zero_run, "accumulate": accumulate}
+    decode_checked(received, scales=scales, outs=outs, workspace=workspace, **form)
+
+
+def decode_checked(
+    payloads: Sequence[NDArray[np.uint8]],
+    *,
+    scales: Sequence[float] | NDArray[np.float64],
+    outs: Sequence[torch.Tensor] | Arrays,
+    layout: str = "stride",
+    zero_run: bool = True,
+    accumulate: bool = False,
+    workspace: DeviceWorkspace,
+) -> None:
+    """As `decode_ternary`, of payloads that the caller has checked, and in as many pieces as they come."""
     with decoding(outs, scales, per_byte=5, tile=TILE, workspace=workspace) as batch:
         _dequantise[(batch.num_blocks,)](
-            _zero_run_decode(received, batch.num_bytes, workspace)
+            _zero_run_decode(payloads, batch.num_bytes, workspace)
             if zero_run
-            else workspace.upload_all("ternary.received", received),
+            else workspace.upload_all("ternary.received", payloads),
             batch.tables,
             PARTITION=layout == "partition",
             ACCUMULATE=accumulate,
