@@ -80,12 +80,12 @@ def decode_all(
     """
     if len(frames) != len(outs):
         raise ConfigError(f"{len(frames)} frames for {len(outs)} tensors; there must be one for each")
-    begins = [data_address(out) for out in outs if math.prod(out.shape)]
-    if len({*begins}) < len(begins):
-        raise ConfigError("a tensor is given twice: its frames are to be decoded in two calls")
     heads = [parse(frame, copy=False) for frame in frames]
     for head, out in zip(heads, outs, strict=True):
         check_out(out, head.shape)  # before a zstd stage is undone: nobody makes room for another shape
+    begins = [data_address(out) for out in outs if math.prod(out.shape)]
+    if len({*begins}) < len(begins):
+        raise ConfigError("a tensor is given twice: its frames are to be decoded in two calls")
     try:
         fill_all([open_parsed(head) for head in heads], outs, [accumulate] * len(outs))
     finally:

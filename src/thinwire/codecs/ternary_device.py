@@ -21,6 +21,9 @@ from thinwire.kernels.numba.addresses import Addresses
 from thinwire.kernels.numba.decode_many import payloads_of_many
 from thinwire.kernels.numba.many import frames_of_many
 
+_CODEC_NBYTES = 4
+"""What a frame begins with: two bytes that every frame has, the version, and the codec's number."""
+
 
 class DeviceTernary(TernaryFrames):
     """Some flat float32 tensors on a GPU with their contexts, encoded together, or decoded from a sender's frames.
@@ -37,7 +40,7 @@ class DeviceTernary(TernaryFrames):
         codecs = [context.codec for context in contexts]
         shapes, residuals = [context.shape for context in contexts], [context.residual_address for context in contexts]
         super().__init__(codecs, shapes, residuals)
-        alike = {(codec.scheme, held > 0) for codec, held in zip(codecs, residuals, strict=True)}
+        alike = {(each.codec.scheme, each.device, held > 0) for each, held in zip(contexts, residuals, strict=True)}
         self.encodes = len(alike) == 1 and all(
             not context.on_host and context.dtype == "fp32" and context.lag_bound is None and takes_codec(context.codec)
             for context in contexts
@@ -47,10 +50,11 @@ class DeviceTernary(TernaryFrames):
     def encode_on(self, device: torch.device, addresses: Addresses) -> list[bytes] | None:
         """Returns the frames of tensors at these addresses, and keeps in the residuals what was not sent.
 
-        None, and nothing has changed, where the device has no kernels, or a tensor holds NaN or Inf.
+        None, and nothing has changed, where the device has no kernels, is not the contexts', or a tensor holds NaN or
+        Inf.
         """
         scheme = self._contexts[0].codec.scheme
-        if why_not(device) or not isinstance(scheme, ThreeLC):
+        if why_not(device) or device != self._contexts[0].device or not isinstance(scheme, ThreeLC):
             return None
         triton, workspace = import_module("thinwire.kernels.triton.ternary"), self._pool.take_on(device)
         try:
@@ -88,8 +92,10 @@ class DeviceTernary(TernaryFrames):
         addresses: Addresses,
         accumulate: NDArray[np.bool_],
     ) -> list[int]:
-        """Fills tensors at these addresses, or adds to them; does not wait. Args and returns as for `decode`."""
-        if why_not(device):
+        """Fills tensors at these addresses, or adds to them. Args and returns as for `decode`."""
+        codec = self._heads[:_CODEC_NBYTES].tobytes()
+        # Where all frames are of another codec, nobody hashes them here and then once more.
+        if why_not(device) or not any(bytes(frame[:_CODEC_NBYTES]) == codec for frame in received):
             return [0] * len(received)
         triton = import_module("thinwire.kernels.triton.ternary_decode")
         with self._pool.lend() as space:

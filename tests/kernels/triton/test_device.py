@@ -153,6 +153,8 @@ def test_a_damaged_frame_leaves_alone_what_is_decoded_with_it(device: torch.devi
         assert all(bool((out == 7).all()) for out in outs)
     with pytest.raises(tw.ConfigError, match="a tensor is given twice"):
         decode_all(frames[:1] * 2, [outs[0], outs[0].view(-1).view(outs[0].shape)])
+    with pytest.raises(tw.ConfigError, match="list"):
+        decode_all(frames[:1], [[0.0]])  # type: ignore[list-item]
     with pytest.raises(tw.ConfigError, match=r"shape \(5, 1, 13\)"):
         decode_all([tw.codec("3lc").encode(torch.ones(3, 7)), frames[2]], outs[:2])
     assert all(bool((out == 7).all()) for out in outs)
