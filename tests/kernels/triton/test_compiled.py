@@ -39,6 +39,7 @@ from thinwire.kernels.triton.workspace import DeviceWorkspace
 
 SIZES = (7, 3000)
 CPU = torch.device("cpu")
+MODULES = (batch, blocks, dense, halves, integers, moments, order, select, stochastic, ternary, ternary_decode)
 
 
 class Driver:
@@ -152,19 +153,7 @@ def test_every_launch_compiles_and_keeps_every_bit(compiled: list[tuple[str, Any
     # Kernels are private and return nothing; what kernels call returns something, or is public.
     kernels = {
         name
-        for module in (
-            batch,
-            blocks,
-            dense,
-            halves,
-            integers,
-            moments,
-            order,
-            select,
-            stochastic,
-            ternary,
-            ternary_decode,
-        )
+        for module in MODULES
         for name, value in vars(module).items()
         if name.startswith("_") and isinstance(value, JITFunction) and value.fn.__annotations__["return"] == "None"
     }

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import thinwire as tw
+from tests.kernels.triton.both_sides import check
 from thinwire.codecs import encode_all
 from thinwire.kernels.numba.casts import BFLOAT_MAX
 from thinwire.kernels.triton import batch
@@ -20,25 +21,6 @@ CODECS = [
     tw.codec("bf16", error_feedback=True),
     tw.codec("bf16", error_feedback=True, error_scale=0.3),
 ]
-
-
-def check(codec: tw.Codec, values: list[Any], device: torch.device, *, steps: int = 2) -> None:
-    """A batch of contexts on each side: the same frames and residuals for some steps, and the same decoded values."""
-    ours = [codec.context(torch.from_numpy(v).to(device)) for v in values]
-    theirs = [codec.context(v) for v in values]
-    for _ in range(steps):
-        frames = encode_all(ours, [torch.from_numpy(v).to(device) for v in values])
-        assert frames == [context.encode(v) for context, v in zip(theirs, values, strict=True)]
-        for one, other in zip(ours, theirs, strict=True):
-            if one.residual is not None and other.residual is not None:
-                assert one.residual.cpu().numpy().tobytes() == other.residual.numpy().tobytes()
-    for frame, value in zip(frames, values, strict=True):
-        for accumulate in (False, True):
-            expected = np.full_like(value, -0.0 if value.size % 2 else 0.1)
-            out = torch.from_numpy(expected.copy()).to(device)
-            tw.decode(frame, out=expected, accumulate=accumulate)
-            tw.decode(frame, out=out, accumulate=accumulate)
-            assert out.cpu().numpy().tobytes() == expected.tobytes()
 
 
 @pytest.mark.parametrize("codec", CODECS, ids=repr)
