@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import thinwire as tw
-from thinwire.codecs import encode_all
+from thinwire.codecs import decode_all, encode_all
 
 VALUES = torch.linspace(-1, 1, 100)
 
@@ -36,3 +36,18 @@ def test_a_context_stands_once_in_a_call() -> None:
     with pytest.raises(tw.ConfigError, match="a context is given twice"):
         encode_all([context, context], [torch.ones(4), torch.ones(4)])
     assert context.step == 0
+
+
+def test_many_frames_are_decoded_or_refused_before_a_tensor_that_does_not_fit() -> None:
+    decode_all([], [])
+    values = [torch.ones(3), torch.zeros(0), torch.tensor([2.0, -2.0])]
+    frames, outs = [tw.codec("3lc").encode(each) for each in values], [torch.full_like(each, 7.0) for each in values]
+    with pytest.raises(tw.FrameError, match="ends inside"):
+        decode_all([*frames[:2], frames[2][:-3]], outs)
+    with pytest.raises(tw.ConfigError, match="3 frames for 2 tensors"):
+        decode_all(frames, outs[:2])
+    with pytest.raises(tw.ConfigError, match="a tensor is given twice"):
+        decode_all([frames[0]] * 2, [outs[0], outs[0][:]])
+    assert [out.tolist() for out in outs] == [[7.0] * 3, [], [7.0] * 2]
+    decode_all(frames, outs, accumulate=True)
+    assert [out.tolist() for out in outs] == [[8.0] * 3, [], [9.0, 5.0]]
