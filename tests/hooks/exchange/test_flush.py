@@ -51,6 +51,26 @@ def test_what_was_added_to_a_step_with_nan_in_any_bucket_waits_again(poisoned: i
         assert (context.residual == (0.5 if nan else 0.0)).all()
 
 
+class Slow:
+    """A finite average, and another with NaN that comes in another thread while this one is looked at."""
+
+    def __init__(self, flush: Flush) -> None:
+        self.flush = flush
+
+    def isfinite(self) -> torch.Tensor:
+        self.flush.reduced(torch.full((1,), torch.nan))
+        return torch.ones(1, dtype=torch.bool)
+
+
+def test_nan_that_comes_while_a_finite_average_is_looked_at_is_not_forgotten() -> None:
+    """Averages come in gloo's threads and in the backward pass's; the interpreter's lock is free during `isfinite`."""
+    [core] = collectives(tensors(tw.codec("3lc"), SIZES), 1, skip=True)
+    flush = Flush(core, Driver(core))  # type: ignore[arg-type]
+    flush.expect_all()
+    flush.reduced(Slow(flush))  # type: ignore[arg-type]
+    assert flush.undone
+
+
 def run_unmeasured(rank: int) -> dict[str, Any]:
     """A step that nobody measures takes what waits for its last bucket; then one with NaN in the first alone."""
     model = DistributedDataParallel(mlp(), bucket_cap_mb=0.001)

@@ -49,9 +49,12 @@ class Flush:
         self._driver.flush(bucket, buffer, self._left)
 
     def reduced(self, averaged: torch.Tensor) -> None:
-        """Takes an average of the step under way: of every gradient, as nobody knows yet whether a later one waits."""
-        if self.waiting and self._core.skip:
-            self.undone = self.undone or not bool(averaged.isfinite().all())
+        """Takes an average of the step under way: of every gradient, as nobody knows yet whether a later one waits.
+
+        Called in gloo's threads and in the backward pass's, perhaps at once: it only ever sets `undone`.
+        """
+        if self.waiting and self._core.skip and not bool(averaged.isfinite().all()):
+            self.undone = True
 
     def settle(self) -> None:
         """Ends a step that may have taken what waited; between two steps."""
