@@ -8,6 +8,7 @@ With the mean over the ten outputs in place of half their sum, steps are a fifth
 from __future__ import annotations
 
 import functools
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -80,18 +81,23 @@ def average_weights(name: str, seed: int, *, plain: bool = False) -> WeightsOutc
             )
         )
     accuracies, raw = [], []
-    for epoch in range(EPOCHS):
-        shuffled = [torch.from_numpy(chance.permutation(TRAIN // WORKERS)) for _, _, chance in workers]
+
+    def take_epoch(rank: int, epoch: int) -> None:
+        model, opt, chance = workers[rank]
+        shuffled = torch.from_numpy(chance.permutation(TRAIN // WORKERS))
+        for group in opt.param_groups:
+            group["lr"] = 0.2 * 0.96**epoch
         for step in range(steps):
-            for rank, (model, opt, _) in enumerate(workers):
-                for group in opt.param_groups:
-                    group["lr"] = 0.2 * 0.96**epoch
-                rows = rank * (TRAIN // WORKERS) + shuffled[rank][step * BATCH : (step + 1) * BATCH]
-                opt.zero_grad()
-                penalty = sum(parameter.abs().sum() for parameter in model.parameters() if parameter.ndim > 1)
-                loss = (model(pixels[rows]).tanh() - targets[rows]).square().sum(1).mean() / 2 + L1 * penalty
-                loss.backward()
-                opt.step()
+            rows = rank * (TRAIN // WORKERS) + shuffled[step * BATCH : (step + 1) * BATCH]
+            opt.zero_grad()
+            penalty = sum(parameter.abs().sum() for parameter in model.parameters() if parameter.ndim > 1)
+            loss = (model(pixels[rows]).tanh() - targets[rows]).square().sum(1).mean() / 2 + L1 * penalty
+            loss.backward()
+            opt.step()
+
+    pool = ThreadPoolExecutor(WORKERS)  # at the end of an epoch everybody waits for everybody
+    for epoch in range(EPOCHS):
+        list(pool.map(take_epoch, range(WORKERS), [epoch] * WORKERS))
         if isinstance(design.up.scheme, Entropy):
             raw.append(raw_bits(design.up.scheme, workers[0][0]))
         for _, opt, _ in workers:
@@ -101,6 +107,7 @@ def average_weights(name: str, seed: int, *, plain: bool = False) -> WeightsOutc
             right = (model(pixels[TRAIN:]).argmax(1) == labels[TRAIN:]).float().mean()
         accuracies.append(100 * float(right))
     pushed = sum(opt.traffic()["payload_bytes_push"] for _, opt, _ in workers)
+    pool.shutdown()
     for _, opt, _ in workers:
         opt.close()
     server.stop()
