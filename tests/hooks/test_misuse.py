@@ -98,7 +98,8 @@ def test_frozen_parameters_are_the_same_on_all_workers_when_a_training_begins(de
     with pytest.raises(
         ProtocolError, match=r"digest of frozen parameters: this worker has .* They are not sent: before"
     ):
-        run_cluster(Frozen, train, optimizer=sgd, design=design, overlap=False)
+        # The other worker waits so long.
+        run_cluster(Frozen, train, optimizer=sgd, design=design, overlap=False, timeout_s=2)
     own = {FROZEN: "own"}
     found, _ = run_cluster(Frozen, train, optimizer=sgd, design=design, overlap=False, settings=own)
     assert not torch.equal(*found)

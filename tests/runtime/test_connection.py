@@ -12,6 +12,7 @@ from tests.runtime.sessions import Cluster, number_in, numbered
 from tests.server.conversation import make_plan
 from thinwire.errors import ConfigError, DeadlineError, ProtocolError, SessionLostError, TransportError
 from thinwire.packets import pack
+from thinwire.runtime import connection as connection_module
 from thinwire.runtime import session
 from thinwire.runtime.connection import ReconnectingConnection, connect, has_ended
 from thinwire.runtime.serving import serving
@@ -33,7 +34,8 @@ def test_another_form_is_refused_and_the_right_one_said(address: str) -> None:
     assert repr(address) in str(caught.value)
 
 
-def test_a_process_that_has_ended_is_told_from_one_that_lives() -> None:
+def test_a_process_that_has_ended_is_told_from_one_that_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_module, "AT_ONCE_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         address = f"127.0.0.1:{listening.getsockname()[1]}"
         assert not has_ended(address)
@@ -52,6 +54,38 @@ def test_a_process_that_has_ended_is_told_from_one_that_lives() -> None:
     ):
         connect(f"grpc://{address}", process="rank 3")
     assert not has_ended("no-such-host.invalid:1"), "that is the network, or its names"
+
+
+def test_a_process_is_asked_whether_it_lives_where_a_connection_does_not_open_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+
+    def ended_when_asked_again(address: str) -> bool:
+        asked.append(address)
+        return len(asked) > 1
+
+    monkeypatch.setattr(connection_module, "has_ended", ended_when_asked_again)
+    server = MemoryServer(serving(ServerCore()))
+    patience: list[float] = []
+
+    def dial(address: str, timeout_s: float) -> Connection:
+        patience.append(timeout_s)
+        if len(patience) == 1:
+            raise DeadlineError("it is slow")
+        return server.connect()
+
+    with server, connect("there", dial=dial, process="rank 3", reconnect_s=5) as connection:
+        assert isinstance(connection, ReconnectingConnection)
+        assert asked == ["there"] and patience == [2.0, 30.0]
+        connection._connection.abort()
+        with pytest.raises(SessionLostError, match="rank 3 is gone"):
+            connection.receive(5)
+        assert asked == ["there"] * 2 and len(patience) == 2
+    asked.clear()
+    with MemoryServer(serving(ServerCore())) as server:
+        connect("there", dial=lambda address, timeout_s: server.connect(), process="rank 3").close()
+    assert not asked
 
 
 @pytest.mark.parametrize("address", ["grpc://nohost", "grpc://127.0.0.1:port", "grpc://127.0.0.1:99999", "grpc://h:0"])

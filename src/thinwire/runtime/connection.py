@@ -32,6 +32,9 @@ SESSION_NBYTES = 16
 ASK_S, ASK_TIMES, ASK_PAUSE_S = 0.5, 5, 0.05
 """How long a process may be silent and still lives, in seconds; how often one that hangs up is asked; the pauses."""
 
+AT_ONCE_S = 2.0
+"""A process that was there a moment ago opens a connection within that, or is asked whether it still lives."""
+
 Connect = Callable[[float], Connection]
 """Opens a connection, waiting so many seconds for the server at most."""
 ConnectTo = Callable[[str, float], Connection]
@@ -85,12 +88,26 @@ def connect(
     if dial is None:
         address = server_address(server)
 
-    def open_connection(timeout_s: float) -> Connection:
-        if process is not None and has_ended(address):
-            raise SessionLostError(f"{process} is gone: its process has ended, and nothing listens at {address}")
+    opened_before = False
+
+    def open_at(timeout_s: float) -> Connection:
+        nonlocal opened_before
         if dial is not None:
-            return dial(address, timeout_s)
-        return grpc_client.connect(address, connect_timeout_s=timeout_s, options=options)
+            found = dial(address, timeout_s)
+        else:
+            found = grpc_client.connect(address, connect_timeout_s=timeout_s, options=options)
+        opened_before = True
+        return found
+
+    def open_connection(timeout_s: float) -> Connection:
+        if process is None:
+            return open_at(timeout_s)
+        if not opened_before:  # asking takes as long as a live process is silent, for each of them
+            with contextlib.suppress(DeadlineError):
+                return open_at(min(timeout_s, AT_ONCE_S))
+        if has_ended(address):
+            raise SessionLostError(f"{process} is gone: its process has ended, and nothing listens at {address}")
+        return open_at(timeout_s)
 
     if reconnect_s <= 0:
         return open_connection(connect_timeout_s)
