@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 import thinwire as tw
-from tests.collective.ranks import collectives, tensors
+from tests.collective.ranks import collectives, play, step, tensors
 from thinwire.collective.core import Bucket, Collective
 
 SIZES = {"a": 500, "bias": 7, "b": 400, "c": 300}
@@ -51,3 +51,21 @@ def test_a_group_is_made_once_and_old_ones_are_forgotten() -> None:
     for _ in range(300):
         core.group([Bucket((("a", 0),), 2000)])
     assert len(core._groups) <= 256
+
+
+def test_what_was_skipped_of_a_step_that_was_broken_off_is_not_the_next_one_s() -> None:
+    """Its residuals were those of a step that went well: they must not be restored."""
+    cores = collectives(tensors(tw.codec("3lc"), SIZES), 2, skip=True, group_nbytes=0)
+    bucket = Bucket((("a", 0),), 4 * SIZES["a"])
+    broken = [torch.ones(SIZES["a"]) for _ in cores]
+    broken[1][3] = torch.nan
+    exchanges = [core.bucket_ready(bucket, 0, 0, last=False)[0][0] for core in cores]
+    for core, exchange in zip(cores, exchanges, strict=True):
+        core.started(exchange)
+    play(exchanges, broken)
+    for core, exchange in zip(cores, exchanges, strict=True):
+        core.finished(exchange)
+    step(cores, bucket, [torch.linspace(-1, 1, SIZES["a"]) for _ in cores], number=1)
+    for core in cores:
+        assert core.steps_skipped == 0
+        assert any(bool(each.residual.any()) for each in core.residuals.contexts.values() if each.residual is not None)

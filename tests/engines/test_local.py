@@ -238,7 +238,8 @@ def test_children_of_a_process_that_ended_are_not_left() -> None:
 # A launcher as the command line is one: it starts a server that goes when asked, two workers and, where it may,
 # thin links; says what it has started; and waits for events that never come.
 LAUNCHER = """
-import json, os, sys, time
+import json, os, signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 from thinwire.engines.events import Event, Lost, Said
 from thinwire.engines.links import parse_rate
 from thinwire.engines.local import LocalEngine

@@ -13,11 +13,11 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.optimizer import _global_optimizer_pre_hooks
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import thinwire as tw
 from tests.hooks.ddp_ranks import batch, ddp, mlp, run_ranks, train, weights
-from thinwire.hooks import fsdp
+from thinwire.hooks import fsdp, guards
 
 CODEC: dict[str, Any] = {"codec": "3lc", "sparsity": 1.5, "measure_link": False}
 NAMES = ["0.weight", "0.bias", "2.weight", "2.bias", "3.weight", "3.bias", "5.weight", "5.bias"]
@@ -118,7 +118,7 @@ def run_wrapped_anew(rank: int) -> tuple[int, list[str]]:
         ddp.compress(DistributedDataParallel(module), min_numel=64, **CODEC)
         module.body.requires_grad_(True)
         gc.collect()
-        left = len(_global_optimizer_pre_hooks)
+        left = len(guards._watching)
         again = DistributedDataParallel(module)
         ddp.compress(again, min_numel=64, **CODEC)
         module.body.requires_grad_(False)
@@ -257,3 +257,30 @@ def test_scripts_are_told_what_would_ruin_the_training() -> None:
             assert re.match("ConfigError: LBFGS takes several gradients a step", text), text
         [text] = told["LBFGS, closed"]
         assert "close() was called on this state" in text, "and not of LBFGS, and it does not hang"
+
+
+def test_a_wrapper_that_becomes_garbage_while_an_optimizer_steps_disturbs_nobody() -> None:
+    """torch goes over its list of hooks while it calls them."""
+    collecting = False
+
+    def collect(*_: Any) -> None:
+        if collecting:
+            gc.collect()
+
+    handle = register_optimizer_step_pre_hook(collect)
+    parts = [nn.Linear(2, 2) for _ in range(2)]
+    wrappers: list[Any] = [nn.Sequential(part) for part in parts]
+    for part, wrapper in zip(parts, wrappers, strict=True):
+        wrapper.itself = [wrapper]  # garbage that only the collector finds
+        guards.StepGuard(part, wrapper=wrapper, reduced=list(part.parameters()), compressed=list(part.parameters()))
+    optimizer = torch.optim.SGD(parts[1].parameters(), lr=0.1)
+    before = len(guards._watching)
+    gc.disable()
+    try:
+        del wrapper, wrappers[0]
+        collecting = True
+        optimizer.step()
+    finally:
+        gc.enable()
+        handle.remove()
+    assert len(guards._watching) == before - 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +15,7 @@ import thinwire as tw
 from tests.collective.ranks import SIZES, bucket_of, collectives, gradients, step, tensors
 from tests.transports.memory_peers import MemoryPeerGroup, groups
 from thinwire.collective.core import Bucket
+from thinwire.collective.exchange import Exchange
 from thinwire.errors import DeadlineError, NonFiniteError, ProtocolError, TransportError
 from thinwire.runtime.collective import CollectiveDriver
 
@@ -184,3 +186,54 @@ def test_nan_on_one_rank_alone_skips_the_step_or_ends_the_training_and_what_wait
                 assert take(alone, 4, "bias")[1].isnan().all()
                 with pytest.raises(NonFiniteError, match=r"^bias: holds NaN or Inf"):
                     alone.wait_step()
+
+
+@contextmanager
+def held(driver: CollectiveDriver) -> Iterator[threading.Event]:
+    """The pushing thread of a rank waits for an event."""
+    go_on, started = threading.Event(), driver._core.started
+
+    def wait(exchange: Exchange) -> None:
+        assert go_on.wait(20)
+        started(exchange)
+
+    driver._core.started = wait  # type: ignore[method-assign]
+    try:
+        yield go_on
+    finally:
+        go_on.set()
+
+
+def test_closing_completes_what_is_under_way() -> None:
+    with drivers(groups(2)) as made, held(made[0]) as go_on:
+        given = gradients(2, 0)
+        futures = [hand_over(driver, gradient, 0) for driver, gradient in zip(made, given, strict=True)]
+        closing = threading.Thread(target=made[0].close)
+        closing.start()
+        while not made[0]._closed:
+            pass
+        assert not futures[0].done()
+        go_on.set()
+        closing.join()
+        assert torch.equal(futures[0].wait(), futures[1].wait())
+        made[0].wait_step()
+
+
+def test_a_step_that_was_broken_off_is_waited_for() -> None:
+    """Its groups change residuals until they are through: a checkpoint, or the next step, comes after that."""
+    with drivers(groups(2)) as made, held(made[0]) as go_on:
+        for driver, gradient in zip(made, gradients(2, 0), strict=True):
+            driver.bucket_ready(bucket_of(), torch.from_numpy(gradient), 0, 0, last=False)
+        waits = [
+            threading.Thread(target=made[0].wait_step),
+            threading.Thread(target=hand_over, args=(made[0], gradients(2, 1)[0], 0)),
+        ]
+        for thread in waits:
+            thread.start()
+            thread.join(0.05)
+            assert thread.is_alive()
+        go_on.set()
+        hand_over(made[1], gradients(2, 1)[1], 0).wait()
+        for thread in waits:
+            thread.join(20)
+            assert not thread.is_alive()

@@ -8,6 +8,7 @@ import pytest
 
 from thinwire.errors import TransportError
 from thinwire.transports import Sender
+from thinwire.transports.base import Connection
 from thinwire.transports.memory import MemoryServer
 
 
@@ -131,3 +132,35 @@ def test_a_server_that_has_stopped_takes_no_sessions() -> None:
     server.stop()
     with pytest.raises(TransportError, match="no server at shard-0: it has stopped"):
         server.connect()
+
+
+def test_a_handler_that_is_interrupted_ends_its_server_and_keeps_nobody_waiting() -> None:
+    class Interrupted(Log):
+        def received(self, peer: int, packet: bytes) -> None:
+            raise KeyboardInterrupt
+
+    server = MemoryServer(Interrupted)
+    connection = server.connect()
+    with pytest.raises(KeyboardInterrupt):
+        connection.send(b"\x01")
+    server.stop(grace_s=0)
+    with pytest.raises(TransportError, match="failed: TransportError: it was interrupted by KeyboardInterrupt"):
+        connection.receive(5)
+    with pytest.raises(TransportError, match="interrupted"):
+        server.wait(5)
+
+
+def test_a_session_that_begins_while_the_handler_fails_is_told() -> None:
+    others: list[Connection] = []
+
+    class Failing(Log):
+        def received(self, peer: int, packet: bytes) -> None:
+            thread = threading.Thread(target=lambda: others.append(server.connect()))
+            thread.start()
+            thread.join()
+            raise ValueError("a bug")
+
+    server = MemoryServer(Failing)
+    server.connect().send(b"\x01")
+    with pytest.raises(TransportError, match="it has stopped"):
+        others[0].receive(5)

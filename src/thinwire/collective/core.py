@@ -117,9 +117,10 @@ class Collective:
 
     def finished(self, exchange: Exchange) -> None:
         """Says that an exchange is complete: after the last of a step that is skipped, residuals are restored."""
-        self._skipped = self._skipped or exchange.skipped
         if exchange.bucket == 0:
+            self._skipped = False  # of a step that was broken off
             self.notes = [note for _, note in sorted(exchange.notes.items())]
+        self._skipped = self._skipped or exchange.skipped
         if exchange.last and self._skipped:
             self.residuals.restore()
             self.steps_skipped += 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Collection
+from functools import cache
 from typing import Any, TypeAlias
 
 import torch
@@ -21,7 +22,19 @@ Place: TypeAlias = "tuple[weakref.ref[nn.Module], str]"
 """Of a parameter: a reference to itself, even a weak one, would keep `model.to(…)` from replacing it."""
 
 
-_watching: weakref.WeakSet[StepGuard] = weakref.WeakSet()
+_watching: dict[int, StepGuard] = {}
+"""By id. Entries go at any moment, as wrappers become garbage: go over a copy."""
+
+
+@cache
+def _watch() -> None:
+    """Has torch call all guards before every step, for good: whoever left torch's list might do so while it calls."""
+    register_optimizer_step_pre_hook(_before_step)
+
+
+def _before_step(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+    for guard in tuple(_watching.values()):
+        guard.before_step(optimizer)
 
 
 class StepGuard:
@@ -61,14 +74,13 @@ class StepGuard:
         self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._unused = self._told = False
         self._skipped = 0
-        self._handle = register_optimizer_step_pre_hook(self._before_step)
-        _watching.add(self)
+        _watch()
+        _watching[id(self)] = self
         weakref.finalize(wrapper, self.close).atexit = False
 
     def close(self) -> None:
         """Ends the watch."""
-        self._handle.remove()
-        _watching.discard(self)
+        _watching.pop(id(self), None)
 
     def exchanged(self, *, anew: bool, skipped: int) -> None:
         """Takes a compressed step, once its gradients are there; warns once where an earlier one's were thrown away.
@@ -96,7 +108,12 @@ class StepGuard:
         """Says that nobody was to take the step before: a scaler has skipped it, or residuals have been replaced."""
         self._unused = False
 
-    def _before_step(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Looks at an optimizer that is about to step.
+
+        Raises:
+            ConfigError: it cannot work with compressed gradients.
+        """
         if isinstance(optimizer, torch.optim.LBFGS) and self._holds(optimizer, self._compressed):
             raise ConfigError(
                 "LBFGS takes several gradients a step and derives the curvature from their differences; compressed "
@@ -112,7 +129,9 @@ class StepGuard:
     def _warn_of_unfrozen(self, optimizer: torch.optim.Optimizer) -> None:
         found = [(name, at) for name, at in self._left_out if (p := _parameter(at)) is not None and p.grad is not None]
         if found:  # of modules that several wrappers share, each parameter is for one of them to average
-            others = {id(_parameter(at)) for guard in _watching if guard is not self for at in guard._reduced}
+            others = {
+                id(_parameter(at)) for guard in tuple(_watching.values()) if guard is not self for at in guard._reduced
+            }
             found = [(name, at) for name, at in found if id(_parameter(at)) not in others]
         if found and self._holds(optimizer, [at for _, at in found]):
             names = ", ".join(name for name, _ in found[:4]) + (", …" if len(found) > 4 else "")

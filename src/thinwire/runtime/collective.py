@@ -94,6 +94,8 @@ class CollectiveDriver:
         self.check_open()
         if index == 0:
             self._waiting.clear()
+            if self._last is not None:  # of a step that was broken off: it still changes residuals
+                self._last.done.wait()
         event, devices = None, list[int | str | torch.device]()
         if buffer.is_cuda:
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -120,7 +122,7 @@ class CollectiveDriver:
         self._flush(bucket, BucketBuffer(buffer, None, torch.futures.Future()), waiting)
 
     def wait_step(self) -> None:
-        """Waits for the step's last bucket. Raises what made it fail."""
+        """Waits for all that has been handed over. Raises what made it fail."""
         if self._last is not None:
             self._last.done.wait()
         self.raise_failure()
@@ -141,13 +143,12 @@ class CollectiveDriver:
         weakref.finalize(model, self.close).atexit = False
 
     def close(self) -> None:
-        """Ends the threads, once. Nothing may be under way; what is, gets a moment to finish."""
+        """Ends the threads, once. Nothing should be under way; what is, is completed, and gets a moment for that."""
         if self._closed:
             return
         self._closed = True
         atexit.unregister(self.close)
-        for inbox in (self._to_push, self._to_pull):
-            inbox.put(None)
+        self._to_push.put(None)  # the pushing thread passes it on, behind what it still has to do
         for thread in self._threads:
             if thread is not threading.current_thread():  # which may be the one that collects garbage
                 thread.join(_CLOSE_S)
@@ -181,8 +182,7 @@ class CollectiveDriver:
                 self._threads.append(thread)
             # A thread that the interpreter kills inside gloo takes the whole process down with an abort.
             atexit.register(self.close)
-        if job.exchange.last:
-            self._last = job
+        self._last = job
         self._to_push.put(job)
 
     # ---- the threads
@@ -204,6 +204,8 @@ class CollectiveDriver:
                 self._to_pull.put(job)
             else:
                 self._complete(job)
+        if pushing:
+            self._to_pull.put(None)
 
     @contextmanager
     def _own_stream(self, device: torch.device) -> Iterator[None]:

@@ -7,6 +7,7 @@ the cores need no lock.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -52,9 +53,12 @@ class WorkerDriver:
         self._timeout_s = timeout_s
         self._counters = counters or Counters()
         self._lost = False
+        self._running = threading.RLock()
 
     def run(self, procedure: Procedure[T]) -> T:
         """Carries out a procedure's effects one by one; returns what it returns.
+
+        One procedure at a time: the backward pass of a model on several devices has a thread for each.
 
         Raises:
             DeadlineError: no message came in time.
@@ -66,26 +70,27 @@ class WorkerDriver:
         ):  # an evaluation, in which nothing is to be made that training changes later
             with torch.inference_mode(False), torch.no_grad():
                 return self.run(procedure)
-        begin = time.perf_counter()
-        try:
-            while True:
-                try:
-                    effect = next(procedure)
-                except StopIteration as end:
-                    result: T = end.value
-                    return result
-                match effect:
-                    case Send():
-                        self._send(effect)
-                    case Receive():
-                        self._receive(effect)
-                    case Poll():
-                        self._receive_arrived(effect.shard)
-        except SessionLostError:
-            self._lost = True
-            raise
-        finally:
-            self._counters.add("exchange_seconds", time.perf_counter() - begin)
+        with self._running:
+            begin = time.perf_counter()
+            try:
+                while True:
+                    try:
+                        effect = next(procedure)
+                    except StopIteration as end:
+                        result: T = end.value
+                        return result
+                    match effect:
+                        case Send():
+                            self._send(effect)
+                        case Receive():
+                            self._receive(effect)
+                        case Poll():
+                            self._receive_arrived(effect.shard)
+            except SessionLostError:
+                self._lost = True
+                raise
+            finally:
+                self._counters.add("exchange_seconds", time.perf_counter() - begin)
 
     def close(self, within_s: float | None = None, failure: str = "") -> None:
         """Leaves every shard in good order, where one was lost to come again. A session that broke is only dropped.

@@ -58,7 +58,7 @@ class MemoryServer(Server):
     ) -> None:
         self.address = address
         self.max_message_nbytes, self.max_pending_nbytes = max_message_nbytes, max_pending_nbytes
-        self._calls: deque[Callable[[], None]] = deque()
+        self._calls: deque[tuple[Callable[[], None], bool]] = deque()
         self._calls_lock = threading.Lock()
         self._working = False
         self._num_opened = 0
@@ -85,7 +85,7 @@ class MemoryServer(Server):
             self._sessions[connection.peer] = connection
             self._handler.opened(connection.peer)
 
-        self.post(open_session)
+        self.post(open_session, always=True)
         if not self._accepting:
             raise TransportError(f"no server at {self.address}: it has stopped")
         return connection
@@ -108,20 +108,33 @@ class MemoryServer(Server):
             raise self._failure
         return stopped
 
-    def post(self, call: Callable[[], None]) -> None:
-        """Queues a call of the handler, and works the queue off unless another thread is at it."""
+    def post(self, call: Callable[[], None], *, always: bool = False) -> None:
+        """Queues a call of the handler, and works the queue off unless another thread is at it.
+
+        Args:
+            call: what to do.
+            always: the call is made although the handler has failed.
+        """
         with self._calls_lock:
-            self._calls.append(call)
+            self._calls.append((call, always))
             if self._working:
                 return
             self._working = True
+        try:
+            self._work_off()
+        except BaseException as error:  # Ctrl-C, in the middle of whatever the handler was at
+            self._fail(TransportError(f"it was interrupted by {type(error).__name__}"))
+            self._work_off()
+            raise
+
+    def _work_off(self) -> None:
         while True:
             with self._calls_lock:
                 if not self._calls:
                     self._working = False
                     return
-                call = self._calls.popleft()
-            if self._failure is None:
+                call, always = self._calls.popleft()
+            if always or self._failure is None:
                 try:
                     call()
                 except Exception as error:

@@ -91,10 +91,10 @@ class Loop:
             for key, events in self._selector.select(LOOK_S):
                 if key.data is not None:
                     self._do(partial(key.data.ready, events))
-            # What is posted from here on wakes the loop again.
-            self._awake = False
             with contextlib.suppress(BlockingIOError):
                 self._wakes.recv(64)
+            # What is posted from here on wakes the loop again: only now, or its byte could be among those just read.
+            self._awake = False
             while self._calls:
                 self._do(self._calls.popleft())
             if (now := time.monotonic()) - looked >= LOOK_S:
