@@ -15,7 +15,7 @@ from thinwire.bench.pays import PaysBench
 from thinwire.bench.transports import Step, TransportCell, TransportsBench
 from thinwire.cli import bench
 from thinwire.errors import EngineError
-from thinwire.jobs import in_process
+from thinwire.jobs import cluster, in_process
 from thinwire.jobs.job import Job
 from thinwire.jobs.outcome import RunOutcome
 
@@ -62,6 +62,18 @@ def test_what_failed_is_told_and_the_rest_goes_on(
     assert "mlp, fp32: EngineError: no luck [today]" in result.out and "mlp, int8: ok" in result.out
     assert "FAILED" in result.out and "0.500" in result.out
     assert result.err.startswith("error: 1 of 2 failed, the first of them ")
+
+
+def test_links_that_cannot_be_shaped_are_said_before_anything_is_measured(
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(cluster, "available", lambda: (False, "no namespaces here"))
+    for what in ("hooks", "race", "pays"):
+        file = tmp_path / f"{what}.json"
+        result = command("bench", what, "--json", file)
+        assert result.status == 1 and result.out == "", what
+        assert result.err == "error: the kernel cannot shape links here: no namespaces here\n", what
+        assert not file.exists()
 
 
 def test_a_file_of_other_results_is_left_alone(command: Command, tmp_path: Path) -> None:

@@ -158,6 +158,14 @@ MISUSE: list[tuple[list[str], str]] = [
     (["server", "--resume"], r"--resume goes on from a checkpoint: say which with --checkpoint FILE"),
     (["server", "--resume", "--checkpoint", "no-such"], r"there is no checkpoint 'no-such' to resume from"),
     (["server", "--resume-if-there"], r"--resume-if-there goes on from a checkpoint: say which with --checkpoint FILE"),
+    (
+        ["server", "--no-rejoin", "--worker-grace-s", "5"],
+        r"--worker-grace-s 5 is for workers that come again: leave --no-rejoin out",
+    ),
+    (
+        ["worker", "--server", "grpc://127.0.0.1:1", "--events", "--json", "-"],
+        r"--events and --json - both write to standard output: give --json a file",
+    ),
     (["server", "--checkpoint", "no/such"], r"checkpoint 'no/such' cannot be written: .*Choose another place"),
     (["train", "--resume"], r"--resume goes on from checkpoints: say where they are with --checkpoint-dir DIR"),
     (

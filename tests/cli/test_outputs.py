@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.cli.commands import Result
+from tests.cli.commands import THINWIRE, Result
 from thinwire.bench import harness
 from thinwire.cli import outputs
 from thinwire.cli.console import write_json
@@ -112,3 +113,18 @@ def test_data_go_to_standard_output_alone(command: Command, tmp_path: Path) -> N
     assert "lenet5" in result.out and result.err == ""
     result = command("bench", "designs", "--designs", "fp32", "--json", "-")
     assert result.status == 2 and "is a file" in result.err and result.out == ""
+
+
+def test_standard_output_that_takes_no_more_is_one_line() -> None:
+    with Path("/dev/full").open("w") as full:
+        process = subprocess.run(
+            [*THINWIRE, "inspect", "models", "--json", "-"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    assert process.returncode == 2
+    assert process.stderr.endswith("error: standard output cannot be written: No space left on device\n")
+    assert "Traceback" not in process.stderr and "Exception ignored" not in process.stderr

@@ -34,18 +34,18 @@ def test_a_server_and_two_workers_by_hand_with_certificates_and_tokens(command: 
         line = server.stdout.readline()
         assert line.startswith("listening on grpc://127.0.0.1:")
         address = line.split()[2].rstrip(";")
-        written = [tmp_path / f"{rank}.json" for rank in (0, 1)]
+        written = tmp_path / "0.json"
+        json_of = [written, "-"]
         common = ("--workers", 2, "--design", "3lc[s=1.75]", "--steps", 20, "--server", address)
         workers = [
-            start("worker", *common, "--rank", rank, "--json", written[rank], *options_in(certs, rank))
+            start("worker", *common, "--rank", rank, "--json", json_of[rank], *options_in(certs, rank))
             for rank in (0, 1)
         ]
-        for worker in workers:
-            out, err = worker.communicate(timeout=120)
-            said = [line for line in err.splitlines() if not line.startswith("no server at ")]  # a busy one is late
-            assert (worker.returncode, said) == (0, [])
-            assert "20 steps in " in out
-        outcomes = [json.loads(file.read_text()) for file in written]
+        outs, errs = zip(*(worker.communicate(timeout=120) for worker in workers), strict=True)
+        said = [line for line in errs[0].splitlines() if not line.startswith("no server at ")]  # a busy one is late
+        assert [worker.returncode for worker in workers] == [0, 0] and said == []
+        assert "20 steps in " in outs[0] and "20 steps in " in errs[1]
+        outcomes = [json.loads(text) for text in (written.read_text(), outs[1])]
         assert outcomes[0]["weights"] == outcomes[1]["weights"]
         assert outcomes[0]["steps"] == outcomes[1]["steps"] == 20
         assert server.wait(60) == 0, "it ends when all have left"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -28,14 +29,24 @@ def test_what_is_saved_is_found_by_its_job_whatever_its_kind(tmp_path: Path) -> 
     results.add({"a": 1}, Loss(1.0))
     results.add({"a": 2}, Speed(3.0))
     results.add({"a": 1}, Loss(math.nan))
-    results.save({"rows": [Loss(2.0)]})
+    results.add({"a": 4}, Loss(-math.inf))
+    results.save({"rows": [Loss(2.0), Loss(math.inf)]})
     again = Results(path, [Loss, Speed])
-    assert [run.job for run in again.runs] == [{"a": 2}, {"a": 1}]
+    assert [run.job for run in again.runs] == [{"a": 2}, {"a": 1}, {"a": 4}]
+    assert again.find({"a": 4}) == Loss(-math.inf)
     assert again.find({"a": 2}) == Speed(3.0) and again.find({"a": 3}) is None
     loss = again.find({"a": 1})
     assert isinstance(loss, Loss) and math.isnan(loss.value), "a diverged training is stored too"
-    data = json.loads(path.read_text())
+
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is not JSON")
+
+    data = json.loads(path.read_text(), parse_constant=refuse)
     assert list(data) == ["format", "rows", "runs"] and data["runs"][0]["machine"]["torch"]
+    assert [row["value"] for row in data["rows"]] == [2.0, None]
+    path.write_text(path.read_text().replace('"NaN"', "NaN"))  # as files were once
+    loss = Results(path, [Loss, Speed]).find({"a": 1})
+    assert isinstance(loss, Loss) and math.isnan(loss.value)
     assert Results(path, [Loss], fresh=True).runs == []
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 
@@ -118,3 +129,15 @@ def test_a_folder_that_is_a_file(tmp_path: Path) -> None:
         Results(tmp_path / "file" / "results.json", [Loss]).save({})
     with pytest.raises(ConfigError, match=r"cannot be read: .*Choose another place"):
         Results(tmp_path, [Loss])
+
+
+def test_a_file_that_cannot_be_moved_to_its_place_is_not_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    results = Results(tmp_path / "results.json", [Loss])
+    results.add({"a": 1}, Loss(1.0))
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(ConfigError, match="cannot be written: No space left on device"):
+        results.save({})
+    assert list(tmp_path.iterdir()) == []

@@ -9,21 +9,19 @@ apart, that needs every rank's residual.
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
 from thinwire.bench.harness import Bench, Figures, Measured, Tell
 from thinwire.bench.options import DoorsOptions
+from thinwire.engines.ending import end_all
 from thinwire.engines.parent_watch import with_parent_watch
 from thinwire.errors import ConfigError, EngineError
 from thinwire.quantities import number_text
@@ -255,8 +253,7 @@ def _output(command: Sequence[str]) -> str:
         except subprocess.TimeoutExpired as error:
             raise EngineError(f"{command[-1]} has not ended within {PATIENCE_S:g} s") from error
         finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            end_all(process)
     if process.returncode != 0:
         raise EngineError(f"exit status {process.returncode}: {_end(text)}")
     return text

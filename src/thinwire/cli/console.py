@@ -57,7 +57,13 @@ def write_json(path: Path | None, data: object) -> None:
         # msgspec's own JSON, for it writes null where json would write NaN, which most readers refuse.
         text = msgspec.json.format(msgspec.json.encode(data), indent=2) + b"\n"
         if path == STANDARD_OUTPUT:
-            sys.stdout.write(text.decode())
+            try:
+                sys.stdout.write(text.decode())
+                sys.stdout.flush()
+            except BrokenPipeError:
+                raise
+            except OSError as error:
+                raise ConfigError(f"standard output cannot be written: {error.strerror}") from error
             return
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -103,9 +109,12 @@ class Told:
         if self._ended:
             return
         try:
-            print(line, flush=True)  # rich ends the process where a pipe has no reader
+            # Rich ends the process where a pipe has no reader. Beside `--json -`, lines go to standard error.
+            print(line, flush=True, file=sys.stderr if console.stderr else sys.stdout)
         except OSError as error:
             self._ended = True
+            if console.stderr:
+                return
             sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # what it still holds has no place to go
             with suppress(OSError):
                 errors.print(f"standard output takes no more lines ({error.strerror}); all else goes on", markup=False)

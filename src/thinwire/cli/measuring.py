@@ -18,9 +18,10 @@ from thinwire.presentation.tables import markdown as as_markdown
 
 if TYPE_CHECKING:
     from thinwire.bench import harness
-    from thinwire.jobs import results
+    from thinwire.jobs import cluster, results
 else:
-    harness, results = lazy("thinwire.bench.harness"), lazy("thinwire.jobs.results")
+    harness = lazy("thinwire.bench.harness")
+    cluster, results = lazy("thinwire.jobs.cluster"), lazy("thinwire.jobs.results")
 
 
 def measure(
@@ -52,7 +53,10 @@ def measure(
         require("a parameter server", "grpc")
     if png is not None:
         require("the picture of --png", "matplotlib")
-    with_privileges(*bench.thin_link())
+    link, shaping = bench.thin_link()
+    with_privileges(link, shaping)
+    if link is not None:
+        cluster.choose_links(link, shaping)  # what cannot be shaped is said before anything is measured
     stored: results.Results[harness.Figures] = results.Results(
         json, bench.kinds, defaults=bench.stored_defaults(), fresh=not resume
     )

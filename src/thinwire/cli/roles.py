@@ -20,6 +20,7 @@ from thinwire.cli import options
 from thinwire.cli.console import Interrupted, Told, report, write_json
 from thinwire.cli.lazy import lazy
 from thinwire.cli.options import takes
+from thinwire.cli.outputs import STANDARD_OUTPUT
 from thinwire.cli.serving_progress import ServingProgress
 from thinwire.engines.links import parse_rate
 from thinwire.errors import ConfigError, ProtocolError, SessionLostError, StepMismatchError
@@ -102,6 +103,8 @@ def server(
 ) -> None:
     """Serve one training: the first worker brings the model and the optimizer; ends when all workers have left."""
     core = cores.ServerCore(min_workers, straggler_grace_s)
+    if worker_grace_s is not None and not rejoin:
+        raise ConfigError(f"--worker-grace-s {worker_grace_s:g} is for workers that come again: leave --no-rejoin out")
     if worker_grace_s is None:
         worker_grace_s = ENDING_GRACE_S if min_workers is None else ELASTIC_GRACE_S
     credentials = Credentials(ca=tls_ca, cert=tls_cert, key=tls_key, token_file=token_file, insecure=insecure)
@@ -202,6 +205,8 @@ def worker(
     resume = _resumes(checkpoint, checkpoint_every, resume, resume_if_there, resume_step)
     for each in server:  # before data are read and the model is made
         connection.server_address(each)
+    if events and json == STANDARD_OUTPUT:
+        raise ConfigError("--events and --json - both write to standard output: give --json a file")
     job, mine = jobs.Job(**vars(given)), None
     if checkpoint is not None:
         mine = checkpoints.WorkerCheckpoint(path=checkpoint, every=checkpoint_every, resume=resume, step=resume_step)

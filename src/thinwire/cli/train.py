@@ -96,6 +96,8 @@ def train(
     if engine is Engine.RAY:
         ray = on_ray.Cluster(address=address, certs=certs, insecure=insecure)
         ray.check()
+        # Actors have folders of their own.
+        telemetry, tensorboard = (None if each is None else each.resolve() for each in (telemetry, tensorboard))
     elif certs is not None or insecure:
         raise ConfigError("--certs and --insecure are for --engine ray: local processes listen on loopback")
     elif address not in (None, os.environ.get("RAY_ADDRESS")):

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import platform
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar, Union
 
@@ -23,6 +25,8 @@ import torch
 from thinwire.errors import ConfigError
 
 FORMAT = 1
+_NUMBERS = {word: float(word) for word in ("NaN", "Infinity", "-Infinity")}
+"""As words in a file; files from before have them bare, which json reads and few others."""
 
 R = TypeVar("R", bound=msgspec.Struct)
 
@@ -137,11 +141,14 @@ class Results(Generic[R]):
     def _write(self, path: Path, sections: Mapping[str, Any]) -> None:
         whole = msgspec.to_builtins({"format": FORMAT, **sections, "runs": self.runs}, str_keys=True)
         # A line for each run: json's own indentation takes thirty times as long, and a file is written after every run.
-        text = ",\n".join(f"{json.dumps(name)}: {_lines(value)}" for name, value in whole.items())
+        text = ",\n".join(f"{json.dumps(name)}: {_lines(value, name)}" for name, value in whole.items())
         new = path.with_suffix(".json.new")
-        # Not msgspec's own JSON: it writes NaN, which a diverged training reports, as null.
-        new.write_text(f"{{\n{text}\n}}\n")
-        os.replace(new, path)
+        try:
+            new.write_text(f"{{\n{text}\n}}\n")
+            os.replace(new, path)
+        finally:
+            with suppress(OSError):
+                new.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -165,11 +172,40 @@ def _state(path: Path) -> tuple[int, ...]:
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
-def _lines(value: Any) -> str:
+def _lines(value: Any, section: str) -> str:
     """Returns JSON, of a list with a line for each item."""
+    text = partial(_text, in_words=section == "runs")
     if not isinstance(value, list) or not value:
-        return json.dumps(value)
-    return "[\n" + ",\n".join(map(json.dumps, value)) + "\n]"
+        return text(value)
+    return "[\n" + ",\n".join(map(text, value)) + "\n]"
+
+
+def _text(value: Any, *, in_words: bool) -> str:
+    """Returns JSON, which has neither NaN nor infinity: what is read back has them in words, and all else null.
+
+    A training that has diverged reports them.
+    """
+    try:
+        return json.dumps(value, allow_nan=False)
+    except ValueError:
+        return json.dumps(_spelled(value, in_words), allow_nan=False)
+
+
+def _spelled(value: Any, in_words: bool) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return json.dumps(value) if in_words else None
+    if isinstance(value, dict):
+        return {key: _spelled(each, in_words) for key, each in value.items()}
+    return [_spelled(each, in_words) for each in value] if isinstance(value, list) else value
+
+
+def _read(value: Any) -> Any:
+    """Returns JSON values with NaN and infinity in place of their words."""
+    if isinstance(value, str):
+        return _NUMBERS.get(value, value)
+    if isinstance(value, dict):
+        return {key: _read(each) for key, each in value.items()}
+    return [_read(each) for each in value] if isinstance(value, list) else value
 
 
 def read_runs(path: Path, kinds: Sequence[type[R]]) -> list[Run[R]]:
@@ -191,6 +227,8 @@ def runs_of(text: str, path: Path, kinds: Sequence[type[R]]) -> list[Run[R]]:
     """Returns the runs in the text of a file; see `read_runs`."""
     try:
         data = json.loads(text)
+        if any(f'"{word}"' in text for word in _NUMBERS):
+            data = _read(data)
         version = data["format"]
         if version == FORMAT:
             kind: Any = Union[tuple(kinds)]  # noqa: UP007  # of a sequence, which X | Y cannot spell

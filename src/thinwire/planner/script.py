@@ -7,7 +7,6 @@ which begins to observe there. What the script prints is seen.
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import tempfile
 import time
@@ -15,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from thinwire.engines.ending import end_all
 from thinwire.errors import ConfigError
 from thinwire.planner.observing import STEPS_VARIABLE, VARIABLE, load, refusal
 from thinwire.planner.profile import STEPS, WARM_UP, Profile
@@ -67,7 +67,7 @@ def profile_script(
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(END_WITHIN_S)
         finally:
-            _end(process)
+            end_all(process)
         if refused.exists():
             raise ConfigError(f"{' '.join(command)!r} was run, but {refused.read_text()}")
         if not found.exists():
@@ -76,12 +76,3 @@ def profile_script(
                 f"{steps + WARM_UP + 1} steps of a torch optimizer that trains a module, by a Python that has thinwire"
             )
         return load(found)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends the command and whatever it started."""
-    for number, patience_s in ((signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0)):
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(patience_s)

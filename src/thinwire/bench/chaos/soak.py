@@ -124,7 +124,7 @@ def sample(stage: Stage, minute: float) -> Sample:
     status = dict(line.split(":", 1) for line in (process / "status").read_text().splitlines() if ":" in line)
     return Sample(
         minute=round(minute, 2),
-        rss_mb=int(status["VmRSS"].split()[0]) / 1000,
+        rss_mb=int(status["VmRSS"].split()[0]) * 1024 / 1e6,
         descriptors=len(list((process / "fd").iterdir())),
         threads=int(status["Threads"]),
         version=stage.audit.version,

@@ -1,0 +1,55 @@
+"""The end of a command that was started in a session of its own, and of all that it has started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+ENDING_S = 5.0
+"""From asking to killing, in seconds."""
+
+
+def end_all(process: subprocess.Popen[Any]) -> None:
+    """Asks a command and its group to end (SIGTERM), waits a moment, and kills what is left of all that it started.
+
+    torchrun's ranks are in sessions of their own, where no signal to its group reaches them.
+
+    Args:
+        process: started with `start_new_session=True`; it may have ended, and then its group alone is killed.
+    """
+    # Now: those of a process that is gone are nobody's.
+    started = _descendants(process.pid) if process.poll() is None else set[int]()
+    try:
+        _signal_group(process.pid, signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(ENDING_S)
+    finally:
+        for pid in started | _descendants(process.pid):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        _signal_group(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _signal_group(pid: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(pid, number)
+
+
+def _descendants(pid: int) -> set[int]:
+    """Returns the processes that a process has started, and those that these have; none where there is no /proc."""
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(stat.parent.name))
+    found: set[int] = set()
+    new = [pid]
+    while new:
+        new = [child for each in new for child in children.get(each, ()) if child not in found]
+        found.update(new)
+    return found
