@@ -67,6 +67,25 @@ def test_the_rates_are_those_of_the_round_also_where_its_answer_is_waited_for_at
     assert all(torch.equal(one, other) for one, other in zip(later, at_once, strict=True))
 
 
+def test_the_outer_rate_is_the_one_of_the_push() -> None:
+    """It may be written while the answer is on its way, and counts from the next push."""
+
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> torch.Tensor:
+        for step in range(8):
+            inner_step(model, opt, rank, step)
+            if step % 2:  # what was changed has just been pushed
+                opt.outer_groups[0]["lr"] = 1 / (1 + step)
+        opt.sync()
+        return torch.cat([opt.state[each]["exp_avg"].reshape(-1) for each in model.parameters()])
+
+    design = "local-sgd[h=2,codec=fp32,steer=0.6]"
+    later, at_once = (
+        run_cluster(mlp, train, workers=2, optimizer=adamw, design=design, overlap=overlap)[0]
+        for overlap in (True, False)
+    )
+    assert all(torch.equal(one, other) for one, other in zip(later, at_once, strict=True))
+
+
 def test_optimizers_whose_moments_are_not_known_go_unsteered() -> None:
     def sgd(model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)

@@ -28,6 +28,12 @@ from thinwire.jobs.job import Job
 from thinwire.jobs.on_ray import Cluster, run_on_ray
 
 
+def test_more_workers_than_there_are_cannot_be_needed() -> None:
+    for needed in (0, 5):
+        with pytest.raises(ConfigError, match=f"min_workers={needed} of 4 workers: .* give 1 to 4"):
+            tw.ray.launch(lambda rank, servers: None, workers=4, min_workers=needed)
+
+
 def test_without_ray_one_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     sentence = r"the Ray engine needs ray, which is not installed: pip install 'thinwire\[ray\]'"

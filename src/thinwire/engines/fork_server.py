@@ -72,7 +72,11 @@ class ForkServer:
             self._answer(request["number"], error=f"{threads} threads run where a fork would have one")
             pid = -1
         else:
-            pid = os.fork()
+            try:
+                pid = os.fork()
+            except OSError as error:  # no more processes, or no memory, for this one
+                self._answer(request["number"], error=str(error.strerror))
+                pid = -1
         if pid:
             for descriptor in request["streams"]:
                 os.close(descriptor)

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from thinwire.errors import ConfigError
+from thinwire.hooks.chance import chance_of, set_chance
 from thinwire.policies.naming import check_count
 from thinwire.runtime.checkpoint import needed
 from thinwire.schema.tensor_names import plain_name
@@ -67,7 +68,7 @@ class _State:
     weights: dict[str, Any]
     optimizer: dict[str, Any] | None
     extra: dict[str, Any]
-    chance: torch.Tensor
+    chance: dict[str, torch.Tensor]
 
 
 class KeptSteps(Resumable):
@@ -145,13 +146,13 @@ class KeptSteps(Resumable):
             self.extra = {}
             return None
         self._model.load_state_dict(state.weights)  # which copies
-        torch.set_rng_state(state.chance)
+        set_chance(state.chance)
         self.extra = copy.deepcopy(state.extra)
         return copy.deepcopy(state.optimizer)
 
     def _state(self, optimizer: dict[str, Any] | None, extra: dict[str, Any]) -> _State:
         weights, optimizer, extra = copy.deepcopy((self._model.state_dict(), optimizer, extra))
-        return _State(weights, optimizer, extra, torch.get_rng_state())
+        return _State(weights, optimizer, extra, chance_of(self._model))
 
 
 def known_buffers(resume: Mapping[str, Any] | Resumable | None) -> Collection[str] | None:

@@ -47,7 +47,8 @@ class Several(torch.optim.Optimizer):
                         f"{tuple(parameter.shape)}: give each parameter to one of them"
                     )
                 held[id(parameter)] = index
-        super().__init__(self._groups(), {})
+        super().__init__(list(self.optimizers[0].param_groups), {})
+        self._follow()  # past torch's own check that all groups name their parameters, or none: each's may
         # Not before, as all groups would be given them. OneCycleLR looks here for what it is to cycle.
         first, *others = (each.defaults for each in self.optimizers)
         self.defaults = {name: value for name, value in first.items() if all(name in each for each in others)}
@@ -69,18 +70,54 @@ class Several(torch.optim.Optimizer):
         return {"optimizers": self.optimizers}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Takes what a copy is made of, or, from torch's own `load_state_dict`, states and groups of all."""
-        if "optimizers" in state:
-            self.__init__(state["optimizers"])  # type: ignore[misc]
-            return
-        groups = iter(state["param_groups"])
+        """Takes what a copy is made of."""
+        self.__init__(state["optimizers"])  # type: ignore[misc]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what torch's own would, of what each optimizer says of itself: some keep it in a way of their own.
+
+        Parameters are numbered through all of them.
+        """
+        for hook in self._optimizer_state_dict_pre_hooks.values():
+            hook(self)
+        states: dict[Any, Any] = {}
+        groups: list[dict[str, Any]] = []
         for each in self.optimizers:
-            own = list(itertools.islice(groups, len(each.param_groups)))
-            parameters = [parameter for group in own for parameter in group["params"]]
-            each.state.clear()
-            each.state.update({p: state["state"][p] for p in parameters if p in state["state"]})
-            each.__setstate__({"state": each.state, "param_groups": own})
-        self._follow()
+            own, first = each.state_dict(), sum(len(group["params"]) for group in groups)
+            states |= {_moved(key, first): state for key, state in own["state"].items()}
+            groups += [{**group, "params": [first + n for n in group["params"]]} for group in own["param_groups"]]
+        found = {"state": states, "param_groups": groups}
+        for after in self._optimizer_state_dict_post_hooks.values():
+            found = after(self, found) or found
+        return found
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Hands each optimizer its part of what `state_dict` returned.
+
+        Raises:
+            ValueError: it has other groups, as torch's own says; nothing was loaded.
+        """
+        state_dict = state_dict.copy()
+        for hook in self._optimizer_load_state_dict_pre_hooks.values():
+            state_dict = hook(self, state_dict) or state_dict
+        groups = state_dict["param_groups"]
+        if [len(group["params"]) for group in groups] != [len(group["params"]) for group in self._groups()]:
+            raise ValueError("loaded state dict has parameter groups of another number or size than these optimizers'")
+        for each in self.optimizers:
+            own, groups = groups[: len(each.param_groups)], groups[len(each.param_groups) :]
+            numbers = {n: place for place, n in enumerate(n for group in own for n in group["params"])}
+            each.load_state_dict(
+                {
+                    "state": {
+                        numbers.get(key, key): state
+                        for key, state in state_dict["state"].items()
+                        if key in numbers or not isinstance(key, int)
+                    },
+                    "param_groups": [{**group, "params": [numbers[n] for n in group["params"]]} for group in own],
+                }
+            )
+        for after in self._optimizer_load_state_dict_post_hooks.values():
+            after(self)
 
     def _groups(self) -> list[dict[str, Any]]:
         return [group for each in self.optimizers for group in each.param_groups]
@@ -107,6 +144,11 @@ class _States(Mapping[torch.Tensor, Any]):
 
     def __len__(self) -> int:
         return sum(len(each.state) for each in self._optimizers)
+
+
+def _moved(key: Any, first: int) -> Any:
+    """Returns a parameter's number counted from another; what is kept of no parameter has a name."""
+    return first + key if isinstance(key, int) else key
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:

@@ -37,6 +37,7 @@ class Steering:
         # Of every parameter group: rates of the steps since the last push, and of those that it had.
         self._rates = [0.0] * len(optimizer.param_groups)
         self._pushed = [0.0] * len(optimizer.param_groups)
+        self._outer_lr = 0.0  # of what has been pushed: it may be another when the answer comes
 
     def stepped(self) -> None:
         """The optimizer has taken a step, with the rates that its groups have now."""
@@ -46,6 +47,7 @@ class Steering:
     def pushed(self) -> None:
         """What was changed in the steps so far has been pushed."""
         self._pushed, self._rates = self._rates, [0.0] * len(self._rates)
+        self._outer_lr = float(self._outer[0]["lr"])
 
     def leads(self, tensors: Sequence[WorkerTensor]) -> list[Lead | None] | None:
         """Returns what leads the first moments of some parameters at the update that comes next.
@@ -94,9 +96,8 @@ class Steering:
 
     def _groups(self) -> Iterator[tuple[Mapping[str, Any], float]]:
         """Yields the parameter groups with the rates of the steps whose update comes, and the outer one's."""
-        outer_lr = float(self._outer[0]["lr"])
         for group, pushed in zip(self._optimizer.param_groups, self._pushed, strict=True):
-            if (rates := outer_lr * pushed) > 0:
+            if (rates := self._outer_lr * pushed) > 0:
                 yield group, rates
 
     def _moments(
@@ -110,8 +111,9 @@ class Steering:
 
     def state_dict(self) -> dict[str, list[float]]:
         """Returns the rates of steps whose update has not come."""
-        return {"rates": list(self._rates), "pushed": list(self._pushed)}
+        return {"rates": list(self._rates), "pushed": list(self._pushed), "outer": [self._outer_lr]}
 
     def load_state_dict(self, state: Mapping[str, Sequence[float]]) -> None:
         """Restores what `state_dict` returned."""
         self._rates, self._pushed = list(state["rates"]), list(state["pushed"])
+        [self._outer_lr] = state.get("outer", [float(self._outer[0]["lr"])])  # which states did not have once

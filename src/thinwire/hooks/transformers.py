@@ -79,13 +79,18 @@ class ThinwireCallback(TrainerCallback):
         if self.state is None:
             return
         whole = ddp.AllRanks(self.state).state_dict()
-        if state.is_world_process_zero:
-            torch.save({**whole, WEIGHTS: _digest(self._trainer.model)}, _folder(args, state.global_step) / FILE)
+        if not state.is_world_process_zero:
+            return
+        folder = self._folder(args, state.global_step)
+        if folder.is_dir():
+            torch.save({**whole, WEIGHTS: _digest(self._trainer.model)}, folder / FILE)
+        else:
+            caution(f"the Trainer's checkpoint is not at {folder}: the residuals of all ranks are not saved")
 
     def _load(self, state: ddp.ThinwireState, args: TrainingArguments, trained: TrainerState) -> None:
         """Takes back what rank 0 finds, on all ranks or on none: machines may have disks of their own."""
         step, given = trained.global_step, args.resume_from_checkpoint
-        folders = [Path(given), _folder(args, step)] if isinstance(given, str) else [_folder(args, step)]
+        folders = [*([Path(given)] if isinstance(given, str) else []), self._folder(args, step)]
         kept = self._found(folders)
         lacking = [
             rank for rank, has in enumerate(gather(state.driver.peers, bytes([kept is not None]))) if has == b"\0"
@@ -107,6 +112,12 @@ class ThinwireCallback(TrainerCallback):
             "TrainingArguments(resume_from_checkpoint=FOLDER)"
         )
 
+    def _folder(self, args: TrainingArguments, step: int) -> Path:
+        """Where the Trainer keeps the checkpoint of a step; in a search each trial has a folder of its own."""
+        place = getattr(self._trainer, "_get_output_dir", None)
+        trial = getattr(self._trainer, "_trial", None)
+        return Path(args.output_dir if place is None else place(trial=trial)) / f"checkpoint-{step}"
+
     def _found(self, folders: Sequence[Path]) -> dict[str, Any] | None:
         """Returns the residuals that belong to this rank's weights; None where no file here does."""
         own = _digest(self._trainer.model)
@@ -121,8 +132,3 @@ class ThinwireCallback(TrainerCallback):
 def _digest(model: torch.nn.Module) -> str:
     """Of the trained weights: residuals belong to them, and a folder may be of another run or step."""
     return bits_digest(parameter for parameter in model.parameters() if parameter.requires_grad)
-
-
-def _folder(args: TrainingArguments, step: int) -> Path:
-    """Where the Trainer keeps the checkpoint of a step."""
-    return Path(args.output_dir) / f"checkpoint-{step}"

@@ -159,10 +159,15 @@ def launch(
 
         weights, *_ = tw.ray.launch(train, workers=4, address="auto", insecure=True)
     """
-    cluster = Cluster(address=address, certs=None if certs is None else Path(certs), insecure=insecure)
-    cluster.check()
     if workers < 1 or servers < 1:
         raise ConfigError(f"workers={workers} and servers={servers} must be at least 1")
+    if min_workers is not None and not 1 <= min_workers <= workers:
+        raise ConfigError(
+            f"min_workers={min_workers} of {workers} workers: nothing would be updated before so many have joined; "
+            f"give 1 to {workers}"
+        )
+    cluster = Cluster(address=address, certs=None if certs is None else Path(certs), insecure=insecure)
+    cluster.check()
     if checkpoint_dir is None and resume:
         raise ConfigError("resume=True goes on from the servers' checkpoints: say where with checkpoint_dir=…")
     kept = None

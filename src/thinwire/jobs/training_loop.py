@@ -20,6 +20,7 @@ from torch import nn
 
 from thinwire.cautions import caution
 from thinwire.engines.events import Event
+from thinwire.hooks.chance import HOST, chance_of, set_chance
 from thinwire.hooks.distribute import DistributedOptimizer
 from thinwire.jobs.events import Accuracy, Progress
 from thinwire.jobs.job import Job
@@ -141,11 +142,12 @@ class TrainingLoop:
     def state_dict(self) -> dict[str, Any]:
         """What the loop itself keeps between steps: chance, recent losses, and the time, which a rate may follow."""
         losses, seconds = list(self._losses), self._trained_s()
-        return {"random": torch.get_rng_state(), "losses": losses, "seconds": seconds}
+        return {"random": chance_of(self._model), "losses": losses, "seconds": seconds}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes back what `state_dict` gave."""
-        torch.set_rng_state(state["random"])
+        random = state["random"]
+        set_chance({HOST: random} if isinstance(random, torch.Tensor) else random)  # as it was: the host's alone
         self._losses.extend(state["losses"])
         self._before = state.get("seconds", 0.0)
         self._began, self._late = self._now() - self._before, False
