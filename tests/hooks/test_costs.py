@@ -49,7 +49,9 @@ def take_locally(worker: SimpleNamespace, costs: TrainingCosts, steps: int, h: i
 def test_steps_before_it_began_and_of_other_states_are_not_counted() -> None:
     worker, costs = made()
     worker.iteration = 40  # a state was loaded, and shards told where the others are
+    worker.counters.sums |= {"exchange_seconds": 50.0, "wait_seconds": 40.0}  # for them to come
     costs.begin()
+    assert (costs.traffic()["wait_seconds"], costs.report().steps) == (0, 0)
     assert costs.report().steps == 0
     take(worker, costs, 3)
     worker.iteration += 1000  # a state of other steps
@@ -57,6 +59,7 @@ def test_steps_before_it_began_and_of_other_states_are_not_counted() -> None:
     take(worker, costs, 9)
     report = costs.report()
     assert report.steps == 12 - warm_up_steps(12)
+    assert report.warm_up_s == 2.0
     assert report.seconds - report.compute_s == 2.0
 
 

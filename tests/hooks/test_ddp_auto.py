@@ -61,6 +61,9 @@ def run_settings(rank: int) -> dict[str, Any]:
     together = ddp.AllRanks(state).state_dict()
     kinds = {rank: sorted(kept) for rank, kept in together["ranks"].items()}
     report = str(ddp.report(state))
+    force(state, 2)
+    train(model, rank, 1, first=state.step)
+    assert state.auto.setting.name == "int8" and ddp.report(state).sparsity is None
     plain, alike = DistributedDataParallel(mlp()), DistributedDataParallel(mlp())
     unchanged = ddp.compress(alike, "auto", measure_link=False)
     force(unchanged, 0)
@@ -274,6 +277,7 @@ def test_every_setting_trains_all_ranks_alike_and_an_uncompressed_step_leaves_no
     assert first["kinds"] == {rank: ["encodes", "lags", "residuals"] for rank in "01"}
     line = r"  auto +3lc\[s=1\.25,zstd\] since step 26, (1 change|\d+ changes), link (not measured yet|[\d.]+ .bit/s)$"
     assert re.search(line, first["report"], re.MULTILINE), first["report"]
+    assert first["report"].splitlines()[0].endswith(" skipped, auto; fp32") and "\n  lag  " in first["report"]
     for other in others:
         assert first["names"] == other["names"]
         assert all(equal(mine, theirs) for mine, theirs in zip(first["ends"], other["ends"], strict=True))

@@ -147,6 +147,11 @@ def run_all(rank: int) -> dict[str, Any]:
     state = fsdp.compress(gathering, "fp32", gather="int8", measure_link=False)
     _gradients(gathering, rank, _whole, 0)
     found["gathered"] = state.counters().get("gather_uncompressed_bytes", 0)
+    late = _sharded(flat)
+    state = fsdp.compress(late, "fp32", gather="int8", measure_link=False, start_step=6)
+    for step in range(8):
+        _gradients(late, rank, _whole, step)
+    found["late"] = state.counters()["gather_uncompressed_bytes"] / found["gathered"], fsdp.report(state)
     return found
 
 
@@ -210,3 +215,10 @@ def run_alone(rank: int) -> list[int]:
 def test_one_rank_alone_counts_its_steps() -> None:
     """A loop over `state.step` ends also where an elastic job has shrunk to one rank."""
     assert run_ranks(1, run_alone) == [[3, 3]]
+
+
+def test_of_what_all_steps_gather_the_report_has_the_share_of_compressed_ones(ranks: list[dict[str, Any]]) -> None:
+    for found in ranks:
+        times, report = found["late"]
+        assert (times, report.steps, report.warm_up) == (8, 2, 1)
+        assert found["gathered"] < report.uncompressed_nbytes < 2 * found["gathered"], "of one step, and its gradients"

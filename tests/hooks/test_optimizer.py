@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -396,3 +397,26 @@ def test_traffic_counts_what_was_sent() -> None:
     assert traffic["values_push"] == traffic["values_pull"] == 4 * values
     assert traffic["payload_bytes_push"] == traffic["payload_bytes_pull"] == 16 * values
     assert traffic["steps"] == 4 and traffic.get("late_pushes", 0) == 0
+
+
+@pytest.mark.parametrize("consistency", ["bsp", "ssp[staleness=3,mode=aggressive]", "backup[1]", "local[2]"])
+def test_records_come_to_what_was_sent_and_received(consistency: str) -> None:
+    """A pull may apply several updates, and the last ones come after the last step."""
+
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> dict[str, float]:
+        for step in range(12):
+            if rank == 0:
+                time.sleep(0.005)
+            one_step(model, opt, rank, step)
+        opt.sync()
+        return opt.traffic()
+
+    listeners = [Listener(), Listener()]
+    traffics, _ = run(train, codec="3lc", consistency=consistency, metrics=listeners)
+    for traffic, listener in zip(traffics, listeners, strict=True):
+        for way in ("push", "pull"):
+            name = f"payload_bytes_{way}"
+            assert sum(getattr(each, name) for each in listener.records) == traffic[name], way
+        for phase in ("encode", "decode"):
+            recorded = sum(getattr(each, f"{phase}_s") for each in listener.records)
+            assert recorded == pytest.approx(traffic[f"{phase}_seconds"]), phase

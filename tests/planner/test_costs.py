@@ -109,6 +109,9 @@ def test_ddp_sends_values_of_the_models_dtype_and_servers_and_local_updates_floa
 
     own, whole = (pytest.approx((bits, bits), rel=0.02) for bits in (8 * itemsize, 32))
     assert bits("fp32", collective=True) == own
+    half = replace(design("int8"), down=design("fp32").down)
+    [costs] = measure_costs(made, half, collective=True).values()
+    assert costs.pull_nbytes == pytest.approx(max(4, itemsize) * 64 * 64, rel=0.02), "float32, or float64"
     assert bits("fp32", collective=False) == whole
     assert bits("local-sgd[h=2,codec=fp32]", collective=True) == whole
     assert bits("local-sgd[h=2,codec=fp32]", collective=False) == whole

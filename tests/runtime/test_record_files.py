@@ -97,7 +97,12 @@ def test_an_endpoint_tells_what_came_since_the_last_look() -> None:
         assert second.time_s >= first["fc"].time_s > 0
         for step in (5, 7, 9, 11):  # every second step has an exchange, say
             writer.record(StepRecord(step=step, table="fc", numel=10, payload_bytes_push=step))
-        later = [each for each in endpoint.read() if each.table]
+        # As in the hooks, where the seconds of a step are of no table.
+        writer.record(StepRecord(step=11, table="", numel=0, encode_s=0.4, loss=0.5))
+        everything = list(endpoint.read())
+        whole = [(each.step, each.encode_s, each.loss) for each in everything if not each.table]
+        assert whole == [(5, 0.1, None), (7, 0.1, None), (9, 0.1, None), (11, 0.1, 0.5)]
+        later = [each for each in everything if each.table]
         assert [(each.step, each.payload_bytes_push) for each in later] == [(5, 8), (7, 8), (9, 8), (11, 8)]
         times = [second.time_s, *(each.time_s for each in later)]
         assert all(later >= earlier for earlier, later in pairwise(times)), "evenly, since the look before"

@@ -145,3 +145,30 @@ def test_scores_and_lags_over_time() -> None:
     curves = recorded.lag_curves()
     steps = [step for step, _ in curves["fc.weight"]]
     assert len(steps) <= 1000 and steps[0] == 0 and steps[-1] > 2990 and set(curves) == {"fc.weight"}
+
+
+def of_table(step: int, nbytes: int, codec: str, rank: int = 0) -> StepRecord:
+    return StepRecord(step=step, table="fc", numel=1000, rank=rank, codec=codec, payload_bytes_push=nbytes)
+
+
+def test_tables_have_the_means_of_their_newest_codec_without_the_first_steps() -> None:
+    fixed = [of_table(step, 4000 if step < 5 else 100, "3lc", rank) for step in range(20) for rank in range(2)]
+    recorded = RecordedSteps(fixed)
+    [figures] = recorded.figures().tables
+    assert (figures.push_nbytes, figures.ratio) == (100, 80)
+    changed = [of_table(step, 4000, "") if step < 12 else of_table(step, 100, "3lc") for step in range(20)]
+    [figures] = RecordedSteps(changed).figures().tables
+    assert (figures.codec, figures.push_nbytes) == ("3lc", 100)
+    growing = RecordedSteps(of_table(step, step, "3lc") for step in range(20))
+    growing.keep(4)
+    assert growing.figures(leave_out=0).tables[0].push_nbytes == (16 + 17 + 18 + 19) / 4
+    long = RecordedSteps(of_table(step, 100 if step < 9000 else 50, "3lc") for step in range(10_000))
+    assert long.figures(leave_out=9000).tables[0].push_nbytes == 50
+
+
+def test_a_step_that_is_recorded_again_takes_the_place_of_the_first() -> None:
+    runs = RecordedSteps(of_table(0, 100, "3lc", rank) for _ in range(3) for rank in range(2))
+    assert (runs.runs, runs.figures().push_nbytes, runs.figures().ranks) == (3, 100, 2)
+    steps = [*range(0, 160, 10), 150, 160]
+    gone_on = RecordedSteps(of_table(step, 100, "3lc") for step in steps)
+    assert gone_on.runs == 1 and gone_on.figures().push_nbytes == 100 and gone_on.steps == list(range(0, 170, 10))

@@ -27,7 +27,7 @@ class TrainingCosts:
         self._worker, self._driver, self._shards = worker, driver, shards
         self._warm_up = WarmUp()
         self._first_step, self._clock = worker.iteration, worker.clock
-        self._began = time.perf_counter()
+        self._began, self._joining = time.perf_counter(), dict[str, float]()
         self._ends: list[int] = []
         """After how many steps each of the first exchanges has been answered."""
         self._after: list[tuple[int, dict[str, float]]] = []
@@ -39,6 +39,8 @@ class TrainingCosts:
         """Says that the worker has joined: the first step to be counted is the next."""
         self._first_step, self._clock = self._worker.iteration, self._worker.clock
         self._began = time.perf_counter()
+        counted = self._worker.counters.snapshot()
+        self._joining = {name: value for name, value in counted.items() if name.endswith("_seconds")}
 
     def pass_over(self, steps: int) -> None:
         """Leaves out steps that the worker was carried past, with a state of other steps."""
@@ -61,7 +63,10 @@ class TrainingCosts:
         sent, received = self._driver.wire_nbytes
         if self._shards is not None:
             sent, received = self._shards.wire_nbytes(self._driver.connections)
-        return {**self._worker.counters.snapshot(), "wire_bytes_push": sent, "wire_bytes_pull": received}
+        counted = self._worker.counters.snapshot()
+        # Whoever joined first has waited for the others, which is no part of the training.
+        spent = {name: counted[name] - seconds for name, seconds in self._joining.items()}
+        return {**counted, **spent, "wire_bytes_push": sent, "wire_bytes_pull": received}
 
     def report(self) -> TrainingReport:
         """See `DistributedOptimizer.report`."""

@@ -81,6 +81,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         start(worker, driver, agreed, resumed=state is not None)
         self._hooks, self._joined = ModelHooks(model, worker, driver), True
         self._costs.begin()
+        self._recorder.begin(worker.model)
         if isinstance(resume, Resumable):
             resume.began(self)
 

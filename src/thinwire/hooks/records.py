@@ -45,6 +45,11 @@ class Recorder:
         self._warned = False
         self._waiting: list[tuple[WorkerTable, StepRecord]] = []
 
+    def begin(self, model: WorkerModel) -> None:
+        """Forgets what joining the training has cost."""
+        for table in (table for tensor in model.tensors for table in tensor.tables):
+            table.cost = StepCost()
+
     def record(self, step: int, model: WorkerModel) -> None:
         """Records one step, and resets the tables' costs for the next."""
         if not self._metrics:
@@ -79,7 +84,8 @@ class Recorder:
             writer.record(record)
 
     def close(self) -> None:
-        """Sends what waits and closes the metrics writers."""
+        """Sends what waits, with what came since the last step, and closes the metrics writers."""
+        self._waiting = [(table, _with_more(record, table.cost)) for table, record in self._waiting]
         self._send()
         for writer in self._metrics:
             writer.close()
@@ -100,3 +106,8 @@ class Recorder:
                 f"{worst}: {ratios[worst]:.0f} steps of updates wait in its residual; a smaller learning rate or "
                 "sparsity multiplier would let them through"
             )
+
+
+def _with_more(record: StepRecord, cost: StepCost) -> StepRecord:
+    more = {name: getattr(record, name) + value for name, value in asdict(cost).items()}
+    return replace(record, **more)

@@ -90,8 +90,15 @@ def measure_costs(
     found = {
         name: _costs(name, chosen[name], profile, design, senders, workers, collective, settling) for name in shapes
     }
-    by_ddp = collective and design.local is None
-    return {name: _as_it_is(found[name], chosen[name], itemsizes[name], by_ddp) for name in shapes}
+    if not collective or design.local is not None:
+        return found  # servers are sent float32, as are equal ranks with local updates, whatever the model's dtype is
+    least = 1 if all_reduces(design) else 4  # the hook sends what it does not compress as float32, or as float64
+    return {name: _as_it_is(found[name], chosen[name], max(least, itemsizes[name])) for name in shapes}
+
+
+def all_reduces(design: Design) -> bool:
+    """Whether ranks leave a design's gradients to torch's all-reduce, as plain DDP does."""
+    return design.local is None and design.up.id == design.down.id == PLAIN.id
 
 
 def with_workers(
@@ -123,11 +130,9 @@ def _choices(profile: Profile, design: Design) -> tuple[dict[str, tuple[int, ...
     return shapes, select(shapes, design.compress(), last_layer=last)
 
 
-def _as_it_is(costs: TensorCosts, choice: Choice, itemsize: int, by_ddp: bool) -> TensorCosts:
-    """Of what is not compressed, with the bytes that are sent: measured are gradients in float32. DDP sends values of
-    the model's own dtype; servers are sent float32, as are equal ranks with local updates, whatever the model's is."""
-    factor = itemsize / 4 if by_ddp else 1.0
-    up, down = (factor if each.id == PLAIN.id else 1.0 for each in (choice.up, choice.down))
+def _as_it_is(costs: TensorCosts, choice: Choice, itemsize: int) -> TensorCosts:
+    """Of what is not compressed, with the bytes that a value takes; measured are gradients in float32."""
+    up, down = (itemsize / 4 if each.id == PLAIN.id else 1.0 for each in (choice.up, choice.down))
     return replace(costs, push_nbytes=up * costs.push_nbytes, pull_nbytes=down * costs.pull_nbytes)
 
 

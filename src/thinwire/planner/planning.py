@@ -14,7 +14,7 @@ from functools import cached_property
 from thinwire.errors import ConfigError
 from thinwire.hooks.exchange.options import GATHER_MB
 from thinwire.jobs.virtual_time import TCP_HEADERS_NBYTES, TCP_PAYLOAD_NBYTES, Sharing, TransportCosts
-from thinwire.planner.costs import TensorCosts, exchange_every, mean_bits, measure_costs, with_workers
+from thinwire.planner.costs import TensorCosts, all_reduces, exchange_every, mean_bits, measure_costs, with_workers
 from thinwire.planner.exchange_work import NONE, ExchangeWork, measure_exchange_work
 from thinwire.planner.parameter_server import SHARED_USE, Cluster, Layer, Link, step_s
 from thinwire.planner.peer_costs import PeerCosts
@@ -23,7 +23,6 @@ from thinwire.planner.profile import Profile
 from thinwire.planner.rounds import EXCHANGE_SHARE, Round, check_share
 from thinwire.planner.variants import choice, variants
 from thinwire.policies.assignment import Sized
-from thinwire.policies.compression import PLAIN
 from thinwire.policies.designs import Design, design
 from thinwire.policies.placement import placement
 from thinwire.worker.transmit_buffer import CHUNK_NBYTES
@@ -191,7 +190,7 @@ class Plan:
             message_s=self._transport.server_message_s,
             worker_message_s=self._peers.message_s if collective else self._transport.worker_message_s,
             byte_s=(self._peers.byte_s if made.local else 0.0) if collective else self._transport.byte_s,
-            ring=collective and _all_reduces(made),
+            ring=collective and all_reduces(made),
             ring_hop_s=self._peers.hop_s,
             use=self._sharing.use,
         )
@@ -304,11 +303,6 @@ class Plan:
                 }
                 layers.append(replace(whole, shard=part.server, **scaled))
         return layers
-
-
-def _all_reduces(made: Design) -> bool:
-    """Whether ranks leave its gradients to torch's all-reduce, as plain DDP does."""
-    return made.local is None and made.up.id == made.down.id == PLAIN.id
 
 
 def _threshold(holds: Callable[[float], bool]) -> float | None:

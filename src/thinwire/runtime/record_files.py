@@ -167,13 +167,14 @@ class RecordEndpoint:
 
 def _spread(record: StepRecord, taken: int, last: StepRecord | None) -> Iterator[StepRecord]:
     """Yields one record for each of so many steps, the last of which this is; of very many, for the newest."""
-    if last is None or not record.table or record.step - last.step < taken:
+    if last is None or record.step - last.step < taken:
         yield record
         return
+    scoreless = replace(record, loss=None, loss_finite=True, accuracy=None)  # the scores are of the last step
     for left in range(min(taken, _MOST_STEPS) - 1, -1, -1):
         part = left / taken
         yield replace(
-            record,
+            scoreless if left else record,
             step=record.step - round((record.step - last.step) * part),
             time_s=record.time_s - (record.time_s - last.time_s) * part,
         )

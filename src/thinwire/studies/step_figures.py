@@ -19,7 +19,7 @@ from thinwire.telemetry import WARM_UP_EXCHANGES, StepRecord, warm_up_steps
 
 @dataclass(frozen=True, kw_only=True)
 class TableFigures:
-    """One table: means over steps and ranks, and the latest residual.
+    """One table: means over ranks and the steps since its codec changed last, and the latest residual.
 
     Attributes:
         codec: id of the pushes' codec.
@@ -120,6 +120,7 @@ class RecordedSteps:
         self._steps: defaultdict[int, dict[int, RankStep]] = defaultdict(dict)
         self._tables: defaultdict[str, TableSums] = defaultdict(TableSums)
         self._latest: dict[int, int] = {}
+        self._recorded: defaultdict[int, set[str]] = defaultdict(set)  # tables of that step
         self._before: dict[str, float] = {}
         self._lost_before: int | None = None
         for record in records:
@@ -128,20 +129,27 @@ class RecordedSteps:
     def add(self, record: StepRecord) -> None:
         """Takes one record."""
         if record.table:  # records of the whole step leave earlier than those of tables
-            if record.step < self._latest.get(record.rank, -1):
+            latest = self._latest.get(record.rank, -1)
+            again = record.step == latest and record.table in self._recorded[record.rank]
+            if record.step < latest or again:
                 self._go_back(record.rank, record.step)
+            if record.step != latest or again:
+                self._recorded[record.rank].clear()
+            self._recorded[record.rank].add(record.table)
             self._latest[record.rank] = record.step
             self._tables[record.table].add(record)
         self._steps[record.step].setdefault(record.rank, RankStep()).add(record)
 
     def keep(self, newest: int) -> None:
-        """Forgets all but so many of the newest steps that tables were recorded of; of tables, means go on.
+        """Forgets all but so many of the newest steps that tables were recorded of.
 
         What was scored or measured last stays known, however long ago.
         """
         recorded = self.steps
         if not (oldest := recorded[-newest:]):
             return
+        for sums in self._tables.values():
+            sums.keep(oldest[0])
         for step in sorted(each for each in self._steps if each < oldest[0]):
             if any(not each.loss_finite for each in self._steps[step].values()):
                 self._lost_before = step if self._lost_before is None else self._lost_before
@@ -168,6 +176,7 @@ class RecordedSteps:
             self._steps.clear()
             self._tables.clear()
             self._latest.clear()
+            self._recorded.clear()
             self._before.clear()
             self._lost_before = None
         for later in [each for each in self._steps if each >= step]:
@@ -223,7 +232,7 @@ class RecordedSteps:
         return {name: sums.curve.points for name, sums in self._tables.items() if sums.curve.points}
 
     def figures(self, *, leave_out: int | None = None, newest: bool = True) -> Figures:
-        """Returns the figures of the steps that are kept, but for the first; of tables, of all steps.
+        """Returns the figures of the steps that are kept, but for the first; of tables since their codec changed last.
 
         Args:
             leave_out: how many of the first steps; by default as `telemetry.warm_up_steps` says, and, where steps come
@@ -236,7 +245,7 @@ class RecordedSteps:
         chosen = [each for step in steps for each in self._steps[step].values() if each.recorded]
         seconds = [value for step, value in self.step_seconds().items() if steps and steps[0] <= step <= steps[-1]]
         tables = sorted(
-            (_table_figures(name, sums) for name, sums in self._tables.items()),
+            (_table_figures(name, sums, steps[0] if steps and newest else 0) for name, sums in self._tables.items()),
             key=lambda each: (-(each.push_nbytes + each.pull_nbytes), each.table),
         )
         lagging = max((each for each in tables if each.lag is not None), key=lambda each: each.lag or 0, default=None)
@@ -274,15 +283,16 @@ class RecordedSteps:
         )
 
 
-def _table_figures(name: str, sums: TableSums) -> TableFigures:
-    nbytes = sums.push_nbytes + sums.pull_nbytes
+def _table_figures(name: str, sums: TableSums, first: int) -> TableFigures:
+    found = sums.since(first)
+    nbytes = found.push_nbytes + found.pull_nbytes
     return TableFigures(
         table=name,
         codec=sums.codec,
         numel=sums.numel,
-        push_nbytes=sums.push_nbytes / sums.records,
-        pull_nbytes=sums.pull_nbytes / sums.records,
-        ratio=sums.plain_nbytes / nbytes if nbytes else 0.0,
+        push_nbytes=found.push_nbytes / found.records,
+        pull_nbytes=found.pull_nbytes / found.records,
+        ratio=found.plain_nbytes / nbytes if nbytes else 0.0,
         lag=max(sums.lags.values(), default=None),
         residual_norm=max(sums.norms.values(), default=None),
     )

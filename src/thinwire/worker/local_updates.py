@@ -188,7 +188,7 @@ class LocalWorker(Worker):
             updates = yield from self.conversations[shard].pull_all(indices, pushes, strict=True)
             waited = (self._now() - asked) / len(owned)
             for (_, table), each in zip(owned, updates, strict=True):
-                table.cost.wait_s = waited
+                table.cost.wait_s += waited
                 pulled.append((table, each))
         if all(self._is_due(tensor) and not self._rounds[tensor.name].whole for tensor in tensors):
             self._continue_from(fragment, pulled)

@@ -275,7 +275,7 @@ class Participant:
             conversation = self.conversations[table.shard]
             asked = self._now()
             updates = yield from conversation.pull(table.index, self.clock, strict=strict)
-            table.cost.wait_s = self._now() - asked
+            table.cost.wait_s += self._now() - asked
             table.apply(updates, self.model.local_step, step=self.iteration - 1)
             table.staleness = 0 if tensor.state else max(0, self.clock - conversation.versions[table.index])
             applied = applied or bool(updates)

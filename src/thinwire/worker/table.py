@@ -354,7 +354,8 @@ def count_pushes(tables: Sequence[WorkerTable], payload_nbytes: Sequence[int], s
     """Counts the pushes of some tables of one worker, which took so many seconds together."""
     counters, share = tables[0].counters, seconds / len(tables)
     for table, nbytes in zip(tables, payload_nbytes, strict=True):
-        table.cost.payload_bytes_push, table.cost.encode_s = nbytes, share
+        table.cost.payload_bytes_push += nbytes
+        table.cost.encode_s += share
     counters.add("payload_bytes_push", sum(payload_nbytes))
     counters.add("values_push", sum([table.size for table in tables]))
     counters.add("encode_seconds", seconds)
@@ -363,7 +364,7 @@ def count_pushes(tables: Sequence[WorkerTable], payload_nbytes: Sequence[int], s
 def count_pulls(tables: Sequence[WorkerTable], payload_nbytes: Sequence[int]) -> None:
     """Counts updates of some tables of one worker."""
     for table, nbytes in zip(tables, payload_nbytes, strict=True):
-        table.cost.payload_bytes_pull = nbytes
+        table.cost.payload_bytes_pull += nbytes
     tables[0].counters.add("payload_bytes_pull", sum(payload_nbytes))
     tables[0].counters.add("values_pull", sum([table.size for table in tables]))
 
@@ -372,7 +373,7 @@ def count_decoding(tables: Sequence[WorkerTable], seconds: float) -> None:
     """Counts what it took to apply updates of some tables of one worker together."""
     share = seconds / len(tables)
     for table in tables:
-        table.cost.decode_s = share
+        table.cost.decode_s += share
     tables[0].counters.add("decode_seconds", seconds)
 
 

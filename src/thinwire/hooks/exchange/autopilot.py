@@ -72,6 +72,7 @@ class ExchangeAutopilot:
         blocking: whether the backward pass waits for every uncompressed reduction.
 
     Attributes:
+        base: the codec that stands for whichever is in use.
         pilot: the controller.
         level: index of the setting of the step under way.
         changed_at: the step since which it is in use.
@@ -93,7 +94,7 @@ class ExchangeAutopilot:
     ) -> None:
         self._core, self._driver = core, driver
         self._blocking = blocking
-        base = residual_codec(levels)
+        self.base = base = residual_codec(levels)
         self._contexts = [context for context in core.residuals.contexts.values() if context.codec == base]
         self._start_step = start_step
         self.pilot = Pilot(levels, workload(core, base), lag_limit=lag_limit, target=target)

@@ -1,7 +1,8 @@
 """Step records of the hooks of equal ranks: what every tensor cost in the steps that are measured.
 
 A step is measured from its first gradients on, and recorded when the next one begins: by then every thread is done with
-it. Between two measured steps nothing is counted that the report does not count as well.
+it. Between two measured steps nothing is counted that the report does not count as well; what FSDP gathers is for the
+report alone.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from thinwire.collective.core import Collective
 from thinwire.collective.residuals import TrainedTensor
 from thinwire.collective.tally import Tally, total
 from thinwire.errors import ConfigError
+from thinwire.runtime.collective import CollectiveDriver
 from thinwire.runtime.metrics import MetricsWriter
 from thinwire.telemetry import StepRecord
 
@@ -26,6 +28,7 @@ class Recorded(Protocol):
     """What is asked of a hook's state."""
 
     core: Collective
+    driver: CollectiveDriver
     step: int
 
     @property
@@ -36,10 +39,6 @@ class Recorded(Protocol):
     @property
     def known_link_bps(self) -> float:
         """Bits per second of the slowest link, as measured last; 0 where it was not."""
-        ...
-
-    def counters(self) -> dict[str, float]:
-        """Returns the sums so far."""
         ...
 
 
@@ -74,7 +73,7 @@ class ExchangeRecords:
             self._record(tally)
         self._tally = core.tally = Tally() if step % self._every == 0 else None
         if self._tally is not None:
-            self._step, self._before, self._skipped = step, self._state.counters(), core.steps_skipped
+            self._step, self._before, self._skipped = step, self._state.driver.counters(), core.steps_skipped
 
     def record_scores(self, step: int, loss: float | None, accuracy: float | None) -> None:
         """Records what belongs to a step as a whole."""
@@ -127,7 +126,7 @@ class ExchangeRecords:
                     share=share,
                 )
             )
-        sums = state.counters()
+        sums = state.driver.counters()
 
         def spent(name: str) -> float:
             return sums.get(name, 0.0) - self._before.get(name, 0.0)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from thinwire.codecs import Codec
 from thinwire.hooks.exchange.state import ExchangeState
+from thinwire.policies.compression import Choice
 from thinwire.quantities import ms_text, nbytes_text, rate_text
 
 _SPENT = ("encode_seconds", "decode_seconds", "copy_seconds")
@@ -17,7 +19,7 @@ class Report:
     Attributes:
         steps: compressed steps, the first ones included.
         steps_skipped: steps that nobody took because of NaN or Inf.
-        codecs: the codecs in use, both ways, uncompressed tensors included.
+        codecs: the codecs in use, both ways, uncompressed tensors included; `auto` where one is chosen step by step.
         sent_nbytes: bytes sent a step, message heads included.
         uncompressed_nbytes: what a ring all-reduce sends a step, 2·(N − 1)/N times the gradients' size in the
             parameters' own dtypes; half of it where gradients are only sent to who owns their shard.
@@ -129,25 +131,23 @@ def report(state: ExchangeState) -> Report:
         >>> dist.destroy_process_group()
     """
     state.note_warm_up()
-    sums = state.counters()
+    sums = state.compressed_sums()
     taken = int(sums.get("steps", 0))
     warm_up, counters = state.warm_up.split(taken, sums)
     per = 1 / max(1, taken - warm_up)
     tensors = state.core.residuals.tensors.values()
     sent = counters.get("wire_bytes", 0) * per
     uncompressed = state.uncompressed_nbytes + counters.get("gather_uncompressed_bytes", 0) * per
-    codecs = {
-        str(tensor.choice.up)
-        if tensor.choice.up == tensor.choice.down
-        else f"{tensor.choice.up!s} up and {tensor.choice.down!s} down"
-        for tensor in tensors
-    }
+    auto = state.auto
+    names = {_name(tensor.choice, None if auto is None else auto.base) for tensor in tensors}
     bounds = [each.lag_bound for each in state.core.residuals.contexts.values() if each.lag_bound is not None]
+    if auto is not None and (auto.setting.codec is None or auto.setting.codec.id != auto.base.id):
+        bounds = []  # of a setting that is not in use
     multipliers = [bound.sparsity for bound in bounds]
     return Report(
         steps=taken,
         steps_skipped=state.steps_skipped,
-        codecs="; ".join(sorted(codecs)),
+        codecs="; ".join(sorted(names)),
         sent_nbytes=sent,
         uncompressed_nbytes=uncompressed,
         ratio=uncompressed / sent if sent else 0.0,
@@ -161,7 +161,13 @@ def report(state: ExchangeState) -> Report:
         lag=max((bound.lag for bound in bounds), default=None),
         sparsity=(min(multipliers), max(multipliers)) if multipliers else None,
         warm_up=warm_up,
-        auto="" if state.auto is None else str(state.auto),
+        auto="" if auto is None else str(auto),
         beside=state.beside,
         warm_up_s=sum(sums.get(name, 0) - counters.get(name, 0) for name in _SPENT) / max(1, warm_up),
     )
+
+
+def _name(choice: Choice, auto: Codec | None) -> str:
+    """Returns in words how tensors are compressed; `auto` is the codec that stands for whichever is in use."""
+    up, down = ("auto" if each == auto else str(each) for each in (choice.up, choice.down))
+    return up if up == down else f"{up} up and {down} down"

@@ -112,6 +112,12 @@ class ShardedState(ExchangeState):
         driven, gathered = self.driver.counters(), self.gathers.snapshot()
         return {key: driven.get(key, 0) + gathered.get(key, 0) for key in sorted({*driven, *gathered})}
 
+    def compressed_sums(self) -> dict[str, float]:
+        """Returns the sums of compressed steps; as parameters are gathered in all steps, of those a share as large."""
+        driven, gathered = self.driver.counters(), self.gathers.snapshot()
+        share = driven.get("steps", 0) / max(1, gathered.get("gather_steps", 0))
+        return {key: driven.get(key, 0) + share * gathered.get(key, 0) for key in sorted({*driven, *gathered})}
+
     # ---- a step
 
     def compute_dtype(self, group: ParameterGroup) -> torch.dtype:
@@ -201,6 +207,7 @@ class ShardedState(ExchangeState):
             if each.values is not None:
                 each.group.add_gradient(each.group.own(each.values).mul_(each.factor))
         self.step += 1
+        self.gathers.add("gather_steps", 1)
         self.note_warm_up()
         self.between_steps()
 
