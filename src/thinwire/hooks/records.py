@@ -84,8 +84,7 @@ class Recorder:
             writer.record(record)
 
     def close(self) -> None:
-        """Sends what waits, with what came since the last step, and closes the metrics writers."""
-        self._waiting = [(table, _with_more(record, table.cost)) for table, record in self._waiting]
+        """Sends what waits and closes the metrics writers."""
         self._send()
         for writer in self._metrics:
             writer.close()
@@ -106,8 +105,3 @@ class Recorder:
                 f"{worst}: {ratios[worst]:.0f} steps of updates wait in its residual; a smaller learning rate or "
                 "sparsity multiplier would let them through"
             )
-
-
-def _with_more(record: StepRecord, cost: StepCost) -> StepRecord:
-    more = {name: getattr(record, name) + value for name, value in asdict(cost).items()}
-    return replace(record, **more)
