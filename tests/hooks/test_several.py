@@ -130,6 +130,26 @@ class Codes(torch.optim.SGD):
             self.state[parameter]["codes"] = state["codes"]
 
 
+class Hookless(Codes):
+    """As some 8-bit ones: it makes its groups anew when it loads, and calls nobody."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        groups = [
+            {**given, "params": own["params"]}
+            for own, given in zip(self.param_groups, state_dict["param_groups"], strict=True)
+        ]
+        self.__setstate__({"state": self.state, "param_groups": groups})  # type: ignore[no-untyped-call]
+
+
+def test_groups_that_are_made_anew_without_a_word_are_the_ones_that_a_scheduler_moves() -> None:
+    model = mlp(0)
+    first, *others = model.parameters()
+    several = Several([torch.optim.AdamW(others, lr=0.1), Hookless([first], lr=0.5)])
+    several.load_state_dict(copy.deepcopy(several.state_dict()))
+    several.param_groups[1]["lr"] = 0.05
+    assert [group["lr"] for each in several.optimizers for group in each.param_groups] == [0.1, 0.05]
+
+
 def coded(model: nn.Module) -> Optimizers:
     """The second one names its parameters."""
     named = dict(model.named_parameters())

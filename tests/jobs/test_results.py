@@ -17,10 +17,12 @@ from thinwire.jobs.results import Results
 
 class Loss(msgspec.Struct, frozen=True, tag=True):
     value: float
+    curve: tuple[tuple[int, float], ...] = ()
 
 
 class Speed(msgspec.Struct, frozen=True, tag=True):
     value: float
+    curve: tuple[tuple[int, float], ...] = ()
 
 
 def test_what_is_saved_is_found_by_its_job_whatever_its_kind(tmp_path: Path) -> None:
@@ -30,11 +32,12 @@ def test_what_is_saved_is_found_by_its_job_whatever_its_kind(tmp_path: Path) -> 
     results.add({"a": 2}, Speed(3.0))
     results.add({"a": 1}, Loss(math.nan))
     results.add({"a": 4}, Loss(-math.inf))
+    results.add({"a": 2}, Speed(3.0, ((1, math.inf),)))
     results.save({"rows": [Loss(2.0), Loss(math.inf)]})
     again = Results(path, [Loss, Speed])
-    assert [run.job for run in again.runs] == [{"a": 2}, {"a": 1}, {"a": 4}]
+    assert [run.job for run in again.runs] == [{"a": 1}, {"a": 4}, {"a": 2}]
     assert again.find({"a": 4}) == Loss(-math.inf)
-    assert again.find({"a": 2}) == Speed(3.0) and again.find({"a": 3}) is None
+    assert again.find({"a": 2}) == Speed(3.0, ((1, math.inf),)) and again.find({"a": 3}) is None
     loss = again.find({"a": 1})
     assert isinstance(loss, Loss) and math.isnan(loss.value), "a diverged training is stored too"
 

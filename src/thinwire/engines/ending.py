@@ -28,15 +28,17 @@ def end_all(process: subprocess.Popen[Any]) -> None:
         with suppress(subprocess.TimeoutExpired):
             process.wait(ENDING_S)
     finally:
-        for pid in started | _descendants(process.pid):
-            with suppress(ProcessLookupError):
+        if process.returncode is None:
+            started |= _descendants(process.pid)
+        for pid in started:
+            with suppress(ProcessLookupError, PermissionError):  # gone, or another user's
                 os.kill(pid, signal.SIGKILL)
         _signal_group(process.pid, signal.SIGKILL)
         process.wait()
 
 
 def _signal_group(pid: int, number: signal.Signals) -> None:
-    with suppress(ProcessLookupError):
+    with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, number)
 
 

@@ -116,6 +116,7 @@ class Several(torch.optim.Optimizer):
                     "param_groups": [{**group, "params": [numbers[n] for n in group["params"]]} for group in own],
                 }
             )
+        self._follow()  # also where one makes its groups anew and calls no hooks
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)
 

@@ -196,7 +196,7 @@ def _spelled(value: Any, in_words: bool) -> Any:
         return json.dumps(value) if in_words else None
     if isinstance(value, dict):
         return {key: _spelled(each, in_words) for key, each in value.items()}
-    return [_spelled(each, in_words) for each in value] if isinstance(value, list) else value
+    return [_spelled(each, in_words) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 def _read(value: Any) -> Any:

@@ -176,7 +176,7 @@ class MemoryServer(Server):
 
     def _fail(self, error: Exception) -> None:
         """The handler broke: what it knows can no longer be trusted, so it is not called again."""
-        self._failure = error
+        self._failure = self._failure or error
         self._accepting = False
         for connection in self._sessions.values():
             connection.finish(f"the server at {self.address} failed: {type(error).__name__}: {error}")
