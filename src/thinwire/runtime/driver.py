@@ -2,7 +2,7 @@
 
 When, is for `model_hooks.py` to say, and what is then sent and applied for the worker. Messages are read by the thread
 that needs them, when it needs them. The transport's own threads move bytes meanwhile, so nothing waits on this one; and
-the cores need no lock.
+the cores need no lock, as one procedure runs at a time.
 """
 
 from __future__ import annotations
@@ -73,24 +73,27 @@ class WorkerDriver:
         with self._running:
             begin = time.perf_counter()
             try:
-                while True:
-                    try:
-                        effect = next(procedure)
-                    except StopIteration as end:
-                        result: T = end.value
-                        return result
-                    match effect:
-                        case Send():
-                            self._send(effect)
-                        case Receive():
-                            self._receive(effect)
-                        case Poll():
-                            self._receive_arrived(effect.shard)
+                return self._carry_out(procedure)
             except SessionLostError:
                 self._lost = True
                 raise
             finally:
                 self._counters.add("exchange_seconds", time.perf_counter() - begin)
+
+    def _carry_out(self, procedure: Procedure[T]) -> T:
+        while True:
+            try:
+                effect = next(procedure)
+            except StopIteration as end:
+                result: T = end.value
+                return result
+            match effect:
+                case Send():
+                    self._send(effect)
+                case Receive():
+                    self._receive(effect)
+                case Poll():
+                    self._receive_arrived(effect.shard)
 
     def close(self, within_s: float | None = None, failure: str = "") -> None:
         """Leaves every shard in good order, where one was lost to come again. A session that broke is only dropped.
