@@ -134,11 +134,6 @@ def run_report(rank: int, kind: str) -> tuple[str, str, dict[str, str]]:
     return before, text, chosen
 
 
-def alone(rank: int) -> None:
-    """Makes a group of this rank alone: torch names groups by how many a rank knows, and the others know one more."""
-    dist.new_group([rank], use_local_synchronization=True)
-
-
 def run_saved(rank: int, kind: str, folder: str) -> dict[str, Any]:
     """Trains three steps, saves, and trains three more: through, from torch.save's file and from DCP's folder.
 
@@ -184,7 +179,6 @@ def run_saved(rank: int, kind: str, folder: str) -> dict[str, Any]:
         results["three"] = fewer.state_dict()
     else:
         results["three"] = None
-        alone(rank)
     return results
 
 
@@ -226,7 +220,10 @@ def refusals(rank: int) -> dict[str, str]:
     hear("compressed still", lambda: train(model, rank, 1))
     for unused in (False, True):
         half: Any = fully_shard(Half(), mesh=mesh("hsdp"))
-        half.set_reduce_scatter_unused_params(unused)
+        if unused:
+            if not hasattr(half, "set_reduce_scatter_unused_params"):  # earlier versions of torch
+                continue
+            half.set_reduce_scatter_unused_params(True)
         fsdp.compress(half, min_numel=1, **CODEC)
         hear(f"unused, {unused}", lambda half=half: half(torch.ones(2, 16)).sum().backward())  # type: ignore[misc]
     model = sharded("fsdp")
@@ -304,8 +301,6 @@ for _kind in KINDS:
 def run_all(rank: int, folder: str) -> dict[str, Any]:
     results = {}
     mesh("three")
-    if rank == 3:
-        alone(rank)
     for kind in KINDS:
         results[f"{kind}, saved"] = run_saved(rank, kind, f"{folder}/{kind}")
     for name, (work, args, options) in CASES.items():

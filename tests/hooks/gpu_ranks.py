@@ -10,10 +10,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire as tw
 from tests.hooks.ddp_ranks import ddp
+from thinwire.hooks import fsdp
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 WIDTHS = (64, 2048, 1024, 2048, 512, 8)
@@ -144,3 +148,64 @@ def one_rank_of_nccl(rank: int) -> dict[str, Any]:
     model = DistributedDataParallel(mlp(), process_group=group)
     ddp.compress(model, "3lc", measure_link=False)
     return {"losses": steps(model, sgd(model), rank, range(12)), "backend": dist.get_backend(group)}
+
+
+def mesh_of(kind: str) -> DeviceMesh:
+    """Two replicas of one shard each, or two shards.
+
+    NCCL refuses two ranks on one GPU, and has nothing to do here: a rank's shard is the whole, or what goes between
+    ranks is coded.
+    """
+    backend = "cpu:gloo,cuda:nccl" if DEVICE.type == "cuda" else "gloo"
+    alone = [dist.new_group([rank], backend=backend) for rank in range(2)][dist.get_rank()]
+    both = dist.new_group([0, 1], backend=backend)
+    if kind == "fsdp":
+        return DeviceMesh.from_group(both, DEVICE.type, mesh=[0, 1])
+    names = ("replicate", "shard")
+    return DeviceMesh.from_group([both, alone], DEVICE.type, mesh=[[0], [1]], mesh_dim_names=names)
+
+
+def sharded(rank: int, kind: str, options: dict[str, Any], count: int = 12) -> dict[str, Any]:
+    """Trains with FSDP2 twice from the same start, once more from a state in the middle."""
+    mesh, ends, losses = mesh_of(kind), [], []
+
+    def start() -> tuple[Any, fsdp.ShardedState, torch.optim.Optimizer]:
+        model: Any = mlp()
+        for layer in model:
+            if isinstance(layer, nn.Linear):
+                fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        return model, fsdp.compress(model, measure_link=False, **options), sgd(model)
+
+    for _ in range(2):
+        model, state, optimizer = start()
+        losses.append(steps(model, optimizer, rank, range(count // 2)))
+        saved = copy.deepcopy((shards(model), optimizer.state_dict(), state.state_dict()))
+        losses[-1] += steps(model, optimizer, rank, range(count // 2, count))
+        ends.append(shards(model))
+        state.close()
+    model, state, optimizer = start()
+    with torch.no_grad():
+        for parameter, values in zip(model.parameters(), saved[0], strict=True):
+            parameter.to_local().copy_(values)
+    optimizer.load_state_dict(saved[1])
+    state.load_state_dict(saved[2])
+    steps(model, optimizer, rank, range(count // 2, count))
+    # Without replicas an owner keeps its average to itself: nothing is encoded of its own slices.
+    contexts = [
+        context for (_, part), context in state.core.residuals.contexts.items() if kind == "hsdp" or part.server != rank
+    ]
+    return {
+        "losses": losses[0],
+        "weights": torch.cat([each.cpu().reshape(-1) for each in ends[0]]),
+        "again": all(map(torch.equal, ends[0], ends[1])) and losses[0] == losses[1],
+        "resumed": all(map(torch.equal, ends[0], shards(model))),
+        "on_host": [context.on_host for context in contexts],
+    }
+
+
+def shards(model: nn.Module) -> list[torch.Tensor]:
+    """This rank's shards of all parameters."""
+    parameters = list(model.parameters())
+    assert all(isinstance(each, DTensor) for each in parameters)
+    return [each.to_local().detach().clone() for each in parameters if isinstance(each, DTensor)]

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.fsdp import FSDPModule
 
 import thinwire as tw
 from tests.hooks.ddp_ranks import mlp, run_ranks
@@ -156,6 +157,8 @@ def test_refusals(ranks: dict[str, list[Any]]) -> None:
         "three dimensions": "takes a mesh of one dimension .* or two",
         "two meshes": "one mesh for all",
     }
+    if not hasattr(FSDPModule, "set_reduce_scatter_unused_params"):  # earlier versions of torch
+        del expected["unused, True"]
     for heard in ranks["refusals"]:
         assert heard.keys() == expected.keys()
         for name, pattern in expected.items():

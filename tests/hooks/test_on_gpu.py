@@ -89,3 +89,21 @@ def test_workers_of_a_server(design: str) -> None:
     options: dict[str, Any] = {"codec": design} if design == "3lc" else {"design": design}
     ranks, _ = run_cluster(lambda rank: gpu_ranks.mlp(), train, transport="grpc", optimizer=gpu_ranks.sgd, **options)
     agree(ranks)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("hsdp", {"codec": "3lc"}),
+        ("hsdp", {"codec": "int8", "codec_down": "3lc"}),
+        ("fsdp", {"codec": "3lc", "gather": "int8"}),
+    ],
+)
+def test_sharded_models_give_the_same_bits_again(kind: str, options: dict[str, Any]) -> None:
+    ranks = run_ranks(2, gpu_ranks.sharded, kind, options)
+    assert all(each["again"] and each["resumed"] for each in ranks)
+    for each in ranks:
+        assert sum(each["losses"][-3:]) < sum(each["losses"][:3]), each["losses"]
+        assert torch.cuda.is_available() != any(each["on_host"])
+    if kind == "hsdp":
+        assert torch.equal(ranks[0]["weights"], ranks[1]["weights"])

@@ -1,13 +1,17 @@
-"""A peer group over gloo, torch.distributed's CPU backend, in a process group of its own.
+"""A peer group over gloo, torch.distributed's CPU backend, by connections of its own.
 
 Point-to-point with tags, so no order of collectives has to be kept. The bytes are host memory: the group is gloo even
 where gradients live on GPUs and DDP itself uses NCCL. gloo lets a shorter message into a longer buffer.
+
+torch is not told of the group: it names its own by how many a rank knows, so that ranks which know one more than others
+would wait for groups of another name. And what only this object knows ends with it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -33,41 +37,31 @@ class GlooPeerGroup(PeerGroup):
         self.size = len(ranks)
         self._ranks = list(ranks)
         self.rank = self._ranks.index(dist.get_rank())
-        everyone = self.size == dist.get_world_size()
         try:
-            num_groups = None if everyone else len(dist.distributed_c10d._world.pg_names)
             store = dist.distributed_c10d._get_default_store()
-            roll_call(store, dist.get_rank(), ranks, timeout, num_groups=num_groups)
-            self._group = dist.new_group(
-                list(ranks),
-                timeout=timeout,
-                backend="gloo",
-                use_local_synchronization=not everyone,
-                group_desc="thinwire",
-            )
+            meeting = roll_call(store, dist.get_rank(), ranks, timeout)
+            named = dist.PrefixStore(meeting, store)  # type: ignore[attr-defined]
+            self._group: Any = dist.ProcessGroupGloo(named, self.rank, self.size, timeout)
         except (RuntimeError, dist.DistError) as error:
             raise TransportError(
                 f"rank {dist.get_rank()} could not meet the others within {timeout.total_seconds():g} s; every rank "
                 f"must call compress: {error}"
             ) from error
-        self._places = [dist.get_group_rank(self._group, rank) for rank in ranks]
 
     @property
     def names(self) -> Sequence[int]:
         return self._ranks
 
-    # dist.irecv and dist.isend look the group and the rank up for every message; that costs as much as the message.
-
     def receive(self, peer: int, buffer: ReceiveBuffer, tag: int) -> Transfer:
         try:
-            work = self._group.recv([torch.from_numpy(buffer.array)], self._places[peer], tag)
+            work = self._group.recv([torch.from_numpy(buffer.array)], peer, tag)
         except RuntimeError as error:
             raise self._lost(peer, error) from error
         return Transfer(peer, work, buffer.data)
 
     def send(self, peer: int, data: bytearray, tag: int) -> Transfer:
         try:
-            work = self._group.send([torch.frombuffer(data, dtype=torch.uint8)], self._places[peer], tag)
+            work = self._group.send([torch.frombuffer(data, dtype=torch.uint8)], peer, tag)
         except RuntimeError as error:
             raise self._lost(peer, error) from error
         return Transfer(peer, work, memoryview(data))

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Protocol
 
-from thinwire.errors import ConfigError, TransportError
+from thinwire.errors import TransportError
 
 PATIENCE_S = 30.0
 """After so long it is logged who is missing: a rank may still be reading its data."""
@@ -44,9 +44,8 @@ def roll_call(
     ranks: Sequence[int],
     timeout: timedelta,
     *,
-    num_groups: int | None = None,
     patience_s: float = PATIENCE_S,
-) -> None:
+) -> str:
     """Waits until all ranks have called this equally often, and logs once who keeps the others waiting for long.
 
     Args:
@@ -54,18 +53,19 @@ def roll_call(
         rank: this one, of all.
         ranks: their global ranks, the same list everywhere, this one among them.
         timeout: how long to wait.
-        num_groups: how many process groups this rank knows, where that must be the same for all.
         patience_s: after how many seconds to log.
 
+    Returns:
+        A name that these ranks and no others have from this call: what begins with it in the store is theirs.
+
     Raises:
-        ConfigError: ranks know different numbers of process groups.
         TransportError: some did not come in time; the message names them.
         RuntimeError: the store is gone, and with it the rank that holds it.
     """
     # Counted in the store: a process that takes a lost one's place finds a new store, as the others do.
     who = hashlib.blake2b(repr(list(ranks)).encode(), digest_size=8).hexdigest()
     meeting = f"thinwire/{who}/{store.add(f'thinwire/{who}/calls/{rank}', 1)}"
-    store.set(f"{meeting}/{rank}", "here" if num_groups is None else str(num_groups))
+    store.set(f"{meeting}/{rank}", "here")
     begun, (pause_s, longest_s), told = time.monotonic(), POLL_S, False
     while not store.check([f"{meeting}/{each}" for each in ranks]):
         waited_s = time.monotonic() - begun
@@ -83,13 +83,7 @@ def roll_call(
             _log.warning("%s", text)
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, longest_s)
-    if num_groups is not None:
-        known = {each: int(store.get(f"{meeting}/{each}")) for each in ranks}
-        if len(set(known.values())) > 1:
-            raise ConfigError(
-                f"ranks know different numbers of process groups ({known}), and torch derives the next one's name from "
-                "that: call dist.new_group on all ranks, for the groups of some, too, or compress before those are made"
-            )
+    return meeting
 
 
 def _missing(store: Store, meeting: str, ranks: Sequence[int]) -> str:

@@ -54,7 +54,7 @@ def interpreter_patches_once() -> None:
 def device(monkeypatch: pytest.MonkeyPatch) -> torch.device:
     """Where tensors of the suite lie: the GPU, or the CPU under the interpreter."""
     if not INTERPRETED:
-        return torch.device("cuda")
+        return torch.empty(0, device="cuda").device  # with its number, as tensors say it
     from thinwire.codecs import device as dispatch
     from thinwire.codecs import tensors
     from thinwire.kernels.triton import batch

@@ -49,6 +49,9 @@ _UNWRAPPED = (
     "no module of this {kind} is sharded; wrap it first: `for block in model.blocks: fully_shard(block, mesh=mesh)`; "
     "`fully_shard(model, mesh=mesh)`"
 )
+_UNUSED_TAKES = (
+    "" if hasattr(FSDPModule, "set_reduce_scatter_unused_params") else ", which later versions of torch have"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +276,7 @@ class ParameterGroup:
             raise ConfigError(
                 f"{self} has {numel} values and {flat.numel()} came: some parameters have no gradient in this step, or "
                 "were unfrozen since fsdp.compress. Where steps leave parameters out, call "
-                "model.set_reduce_scatter_unused_params(True)"
+                f"model.set_reduce_scatter_unused_params(True){_UNUSED_TAKES}"
             )
         for parameter in self.parameters:
             if getattr(parameter.param.sharded_param, "_post_accumulate_grad_hooks", None):
@@ -304,7 +307,7 @@ def parameter_groups(model: nn.Module) -> list[ParameterGroup]:
     found: list[ParameterGroup] = []
     for module in modules.values():
         if isinstance(module, FSDPModule):
-            for group in module._get_fsdp_state()._fsdp_param_groups:
+            for group in _groups_of(module._get_fsdp_state()):
                 if all(group is not each._group for each in found):
                     found.append(ParameterGroup(group, [_name(paths, param) for param in group.fsdp_params]))
                     _check_group(found[-1], group)
@@ -316,6 +319,13 @@ def parameter_groups(model: nn.Module) -> list[ParameterGroup]:
             "the model's parameter groups lie on different meshes; call fully_shard with one mesh for all"
         )
     return found
+
+
+def _groups_of(state: Any) -> list[Any]:
+    """What one call of `fully_shard` reduces; before torch 2.13 there was one group of it at most."""
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
 
 
 def ranks_of(mesh: DeviceMesh) -> list[list[int]]:
