@@ -16,7 +16,7 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from thinwire.kernels.contract import Floats
-from thinwire.kernels.numba.jit import float_of_bits, frozen, jit, largest_magnitude, magnitude_bits, wide_vectors
+from thinwire.kernels.numba.jit import copy, float_of_bits, frozen, jit, largest_magnitude, magnitude_bits, wide_vectors
 
 Addresses = NDArray[np.int64]
 
@@ -138,7 +138,7 @@ def _subtract(values: Any, others: Any, offset: Any, unsent: Any, out: Any) -> A
 def _gather(parts: Any, sizes: Any, whole: Any) -> None:
     at = 0
     for i in range(parts.size):
-        whole[at : at + sizes[i]] = array_at(parts[i], sizes[i], whole[0])
+        copy(array_at(parts[i], sizes[i], whole[0]), whole[at:])
         at += sizes[i]
 
 
@@ -146,7 +146,7 @@ def _gather(parts: Any, sizes: Any, whole: Any) -> None:
 def _scatter(whole: Any, parts: Any, sizes: Any) -> None:
     at = 0
     for i in range(parts.size):
-        array_at(parts[i], sizes[i], whole[0])[:] = whole[at : at + sizes[i]]
+        copy(whole[at : at + sizes[i]], array_at(parts[i], sizes[i], whole[0]))
         at += sizes[i]
 
 

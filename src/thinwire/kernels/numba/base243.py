@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thinwire.kernels.contract import FIRST_RUN, LONGEST_RUN, ZERO_CODE, Bytes, Floats
-from thinwire.kernels.numba.jit import frozen, jit, wide_vectors, words_apart
+from thinwire.kernels.numba.jit import copy, frozen, jit, wide_vectors, words_apart
 
 BLOCK_CODES = 4096  # codes per block: 20,480 values, so that a block's digits stay in the first-level cache
 SLACK = 64  # bytes behind the last code: kernels write whole words
@@ -155,7 +155,7 @@ def _collect(digits: Any, known: int, codes: Any, place: int, partition: bool, p
     if not partition:
         _join(digits, codes)
     elif place == 0:
-        codes[:] = digits[:size]
+        copy(digits[:size], codes)
     else:
         for i in range(size):
             codes[i] = np.uint8(3) * codes[i] + digits[i]

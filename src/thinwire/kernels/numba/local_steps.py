@@ -19,7 +19,7 @@ from thinwire.kernels.contract import Bytes, num_codes_of
 from thinwire.kernels.numba.addresses import ONE, Addresses, array_at
 from thinwire.kernels.numba.base243 import _SPREAD, BLOCK_CODES, Workspace
 from thinwire.kernels.numba.decode_many import begin_of_payload
-from thinwire.kernels.numba.jit import jit, wide_vectors
+from thinwire.kernels.numba.jit import copy, jit, wide_vectors
 from thinwire.kernels.numba.zero_run import _decode
 
 _NO_CHANGE = np.float32(-0.0)  # which changes no bit of any number
@@ -134,7 +134,7 @@ def _continue_many(
         if residuals[i]:
             _keep_unsent(now, array_at(residuals[i], sizes[i], ONE), share, array_at(local[i], sizes[i], ONE))
         else:
-            array_at(local[i], sizes[i], ONE)[:] = now
+            copy(now, array_at(local[i], sizes[i], ONE))
         if firsts[i]:
             was, first = array_at(before[i], sizes[i], ONE), array_at(firsts[i], sizes[i], ONE)
             _lead(was, now, first, array_at(seconds[i], sizes[i], ONE), numbers[i], lead)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from thinwire.kernels.contract import Bytes
 from thinwire.kernels.numba.addresses import ONE, Addresses, array_at
 from thinwire.kernels.numba.base243 import Workspace, pack_trits
-from thinwire.kernels.numba.jit import float_of_bits, frozen, jit, largest_magnitude, magnitude_bits, wide_vectors
+from thinwire.kernels.numba.jit import copy, float_of_bits, frozen, jit, largest_magnitude, magnitude_bits, wide_vectors
 from thinwire.kernels.numba.zero_run import _encode
 
 _OVERFLOW = 2.0**128 - 2.0**103  # from here on a product rounds to infinity: half a unit above the largest float32
@@ -131,7 +131,7 @@ def _frame_many(
             frames[at] = byte
             at += 1
         at = _write_numbers(frames, at, scales[i], payload.size)
-        frames[at : at + payload.size] = payload
+        copy(payload, frames[at:])
         at += payload.size
         ends[i] = at
 
@@ -211,7 +211,7 @@ def _encode_many(
             frames[at] = byte
             at += 1
         at = _write_numbers(frames, at, m, size)
-        frames[at : at + size] = codes[:size]
+        copy(codes[:size], frames[at:])
         at += size
         ends[i], payload_nbytes[i] = at, size
 
