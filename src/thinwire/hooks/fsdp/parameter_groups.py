@@ -37,7 +37,7 @@ try:
 except ImportError as error:
     raise ConfigError(
         f"this torch is {torch.__version__}; thinwire.hooks.fsdp replaces what FSDP2 sends, and that has been tried "
-        "with torch 2.13: install it, or use thinwire.hooks.ddp"
+        "with torch 2.9 to 2.14: install one of these, or use thinwire.hooks.ddp"
     ) from error
 
 _FSDP1 = (
@@ -322,7 +322,7 @@ def parameter_groups(model: nn.Module) -> list[ParameterGroup]:
 
 
 def _groups_of(state: Any) -> list[Any]:
-    """What one call of `fully_shard` reduces; before torch 2.13 there was one group of it at most."""
+    """What one call of `fully_shard` reduces; earlier versions of torch know one group of it."""
     if hasattr(state, "_fsdp_param_groups"):
         return list(state._fsdp_param_groups)
     return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
