@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from tests.collective.ranks import collectives, tensors
 from tests.hooks.ddp_ranks import ddp, mlp, run_ranks, train, weights
 from thinwire.collective.core import Bucket, Collective
 from thinwire.hooks.exchange.flush import Flush
+from thinwire.hooks.exchange.state import ExchangeState
 
 SIZES = {"w": 6_000, "bias": 7}
 FIRST, SECOND = Bucket((("bias", 0),), 28), Bucket((("w", 0),), 24_000)
@@ -49,6 +51,23 @@ def test_what_was_added_to_a_step_with_nan_in_any_bucket_waits_again(poisoned: i
         flush.settle()
         assert flush.waiting is nan and not flush.undone
         assert (context.residual == (0.5 if nan else 0.0)).all()
+
+
+def test_what_a_skipped_step_gives_back_is_in_units_of_the_next_loss_scale() -> None:
+    [core] = collectives(tensors(tw.codec("3lc"), SIZES), 1, skip=True)
+    [context] = core.residuals.contexts.values()
+    assert context.residual is not None
+    context.residual.fill_(0.5)
+    flush = Flush(core, Driver(core))  # type: ignore[arg-type]
+    flush.expect_all()
+    gradient = torch.ones(SECOND.nbytes // 4)
+    flush.add(SECOND, gradient)
+    flush.reduced(gradient.fill_(torch.inf))
+    scaler = SimpleNamespace(get_scale=lambda: 512.0)  # halved, as it skips that step
+    auto = SimpleNamespace(settle=flush.settle)
+    state: Any = SimpleNamespace(core=core, auto=auto, _scaler=scaler, _loss_scale=1024.0, _guard=None)
+    ExchangeState.follow_loss_scale(state)
+    assert (context.residual == 0.25).all()
 
 
 class Slow:

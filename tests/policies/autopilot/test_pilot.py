@@ -249,6 +249,51 @@ def test_all_reduces_that_the_host_does_not_see_leave_the_link_to_its_own_measur
     assert pilot.memory.compute_s == []
 
 
+def test_unseen_all_reduces_that_become_slow_have_the_link_measured_soon_and_seldom_where_it_is_the_same() -> None:
+    pilot, seconds, steps, probes = Pilot(LEVELS, WORK), 0.0, 0, list[int]()
+
+    def train(step_s: float, count: int) -> None:
+        """Steps of a GPU, whose notes tell how long they take and no more."""
+        nonlocal seconds, steps
+        for _ in range(count):
+            seconds, steps = seconds + step_s, steps + 1
+            if pilot.wants_probe:
+                probes.append(steps)
+                pilot.take_link(1e11)
+            if steps % pilot.note_every == 0:
+                pilot.take([StepNote(step_s, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, math.nan)] * 4, 0)
+
+    train(0.02, 20_000)
+    assert 15 <= len(probes) <= 25, "half a percent of the time, a tenth of a second each"
+    known, begun = len(probes), seconds
+    while not pilot.wants_probe:
+        train(1.2, 1)
+    assert seconds - begun < 20
+    train(1.2, 5)
+    assert pilot.setting.codec is None, "it is something else than the link"
+    train(1.2, 500)
+    assert len(probes) - known < 12
+    pilot.memory.probe = True
+    pilot.take_link(1e7)
+    assert pilot.setting.name.startswith("3lc")
+
+
+def test_a_first_backward_pass_in_which_things_compile_hides_no_later_exchange() -> None:
+    pilot, slow = Pilot(LEVELS, WORK), [note._replace(step_s=60.0, overlap_s=59.0) for note in notes(LEVELS[0], 1e7)]
+    pilot.take_link(1e7)
+    pilot.take(slow, pilot.memory.level)
+    assert all(name.startswith("3lc") for name in train(pilot, [1e7] * 30))
+    assert pilot.memory.regrets == 0
+
+
+def test_rounds_of_hours_are_notes_as_any() -> None:
+    pilot = Pilot(LEVELS, WORK)
+    pilot.take_link(1e7)
+    for _ in range(GUARD):
+        pilot.take([note._replace(step_s=5 * 3600.0) for note in notes(pilot.setting, 1e7)], pilot.memory.level)
+    assert not pilot.memory.guard and pilot.memory.compute_s
+
+
 def test_a_state_continues_with_the_same_decisions_and_a_foreign_one_is_refused() -> None:
     rates = [1e8] * 60 + [1e7] * 60
     pilot, resumed = Pilot(LEVELS, WORK), Pilot(LEVELS, WORK)

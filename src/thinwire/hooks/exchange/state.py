@@ -197,6 +197,8 @@ class ExchangeState:
         """Keeps residuals in the units of this step's gradients."""
         if self._scaler is None:
             return
+        if self.auto is not None:
+            self.auto.settle()  # residuals that the step before took, in its units, come back if it is undone
         scale = float(self._scaler.get_scale())
         if self._loss_scale not in (0.0, scale):
             self.core.residuals.scale(scale / self._loss_scale)

@@ -101,6 +101,24 @@ class LinkDoubts:
         memory.latency_s[kind] = 0.9 * latency_s + 0.1 * late_s if kind in memory.latency_s else late_s
         return True, 0.0
 
+    def follow_unseen(self, step_s: float, usual_s: float, level: Level) -> None:
+        """Compares a step in which nobody saw messages, as on a GPU, with usual ones; a doubt may have it measured.
+
+        Args:
+            step_s: of the step.
+            usual_s: of those before it.
+            level: that the step had.
+        """
+        memory = self._memory
+        memory.denied_s *= FADING
+        if memory.link_bps and memory.since > 1 and step_s > LATE * usual_s + ODD_S:
+            weight = DOUBTS if self._glaring(step_s, usual_s) else 2 if _very_late(step_s, usual_s) else 1
+            beyond_s = step_s - usual_s
+            if self._doubt(kind_of(level), weight, beyond_s, 8 * self._work.nbytes(level, level.bits) / beyond_s):
+                self._follow_up(clear=False)
+            return
+        memory.doubts, memory.doubted_bps = 0, 0.0
+
     def telling_s(self, waits_s: Sequence[float], level: Level) -> float:
         """Returns what of a rank's last waits in uncompressed steps is worth telling: one late step alone says little.
 

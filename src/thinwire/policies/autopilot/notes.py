@@ -6,8 +6,8 @@ import math
 import struct
 from typing import NamedTuple
 
-LONGEST_S = 3600.0
-"""A step's times are shorter than this, or a clock has jumped."""
+LONGEST_S = 86_400.0
+"""A step's times are shorter than this, and those of hundreds of local steps, or a clock has jumped."""
 _FLOATS, _WORDS, _HALVES = struct.Struct("<8f"), struct.Struct("<8I"), struct.Struct("<8H")
 _INFINITE, _ODD = 0x7F800000, 0x8000
 _LARGEST = 3.4028234663852886e38

@@ -18,7 +18,7 @@ from thinwire.errors import ConfigError
 from thinwire.policies.autopilot.costs import Workload
 from thinwire.policies.autopilot.critical import GUARD, JUMP, follow, strongest
 from thinwire.policies.autopilot.doubts import FADING, LEAST_GAP, LinkDoubts, kind_of, usable
-from thinwire.policies.autopilot.estimates import WINDOW, Estimates, wanted
+from thinwire.policies.autopilot.estimates import ENOUGH, WINDOW, Estimates, wanted
 from thinwire.policies.autopilot.levels import Level
 from thinwire.policies.autopilot.memory import Memory
 from thinwire.policies.autopilot.notes import StepNote
@@ -144,11 +144,16 @@ class Pilot:
         exposed_s = min([note.exposed_s for note in good])  # of the last to be ready: it waits for no computation
         step_s = median([note.step_s for note in good])
         link_s = min([note.link_s for note in good])
+        usual_s = self._estimates.usual_step_s if len(memory.step_s) >= ENOUGH else math.inf
         self._estimates.take_step(step_s)
-        self._doubts.earn(step_s if at.codec is not None else step_s * memory.note_gap)
+        steps = 1 if at.codec is not None else memory.note_gap
+        self._doubts.earn(step_s * steps)
         memory.since += level == memory.level
         memory.alarm_in -= 1
-        self._count_down(at, link_s)
+        unseen = not link_s and at.codec is None
+        self._count_down(at, link_s, steps if unseen else 1)
+        if unseen:
+            self._doubts.follow_unseen(step_s, usual_s, at)
         if link_s:
             if at.codec is not None and (sent := max([note.sent_nbytes for note in good])):
                 self._estimates.take_sent(at, sent)
@@ -200,7 +205,7 @@ class Pilot:
         memory.denied_s *= FADING
         memory.asked = asked
         self._doubts.earn(self._estimates.usual_step_s)
-        self._count_down(self.levels[level], 0.0)
+        self._count_down(self.levels[level], 0.0, 1)
 
     def describe(self, level: int, since: int, unit: Literal["step", "exchange"]) -> str:
         """Returns in words which setting is in use, since which step or exchange, and what the link is known to be."""
@@ -249,14 +254,14 @@ class Pilot:
                 good.append(note)
         return good
 
-    def _count_down(self, at: Level, link_s: float) -> None:
+    def _count_down(self, at: Level, link_s: float, steps: int) -> None:
         """Has the link measured every so often where steps do not show it, or show what is not quite believed."""
         memory = self.memory
         if at.codec is None and link_s:  # uncompressed steps show what the link does all the time
             latency_s = memory.latency_s.get(kind_of(at), 0.0)
             if latency_s <= UNEXPLAINED * self._estimates.usual_step_s:
                 return
-        memory.probe_in -= 1
+        memory.probe_in -= steps
         memory.probe |= memory.probe_in <= 0
 
     # ---- the decision
@@ -302,7 +307,9 @@ class Pilot:
         now = costs_s[memory.level]
         stronger = place > memory.level
         least_s = UNMEASURED_S if not memory.compute_s else 0.0
-        if stronger and (now < GAIN * best or now - costs_s[place] < least_s):
+        # The first steps, in which things are compiled, make any exchange look hidden: one of three is no median.
+        early = 0 < len(memory.compute_s) < ENOUGH
+        if (now < GAIN * best or now - costs_s[place] < least_s) if stronger else early:
             memory.calm = 0
             return
         # Regrets are for settings that are much alike: the more a stronger one saves, the fewer notes it takes.
