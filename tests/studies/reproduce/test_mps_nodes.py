@@ -7,6 +7,7 @@ import pytest
 from thinwire.studies.reproduce import mps_introduction, mps_scaling, mps_speedups, stand_ins
 from thinwire.studies.reproduce.entry import Cell, Finding
 from thinwire.studies.reproduce.mps_nodes import (
+    STALE,
     STALE_TOP,
     TENSORFLOW,
     NodesCell,
@@ -35,7 +36,11 @@ def test_links_are_as_thin_as_a_machine_generates() -> None:
     finding = cell.run(lambda *_: None)
     assert finding.link.endswith("mbit") and finding.seconds_per_step > 0 and finding.single_s > 0
     [uncompressed] = nodes(["fp32"], "tiny", 0.5)
-    assert uncompressed.run(lambda *_: None).sent_bytes > 4 * finding.sent_bytes
+    sent_bytes = uncompressed.run(lambda *_: None).sent_bytes
+    assert sent_bytes > 4 * finding.sent_bytes
+    # An exchange every six steps, without that of the run's end and the first weights.
+    [stale] = nodes([STALE], "tiny", 0.5)
+    assert stale.run(lambda *_: None).sent_bytes == pytest.approx(sent_bytes / 6, rel=0.02)
 
 
 def test_scaling_keeps_measured_and_modelled_apart() -> None:

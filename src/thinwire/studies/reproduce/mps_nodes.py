@@ -19,6 +19,7 @@ import torch
 from thinwire.engines.links import parse_rate
 from thinwire.jobs import modelled
 from thinwire.jobs.job import Job
+from thinwire.jobs.outcome import RunOutcome
 from thinwire.studies.reproduce.entry import Finding, OnProgress, Scale
 from thinwire.studies.reproduce.job_cells import JobCell, following
 from thinwire.studies.reproduce.stand_ins import Pair, stand_in
@@ -60,8 +61,10 @@ MODELLED = (
     "for each machine, and computed links. The single machine's are measured, of a plain loop without thinwire, just "
     "before and after each run."
 )
-STEPS: dict[Scale, int] = {"tiny": 7, "quick": 13, "full": 61}
-"""One more than a multiple of 6, after which a worker of staleness 5 exchanges; the first step is not timed."""
+FIRST = 7
+"""Steps of a short run, whose seconds and bytes are taken off: the first weights, and what its end waits for."""
+STEPS: dict[Scale, int] = {"tiny": 13, "quick": 19, "full": 67}
+"""A multiple of 6 more than those: after so many a worker of staleness 5 exchanges, and never twice as often."""
 
 
 class MachineCell(JobCell, frozen=True, kw_only=True):
@@ -91,7 +94,7 @@ class NodesFinding(Finding, frozen=True, kw_only=True):
         seconds_per_step: by the modelled clock.
         single_s: of a step of a single machine, measured.
         link: rate of every machine's link.
-        sent_bytes: of packets that a machine sends in a step, as worker and as server.
+        sent_bytes: of packets that a machine sends in a step, as worker and as server, to itself as well.
     """
 
     seconds_per_step: float
@@ -114,16 +117,32 @@ class NodesCell(MachineCell, frozen=True, kw_only=True):
         """Makes the run, and times a single machine before and after it."""
         single = single_steps(self.job())
         link = thin_link(self, self.generated, statistics.median(single))
-        outcome = modelled.run(self.job(link=link), on_event=following(on_progress))
+        seconds_per_step, sent_bytes = steady(
+            modelled.run(self.job(link=link, steps=FIRST)),
+            modelled.run(self.job(link=link), on_event=following(on_progress)),
+        )
         return NodesFinding(
-            seconds_per_step=outcome.seconds_per_step,
+            seconds_per_step=seconds_per_step,
             single_s=statistics.median([*single, *single_steps(self.job())]),
             link=link,
-            sent_bytes=(outcome.wire_bytes_push + outcome.wire_bytes_pull) / outcome.steps / self.workers,
+            sent_bytes=sent_bytes / self.workers,
         )
 
 
 Found = Mapping[NodesCell, NodesFinding]
+
+
+def steady(short: RunOutcome, long: RunOutcome) -> tuple[float, float]:
+    """Returns the seconds and the bytes of a step, by what the longer of two runs has more.
+
+    What each run has once counts in neither: the first weights, and the exchange at its end, behind which no step hides.
+    """
+    (first_s, first_nbytes), (whole_s, whole_nbytes) = (
+        (each.seconds_per_step * (each.steps - 1), each.wire_bytes_push + each.wire_bytes_pull)
+        for each in (short, long)
+    )
+    more = long.steps - short.steps
+    return (whole_s - first_s) / more, (whole_nbytes - first_nbytes) / more
 
 
 def speedup(cell: NodesCell, finding: NodesFinding) -> float:
@@ -164,7 +183,7 @@ def setting(found: Found) -> str:
         links.append(f"{min(rates) / 1e6:.0f} … {max(rates) / 1e6:.0f} Mbit/s, of which a machine generates {share:g}")
     return (
         f"{networks} on {cells[0].data.partition('[')[0]}, {machines} machines that are worker and server, batches of "
-        f"{cells[0].batch}, {cells[0].steps - 1} timed steps, links of {'; '.join(links)}."
+        f"{cells[0].batch}, {cells[0].steps - FIRST} timed steps, links of {'; '.join(links)}."
     )
 
 

@@ -17,6 +17,7 @@ from thinwire.presentation.tables import Table
 from thinwire.studies.reproduce.entry import Cell, Finding, OnProgress, Scale, Shown, Study, scaled
 from thinwire.studies.reproduce.job_cells import following
 from thinwire.studies.reproduce.mps_nodes import (
+    FIRST,
     LABELS,
     MODELLED,
     RESNET,
@@ -32,6 +33,7 @@ from thinwire.studies.reproduce.mps_nodes import (
     setting,
     single_steps,
     speedup,
+    steady,
     thin_link,
 )
 
@@ -76,12 +78,13 @@ class MeasuredCell(MachineCell, frozen=True, kw_only=True):
         if links.shaping == "application":  # which gives the two processes of a machine a link each
             link, links = "none", choose_links(None)
         place = Place(links=links, starter=forks())
-        outcome = processes.run(self.job(link=link), place=place, on_event=following(on_progress))
+        short = processes.run(self.job(link=link, steps=FIRST), place=place)
+        long = processes.run(self.job(link=link), place=place, on_event=following(on_progress))
         return MeasuredFinding(
-            seconds_per_step=outcome.seconds_per_step,
+            seconds_per_step=steady(short, long)[0],
             single_s=statistics.median([*single, *single_steps(self.job())]),
             link=link,
-            shaping=outcome.shaping,
+            shaping=long.shaping,
         )
 
 
@@ -91,7 +94,7 @@ Found = Mapping[Cell, Finding]
 def _cells(scale: Scale) -> list[Cell]:
     model, data = pair(scale)
     modelled = [each for count in _MACHINES[scale] for each in nodes(_DESIGNS, scale, RESNET, workers=count)]
-    steps = 3 * (STEPS[scale] - 1) + 1
+    steps = FIRST + 3 * (STEPS[scale] - FIRST)
     measured = [
         MeasuredCell(design=design, model=model, data=data, workers=count, generated=RESNET, steps=steps)
         for count in _MEASURED[scale]
