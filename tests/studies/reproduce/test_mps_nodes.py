@@ -34,7 +34,7 @@ def test_links_are_as_thin_as_a_machine_generates() -> None:
     assert generated_bps(cell.job(), 0.01) == 32 * parameters * 100
     assert thin_link(cell, 0.5, 0.01) == f"{2 * 32 * parameters * 100 / 1e6:.1f}mbit"
     finding = cell.run(lambda *_: None)
-    assert finding.link.endswith("mbit") and finding.seconds_per_step > 0 and finding.single_s > 0
+    assert finding.link.endswith("mbit") and finding.single_s > 0
     [uncompressed] = nodes(["fp32"], "tiny", 0.5)
     sent_bytes = uncompressed.run(lambda *_: None).sent_bytes
     assert sent_bytes > 4 * finding.sent_bytes
