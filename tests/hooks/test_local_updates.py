@@ -267,6 +267,30 @@ def test_what_waits_in_residuals_is_exchanged_at_the_end() -> None:
         assert [each - exchanges[0] for each in exchanges] == [0, 1, 4], base
 
 
+@pytest.mark.parametrize("stop", [7, 8, 9, 10])
+def test_a_round_that_ends_before_an_answer_was_due_pushes_nothing_twice(stop: int) -> None:
+    """What was pushed after six steps comes to the shared parameters once, or waits in the residual."""
+
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> tuple[torch.Tensor, torch.Tensor]:
+        weight = model.get_parameter("0.weight")
+        began = weight.detach().clone()
+        for step in range(stop):
+            opt.zero_grad()
+            (weight * -direction * 2.0**step).sum().backward()  # type: ignore[no-untyped-call]
+            opt.step()
+        opt.flush()
+        return weight.detach() - began, opt.state_dict()["contexts"]["0.weight"]["residual"].view(weight.shape)
+
+    direction = torch.rand(mlp(0).get_parameter("0.weight").shape) + 0.1
+    plain = "outer_lr=1,outer_momentum=0,nesterov=false,codec_down=fp32"
+    design = f"diloco[h=6,delay=4,codec=topk,fraction=0.1,settle=0,{plain}]"
+    [(moved, waits)], _ = run_cluster(
+        mlp, train, workers=1, optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=1.0), design=design
+    )
+    assert float(waits.abs().max()) > 0
+    torch.testing.assert_close(moved - waits, (2.0**6 - 1) * direction, rtol=1e-5, atol=1e-4)
+
+
 def test_a_grad_scalers_skipped_steps_count() -> None:
     """A step with an overflow changes nothing, and every worker's H steps stay H steps."""
 

@@ -159,7 +159,15 @@ def test_a_batch_with_nan_is_accumulated_in_no_tensor() -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 3, 5])
-@pytest.mark.parametrize("options", [{"consistency": "local[steps=4]"}, {"consistency": "ssp[3]"}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"codec": "3lc", "consistency": "local[steps=4]"},
+        {"codec": "3lc", "consistency": "ssp[3]"},
+        {"design": "entropy[consistency=local[4]]"},
+    ],
+    ids=str,
+)
 def test_a_round_that_nothing_was_exchanged_in_goes_on_where_it_was(options: dict[str, str], cut: int) -> None:
     def train(until: int) -> Any:
         def go_on(_rank: int, model: nn.Module, opt: DistributedOptimizer) -> Any:
@@ -174,9 +182,9 @@ def test_a_round_that_nothing_was_exchanged_in_goes_on_where_it_was(options: dic
 
         return go_on
 
-    (_, whole, _), _ = run(None, train(9), codec="3lc", **options)
-    (_, _, state), core = run(None, train(cut), codec="3lc", **options)
-    (began, resumed, _), _ = run(again(core), train(9), codec="3lc", resume=state, **options)
+    (_, whole, _), _ = run(None, train(9), **options)
+    (_, _, state), core = run(None, train(cut), **options)
+    (began, resumed, _), _ = run(again(core), train(9), resume=state, **options)
     assert began == cut and equal(resumed, whole)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -61,3 +62,31 @@ def test_shared_scales_skip_too() -> None:
     for seen in results:
         assert torch.equal(seen[2]["0.weight"], seen[1]["0.weight"])
         assert not torch.equal(seen[3]["0.weight"], seen[2]["0.weight"])
+
+
+@pytest.mark.parametrize("policy", ["local[4]", "ssp[staleness=3,mode=passive]"])
+@pytest.mark.parametrize(("step", "lost"), [(1, 0.5), (3, 1.0)])
+def test_a_window_of_gradients_loses_the_step_with_nan_alone(policy: str, step: int, lost: float) -> None:
+    """Every gradient is −1: the weights count them. In the middle of a window one worker's is left out of the sum."""
+
+    def count(rank: int, model: nn.Module, opt: DistributedOptimizer) -> float:
+        for number in range(8):
+            opt.zero_grad()
+            loss = -model(torch.ones(1, 40)).sum() * (torch.nan if (rank, number) == (1, step) else 1)
+            loss.backward()
+            opt.step()
+        opt.flush()
+        opt.sync()
+        return float(model.get_parameter("weight").detach().mean())
+
+    def zeros(rank: int) -> nn.Linear:
+        layer = nn.Linear(40, 40, bias=False)
+        nn.init.zeros_(layer.weight)
+        return layer
+
+    def sgd(model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=1.0)
+
+    codec = tw.codec("3lc", nonfinite="skip")
+    found, _ = run_cluster(zeros, count, workers=2, optimizer=sgd, codec=codec, consistency=policy)
+    assert found == [8.0 - lost] * 2

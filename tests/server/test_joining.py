@@ -167,3 +167,48 @@ def test_one_that_never_came_does_not_keep_the_shard_of_those_who_have_left() ->
     assert (shard.core.finished, shard.core.awaited) == (False, frozenset({1}))
     shard.carry_out(shard.core.overdue(frozenset({1})))
     assert shard.core.finished and shard.core.failed is None
+
+
+def test_a_late_one_that_pushes_nothing_leaves_the_rates_to_those_who_do() -> None:
+    moved = []
+    for late in (False, True):
+        shard = Shard(make_plan(2, state=True, groups=({"momentum": 0.0},)), min_workers=1)
+        shard.step(0, rate=0.001)
+        shard.lose(0)
+        if late:  # it is expected at once here, and later by another shard
+            shard.join(0, peer=LATE)
+        before = shard.core.tables[BIAS].values.clone()
+        shard.push(1, 1, shard.frames(1, 1), rate=0.001)
+        if late:
+            frames = {WEIGHT: b"", BIAS: b"", STATISTIC: PLAIN.encode(gradient(0, 1, STATISTIC))}
+            shard.say(LATE, Push(step=1, tables=tuple(frames), rates=()), tuple(frames.values()))
+        assert shard.core.step == 2 and not shard.ended
+        moved.append(shard.core.tables[BIAS].values - before)
+    assert moved[0].abs().max() > 0 and moved[0].equal(moved[1])
+
+
+def test_gradients_without_rates_are_refused_all_the_same() -> None:
+    shard = Shard(make_plan(2), min_workers=1)
+    shard.say(1, Push(step=0, tables=(WEIGHT, BIAS), rates=()), tuple(shard.frames(1, 0).values()))
+    assert "0 learning rates came for 1 groups" in (shard.ended[1] or "")
+
+
+def test_tables_at_different_clocks_have_each_the_rates_of_its_own() -> None:
+    rates = (0.001, 0.01, 1.0)
+    plan = make_plan(
+        2,
+        groups=({"momentum": 0.0},),
+        up=PLAIN,
+        down=PLAIN,
+        consistency="ssp[staleness=2,mode=aggressive]",
+    )
+    shard = Shard(plan, min_workers=1)
+    for step, rate in enumerate(rates):
+        shard.push(1, step, shard.frames(1, step), rate=rate)
+    shard.push(0, 0, {BIAS: shard.frames(0, 0)[BIAS]}, rate=rates[0])
+    before = [shard.core.tables[table].values.clone() for table in (WEIGHT, BIAS)]
+    shard.lose(0)  # nobody waits for it: one table is at the first clock, and the other at the second
+    for table, first in ((WEIGHT, 0), (BIAS, 1)):
+        moved = (shard.core.tables[table].values - before[table]).numpy()
+        alone = -sum(rates[step] * gradient(1, step, table) for step in range(first, len(rates)))
+        np.testing.assert_allclose(moved, alone, rtol=1e-4, atol=1e-5)

@@ -49,6 +49,16 @@ def test_nobody_speaks_twice_or_of_too_many_steps() -> None:
         maxima.add(0, MAX_OPEN, (1.0,), {0, 1})
 
 
+def test_what_one_said_that_is_gone_leaves_room_for_others() -> None:
+    maxima = Maxima()
+    for step in range(MAX_OPEN):
+        maxima.add(1, step, (1.0,), {0, 1})
+    with pytest.raises(ProtocolError, match="too many steps"):
+        maxima.add(1, MAX_OPEN, (1.0,), {0, 1})
+    maxima.drop(1)
+    assert [maxima.add(0, step, (2.0,), {0}) for step in (500, MAX_OPEN)] == [(2.0,), (2.0,)]
+
+
 def test_equal_digests_are_silent_and_another_one_names_both() -> None:
     digests = Digests()
     for step in range(3 * MAX_OPEN):

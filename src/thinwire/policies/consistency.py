@@ -62,7 +62,12 @@ class Terms:
         Args:
             rank: the worker's number.
         """
-        return rank == 0 or self.immediate or self.elastic or self.quorum < self.workers
+        return rank == 0 or self.immediate or self.others_speak
+
+    @property
+    def others_speak(self) -> bool:
+        """Whether updates that several workers' gradients make may be made without worker 0, by others' rates."""
+        return not self.immediate and (self.elastic or self.quorum < self.workers)
 
 
 @dataclass(frozen=True, kw_only=True)

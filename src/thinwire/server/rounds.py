@@ -33,17 +33,20 @@ class Maxima:
         """
         if not all(math.isfinite(value) and value >= 0 for value in values):
             raise ProtocolError("a scalar is negative, NaN or Inf")
-        self.used = True
-        said = self._open.setdefault(step, {})
-        if rank in said or len(self._open) > MAX_OPEN:
+        said = self._open.get(step, {})
+        if rank in said or (step not in self._open and len(self._open) >= MAX_OPEN):
             raise ProtocolError(f"scalars for step {step} came twice, or for too many steps")
+        self.used = True
+        self._open[step] = said
         said[rank] = values
         return self._end(step) if said.keys() >= set(ranks) else None
 
     def drop(self, rank: int) -> None:
         """Forgets what a worker said, which pushes nothing any more."""
-        for said in self._open.values():
+        for step, said in list(self._open.items()):
             said.pop(rank, None)
+            if not said:
+                del self._open[step]
 
     def completed(self, expected: Callable[[int], Collection[int]]) -> list[tuple[int, tuple[float, ...]]]:
         """Ends the steps for which the numbers of all who are expected are in; returns them and the maxima.

@@ -153,12 +153,14 @@ class UpdateEngine(TableUpdates):
             raise ProtocolError(f"{len(push.tables)} tables and {len(frames)} frames in one push")
         if (push.last or self.terms.immediate) and not 0 <= push.step < MAX_STEP:  # what is kept of it travels on
             raise ProtocolError(f"a push of step {push.step}; steps are 0 … {MAX_STEP - 1}")
-        settings = self._settings_of(rank, push)
+        frame_of = dict(zip(push.tables, frames, strict=True))
+        # As one that is late pushes before its time: what others say of the clock counts.
+        silent = self.terms.others_speak and not any(frame_of[index] for index in frame_of.keys() - self._buffers)
+        settings = self._settings_of(rank, push, silent=silent)
         self.tuning.take(rank, push)
         if push.last and self.final is None:  # of whoever is first: worker 0 may have died, or have come late
             # Where updates are made without this worker, they may be ahead of it.
             self.final = max(push.step, *(lane.clock for lane in self.lanes), 0) + 1
-        frame_of = dict(zip(push.tables, frames, strict=True))
         lanes = self.lanes.of(self._trained(push, frame_of))
         counted: list[Aggregation] = []
         for lane in lanes:
@@ -213,13 +215,13 @@ class UpdateEngine(TableUpdates):
 
     # ---- one message
 
-    def _settings_of(self, rank: int, push: Push) -> Settings | None:
-        """Returns the rates and options of a push; None where they do not count and there are none.
+    def _settings_of(self, rank: int, push: Push, *, silent: bool) -> Settings | None:
+        """Returns the rates and options of a push; None where they do not count, or it is `silent`, and has none.
 
         Raises:
             ProtocolError: another number of rates than of parameter groups, or options that may not change.
         """
-        if not self.terms.owns_hyperparameters(rank) and not push.rates:
+        if not push.rates and (silent or not self.terms.owns_hyperparameters(rank)):
             return None
         if len(push.rates) != len(self.plan.groups):
             raise ProtocolError(f"{len(push.rates)} learning rates came for {len(self.plan.groups)} groups")
@@ -286,9 +288,12 @@ class UpdateEngine(TableUpdates):
         outgoing: list[Outgoing] = []
         ready = [lane for lane in lanes if lane.complete]
         while ready:
+            # Whom nobody waits for any more may have pushed some tables and not others.
+            clock = min(lane.clock for lane in ready)
+            now = [lane for lane in ready if lane.clock == clock]
             # Nobody has pushed of a clock before which all went away who had begun it: it has no settings.
             none = (-1, Settings((0.0,) * len(self.plan.groups), self.plan.groups))
-            outgoing += self._update(ready, self._settings.get(ready[0].clock, none)[1])
+            outgoing += self._update(now, self._settings.get(clock, none)[1])
             outgoing += self._stand_in() if self._buffers else []
             # Gradients of the next clock may have been waiting already.
             ready = [lane for lane in ready if lane.complete]

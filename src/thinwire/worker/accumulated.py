@@ -35,6 +35,21 @@ class Accumulated:
         self.iterations = 0
         self.squares = 0.0
 
+    def copy(self) -> Accumulated | None:
+        """Returns what waits now; None where nothing does."""
+        if self.sum is None:
+            return None
+        copy = Accumulated(self._spec)
+        copy.sum, copy.iterations, copy.squares = self.sum, self.iterations, self.squares  # sums are never added into
+        return copy
+
+    def add_back(self, earlier: Accumulated) -> None:
+        """Adds what waited before a push that had no effect."""
+        assert earlier.sum is not None
+        self.sum = earlier.sum if self.sum is None else earlier.sum + self.sum
+        self.iterations += earlier.iterations
+        self.squares += earlier.squares
+
     def add(self, gradient: torch.Tensor) -> None:
         """Adds a gradient. Raises NonFiniteError before anything is changed."""
         flat = _on_host(gradient)

@@ -250,9 +250,11 @@ class LocalWorker(Worker):
             return  # no step was taken since
         self._flushed_at = self.iteration
         if self.iteration and not self._updates.ends_round(self.iteration - 1):
-            yield from self._exchange_tensors(
-                [each for each in tensors if self._rounds[each.name].pushes == self.clock]
-            )
+            early = [each for each in tensors if self._rounds[each.name].pushes == self.clock]
+            for state in (self._rounds[each.name] for each in early):
+                if state.merges_at is not None:  # else what was pushed last would be found, and pushed, once more
+                    state.merges_at = self.iteration
+            yield from self._exchange_tensors(early)
             yield from self._advance()
         yield from self._pull_whole()
         for _ in range(self._updates.settle if self.iteration else 0):

@@ -10,6 +10,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from thinwire.errors import ConfigError, ProtocolError, SessionLostError
 from thinwire.optimizers.options import ParameterGroups
 from thinwire.packets import EncodedTensor
@@ -71,6 +73,7 @@ class Participant:
         measures: bool = False,
     ) -> None:
         self.rank, self.iteration, self.clock = rank, 0, 0
+        self._own: Mapping[str, torch.Tensor] | None = None
         self.began = self.began_late = self.began_bare = self.closed = self._skips_late = False
         self.counters = Counters()
         self._safe = -1
@@ -172,6 +175,9 @@ class Participant:
             if (clock := max(newest, default=0)) > self.clock:
                 self.clock = clock
                 yield from self.sync()
+        if self._own is not None and not self.began_late:
+            self._fill(self._own)  # what it has trained by itself since the last exchange
+        self._own = None
         self._follow_members()
 
     def _check_beginning(self, welcomes: Mapping[int, Welcome]) -> None:
@@ -231,7 +237,8 @@ class Participant:
                     yield from self._catch_up(conversation, index, clock)
                 for table, frame in self._statistics(conversation, clock):
                     conversation.push(clock, table.index, frame)
-                yield from conversation.flush(clock, self._groups.rates)
+                # Where others' rates count, too: this worker's may be what its optimizer was built with.
+                yield from conversation.flush(clock, () if self._terms.others_speak else self._groups.rates)
                 conversation.transmit.end_step()
 
     def _catch_up(self, conversation: Conversation, index: int, clock: int) -> Procedure[None]:
@@ -338,8 +345,13 @@ class Participant:
             "memberships": self.memberships,
         }
         if self._design.downlink == "gradient":
-            state["values"] = {each.name: each.values.clone() for each in self.model.tensors if not each.state}
+            state["values"] = self._copies()
+        elif self._design.downlink == "weights" and self.iteration != self._policy.iterations(self.clock):
+            state["own"] = self._copies()  # shards have the averages of the last exchange
         return state
+
+    def _copies(self) -> dict[str, torch.Tensor]:
+        return {each.name: each.values.clone() for each in self.model.tensors if not each.state}
 
     def restore_position(self, state: Mapping[str, Any]) -> None:
         """Restores what `position` returned, before `start`: the shards must be at the same step.
@@ -347,10 +359,11 @@ class Participant:
         Raises:
             ConfigError: the state is of another number of shards, or of another model; nothing has changed.
         """
-        if "values" in state:
+        copies = state.get("values", state.get("own"))
+        if copies is not None:
             sizes = {tensor.name: tensor.values.numel() for tensor in self.model.tensors if not tensor.state}
-            held = {name: values.numel() for name, values in state["values"].items()}
-            if len(state["versions"]) != len(self.conversations):
+            held = {name: values.numel() for name, values in copies.items()}
+            if "values" in state and len(state["versions"]) != len(self.conversations):
                 raise ConfigError(
                     f"the state is of a training with {len(state['versions'])} shards, this one has "
                     f"{len(self.conversations)}: with this design workers hold the model, and resume with as many"
@@ -362,11 +375,15 @@ class Participant:
                 )
         self.clock = int(state["clock"])
         self.memberships = state.get("memberships", self.memberships)
+        self._own = state.get("own")
         if "values" not in state:  # the shards send all values again, which cannot be wrong
             return
         for conversation, versions in zip(self.conversations, state["versions"], strict=True):
             conversation.versions = list(versions)
+        self._fill(state["values"])
+
+    def _fill(self, copies: Mapping[str, torch.Tensor]) -> None:
         for tensor in self.model.tensors:
             if not tensor.state:
-                tensor.values.copy_(state["values"][tensor.name].view(-1))
+                tensor.values.copy_(copies[tensor.name].view(-1))
                 tensor.write()

@@ -107,6 +107,7 @@ class WorkerTable:
         self._pushed_at = now()
         self._residual_before: torch.Tensor | None = None
         self._accumulated = Accumulated(spec)
+        self._accumulated_before: Accumulated | None = None
 
     @property
     def array(self) -> FloatArray:
@@ -235,10 +236,12 @@ class WorkerTable:
         return self.measures or self.context.step % NORM_EVERY == 0
 
     def keep_residual(self) -> None:
-        """Copies the residual before a push that may turn out to have had no effect."""
+        """Copies the residual, and what accumulated, before a push that may turn out to have had no effect."""
         assert self.context is not None
-        if self.revocable and self.context.residual is not None:
-            self._residual_before = self.context.residual.clone()
+        if self.revocable:
+            self._accumulated_before = self._accumulated.copy()
+            if self.context.residual is not None:
+                self._residual_before = self.context.residual.clone()
 
     def encoded(self, seconds: float) -> None:
         """Counts a push that was encoded in so many seconds; nothing is accumulated any more."""
@@ -250,7 +253,7 @@ class WorkerTable:
     def refusal(self) -> bytes:
         """The frame that says: this worker's gradients are not finite, so everybody skips this step."""
         assert self.context is not None
-        self._residual_before = None  # nothing was encoded, so there is nothing to restore
+        self._residual_before = self._accumulated_before = None  # nothing was encoded, so there is nothing to restore
         return pack(Frame(self.context.codec.id, "fp32", self.spec.shape, flags=int(Flags.NON_FINITE)))
 
     def count_push(self, payload_nbytes: int, seconds: float) -> None:
@@ -287,6 +290,9 @@ class WorkerTable:
                 self.context.residual.copy_(self._residual_before)
         if not update.frame:
             self.counters.add("skipped_updates", 1)
+            if update.missed and self._accumulated_before is not None:  # all but the gradient of the skipped step
+                self._accumulated.add_back(self._accumulated_before)
+            self._accumulated_before = None
             return
         if update.version == 0 or update.whole or local_step is None:
             nbytes = self._decode(update.frame, self.values, accumulate=not update.whole)

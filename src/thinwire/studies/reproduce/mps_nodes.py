@@ -136,7 +136,7 @@ Found = Mapping[NodesCell, NodesFinding]
 def steady(short: RunOutcome, long: RunOutcome) -> tuple[float, float]:
     """Returns the seconds and the bytes of a step, by what the longer of two runs has more.
 
-    What each run has once counts in neither: the first weights, and the exchange at its end, behind which no step hides.
+    What each run has once counts in neither: the first weights, and the exchange at its end, which no step hides.
     """
     (first_s, first_nbytes), (whole_s, whole_nbytes) = (
         (each.seconds_per_step * (each.steps - 1), each.wire_bytes_push + each.wire_bytes_pull)
