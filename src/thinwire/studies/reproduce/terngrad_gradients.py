@@ -128,7 +128,7 @@ class GradientsCell(RecipeCell, frozen=True, kw_only=True):
     def run(self, on_progress: OnProgress) -> GradientsFinding:
         """Makes the training."""
         looked = {round(number * (self.steps - 1) / (LOOKS - 1)) for number in range(LOOKS)}
-        waiting: defaultdict[tuple[int, str], list[torch.Tensor]] = defaultdict(list)
+        waiting: defaultdict[tuple[int, str], dict[int, torch.Tensor]] = defaultdict(dict)  # by rank: any may be first
         found: list[Histograms] = []
 
         def on_step(rank: int, step: int, loss: float, model: nn.Module) -> None:
@@ -138,9 +138,12 @@ class GradientsCell(RecipeCell, frozen=True, kw_only=True):
                 if parameter.grad is None:
                     continue
                 gradients = waiting[step, name]
-                gradients.append(parameter.grad.detach().clone().flatten())
+                gradients[rank] = parameter.grad.detach().clone().flatten()
                 if len(gradients) == self.workers:
-                    found.append(histograms(name, step, waiting.pop((step, name)), seed=self.seed))
+                    del waiting[step, name]
+                    found.append(
+                        histograms(name, step, [each for _, each in sorted(gradients.items())], seed=self.seed)
+                    )
 
         return train(self, on_progress, on_step=on_step).grown(GradientsFinding, histograms=found)
 

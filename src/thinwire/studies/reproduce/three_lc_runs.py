@@ -84,10 +84,11 @@ def timings(designs: Sequence[str], scale: Scale, links: Sequence[str] = LINKS) 
 def setting(found: Found) -> str:
     """Returns in a sentence what was run."""
     first, finding = next(iter(found.items()))
+    groups = dict.fromkeys(f"{cell.workers} workers of {each.batch} examples" for cell, each in found.items())
     seeds = len({cell.seed for cell in found})
     steps = ", ".join(f"{steps:,}" for steps in sorted({cell.steps for cell in found}))
     return (
-        f"{first.model} on {first.data}, {first.workers} workers of {finding.batch} examples, {steps} steps, cosine "
+        f"{first.model} on {first.data}, {' and '.join(groups)}, {steps} steps, cosine "
         f"decay from {finding.lr:g}, {seeds} {'seed' if seeds == 1 else 'seeds'}, in one process."
     )
 
