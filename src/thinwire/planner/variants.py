@@ -8,6 +8,7 @@ from dataclasses import replace
 from thinwire.codecs import Codec
 from thinwire.codecs.registry import codec
 from thinwire.policies.auto_codec import AutoCodec
+from thinwire.policies.autopilot.estimates import wanted
 from thinwire.policies.autopilot.levels import Level
 from thinwire.policies.designs import Design
 
@@ -42,8 +43,10 @@ def choice(
         step_s: the predicted seconds of a step with the setting at a place.
         bits: likewise what a value takes, both ways.
     """
-    cost = bits if auto.target == "bytes" else lambda place: settings[place].cost_s(step_s(place))
-    return min(range(len(settings)), key=cost)
+    places = range(len(settings))
+    if auto.target == "bytes":
+        return min(places, key=bits)
+    return wanted([settings[place].cost_s(step_s(place)) for place in places])
 
 
 def fixed_codec(level: Level) -> Codec:
