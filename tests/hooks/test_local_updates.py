@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
 from torch.optim.swa_utils import AveragedModel
 
 from tests.hooks.cluster import run_cluster
@@ -378,22 +379,35 @@ def test_moments_that_are_not_finite_are_forgotten_together() -> None:
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # where torch looks
 @pytest.mark.parametrize("design", ["local-sgd[h=2]", "3lc"])
-@pytest.mark.parametrize("late", [False, True])
-def test_a_compiled_model(design: str, late: bool) -> None:
+@pytest.mark.parametrize("when", ["before", "called before", "in place", "late"])
+def test_a_compiled_model(design: str, when: str) -> None:
     def compiled(rank: int) -> nn.Module:
-        model = mlp(rank)
-        return model if late else torch.compile(model, backend="eager")  # type: ignore[return-value]
+        model: Any = mlp(rank)
+        if when == "before":
+            return torch.compile(model, backend="eager")  # type: ignore[return-value]
+        if when == "called before":
+            model = torch.compile(model, backend="eager")
+            before = copy.deepcopy(model.state_dict())
+            model(batch(0, 0)[0])
+            model.load_state_dict(before)  # statistics
+        if when == "in place":
+            model.compile(backend="eager")
+        return model
 
     def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> torch.Tensor:
-        called: Any = torch.compile(model, backend="eager") if late else model
+        called: Any = torch.compile(model, backend="eager") if when == "late" else model
         for step in range(6):
             inner_step(called, opt, rank, step)
         opt.flush()
         return values(model)
 
+    torch._dynamo.reset()
+    counters.clear()
     found, _ = run_cluster(compiled, train, workers=1, optimizer=sgd, design=design)
     usual, _ = run_cluster(mlp, steps(6), workers=1, optimizer=sgd, design=design)
     assert torch.equal(found[0], usual[0])
+    assert counters["stats"]["unique_graphs"] == 1, "no layer's hook cuts it"
+    assert (sum(counters["graph_break"].values()) > 0) == (when in ("late", "in place"))
 
 
 @pytest.mark.parametrize("design", ["local-sgd[h=4]", "local-sgd[h=2]", "update"])

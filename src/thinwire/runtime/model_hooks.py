@@ -39,11 +39,13 @@ class ModelHooks:
     def __init__(self, model: nn.Module, worker: Worker, driver: WorkerDriver) -> None:
         self._worker, self._driver = worker, driver
         self._is_copy = False
-        # Of a model that is compiled, torch would trace layers' hooks, and what they call, into the graph.
+        # Of a model that is compiled, torch would trace hooks, and what they call, into the graph.
         disable: Any = torch.compiler.disable  # untyped in torch
         takes_reason = "reason" in signature(disable).parameters  # torch 2.6 does not
-        self._pull = disable(self._pull_now, **({"reason": _WHY_NOT_WHOLE} if takes_reason else {}))
+        reason = {"reason": _WHY_NOT_WHOLE} if takes_reason else {}
+        self._pull, self._pull_all = disable(self._pull_now, **reason), disable(self._pull_all_now, **reason)
         self._tensors = worker.model.tensors
+        self._is_called = False
         self._reached: set[int] = set()
         self._unreached: list[int] | None = None
         self._handles: list[Any] = []
@@ -142,23 +144,35 @@ class ModelHooks:
     def _before_model(self, own: list[int], *_: Any) -> None:
         if self._is_copy:
             return
-        # Some modules use another's parameters without calling it (attention does). The first forward pass shows
-        # which tables no call announces; from the second on, the model's own call waits for them.
+        if torch.compiler.is_compiling():  # model.compile(): before its one graph
+            self._is_called = True
+            self._pull_all()
+            return
+        self._is_called = True
+        # Some modules use another's parameters without calling it (attention does), and what torch has compiled asks
+        # for nothing. The first forward pass shows which tables no call announces; from the second on, the model's own
+        # call waits for them.
         if self._worker.began and self._unreached is None:
             self._unreached = [index for index in range(len(self._tensors)) if index not in self._reached]
-        if not self._rests():
-            self._pull({*own, *(self._unreached or ())})
+        if not self._worker.idle:
+            self._pull_now({*own, *(self._unreached or ())})
 
     def _before_layer(self, own: list[int], *_: Any) -> None:
         if self._is_copy:
             return
+        if torch.compiler.is_compiling():
+            # To ask would cut the graph in two, here and before every other layer. Where nobody calls the model itself,
+            # nobody else asks.
+            if not self._is_called:
+                self._pull(own)
+            return
         self._reached.update(own)
-        if not self._rests():
-            self._pull(own)
+        if not self._worker.idle:
+            self._pull_now(own)
 
-    def _rests(self) -> bool:
-        """Whether no layer has anything to do. A graph that torch traces holds in all steps: there each layer asks."""
-        return not torch.compiler.is_compiling() and self._worker.idle
+    def _pull_all_now(self) -> None:
+        if not self._worker.idle:
+            self._pull_now(range(len(self._tensors)))
 
     def _pull_now(self, indices: Iterable[int]) -> None:
         for index in indices:
