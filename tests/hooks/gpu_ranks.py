@@ -165,8 +165,11 @@ def mesh_of(kind: str) -> DeviceMesh:
     return DeviceMesh.from_group([both, alone], DEVICE.type, mesh=[[0], [1]], mesh_dim_names=names)
 
 
-def sharded(rank: int, kind: str, options: dict[str, Any], count: int = 12) -> dict[str, Any]:
-    """Trains with FSDP2 twice from the same start, once more from a state in the middle."""
+def sharded(rank: int, kind: str, options: dict[str, Any], last: bool, count: int = 12) -> dict[str, Any]:
+    """Trains with FSDP2 twice from the same start, once more from a state in the middle.
+
+    Where passes are said not to be the `last`, FSDP has nobody wait for its streams at their end.
+    """
     mesh, ends, losses = mesh_of(kind), [], []
 
     def start() -> tuple[Any, fsdp.ShardedState, torch.optim.Optimizer]:
@@ -175,6 +178,7 @@ def sharded(rank: int, kind: str, options: dict[str, Any], count: int = 12) -> d
             if isinstance(layer, nn.Linear):
                 fully_shard(layer, mesh=mesh)
         fully_shard(model, mesh=mesh)
+        model.set_is_last_backward(last)
         return model, fsdp.compress(model, measure_link=False, **options), sgd(model)
 
     for _ in range(2):

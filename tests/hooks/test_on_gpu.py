@@ -92,15 +92,16 @@ def test_workers_of_a_server(design: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "options"),
+    ("kind", "options", "last"),
     [
-        ("hsdp", {"codec": "3lc"}),
-        ("hsdp", {"codec": "int8", "codec_down": "3lc"}),
-        ("fsdp", {"codec": "3lc", "gather": "int8"}),
+        ("hsdp", {"codec": "3lc"}, True),
+        ("hsdp", {"codec": "3lc"}, False),
+        ("hsdp", {"codec": "int8", "codec_down": "3lc"}, True),
+        ("fsdp", {"codec": "3lc", "gather": "int8"}, True),
     ],
 )
-def test_sharded_models_give_the_same_bits_again(kind: str, options: dict[str, Any]) -> None:
-    ranks = run_ranks(2, gpu_ranks.sharded, kind, options)
+def test_sharded_models_give_the_same_bits_again(kind: str, options: dict[str, Any], last: bool) -> None:
+    ranks = run_ranks(2, gpu_ranks.sharded, kind, options, last)
     assert all(each["again"] and each["resumed"] for each in ranks)
     for each in ranks:
         assert sum(each["losses"][-3:]) < sum(each["losses"][:3]), each["losses"]

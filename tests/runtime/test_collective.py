@@ -14,9 +14,10 @@ import torch
 import thinwire as tw
 from tests.collective.ranks import SIZES, bucket_of, collectives, gradients, step, tensors
 from tests.transports.memory_peers import MemoryPeerGroup, groups
-from thinwire.collective.core import Bucket
+from thinwire.collective.core import Bucket, Collective
 from thinwire.collective.exchange import Exchange
 from thinwire.errors import DeadlineError, NonFiniteError, ProtocolError, TransportError
+from thinwire.runtime.bucket_buffers import BucketBuffer
 from thinwire.runtime.collective import CollectiveDriver
 
 CODEC = tw.codec("3lc", sparsity=1.5)
@@ -237,3 +238,27 @@ def test_a_step_that_was_broken_off_is_waited_for() -> None:
         for thread in waits:
             thread.join(20)
             assert not thread.is_alive()
+
+
+def test_residuals_are_copied_only_when_their_stream_has_done_what_came_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU, residuals that a loss scale has just changed are changed when the bucket is ready, and not before."""
+    calls: list[str] = []
+
+    def noted(kind: type, name: str) -> None:
+        whole = getattr(kind, name)
+
+        def called(self: Any, *given: Any) -> Any:
+            calls.append(name)
+            return whole(self, *given)
+
+        monkeypatch.setattr(kind, name, called)
+
+    noted(BucketBuffer, "values")
+    noted(Collective, "started")
+    with drivers(groups(2), skip=True) as made:
+        for driver, gradient in zip(made, gradients(2, 0), strict=True):
+            hand_over(driver, gradient, 0)
+        for driver in made:
+            driver.wait_step()
+    assert [calls.count(each) for each in ("values", "started")] == [2, 2]
+    assert calls[0] == "values" and calls[-1] == "started"

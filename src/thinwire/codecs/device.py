@@ -306,15 +306,20 @@ class Batch:
         self._coder = coders()[type(self._scheme)]
         values = [entry.flat.values for entry in self._full]
         self._workspace = self._pool.take_on(values[0].device)
-        self._pending = self._coder.start(
-            self._scheme,
-            self._full,
-            values,
-            residuals=[entry.residual for entry in self._full if entry.residual is not None] or None,
-            residual_scale=codec.error_scale,
-            together=codec.nonfinite == "raise",  # a refused tensor stops its batch; else only its own residual stays
-            workspace=self._workspace,
-        )
+        try:
+            self._pending = self._coder.start(
+                self._scheme,
+                self._full,
+                values,
+                residuals=[entry.residual for entry in self._full if entry.residual is not None] or None,
+                residual_scale=codec.error_scale,
+                together=codec.nonfinite == "raise",  # a refused tensor stops its batch; else its own residual stays
+                workspace=self._workspace,
+            )
+        except BaseException:  # such as no memory left; the tensors may be freed from now on
+            self._workspace.synchronize()
+            self._pool.give_back_on(self._workspace)
+            raise
 
     def finish(self) -> list[Encoded]:
         """Waits for the compressed bytes and returns the frames, in the order of the entries. Call once.

@@ -89,9 +89,14 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and tensor.is_contiguous() and not tensor.is_neg()
 
 
+_NO_MEMORY = "{name} is a {kind}, which has no memory of its own; give what it holds, as a DTensor's to_local()"
+
+
 def flatten_on_device(tensor: torch.Tensor, name: str = "the tensor") -> DeviceFlat:
     """As `flatten`, where the tensor lies."""
     shape = tuple(tensor.shape)
+    if tensor.numel() and not tensor.data_ptr():
+        raise TypeError(_NO_MEMORY.format(name=name, kind=type(tensor).__name__))
     if tensor.dtype is torch.float32 and _is_plain(tensor) and len(shape) <= MAX_RANK:
         values = tensor.detach() if tensor.requires_grad else tensor
         return DeviceFlat(values if len(shape) == 1 else values.view(-1), "fp32", shape)
@@ -175,6 +180,8 @@ def check_out(out: Tensor, shape: tuple[int, ...]) -> None:
         raise ConfigError(f"out has dtype {out.dtype}; decoding fills floating-point tensors")
     if isinstance(out, torch.Tensor) and out.layout != torch.strided:
         raise ConfigError(f"out has layout {out.layout}; decoding fills dense tensors")
+    if isinstance(out, torch.Tensor) and out.numel() and not out.data_ptr():
+        raise ConfigError(_NO_MEMORY.format(name="out", kind=type(out).__name__))
     if isinstance(out, np.ndarray):
         if not out.flags.writeable:
             raise ConfigError("out is a read-only array; decoding writes into it")

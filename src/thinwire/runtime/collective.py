@@ -94,8 +94,7 @@ class CollectiveDriver:
         self.check_open()
         if index == 0:
             self._waiting.clear()
-            if self._last is not None:  # of a step that was broken off: it still changes residuals
-                self._last.done.wait()
+            self.settle()
         event, devices = None, list[int | str | torch.device]()
         if buffer.is_cuda:
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -121,10 +120,14 @@ class CollectiveDriver:
         """
         self._flush(bucket, BucketBuffer(buffer, None, torch.futures.Future()), waiting)
 
-    def wait_step(self) -> None:
-        """Waits for all that has been handed over. Raises what made it fail."""
+    def settle(self) -> None:
+        """Waits for what a step that was broken off has under way: it still changes residuals."""
         if self._last is not None:
             self._last.done.wait()
+
+    def wait_step(self) -> None:
+        """Waits for all that has been handed over. Raises what made it fail."""
+        self.settle()
         self.raise_failure()
 
     def raise_failure(self) -> None:
@@ -225,8 +228,8 @@ class CollectiveDriver:
     def _push(self, job: UnderWay) -> None:
         begin = time.perf_counter()
         exchange, counters = job.exchange, self._counters[Pass.PUSH]
-        self._core.started(exchange)
         job.values = [bucket.values() for bucket in job.buckets]
+        self._core.started(exchange)  # now that the buckets' streams have done what they were told before: it copies
         for (peer, way), buffer in self._receive_buffers(exchange).items():
             job.receives.setdefault(way, []).append(self.peers.receive(peer, buffer, job.tag(way)))
         copied = time.perf_counter()

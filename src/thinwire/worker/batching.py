@@ -8,6 +8,7 @@ for. `finish` returns what is left. Gradients must stay as they are until then.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 
@@ -30,6 +31,7 @@ class Batching:
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
         self._collected: list[tuple[WorkerTable, torch.Tensor]] = []
+        self._streams: set[Any] = set()
         self._started: tuple[list[WorkerTable], Encoding, float] | None = None
 
     def add(self, table: WorkerTable, gradient: torch.Tensor) -> Encoded:
@@ -39,6 +41,8 @@ class Batching:
             NonFiniteError: NaN or Inf in a gradient of the batch before.
         """
         self._collected.append((table, gradient))
+        if gradient.is_cuda:
+            self._streams.add(torch.cuda.current_stream(gradient.device))
         if sum(collected.numel() for _, collected in self._collected) >= BATCH_NUMEL:
             yield from self._next_batch()
 
@@ -52,6 +56,9 @@ class Batching:
         begin = self._now()
         collected, self._collected = self._collected, []
         started, self._started = self._started, None
+        streams, self._streams = self._streams, set()
+        for stream in streams:  # each layer's gradient comes from the stream of its forward pass
+            torch.cuda.current_stream(stream.device).wait_stream(stream)
         if collected:
             totals = [table.prepare(gradient) for table, gradient in collected]
             contexts = [table.context for table, _ in collected if table.context is not None]

@@ -194,7 +194,8 @@ class ExchangeState:
         return _Copied, ()
 
     def follow_loss_scale(self) -> None:
-        """Keeps residuals in the units of this step's gradients."""
+        """Keeps residuals in the units of this step's gradients; before anything of the step touches them."""
+        self.driver.settle()
         if self._scaler is None:
             return
         if self.auto is not None:

@@ -213,6 +213,14 @@ class ParameterGroup:
         begin = 0 if self.replicated else self.shard * self.stride
         return values[begin : begin + self.stride]
 
+    def wait_reduced(self) -> None:
+        """The current stream waits for the gradients that FSDP has written, which it does itself at a step's end alone.
+
+        After `set_is_last_backward(False)` it does not.
+        """
+        if self.device.type == "cuda" and self._group._post_reduce_event is not None:
+            torch.cuda.current_stream(self.device).wait_event(self._group._post_reduce_event)
+
     @property
     def has_gradients(self) -> bool:
         """Whether a gradient of an earlier step is still there, to which this one's is added."""
@@ -238,7 +246,7 @@ class ParameterGroup:
     def add_gradient(self, flat: torch.Tensor) -> None:
         """Adds a flat gradient of this rank's shards to those of the parameters."""
         if flat.is_cuda:
-            flat.record_stream(torch.cuda.current_stream())  # it comes from FSDP's own stream
+            flat.record_stream(torch.cuda.current_stream(flat.device))  # it comes from FSDP's own stream
         for parameter, offset in zip(self.parameters, self.offsets, strict=True):
             gradient = parameter.param.sharded_param.grad
             with torch.no_grad():

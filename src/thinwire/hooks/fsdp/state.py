@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -20,7 +20,7 @@ from thinwire.hooks.fsdp.parameter_groups import ParameterGroup
 from thinwire.telemetry import Counters
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(eq=False, slots=True)
 class Ready:
     """A parameter group whose gradients are to be exchanged in this step.
 
@@ -33,6 +33,18 @@ class Ready:
     group: ParameterGroup
     values: torch.Tensor | None
     factor: float
+    made: Any = field(init=False, default=None)
+    """On a GPU, an event on the stream of FSDP's that makes the values."""
+
+    def __post_init__(self) -> None:
+        if self.values is not None and self.values.is_cuda:
+            self.made = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self.made.record(torch.cuda.current_stream(self.values.device))
+
+    def wait(self) -> None:
+        """The current stream waits for the values."""
+        if self.made is not None:
+            torch.cuda.current_stream(self.group.device).wait_event(self.made)
 
 
 class Outcome(Enum):
@@ -193,6 +205,9 @@ class ShardedState(ExchangeState):
         except Exception as error:  # whatever it is, the ranks of the other shards must hear of it
             failure = error
         unflushed = self.auto is not None and self.auto.flush.undone
+        for each in ready:
+            each.wait()
+            each.group.wait_reduced()
         own = Outcome.FAILED if failure else Outcome.TAKEN
         if failure is None and (self.steps_skipped > skipped or unflushed or self._reduced_nan(ready)):
             own = Outcome.SKIPPED
@@ -239,6 +254,7 @@ class ShardedState(ExchangeState):
         """Exchanges the newest gradients. Of groups with fewer rows than ranks this one may hold padding alone."""
         held = [each for each in self._ready if self._buckets[each.group].offsets]
         if held and (values := held[-1].values) is not None:
+            held[-1].wait()
             self.driver.bucket_ready(self._buckets[held[-1].group], values, self.step, len(held) - 1, last=last)
 
     def _worst(self, own: Outcome, device: torch.device) -> Outcome:

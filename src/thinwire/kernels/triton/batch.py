@@ -178,7 +178,9 @@ def encoding(values: Sequence[torch.Tensor] | Arrays, *, per_byte: int, **given:
     workspace, residuals, scale = given["workspace"], given.get("residuals"), given.get("residual_scale", 1.0)
     workspace.follow()
     with workspace.running():
-        yield Batch(values, residuals, factors=scale, per_byte=per_byte, workspace=workspace)
+        batch = Batch(values, residuals, factors=scale, per_byte=per_byte, workspace=workspace)
+        _facts(batch)  # where no memory is left, that is to show before a residual is written
+        yield batch
 
 
 @contextmanager
@@ -245,6 +247,12 @@ def allow(
     return finite.to(torch.int8)
 
 
+def _facts(batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    """Memory for four numbers of each tensor, on the device and on the host: float64 is exact for sizes to 2**53."""
+    workspace, size = batch.workspace, 4 * batch.num_tensors
+    return workspace.array("pending.facts", size, torch.float64), workspace.host("pending.facts", size, torch.float64)
+
+
 class Pending:
     """Payloads on their way; made inside `workspace.running()`.
 
@@ -268,12 +276,11 @@ class Pending:
         limits: torch.Tensor | None = None,
     ) -> None:
         self._batch, self._payload, self._sized = batch, payload, ends is not None
-        workspace, size = batch.workspace, batch.num_tensors
-        facts = workspace.array("pending.facts", 4 * size, torch.float64).view(4, size)  # exact for sizes to 2**53
-        for row, fact in zip(facts, (largest, scales, limits, ends), strict=True):
+        size = batch.num_tensors
+        facts, self._facts = _facts(batch)
+        for row, fact in zip(facts.view(4, size), (largest, scales, limits, ends), strict=True):
             row.zero_() if fact is None else row.copy_(fact)
-        self._facts = workspace.host("pending.facts", 4 * size, torch.float64)
-        self._facts.copy_(facts.view(-1), non_blocking=True)
+        self._facts.copy_(facts, non_blocking=True)
 
     def arrive(self) -> Arrived:
         """Waits for the sizes, then for the compressed bytes. Call once, this or `finish`."""

@@ -69,6 +69,8 @@ def encode_ternary(
         workspace, largest = batch.workspace, batch.largest()
         scales = largest * sparsity
         codes = workspace.array("ternary.codes", batch.num_bytes, torch.uint8)
+        if zero_run:
+            _room_for_runs(batch)
         num_windows = -(-batch.num_blocks // WINDOW.value)
         # Of every window of blocks, then of every block: where its last code is that is no zero.
         last_nonzero = workspace.array("ternary.last", num_windows + batch.num_blocks, torch.int64)
@@ -89,6 +91,16 @@ def encode_ternary(
         return Pending(batch, largest=largest, scales=scales, payload=payload, ends=ends)
 
 
+def _room_for_runs(batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Memory for what `_zero_run_encode` makes; taken before a residual is written, as there may be none left."""
+    workspace, num_blocks = batch.workspace, batch.num_blocks
+    return (
+        workspace.array("zero_run.counts", num_blocks, torch.int64),
+        workspace.array("zero_run.ends", num_blocks, torch.int64),
+        workspace.array("zero_run.payload", batch.num_bytes, torch.uint8),
+    )
+
+
 def _zero_run_encode(
     batch: Batch, codes: torch.Tensor, last_nonzero: torch.Tensor, num_windows: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -104,12 +116,9 @@ def _zero_run_encode(
     Returns:
         The payloads, one behind the other, and int64[num_tensors] where each ends; views into the workspace.
     """
-    workspace, num_blocks = batch.workspace, batch.num_blocks
-    counts = workspace.array("zero_run.counts", num_blocks, torch.int64)
+    num_blocks, (counts, ends, payload) = batch.num_blocks, _room_for_runs(batch)
     _count[(num_blocks,)](codes, last_nonzero, num_windows, counts, batch.tables, num_warps=_ZERO_RUN_WARPS)
-    ends = workspace.array("zero_run.ends", num_blocks, torch.int64)
     torch.cumsum(counts, 0, out=ends)
-    payload = workspace.array("zero_run.payload", batch.num_bytes, torch.uint8)
     _write[(num_blocks,)](codes, last_nonzero, num_windows, ends, payload, batch.tables, num_warps=_ZERO_RUN_WARPS)
     return payload, ends[batch.last_blocks]
 

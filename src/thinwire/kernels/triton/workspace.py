@@ -77,14 +77,17 @@ class DeviceWorkspace:
         """Device memory for `size` values with undefined content; the same for the same name until it must grow."""
         held = self._arrays.get((name, dtype))
         if held is None or held.numel() < size:
-            held = self._arrays[name, dtype] = torch.empty(size, dtype=dtype, device=self.device)
+            with torch.inference_mode(False):  # else nobody could write it outside of that mode
+                held = self._arrays[name, dtype] = torch.empty(size, dtype=dtype, device=self.device)
         return held if held.numel() == size else held[:size]
 
     def host(self, name: str, size: int, dtype: torch.dtype) -> torch.Tensor:
         """Host memory as `array`, pinned where there is a GPU, so that copies need not be waited for."""
         held = self._hosts.get((name, dtype))
         if held is None or held.numel() < size:
-            held = self._hosts[name, dtype] = torch.empty(size, dtype=dtype, pin_memory=self._stream is not None)
+            pinned = self._stream is not None
+            with torch.inference_mode(False):
+                held = self._hosts[name, dtype] = torch.empty(size, dtype=dtype, device="cpu", pin_memory=pinned)
         return held if held.numel() == size else held[:size]
 
     def upload(self, name: str, data: NDArray[np.generic]) -> torch.Tensor:
