@@ -9,6 +9,9 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from typing import SupportsFloat
+
+from thinwire.errors import ConfigError
 
 
 class Counters:
@@ -156,8 +159,24 @@ class StepRecord:
     serving_ranks: int = 0
 
     @classmethod
-    def of_scores(cls, step: int, rank: int, time_s: float, loss: float | None, accuracy: float | None) -> StepRecord:
-        """Returns a record of what belongs to a step as a whole."""
+    def of_scores(
+        cls,
+        step: int,
+        rank: int,
+        time_s: float,
+        loss: SupportsFloat | None,
+        accuracy: SupportsFloat | None,
+    ) -> StepRecord:
+        """Returns a record of what belongs to a step as a whole.
+
+        Raises:
+            ConfigError: a score that is no number, nor a tensor with one value.
+
+        Example:
+            >>> StepRecord.of_scores(0, 0, 0.0, 1 / 2, None).loss
+            0.5
+        """
+        loss, accuracy = _number("loss", loss), _number("accuracy", accuracy)
         return cls(
             step=step,
             table="",
@@ -190,3 +209,13 @@ class StepRecord:
             "bits_per_value_push": self.bits_per_value_push,
             "bits_per_value_pull": self.bits_per_value_pull,
         }
+
+
+def _number(name: str, score: SupportsFloat | None) -> float | None:
+    """Returns a score as a number; torch warns of `float(loss)` where a gradient may be asked for."""
+    if score is None:
+        return None
+    try:
+        return float(score.item() if hasattr(score, "item") else score)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"{name} is {score!r:.80}; expected a number, or a tensor with one value") from error

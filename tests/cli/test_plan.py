@@ -103,6 +103,20 @@ while True:
 """
 
 
+def test_for_adam_local_updates_are_compared_too(tmp_path: Path) -> None:
+    script, data = tmp_path / "train.py", tmp_path / "plan.json"
+    script.write_text(SCRIPT.replace("optim.SGD", "optim.AdamW"))
+    asked = ("--steps", "2", "--link", "100kbit", "--json", str(data), "--", sys.executable, str(script))
+    done = subprocess.run(
+        [sys.executable, "-m", "thinwire", "plan", *asked], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    written = json.loads(data.read_text())
+    assert [each["at"]["design"] for each in written["summaries"]][-2:] == ["update", "local-sgd[h=4]"]
+    of = {each.partition(" ")[0]: each for each in written["verdict"]}
+    assert "it takes some 1.18 times the steps of s = 1" in of["3lc[s=1.75]"] and "times the steps" not in of["update"]
+
+
 def test_what_a_script_prints_is_not_in_json_on_standard_output(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -176,5 +177,9 @@ def test_what_is_in_the_wrong_place_is_named() -> None:
 
 def test_a_design_and_a_codec_are_one_too_many() -> None:
     model = mlp(0)
-    with pytest.raises(ConfigError, match="design='3lc' brings its codecs; codec would change them"):
+    with pytest.raises(ConfigError, match="design='3lc' brings its codecs; codec=… would change them"):
         tw.distribute(model, sgd(model), server="grpc://127.0.0.1:1", design="3lc", codec="int8")
+    for name, said in (("3lc", "3lc[nonfinite=skip]"), ("local-sgd[h=4]", "local-sgd[h=4,nonfinite=skip]")):
+        with pytest.raises(ConfigError, match=re.escape(f"and their options; write design={said!r}")):
+            tw.distribute(model, sgd(model), server="grpc://127.0.0.1:1", design=name, nonfinite="skip")
+        assert find_design(said).up.nonfinite == "skip"

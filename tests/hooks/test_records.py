@@ -7,12 +7,14 @@ import warnings
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import thinwire as tw
 from tests.hooks.test_optimizer import one_step, run
+from thinwire.errors import ConfigError
 from thinwire.hooks import records as module
 from thinwire.hooks.distribute import DistributedOptimizer
 from thinwire.telemetry import StepRecord
@@ -103,6 +105,19 @@ def test_a_lag_of_many_steps_is_warned_of_once(monkeypatch: pytest.MonkeyPatch) 
     assert [record.step for record in weight] == list(range(12))
     assert weight[-1].residual_lag == pytest.approx(ratios["0.weight"])
     assert weight[-1].residual_norm is not None and weight[-1].payload_bytes_push > 0
+
+
+def test_a_score_is_a_number_or_a_tensor_of_one() -> None:
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> None:
+        one_step(model, opt, rank, 0)
+        opt.record_scores(loss=next(model.parameters()).sum() * 0 + 0.5, accuracy=np.float32(0.25))
+        for wrong in (torch.ones(2), "low"):
+            with pytest.raises(ConfigError, match="expected a number, or a tensor with one value"):
+                opt.record_scores(loss=wrong)  # type: ignore[arg-type]
+
+    listener = Listener()
+    run(train, workers=1, codec="3lc", metrics=[listener])
+    assert [(each.loss, each.accuracy) for each in listener.records if not each.table] == [(0.5, 0.25)]
 
 
 @pytest.mark.parametrize("consistency", ["bsp", "ssp[staleness=3,mode=aggressive]", "backup[1]", "local[2]"])

@@ -96,12 +96,15 @@ import thinwire as tw
 dist.init_process_group("gloo", init_method="file://{out}", rank=0, world_size=1)
 model = nn.Sequential(nn.Linear(8, 32), nn.Linear(32, 4))
 optimizer = torch.optim.AdamW(model.parameters())
+began = model[0].weight.detach().clone()
 with tw.distribute(model, optimizer, {options}) as optimizer:
     while True:
         optimizer.zero_grad()
         model(torch.randn(16, 8)).square().mean().backward()
         optimizer.step()
         optimizer.record_scores(loss=1.0)
+        with optimizer.shared_weights():
+            assert not torch.equal(model[0].weight, began), "what is evaluated has been trained"
 """
 
 

@@ -38,6 +38,7 @@ STANDARD_ERROR = 2
 """A file descriptor: a script that is run prints without `sys.stderr`."""
 LATENCY_MS = 1e3 * TransportCosts().latency_s
 DESIGNS = "3lc[s=1.0],3lc[s=1.75],int8,local2"
+FOR_ADAM = f"update and {verdict.LOCAL}"
 
 
 @app.command(
@@ -52,7 +53,13 @@ def plan(
     ] = None,
     model: options.Model = "mlp",
     data: options.Data = "digits",
-    designs: Annotated[str, typer.Option(metavar="NAMES", help="Designs beside fp32, with commas between.")] = DESIGNS,
+    designs: Annotated[
+        str,
+        typer.Option(
+            metavar="NAMES",
+            help=f"Designs beside fp32, with commas between; by default {FOR_ADAM} too where Adam or its kin step.",
+        ),
+    ] = DESIGNS,
     link: Annotated[
         str, typer.Option(help="Rate of every process's link, both ways: 10mbit, 1gbit; none.")
     ] = "100mbit",
@@ -108,10 +115,13 @@ def plan(
         with console.status(f"making {steps} steps of {escape(model)}"):
             measured = workload.profile_workload(model, data, batch=batch, seed=seed, steps=steps, threads=threads)
         what = model
+    compared = split_names(designs)
+    if measured.trainer.name in verdict.ADAPTIVE and not was_given(context, "designs"):
+        compared += tuple(FOR_ADAM.split(" and "))
     with console.status("") as status:
         made = planning.Plan(
             measured,
-            split_names(designs),
+            compared,
             setting,
             exchange_share=exchange_share,
             tell=lambda what: status.update(f"measuring {escape(what)}"),

@@ -214,8 +214,7 @@ class Shard:
         self._present = [magnitude > 0 or not self.drop_zeros for magnitude in largest]
         self._sum = GradientSums(self.coded.of(values), contributions=1)
         self._sum_plain = self.plain.gather(values, self.dtype)
-        if not np.isfinite(self._sum_plain).all():
-            raise NonFiniteError("an uncompressed tensor holds NaN or Inf; nothing was sent")
+        self._check_plain(self._sum_plain)
 
     def add(self, values: Sequence[Values], frames: Sequence[bytes | memoryview]) -> None:
         """Adds another rank's gradient. Raises FrameError."""
@@ -255,11 +254,19 @@ class Shard:
             frames = [next(encoded) if p else ABSENT for p in present]
         self.payload_nbytes = sum(c.payload_nbytes for c, p in zip(self.contexts, present, strict=True) if p)
         if self.plain:
-            if not np.isfinite(plain).all():
-                raise NonFiniteError("an uncompressed tensor: holds NaN or Inf; nothing was encoded")
+            self._check_plain(plain)
             frames.append(join([BatchedTensor(plain)]))
             self.payload_nbytes += plain.nbytes
         return frames
+
+    def _check_plain(self, plain: FloatArray) -> None:
+        """Raises NonFiniteError where uncompressed values hold NaN or Inf; it names the first tensor that does."""
+        if (finite := np.isfinite(plain)).all():
+            return
+        at = int(finite.argmin())
+        ends = np.cumsum([numel for _, numel in self.plain_sizes])
+        names = [name for (name, _), end in zip(self.plain_sizes, ends, strict=True) if end > at]
+        raise NonFiniteError(f"{names[0] if names else 'an uncompressed tensor'}: holds NaN or Inf; nothing was sent")
 
     def _open(self, context: Context, frame: bytes | memoryview) -> CheckedFrame:
         """Checks a slice's frame, before any stage of it is undone. Raises FrameError."""

@@ -251,8 +251,12 @@ def _without_codecs(
     name = design if isinstance(design, str) else design.name
     if codec == AUTO:
         raise ConfigError(f"design={name!r} brings its codecs; {name.partition('[')[0] + '[codec=auto]'!r} has auto")
-    would = sorted(options) or ("codec" if codec is not None else "codec_down")
-    raise ConfigError(f"design={name!r} brings its codecs; {would} would change them")
+    if options:
+        inside = ",".join(f"{key}={value}" for key, value in sorted(options.items()))
+        ways = f"{name[:-1]},{inside}]" if name.endswith("]") else f"{name}[{inside}]"
+        raise ConfigError(f"design={name!r} brings its codecs and their options; write design={ways!r}")
+    would = "codec" if codec is not None else "codec_down"
+    raise ConfigError(f"design={name!r} brings its codecs; {would}=… would change them: leave one of the two out")
 
 
 def _check_not_reduced(model: nn.Module, group: dist.ProcessGroup) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, SupportsFloat
 
 import torch
 from torch import nn
@@ -358,17 +358,20 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Returns what the exchanges cost so far, and the share of the time that was left for computing; print it."""
         return self._costs.report()
 
-    def record_scores(self, *, loss: float | None = None, accuracy: float | None = None) -> None:
+    def record_scores(self, *, loss: SupportsFloat | None = None, accuracy: SupportsFloat | None = None) -> None:
         """Gives the metrics writers the latest step's scores, so that a report shows them over time.
 
         Args:
             loss: of this worker's training step.
             accuracy: on the test set, 0 … 1.
 
+        Raises:
+            ConfigError: neither a number nor a tensor with one value.
+
         Example::
 
             opt.step()
-            opt.record_scores(loss=float(loss))
+            opt.record_scores(loss=loss)
         """
         self._recorder.record_scores(max(0, self.steps_done - 1), loss, accuracy)
 

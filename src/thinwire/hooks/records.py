@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from typing import SupportsFloat
 
 from thinwire.cautions import caution
 from thinwire.runtime.metrics import MetricsWriter
@@ -77,7 +78,7 @@ class Recorder:
                 self._waiting.append((table, record))
                 table.cost = StepCost()
 
-    def record_scores(self, step: int, loss: float | None, accuracy: float | None) -> None:
+    def record_scores(self, step: int, loss: SupportsFloat | None, accuracy: SupportsFloat | None) -> None:
         """Records what belongs to a step as a whole."""
         record = StepRecord.of_scores(step, self._rank, time.time(), loss, accuracy)
         for writer in self._metrics:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -210,7 +210,10 @@ def _leave_out_ours() -> None:
     ) -> Any:
         # With servers of its own it would take part in a training that others are at.
         server = MemoryServer(serving(ServerCore())).connect()
-        return joined(model, optimizer, server=server, design=ALONE, metrics=metrics)
+        opt = joined(model, optimizer, server=server, design=ALONE, metrics=metrics)
+        # What the shards have is what the training began with; what is trained here is as near as can be had.
+        opt.shared_weights = opt.averaged_weights = nullcontext
+        return opt
 
     home.distribute = alone  # type: ignore[attr-defined]  # which `thinwire.distribute` is looked up in
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from thinwire.engines.links import Rate
 from thinwire.planner.planning import UNCOMPRESSED, WORTH, Plan
 from thinwire.planner.predictions import Summary
+from thinwire.policies.autopilot.levels import steps_of
 from thinwire.presentation.charts import Chart, Panel, Series, to_matplotlib
 from thinwire.presentation.tables import Table
 from thinwire.quantities import counted, rate_text, seconds_text
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+ADAPTIVE = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax")
+"""Optimizers of whose gradients codes lose more than of what they make of them."""
+LOCAL = "local-sgd[h=4]"
+"""What such a training exchanges in place of gradients, a design to begin with."""
 UNEVEN = 1.5
 """By how much the middle half of the measured steps may differ before a plan says so."""
 
@@ -23,6 +28,8 @@ UNEVEN = 1.5
 def verdict(plan: Plan) -> list[str]:
     """Returns sentences: what is fastest in the cluster that was asked about, then each design by itself, then what of
     the training is not planned, and a warning where the measured steps differ much.
+
+    The fastest is the one whose seconds a step, times how many steps it takes to the same accuracy, are fewest.
 
     Args:
         plan: with at least one design beside uncompressed training.
@@ -41,7 +48,7 @@ def verdict(plan: Plan) -> list[str]:
     others = [each for each in found if each.at.design != UNCOMPRESSED]
     if not others:
         return [f"at {where} a step takes {seconds_text(found[0].at.step_s)} uncompressed", *_remarks(plan)]
-    best = max(others, key=lambda each: each.at.speedup)
+    best = max(others, key=lambda each: each.at.speedup / _steps(plan, each))
     if best.at.speedup >= WORTH:
         first = f"compress: at {where} {best.at.design} is {best.at.speedup:.3g}× faster than uncompressed"
     elif best.at.speedup > 1 / WORTH:
@@ -51,7 +58,23 @@ def verdict(plan: Plan) -> list[str]:
             f"do not compress: at {where} uncompressed is {1 / best.at.speedup:.3g}× faster than {best.at.design}, the "
             "best of the others"
         )
-    return [first, *(_sentence(each, plan.exchange_share) for each in others), *_remarks(plan)]
+    if plan.profile.trainer.name in ADAPTIVE and best.exchange_share is None and best.at.speedup >= WORTH:
+        first += (
+            f". Its steps are {plan.profile.trainer.name}'s, of whose gradients codes lose more: {LOCAL} learns more"
+        )
+    sentences = [_sentence(each, plan.exchange_share) + _more_steps(_steps(plan, each)) for each in others]
+    return [first, *sentences, *_remarks(plan)]
+
+
+def _steps(plan: Plan, summary: Summary) -> float:
+    """How many times the steps of s = 1 a training takes with a design, as far as that is known: of coded gradients."""
+    up = plan.designs[summary.at.design].up
+    known = up.id == "3lc" and summary.exchange_share is None
+    return steps_of(up.config()["sparsity"]) if known else 1.0
+
+
+def _more_steps(times: float) -> str:
+    return f"; it takes some {times:g} times the steps of s = 1, which are not planned" if times > 1 else ""
 
 
 def _remarks(plan: Plan) -> list[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, SupportsFloat
 
 from thinwire.collective.core import Collective
 from thinwire.collective.residuals import TrainedTensor
@@ -75,7 +75,7 @@ class ExchangeRecords:
         if self._tally is not None:
             self._step, self._before, self._skipped = step, self._state.driver.counters(), core.steps_skipped
 
-    def record_scores(self, step: int, loss: float | None, accuracy: float | None) -> None:
+    def record_scores(self, step: int, loss: SupportsFloat | None, accuracy: SupportsFloat | None) -> None:
         """Records what belongs to a step as a whole."""
         self._write(StepRecord.of_scores(step, self._state.rank, time.time(), loss, accuracy))
 

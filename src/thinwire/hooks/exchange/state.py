@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, SupportsFloat
 
 import torch.distributed as dist
 
@@ -153,12 +153,15 @@ class ExchangeState:
         self._records = ExchangeRecords(self, writers, every)
         self.between_steps()
 
-    def record_scores(self, *, loss: float | None = None, accuracy: float | None = None) -> None:
+    def record_scores(self, *, loss: SupportsFloat | None = None, accuracy: SupportsFloat | None = None) -> None:
         """Records the latest step's loss, or an accuracy, where `record_to` was called; does nothing elsewhere.
 
         Args:
             loss: of this rank's training step.
             accuracy: on the test set, 0 … 1.
+
+        Raises:
+            ConfigError: neither a number nor a tensor with one value.
         """
         if self._records is not None:
             self._records.record_scores(max(0, self.step - 1), loss, accuracy)

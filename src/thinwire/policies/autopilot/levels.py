@@ -29,6 +29,15 @@ STEPS = (1.0, 1.08, 1.08, 1.18, 1.18)
 """How many times the steps of s = 1 a training takes to the same accuracy, by s; `docs/autopilot.md` has where from."""
 
 
+def steps_of(sparsity: float) -> float:
+    """Returns how many times the steps of s = 1 a training takes with a multiplier.
+
+    >>> steps_of(1.0), steps_of(1.75), steps_of(1.99)
+    (1.0, 1.18, 1.18)
+    """
+    return max(steps for s, steps in zip(MULTIPLIERS, STEPS, strict=True) if s <= max(sparsity, 1.0))
+
+
 @dataclass(frozen=True, slots=True)
 class Level:
     """One setting.
