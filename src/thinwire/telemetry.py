@@ -215,7 +215,8 @@ def _number(name: str, score: SupportsFloat | None) -> float | None:
     """Returns a score as a number; torch warns of `float(loss)` where a gradient may be asked for."""
     if score is None:
         return None
-    try:
-        return float(score.item() if hasattr(score, "item") else score)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ConfigError(f"{name} is {score!r:.80}; expected a number, or a tensor with one value") from error
+    shape = tuple(getattr(score, "shape", ()))
+    if not hasattr(score, "__float__") or math.prod(shape) != 1:
+        of = f" of shape {shape}" if shape else ""
+        raise ConfigError(f"{name} is a {type(score).__name__}{of}; expected a number, or a tensor with one value")
+    return float(score.item() if hasattr(score, "item") else score)

@@ -410,6 +410,31 @@ def test_a_compiled_model(design: str, when: str) -> None:
     assert (sum(counters["graph_break"].values()) > 0) == (when in ("late", "in place"))
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.parametrize("design", ["local-sgd[h=2]", "3lc", "update"])
+@pytest.mark.parametrize("alone", [False, True])
+def test_parts_that_are_compiled_in_the_middle_of_a_training(design: str, alone: bool) -> None:
+    """One of them, which the model calls; or all, which the training calls by themselves from then on."""
+
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> torch.Tensor:
+        parts: list[Any] = list(model.children())
+        called: Any = model
+        for step in range(8):
+            if step == 3:
+                for part in parts if alone else parts[:1]:
+                    part.compile(backend="eager")
+                if alone:
+                    called = nn.Sequential(*parts)  # of which thinwire knows nothing
+            inner_step(called, opt, rank, step)
+        opt.flush()
+        return values(model)
+
+    torch._dynamo.reset()
+    found, _ = run_cluster(mlp, train, workers=1, optimizer=sgd, design=design)
+    usual, _ = run_cluster(mlp, steps(8), workers=1, optimizer=sgd, design=design)
+    assert torch.equal(found[0], usual[0])
+
+
 @pytest.mark.parametrize("design", ["local-sgd[h=4]", "local-sgd[h=2]", "update"])
 def test_parameters_of_no_values_and_of_one_are_exchanged_with_the_others(design: str) -> None:
     class Odd(nn.Module):

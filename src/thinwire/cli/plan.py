@@ -38,7 +38,7 @@ STANDARD_ERROR = 2
 """A file descriptor: a script that is run prints without `sys.stderr`."""
 LATENCY_MS = 1e3 * TransportCosts().latency_s
 DESIGNS = "3lc[s=1.0],3lc[s=1.75],int8,local2"
-FOR_ADAM = f"update and {verdict.LOCAL}"
+FOR_ADAM = ("update", "local-sgd[h=4]")
 
 
 @app.command(
@@ -57,7 +57,7 @@ def plan(
         str,
         typer.Option(
             metavar="NAMES",
-            help=f"Designs beside fp32, with commas between; by default {FOR_ADAM} too where Adam or its kin step.",
+            help="Designs beside fp32, with commas between; by default two of local updates more where Adam steps.",
         ),
     ] = DESIGNS,
     link: Annotated[
@@ -117,7 +117,7 @@ def plan(
         what = model
     compared = split_names(designs)
     if measured.trainer.name in verdict.ADAPTIVE and not was_given(context, "designs"):
-        compared += tuple(FOR_ADAM.split(" and "))
+        compared += FOR_ADAM
     with console.status("") as status:
         made = planning.Plan(
             measured,

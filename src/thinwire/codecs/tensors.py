@@ -95,7 +95,7 @@ _NO_MEMORY = "{name} is a {kind}, which has no memory of its own; give what it h
 def flatten_on_device(tensor: torch.Tensor, name: str = "the tensor") -> DeviceFlat:
     """As `flatten`, where the tensor lies."""
     shape = tuple(tensor.shape)
-    if tensor.numel() and not tensor.data_ptr():
+    if tensor.layout is torch.strided and tensor.numel() and not tensor.data_ptr():
         raise TypeError(_NO_MEMORY.format(name=name, kind=type(tensor).__name__))
     if tensor.dtype is torch.float32 and _is_plain(tensor) and len(shape) <= MAX_RANK:
         values = tensor.detach() if tensor.requires_grad else tensor

@@ -49,9 +49,15 @@ def verdict(plan: Plan) -> list[str]:
     if not others:
         return [f"at {where} a step takes {seconds_text(found[0].at.step_s)} uncompressed", *_remarks(plan)]
     best = max(others, key=lambda each: each.at.speedup / _steps(plan, each))
-    if best.at.speedup >= WORTH:
+    worth = best.at.speedup / _steps(plan, best)
+    if worth >= WORTH:
         first = f"compress: at {where} {best.at.design} is {best.at.speedup:.3g}× faster than uncompressed"
-    elif best.at.speedup > 1 / WORTH:
+    elif best.at.speedup >= WORTH:
+        first = (
+            f"do not compress: at {where} {best.at.design} is {best.at.speedup:.3g}× faster than uncompressed, and "
+            f"takes some {_steps(plan, best):g} times the steps"
+        )
+    elif worth > 1 / WORTH:
         first = f"it makes no difference: at {where} {best.at.design} and uncompressed take the same time"
     else:
         first = (

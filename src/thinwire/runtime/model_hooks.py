@@ -7,7 +7,7 @@ procedure runs is for `driver.py` to say, and what it does for the worker.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from inspect import signature
 from typing import Any, cast
@@ -23,6 +23,7 @@ from thinwire.worker.model import WorkerTensor
 
 _WHY_NOT_WHOLE = "thinwire takes updates from servers before a layer computes: compile without fullgraph=True"
 """What torch says where a model is to be one graph."""
+_constant: Any = torch.compiler.assume_constant_result  # untyped in torch
 _transform: Any = getattr(torch._C._functorch, "peek_interpreter_stack", lambda: None)  # private in torch
 """Returns the innermost transform of torch.func that is under way, or None."""
 
@@ -46,6 +47,7 @@ class ModelHooks:
         self._pull, self._pull_all = disable(self._pull_now, **reason), disable(self._pull_all_now, **reason)
         self._tensors = worker.model.tensors
         self._is_called = False
+        self._traced: list[Callable[[], int]] = []
         self._reached: set[int] = set()
         self._unreached: list[int] | None = None
         self._handles: list[Any] = []
@@ -65,8 +67,11 @@ class ModelHooks:
             own = [index[id(parameter)] for parameter in module._parameters.values() if id(parameter) in index]
             if module is model:
                 self._handles.append(model.register_forward_pre_hook(partial(self._before_model, own), prepend=True))
+                self._handles.append(model.register_forward_hook(self._after_model, always_call=True))
             elif own := own + [index[id(buffer)] for buffer in module._buffers.values() if id(buffer) in index]:
-                self._handles.append(module.register_forward_pre_hook(partial(self._before_layer, own), prepend=True))
+                before = partial(self._before_layer, own, len(self._traced))
+                self._handles.append(module.register_forward_pre_hook(before, prepend=True))
+                self._traced.append(self._when_traced(own))
         for tensor in self._tensors:
             if tensor.parameter.requires_grad:
                 register: Any = tensor.parameter.register_post_accumulate_grad_hook  # untyped in torch
@@ -151,24 +156,41 @@ class ModelHooks:
         self._is_called = True
         # Some modules use another's parameters without calling it (attention does), and what torch has compiled asks
         # for nothing. The first forward pass shows which tables no call announces; from the second on, the model's own
-        # call waits for them.
+        # call waits for them, and for what has been compiled since.
         if self._worker.began and self._unreached is None:
             self._unreached = [index for index in range(len(self._tensors)) if index not in self._reached]
         if not self._worker.idle:
             self._pull_now({*own, *(self._unreached or ())})
 
-    def _before_layer(self, own: list[int], *_: Any) -> None:
+    def _after_model(self, *_: Any) -> None:
+        if not self._is_copy:
+            self._is_called = False
+
+    def _before_layer(self, own: list[int], layer: int, *_: Any) -> None:
         if self._is_copy:
             return
         if torch.compiler.is_compiling():
-            # To ask would cut the graph in two, here and before every other layer. Where nobody calls the model itself,
+            # To ask would cut the graph in two, here and before every other layer. Outside of the model's own call
             # nobody else asks.
-            if not self._is_called:
+            if self._is_called:
+                self._traced[layer]()
+            else:
                 self._pull(own)
             return
         self._reached.update(own)
         if not self._worker.idle:
             self._pull_now(own)
+
+    def _when_traced(self, own: list[int]) -> Callable[[], int]:
+        """Returns what is called once, while torch traces a layer, and is a constant in the graph that comes of it."""
+
+        def traced() -> int:
+            self._reached.difference_update(own)
+            self._unreached = None
+            self._pull_now(own)  # for this pass, whose call of the model did not know yet
+            return 0
+
+        return cast("Callable[[], int]", _constant(traced))
 
     def _pull_all_now(self) -> None:
         if not self._worker.idle:

@@ -65,7 +65,8 @@ def test_what_a_skipped_step_gives_back_is_in_units_of_the_next_loss_scale() -> 
     flush.reduced(gradient.fill_(torch.inf))
     scaler = SimpleNamespace(get_scale=lambda: 512.0)  # halved, as it skips that step
     auto = SimpleNamespace(settle=flush.settle)
-    state: Any = SimpleNamespace(core=core, auto=auto, _scaler=scaler, _loss_scale=1024.0, _guard=None)
+    driver = SimpleNamespace(settle=lambda: None)
+    state: Any = SimpleNamespace(core=core, driver=driver, auto=auto, _scaler=scaler, _loss_scale=1024.0, _guard=None)
     ExchangeState.follow_loss_scale(state)
     assert (context.residual == 0.25).all()
 

@@ -175,7 +175,8 @@ class ShardedState(ExchangeState):
         if any(ready.group is each.group for each in self._ready):
             self.end_step()  # a group that is reduced twice in a backward pass: each time is an exchange of its own
         if not self._ready:
-            self.follow_loss_scale()
+            if self.auto is None:  # else before its controller looks at residuals, in `begin`
+                self.follow_loss_scale()
             if ready.values is not None:
                 # Of several passes that one step takes, each may be through other groups: nobody's gradients are left.
                 self.watch(anew=not any(group.has_gradients for group in self._buckets))

@@ -57,7 +57,7 @@ class Memory(SavedState):
         regrets: changes that were soon taken back.
         turned_at: the note after which the setting changed last, and `milder` whether it became milder then.
         probe: whether the link is to be measured before the next step.
-        probe_in: steps until it is measured anyway.
+        probe_in: notes until it is measured anyway; steps, where notes do not tell of the link.
         alarm_in: notes until a doubt may have it measured, and `alarm_gap` what that is set to.
         doubted: the kind of steps that the link is doubted for, and `doubted_s` the least of what their messages took
             longer than their bytes.

@@ -135,6 +135,7 @@ class Pilot:
             level: index of the setting that the step had.
         """
         memory, at = self.memory, self.levels[level]
+        steps = 1 if at.codec is not None else self.note_every  # since the note before
         memory.notes += 1
         memory.asked = False
         good = self._good(notes)
@@ -146,7 +147,6 @@ class Pilot:
         link_s = min([note.link_s for note in good])
         usual_s = self._estimates.usual_step_s if len(memory.step_s) >= ENOUGH else math.inf
         self._estimates.take_step(step_s)
-        steps = 1 if at.codec is not None else memory.note_gap
         self._doubts.earn(step_s * steps)
         memory.since += level == memory.level
         memory.alarm_in -= 1

@@ -11,7 +11,7 @@ PROBE_ENOUGH_S = 0.04
 TRIES = 3
 """Busy processors make a link look slower, never faster: what is slower than known is measured so often."""
 FEWEST, MOST = 64, 4096
-"""Steps from one measurement of the link to the next."""
+"""Notes from one measurement of the link to the next, or where notes do not tell of the link, steps."""
 SHARE, DOUBTED_SHARE = 0.005, 0.02
 """Of the time that goes into measuring the link every so often, and for doubts."""
 MOST_CREDIT = 4
@@ -40,7 +40,7 @@ def cost_s(bps: float) -> float:
 
 
 def period(bps: float, step_s: float) -> int:
-    """Returns the steps from one measurement to the next, so that they take a small share of the time."""
+    """Returns the notes, or steps, from one measurement to the next, so that they take a small share of the time."""
     return max(FEWEST, math.ceil(min(MOST, cost_s(bps) / (SHARE * step_s))))
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from thinwire.engines.links import parse_rate
+from thinwire.errors import EngineError
 from thinwire.jobs import modelled
 from thinwire.jobs.job import Job
 from thinwire.jobs.outcome import RunOutcome
@@ -137,12 +138,20 @@ def steady(short: RunOutcome, long: RunOutcome) -> tuple[float, float]:
     """Returns the seconds and the bytes of a step, by what the longer of two runs has more.
 
     What each run has once counts in neither: the first weights, and the exchange at its end, which no step hides.
+
+    Raises:
+        EngineError: the longer one took no longer, so that nothing can be said of a step.
     """
     (first_s, first_nbytes), (whole_s, whole_nbytes) = (
         (each.seconds_per_step * (each.steps - 1), each.wire_bytes_push + each.wire_bytes_pull)
         for each in (short, long)
     )
     more = long.steps - short.steps
+    if whole_s <= first_s:
+        raise EngineError(
+            f"a run of {long.steps} steps took {whole_s:.3g} s and one of {short.steps} {first_s:.3g} s: other work on "
+            "this machine was longer than these steps; run it again when nothing else does"
+        )
     return (whole_s - first_s) / more, (whole_nbytes - first_nbytes) / more
 
 
