@@ -9,9 +9,6 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import SupportsFloat
-
-from thinwire.errors import ConfigError
 
 
 class Counters:
@@ -159,24 +156,8 @@ class StepRecord:
     serving_ranks: int = 0
 
     @classmethod
-    def of_scores(
-        cls,
-        step: int,
-        rank: int,
-        time_s: float,
-        loss: SupportsFloat | None,
-        accuracy: SupportsFloat | None,
-    ) -> StepRecord:
-        """Returns a record of what belongs to a step as a whole.
-
-        Raises:
-            ConfigError: a score that is no number, nor a tensor with one value.
-
-        Example:
-            >>> StepRecord.of_scores(0, 0, 0.0, 1 / 2, None).loss
-            0.5
-        """
-        loss, accuracy = _number("loss", loss), _number("accuracy", accuracy)
+    def of_scores(cls, step: int, rank: int, time_s: float, loss: float | None, accuracy: float | None) -> StepRecord:
+        """Returns a record of what belongs to a step as a whole."""
         return cls(
             step=step,
             table="",
@@ -209,14 +190,3 @@ class StepRecord:
             "bits_per_value_push": self.bits_per_value_push,
             "bits_per_value_pull": self.bits_per_value_pull,
         }
-
-
-def _number(name: str, score: SupportsFloat | None) -> float | None:
-    """Returns a score as a number; torch warns of `float(loss)` where a gradient may be asked for."""
-    if score is None:
-        return None
-    shape = tuple(getattr(score, "shape", ()))
-    if not hasattr(score, "__float__") or math.prod(shape) != 1:
-        of = f" of shape {shape}" if shape else ""
-        raise ConfigError(f"{name} is a {type(score).__name__}{of}; expected a number, or a tensor with one value")
-    return float(score.item() if hasattr(score, "item") else score)

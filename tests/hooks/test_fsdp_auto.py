@@ -144,3 +144,53 @@ def test_all_ranks_of_a_mesh_are_brought_together_with_what_the_controller_knows
         assert "bit for bit" in said and own["auto"] == again["auto"] and '"level":3' in own["auto"]
         assert own["residuals"]["0.weight"].any()
         assert torch.equal(own["residuals"]["0.weight"], again["residuals"]["0.weight"])
+
+
+class Scaler:
+    """A GradScaler's scale, as a loop that multiplies its loss by itself has it."""
+
+    scale = 1024.0
+
+    def get_scale(self) -> float:
+        return self.scale
+
+    def is_enabled(self) -> bool:
+        return True
+
+
+def run_flushed(rank: int) -> tuple[bool, bool]:
+    """An uncompressed step takes what waits, and rank 1's gradients overflow in it: the scaler halves its scale."""
+    torch.manual_seed(0)
+    mesh, scaler = init_device_mesh("cpu", (2,)), Scaler()
+    model: Any = nn.Sequential(*[nn.Linear(64, 64) for _ in range(3)])
+    for layer in model:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    state = fsdp.compress(model, "auto", measure_link=False, nonfinite="skip", scaler=scaler, min_numel=1)
+    assert state.auto is not None
+    pilot = state.auto.pilot
+    pilot._choose = lambda *_: None  # type: ignore[method-assign]
+
+    def step(number: int, level: str, factor: float = 1.0) -> None:
+        pilot.memory.level = next(place for place, each in enumerate(pilot.levels) if each.name == level)
+        pilot.memory.probe = False
+        model.zero_grad()
+        x = torch.randn(8, 64, generator=torch.Generator().manual_seed(10 * number + rank))
+        (model(x).square().mean() * scaler.scale * factor).backward()
+
+    def waits() -> list[torch.Tensor]:
+        contexts = state.core.residuals.contexts.values()
+        return [each.residual.clone() for each in contexts if each.residual is not None]
+
+    for number in range(4):
+        step(number, "3lc[s=1]")
+    before = waits()
+    step(4, "uncompressed", torch.inf if rank == 1 else 1.0)
+    undone = state.auto.flush.undone
+    scaler.scale /= 2
+    state.follow_loss_scale()  # as the next step's first gradients have it
+    return undone, all(torch.equal(each, was / 2) for each, was in zip(waits(), before, strict=True))
+
+
+def test_what_a_skipped_step_took_waits_again_in_the_next_scale() -> None:
+    assert run_ranks(2, run_flushed) == [(True, True)] * 2

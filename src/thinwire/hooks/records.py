@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from typing import SupportsFloat
 
 from thinwire.cautions import caution
+from thinwire.hooks.scores import number
 from thinwire.runtime.metrics import MetricsWriter
 from thinwire.telemetry import StepRecord
 from thinwire.worker.model import WorkerModel
@@ -80,7 +81,7 @@ class Recorder:
 
     def record_scores(self, step: int, loss: SupportsFloat | None, accuracy: SupportsFloat | None) -> None:
         """Records what belongs to a step as a whole."""
-        record = StepRecord.of_scores(step, self._rank, time.time(), loss, accuracy)
+        record = StepRecord.of_scores(step, self._rank, time.time(), number("loss", loss), number("accuracy", accuracy))
         for writer in self._metrics:
             writer.record(record)
 

@@ -16,6 +16,7 @@ from thinwire.collective.core import Collective
 from thinwire.collective.residuals import TrainedTensor
 from thinwire.collective.tally import Tally, total
 from thinwire.errors import ConfigError
+from thinwire.hooks.scores import number
 from thinwire.runtime.collective import CollectiveDriver
 from thinwire.runtime.metrics import MetricsWriter
 from thinwire.telemetry import StepRecord
@@ -77,7 +78,8 @@ class ExchangeRecords:
 
     def record_scores(self, step: int, loss: SupportsFloat | None, accuracy: SupportsFloat | None) -> None:
         """Records what belongs to a step as a whole."""
-        self._write(StepRecord.of_scores(step, self._state.rank, time.time(), loss, accuracy))
+        scores = number("loss", loss), number("accuracy", accuracy)
+        self._write(StepRecord.of_scores(step, self._state.rank, time.time(), *scores))
 
     def end_step(self) -> None:
         """Records the step that is over, if it was measured; the one to come, which has not begun, is forgotten.
