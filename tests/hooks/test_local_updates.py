@@ -406,8 +406,11 @@ def test_a_compiled_model(design: str, when: str) -> None:
     found, _ = run_cluster(compiled, train, workers=1, optimizer=sgd, design=design)
     usual, _ = run_cluster(mlp, steps(6), workers=1, optimizer=sgd, design=design)
     assert torch.equal(found[0], usual[0])
-    assert counters["stats"]["unique_graphs"] == 1, "no layer's hook cuts it"
-    assert (sum(counters["graph_break"].values()) > 0) == (when in ("late", "in place"))
+    # With a break before it, torch 2.9 and earlier make no graph at all.
+    breaks = when in ("late", "in place")
+    assert counters["stats"]["unique_graphs"] <= 1, "no layer's hook cuts it"
+    assert breaks or counters["stats"]["unique_graphs"] == 1
+    assert (sum(counters["graph_break"].values()) > 0) == breaks
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
