@@ -13,7 +13,7 @@ def number(name: str, score: SupportsFloat | None) -> float | None:
 
     Args:
         name: of the score, for the message.
-        score: a number, or an array or a tensor with one value, whose gradient may be asked for.
+        score: a number, or an array or a tensor with one value; a tensor that requires a gradient, too.
 
     Raises:
         ConfigError: it is neither.

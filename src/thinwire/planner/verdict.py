@@ -52,19 +52,19 @@ def verdict(plan: Plan) -> list[str]:
     worth = best.at.speedup / _steps(plan, best)
     if worth >= WORTH:
         first = f"compress: at {where} {best.at.design} is {best.at.speedup:.3g}× faster than uncompressed"
-    elif best.at.speedup >= WORTH:
-        first = (
-            f"do not compress: at {where} {best.at.design} is {best.at.speedup:.3g}× faster than uncompressed, and "
-            f"takes some {_steps(plan, best):g} times the steps"
-        )
     elif worth > 1 / WORTH:
         first = f"it makes no difference: at {where} {best.at.design} and uncompressed take the same time"
+    elif best.at.speedup > 1 / WORTH:
+        first = (
+            f"do not compress: at {where} a step of {best.at.design} is {best.at.speedup:.3g}× as fast as uncompressed "
+            f"ones, and it takes some {_steps(plan, best):g} times the steps"
+        )
     else:
         first = (
             f"do not compress: at {where} uncompressed is {1 / best.at.speedup:.3g}× faster than {best.at.design}, the "
             "best of the others"
         )
-    if plan.profile.trainer.name in ADAPTIVE and best.exchange_share is None and best.at.speedup >= WORTH:
+    if plan.profile.trainer.name in ADAPTIVE and best.exchange_share is None and worth >= WORTH:
         first += (
             f". Its steps are {plan.profile.trainer.name}'s, of whose gradients codes lose more: {LOCAL} learns more"
         )

@@ -40,7 +40,7 @@ class GlooPeerGroup(PeerGroup):
         try:
             store = dist.distributed_c10d._get_default_store()
             meeting = roll_call(store, dist.get_rank(), ranks, timeout)
-            named = dist.PrefixStore(meeting, store)  # type: ignore[attr-defined]
+            named = dist.PrefixStore(f"{meeting}/gloo", store)  # type: ignore[attr-defined]
             self._group: Any = dist.ProcessGroupGloo(named, self.rank, self.size, timeout)
         except (RuntimeError, dist.DistError) as error:
             raise TransportError(

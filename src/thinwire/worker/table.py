@@ -283,6 +283,7 @@ class WorkerTable:
             self.changed_in.add(step)
 
     def _apply(self, update: Update, local_step: LocalStep | None) -> None:
+        accumulated, self._accumulated_before = self._accumulated_before, None
         if update.missed:
             self.counters.add("late_pushes", 1 if update.frame else 0)
             if self._residual_before is not None and self.context is not None and self.context.residual is not None:
@@ -290,9 +291,8 @@ class WorkerTable:
                 self.context.residual.copy_(self._residual_before)
         if not update.frame:
             self.counters.add("skipped_updates", 1)
-            if update.missed and self._accumulated_before is not None:  # all but the gradient of the skipped step
-                self._accumulated.add_back(self._accumulated_before)
-            self._accumulated_before = None
+            if update.missed and accumulated is not None:  # all but the gradient of the skipped step
+                self._accumulated.add_back(accumulated)
             return
         if update.version == 0 or update.whole or local_step is None:
             nbytes = self._decode(update.frame, self.values, accumulate=not update.whole)
