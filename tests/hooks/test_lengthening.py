@@ -80,6 +80,8 @@ def by_hand(count: int) -> torch.Tensor:
                     torch.stack([each.square().sum() for each in gradients]).mean(),
                 ]
                 norms[name].lerp_(torch.stack(told), 1 - inner[0].param_groups[0]["betas"][1])
+                [group] = inner[0].param_groups
+                parameter.mul_(1 - group["lr"] * group["weight_decay"])
                 parameter.sub_(factor * torch.stack([parameter - each for each in local]).mean(0))
             for name, buffer in shared.named_buffers():
                 if buffer.is_floating_point():
@@ -104,6 +106,20 @@ def test_uncompressed_it_is_what_plain_torch_does_by_hand() -> None:
     assert all(torch.equal(each, found[0]) for each in found)
     plain, _ = run_cluster(mlp, steps(13), workers=WORKERS, optimizer=adamw, design="update[codec=fp32,small=fp32]")
     assert not torch.allclose(found[0], plain[0], rtol=1e-2)
+
+
+def test_betas_of_a_state_that_was_loaded_count() -> None:
+    """torch makes new groups of them."""
+    [parameter] = model = pair([(3,)])
+    optimizer = torch.optim.AdamW(model, betas=(0.9, 0.95))
+    lengthening = Lengthening(optimizer, workers=2, seed=0)
+    state = optimizer.state_dict()
+    state["param_groups"][0]["betas"] = (0.9, 0.5)
+    optimizer.load_state_dict(state)
+    parameter.grad = torch.ones(3)
+    lengthening.stepped(0)
+    lengthening.stepped(1)  # takes what the first has told
+    assert float(lengthening.state_dict()["norms"][1]) == pytest.approx(0.5 * 3)
 
 
 @pytest.mark.parametrize("default", [torch.bfloat16, torch.float64])

@@ -43,12 +43,13 @@ def by_hand(
         with torch.no_grad():
             for name, parameter in shared.named_parameters():
                 local = [model.get_parameter(name) for model in models]
-                mean = torch.stack([parameter - each for each in local]).sum(0) / WORKERS
-                parameter.grad = mean
-                for model, optimizer in zip(models, inner, strict=True):
-                    lead(optimizer, model.get_parameter(name), mean / taken, steer)
-            taken = 0
+                parameter.grad = torch.stack([parameter - each for each in local]).sum(0) / WORKERS
+            before = {name: parameter.detach().clone() for name, parameter in shared.named_parameters()}
             outer_optimizer.step()
+            for name, parameter in shared.named_parameters():
+                for model, optimizer in zip(models, inner, strict=True):
+                    lead(optimizer, model.get_parameter(name), before[name], parameter, taken, steer)
+            taken = 0
             for name, buffer in shared.named_buffers():
                 if buffer.is_floating_point():
                     buffer.copy_(torch.stack([model.get_buffer(name) for model in models]).sum(0) / WORKERS)
@@ -58,13 +59,21 @@ def by_hand(
     return values(shared)
 
 
-def lead(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, direction: torch.Tensor, steer: float) -> None:
-    """Replaces a share of AdamW's first moment by one that leads a step in this direction, a step's length."""
+def lead(
+    optimizer: torch.optim.Optimizer,
+    parameter: nn.Parameter,
+    before: torch.Tensor,
+    after: torch.Tensor,
+    taken: int,
+    steer: float,
+) -> None:
+    """Replaces a share of AdamW's first moment by one that leads a step where all went, without the decay."""
     [group], state = optimizer.param_groups, optimizer.state[parameter]
     if steer:
         first, second = (1 - beta ** float(state["step"]) for beta in group["betas"])
         root = (state["exp_avg_sq"] / second).sqrt() + group["eps"]
-        state["exp_avg"].lerp_(direction / group["lr"] * root * first, steer)
+        direction = (before - after) / (taken * group["lr"]) - group["weight_decay"] * after
+        state["exp_avg"].lerp_(direction * root * first, steer)
 
 
 def values_of(model: nn.Module) -> list[torch.Tensor]:

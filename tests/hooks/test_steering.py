@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -84,6 +86,42 @@ def test_the_outer_rate_is_the_one_of_the_push() -> None:
         for overlap in (True, False)
     )
     assert all(torch.equal(one, other) for one, other in zip(later, at_once, strict=True))
+
+
+def shrunk(design: str, optimizer: Any) -> float:
+    """By which factor weights of 1 have shrunk after 120 steps with gradients that are noise."""
+
+    def ones(_rank: int) -> nn.Module:
+        model = nn.Linear(64, 64, bias=False)
+        nn.init.ones_(model.weight)
+        return model
+
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> float:
+        noise = torch.Generator().manual_seed(1)
+        for _ in range(120):
+            opt.zero_grad()
+            model(torch.zeros(1, 64)).sum().backward()  # type: ignore[no-untyped-call]
+            [weight] = model.parameters()
+            weight.grad = torch.randn(64, 64, generator=noise)
+            opt.step()
+        opt.flush()
+        return float(values(model).mean())
+
+    [found], _ = run_cluster(ones, train, workers=1, optimizer=optimizer, design=design)
+    return -math.log(found)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, partial(torch.optim.Adam, decoupled_weight_decay=True)])
+@pytest.mark.parametrize("codec_option", ["codec=fp32", "codec=3lc"])
+def test_steered_weights_decay_as_fast_as_unsteered_ones(codec_option: str, kind: Any) -> None:
+    """What decay has taken leads no momentum, which would take it again and again."""
+
+    def decaying(model: nn.Module) -> torch.optim.Optimizer:
+        made: torch.optim.Optimizer = kind(model.parameters(), lr=0.01, weight_decay=0.1)
+        return made
+
+    unsteered, steered = (shrunk(f"local-sgd[h=4,{codec_option},steer={share}]", decaying) for share in (0.0, 0.6))
+    assert 0.9 < unsteered / 0.12 < 1.1 and 0.85 < steered / unsteered < 1.2
 
 
 def test_optimizers_whose_moments_are_not_known_go_unsteered() -> None:
@@ -283,5 +321,7 @@ def test_what_leads_in_one_pass_is_what_torchs_operations_lead_by() -> None:
         [lead] = leads
         assert lead is not None
         assert lead.first is state["exp_avg"] and lead.second is state["exp_avg_sq"]
-        moment = (lead.second.sqrt() * lead.correction + lead.eps) * (before - parameter.detach()) * lead.factor
+        after = parameter.detach()
+        change = before - after - lead.decay * after
+        moment = (lead.second.sqrt() * lead.correction + lead.eps) * change * lead.factor
         torch.testing.assert_close(state["exp_avg"], own.lerp(moment, 0.6))

@@ -161,7 +161,7 @@ def test_updates_that_are_gone_on_from_in_one_pass_are_applied_led_by_and_merged
     fragments = [Fragment(tensors, lambda: 0.0) for tensors in (once, twice)]
     moments = [[(torch.randn(t.values.shape), torch.rand(t.values.shape)) for t in once]] * 2
     moments[1] = [(first.clone(), second) for first, second in moments[0]]
-    leads = [None if n == 1 else Lead(*each, 1.25, 1e-8, 30.0) for n, each in enumerate(moments[0])]
+    leads = [None if n == 1 else Lead(*each, 1.25, 1e-8, 30.0, 1e-3) for n, each in enumerate(moments[0])]
     for step in range(3):
         pulled = []
         for tensors, fragment in zip((once, twice), fragments, strict=True):
@@ -176,7 +176,8 @@ def test_updates_that_are_gone_on_from_in_one_pass_are_applied_led_by_and_merged
         fragments[1].apply(pulled[1], step)
         for number, (tensor, was, (first, second)) in enumerate(zip(twice, before, moments[1], strict=True)):
             if number != 1:
-                first.lerp_((second.sqrt() * 1.25 + 1e-8) * (was - tensor.values) * 30.0, 0.6)
+                change = was - tensor.values - 1e-3 * tensor.values
+                first.lerp_((second.sqrt() * 1.25 + 1e-8) * change * 30.0, 0.6)
         fragments[1].merge(0.0, share)
         for tensor, other, (found, _), (expected, _) in zip(once, twice, *moments, strict=True):
             assert torch.equal(tensor.values, other.values) and torch.equal(tensor.local, other.local), tensor.name

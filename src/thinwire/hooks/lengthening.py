@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from thinwire.hooks.several import parts
-from thinwire.hooks.steering import KINDS
+from thinwire.hooks.steering import KINDS, decay_of
 from thinwire.worker.model import WorkerTensor
 
 NAME = "thinwire..gradients"
@@ -45,8 +45,14 @@ class Lengthening:
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, *, workers: int, seed: int) -> None:
-        groups = [group for each in parts(optimizer) if type(each) in KINDS for group in each.param_groups]
-        self._members = [(parameter, group) for group in groups for parameter in group["params"]]
+        # Groups by their numbers: an optimizer that loads a state makes new ones.
+        self._members = [
+            (parameter, each, number)
+            for each in parts(optimizer)
+            if type(each) in KINDS
+            for number, group in enumerate(each.param_groups)
+            for parameter in group["params"]
+        ]
         self.board = torch.zeros(len(self._members), SUMS + 1, **HOST)
         self.workers, self._seed = workers, seed
         # Squared, running means: of the mean gradient, and of each.
@@ -76,11 +82,14 @@ class Lengthening:
             clock: that exchange's number, which all workers have alike, those that joined late too.
         """
         self._take()
-        for (parameter, _), factor in zip(self._members, self.factors().tolist(), strict=True):
+        for (parameter, optimizer, number), factor in zip(self._members, self.factors().tolist(), strict=True):
             if factor != 1.0 and (tensor := self._shared.get(id(parameter))) is not None:
                 own, held_back = parameter.detach(), tensor.held_back()
                 # Where the parameter's own dtype had rounded the shared values, that is nothing the step has changed.
                 began = (tensor.values if held_back is None else tensor.values - held_back).view(own.shape)
+                # Decay has nothing to do with what chance is in gradients: it stays as long as it is.
+                if decay := decay_of(optimizer, optimizer.param_groups[number]):
+                    began = began * (1 - decay)
                 if own.dtype == torch.float32:
                     own.lerp_(began, 1 - factor)
                 else:
@@ -102,12 +111,13 @@ class Lengthening:
         if not self._told:
             return
         told = torch.stack([self.board[:, :SUMS].square().sum(1), self.board[:, SUMS]])
-        second = torch.tensor([float(group["betas"][1]) for _, group in self._members], **HOST)
+        groups = [optimizer.param_groups[number] for _, optimizer, number in self._members]
+        second = torch.tensor([float(group["betas"][1]) for group in groups], **HOST)
         self._norms = torch.where(told[1] > 0, self._norms.lerp(told, 1 - second), self._norms)
         self._told = False
 
     def _sums(self, clock: int) -> torch.Tensor:
-        gradients = [parameter.grad for parameter, _ in self._members]
+        gradients = [parameter.grad for parameter, *_ in self._members]
         rows = [0 if each is None else -(-each.numel() // SUMS) for each in gradients]
         generator = torch.Generator("cpu").manual_seed(((self._seed << 32) + clock) % (1 << 63))
         drawn = torch.randint(0, 2, (max(rows, default=0),), generator=generator, dtype=torch.int8, device="cpu")

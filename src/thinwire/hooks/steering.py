@@ -4,6 +4,9 @@ An update of the shared parameters is the mean of what all workers changed in th
 these steps it is the direction in which their optimizers went on average, and times the root of a worker's own second
 moment a first moment that would have led there. A share of each worker's own is replaced by that: nothing more travels.
 (Momenta from what everybody did: FedCM, Xu et al. 2021, for SGD with gradients; Mime, Karimireddy et al. 2020.)
+
+What decoupled weight decay has taken goes off first. No gradient led there, every optimizer takes it by itself at each
+step, and a momentum that held it would take it again and again.
 """
 
 from __future__ import annotations
@@ -21,6 +24,18 @@ KINDS: tuple[type[torch.optim.Optimizer], ...] = (torch.optim.Adam, torch.optim.
 """Whose first moments are known; others go unsteered."""
 
 
+def decay_of(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> float:
+    """Returns by which share of themselves one step of a group shrinks its parameters, beside what gradients do.
+
+    Args:
+        optimizer: one of `KINDS`.
+        group: of its parameters. Adam's decay is a part of the gradient, unless the group has it decoupled.
+    """
+    if not (isinstance(optimizer, torch.optim.AdamW) or group.get("decoupled_weight_decay", False)):
+        return 0.0
+    return float(group["lr"]) * float(group["weight_decay"])
+
+
 class Steering:
     """Replaces a share of an optimizer's first moments at every update.
 
@@ -34,19 +49,23 @@ class Steering:
         self, optimizer: torch.optim.Optimizer, share: float, outer_groups: Sequence[Mapping[str, Any]]
     ) -> None:
         self._optimizer, self._share, self._outer = optimizer, share, outer_groups
-        # Of every parameter group: rates of the steps since the last push, and of those that it had.
+        # Of every parameter group: rates of the steps since the last push, and of those that it had; and their decay.
         self._rates = [0.0] * len(optimizer.param_groups)
         self._pushed = [0.0] * len(optimizer.param_groups)
+        self._decays = [0.0] * len(optimizer.param_groups)
+        self._pushed_decays = [0.0] * len(optimizer.param_groups)
         self._outer_lr = 0.0  # of what has been pushed: it may be another when the answer comes
 
     def stepped(self) -> None:
         """The optimizer has taken a step, with the rates that its groups have now."""
         for index, group in enumerate(self._optimizer.param_groups):
             self._rates[index] += float(group["lr"])
+            self._decays[index] += decay_of(self._optimizer, group)
 
     def pushed(self) -> None:
         """What was changed in the steps so far has been pushed."""
         self._pushed, self._rates = self._rates, [0.0] * len(self._rates)
+        self._pushed_decays, self._decays = self._decays, [0.0] * len(self._decays)
         self._outer_lr = float(self._outer[0]["lr"])
 
     def leads(self, tensors: Sequence[WorkerTensor]) -> list[Lead | None] | None:
@@ -59,7 +78,7 @@ class Steering:
             Of each tensor; None of all where one's moments are not plain float32 in the host's memory.
         """
         found: list[Lead | None] = [None] * len(tensors)
-        for group, rates in self._groups():
+        for group, rates, decay in self._groups():
             first, second = (float(beta) for beta in group["betas"])
             squares = "max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"
             for place, state in self._moments(group, tensors):
@@ -68,7 +87,7 @@ class Steering:
                     return None
                 # Adam divides by √(v / (1 − β₂ᵗ)) + ε, and its first moment by 1 − β₁ᵗ.
                 correction, factor = 1 / math.sqrt(1 - second**step), (1 - first**step) / rates
-                found[place] = Lead(*moments, correction, float(group["eps"]), factor)
+                found[place] = Lead(*moments, correction, float(group["eps"]), factor, decay)
         return found
 
     def updated(self, tensors: Sequence[WorkerTensor], before: Sequence[torch.Tensor]) -> None:
@@ -78,7 +97,7 @@ class Steering:
             tensors: parameters, and buffers, which have no moments.
             before: their shared values before, float32[n] each.
         """
-        for group, rates in self._groups():
+        for group, rates, decay in self._groups():
             some = list(self._moments(group, tensors))
             if not some:
                 continue
@@ -89,16 +108,20 @@ class Steering:
             torch._foreach_mul_(moments, [1 / math.sqrt(1 - second**step) for step in steps])
             torch._foreach_add_(moments, float(group["eps"]))
             changes = [before[place].sub_(tensors[place].values).view(tensors[place].shown.shape) for place, _ in some]
+            if decay:
+                now = [tensors[place].values.view_as(each) for (place, _), each in zip(some, changes, strict=True)]
+                torch._foreach_add_(changes, now, alpha=-decay)
             torch._foreach_mul_(moments, changes)
             torch._foreach_mul_(moments, [(1 - first**step) / rates for step in steps])
             own = [state["exp_avg"] for _, state in some]
             torch._foreach_lerp_(own, [m.to(o.dtype) for m, o in zip(moments, own, strict=True)], self._share)
 
-    def _groups(self) -> Iterator[tuple[Mapping[str, Any], float]]:
-        """Yields the parameter groups with the rates of the steps whose update comes, and the outer one's."""
-        for group, pushed in zip(self._optimizer.param_groups, self._pushed, strict=True):
+    def _groups(self) -> Iterator[tuple[Mapping[str, Any], float, float]]:
+        """Yields the parameter groups with rates and decay of the steps whose update comes, times the outer rate."""
+        groups = zip(self._optimizer.param_groups, self._pushed, self._pushed_decays, strict=True)
+        for group, pushed, decay in groups:
             if (rates := self._outer_lr * pushed) > 0:
-                yield group, rates
+                yield group, rates, self._outer_lr * decay
 
     def _moments(
         self, group: Mapping[str, Any], tensors: Sequence[WorkerTensor]
@@ -110,10 +133,20 @@ class Steering:
                 yield place, state
 
     def state_dict(self) -> dict[str, list[float]]:
-        """Returns the rates of steps whose update has not come."""
-        return {"rates": list(self._rates), "pushed": list(self._pushed), "outer": [self._outer_lr]}
+        """Returns the rates and the decay of steps whose update has not come."""
+        return {
+            "rates": list(self._rates),
+            "pushed": list(self._pushed),
+            "decays": list(self._decays),
+            "pushed_decays": list(self._pushed_decays),
+            "outer": [self._outer_lr],
+        }
 
     def load_state_dict(self, state: Mapping[str, Sequence[float]]) -> None:
         """Restores what `state_dict` returned."""
         self._rates, self._pushed = list(state["rates"]), list(state["pushed"])
-        [self._outer_lr] = state.get("outer", [float(self._outer[0]["lr"])])  # which states did not have once
+        # States did not have these once.
+        [self._outer_lr] = state.get("outer", [float(self._outer[0]["lr"])])
+        nothing = [0.0] * len(self._rates)
+        self._decays = list(state.get("decays", nothing))
+        self._pushed_decays = list(state.get("pushed_decays", nothing))

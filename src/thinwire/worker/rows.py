@@ -22,11 +22,11 @@ Places = Sequence[tuple[int, WorkerTable]]
 class Lead:
     """What replaces a share of one tensor's first moments: ``(√second · correction + eps) · change · factor``.
 
-    The change is what an update does to the shared values, with a minus sign.
+    The change is what an update does to the shared values, with a minus sign, less ``decay`` times what they are now.
 
     Args:
         first, second: of the worker's own optimizer, float32 in the host's memory, contiguous.
-        correction, eps, factor: see above.
+        correction, eps, factor, decay: see above.
     """
 
     first: torch.Tensor
@@ -34,6 +34,7 @@ class Lead:
     correction: float
     eps: float
     factor: float
+    decay: float
 
 
 class Rows:
@@ -75,7 +76,8 @@ class Rows:
             lead_share: of the first moments, which is replaced.
         """
         numbers: NDArray[np.float32] = np.array(
-            [(0, 0, 0) if each is None else (each.correction, each.eps, each.factor) for each in leads], np.float32
+            [(0, 0, 0, 0) if each is None else (each.correction, each.eps, each.factor, each.decay) for each in leads],
+            np.float32,
         )
         return Continued(
             self.of(local),

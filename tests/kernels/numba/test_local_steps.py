@@ -13,7 +13,9 @@ from thinwire.kernels.numba.addresses import Addresses
 from thinwire.kernels.numba.local_steps import Continued, continue_many
 
 SIZES = [1, 7, 64, 1000, 65_537]
-NUMBERS = np.array([[2.32, 1e-8, 21.49], [1.5, 1e-3, 3.0], [1, 0, 1], [0, 0, 0], [1.1, 1e-8, 7.5]], np.float32)
+NUMBERS = np.array(
+    [[2.32, 1e-8, 21.49, 4e-4], [1.5, 1e-3, 3.0, 0.1], [1, 0, 1, 0], [0, 0, 0, 0], [1.1, 1e-8, 7.5, 1e-3]], np.float32
+)
 
 
 def arrays(seed: int, scale: float = 1.0) -> list[Floats]:
@@ -26,8 +28,8 @@ def addresses(given: list[Floats], without: int | None = None) -> Addresses:
     return np.array([0 if place == without else each.ctypes.data for place, each in enumerate(given)])
 
 
-def led(first: Floats, second: Floats, change: Floats, numbers: Floats, lead: float) -> Floats:
-    moment = (np.sqrt(second) * numbers[0] + numbers[1]) * change * numbers[2]
+def led(first: Floats, second: Floats, change: Floats, shared: Floats, numbers: Floats, lead: float) -> Floats:
+    moment = (np.sqrt(second) * numbers[0] + numbers[1]) * (change - numbers[3] * shared) * numbers[2]
     mixed: Floats = (np.float32(1) - np.float32(lead)) * first + np.float32(lead) * moment
     return mixed
 
@@ -43,7 +45,7 @@ def test_local_values_and_moments_go_on_from_the_shared_ones(share: float) -> No
     unsent[1][:] = 0
     for place, (was, ours, residual, mine) in enumerate(zip(before, shared, unsent, local, strict=True)):
         assert np.array_equal(mine, ours - np.float32(share) * residual)
-        moved = led(were[place], seconds[place], was - ours, NUMBERS[place], 0.6)
+        moved = led(were[place], seconds[place], was - ours, ours, NUMBERS[place], 0.6)
         assert np.array_equal(firsts[place], were[place] if place == 3 else moved)
 
 
@@ -74,7 +76,7 @@ def test_frames_are_added_and_gone_on_from_as_if_one_after_the_other() -> None:
         TernaryFrames([encoder], [(SIZES[place],)]).decode([frame], addresses([change]), [False])
         assert np.array_equal(shared[place], were[0][place] + change)
         assert np.array_equal(local[place], shared[place] - unsent[place])
-        moved = led(were[2][place], seconds[place], -change, NUMBERS[place], 0.6)
+        moved = led(were[2][place], seconds[place], -change, shared[place], NUMBERS[place], 0.6)
         assert np.array_equal(firsts[place], were[2][place] if place == 3 else moved)
 
 

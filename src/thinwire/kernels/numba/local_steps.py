@@ -1,8 +1,8 @@
 """What a worker does with its parameters and momenta at an exchange, each value taken from memory once.
 
 An update u changes the shared values; the local ones go on from there, less the share of the residual that stays; and
-an optimizer's first moment may be led where all workers went: ``(√second · correction + ε) · −u · factor`` replaces a
-share of it. By torch's operations these are eight passes over memory that is larger than caches.
+an optimizer's first moment may be led where all workers went: ``(√second · correction + ε) · (−u − decay · shared) ·
+factor`` replaces a share of it. By torch's operations these are nine passes over memory that is larger than caches.
 
 What local values hold of a residual r, with a minus sign, is found again from both without keeping it: the *offset*
 ``shared − (shared − share · r)``, as rounded.
@@ -33,8 +33,8 @@ class Continued(NamedTuple):
         residuals: of which a share stays in the local values.
         share: which.
         firsts, seconds: moments of an optimizer; neither or both.
-        numbers: float32[n, 3], of each tensor what the root of its second moment is multiplied by, what is added to
-            that, and a last factor.
+        numbers: float32[n, 4], of each tensor what the root of its second moment is multiplied by, what is added to
+            that, a last factor, and the share of the shared values that decay has taken, which leads nobody.
         lead: which share of the first moments is replaced.
     """
 
@@ -60,7 +60,7 @@ def continue_many(before: Addresses, shared: Addresses, sizes: Addresses, contin
         >>> shared, unsent, local = np.float32([1, 2]), np.float32([0.5, -1]), np.empty(2, np.float32)
         >>> first, second, third = (np.array([each.ctypes.data]) for each in (shared, unsent, local))
         >>> none = np.array([0])
-        >>> numbers = np.zeros((1, 3), np.float32)
+        >>> numbers = np.zeros((1, 4), np.float32)
         >>> continue_many(none, first, np.array([2]), Continued(third, second, 1.0, none, none, numbers, 0.0))
         >>> local.tolist()
         [0.5, 3.0]
@@ -182,7 +182,7 @@ def _decode_and_continue_many(
                 _add_keeping(digits, scale, now[part], None, share, own[part])
             if firsts[i]:
                 first, second = array_at(firsts[i], sizes[i], ONE), array_at(seconds[i], sizes[i], ONE)
-                _lead_by(digits, scale, first[part], second[part], numbers[i], lead)
+                _lead_by(digits, scale, now[part], first[part], second[part], numbers[i], lead)
 
 
 @jit
@@ -203,20 +203,21 @@ def _add_keeping(digits: Any, scale: Any, shared: Any, residual: Any, share: Any
 
 
 @jit
-def _lead_by(digits: Any, scale: Any, first: Any, second: Any, numbers: Any, lead: Any) -> None:
+def _lead_by(digits: Any, scale: Any, shared: Any, first: Any, second: Any, numbers: Any, lead: Any) -> None:
     wide_vectors()
-    correction, eps, factor, kept = numbers[0], numbers[1], numbers[2], ONE - lead
+    correction, eps, factor, decay, kept = numbers[0], numbers[1], numbers[2], numbers[3], ONE - lead
     for i in range(first.size):
         digit = digits[i]
         change = -scale if digit > 1 else (scale if digit < 1 else ONE - ONE)
-        moment = (np.sqrt(second[i]) * correction + eps) * change * factor
+        moment = (np.sqrt(second[i]) * correction + eps) * (change - decay * shared[i]) * factor
         first[i] = kept * first[i] + lead * moment
 
 
 @jit
 def _lead(before: Any, shared: Any, first: Any, second: Any, numbers: Any, lead: Any) -> None:
     wide_vectors()
-    correction, eps, factor, kept = numbers[0], numbers[1], numbers[2], ONE - lead
+    correction, eps, factor, decay, kept = numbers[0], numbers[1], numbers[2], numbers[3], ONE - lead
     for i in range(first.size):
-        moment = (np.sqrt(second[i]) * correction + eps) * (before[i] - shared[i]) * factor
+        change = before[i] - shared[i]
+        moment = (np.sqrt(second[i]) * correction + eps) * (change - decay * shared[i]) * factor
         first[i] = kept * first[i] + lead * moment
