@@ -100,7 +100,7 @@ def shrunk(design: str, optimizer: Any) -> float:
         noise = torch.Generator().manual_seed(1)
         for _ in range(120):
             opt.zero_grad()
-            model(torch.zeros(1, 64)).sum().backward()  # type: ignore[no-untyped-call]
+            model(torch.zeros(1, 64)).sum().backward()
             [weight] = model.parameters()
             weight.grad = torch.randn(64, 64, generator=noise)
             opt.step()

@@ -260,3 +260,28 @@ def test_a_server_that_comes_back_in_time_is_found() -> None:
     cluster.cut()
     worker.send(numbered(1))
     assert [number_in(worker.receive(5)) for _ in range(2)] == [2, 3] and not refusals
+
+
+@pytest.mark.parametrize("when", ["before it is tried again", "while it is opened"])
+def test_a_session_that_another_thread_ends_meanwhile_does_not_come_back(when: str) -> None:
+    cluster = Cluster()
+    worker, opened = cluster.worker(), list[Connection]()
+
+    def connect(timeout_s: float) -> Connection:
+        if when == "before it is tried again" and not opened:
+            opened.append(worker)
+            worker.abort()
+            raise TransportError("not yet")
+        opened.append(cluster.connect(timeout_s))
+        if when == "while it is opened":
+            worker.abort()
+        return opened[-1]
+
+    worker._connect = connect
+    cluster.cut()
+    with pytest.raises(TransportError, match="this end has closed the session"):
+        worker.send(numbered(1))
+    assert len(opened) == 1
+    if when == "while it is opened":
+        with pytest.raises(TransportError):
+            opened[0].send(numbered(2))

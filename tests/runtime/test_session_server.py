@@ -35,6 +35,18 @@ def test_packets_about_the_session_are_short() -> None:
     assert not cluster.echo.received_numbers
 
 
+def test_the_handler_hears_why_a_session_is_refused_in_the_middle() -> None:
+    """So that it tells the others what was wrong, and not that the worker has closed its session."""
+    cluster = Cluster()
+    worker = cluster.connect()
+    for packet in (pack(SessionOpen(session="liar")), numbered(1), pack(Acknowledged(count=10**6))):
+        worker.send(packet)
+    told = [worker.receive(1) for _ in range(4)]
+    assert kind_of(told[-1] or b"") is Refused
+    [(_, error)] = cluster.echo.ends
+    assert error is not None and "acknowledges 1000000 messages" in error
+
+
 def test_a_session_is_taken_up_by_the_peer_that_began_it_alone() -> None:
     notes = Notes()
     notes.identities = {0: Identity("worker-0", 0), 1: Identity("worker-1", 1), 3: Identity("worker-0", 0)}

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+from tests.server.conversation import Shard, gradient, make_plan
 from thinwire.codecs import codec
+from thinwire.frames import pack as pack_frame
+from thinwire.frames import parse as parse_frame
+from thinwire.optimizers.runner import OptimizerRunner
 from thinwire.packets import EncodedTensor, pack, parse
-from thinwire.schema import Join, Message, Plan, Push, Refused, TableSpec, TunedPush, Values
+from thinwire.schema import Join, Message, Plan, Push, Refused, Scalars, TableSpec, TunedPush, Values
 from thinwire.server.core import ServerCore
 
 PLAIN, CODED, SOME = codec("fp32"), codec("3lc"), codec("topk", k=2)
@@ -98,3 +103,82 @@ def test_a_codec_of_all_values_among_senders() -> None:
     push = TunedPush(step=0, tables=(0, 1), rates=(0.1,), replaced=1, codec=2)
     told = refusals(ServerCore(), [join(0, **plan), join(1, **plan), values(), (0, push, frames())])
     assert told and "'3lc' sends all values" in told[0]
+
+
+@pytest.mark.parametrize("rate", [1e300, float("nan"), float("-inf")])
+def test_a_rate_beyond_float32_is_refused_and_the_others_go_on(rate: float) -> None:
+    shard = Shard(make_plan(3, consistency="asp"), min_workers=1)
+    shard.push(1, 0, shard.frames(1, 0), rate=rate)
+    assert list(shard.ended) == [1] and "a learning rate is" in str(shard.ended[1])
+    shard.push(0, 0, shard.frames(0, 0))
+    assert shard.core.failed is None and 0 not in shard.ended
+
+
+def test_an_option_beyond_float32_is_refused() -> None:
+    shard = Shard(make_plan(2), min_workers=1)
+    pushed = tuple(shard.frames(0, 0).values())
+    shard.say(0, Push(step=0, tables=(0, 1), rates=(0.1,), options=((0, {"momentum": 1e300}),)), pushed)
+    assert list(shard.ended) == [0] and "momentum=1e+300" in str(shard.ended[0])
+
+
+def test_an_update_that_fails_ends_the_training_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    shard = Shard(make_plan(2), min_workers=1)
+    monkeypatch.setattr(OptimizerRunner, "step", fails)
+    shard.push(0, 0, shard.frames(0, 0))
+    shard.lose(1)  # its gradient is waited for no more
+    assert "SGD failed at step 0: out of memory" in str(shard.core.failed) and 0 in shard.ended
+
+
+def late_for(shard: Shard) -> None:
+    shard.carry_out(shard.core.waited(1e6))
+
+
+def breaks_off(shard: Shard) -> None:
+    shard.carry_out(shard.core.broke(1, "a packet that is too large"))
+
+
+def huge(_rank: int, _step: int) -> dict[int, bytes]:
+    return {0: CODED.encode(torch.full((8, 5), 3e38)), 1: PLAIN.encode(torch.full((5,), 3e38))}
+
+
+def damaged(rank: int, step: int) -> dict[int, bytes]:
+    """With a checksum that is right, and too few codes: what is seen when they are decoded."""
+    frame = parse_frame(CODED.encode(gradient(rank, step, 0)))
+    return {0: pack_frame(replace(frame, payload=frame.payload[:-1])), 1: PLAIN.encode(torch.zeros(5))}
+
+
+@pytest.mark.parametrize("leaves", [lambda shard: shard.lose(1), breaks_off, late_for], ids=["dies", "breaks", "late"])
+@pytest.mark.parametrize(("pushed", "reason"), [(huge, "diverged"), (damaged, "gradient of worker 2")])
+def test_an_update_that_is_made_when_one_is_gone_fails_as_if_all_had_pushed(
+    pushed: Callable[[int, int], dict[int, bytes]], reason: str, leaves: Callable[[Shard], None]
+) -> None:
+    shard = Shard(make_plan(3, up=CODED), begin=False, min_workers=1)
+    shard.core = ServerCore(1, straggler_grace_s=1.0)
+    for rank in range(3):
+        shard.join(rank)
+    shard.give_values(0)
+    for step in range(12):
+        shard.step(step)
+        shard.carry_out(shard.core.waited(0.1 * step))
+    shard.push(0, 12, shard.frames(0, 12), rate=1e3)
+    shard.push(2, 12, pushed(2, 12))
+    shard.carry_out(shard.core.waited(1.2))
+    assert shard.core.failed is None
+    leaves(shard)
+    assert reason in str(shard.core.failed) and reason in str(shard.ended[0])
+
+
+@pytest.mark.parametrize("message", [Push(step=1, tables=(), digest="lie"), Scalars(step=-1, values=(0.0, 0.0))])
+def test_what_is_said_of_a_step_that_nobody_can_be_at_is_refused(message: Message) -> None:
+    """The first digest of a step is what the others must equal, and scales that all have said are used."""
+    shard = Shard(make_plan(3), min_workers=1)
+    shard.say(2, message)
+    assert list(shard.ended) == [2] and f"of step {message.step}" in str(shard.ended[2])  # type: ignore[union-attr]
+    for step in range(2):
+        for rank in range(2):
+            shard.say(rank, Push(step=step, tables=(), digest=f"true {step}"))
+            shard.push(rank, step, shard.frames(rank, step))
+    assert list(shard.ended) == [2] and shard.core.step == 2

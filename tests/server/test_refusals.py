@@ -235,11 +235,10 @@ def test_the_worker_that_sent_the_damage_is_blamed(guilty: int) -> None:
 # ---- divergence
 
 
-@pytest.mark.parametrize("rate", [float("nan"), 3e38])
-def test_divergence_is_told_to_all(rate: float) -> None:
+def test_divergence_is_told_to_all() -> None:
     shard = Shard(make_plan(3))
     shard.step(0)
-    shard.step(1, rate=rate)
+    shard.step(1, rate=3e38)
     assert shard.core.failed is not None
     assert shard.core.failed.startswith("the training has diverged: after update 2: ")
     assert "Use a smaller learning rate" in shard.core.failed

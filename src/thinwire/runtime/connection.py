@@ -227,15 +227,16 @@ class ReconnectingConnection(Connection):
                 return packet
 
     def close(self, timeout_s: float = 30.0) -> None:
-        self._end()
-        self._connection.close(timeout_s)
+        self._end().close(timeout_s)
 
     def abort(self) -> None:
-        self._end()
-        self._connection.abort()
+        self._end().abort()
 
-    def _end(self) -> None:
-        self._session.over = self._session.over or f"this end has closed the session with {self.address}"
+    def _end(self) -> Connection:
+        """Ends the session, and returns the connection that it leaves: none takes that one's place any more."""
+        with self._counting:
+            self._session.over = self._session.over or f"this end has closed the session with {self.address}"
+            return self._connection
 
     def _replace(self, broken: Connection, error: TransportError) -> None:
         """Replaces a broken connection, unless another thread has done so. Raises what broke it where it cannot."""
@@ -252,13 +253,18 @@ class ReconnectingConnection(Connection):
             with self._counting:
                 self._counted = None
             connection = self._carry_out(reconnection, broken)
+            with self._counting:
+                ended = self._session.over is not None  # by another thread, in the meantime
+                if not ended:
+                    self._connection = self._counted = connection
+                    self._sent += broken.bytes_sent
+                    self._received += broken.bytes_received
+            if ended:
+                self._abandon(connection)
+                self._session.check()
             _log.warning("connected to %s again", self.address)
-            self._sent += broken.bytes_sent
-            self._received += broken.bytes_received
             with contextlib.suppress(TransportError):
                 broken.abort()
-            with self._counting:
-                self._connection = self._counted = connection
 
     def _carry_out(self, reconnection: Reconnection, broken: Connection) -> Connection:
         """Runs the procedure; returns the connection that takes the broken one's place."""

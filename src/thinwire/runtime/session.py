@@ -224,6 +224,7 @@ class WorkerSession:
         patience = min(self._reconnect_s, LEAVING_S) if self._left else self._reconnect_s
         deadline, pause, last = self._now() + patience, FIRST_PAUSE_S, str(error)
         while (left := deadline - self._now()) > 0:
+            self.check()  # another thread may have ended the session
             try:
                 yield from self._resume(left)
             except TransportError as failed:

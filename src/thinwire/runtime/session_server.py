@@ -130,7 +130,10 @@ class SessionServer(Sender):
                 session.buffer.acknowledge(message.count)
                 return
         except ProtocolError as error:
-            self._refuse(peer, str(error), lost=isinstance(error, SessionLostError))
+            if session is not None and not session.ended:  # the handler is to know why it ends
+                self._abandon(session, str(error))
+            else:
+                self._refuse(peer, str(error), lost=isinstance(error, SessionLostError))
             return
         if session.buffer.record(packet) and self._outlives_breaks(session):
             self._sender.send(peer, pack(Acknowledged(count=session.buffer.received)))

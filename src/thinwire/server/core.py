@@ -9,7 +9,7 @@ A peer that breaks the conversation is refused with the reason and closed.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 from thinwire.errors import ConfigError, FrameError, NonFiniteError, ProtocolError
@@ -20,7 +20,7 @@ from thinwire.server.participants import Participants
 from thinwire.server.state import engine_of, state_of
 from thinwire.server.stragglers import Stragglers
 from thinwire.server.update_engine import StepUnreachable
-from thinwire.server.updates import Outgoing
+from thinwire.server.updates import Outgoing, UpdateFailed
 
 
 class ServerCore(Participants):
@@ -58,19 +58,37 @@ class ServerCore(Participants):
         """Takes one message of a peer and returns what to do."""
         if self._failed is not None:
             return [Close(peer, refused(self._failed))]
+
+        def taken() -> list[Effect]:
+            try:
+                return self._dispatch(peer, message, frames)
+            except (ProtocolError, ConfigError) as error:
+                return self._broke(peer, str(error))
+
+        return self._ending(taken)
+
+    def closed(self, peer: int, error: str | None) -> list[Effect]:
+        return self._ending(lambda: super(ServerCore, self).closed(peer, error))
+
+    def overdue(self, ranks: Collection[int]) -> list[Effect]:
+        return self._ending(lambda: super(ServerCore, self).overdue(ranks))
+
+    def broke(self, peer: int, reason: str) -> list[Effect]:
+        """A peer said what the conversation does not allow: it is refused, and the others hear why."""
+        return self._ending(lambda: self._broke(peer, reason))
+
+    def _ending(self, event: Callable[[], list[Effect]]) -> list[Effect]:
+        """Returns what an event leads to. Where it makes an update that cannot be made, the training ends for all."""
         try:
-            return self._dispatch(peer, message, frames)
-        except StepUnreachable as unreachable:
-            return self._fail(str(unreachable))
-        except (ProtocolError, ConfigError) as error:
-            return self.broke(peer, str(error))
+            return event()
+        except (StepUnreachable, UpdateFailed) as error:
+            return self._fail(str(error))
         except FrameError as error:  # a gradient may have waited for its turn: the text says whose it is
             return self._fail(str(error))
         except NonFiniteError as error:
             return self._fail(f"the training has diverged: {error}. Use a smaller learning rate or sparsity")
 
-    def broke(self, peer: int, reason: str) -> list[Effect]:
-        """A peer said what the conversation does not allow: it is refused, and the others hear why."""
+    def _broke(self, peer: int, reason: str) -> list[Effect]:
         if peer in self._rollback.voters:
             return [Close(peer, refused(reason)), *self._withdraw(peer, reason)]
         rank = self._ranks.get(peer)
@@ -87,6 +105,9 @@ class ServerCore(Participants):
         Args:
             now: the time in seconds, from any point.
         """
+        return self._ending(lambda: self._waited(now))
+
+    def _waited(self, now: float) -> list[Effect]:
         idle = self._engine is None or not self._initialised or self._failed is not None
         if self.stragglers is None or self._engine is None or idle or self._maxima.used:  # all need all scales
             return []
@@ -173,6 +194,7 @@ class ServerCore(Participants):
         if rank in self._saved.silent:
             self._saved.pushed(rank)
         if push.digest:
+            self._engine.check_step(push.step)  # the first one that is told is what the others must equal
             self._digests.add(rank, push.step, push.digest)
         return self._address(self._engine.push(rank, push, frames, left=self._left))
 
@@ -181,6 +203,7 @@ class ServerCore(Participants):
         assert self._engine is not None
         if len(message.values) != len(self.tables):
             raise ProtocolError(f"{len(message.values)} scalars came for {len(self.tables)} tables")
+        self._engine.check_step(message.step)
         ranks = self._engine.members.expected(message.step)
         largest = self._maxima.add(self._ranks[peer], message.step, message.values, ranks)
         if largest is None:

@@ -8,6 +8,7 @@ there.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Set
 
 import numpy as np
@@ -18,12 +19,13 @@ from thinwire.packets import EncodedTensor
 from thinwire.policies.compression import PLAIN
 from thinwire.policies.consistency import consistency
 from thinwire.quantities import moment_text
-from thinwire.schema import Delta, Plan, Push, Welcome
+from thinwire.schema import Delta, Plan, Push, TunedPush, Welcome
 from thinwire.server.aggregation import Aggregation
 from thinwire.server.rounds import LEFT_BEFORE
 from thinwire.server.table import Table
 from thinwire.server.updates import Outgoing, TableUpdates
 
+LARGEST = float(np.finfo(np.float32).max)
 MAX_STEP = 2**53
 """For a shard of buffers alone, which no update of its own bounds."""
 
@@ -132,6 +134,14 @@ class UpdateEngine(TableUpdates):
 
     # ---- what workers send
 
+    def check_step(self, step: int) -> None:
+        """Raises ProtocolError for a step to which nobody can have come: what is said of it counts when it is there."""
+        if self.terms.immediate:
+            return  # every worker has its own, and none waits for what others say
+        furthest = max((lane.clock for lane in self.lanes), default=MAX_STEP - self.terms.lead) + self.terms.lead
+        if not 0 <= step <= furthest:
+            raise ProtocolError(f"something came of step {step}; nobody can be beyond step {furthest}")
+
     # A sum that overflows is Inf, and what follows from it is refused when the update is encoded.
     @np.errstate(over="ignore", invalid="ignore")
     def push(
@@ -157,6 +167,8 @@ class UpdateEngine(TableUpdates):
         # As one that is late pushes before its time: what others say of the clock counts.
         silent = self.terms.others_speak and not any(frame_of[index] for index in frame_of.keys() - self._buffers)
         settings = self._settings_of(rank, push, silent=silent)
+        if isinstance(push, TunedPush):
+            self.check_step(push.step)
         self.tuning.take(rank, push)
         if push.last and self.final is None:  # of whoever is first: worker 0 may have died, or have come late
             # Where updates are made without this worker, they may be ahead of it.
@@ -225,6 +237,8 @@ class UpdateEngine(TableUpdates):
             return None
         if len(push.rates) != len(self.plan.groups):
             raise ProtocolError(f"{len(push.rates)} learning rates came for {len(self.plan.groups)} groups")
+        if not all(abs(rate) <= LARGEST for rate in push.rates):  # torch computes in float32, and refuses what is not
+            raise ProtocolError(f"a learning rate is {max(push.rates, key=_oddness)}; float32 ends at {LARGEST:.3g}")
         options = self._options.get(rank, self.plan.groups)
         if push.options:
             options = self._options[rank] = apply_changes(self.plan.optimizer, options, push.options)
@@ -300,3 +314,7 @@ class UpdateEngine(TableUpdates):
         while len(self._settings) > 1 and (oldest := min(self._settings)) < self.step:
             del self._settings[oldest]
         return outgoing
+
+
+def _oddness(rate: float) -> float:
+    return math.inf if math.isnan(rate) else abs(rate)

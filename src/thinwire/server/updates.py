@@ -26,6 +26,10 @@ from thinwire.server.table_group import TableGroups
 from thinwire.server.tuning import Tuning, with_notes
 
 
+class UpdateFailed(Exception):
+    """An update could not be made, or not whole. That is nobody's breach, and it ends the training."""
+
+
 @dataclass(frozen=True, slots=True)
 class Outgoing:
     """A message for one worker, or (rank None) for everybody who is there."""
@@ -192,8 +196,11 @@ class TableUpdates:
         if self.plan.downlink == "delta":
             pairs = zip((table for lane in ready for table in lane.group.tables), itertools.chain(*taken), strict=True)
             changed = [table for table, (aggregate, _) in pairs if aggregate is not None]
-            self._optimizer.set(settings)
-            self._optimizer.step([table.values for table in changed], [table.gradient for table in changed])
+            try:
+                self._optimizer.set(settings)
+                self._optimizer.step([table.values for table in changed], [table.gradient for table in changed])
+            except Exception as error:  # torch raises anything; some tables may be updated, and others not
+                raise UpdateFailed(f"{self.plan.optimizer} failed at step {self.step}: {error}") from error
         return taken
 
     def _update(self, ready: Sequence[Aggregation], settings: Settings, rank: int | None = None) -> list[Outgoing]:
