@@ -79,6 +79,9 @@ def test_a_profile_says_when_each_tensor_computes() -> None:
 def test_what_cannot_be_profiled_is_refused() -> None:
     with pytest.raises(ConfigError, match="no trained parameter"):
         profile(nn.ReLU(), lambda: None)
+    empty = nn.ParameterList([torch.empty(0), torch.empty(3, 0)])
+    with pytest.raises(ConfigError, match="no trained parameter that holds a value; there is nothing to exchange"):
+        profile(empty, lambda: None)
     with pytest.raises(ConfigError, match=r"no step made a gradient"):
         profile(nn.Linear(2, 2), lambda: None)
 

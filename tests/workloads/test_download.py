@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
+import http.client
 import io
 import os
 import ssl
@@ -12,6 +14,8 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -23,7 +27,12 @@ BODY = bytes(range(256)) * 3000
 
 
 class _Site(ThreadingHTTPServer):
-    """Paths to bodies; requests are counted, and a path may be cut short for its first requests."""
+    """Paths to bodies; requests are counted, and a path may be cut short for its first requests.
+
+    Attributes:
+        framing: how a path says where its body ends, if not by a Content-Length: "chunked", or "none" at all.
+        trickling: the paths that send a byte now and then, for two seconds.
+    """
 
     daemon_threads = True
 
@@ -31,7 +40,10 @@ class _Site(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.bodies: dict[str, bytes] = {}
         self.truncate: dict[str, int] = {}
+        self.framing: dict[str, str] = {}
+        self.trickling: set[str] = set()
         self.requests: list[str] = []
+        self.stopping = threading.Event()
 
     def url(self, path: str) -> str:
         return f"http://127.0.0.1:{self.server_address[1]}{path}"
@@ -47,12 +59,21 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_error(404)
             return
         self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
+        framing = self.server.framing.get(self.path, "length")
+        if framing == "length":
+            self.send_header("Content-Length", str(len(body)))
+        elif framing == "chunked":
+            self.send_header("Transfer-Encoding", "chunked")
+            body = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in (body[:1000], body[1000:])) + b"0\r\n\r\n"
         self.end_headers()
         if self.server.truncate.get(self.path, 0) > 0:
             self.server.truncate[self.path] -= 1
             body = body[: len(body) // 2]
         with contextlib.suppress(ConnectionError):  # a client that has seen enough hangs up
+            for _ in range(40 if self.path in self.server.trickling else 0):
+                self.wfile.write(body[:1])
+                body = body[1:]
+                self.server.stopping.wait(0.05)
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
@@ -69,12 +90,40 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Site]:
         try:
             yield server
         finally:
+            server.stopping.set()
             server.shutdown()
             thread.join()
 
 
 def _remote(*urls: str, body: bytes = BODY, name: str = "file.bin") -> RemoteFile:
     return RemoteFile(name=name, urls=urls, nbytes=len(body), sha256=hashlib.sha256(body).hexdigest())
+
+
+def _failing(monkeypatch: pytest.MonkeyPatch, failures: list[OSError]) -> None:
+    """Makes reading a body raise each of `failures`, once it has begun, and then read on."""
+    for name in ("read", "read1"):
+        read = getattr(http.client.HTTPResponse, name)
+
+        def reads(response: http.client.HTTPResponse, nbytes: int, read: Any = read) -> Any:
+            if response.length != len(BODY) and failures:
+                raise failures.pop()
+            return read(response, min(nbytes, 1000) if failures else nbytes)
+
+        monkeypatch.setattr(http.client.HTTPResponse, name, reads)
+
+
+def _full(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Makes the disk full for files whose name begins so, once they are made."""
+    real = Path.open
+
+    def opens(path: Path, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        opened = real(path, mode, *args, **kwargs)
+        if not path.name.startswith(name) or mode == "rb":
+            return opened
+        opened.close()
+        return real(Path("/dev/full"), "wb")
+
+    monkeypatch.setattr(Path, "open", opens)
 
 
 def _files(folder: Path) -> list[str]:
@@ -128,6 +177,125 @@ def test_a_transfer_that_always_breaks_leaves_nothing(site: _Site, tmp_path: Pat
     with pytest.raises(DataError, match=r"could not be fetched .*after 384,000 of 768,000 bytes"):
         fetch(_remote(site.url("/file.bin")), tmp_path)
     assert _files(tmp_path) == [] and len(site.requests) == download.ATTEMPTS
+
+
+@pytest.mark.parametrize("number", [errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN])
+def test_a_network_that_goes_away_amid_a_body_is_not_the_disk(
+    number: int, site: _Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.bodies |= {"/one/file.bin": BODY, "/two/file.bin": BODY}
+    remote = _remote(site.url("/one/file.bin"), site.url("/two/file.bin"))
+    _failing(monkeypatch, [OSError(number, os.strerror(number))])
+    assert fetch(remote, tmp_path / "a").read_bytes() == BODY
+    assert site.requests == ["/one/file.bin", "/two/file.bin"]
+    _failing(monkeypatch, [OSError(number, os.strerror(number)) for _ in range(100)])
+    with pytest.raises(DataError, match=f"could not be fetched .*{os.strerror(number)}"):
+        fetch(remote, tmp_path / "b")
+    assert _files(tmp_path / "b") == [] and len(site.requests) == 2 + 2 * download.ATTEMPTS
+
+
+def test_a_full_disk_is_not_the_network(site: _Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.bodies["/file.bin"] = BODY
+    _full(monkeypatch, "file.bin")
+    with pytest.raises(DataError, match=r"file\.bin could not be written .*No space left on device"):
+        fetch(_remote(site.url("/file.bin"), site.url("/other")), tmp_path)
+    assert _files(tmp_path) == [] and site.requests == ["/file.bin"]
+
+
+def test_a_folder_that_cannot_be_made_is_not_the_network(site: _Site, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(DataError, match="could not be written"):
+        fetch(_remote(site.url("/file.bin")), tmp_path / "file" / "folder")
+    assert site.requests == []
+
+
+def test_what_progress_raises_is_nobody_elses_error(site: _Site, tmp_path: Path) -> None:
+    site.bodies["/file.bin"] = BODY
+
+    def closed(name: str, done: int, nbytes: int) -> None:
+        raise BrokenPipeError("nobody reads the output")
+
+    with pytest.raises(BrokenPipeError, match="nobody reads"):
+        fetch(_remote(site.url("/file.bin")), tmp_path, closed)
+    assert _files(tmp_path) == [] and site.requests == ["/file.bin"]
+
+
+def test_a_server_that_trickles_is_given_up_and_the_second_address_is_used(
+    site: _Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download, "SLOW_S", 0.2)
+    site.bodies |= {"/slow/file.bin": BODY, "/file.bin": BODY}
+    site.trickling.add("/slow/file.bin")
+    slow, seen = site.url("/slow/file.bin"), list[int]()
+    fetch(_remote(slow, site.url("/file.bin")), tmp_path, lambda name, done, nbytes: seen.append(done))
+    assert site.requests == ["/slow/file.bin", "/file.bin"]
+    assert seen[0] < 40, "what comes is shown when it comes"
+    (tmp_path / "file.bin").unlink()
+    with pytest.raises(DataError, match=r"/slow/file\.bin: only \d+ bytes came in 0 s, \d+ of 768,000 in all"):
+        fetch(_remote(slow), tmp_path)
+    assert _files(tmp_path) == [] and len(site.requests) == 2 + download.ATTEMPTS
+
+
+def test_a_fast_server_is_not_given_up_and_time_of_the_disk_does_not_count(
+    site: _Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("thinwire.workloads.download.time", SimpleNamespace(monotonic=lambda: now[0]))
+    site.bodies["/file.bin"] = BODY
+
+    def late(name: str, done: int, nbytes: int) -> None:
+        now[0] += 2 * download.SLOW_S
+
+    assert fetch(_remote(site.url("/file.bin")), tmp_path, late).read_bytes() == BODY
+    monkeypatch.setattr(download, "SLOW_S", 0.0)  # the bytes are counted after each read
+    monkeypatch.setattr(download, "SLOW_NBYTES", 1)
+    assert fetch(_remote(site.url("/file.bin")), tmp_path / "other").read_bytes() == BODY
+    assert site.requests == ["/file.bin"] * 2
+
+
+def test_wrong_contents_at_one_address_leave_the_others(site: _Site, tmp_path: Path) -> None:
+    site.bodies |= {"/wrong/file.bin": b"<html>Log in</html>", "/file.bin": BODY}
+    site.truncate["/file.bin"] = 1
+    wrong, right = site.url("/wrong/file.bin"), site.url("/file.bin")
+    assert fetch(_remote(wrong, right), tmp_path).read_bytes() == BODY
+    assert site.requests == ["/wrong/file.bin", "/file.bin", "/file.bin"], "wrong contents are not asked for again"
+
+
+def test_when_no_address_has_it_the_error_says_what_each_gave(site: _Site, tmp_path: Path) -> None:
+    site.bodies |= {"/wrong": BODY[:-1] + b"\x00", "/short": BODY[:-2], "/cut": BODY}
+    site.truncate["/cut"] = 1000
+    urls = [site.url(path) for path in ("/wrong", "/short", "/gone", "/cut")]
+    with pytest.raises(DataError) as caught:
+        fetch(_remote(*urls), tmp_path)
+    message = str(caught.value)
+    for url, gave in zip(
+        urls,
+        (
+            "this is not the published file: its SHA-256 is",
+            "this is not the published file: 767,998 bytes came",
+            "HTTP Error 404",
+            "the connection ended after 384,000 of 768,000 bytes",
+        ),
+        strict=True,
+    ):
+        assert f"{url}: {gave}" in message
+    assert f"get file.bin from elsewhere and put it into {tmp_path} by hand" in message
+    assert site.requests == ["/wrong", "/short", "/gone", "/cut"] + ["/cut"] * (download.ATTEMPTS - 1)
+    assert _files(tmp_path) == []
+
+
+@pytest.mark.parametrize("framing", ["chunked", "none"])
+def test_a_body_without_a_length(framing: str, site: _Site, tmp_path: Path) -> None:
+    site.bodies["/file.bin"] = BODY
+    site.framing["/file.bin"] = framing
+    site.truncate["/file.bin"] = 2
+    remote = _remote(site.url("/file.bin"))
+    assert fetch(remote, tmp_path).read_bytes() == BODY
+    assert len(site.requests) == 3, "where the connection ended too early it is tried again"
+    site.bodies["/file.bin"] = BODY[:-1]
+    with pytest.raises(DataError, match=r"767,999 (bytes came, expected|of) 768,000"):
+        fetch(remote, tmp_path / "other")
+    assert len(site.requests) == 3 + (1 if framing == "chunked" else download.ATTEMPTS)
 
 
 def test_not_found_names_the_address_and_the_second_address_is_used(site: _Site, tmp_path: Path) -> None:
@@ -193,6 +361,59 @@ def test_archives_that_lack_a_file_are_refused(site: _Site, tmp_path: Path, monk
             download.download("cifar10", tmp_path / str(i))
 
 
+def test_a_disk_that_is_full_while_unpacking_leaves_the_archive_alone(
+    site: _Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _serve_cifar(site, monkeypatch, _archive(RECORDS))
+    _full(monkeypatch, NAMES[1])
+    with pytest.raises(DataError, match=rf"{NAMES[1]} could not be written .*No space left") as caught:
+        download.download("cifar10", tmp_path)
+    assert "delete" not in str(caught.value) and "download it again" not in str(caught.value)
+    assert _files(tmp_path) == [cifar10.SUBFOLDER, "cifar-10-binary.tar.gz"]
+    assert _files(tmp_path / cifar10.SUBFOLDER) == [NAMES[0]]
+
+
+def test_a_file_in_the_place_of_the_unpacked_folder(
+    site: _Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _serve_cifar(site, monkeypatch, _archive(RECORDS))
+    (tmp_path / cifar10.SUBFOLDER).write_bytes(b"")
+    with pytest.raises(DataError, match=rf"{cifar10.SUBFOLDER} could not be written"):
+        download.download("cifar10", tmp_path)
+
+
+def test_an_interruption_while_unpacking_leaves_no_partial_file(
+    site: _Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _serve_cifar(site, monkeypatch, _archive(RECORDS))
+    replace = os.replace
+
+    def interrupted(source: Path, target: Path) -> None:
+        if target.name == NAMES[2]:
+            raise KeyboardInterrupt
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        download.download("cifar10", tmp_path)
+    assert _files(tmp_path / cifar10.SUBFOLDER) == list(NAMES[:2])
+
+
+def test_unpackings_of_one_process_id_do_not_meet(site: _Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two containers that share a folder: their processes may have the same id."""
+    _serve_cifar(site, monkeypatch, _archive(RECORDS))
+    replace, parts = os.replace, list[Path]()
+
+    def noted(source: Path, target: Path) -> None:
+        parts.append(source)
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", noted)
+    for _ in range(2):
+        download.download("cifar10", tmp_path)
+    assert len(set(parts)) == len(parts) == 1 + 2 * len(NAMES), "the archive is fetched once"
+
+
 def test_the_table_is_well_formed() -> None:
     assert set(SOURCES) == {"mnist", "fashion-mnist", "cifar10"}
     for remotes in SOURCES.values():
@@ -206,17 +427,14 @@ def test_what_cannot_be_downloaded() -> None:
         download.download("digits", Path("unused"))
 
 
-def test_two_processes_that_fetch_one_file_do_not_meet(
-    site: _Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_processes_of_one_id_that_fetch_one_file_do_not_meet(site: _Site, tmp_path: Path) -> None:
+    """Two containers that share a folder: the second fetches while the first is half way."""
     site.bodies["/file"] = BODY
-    remote, here = _remote(site.url("/file")), os.getpid()
+    remote = _remote(site.url("/file"))
 
     def half_way(name: str, done: int, nbytes: int) -> None:
-        if done < nbytes and os.getpid() == here:
-            monkeypatch.setattr(os, "getpid", lambda: here + 1)
+        if done < nbytes and len(site.requests) == 1:
             fetch(remote, tmp_path)
-            monkeypatch.undo()
 
     assert fetch(remote, tmp_path, half_way).read_bytes() == BODY
     assert _files(tmp_path) == ["file.bin"] and site.requests == ["/file"] * 2, "the second time it is there"
@@ -224,11 +442,6 @@ def test_two_processes_that_fetch_one_file_do_not_meet(
 
 def test_a_broken_tls_connection_is_tried_again(site: _Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     site.bodies["/file"] = BODY
-    failures = [ssl.SSLError("record layer failure")]
-
-    def progress(name: str, done: int, nbytes: int) -> None:
-        if failures:  # where reading the next part of the body would raise it
-            raise failures.pop()
-
-    assert fetch(_remote(site.url("/file")), tmp_path, progress).read_bytes() == BODY
+    _failing(monkeypatch, [ssl.SSLError("record layer failure")])
+    assert fetch(_remote(site.url("/file")), tmp_path).read_bytes() == BODY
     assert site.requests == ["/file"] * 2

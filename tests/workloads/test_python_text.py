@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from thinwire.errors import DataError
+from thinwire.errors import ConfigError, DataError
 from thinwire.workloads.python_text import CONTEXT, MIN_MODULES, python_text, source_files, standard_library
 
 
@@ -55,3 +55,25 @@ def test_a_library_without_sources_is_refused(tmp_path: Path) -> None:
     _library(tmp_path, modules=MIN_MODULES - 1)
     with pytest.raises(DataError, match="19 Python modules, expected 20 or more"):
         python_text(tmp_path)
+
+
+def test_a_context_longer_than_a_text_is_refused(tmp_path: Path) -> None:
+    held_out = sum(len(text) for text in _library(tmp_path)[::10])
+    possible = f"a context of {held_out} bytes; .* {held_out} to test with: 1 to {held_out - 1} are possible"
+    with pytest.raises(ConfigError, match=possible):
+        python_text(tmp_path, context=held_out)
+    longest = python_text(tmp_path, context=held_out - 1)
+    assert longest.in_shape == (held_out - 1,) and len(longest.test_x) == 1
+    for path in source_files(tmp_path)[1:]:
+        if path.name not in ("module10.py", "module20.py"):
+            path.write_bytes(b"#\n")
+    with pytest.raises(ConfigError, match=r"hold 54 bytes to train on .*: 1 to 53 are possible"):
+        python_text(tmp_path)
+
+
+def test_modules_without_text_are_refused(tmp_path: Path) -> None:
+    _library(tmp_path)
+    for path in source_files(tmp_path)[::10]:
+        path.write_bytes(b"")
+    with pytest.raises(DataError, match="hold no text to train on or to test with"):
+        python_text(tmp_path, context=1)

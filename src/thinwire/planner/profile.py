@@ -152,8 +152,8 @@ class Watch:
 
     def __init__(self, model: nn.Module, steps: int = STEPS, called: Sequence[nn.Module] = ()) -> None:
         self._trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
-        if not self._trained:
-            raise ConfigError("the model has no trained parameter; there is nothing to exchange")
+        if not any(each.numel() for each in self._trained.values()):
+            raise ConfigError("the model has no trained parameter that holds a value; there is nothing to exchange")
         if steps < 1:
             raise ConfigError(f"{steps} steps to measure; at least 1 is needed")
         self._model, self._steps, self._called = model, steps, list(called) or [model]

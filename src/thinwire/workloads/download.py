@@ -1,9 +1,10 @@
 """Fetch the files of a data set, on request and never otherwise.
 
 One table says where each file is published, how long it is and what it must hash to. A download goes to a neighbouring
-".part" file of its process; only when length and checksum agree does it take its real name, in one rename, so that a
-file that exists is whole. A broken transfer is tried again from nothing; wrong contents are not, because trying again
-would not mend them.
+".part" file of a random name; only when length and checksum agree does it take its real name, in one rename, so that a
+file that exists is whole. A broken transfer is tried again from nothing. An address that answered with something else
+is not asked again, because that would not mend it; the other addresses are. Errors of the disk end the download: no
+address would mend them.
 
 Sizes and checksums are those of the published files, as package collections pin them. A library such as pooch has no
 mirrors and no limit of length, fetches wrong contents again, and brings six packages.
@@ -14,11 +15,13 @@ from __future__ import annotations
 import hashlib
 import http.client
 import os
-import ssl
+import secrets
 import tarfile
+import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,7 +33,19 @@ Progress = Callable[[str, int, int], None]
 CHUNK_NBYTES = 1 << 18
 ATTEMPTS = 3
 TIMEOUT_S = 30.0
-_BROKEN = (http.client.HTTPException, urllib.error.URLError, ssl.SSLError, TimeoutError, ConnectionError)
+"""Without a single byte for so long, an attempt is given up."""
+SLOW_S = 60.0
+"""After so many seconds of waiting for bytes it is counted how many came."""
+SLOW_NBYTES = 1 << 16
+"""Fewer bytes than these in `SLOW_S`, and an attempt is given up: at that rate CIFAR-10 would take two days."""
+
+
+class _Broken(Exception):
+    """The network ended a transfer; another attempt may succeed."""
+
+
+class _Wrong(Exception):
+    """The address answered, but not with the published file; another attempt would bring the same."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +104,7 @@ def download(name: str, folder: Path, progress: Progress | None = None) -> Path:
 
     Raises:
         ConfigError: nothing is published under that name.
-        DataError: a file could not be fetched, or is not the published one. No partial file is left.
+        DataError: no address gave the published file, or the disk could not take it. No partial file is left.
     """
     if name not in SOURCES:
         raise ConfigError(f"there is no download called {name!r}; these can be downloaded: {', '.join(SOURCES)}")
@@ -104,54 +119,115 @@ def fetch(remote: RemoteFile, folder: Path, progress: Progress | None = None) ->
     """Fetches one file into `folder`, unless it is there already and hashes to what it should; returns its path.
 
     Raises:
-        DataError: it could not be fetched from any of its addresses, or is not the published file.
+        DataError: no address gave the published file, or it could not be written.
     """
     target = folder / remote.name
     if target.is_file() and not _difference(target, remote):
         return target
-    part = folder / f"{remote.name}.{os.getpid()}.part"
-    try:
+    with _writing(target):
         folder.mkdir(parents=True, exist_ok=True)
-        for url in remote.urls * ATTEMPTS:
-            try:
-                _transfer(url, part, remote, progress)
-                break
-            except _BROKEN as error:
-                if isinstance(error, urllib.error.HTTPError):
-                    error.close()  # it holds the connection open
-                failure = error
-        else:
-            raise DataError(
-                f"{' and '.join(remote.urls)} could not be fetched ({failure}): check the connection, or put "
-                f"{remote.name} into {folder} by hand"
-            ) from failure
+    failures: dict[str, Exception] = {}
+    for url in remote.urls * ATTEMPTS:
+        if isinstance(failures.get(url), _Wrong):
+            continue
+        try:
+            with closing(_transfer(url, target, remote)) as transfer:
+                for done in transfer:
+                    if progress is not None:
+                        progress(remote.name, min(done, remote.nbytes), remote.nbytes)
+            return target
+        except (_Broken, _Wrong) as error:
+            failures[url] = error
+    gave = "; ".join(f"{url}: {failure}" for url, failure in failures.items())
+    raise DataError(
+        f"{remote.name} could not be fetched ({gave}). Nothing was kept: check the connection, or get {remote.name} "
+        f"from elsewhere and put it into {folder} by hand"
+    ) from failures[url]
+
+
+def _transfer(url: str, target: Path, remote: RemoteFile) -> Generator[int, None, None]:
+    """One attempt to make `target` from the body of `url`; yields the bytes so far.
+
+    What the caller raises in between is neither the disk's nor the network's error, so it does not pass through here.
+    """
+    with _writing(target), _part(target) as part:
+        done = 0
+        with part.open("xb") as file, closing(_body(url, remote.nbytes)) as body:
+            for chunk in body:
+                file.write(chunk)
+                done += len(chunk)
+                yield done
         if difference := _difference(part, remote):
-            raise DataError(
-                f"{url} is not the published file: {difference}. Nothing was kept; get {remote.name} from "
-                f"elsewhere and put it into {folder}"
-            )
-        os.replace(part, target)
-    except OSError as error:
-        raise DataError(f"{target} could not be written ({error})") from error
-    finally:
-        part.unlink(missing_ok=True)
-    return target
+            raise _Wrong(f"this is not the published file: {difference}")
 
 
-def _transfer(url: str, part: Path, remote: RemoteFile, progress: Progress | None) -> None:
-    """One attempt: the body of `url` into `part`, at most one chunk beyond the published length."""
+def _body(url: str, nbytes: int) -> Generator[bytes, None, None]:
+    """The body of `url` as it comes, at most one chunk beyond the published length of `nbytes`.
+
+    Every OSError in here is the network's, whatever its number; the disk's are raised outside.
+    """
     if not url.startswith(("http://", "https://")):
         raise ConfigError(f"{url} is neither http nor https")
-    done = 0
-    with urllib.request.urlopen(url, timeout=TIMEOUT_S) as response, part.open("wb") as file:
-        while done <= remote.nbytes and (chunk := response.read(CHUNK_NBYTES)):
-            file.write(chunk)
-            done += len(chunk)
-            if progress is not None:
-                progress(remote.name, min(done, remote.nbytes), remote.nbytes)
-        announced = response.headers.get("Content-Length")
-    if announced is not None and announced.isdecimal() and done < min(int(announced), remote.nbytes):
-        raise ConnectionError(f"the connection ended after {done:,} of {int(announced):,} bytes")
+    try:
+        with urllib.request.urlopen(url, timeout=TIMEOUT_S) as response:
+            done, lately, waited_s = 0, 0, 0.0
+            while done <= nbytes:
+                begin_s = time.monotonic()
+                chunk = response.read1(CHUNK_NBYTES)  # read() would wait until the chunk is full
+                waited_s += time.monotonic() - begin_s  # and not what the disk takes in between
+                if not chunk:
+                    break
+                done += len(chunk)
+                lately += len(chunk)
+                if waited_s >= SLOW_S:
+                    if lately < SLOW_NBYTES:
+                        raise TimeoutError(
+                            f"only {lately:,} bytes came in {waited_s:.0f} s, {done:,} of {nbytes:,} in all"
+                        )
+                    lately, waited_s = 0, 0.0
+                yield chunk
+            if done < (announced := _announced(response.headers, nbytes)):
+                raise ConnectionError(f"the connection ended after {done:,} of {announced:,} bytes")
+    except urllib.error.HTTPError as error:
+        error.close()  # it holds the connection open
+        raise (_Wrong if error.code < 500 else _Broken)(str(error)) from error
+    except (OSError, http.client.HTTPException) as error:
+        raise _Broken(str(error)) from error
+
+
+def _announced(headers: http.client.HTTPMessage, nbytes: int) -> int:
+    """How many bytes of a body must come, at most `nbytes`; with fewer it was cut short.
+
+    Of a body that does not say where it ends, the published length must come: a broken connection looks like its end.
+    """
+    length = headers.get("Content-Length", "")
+    if length.isdecimal():
+        return min(int(length), nbytes)
+    return 0 if "Transfer-Encoding" in headers else nbytes  # chunks have an end mark: without it, http.client raises
+
+
+@contextmanager
+def _writing(target: Path) -> Iterator[None]:
+    """Within it, an OSError says that `target` could not be written."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"{target} could not be written ({error}): make room or choose another folder") from error
+
+
+@contextmanager
+def _part(target: Path) -> Iterator[Path]:
+    """Where to write what becomes `target`, in one rename, at the end; whatever ends it earlier, nothing is left.
+
+    The name is random: processes of two containers that share a folder may have the same id.
+    """
+    part = target.with_name(f"{target.name}.{secrets.token_hex(8)}.part")
+    try:
+        yield part
+        os.replace(part, target)
+    finally:
+        with suppress(OSError):  # it was renamed, or the error on its way says more
+            part.unlink()
 
 
 def _difference(path: Path, remote: RemoteFile) -> str:
@@ -167,15 +243,16 @@ def _difference(path: Path, remote: RemoteFile) -> str:
 
 def _unpack(archive: Path, folder: Path) -> None:
     """Takes CIFAR-10's six files, and nothing else, out of its archive, which is the published one."""
-    try:
+    with _writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
+    try:
         with tarfile.open(archive) as tar:
             for name in (*cifar10.TRAIN_FILES, cifar10.TEST_FILE):
                 source = tar.extractfile(f"{cifar10.SUBFOLDER}/{name}")
                 if source is None:
                     raise DataError(f"{archive}: {name} is not a file: delete it and try again")
-                part = folder / f"{name}.{os.getpid()}.part"
-                part.write_bytes(source.read())
-                os.replace(part, folder / name)
-    except (OSError, KeyError, EOFError, tarfile.TarError) as error:
+                content = source.read()
+                with _writing(folder / name), _part(folder / name) as part:
+                    part.write_bytes(content)
+    except (OSError, KeyError, EOFError, tarfile.TarError) as error:  # of reading: those of writing are DataErrors
         raise DataError(f"{archive} cannot be unpacked ({error}): delete it and download it again") from error

@@ -48,7 +48,7 @@ def python_text(folder: Path | None = None, context: int = CONTEXT) -> Dataset:
         context: bytes of a window.
 
     Raises:
-        ConfigError: a context that cannot be.
+        ConfigError: a context below 1, or longer than a text.
         DataError: the library has no sources here (a stripped or zipped installation), or one cannot be read.
 
     >>> dataset = python_text()
@@ -64,8 +64,19 @@ def python_text(folder: Path | None = None, context: int = CONTEXT) -> Dataset:
             f"{folder} holds {len(files)} Python modules, expected {MIN_MODULES} or more: this installation has no "
             "standard-library sources; install them (Debian: libpython3-stdlib) or use another data set"
         )
-    train = _windows([path for i, path in enumerate(files) if i % HOLD_OUT_EVERY], context)
-    test = _windows([path for i, path in enumerate(files) if i % HOLD_OUT_EVERY == 0], context)
+    train_text = _text([path for i, path in enumerate(files) if i % HOLD_OUT_EVERY])
+    test_text = _text([path for i, path in enumerate(files) if i % HOLD_OUT_EVERY == 0])
+    longest = min(len(train_text), len(test_text)) - 1  # the last byte is a target alone
+    if longest < 1:
+        raise DataError(
+            f"the Python modules of {folder} hold no text to train on or to test with; use another data set"
+        )
+    if context > longest:
+        raise ConfigError(
+            f"a context of {context:,} bytes; the sources in {folder} hold {len(train_text):,} bytes to train on and "
+            f"{len(test_text):,} to test with: 1 to {longest:,} are possible"
+        )
+    train, test = _windows(train_text, context), _windows(test_text, context)
     return Dataset(
         name="python-text",
         task="bytes",
@@ -79,11 +90,14 @@ def python_text(folder: Path | None = None, context: int = CONTEXT) -> Dataset:
     )
 
 
-def _windows(files: list[Path], context: int) -> torch.Tensor:
-    """uint8 (windows, context + 1): one's last target is its neighbour's first input."""
+def _text(files: list[Path]) -> bytes:
     try:
-        text = b"".join(path.read_bytes() for path in files)
+        return b"".join(path.read_bytes() for path in files)
     except OSError as error:
         raise DataError(f"a standard-library source cannot be read ({error})") from error
+
+
+def _windows(text: bytes, context: int) -> torch.Tensor:
+    """uint8 (windows, context + 1): one's last target is its neighbour's first input."""
     data = torch.frombuffer(bytearray(text), dtype=torch.uint8).clamp_(max=VOCABULARY - 1)
     return data.unfold(0, context + 1, context)
