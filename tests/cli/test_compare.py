@@ -54,6 +54,18 @@ def test_what_is_printed_and_written(command: Command, monkeypatch: pytest.Monke
     assert again.status == 0 and "seed 0, 5 steps" not in again.out and "5.0×" in again.out
 
 
+def test_what_is_of_different_machines_is_told(command: Command, made: list[Job], tmp_path: Path) -> None:
+    assert command(*ASKED, "--out", tmp_path).status == 0
+    path = tmp_path / "results.json"
+    kept = json.loads(path.read_text())
+    kept["runs"][0]["machine"]["processor"] = "a [slower] one"
+    path.write_text(json.dumps(kept))
+    result = command(*ASKED, "--out", tmp_path)
+    assert (result.status, len(made)) == (0, 2)
+    for text in (result.out, (tmp_path / "report.html").read_text()):
+        assert "timed on different machines: " in text and "a [slower] one" in text
+
+
 @pytest.mark.parametrize("name", ["results.json", "report.html"])
 def test_json_is_not_written_over_what_the_folder_keeps(
     name: str, command: Command, made: list[Job], tmp_path: Path

@@ -333,3 +333,6 @@ def test_certificates_are_made_once_and_the_next_commands_shown(command: Command
     assert "--server 'grpc://[fd00::1]:7070'" in result.out
     result = command("certs", tmp_path / "port", "--workers", 1, "--host", "10.0.0.1:7070")
     assert result.status == 2 and "'10.0.0.1:7070' has a port, a path or a space in it" in result.err
+    result = command("certs", tmp_path / "none", "--workers", 1, "--host", "")
+    assert result.status == 2 and "--host '': give a name or an address" in result.err
+    assert not (tmp_path / "none").exists()

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 import subprocess
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.cli.commands import THINWIRE, Result
 from thinwire.bench import harness
-from thinwire.cli import outputs
+from thinwire.bench.transports import Step, TransportCell, TransportsBench
+from thinwire.cli import measuring, outputs
 from thinwire.cli.console import write_json
+from thinwire.codecs import codec
 from thinwire.errors import ConfigError
 
 Command = Callable[..., Result]
@@ -68,6 +74,60 @@ def test_what_is_read_is_not_written_over(tmp_path: Path, command: Command) -> N
     assert records.read_text() == f"{line}\n{line}\n"
 
 
+def test_a_frame_that_is_explained_is_not_written_over(tmp_path: Path, command: Command) -> None:
+    frame = tmp_path / "gradient.frame"
+    frame.write_bytes(codec("fp32").encode(np.zeros(3, np.float32)))
+    before = frame.read_bytes()
+    result = command("inspect", frame, "--json", tmp_path / "x" / ".." / "gradient.frame")
+    assert result.status == 2 and "is where the frame is; write to another file" in result.err
+    assert frame.read_bytes() == before
+
+
+ADDRESS = ["--server", "grpc://127.0.0.1:1", "--connect-timeout", "0.1"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (["train", "--steps", "1", "--telemetry", "same", "--json", "./same"], "the step records are written"),
+        (["worker", *ADDRESS, "--telemetry", "same", "--json", "./same"], "the step records are written"),
+        (["worker", *ADDRESS, "--checkpoint", "same", "--json", "./same"], "the checkpoint is written"),
+        (["worker", *ADDRESS, "--checkpoint", "same", "--json", "same.previous"], "the checkpoint is written"),
+        (["worker", *ADDRESS, "--checkpoint", "same", "--telemetry", "./same"], "the checkpoint is written"),
+        (["server", "--listen", "nowhere", "--checkpoint", "same", "--journal", "./same"], "the checkpoint is written"),
+        (["demo", "--link", "none", "--seconds", "1", "--png", "same.png", "--json", "./same.png"], "is drawn"),
+        (["plan", "--out", "same.png", "--json", "./same.png"], "the picture is drawn"),
+    ],
+    ids=lambda given: " ".join(word for word in given if word.startswith("--")) if isinstance(given, list) else "",
+)
+def test_two_things_are_not_written_to_one_file(
+    arguments: list[str], what: str, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = command(*arguments)
+    assert result.status == 2 and re.fullmatch(f"error: .*is where .*{what}; write to another file\n", result.err)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["ca.key", "ca.pem", "server.token", "worker-1.key"])
+def test_data_do_not_take_the_place_of_a_key(name: str, tmp_path: Path, command: Command) -> None:
+    folder = tmp_path / "certs"
+    result = command("certs", folder, "--workers", 2, "--json", folder / name)
+    assert result.status == 2 and "is where a certificate, a key or a token is made" in result.err
+    assert not folder.exists() or list(folder.iterdir()) == []
+
+
+def test_tables_that_cannot_be_written_are_one_line(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def measure(bench: TransportsBench, cell: TransportCell, before: object, tell: Callable[[str], None]) -> Step:
+        return Step(seconds_per_step=0.01, shaping="none")
+
+    monkeypatch.setattr(TransportsBench, "measure", measure)
+    monkeypatch.setattr("thinwire.cli.bench.measure", partial(measuring.measure, markdown=Path("/dev/full")))
+    result = command("bench", "transports", "--link", "none", "--rounds", 1)
+    assert result.status == 2 and "10.0" in result.out
+    assert result.err == "error: /dev/full cannot be written: No space left on device. Choose another place\n"
+
+
 @pytest.mark.parametrize(
     ("what", "options"),
     [(["hooks"], ["--json", "--png"]), (["pays", "--models", "mlp", "--hook", "none"], ["--json", "--markdown"])],
@@ -87,6 +147,11 @@ def test_a_name_may_hold_brackets_and_a_full_disk_keeps_the_old_file(tmp_path: P
     path = tmp_path / "3lc[s=1.0]" / "[bold].json"
     write_json(path, {"a": 1})
     assert json.loads(path.read_text()) == {"a": 1} and [each.name for each in path.parent.iterdir()] == [path.name]
+
+
+def test_names_that_are_no_utf_8_are_spelled_out_as_data(tmp_path: Path) -> None:
+    write_json(tmp_path / "out.json", {"files": ["caf\udce9", ("é", 1)], "loss": math.nan})
+    assert json.loads((tmp_path / "out.json").read_text()) == {"files": ["caf\\udce9", ["é", 1]], "loss": None}
 
 
 def test_links_and_modes_stay(tmp_path: Path) -> None:

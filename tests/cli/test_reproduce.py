@@ -68,6 +68,41 @@ def test_json_is_not_written_over_what_the_folder_keeps(
     assert (tmp_path / name).read_text() == "kept"
 
 
+def test_json_is_not_written_over_what_is_joined(
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(catalog, "entries", lambda what: [entry()])
+    monkeypatch.setattr(catalog, "finding_kinds", lambda: [Tossed])
+    joined = tmp_path / "joined.json"
+    joined.write_text('{"format": 1, "runs": []}')
+    asked = ("reproduce", "3lc-figure-99", "--out", tmp_path / "out", "--join", joined)
+    result = command(*asked, "--json", tmp_path / "x" / ".." / "joined.json")
+    assert result.status == 2 and "is where runs to join are; write to another file" in result.err
+    assert joined.read_text() == '{"format": 1, "runs": []}'
+    assert command(*asked).status == 0
+
+
+def test_where_a_picture_cannot_be_written_all_else_is(
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(catalog, "entries", lambda what: [entry()])
+    monkeypatch.setattr(catalog, "finding_kinds", lambda: [Tossed])
+    (tmp_path / "toss.svg").mkdir()
+    result = command("reproduce", "3lc-figure-99", "--out", tmp_path, "--json", tmp_path / "shown.json")
+    assert result.status == 2
+    assert result.err == f"error: {tmp_path}/toss.svg cannot be written: Is a directory. Choose another place\n"
+    assert "</script> is text" in result.out and "report.html" in result.out
+    assert [each["id"] for each in json.loads((tmp_path / "shown.json").read_text())["entries"]] == ["3lc-figure-99"]
+
+
+def test_a_list_of_what_there_is_takes_no_other_name(command: Command) -> None:
+    for names in (["list", "foo"], ["3lc", "LIST"]):
+        result = command("reproduce", *names)
+        assert result.status == 2 and result.out == ""
+        [other] = {*names} - {"list", "LIST"}
+        assert result.err == f"error: `list` stands alone, and names everything; leave out {other}\n"
+
+
 def test_on_a_terminal_runs_that_are_over_leave_the_bars_to_those_that_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = StringIO()
     monkeypatch.setattr(reproduce, "console", Console(file=screen, force_terminal=True, height=10, width=100))

@@ -4,9 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from thinwire.presentation.charts import MOST_COLUMNS, Chart, Kind, Panel, Series, to_matplotlib, to_plotly, to_svg
+import pytest
+
+from thinwire.errors import ConfigError
+from thinwire.presentation.charts import (
+    MOST_COLUMNS,
+    Chart,
+    Kind,
+    Panel,
+    Series,
+    draw,
+    to_matplotlib,
+    to_plotly,
+    to_svg,
+)
 
 
 def panel(series: Sequence[Series], kind: Kind = "lines", **more: Any) -> Panel:
@@ -64,6 +78,12 @@ def test_a_long_legend_makes_the_picture_higher_and_one_name_needs_none() -> Non
     few, many = (to_matplotlib(chart(panel(lines(count)))) for count in (2, 30))
     assert many.get_figheight() > few.get_figheight() == 4.2
     assert not to_matplotlib(chart(panel(lines(1)))).legends
+
+
+def test_a_picture_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "chart.png").symlink_to("/dev/full")
+    with pytest.raises(ConfigError, match=r"chart\.png cannot be written: No space left on device\. Choose another"):
+        draw(chart(panel(lines(1))), tmp_path)
 
 
 def test_measured_values_are_no_labels_of_an_axis() -> None:

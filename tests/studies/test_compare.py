@@ -22,6 +22,7 @@ from thinwire.presentation.page import write_page
 from thinwire.studies.compare import Comparison, Train, compare, jobs, varies
 from thinwire.studies.compare_page import page
 from thinwire.studies.compare_rows import tabulate
+from thinwire.workloads.data import DataInfo
 
 TWO = Comparison(designs=["fp32", "3lc[s=1.75,entropy=zstd]"], links=["1mbit", "none"], seeds=2, steps=400)
 
@@ -212,6 +213,58 @@ def test_runs_of_before_there_was_a_choice_are_those_that_left_it_open(tmp_path:
     assert len(lines) == 12
     assert sum("<td>compression=by-shape</td>" in line for line in lines) == 4
     assert sum("one on every worker&#x27;s node" in line for line in lines) == 4
+
+
+def test_runs_on_other_data_of_the_same_name_are_other_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usual, other = tmp_path / "usual" / "mnist", tmp_path / "other"
+    for each in (usual, other):
+        each.mkdir(parents=True)
+
+    def here(*, root: str | None = None) -> list[DataInfo]:
+        where = Path(root or usual)
+        return [DataInfo(name="mnist", description="", where=where if where.exists() else None, how="")]
+
+    monkeypatch.setattr("thinwire.studies.compare.datasets", here)
+    monkeypatch.setattr("thinwire.studies.compare.check", lambda jobs: [*jobs])
+    monkeypatch.chdir(tmp_path)
+    made: list[Job] = []
+    asked = replace(TWO, models=["mlp"], data="mnist[train=4000]")
+    roots = (None, "other", str(other), str(usual), "usual/../usual/mnist", "nowhere")
+    new = []
+    for root in roots:
+        before = len(made)
+        results = compare(replace(asked, data_root=root), tmp_path / "out", noting(made))
+        new.append(len(made) - before)
+    assert new == [8, 8, 0, 0, 0, 8]
+    assert f"<td>mnist[train=4000] in {other}</td>" in page(results) and "<td>mnist[train=4000]</td>" in page(results)
+
+
+def test_runs_of_before_data_were_told_apart_are_those_on_the_usual_ones(tmp_path: Path) -> None:
+    compare(TWO, tmp_path, told)
+    path = tmp_path / "results.json"
+    kept = json.loads(path.read_text())
+    for run in kept["runs"]:
+        assert run["job"].pop("data_root") is None
+    path.write_text(json.dumps(kept))
+    made: list[Job] = []
+    for root in (None, "elsewhere"):  # digits come with the package, and nobody looks for them
+        assert page(compare(replace(TWO, data_root=root), tmp_path, noting(made))) and made == []
+
+
+def test_seconds_of_different_machines_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compare(replace(TWO, designs=["fp32"]), tmp_path, told)
+    path = tmp_path / "results.json"
+    kept = json.loads(path.read_text())
+    for run in kept["runs"]:
+        run["machine"]["processor"] = "a slower one"
+    path.write_text(json.dumps(kept))
+    results = compare(replace(TWO, designs=["fp32"]), tmp_path, told)
+    assert results.notes == [], "all are of one machine"
+    results = compare(TWO, tmp_path, told)
+    [note] = results.notes
+    assert "timed on different machines: a slower one, " in note and note in page(results)
+    results = compare(replace(TWO, designs=["3lc[s=1.75,entropy=zstd]"]), tmp_path, told)
+    assert results.notes == [], "what is not shown is not compared"
 
 
 def test_a_run_that_fails_is_told_and_tried_again(tmp_path: Path) -> None:

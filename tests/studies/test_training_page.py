@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import html
 import json
+import os
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -74,6 +76,62 @@ def test_ranks_that_began_again_in_files_of_their_own_are_of_one_run(tmp_path: P
     found = read_run(tmp_path)
     figures = found.figures()
     assert (found.recorded.runs, figures.ranks, figures.push_nbytes) == (2, 2, 2000)
+
+
+def write_run(folder: Path, outcomes: Mapping[str, Mapping[str, object]], accuracy: float | None = None) -> None:
+    """Records of two workers and 60 steps, and outcomes in files of these names, which are of one age."""
+    writer = JsonLines(folder / "steps.jsonl")
+    for record in training(60):
+        writer.record(record)
+    if accuracy is not None:
+        writer.record(StepRecord.of_scores(59, 0, 200.0, None, accuracy))
+    writer.close()
+    for name, changes in outcomes.items():
+        file = folder / f"{name}.json"
+        file.write_text(json.dumps({**OUTCOME, **changes}))
+        os.utime(file, (1000.0, 1000.0))
+
+
+def test_the_newest_outcome_that_fits_the_records_is_taken(tmp_path: Path) -> None:
+    others = {"a": {"steps": 61}, "d": {"workers": 4}}
+    write_run(tmp_path, {**others, "b": {"seed": 1}, "c": {"seed": 2}, "e": {"test_accuracy": None}})
+    os.utime(tmp_path / "c.json", (2000.0, 2000.0))
+    found = read_run(tmp_path)
+    assert found.outcome is not None and (found.outcome.seed, found.remark) == (2, "")
+    assert found.outcome_file == tmp_path / "c.json" and len(found.outcome_files) == 5
+    os.utime(tmp_path / "e.json", (3000.0, 3000.0))
+    assert read_run(tmp_path).outcome_file == tmp_path / "e.json", "the model was not evaluated"
+
+
+def test_an_outcome_of_another_accuracy_than_was_recorded_is_another_run_s(tmp_path: Path) -> None:
+    write_run(tmp_path, {"a": {"seed": 1}, "b": {"seed": 2, "test_accuracy": 0.75}}, accuracy=0.75)
+    found = read_run(tmp_path)
+    assert found.outcome is not None and found.outcome.seed == 2
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "remark"),
+    [
+        ({"a": {"workers": 4}}, "a.json is of another run than these records of 2 workers and 60 steps, by workers, "),
+        ({"a": {"steps": 61}, "b": {"steps": 30}}, "a.json, b.json are of other runs than these records of 2 workers "),
+        ({"a": {"seed": 1}, "b": {"seed": 2}}, "a.json, b.json fit these records of 2 workers and 60 steps alike, and"),
+    ],
+)
+def test_without_one_outcome_that_fits_there_is_no_accuracy_and_the_page_says_why(
+    outcomes: dict[str, dict[str, object]], remark: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("plotly")
+    write_run(tmp_path, outcomes)
+    with pytest.warns(UserWarning, match=f"No outcome is shown: {remark}"):
+        found = read_run(tmp_path)
+    assert (found.outcome, found.outcome_file, found.figures().accuracy, found.accuracies()) == (None, None, None, [])
+    assert len(found.outcome_files) == len(outcomes)
+    assert found.remark.startswith(f"No outcome is shown: {remark}") and found.remark in page(found, "thinwire report")
+
+
+def test_copies_of_one_outcome_are_one(tmp_path: Path) -> None:
+    write_run(tmp_path, {"a": {}, "b": {}})
+    assert read_run(tmp_path).figures().accuracy == 0.875
 
 
 def test_what_cannot_be_read(tmp_path: Path) -> None:

@@ -79,6 +79,8 @@ def compare(given: ComparisonOptions, out: Out = Path("thinwire-compare"), json:
             compare_page.designs_table(rows, f"{model} on {asked.data}, {asked.workers} workers, seeds: {asked.seeds}")
         )
         show(compare_page.times_table(rows))
+    for note in findings.notes:
+        console.print(escape(note), highlight=False)
     page.write_page(out / REPORT, compare_page.page(findings))
     console.print(f"wrote {out / RESULTS} and {out / REPORT}", markup=False, soft_wrap=True)
     if json is not None:

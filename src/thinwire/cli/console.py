@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
 import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import rich.table
@@ -21,6 +21,7 @@ from thinwire.engines.events import Event
 from thinwire.errors import ConfigError, ThinwireError
 from thinwire.presentation.charts import Chart, to_matplotlib
 from thinwire.presentation.tables import Table
+from thinwire.presentation.whole_files import printable, write_whole
 
 
 class Interrupted(ThinwireError):
@@ -55,7 +56,7 @@ def write_json(path: Path | None, data: object) -> None:
     """
     if path is not None:
         # msgspec's own JSON, for it writes null where json would write NaN, which most readers refuse.
-        text = msgspec.json.format(msgspec.json.encode(data), indent=2) + b"\n"
+        text = msgspec.json.format(_json(data), indent=2) + b"\n"
         if path == STANDARD_OUTPUT:
             try:
                 sys.stdout.write(text.decode())
@@ -67,35 +68,30 @@ def write_json(path: Path | None, data: object) -> None:
             return
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            _replace(path, text)
+            write_whole(path, text)
         except OSError as error:
             raise ConfigError(f"{path} cannot be written: {error.strerror}. Choose another --json file") from error
         say_wrote(path)
 
 
+def _json(data: object) -> bytes:
+    try:
+        return msgspec.json.encode(data)
+    except UnicodeEncodeError:  # of a file whose name is not UTF-8
+        return msgspec.json.encode(_printable(msgspec.to_builtins(data)))
+
+
+def _printable(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {_printable(key): _printable(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_printable(each) for each in value]
+    return printable(value) if isinstance(value, str) else value
+
+
 def say_wrote(path: Path) -> None:
     """Says that a file was written; its name may hold what would be markup."""
     console.print(f"wrote {path}", markup=False, soft_wrap=True)
-
-
-def _replace(path: Path, text: bytes) -> None:
-    """Writes a whole file in place of another, which stays where there is no room for the new one."""
-    if path.is_symlink() or (path.exists() and not path.is_file()):  # of another place, a device or a pipe
-        path.write_bytes(text)
-        return
-    new = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        new.write_bytes(text)
-        if path.exists():
-            shutil.copymode(path, new)
-        os.replace(new, path)
-    except OSError:
-        if not path.exists() or shutil.disk_usage(path.parent).free < len(text):
-            raise
-        path.write_bytes(text)  # in a folder in which no other file may be made
-    finally:
-        with suppress(OSError):
-            new.unlink(missing_ok=True)
 
 
 class Told:

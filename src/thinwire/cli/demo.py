@@ -10,6 +10,7 @@ import typer
 from thinwire.cli import options
 from thinwire.cli.console import console, save_picture, show, write_json
 from thinwire.cli.lazy import lazy
+from thinwire.cli.outputs import check_apart
 from thinwire.cli.privileges import with_privileges
 from thinwire.extras import require
 
@@ -39,6 +40,7 @@ def demo(
     json: options.Json = None,
 ) -> None:
     """Train digits twice over a thin link, uncompressed and with 3LC, each in the same time."""
+    check_apart(json, [png], "the picture is drawn")
     if png is not None:
         require("the picture of --png", "matplotlib")
     jobs = [

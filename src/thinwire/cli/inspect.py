@@ -19,6 +19,7 @@ from thinwire.bench import codec_sample
 from thinwire.cli import options
 from thinwire.cli.console import console, write_json
 from thinwire.cli.lazy import lazy
+from thinwire.cli.outputs import check_apart
 from thinwire.errors import ConfigError
 from thinwire.frames import CODEC_NUMBERS, Flags
 from thinwire.quantities import number_text
@@ -64,6 +65,7 @@ def inspect(
         case "data":
             facts = _data(root, download)
         case _:
+            check_apart(json, [Path(what)], "the frame is")
             facts = _frame(Path(what))
     write_json(json, facts)
 

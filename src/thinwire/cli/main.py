@@ -196,10 +196,14 @@ def _end_in_order() -> None:
 
 
 def _print_anything() -> None:
-    """Has a terminal or a pipe that cannot show a sign, such as ×, show a question mark in its place."""
+    """Has a terminal or a pipe that cannot show a sign, such as ×, show a question mark in its place.
+
+    Where all signs can be shown, bytes of a file's name that are none are spelled out.
+    """
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper) and not stream.encoding.lower().startswith("utf"):
-            stream.reconfigure(errors="replace")
+        if isinstance(stream, io.TextIOWrapper):
+            utf = stream.encoding.lower().startswith("utf")
+            stream.reconfigure(errors="backslashreplace" if utf else "replace")
 
 
 def run() -> None:

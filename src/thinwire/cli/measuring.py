@@ -14,6 +14,7 @@ from thinwire.cli.outputs import STANDARD_OUTPUT, check_apart
 from thinwire.cli.privileges import with_privileges
 from thinwire.errors import ConfigError, EngineError
 from thinwire.extras import require
+from thinwire.presentation.page import write_page
 from thinwire.presentation.tables import markdown as as_markdown
 
 if TYPE_CHECKING:
@@ -45,10 +46,8 @@ def measure(
     if json is not None and json.is_file() and not resume:
         raise ConfigError(f"{json} is there already: add to it with --resume, or give another file")
     for other, what in ((png, "the picture is drawn"), (markdown, "the tables are written")):
-        if other is not None:
-            check_apart(json, [other], what)
-    if png is not None and markdown is not None:
-        check_apart(markdown, [png], "the picture is drawn")
+        check_apart(json, [other], what)
+    check_apart(markdown, [png], "the picture is drawn")
     if bench.serves:
         require("a parameter server", "grpc")
     if png is not None:
@@ -91,12 +90,11 @@ def measure(
                 console.print(escape(note), highlight=False)
             if json is not None and json.exists():
                 say_wrote(json)
-            if png is not None and (chart := bench.chart(measured)) is not None:
-                save_picture(chart, png)
             if markdown is not None:
                 texts = [*map(as_markdown, bench.tables(measured)), *bench.notes(measured)]
-                markdown.parent.mkdir(parents=True, exist_ok=True)
-                markdown.write_text("\n\n".join(texts) + "\n", encoding="utf-8")
+                write_page(markdown, "\n\n".join(texts) + "\n")
                 say_wrote(markdown)
+            if png is not None and (chart := bench.chart(measured)) is not None:
+                save_picture(chart, png)
     if failed := [cell for cell, runs in measured.items() if any(map(bench.failed, runs))]:
         raise EngineError(f"{len(failed)} of {len(measured)} failed, the first of them {failed[0]}")

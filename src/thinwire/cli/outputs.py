@@ -51,13 +51,13 @@ def writable_folder(folder: Path) -> None:
         raise ConfigError(f"nothing can be written in the folder {folder}: {error.__cause__ or error}") from error
 
 
-def check_apart(path: Path | None, read: Collection[Path], what: str) -> None:
-    """Raises ConfigError where a file that is to be written is one of those that are read.
+def check_apart(path: Path | None, others: Collection[Path | None], what: str) -> None:
+    """Raises ConfigError where a file that is to be written is one of those that are read, or written as well.
 
     Args:
-        path: of the file.
-        read: the others.
+        path: of the file; None: of none, as among the others.
+        others: the files that it must not be.
         what: they are, for people, with the verb.
     """
-    if path is not None and any(path.resolve() == each.resolve() for each in read):
+    if path is not None and any(path.resolve() == each.resolve() for each in others if each is not None):
         raise ConfigError(f"{path} is where {what}; write to another file")

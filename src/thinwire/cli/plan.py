@@ -90,7 +90,7 @@ def plan(
     """
     if out is not None:
         require("the picture of --out", "matplotlib")
-        check_apart(json, [out], "the picture is drawn")
+    check_apart(json, [out], "the picture is drawn")
     check_share(exchange_share)
     setting = predictions.Setting(
         link=link,

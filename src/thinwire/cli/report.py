@@ -43,11 +43,7 @@ def report(run: Run, out: Out = None, json: options.Json = None) -> None:
     read = recorded_run.read_run(run)
     path = out or (run / REPORT if run.is_dir() else run.with_suffix(".html"))
     for written in (path, json):
-        check_apart(
-            written,
-            [*read.files, *filter(None, [read.outcome_file])],
-            "the step records, or the training's outcome, are",
-        )
+        check_apart(written, [*read.files, *read.outcome_files], "the step records, or a training's outcome, are")
     check_apart(json, [path], "the page is written")
     command = f"thinwire report {shlex.quote(str(run))}"
     page.write_page(path, training_page.page(read, command))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from datetime import timedelta
 from enum import StrEnum
 from pathlib import Path
@@ -17,6 +18,7 @@ from thinwire.cli.console import Lines, console, show, write_json
 from thinwire.cli.lazy import lazy
 from thinwire.cli.outputs import check_apart, writable_folder
 from thinwire.cli.privileges import with_privileges
+from thinwire.errors import ConfigError
 from thinwire.presentation.tables import Table
 from thinwire.studies.files import BESIDE, REPORT, RESULTS
 
@@ -92,6 +94,8 @@ def reproduce(
     it does): with --join, another folder goes on from it.
     """
     if LIST in [name.lower() for name in what]:
+        if others := [name for name in what if name.lower() != LIST]:
+            raise ConfigError(f"`list` stands alone, and names everything; leave out {', '.join(others)}")
         _list(json)
         return
     chosen = list({entry.id: entry for name in what for entry in catalog.entries(name)}.values())
@@ -99,6 +103,7 @@ def reproduce(
         with_privileges("10mbit", "auto")
     writable_folder(out)
     check_apart(json, [out / RESULTS, out / REPORT, out / BESIDE], "the runs are kept, or the page is written")
+    check_apart(json, join or [], "runs to join are")
     fewer = ("" if seeds is None else f" --seeds {seeds}") + (" --kept" if kept else "")
     fewer += "".join(f" --join {shlex.quote(str(path))}" for path in join or [])
     command = f"thinwire reproduce {' '.join(what)} --scale {scale.value}{fewer} --out {shlex.quote(str(out))}"
@@ -119,10 +124,16 @@ def reproduce(
     if made.left_out:
         left = ", ".join(entry.id for entry in made.left_out)
         console.print(f"\nnot all runs are there of {left}", soft_wrap=True, highlight=False)
-    console.print(f"wrote {', '.join(escape(str(path)) for path in made.files)}", soft_wrap=True)
+    _say_wrote(made.files)
     named = ("id", "title", "status", "why")
     shown = [{name: getattr(entry, name) for name in named} | vars(each) for entry, each in made.shown]
     write_json(json, {"command": command, "entries": shown, "left_out": [entry.id for entry in made.left_out]})
+    if pictures := making.draw_charts(made, out):  # last: where there is no room for them, all else is there
+        _say_wrote(pictures)
+
+
+def _say_wrote(files: Sequence[Path]) -> None:
+    console.print(f"wrote {', '.join(map(str, files))}", markup=False, soft_wrap=True)
 
 
 def _run(

@@ -20,7 +20,7 @@ from thinwire.cli import options
 from thinwire.cli.console import Interrupted, Told, report, write_json
 from thinwire.cli.lazy import lazy
 from thinwire.cli.options import takes
-from thinwire.cli.outputs import STANDARD_OUTPUT
+from thinwire.cli.outputs import STANDARD_OUTPUT, check_apart
 from thinwire.cli.serving_progress import ServingProgress
 from thinwire.engines.links import parse_rate
 from thinwire.errors import ConfigError, ProtocolError, SessionLostError, StepMismatchError
@@ -109,6 +109,7 @@ def server(
         worker_grace_s = ENDING_GRACE_S if min_workers is None else ELASTIC_GRACE_S
     credentials = Credentials(ca=tls_ca, cert=tls_cert, key=tls_key, token_file=token_file, insecure=insecure)
     resume = _resumes(checkpoint, checkpoint_every, resume, resume_if_there, resume_step)
+    check_apart(journal, _checkpoint_files(checkpoint), "the checkpoint is written")
     checkpointer = None
     if checkpoint is not None:
         context.with_resource(claim.claimed(checkpoint, resumes=resume))
@@ -203,6 +204,9 @@ def worker(
 ) -> None:
     """Train as one worker. All workers are started with the same options but `--rank`."""
     resume = _resumes(checkpoint, checkpoint_every, resume, resume_if_there, resume_step)
+    for file in (telemetry, json):
+        check_apart(file, _checkpoint_files(checkpoint), "the checkpoint is written")
+    check_apart(json, [telemetry], "the step records are written")
     for each in server:  # before data are read and the model is made
         connection.server_address(each)
     if events and json == STANDARD_OUTPUT:
@@ -248,6 +252,13 @@ def _resumes(file: Path | None, every: int, resume: bool, if_there: bool, step: 
     if every != options.CHECKPOINT_EVERY and file is None:
         raise ConfigError("--checkpoint-every writes checkpoints: say where with --checkpoint FILE")
     return resume or (if_there and file is not None and bool(checkpoint_files.files_at(file)))
+
+
+def _checkpoint_files(file: Path | None) -> list[Path]:
+    """Returns a checkpoint's file, the one of before, and the one that keeps others away."""
+    if file is None:
+        return []
+    return [file.with_name(file.name + ending) for ending in ("", checkpoint_files.PREVIOUS, claim.LOCK)]
 
 
 def rejoining(

@@ -14,7 +14,7 @@ from thinwire.cli import options
 from thinwire.cli.console import errors, show, write_json
 from thinwire.cli.lazy import lazy
 from thinwire.cli.options import takes
-from thinwire.cli.outputs import writable_folder
+from thinwire.cli.outputs import check_apart, writable_folder
 from thinwire.cli.privileges import with_privileges
 from thinwire.errors import ConfigError, EngineError
 from thinwire.jobs.describe import choices
@@ -85,6 +85,7 @@ def train(
     json: options.Json = None,
 ) -> None:
     """Train a model with a server and N workers on this machine, over an emulated link; or on a Ray cluster."""
+    check_apart(json, [telemetry], "the step records are written")
     if resume and checkpoint_dir is None:
         raise ConfigError("--resume goes on from checkpoints: say where they are with --checkpoint-dir DIR")
     if checkpoint_every != options.CHECKPOINT_EVERY and checkpoint_dir is None:

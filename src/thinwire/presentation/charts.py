@@ -14,6 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from thinwire.errors import ConfigError
 from thinwire.extras import require
 
 if TYPE_CHECKING:
@@ -307,10 +308,17 @@ def to_svg(chart: Chart) -> str:
 
 
 def draw(chart: Chart, folder: Path, pictures: Sequence[Picture] = PICTURES) -> list[Path]:
-    """Writes the chart in some formats, and returns where."""
+    """Writes the chart in some formats, and returns where.
+
+    Raises:
+        ConfigError: matplotlib is not installed, or a picture cannot be written.
+    """
     picture = to_matplotlib(chart)
     paths = [folder / f"{chart.name}.{ending}" for ending in pictures]
     for path in paths:
-        picture.savefig(path)
+        try:
+            picture.savefig(path)
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be written: {error.strerror or error}. Choose another place") from error
         picture.set_layout_engine(None)  # what the first has laid out stays: that takes as long as drawing does
     return paths

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from thinwire.errors import ConfigError
 from thinwire.presentation.tables import Table
+from thinwire.presentation.whole_files import printable, write_whole
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
@@ -49,13 +50,14 @@ def table_html(table: Table) -> str:
 
 
 def write_page(path: Path, page: str) -> None:
-    """Writes a page, and makes its folder.
+    """Writes a page, and makes its folder. One that is there already stays until the new one is whole.
 
     Raises:
         ConfigError: the file cannot be written.
     """
+    content = printable(page).encode()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(page, encoding="utf-8")
+        write_whole(path, content)
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}. Choose another place") from error

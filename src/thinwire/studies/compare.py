@@ -5,6 +5,8 @@ computes, so a design's accuracy comes from one full run on an unlimited link, a
 from a short run there, whose learning rates sweep the whole schedule. Every run is kept in `results.json` as soon as
 it is over, under the job that made it; a run that is there already is not made again. The caller says how to train, and
 nothing here knows how a result is printed or drawn.
+
+A job tells one run from another, its data by the folder where that is not the usual one.
 """
 
 from __future__ import annotations
@@ -26,8 +28,9 @@ from thinwire.jobs.workload import check
 from thinwire.policies.consistency import consistency
 from thinwire.studies.compare_rows import ComparedCell, Row, tabulate
 from thinwire.studies.files import RESULTS
+from thinwire.studies.machines import mixed
 from thinwire.studies.options import ComparisonOptions
-from thinwire.workloads.data import data
+from thinwire.workloads.data import data, datasets
 
 SWEPT_SHARE = 10
 """Where frames shrink as training goes on, a short run is at least this part, a tenth, of the full one (3LC §4.3)."""
@@ -47,12 +50,16 @@ class Failure:
 
 @dataclass(frozen=True)
 class Findings:
-    """What `results.json` holds: the comparison, its rows, its failures, and all runs, of other comparisons too."""
+    """What `results.json` holds: the comparison, its rows, its failures, and all runs, of other comparisons too.
+
+    `notes` are sentences on the rows.
+    """
 
     comparison: Comparison
     rows: Sequence[Row]
     failures: Sequence[Failure]
     runs: Sequence[Run[RunOutcome]]
+    notes: Sequence[str] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,23 +134,26 @@ def compare(comparison: Comparison, folder: Path, train: Train, *, on_job: OnJob
     Raises:
         ConfigError: the file cannot be read or written, or is none of ours; or a run has no workload (`jobs.workload`).
     """
+    place = _data_place(comparison)
 
     def key(job: Job) -> dict[str, Any]:
-        described = {name: value for name, value in asdict(job).items() if name != "data_root"}
-        return described | {"shaping": comparison.shaping}
+        return asdict(job) | {"data_root": place, "shaping": comparison.shaping}
 
-    # A choice that jobs did not have yet when a run was stored counts as left at its default.
-    defaults = {field.name: field.default for field in fields(Job) if field.name != "data_root"}
+    # A choice that jobs did not have yet when a run was stored counts as left at its default; so does the data's
+    # folder, which was once not stored.
+    defaults = {field.name: field.default for field in fields(Job)}
     results = Results(folder / RESULTS, [RunOutcome], defaults=defaults)
     cells = comparison.cells()
     needed, timed = jobs(cells), {short for _, short in cells.values()}
+    timed_keys = [key(job) for job in timed]
     failures: list[Failure] = []
     check(job for job in needed if results.find(key(job)) is None)
 
     def save() -> Findings:
         rows = tabulate(cells, lambda job: results.find(key(job)))
         results.save({"comparison": comparison, "rows": rows, "failures": failures})
-        return Findings(comparison, rows, failures, results.runs)
+        shown = [run for run in results.runs if run.outcome.in_process is not True and defaults | run.job in timed_keys]
+        return Findings(comparison, rows, failures, results.runs, mixed(run.machine for run in shown))
 
     for number, job in enumerate(needed, 1):
         stored = results.find(key(job))
@@ -169,6 +179,16 @@ def varies(codec: Codec) -> bool:
     """
     even = torch.linspace(-1, 1, 4096)
     return len(codec.encode(even)) != len(codec.encode(even**9))
+
+
+def _data_place(comparison: Comparison) -> str | None:
+    """Returns `data_root` as a whole path; None where the data are then those that are found without it."""
+    name, root = comparison.data.partition("[")[0], comparison.data_root
+    if root is None:
+        return None
+    given, usual = ({each.name: each.where for each in datasets(root=place)}.get(name) for place in (root, None))
+    same = given is not None and usual is not None and given.resolve() == usual.resolve()
+    return None if same else str(Path(root).resolve())
 
 
 def _short_steps(full: Job, least: int) -> int:

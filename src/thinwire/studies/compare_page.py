@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Sequence
 from html import escape
+from typing import Any
 
 from thinwire.jobs.describe import choices, servers_of
 from thinwire.jobs.outcome import RunOutcome
@@ -33,6 +34,7 @@ def page(findings: Findings) -> str:
         if any(row.training_seconds for row in rows):
             parts.append(_image(accuracies(rows), "accuracy against training time"))
         parts += ["<h3>By link</h3>", table_html(links_table(rows))]
+    parts += [f"<p>{escape(note)}</p>" for note in findings.notes]
     if findings.failures:
         parts.append("<h2>Runs that failed</h2>")
         parts += [_failure(failure) for failure in findings.failures]
@@ -94,7 +96,7 @@ def runs_table(runs: Sequence[Run[RunOutcome]]) -> Table:
     header = ["design", "model", "data", "link", "seed", "workers", "servers", "steps", "batch", "rate", "chosen"]
     lines = [
         [
-            *(job["design"], job["model"], job["data"], f"{outcome.link} ({outcome.shaping})"),
+            *(job["design"], job["model"], _data_of(job), f"{outcome.link} ({outcome.shaping})"),
             *(str(job["seed"]), str(job["workers"]), servers_of(job)),
             *(f"{outcome.steps:,}", str(job["batch"]), f"{job['lr']:g}", choices(job) or "–"),
             *(f"{outcome.seconds:.1f}", f"{100 * outcome.test_accuracy:.2f}"),
@@ -102,6 +104,11 @@ def runs_table(runs: Sequence[Run[RunOutcome]]) -> Table:
         for job, outcome in ((run.job, run.outcome) for run in runs)
     ]
     return Table([*header, "seconds", "accuracy %"], lines)
+
+
+def _data_of(job: dict[str, Any]) -> str:
+    where = job.get("data_root")
+    return f"{job['data']}" if where is None else f"{job['data']} in {where}"
 
 
 def figure(row: Row, name: str, digits: int, scale: float = 1.0, *, std: bool = True, sign: str = "") -> str:

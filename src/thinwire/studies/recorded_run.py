@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 
+from thinwire.cautions import caution
 from thinwire.errors import ConfigError
+from thinwire.quantities import counted
 from thinwire.runtime.record_files import RecordFile
 from thinwire.studies.step_figures import Figures, RecordedSteps
 from thinwire.telemetry import StepRecord
 
 MOST_OUTCOME_NBYTES = 1 << 26
+SAME_AGE_S = 1.0
+"""Files that were written within it are of one age: copies keep whole seconds, or none."""
 
 
 class _Point(msgspec.Struct):
@@ -33,7 +37,7 @@ class _Outcome(msgspec.Struct):
     steps: int
     seed: int
     curve: list[_Point]
-    test_accuracy: float
+    test_accuracy: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +49,10 @@ class RecordedRun:
         recorded: its step records.
         files: that records were read from.
         damaged: lines in them that are no records.
-        outcome: the run's, if it was found.
+        outcome: the run's, if one was found that fits the records.
         outcome_file: that it was read from.
+        outcome_files: all in which there is the outcome of some run.
+        remark: why none of them is the run's; empty where one is, or none is there.
     """
 
     name: str
@@ -55,6 +61,8 @@ class RecordedRun:
     damaged: int
     outcome: _Outcome | None = None
     outcome_file: Path | None = None
+    outcome_files: tuple[Path, ...] = ()
+    remark: str = ""
 
     def figures(self) -> Figures:
         """Returns the figures, with the outcome's accuracy where records have none."""
@@ -74,8 +82,9 @@ def read_run(path: Path) -> RecordedRun:
     """Reads a file of step records, or those of a folder with the run's outcome.
 
     Args:
-        path: what `--telemetry` wrote, or a folder with it. Files in a folder are of one run: `*.jsonl` are records,
-            and a `*.json` that `train --json` wrote is the outcome.
+        path: what `--telemetry` wrote, or a folder with it. Records in a folder, `*.jsonl`, are of one run. Of what
+            `train --json` wrote there, `*.json`, the newest that fits them is the outcome; where none does, or
+            several do that are of one age, a warning says so.
 
     Raises:
         ConfigError: there is no such file, or no record in it.
@@ -91,16 +100,53 @@ def read_run(path: Path) -> RecordedRun:
     if not recorded.steps:
         looked = "no *.jsonl in it has a step record" if path.is_dir() else "it has no step record"
         raise ConfigError(f"{path}: {looked}; expected the JSON lines that --telemetry writes")
-    outcomes = {each: _outcome(each) for each in sorted(path.glob("*.json"))} if path.is_dir() else {}
-    outcome_file = next((each for each, outcome in outcomes.items() if outcome is not None), None)
+    read = {each: _outcome(each) for each in sorted(path.glob("*.json"))} if path.is_dir() else {}
+    outcomes = {each: outcome for each, outcome in read.items() if outcome is not None}
+    last_steps, accuracy = recorded.last_steps, recorded.figures().accuracy if outcomes else None
+    fitting = [each for each, outcome in outcomes.items() if _fits(outcome, last_steps, accuracy)]
+    newest = _newest(fitting, outcomes)
+    outcome_file = newest[0] if len(newest) == 1 else None
+    remark = "" if outcome_file or not outcomes else _remark(newest or list(outcomes), last_steps, fit=bool(newest))
+    if remark:
+        caution(f"{path}: {remark}")
     return RecordedRun(
         name=path.resolve().name,
         recorded=recorded,
         files=tuple(each.path for each, number in numbers.items() if number),
         outcome_file=outcome_file,
+        outcome_files=tuple(outcomes),
+        remark=remark,
         damaged=sum(each.damaged for each, number in numbers.items() if number),
         outcome=None if outcome_file is None else outcomes[outcome_file],
     )
+
+
+def _fits(outcome: _Outcome, last_steps: Mapping[int, int], accuracy: float | None) -> bool:
+    """Whether records may be of the run that came to this: of as many workers and steps, and of its accuracy."""
+    # The steps are those of the lowest rank that reached the end: others may have died, or gone on for longer.
+    counts = len(last_steps) == outcome.workers and outcome.steps - 1 in last_steps.values()
+    return counts and (None in (accuracy, outcome.test_accuracy) or accuracy == outcome.test_accuracy)
+
+
+def _newest(files: list[Path], outcomes: dict[Path, _Outcome]) -> list[Path]:
+    """Returns the newest of files, with others of its age that hold something else."""
+    written = {each: each.stat().st_mtime for each in files}
+    newest = max(written.values(), default=0.0)
+    different: list[Path] = []
+    for each in files:
+        if written[each] > newest - SAME_AGE_S and all(outcomes[each] != outcomes[other] for other in different):
+            different.append(each)
+    return different
+
+
+def _remark(files: list[Path], last_steps: Mapping[int, int], *, fit: bool) -> str:
+    names = ", ".join(each.name for each in files)
+    counts = counted(len(last_steps), "worker"), counted(max(last_steps.values()) + 1, "step")
+    of = f"these records of {' and '.join(counts)}"
+    if fit:
+        return f"No outcome is shown: {names} fit {of} alike, and none is the newest."
+    which = "is of another run" if len(files) == 1 else "are of other runs"
+    return f"No outcome is shown: {names} {which} than {of}, by workers, steps or accuracy."
 
 
 def _named(file: RecordFile) -> Iterator[tuple[RecordFile, StepRecord]]:

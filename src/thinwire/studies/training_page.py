@@ -98,13 +98,14 @@ def page(run: RecordedRun, command: str) -> str:
 
 
 def _how(run: RecordedRun, command: str) -> list[str]:
-    files = ", ".join(str(file) for file in run.files)
+    files = ", ".join(str(file) for file in (*run.files, *filter(None, [run.outcome_file])))
     told = f"Read from {files}. Made by: {command}."
     if run.recorded.runs > 1:
         told += f" The records are of {run.recorded.runs} runs, one after the other; this is the last."
     if run.damaged:
         several = "lines are no step records and were" if run.damaged > 1 else "line is no step record and was"
         told += f" {run.damaged:,} {several} left out."
+    told += f" {run.remark}" if run.remark else ""
     if (done := run.outcome) is None:
         return [told]
     asked = f"{done.design}, {done.model} on {done.data}, {done.workers} workers, {done.steps:,} steps"

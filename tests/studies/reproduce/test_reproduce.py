@@ -25,7 +25,7 @@ from thinwire.studies.reproduce import packed_runs
 from thinwire.studies.reproduce.catalog import CATALOG, PAPERS, entries, finding_kinds
 from thinwire.studies.reproduce.entry import Cell, Entry, Finding, OnProgress, Scale, Shown, Study
 from thinwire.studies.reproduce.packed_runs import read_packed
-from thinwire.studies.reproduce.run import Reproduced, reproduce
+from thinwire.studies.reproduce.run import Reproduced, draw_charts, reproduce
 
 pytestmark = pytest.mark.timeout(900)
 """All reproductions together are half a minute of a processor, which may have much else to do."""
@@ -91,12 +91,13 @@ def entry(kind: type[Toss] = Toss) -> Entry:
 
 def run(folder: Path, scale: Scale, made: list[str], *, of: Entry) -> Reproduced:
     told = lambda _, __, cell: made.append(str(cell))  # noqa: E731
-    return reproduce([of], scale, folder, kinds=[Tossed], command="x", pictures=(), on_cell=told)
+    return reproduce([of], scale, folder, kinds=[Tossed], command="x", on_cell=told)
 
 
 def test_a_chart_becomes_a_picture_of_each_format(tmp_path: Path) -> None:
     made = reproduce([entry()], "quick", tmp_path, kinds=[Tossed], command="x")
-    assert [path.name for path in made.files] == [RESULTS, REPORT, "toss.png", "toss.svg"]
+    assert [path.name for path in made.files] == [RESULTS, REPORT]
+    assert [path.name for path in draw_charts(made, tmp_path)] == ["toss.png", "toss.svg"]
     png = (tmp_path / "toss.png").read_bytes()
     assert png.startswith(b"\x89PNG") and struct.unpack(">II", png[16:24]) == (1650, 462)
     assert len(png) > 20_000, "more than an empty page"
@@ -129,7 +130,7 @@ def test_fewer_seeds_are_a_part_of_the_runs(tmp_path: Path) -> None:
     )
     few = Entry(paper="3lc", item="figure-99", shows="tosses", status="done", study=study)
     for seeds, runs in ((1, 3), (2, 4), (None, 5)):
-        made = reproduce([few], "quick", tmp_path, kinds=[Tossed], command="x", seeds=seeds, pictures=())
+        made = reproduce([few], "quick", tmp_path, kinds=[Tossed], command="x", seeds=seeds)
         stored = json.loads((tmp_path / RESULTS).read_text())["runs"]
         values = float(made.shown[0][1].tables[0].lines[0][2])
         assert len(stored) == runs, "cells without a seed are always run"
@@ -151,7 +152,7 @@ def test_what_is_kept_is_shown_without_a_run(tmp_path: Path) -> None:
         kept = {**stored, "runs": stored["runs"][:-dropped]}
         (tmp_path / RESULTS).write_text(json.dumps(kept))
         told = [each for each in stored["runs"] if each["job"]["number"] in values]
-        found = reproduce([seeded, entry()], "quick", tmp_path, kinds=[Tossed], command="x", pictures=(), kept=True)
+        found = reproduce([seeded, entry()], "quick", tmp_path, kinds=[Tossed], command="x", kept=True)
         [(shown, page)] = found.shown
         assert shown is seeded and [each.id for each in found.left_out] == ["3lc-figure-99"]
         assert float(page.tables[0].lines[0][2]) == sum(each["outcome"]["value"] for each in told)
@@ -170,7 +171,6 @@ def test_a_page_holds_its_runs_and_another_folder_goes_on_from_it(tmp_path: Path
             *([third], "quick" if kept else "full", second),
             kinds=[Tossed],
             command="x",
-            pictures=(),
             kept=kept,
             join=[first / REPORT],
             on_cell=told,
@@ -180,7 +180,7 @@ def test_a_page_holds_its_runs_and_another_folder_goes_on_from_it(tmp_path: Path
     assert [each.outcome.value for each in results.runs] == [0, 0.33333, 2 / 3]
     assert found.shown[0][1].tables[0].lines[0][2] == "0.999997"
     # What is there already stays; the page holds all runs of its folder.
-    alone = reproduce([entry()], "quick", first, kinds=[Tossed], command="x", pictures=(), join=[second / RESULTS])
+    alone = reproduce([entry()], "quick", first, kinds=[Tossed], command="x", join=[second / RESULTS])
     assert len(alone.files) == 2 and len(read_packed(first / REPORT, [Tossed])) == 3
     assert Results(first / RESULTS, [Tossed]).find(Toss(number=1).key()) == Tossed(value=1 / 3)
 
@@ -192,9 +192,7 @@ def test_many_runs_are_kept_in_a_file_beside_the_page(tmp_path: Path, monkeypatc
     with pytest.raises(ConfigError, match=r"which are in a results\.zst beside it"):
         read_packed(first / REPORT, [Tossed])
     item = [entry()]
-    found = reproduce(
-        *(item, "quick", second), kinds=[Tossed], command="x", pictures=(), kept=True, join=[first / BESIDE]
-    )
+    found = reproduce(*(item, "quick", second), kinds=[Tossed], command="x", kept=True, join=[first / BESIDE])
     assert found.files == [second / RESULTS, second / REPORT, second / BESIDE]
     assert [each.outcome for each in read_packed(second / BESIDE, [Tossed])] == [Tossed(value=0), Tossed(value=10)]
     whole = (second / BESIDE).read_bytes()
@@ -202,9 +200,46 @@ def test_many_runs_are_kept_in_a_file_beside_the_page(tmp_path: Path, monkeypatc
     with pytest.raises(ConfigError, match="are damaged"):
         read_packed(tmp_path / BESIDE, [Tossed])
     monkeypatch.undo()
-    again = reproduce(item, "quick", second, kinds=[Tossed], command="x", pictures=())
+    again = reproduce(item, "quick", second, kinds=[Tossed], command="x")
     assert again.files == [second / RESULTS, second / REPORT] and not (second / BESIDE).exists()
     assert len(read_packed(second / REPORT, [Tossed])) == 2
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_where_results_are_gone_those_of_the_page_are_taken(
+    beside: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if beside:
+        monkeypatch.setattr(packed_runs, "MOST_IN_PAGE_NBYTES", 10)
+    run(tmp_path, "quick", [], of=entry())
+    assert (tmp_path / BESIDE).exists() == beside
+    (tmp_path / RESULTS).unlink()
+    made: list[str] = []
+    run(tmp_path, "full", made, of=entry())
+    assert made == ["toss 2"]
+    assert [each.outcome.value for each in Results(tmp_path / RESULTS, [Tossed]).runs] == [0, 10, 20]
+    assert len(read_packed(tmp_path / (BESIDE if beside else REPORT), [Tossed])) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [(REPORT, "<html>a page of something else</html>"), (BESIDE, "no zstd"), (REPORT, None)]
+)
+def test_what_was_never_read_is_not_written_over(
+    name: str, content: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if content is None:  # a page whose runs were beside it
+        monkeypatch.setattr(packed_runs, "MOST_IN_PAGE_NBYTES", 10)
+        run(tmp_path, "quick", [], of=entry())
+        for gone in (RESULTS, BESIDE):
+            (tmp_path / gone).unlink()
+    else:
+        (tmp_path / name).write_text(content)
+    before = (tmp_path / name).read_bytes()
+    made: list[str] = []
+    with pytest.raises(ConfigError, match=rf"results\.json is not there, .*{re.escape(name)}.*Choose another folder"):
+        run(tmp_path, "quick", made, of=entry())
+    assert made == [] and [each.name for each in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name).read_bytes() == before
 
 
 class Untimed(Toss, frozen=True, kw_only=True):
@@ -221,9 +256,7 @@ def test_seconds_of_different_machines_are_told_apart(tmp_path: Path) -> None:
         cells = [kind(number=number) for number in numbers]
         study = Study(cells=lambda scale, cells=cells: cells, show=show)  # type: ignore[misc]
         item, folder = replace(entry(), study=study), tmp_path / f"{kind.__name__} {len(numbers)}"
-        found = reproduce(
-            *([item], "quick", folder), kinds=[Tossed], command="x", pictures=(), join=[tmp_path / "other.json"]
-        )
+        found = reproduce(*([item], "quick", folder), kinds=[Tossed], command="x", join=[tmp_path / "other.json"])
         notes = " ".join(found.shown[0][1].notes)
         assert ("timed on different machines" in notes and "a slower one, x, torch 2" in notes) == told
 
@@ -253,7 +286,9 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Reproduced]:
     """Everything that can be run in one process, at the tiny scale; each chart is drawn once, in one format."""
     folder = tmp_path_factory.mktemp("tiny")
     kinds: list[type[Finding]] = [Tossed, *finding_kinds()]
-    return folder, reproduce([entry(), *RUNNABLE], "tiny", folder, kinds=kinds, command="x < y", pictures=["svg"])
+    made = reproduce([entry(), *RUNNABLE], "tiny", folder, kinds=kinds, command="x < y")
+    assert all(path.is_file() for path in draw_charts(made, folder, ["svg"]))
+    return folder, made
 
 
 def test_every_entry_shows_something(tiny: tuple[Path, Reproduced]) -> None:

@@ -19,7 +19,8 @@ import zstandard
 
 from thinwire.errors import ConfigError
 from thinwire.jobs.results import FORMAT, Run, read_runs, runs_of
-from thinwire.studies.files import BESIDE
+from thinwire.presentation.whole_files import write_whole
+from thinwire.studies.files import BESIDE, REPORT, RESULTS
 from thinwire.studies.reproduce.entry import Finding
 
 DIGITS = 5
@@ -44,7 +45,7 @@ def pack(runs: Sequence[Run[Finding]], folder: Path) -> tuple[str, list[Path]]:
     frame, path = zstandard.compress(json.dumps(whole).encode(), 19), folder / BESIDE
     try:
         if len(frame) > MOST_IN_PAGE_NBYTES:
-            path.write_bytes(frame)
+            write_whole(path, frame)
             return "", [path]
         path.unlink(missing_ok=True)
     except OSError as error:
@@ -77,6 +78,32 @@ def read_packed(path: Path, kinds: Sequence[type[Finding]]) -> list[Run[Finding]
     except ValueError as error:
         raise ConfigError(f"{path}: the results in it are damaged ({error}); take a whole copy of it") from error
     return runs_of(_unpacked(frame, path), path, kinds)
+
+
+def read_left(folder: Path, kinds: Sequence[type[Finding]]) -> list[Run[Finding]]:
+    """Returns the runs that a folder holds in its page alone, or in the file beside it; of one with results, none.
+
+    Both files are written anew with the runs of `results.json`: where that is not there, theirs would be lost.
+
+    Args:
+        folder: which need not be there.
+        kinds: the classes of findings that there may be.
+
+    Raises:
+        ConfigError: there is such a file, and its runs cannot be read.
+    """
+    page, beside = folder / REPORT, folder / BESIDE
+    if (folder / RESULTS).exists():
+        return []
+    there = [path for path in (page, beside) if path.exists()]
+    if len(there) == 2 and _PACKED.search(_read(page).decode(errors="replace")) is None:
+        there.remove(page)  # the runs are beside it
+    try:
+        return [run for path in there for run in read_packed(path, kinds)]
+    except ConfigError as error:
+        raise ConfigError(
+            f"{folder / RESULTS} is not there, and what is would be written over unread: {error}. Choose another folder"
+        ) from error
 
 
 def _read(path: Path) -> bytes:

@@ -1,7 +1,8 @@
 """Runs what entries need, keeps every finding as soon as it is there, and shows them.
 
 `results.json` in the folder holds all findings by their cells. An interrupted run goes on where it was, a finished one
-can be asked for more entries or another scale, and two entries with equal cells share the runs.
+can be asked for more entries or another scale, and two entries with equal cells share the runs. Where it is not there,
+those of the folder's page are taken.
 """
 
 from __future__ import annotations
@@ -17,15 +18,16 @@ from thinwire.presentation.charts import PICTURES, Picture, draw
 from thinwire.presentation.interactive import require_plotly
 from thinwire.presentation.page import write_page
 from thinwire.studies.files import REPORT, RESULTS
+from thinwire.studies.machines import mixed
 from thinwire.studies.reproduce.entry import Cell, Entry, Finding, Scale, Shown
 from thinwire.studies.reproduce.making import OnCell, OnCellProgress, found, make
-from thinwire.studies.reproduce.packed_runs import pack, read_packed
+from thinwire.studies.reproduce.packed_runs import pack, read_left, read_packed
 from thinwire.studies.reproduce.page import page
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reproduced:
-    """What each entry has to show, the files that hold it, and the entries whose runs are not all kept."""
+    """What each entry has to show, the files that hold it but for pictures, and entries whose runs are not all kept."""
 
     shown: Sequence[tuple[Entry, Shown]]
     left_out: Sequence[Entry]
@@ -43,11 +45,10 @@ def reproduce(
     kept: bool = False,
     join: Sequence[Path] = (),
     jobs: int = 1,
-    pictures: Sequence[Picture] = PICTURES,
     on_cell: OnCell = lambda *_: None,
     on_progress: OnCellProgress = lambda *_: None,
 ) -> Reproduced:
-    """Makes the runs that the folder does not hold yet, then tables, pictures and the page.
+    """Makes the runs that the folder does not hold yet, then tables and the page.
 
     Args:
         entries: with a study each.
@@ -59,7 +60,6 @@ def reproduce(
         kept: runs nothing: shows the entries whose runs the folder holds, with as many seeds as it has of all of them.
         join: pages and files of results that were made elsewhere, whose runs the folder takes where it lacks them.
         jobs: how many runs without seconds are made beside each other.
-        pictures: the formats of each chart's picture.
         on_cell, on_progress: told of the runs as they are made.
 
     Raises:
@@ -70,7 +70,8 @@ def reproduce(
     require_plotly()
     kinds = list(dict.fromkeys(kinds))
     results = Results(folder / RESULTS, kinds)
-    if sum([results.join(read_packed(path, kinds)) for path in join]):
+    joined = [read_left(folder, kinds), *(read_packed(path, kinds) for path in join)]
+    if sum([results.join(runs) for runs in joined]):
         results.save({})
     studies = [(entry, entry.study) for entry in entries if entry.study is not None]
     asked = {entry.id: _of_seeds(study.cells(scale), seeds) for entry, study in studies}
@@ -100,24 +101,22 @@ def reproduce(
     date = datetime.now(UTC).date().isoformat()
     within, beside = pack(results.runs, folder)
     write_page(folder / REPORT, page(shown, scale, machines, command=command, date=date, packed=within))
-    files += beside
-    for _, each in shown:
-        for chart in each.charts:
-            files += draw(chart, folder, pictures)
-    return Reproduced(shown=shown, left_out=left_out, files=files)
+    return Reproduced(shown=shown, left_out=left_out, files=[*files, *beside])
+
+
+def draw_charts(made: Reproduced, folder: Path, pictures: Sequence[Picture] = PICTURES) -> list[Path]:
+    """Draws every chart as a picture in some formats, and returns the files.
+
+    Raises:
+        ConfigError: one cannot be written.
+    """
+    return [path for _, each in made.shown for chart in each.charts for path in draw(chart, folder, pictures)]
 
 
 def _mixed(cells: Sequence[Cell], results: Results[Finding]) -> list[str]:
     """Returns a note on cells whose seconds are not of one machine, which is so where another folder was joined."""
     timed = [cell.key() for cell in cells if cell.timed]
-    on = [run.machine for run in results.runs if run.job in timed]
-    machines = list(dict.fromkeys(f"{m.processor}, {m.system}, torch {m.torch}, threads: {m.threads}" for m in on))
-    if len(machines) < 2:
-        return []
-    return [
-        f"Runs were timed on different machines: {'; '.join(machines)}. A ratio of their seconds is one of machines "
-        "as well."
-    ]
+    return mixed(run.machine for run in results.runs if run.job in timed)
 
 
 def _of_seeds(cells: Sequence[Cell], seeds: int | None) -> list[Cell]:

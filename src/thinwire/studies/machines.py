@@ -1,0 +1,21 @@
+"""What is said where runs that are held against each other were timed on different machines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from thinwire.jobs.results import Machine
+
+
+def mixed(machines: Iterable[Machine]) -> list[str]:
+    """Returns a note on the machines that runs were timed on; none where it is one.
+
+    >>> from thinwire.jobs.results import machine
+    >>> mixed([machine(), machine()])
+    []
+    """
+    names = dict.fromkeys(f"{m.processor}, {m.system}, torch {m.torch}, threads: {m.threads}" for m in machines)
+    if len(names) < 2:
+        return []
+    told = f"Runs were timed on different machines: {'; '.join(names)}."
+    return [f"{told} A ratio of their seconds is one of machines as well."]
