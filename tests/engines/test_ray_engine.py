@@ -1,6 +1,7 @@
 """Roles as actors of a real Ray on this machine: they report, come back when they are killed, and leave nothing.
 
-`make test-frameworks` runs these; what needs no Ray is in `test_ray_role` and `tests/jobs/test_on_ray.py`.
+`make test-frameworks` runs these; what needs no Ray is in `test_ray_role`,
+`test_ray_waiting` and `tests/jobs/test_on_ray.py`.
 """
 
 from __future__ import annotations

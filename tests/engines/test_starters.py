@@ -103,9 +103,12 @@ def test_what_cannot_be_forked_is_said(tmp_path: Path, monkeypatch: pytest.Monke
     beside = "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()"
     (tmp_path / "busy.py").write_text(beside)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    for library, reason in (("busy", "2 threads run where a fork would have one"), ("none", "that forks is gone")):
+    for library, flags, reason in (
+        ("busy", [], "2 threads run where a fork would have one"),
+        ("none", ["-P"], "that forks is gone"),
+    ):
         with Forks([library], {}) as forks, pytest.raises(EngineError, match=f"cannot fork json: .*{reason}"):
-            forks.start([sys.executable, "-m", "json"], {}, [])
+            forks.start([sys.executable, *flags, "-m", "json"], {}, [])
 
 
 def test_a_fork_that_the_system_refuses_is_the_only_one_that_fails(

@@ -181,11 +181,14 @@ def test_rates_of_steps_that_wait_are_kept(stop: int) -> None:
 def test_what_steers_unless_told_otherwise() -> None:
     assert (found := find_design("local-sgd[h=8]").local) and found.steer > 0
     assert (found := find_design("local-sgd[h=2,steer=0.1]").local) and found.steer == 0.1
+    assert (found := find_design("sparseloco[h=15,codec_down=blocktopk[k=148]]").local) and found.steer > 0
     for name in (
         "local-sgd[h=2]",
         "local-sgd[h=4,fragments=2]",
         "local-sgd[h=4,delay=1]",
         "local-sgd[h=4,outer_momentum=0.3]",
+        "sparseloco[h=2]",
+        "sparseloco[steer=0]",
         "update",
     ):
         assert (found := find_design(name).local) and found.steer == 0, name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import warnings
 from dataclasses import replace
@@ -122,6 +123,17 @@ def test_the_newest_step_that_all_have(tmp_path: Path) -> None:
     assert checkpoints.newest(job) == 10
     checkpoint.write(checkpoints.worker(1), "any", 20, {})
     assert checkpoints.newest(job) == 20
+
+
+def test_a_process_that_is_started_again_resumes_whatever_the_clock_of_the_file_server_says(tmp_path: Path) -> None:
+    checkpoints, job = RunCheckpoints(folder=tmp_path, every=10), Job(workers=1)
+    checkpoints.check(job)
+    checkpoint.write(checkpoints.server(0), "server", 10, {})
+    os.utime(checkpoints.server(0), (1e9, 1e9))
+    assert "--resume" in checkpoints.arguments(checkpoints.server(0), None, again=True)
+    assert "--resume" not in checkpoints.arguments(checkpoints.worker(0), None, again=True), "it has written none"
+    with pytest.raises(ConfigError, match=r"an earlier training \(server-0.checkpoint, …\).* go on .* with --resume"):
+        RunCheckpoints(folder=tmp_path, every=10).check(job)
 
 
 def test_another_run_is_refused(tmp_path: Path) -> None:

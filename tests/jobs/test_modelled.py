@@ -1,8 +1,10 @@
 """A run with a computed clock: the bits of any other run, in the time that its links and processors say."""
 
+import threading
+
 import pytest
 
-from thinwire.errors import ConfigError
+from thinwire.errors import ConfigError, EngineError
 from thinwire.jobs import in_process, modelled
 from thinwire.jobs.job import Job
 from thinwire.jobs.virtual_time import Sharing, TransportCosts
@@ -55,6 +57,15 @@ def test_messages_and_servers_are_held_up_too() -> None:
             for sharing in (None, held_up)
         )
         assert least * alone < beside < most * alone
+
+
+def test_workers_that_had_no_turn_yet_end_without_a_word_when_the_first_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    raised: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", raised.append)
+    with pytest.raises(EngineError, match="a worker failed: 3 workers × 1000 examples a batch do not fit"):
+        modelled.run(job(batch=1000))
+    assert not raised
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("worker")]
 
 
 def test_what_it_cannot_do_is_refused() -> None:

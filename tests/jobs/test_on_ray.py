@@ -55,7 +55,18 @@ def test_what_cannot_be_is_refused_before_ray_is_asked(monkeypatch: pytest.Monke
         ),
         "workers=0 and servers=1 must be at least 1": lambda: tw.ray.launch(lambda rank, servers: None, workers=0),
         "say where with checkpoint_dir": lambda: tw.ray.launch(lambda rank, servers: None, workers=1, resume=True),
+        "a checkpoint every 0 steps": lambda: tw.ray.launch(
+            lambda rank, servers: None, workers=1, checkpoint_dir=tmp_path, checkpoint_every=0
+        ),
+        "checkpoints cannot be in '.*file/folder': Not a directory": lambda: tw.ray.launch(
+            lambda rank, servers: None, workers=1, checkpoint_dir=tmp_path / "file" / "folder"
+        ),
+        r"an earlier training \(server-1.checkpoint, …\).* go on from them with resume=True": lambda: tw.ray.launch(
+            lambda rank, servers: None, workers=1, servers=2, checkpoint_dir=tmp_path
+        ),
     }
+    (tmp_path / "file").touch()
+    (tmp_path / "server-1.checkpoint.previous").touch()
     for text, start in refused.items():
         with pytest.raises(ConfigError, match=text):
             start()
@@ -66,7 +77,8 @@ def test_roles_take_what_they_need_and_their_credentials(monkeypatch: pytest.Mon
     monkeypatch.setattr(on_ray, "RayEngine", lambda kinds, needs, **options: opened.append((needs, options)))
     Cluster(address="auto", insecure=True).engine([], ["server 0", "worker 0"], roles=1, gpus=True)
     needs = {"server 0": {"CPU": 1.0}, "worker 0": {"CPU": 1.0, "GPU": 1.0}}
-    assert opened == [(needs, {"address": "auto", "protected": False, "insecure": True})]
+    # Lines, for the warnings of servers and workers are among them.
+    assert opened == [(needs, {"address": "auto", "protected": False, "insecure": True, "lines": True})]
     assert Cluster().private(0) == [] and Cluster(insecure=True).private(None) == ["--insecure"]
     given = Cluster(certs=tmp_path)
     assert given.private(1)[-1] == str(tmp_path / "worker-1.token")
@@ -76,7 +88,7 @@ def test_roles_take_what_they_need_and_their_credentials(monkeypatch: pytest.Mon
 def test_a_server_that_comes_back_resumes_from_files_of_this_run(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Also where it was killed between two renames; not from those of a training before."""
+    """Also where it was killed between two renames, and whatever the time is on the machine that has the files."""
     called: list[Roles] = []
     monkeypatch.setattr(on_ray, "require", lambda *_: None)
     monkeypatch.setattr(on_ray, "run_cluster", lambda roles, *_: called.append(roles))
@@ -86,10 +98,11 @@ def test_a_server_that_comes_back_resumes_from_files_of_this_run(
     assert roles.servers_return and "--resume" not in roles.server(0, False) and "--resume" not in roles.server(0, True)
     file = tmp_path / "server-0.checkpoint.previous"
     file.touch()
-    os.utime(file, (4e9, 4e9))
-    assert "--resume" in roles.server(0, True) and "--resume" not in roles.server(1, True)
     os.utime(file, (1e9, 1e9))
-    assert "--resume" not in roles.server(0, True)
+    assert "--resume" in roles.server(0, True) and "--resume" not in roles.server(1, True)
+    with pytest.raises(IndexError):
+        tw.ray.launch(lambda rank, servers: None, workers=1, checkpoint_dir=tmp_path, resume=True)
+    assert "--resume" in called[1].server(0, False)
 
 
 def striking(engine: list[RayEngine], victims: list[str], process: str, event: Event) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 
 import msgspec
 import pytest
@@ -66,6 +67,17 @@ def test_replicas_that_differ_are_an_error() -> None:
     workers = [worker_outcome(0), worker_outcome(1, weights="abd"), worker_outcome(2)]
     with pytest.raises(EngineError, match="the workers ended with 2 different models"):
         summarise(JOB, workers, rate=Rate(None), shaping="none")
+
+
+def test_where_worker_zero_was_lost_scores_are_of_the_lowest_rank_that_evaluated() -> None:
+    others = [worker_outcome(1), worker_outcome(2, test_accuracy=0.75, test_loss=0.5, seconds=3.0)]
+    found = summarise(JOB, others, rate=Rate(None), shaping="none")
+    assert (found.test_accuracy, found.test_loss, found.seconds, found.lost_workers) == (0.75, 0.5, 3.0, 1)
+    with pytest.warns(UserWarning, match="worker 0 was lost before it had evaluated the model, and nobody did"):
+        found = summarise(JOB, [worker_outcome(1), worker_outcome(2)], rate=Rate(None), shaping="none")
+    assert math.isnan(found.test_accuracy) and math.isnan(found.test_loss)
+    assert (found.train_loss, found.seconds) == (2.5, 2.0)
+    assert json.loads(msgspec.json.encode(found))["test_accuracy"] is None, "the rest is kept"
 
 
 def test_what_a_run_does_not_have_is_not_written() -> None:

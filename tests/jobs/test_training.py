@@ -111,10 +111,67 @@ def test_what_is_reported() -> None:
     (outcome, _), events = train(Job(design="fp32", workers=2, steps=25, eval_every=1e-6))
     assert outcome.steps == 25 and outcome.seconds > 0
     accuracies = [event for event in events if isinstance(event, Accuracy)]
-    assert len(accuracies) >= 25, "after every step, and at the end"
+    assert [event.step for event in accuracies] == [*range(1, 26)], "after every step; after the last one once"
     assert accuracies[-1].step == 25 and accuracies[-1].accuracy == outcome.test_accuracy
     done = [event.outcome for event in events if isinstance(event, Done)]
     assert {(each.rank, each.steps) for each in done} == {(0, 25), (1, 25)}
+
+
+def test_the_last_step_is_evaluated_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[object] = []
+
+    def counted(*args: Any) -> Any:
+        calls.append(args)
+        return evaluate(*args)
+
+    monkeypatch.setattr("thinwire.jobs.training_loop.evaluate", counted)
+    lengths: list[dict[str, Any]] = [{"steps": 4}, {"seconds": 40.0}]
+    for length in lengths:
+        calls.clear()
+        job = Job(design="fp32", workers=2, batch=16, eval_steps=2, **length)
+        (outcome, _), events = train(job, clocks=[Clock(), Clock()])
+        points = [event for event in events if isinstance(event, Accuracy)]
+        steps = [event.step for event in points]
+        assert steps == sorted({*range(2, outcome.steps + 1, 2), outcome.steps}) and len(calls) == len(steps)
+        assert points[-1].accuracy == outcome.test_accuracy
+
+
+@pytest.mark.parametrize("design", ["3lc[s=1.0]", "terngrad[ema=0.5]", "local-sgd[h=4]"])
+def test_where_worker_zero_was_lost_the_lowest_rank_left_evaluates(design: str) -> None:
+    job = Job(design=design, workers=3, steps=12, batch=16)
+    outcomes: list[Any] = [None] * 3
+    events: list[Event] = []
+    built = threading.Event()
+    server = MemoryServer(serving(ServerCore(min_workers=2), grace_s=0.0))
+
+    def dies(rank: int, step: int, _loss: float, _model: torch.nn.Module) -> None:
+        if rank == 0 and step == 2:
+            raise RuntimeError("worker 0 dies")
+
+    def connections() -> list[str | Connection]:
+        built.set()
+        return [server.connect()]
+
+    def work(rank: int) -> None:
+        if rank:
+            built.wait(30)
+        try:
+            outcomes[rank] = run_worker(job, rank=rank, servers=connections, report=events.append, on_step=dies)
+        except RuntimeError as error:
+            outcomes[rank] = error
+
+    threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in range(3)]
+    with server, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # who is gone is said
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    assert isinstance(outcomes[0], RuntimeError)
+    found = summarise(job, outcomes[1:], rate=Rate(None), shaping="none")
+    assert found.test_accuracy == outcomes[1].test_accuracy and outcomes[2].test_accuracy is UNSET
+    assert [each.step for each in events if isinstance(each, Accuracy)] == [12] == [found.steps]
+    assert (found.lost_workers, isinstance(found.test_accuracy_ema, float)) == (1, "ema" in design)
 
 
 def test_one_that_comes_when_the_others_have_ended_has_their_model_and_no_loss() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -114,6 +117,21 @@ def test_a_file_that_a_live_process_is_writing_is_left_alone(tmp_path: Path) -> 
         assert other.read_bytes() == b"ab"
     assert checkpoint.remove_unfinished(path) == [other] and other_run.exists()
     assert checkpoint.remove_unfinished(tmp_path / "no folder" / "file") == []
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK])
+def test_where_a_file_system_has_no_locks_files_are_written_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    path, others = tmp_path / "file", tmp_path / "file.1.new"
+    others.touch()
+    checkpoint.write(path, "test", 1, {"step": 1})
+    assert checkpoint.read(path, "test") == {"step": 1}
+    assert checkpoint.remove_unfinished(path) == [] and others.exists(), "somebody may be writing it"
 
 
 def test_nothing_there(tmp_path: Path) -> None:

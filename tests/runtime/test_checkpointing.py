@@ -194,6 +194,16 @@ def test_what_would_fail_is_said_before_anything_is_trained(tmp_path: Path) -> N
     checkpointer.close()
 
 
+def test_a_trial_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(ConfigError, match="cannot be written: No space left on device"):
+        try_out(tmp_path / "file")
+    assert not os.listdir(tmp_path)
+
+
 KILLED = """
 import os, sys, torch
 from pathlib import Path

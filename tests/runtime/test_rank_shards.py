@@ -10,13 +10,14 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._C._distributed_c10d import HashStore
+from torch._C._distributed_c10d import HashStore, TCPStore
 
 import thinwire as tw
 from tests.server.conversation import Shard, make_plan
 from thinwire.errors import ConfigError, TransportError
 from thinwire.packets import pack
-from thinwire.runtime.rank_shards import RankShards
+from thinwire.runtime import rank_shards
+from thinwire.runtime.rank_shards import RankShards, own_host
 from thinwire.schema import Push, SessionOpen
 from thinwire.security.certificates import self_signed
 from thinwire.server.effects import Send
@@ -99,6 +100,35 @@ def test_what_cannot_be_opens_nothing(group: dist.ProcessGroup) -> None:
     with pytest.raises(ConfigError, match=r"give either server=.* or group="):
         tw.distribute(model, optimizer, group=group, server="grpc://127.0.0.1:1", design="update")
     assert not serving()
+
+
+def test_on_several_machines_somebody_must_know_an_address(
+    group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    ways = {"127.0.0.1": "127.0.0.1", "10.0.0.2": "10.0.0.1", "fd00::2": "[fd00::1]"}
+    monkeypatch.setattr(rank_shards, "source_address", ways.__getitem__)
+    said: list[str] = []
+    monkeypatch.setattr(rank_shards, "_gather", lambda mine, _group, _workers: [mine, *(said or [mine])])
+    assert own_host(group, 0, 2) == "127.0.0.1", "both are on this machine"
+    said = ["127.0.1.1 another"]
+    with pytest.raises(ConfigError, match=r"on several machines, and none knows an address .*: set MASTER_ADDR"):
+        own_host(group, 0, 2)
+    for other, own in (("10.0.0.2", "10.0.0.1"), ("[fd00::2]", "[fd00::1]")):
+        said = [f"{other} another"]
+        assert own_host(group, 0, 2) == own
+
+
+def test_without_torchrun_the_group_s_store_says_where_the_ranks_met(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    store = TCPStore("127.0.0.2", 0, is_master=True, wait_for_workers=False)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        assert rank_shards._rendezvous() == "127.0.0.2"
+        monkeypatch.setenv("MASTER_ADDR", "127.0.0.3")
+        assert rank_shards._rendezvous() == "127.0.0.3"
+    finally:
+        dist.destroy_process_group()
 
 
 def test_without_a_process_group_the_message_says_what_is_missing() -> None:

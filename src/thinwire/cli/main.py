@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import warnings
+from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
@@ -203,7 +204,8 @@ def _print_anything() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             utf = stream.encoding.lower().startswith("utf")
-            stream.reconfigure(errors="backslashreplace" if utf else "replace")
+            with suppress(OSError):  # it was opened on a file, in whose place a process that forks has put a pipe
+                stream.reconfigure(errors="backslashreplace" if utf else "replace")
 
 
 def run() -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -151,10 +152,13 @@ class RayEngine(Engine[_Actor]):
             ray.shutdown()
 
     def receive(self, timeout_s: float | None) -> tuple[str, Event | int] | None:
+        # Actors answer again and again that they have nothing to say: one deadline is for all of these answers.
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not self._came:
             if not self._pending:
                 return None
-            ready, _ = ray.wait(list(self._pending), num_returns=1, timeout=timeout_s)
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            ready, _ = ray.wait(list(self._pending), num_returns=1, timeout=left)
             if not ready:
                 return None
             for answer in ready:

@@ -188,7 +188,7 @@ class Forks:
         if fork.pid < 0:
             fork.stdout.close()
             fork.stderr.close()
-            raise EngineError(f"cannot fork {argv[2]}: {fork.error}")
+            raise EngineError(f"cannot fork {module[0]}: {fork.error}")
         return fork
 
     def close(self) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -151,20 +150,36 @@ class RunCheckpoints:
         folder: made if it is missing.
         every: exchanges between two checkpoints.
         resume: whether to go on from the newest step that all of them have.
-        began: when the run did, in seconds since 1970: a file of before is another run's, unless it is resumed.
     """
 
     folder: Path
     every: int = 100
     resume: bool = False
-    began: float = field(default_factory=time.time, compare=False)
 
     def check(self, job: Job) -> None:
         """Makes the folder, and finds out whether all processes can write their files.
 
         Raises:
-            ConfigError: there is no folder, no permission or no room; what lies there is another run's; or processes of
-                another run write there, which may have no checkpoint yet.
+            ConfigError: as for `check_files`, or there is no room.
+        """
+        self.check_files(self._files(job))
+        needed = 0
+        for path, nbytes in self._files(job, 4 * num_parameters(job)).items():
+            needed += nbytes * (FILES - len(checkpoint.files_at(path)))
+        check_space(self.folder, checkpoint.LOCAL.free(self.folder), needed)
+
+    def check_files(self, files: Iterable[Path], resuming: str = "--resume") -> None:
+        """Makes the folder, and finds out whether these files can be written, of whatever training.
+
+        Where it does not resume there are none when it begins: what is there later, this run has written.
+
+        Args:
+            files: every process's.
+            resuming: how whoever calls it says that a run is resumed.
+
+        Raises:
+            ConfigError: there is no folder, or no permission; what lies there is another run's; or processes of another
+                run write there, which may have no checkpoint yet.
         """
         if self.every < 1:
             raise ConfigError(f"a checkpoint every {self.every} steps; at least 1 is needed")
@@ -172,20 +187,18 @@ class RunCheckpoints:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"checkpoints cannot be in {str(self.folder)!r}: {error.strerror}") from error
-        for path in self._files(job):
+        files = list(files)
+        for path in files:
             with claimed(path, resumes=self.resume):
                 pass  # each process of this run claims its own
-        there = [path.name for path in self._files(job) if checkpoint.files_at(path)]
+        there = [path.name for path in files if checkpoint.files_at(path)]
         if there and not self.resume:
             raise ConfigError(
                 f"{str(self.folder)!r} holds checkpoints of an earlier training ({there[0]}, …), which this one would "
-                "replace: go on from them with --resume, or give another folder"
+                f"replace: go on from them with {resuming}, or give another folder"
             )
-        needed = 0
-        for path, nbytes in self._files(job, 4 * num_parameters(job)).items():
-            try_out(path)
-            needed += nbytes * (FILES - len(checkpoint.files_at(path)))
-        check_space(self.folder, checkpoint.LOCAL.free(self.folder), needed)
+        for path in files:
+            try_out(path, resumes=self.resume)
 
     def _files(self, job: Job, model_nbytes: int = 0) -> dict[Path, int]:
         """Every process's file, and about how many bytes it takes."""
@@ -221,13 +234,13 @@ class RunCheckpoints:
         Args:
             path: of its file.
             step: to go on from; None: it begins, or resumes from its newest where everybody counts their own.
-            again: it was started before, and goes on from the newest step that all processes have.
+            again: it was started before, and goes on from the newest step that all processes have. Without a file of
+                this run, or of the one that it resumes, it begins anew; see `check_files`.
         """
         arguments = ["--checkpoint", str(path), "--checkpoint-every", str(self.every)]
         if again:
-            newest = next(iter(checkpoint.files_at(path)), None)  # killed between two renames, it left an older name
-            own = newest is not None and (self.resume or newest.stat().st_mtime >= self.began)
-            return [*arguments, "--resume"] if own else arguments
+            # Killed between two renames, it has left an older name alone.
+            return [*arguments, "--resume"] if checkpoint.files_at(path) else arguments
         if self.resume:
             arguments.append("--resume")
         return arguments if step is None else [*arguments, "--resume-step", str(step)]

@@ -29,7 +29,7 @@ class Progress(Event, frozen=True, kw_only=True):
 
 
 class Accuracy(Event, frozen=True, kw_only=True):
-    """Worker 0 has evaluated the model."""
+    """Worker 0 has evaluated the model; where it was lost, at the end the lowest rank that was left has."""
 
     step: int
     seconds: float

@@ -205,6 +205,8 @@ class _Worker:
 
     def _run(self) -> None:
         self._turn.acquire()
+        if self.stopped:  # before its first turn: another worker failed, or somebody has pressed Ctrl-C
+            return
         self._resume()
         try:
             self.outcome = run_worker(

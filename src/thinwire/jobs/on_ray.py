@@ -55,7 +55,8 @@ class Cluster:
             host: {"CPU": float(roles), **({"GPU": 1.0} if gpus and host.startswith("worker") else {})}
             for host in hosts
         }
-        return RayEngine(kinds, needs, address=self.address, protected=self.certs is not None, insecure=self.insecure)
+        protected = self.certs is not None
+        return RayEngine(kinds, needs, address=self.address, protected=protected, insecure=self.insecure, lines=True)
 
     def private(self, rank: int | None) -> list[str]:
         """Returns the options of a worker's credentials by its rank, or the servers'."""
@@ -146,7 +147,8 @@ def launch(
         What `train` returned, by rank; of a worker that was lost, nothing.
 
     Raises:
-        ConfigError: Ray is not installed; several nodes and neither `certs` nor `insecure`.
+        ConfigError: Ray is not installed; several nodes and neither `certs` nor `insecure`; no file can be written in
+            `checkpoint_dir`, or it holds another training's, and `resume` was not asked for.
         EngineError: no cluster, no room in it, or a role failed for good; the message has its last lines.
 
     Example::
@@ -173,7 +175,7 @@ def launch(
     kept = None
     if checkpoint_dir is not None:
         kept = RunCheckpoints(folder=Path(checkpoint_dir).resolve(), every=checkpoint_every, resume=resume)
-        kept.folder.mkdir(parents=True, exist_ok=True)
+        kept.check_files([kept.server(index) for index in range(servers)], "resume=True")
     results: list[dict[str, Any]] = []
 
     def server(index: int, again: bool) -> list[str]:

@@ -5,12 +5,14 @@ Attributes that a run may lack are `UNSET`, and are then left out of the JSON.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from thinwire.cautions import caution
 from thinwire.engines.links import Rate
 from thinwire.errors import EngineError
 from thinwire.jobs.job import Job
@@ -34,7 +36,7 @@ class PlacementSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What one worker's training came to. Worker 0 alone evaluates, and has the scores.
+    """What one worker's training came to. Worker 0 evaluates, and has the scores; see `RunOutcome`.
 
     Attributes:
         seconds: of training, from the end of the first step, without start-up, the first broadcast and this worker's
@@ -91,7 +93,10 @@ class CurvePoint(msgspec.Struct, frozen=True, kw_only=True):
 class RunOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """What a run came to.
 
-    `steps`, `seconds`, `seconds_per_step` and the curve's seconds are worker 0's, without its evaluations.
+    `steps`, `seconds`, `seconds_per_step`, scores and the curve are worker 0's, and its seconds are without its
+    evaluations. Where worker 0 was lost they are those of the lowest rank that was left, which evaluated at the end in
+    its place; the curve has no points in between. Scores are NaN where it was lost in the last steps or later, or where
+    the workers' models differ.
 
     Payload and wire bytes are sums over all workers; bits per value and the ratio come from the payload of everything
     that travelled, uncompressed small tensors included. Where steps go without an exchange (local updates, local steps,
@@ -178,15 +183,16 @@ def summarise(
         EngineError: the replicas ended with different weights where the design promises equal ones.
     """
     workers = sorted(workers, key=lambda worker: worker.rank)
-    first, design, recipe = workers[0], job.full_design(), job.recipe()
+    scored = [worker for worker in workers if isinstance(worker.test_loss, float)]
+    first, design, recipe = (scored or workers)[0], job.full_design(), job.recipe()
     digests = {worker.weights for worker in workers}
     if len(digests) > 1 and consistency(design.consistency).replicas_end_equal:
         raise EngineError(f"the workers ended with {len(digests)} different models; they must be equal bit for bit")
-    if first.rank or isinstance(first.test_accuracy, UnsetType) or isinstance(first.test_loss, UnsetType):
-        raise EngineError("worker 0 ended without an evaluation")
     losses = [worker.train_loss for worker in workers if not isinstance(worker.train_loss, UnsetType)]
     if not losses:
         raise EngineError("the workers that ended have taken no step")
+    if not scored:
+        caution("worker 0 was lost before it had evaluated the model, and nobody did in its place: no scores")
 
     def total(name: str) -> float:
         return sum(worker.traffic.get(name, 0) for worker in workers)
@@ -209,7 +215,7 @@ def summarise(
         **counted,
         servers=job.shards,
         link=str(rate),
-        test_accuracy=first.test_accuracy,
+        test_accuracy=first.test_accuracy if isinstance(first.test_accuracy, float) else math.nan,
         train_loss=sum(losses) / len(losses),
         bits_per_value_push=ratio(push_bits, values[0]),
         bits_per_value_pull=ratio(pull_bits, values[1]),
@@ -218,7 +224,7 @@ def summarise(
         choices=design.choices(),
         batch=recipe.batch,
         lr=recipe.lr,
-        test_loss=first.test_loss,
+        test_loss=first.test_loss if isinstance(first.test_loss, float) else math.nan,
         residual_ratio=first.residual_ratio or {},
         seconds_encode=total("encode_seconds") / len(workers),
         seconds_decode=total("decode_seconds") / len(workers),

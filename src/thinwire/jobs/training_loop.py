@@ -102,7 +102,7 @@ class TrainingLoop:
             self._tell()
 
     def finish(self) -> WorkerOutcome:
-        """Waits for the last updates and returns what the run came to; worker 0 evaluates it."""
+        """Waits for the last updates and returns what the run came to; worker 0 evaluates it, or who is left."""
         self._opt.flush()
         seconds = self._now() - self._began
         steps, assignment = self._opt.steps_done, self._opt.assignment
@@ -123,7 +123,7 @@ class TrainingLoop:
                 digest=assignment.digest(),
             ),
         )
-        if self._rank != 0:
+        if not self._evaluates():
             return outcome
         score = evaluate(self._model, self._dataset)
         self._tell_accuracy(seconds, score.accuracy)
@@ -151,6 +151,11 @@ class TrainingLoop:
         self._losses.extend(state["losses"])
         self._before = state.get("seconds", 0.0)
         self._began, self._late = self._now() - self._before, False
+
+    def _evaluates(self) -> bool:
+        """Whether this worker evaluates at the end: worker 0, or the lowest rank left whose model is everybody's."""
+        equal = consistency(self._job.full_design().consistency).replicas_end_equal
+        return self._rank == 0 or (equal and self._rank == min(self._opt.memberships[-1][1]))
 
     def _progress(self) -> float:
         """Share of the run that is over, by steps or by the clock."""
@@ -184,8 +189,9 @@ class TrainingLoop:
             self._reported = now
             seconds, loss = now - self._began, self._losses[-1]
             self._report(Progress(step=steps, steps=self._steps, seconds=seconds, loss=loss))
-        due = self._job.eval_every and now - self._evaluated >= self._job.eval_every
-        if due or (self._job.eval_steps and steps % self._job.eval_steps == 0):
+        due = bool(self._job.eval_every and now - self._evaluated >= self._job.eval_every)
+        due = due or bool(self._job.eval_steps and steps % self._job.eval_steps == 0)
+        if due and not self.over():  # after the last step `finish` evaluates
             with self._opt.shared_weights():  # waits for the last update, and that is training
                 stopped = self._now()
                 score = evaluate(self._model, self._dataset)

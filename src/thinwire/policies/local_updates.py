@@ -221,6 +221,7 @@ class Kind:
         down: of the pulls, by name.
         small: of biases, norm layers and small tensors, both ways, by name.
         reduce: how the shards aggregate what the workers push.
+        steers_by_some: whether it steers by the few values that a codec sends of an update, too.
     """
 
     about: str
@@ -231,6 +232,7 @@ class Kind:
     down: str | None = None
     small: str = "bf16"
     reduce: Reduce = "mean"
+    steers_by_some: bool = False
 
 
 _NAMES = {"h": "sync_every"} | {each.name: each.name for each in fields(LocalUpdates)}
@@ -271,11 +273,12 @@ KINDS: dict[str, Kind] = {
     ),
     "sparseloco": Kind(
         about="h local steps, 64 values of each 64 × 64 tile in 2 bits, averaged over those who sent them (SparseLoCo)",
-        updates=LocalUpdates(sync_every=30, outer_lr=0.65),
+        updates=LocalUpdates(sync_every=30, outer_lr=0.65, steer=0.6),
         codec="blocktopk",
         options={"layout": "tiles", "error_scale": 0.95},
         down_options={"k": 74},
         reduce="clipped-mean-of-senders",
+        steers_by_some=True,
     ),
     "demo": Kind(
         about="32 DCT coefficients of each 64 × 64 tile of what gathers at a worker, then a step by their signs (DeMo)",

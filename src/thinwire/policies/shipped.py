@@ -111,7 +111,8 @@ def _local(kind: Kind) -> Callable[..., dict[str, Any]]:
         down = {key: value for key, value in down.items() if key not in ("nonfinite", "error_scale")}
         pushes = codec_by_name(codec or kind.codec, **up)
         pulls = codec_by_name(down_codec) if down_codec else codec_by_name(codec or kind.codec, **down)
-        if "steer" not in timetable and (pushes.scheme.sends_some or pulls.scheme.sends_some):
+        sends_some = pushes.scheme.sends_some or pulls.scheme.sends_some
+        if "steer" not in timetable and sends_some and not kind.steers_by_some:
             local = replace(local, steer=0.0)  # what waited in residuals for many rounds is not one round's work
         if small is None:
             small = "fp32" if pushes.id == "fp32" else "bf16" if codec else kind.small

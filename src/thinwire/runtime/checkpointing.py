@@ -198,6 +198,8 @@ def _try_out(path: Path, nbytes: int, disk: Disk) -> None:
             disk.remove(trial)
         free = disk.free(path.parent)
     except OSError as error:
+        with suppress(OSError):
+            disk.remove(trial)
         raise ConfigError(
             f"checkpoint {str(path)!r} cannot be written: {error.strerror or error}. Choose another place"
         ) from error

@@ -1,7 +1,8 @@
 """The file system as checkpoints see it: a handful of operations, which tests and simulations replace.
 
 A file that is being written is locked. The system drops the lock with the process, so a file that was left behind by a
-killed process is known from one that a live process is writing.
+killed process is known from one that a live process is writing. Some file systems have no locks: there files are
+written without, and what is left behind stays.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class Disk(Protocol):
     """A file system; its methods raise OSError. Contents last once `write` has entered its context."""
 
     def write(self, path: Path, parts: Iterable[Bytes]) -> AbstractContextManager[None]:
-        """Writes a file and forces its contents to the disk. It is locked until the context ends."""
+        """Writes a file and forces its contents to the disk. It is locked until the context ends, where it can be."""
 
     def rename(self, old: Path, new: Path) -> None:
         """Renames a file over whatever has the new name."""
@@ -36,7 +37,7 @@ class Disk(Protocol):
         """Returns the names in a folder."""
 
     def abandoned(self, path: Path) -> bool:
-        """Whether no live process is writing a file."""
+        """Whether it is known that no live process is writing a file."""
 
     def read(self, path: Path, start: int = 0, nbytes: int = -1) -> bytes:
         """Returns some bytes of a file, by default all; fewer where it ends before."""
@@ -55,6 +56,8 @@ class LocalDisk:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 raise BlockingIOError(error.errno, "another process is writing it") from error
+            except OSError:
+                pass  # no locks on this file system, as on some network and user-space ones: see `claim`
             file.truncate(0)
             for part in parts:
                 rest = memoryview(part)
@@ -86,7 +89,7 @@ class LocalDisk:
             return False
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        except OSError:  # a process has the lock, or there are no locks here, and nobody can say
             return False
         finally:
             os.close(descriptor)

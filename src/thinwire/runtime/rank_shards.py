@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -38,6 +39,7 @@ _LOOK_S, _FAREWELL_S = 1.0, 2.0
 """How often it looks whether a rank has died, and for how long it then stays, so that others see who died first."""
 _GROUP = "ranks.thinwire"
 """The name in every rank's certificate: a certificate is known before the address is."""
+_LOOPBACK = "127.0.0.1"
 _CERTIFICATE_DAYS = 3650.0
 """Longer than any run: keys end with their processes."""
 
@@ -213,12 +215,43 @@ def own_host(group: dist.ProcessGroup, rank: int, workers: int) -> str:
 
     It is the one by which this machine reaches the rendezvous. The machine that the rendezvous is on may call itself
     by a loopback address; if others are elsewhere, its address is the one by which it reaches them.
+
+    Raises:
+        ConfigError: on all ranks, where they are on several machines and nobody knows an address but loopback.
     """
-    rendezvous = os.environ.get("MASTER_ADDR", "127.0.0.1")  # torchrun's own variable
-    hosts = _gather(source_address(rendezvous), group, workers)
-    mine = hosts[rank]
-    elsewhere = [host for host in hosts if not host.startswith("127.")]
-    return source_address(elsewhere[0]) if mine.startswith("127.") and elsewhere else mine
+    said = _gather(f"{source_address(_rendezvous())} {_machine()}", group, workers)
+    hosts, machines = zip(*(each.split(" ", 1) for each in said), strict=True)
+    mine = str(hosts[rank])
+    elsewhere = [host for host in hosts if not _is_loopback(host)]
+    if not elsewhere and len(set(machines)) > 1:
+        raise ConfigError(
+            "the ranks are on several machines, and none knows an address at which the others reach it: set "
+            "MASTER_ADDR on every rank to an address of the first machine, as torchrun does"
+        )
+    return source_address(elsewhere[0].strip("[]")) if _is_loopback(mine) and elsewhere else mine
+
+
+def _is_loopback(host: str) -> bool:
+    return host.startswith("127.") or host == "[::1]"
+
+
+def _rendezvous() -> str:
+    """Returns where the ranks met: as torchrun says, else as the group's own store, where that has an address."""
+    if named := os.environ.get("MASTER_ADDR"):
+        return named
+    store: Any = dist.distributed_c10d._get_default_store()
+    while (wrapped := getattr(store, "underlying_store", None)) is not None:
+        store = wrapped
+    return getattr(store, "host", None) or _LOOPBACK
+
+
+def _machine() -> str:
+    """Returns on which machine this process is, or in which container: those of one have the same loopback."""
+    try:
+        # Machines may have one hostname, and containers on one machine several loopbacks.
+        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/net')}"
+    except OSError:
+        return socket.gethostname()
 
 
 def source_address(destination: str) -> str:
