@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch._dynamo.utils import counters
 from torch.optim.swa_utils import AveragedModel
 
 from tests.hooks.cluster import run_cluster
@@ -384,67 +383,6 @@ def test_moments_that_are_not_finite_are_forgotten_together() -> None:
 
     for found in run_cluster(mlp, overflowing, workers=2, optimizer=adamw, design="local-sgd[h=2]")[0]:
         assert found.abs().max() < 2
-
-
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # where torch looks
-@pytest.mark.parametrize("design", ["local-sgd[h=2]", "3lc"])
-@pytest.mark.parametrize("when", ["before", "called before", "in place", "late"])
-def test_a_compiled_model(design: str, when: str) -> None:
-    def compiled(rank: int) -> Any:
-        model: Any = mlp(rank)
-        if when == "before":
-            return torch.compile(model, backend="eager")
-        if when == "called before":
-            model = torch.compile(model, backend="eager")
-            before = copy.deepcopy(model.state_dict())
-            model(batch(0, 0)[0])
-            model.load_state_dict(before)  # statistics
-        if when == "in place":
-            model.compile(backend="eager")
-        return model
-
-    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> torch.Tensor:
-        called: Any = torch.compile(model, backend="eager") if when == "late" else model
-        for step in range(6):
-            inner_step(called, opt, rank, step)
-        opt.flush()
-        return values(model)
-
-    torch._dynamo.reset()
-    counters.clear()
-    found, _ = run_cluster(compiled, train, workers=1, optimizer=sgd, design=design)
-    usual, _ = run_cluster(mlp, steps(6), workers=1, optimizer=sgd, design=design)
-    assert torch.equal(found[0], usual[0])
-    # With a break before it, torch 2.9 and earlier make no graph at all.
-    breaks = when in ("late", "in place")
-    assert counters["stats"]["unique_graphs"] <= 1, "no layer's hook cuts it"
-    assert breaks or counters["stats"]["unique_graphs"] == 1
-    assert (sum(counters["graph_break"].values()) > 0) == breaks
-
-
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
-@pytest.mark.parametrize("design", ["local-sgd[h=2]", "3lc", "update"])
-@pytest.mark.parametrize("alone", [False, True])
-def test_parts_that_are_compiled_in_the_middle_of_a_training(design: str, alone: bool) -> None:
-    """One of them, which the model calls; or all, which the training calls by themselves from then on."""
-
-    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> torch.Tensor:
-        parts: list[Any] = list(model.children())
-        called: Any = model
-        for step in range(8):
-            if step == 3:
-                for part in parts if alone else parts[:1]:
-                    part.compile(backend="eager")
-                if alone:
-                    called = nn.Sequential(*parts)  # of which thinwire knows nothing
-            inner_step(called, opt, rank, step)
-        opt.flush()
-        return values(model)
-
-    torch._dynamo.reset()
-    found, _ = run_cluster(mlp, train, workers=1, optimizer=sgd, design=design)
-    usual, _ = run_cluster(mlp, steps(8), workers=1, optimizer=sgd, design=design)
-    assert torch.equal(found[0], usual[0])
 
 
 @pytest.mark.parametrize("design", ["local-sgd[h=4]", "local-sgd[h=2]", "update"])
