@@ -108,6 +108,26 @@ def test_uncompressed_it_is_what_plain_torch_does_by_hand() -> None:
     assert not torch.allclose(found[0], plain[0], rtol=1e-2)
 
 
+def test_a_parameter_without_a_gradient_stays_as_it_is() -> None:
+    """AdamW does not decay it either: there is nothing to lengthen."""
+
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> tuple[torch.Tensor, torch.Tensor]:
+        for step in range(12):
+            inner_step(model, opt, rank, step)
+        opt.sync()
+        still = next(model.parameters())
+        before = still.detach().clone()
+        still.requires_grad_(False)
+        for step in range(12, 24):
+            inner_step(model, opt, rank, step)
+        opt.flush()
+        return before, still.detach().clone()
+
+    found, _ = run_cluster(mlp, train, workers=WORKERS, optimizer=adamw, design=DESIGN)
+    for before, after in found:
+        torch.testing.assert_close(after, before, rtol=1e-6, atol=1e-7)
+
+
 def test_betas_of_a_state_that_was_loaded_count() -> None:
     """torch makes new groups of them."""
     [parameter] = model = pair([(3,)])

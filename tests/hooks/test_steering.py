@@ -189,6 +189,7 @@ def test_what_steers_unless_told_otherwise() -> None:
         "local-sgd[h=4,outer_momentum=0.3]",
         "sparseloco[h=2]",
         "sparseloco[steer=0]",
+        "sparseloco[reduce=mean]",
         "update",
     ):
         assert (found := find_design(name).local) and found.steer == 0, name

@@ -112,8 +112,14 @@ def test_an_outcome_of_another_accuracy_than_was_recorded_is_another_run_s(tmp_p
 @pytest.mark.parametrize(
     ("outcomes", "remark"),
     [
-        ({"a": {"workers": 4}}, "a.json is of another run than these records of 2 workers and 60 steps, by workers, "),
-        ({"a": {"steps": 61}, "b": {"steps": 30}}, "a.json, b.json are of other runs than these records of 2 workers "),
+        (
+            {"a": {"workers": 4}},
+            "a.json seems to be of another run than these records of 2 workers and 60 steps, by workers, ",
+        ),
+        (
+            {"a": {"steps": 61}, "b": {"steps": 30}},
+            "a.json, b.json seem to be of other runs than these records of 2 workers ",
+        ),
         ({"a": {"seed": 1}, "b": {"seed": 2}}, "a.json, b.json fit these records of 2 workers and 60 steps alike, and"),
     ],
 )

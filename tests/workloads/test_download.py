@@ -31,6 +31,7 @@ class _Site(ThreadingHTTPServer):
 
     Attributes:
         framing: how a path says where its body ends, if not by a Content-Length: "chunked", or "none" at all.
+        throttled: for how many requests a path says that there are too many.
         trickling: the paths that send a byte now and then, for two seconds.
     """
 
@@ -40,6 +41,7 @@ class _Site(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.bodies: dict[str, bytes] = {}
         self.truncate: dict[str, int] = {}
+        self.throttled: dict[str, int] = {}
         self.framing: dict[str, str] = {}
         self.trickling: set[str] = set()
         self.requests: list[str] = []
@@ -57,6 +59,10 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.server.bodies.get(self.path)
         if body is None:
             self.send_error(404)
+            return
+        if self.server.throttled.get(self.path, 0) > 0:
+            self.server.throttled[self.path] -= 1
+            self.send_error(429)
             return
         self.send_response(200)
         framing = self.server.framing.get(self.path, "length")
@@ -169,6 +175,13 @@ def test_a_broken_transfer_is_tried_again(site: _Site, tmp_path: Path) -> None:
     site.truncate["/file.bin"] = 2
     assert fetch(_remote(site.url("/file.bin")), tmp_path).read_bytes() == BODY
     assert len(site.requests) == 3
+
+
+def test_an_address_that_is_asked_too_often_is_asked_again(site: _Site, tmp_path: Path) -> None:
+    site.bodies["/file.bin"] = BODY
+    site.throttled["/file.bin"] = 1
+    assert fetch(_remote(site.url("/file.bin")), tmp_path).read_bytes() == BODY
+    assert len(site.requests) == 2
 
 
 def test_a_transfer_that_always_breaks_leaves_nothing(site: _Site, tmp_path: Path) -> None:

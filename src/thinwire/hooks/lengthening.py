@@ -83,7 +83,9 @@ class Lengthening:
         """
         self._take()
         for (parameter, optimizer, number), factor in zip(self._members, self.factors().tolist(), strict=True):
-            if factor != 1.0 and (tensor := self._shared.get(id(parameter))) is not None:
+            if parameter.grad is None or factor == 1.0:  # without a gradient it has not changed, by decay neither
+                continue
+            if (tensor := self._shared.get(id(parameter))) is not None:
                 own, held_back = parameter.detach(), tensor.held_back()
                 # Where the parameter's own dtype had rounded the shared values, that is nothing the step has changed.
                 began = (tensor.values if held_back is None else tensor.values - held_back).view(own.shape)

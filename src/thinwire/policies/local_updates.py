@@ -221,7 +221,8 @@ class Kind:
         down: of the pulls, by name.
         small: of biases, norm layers and small tensors, both ways, by name.
         reduce: how the shards aggregate what the workers push.
-        steers_by_some: whether it steers by the few values that a codec sends of an update, too.
+        steers_by_some: whether it steers by the few values that a codec sends of an update, too, where shards average
+            over those who sent them.
     """
 
     about: str

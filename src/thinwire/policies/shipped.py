@@ -112,7 +112,8 @@ def _local(kind: Kind) -> Callable[..., dict[str, Any]]:
         pushes = codec_by_name(codec or kind.codec, **up)
         pulls = codec_by_name(down_codec) if down_codec else codec_by_name(codec or kind.codec, **down)
         sends_some = pushes.scheme.sends_some or pulls.scheme.sends_some
-        if "steer" not in timetable and sends_some and not kind.steers_by_some:
+        averages_senders = kind.steers_by_some and "senders" in reduce
+        if "steer" not in timetable and sends_some and not averages_senders:
             local = replace(local, steer=0.0)  # what waited in residuals for many rounds is not one round's work
         if small is None:
             small = "fp32" if pushes.id == "fp32" else "bf16" if codec else kind.small

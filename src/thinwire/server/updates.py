@@ -199,6 +199,8 @@ class TableUpdates:
             try:
                 self._optimizer.set(settings)
                 self._optimizer.step([table.values for table in changed], [table.gradient for table in changed])
+            except (ProtocolError, ConfigError):
+                raise
             except Exception as error:  # torch raises anything; some tables may be updated, and others not
                 raise UpdateFailed(f"{self.plan.optimizer} failed at step {self.step}: {error}") from error
         return taken

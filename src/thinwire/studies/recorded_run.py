@@ -38,6 +38,7 @@ class _Outcome(msgspec.Struct):
     seed: int
     curve: list[_Point]
     test_accuracy: float | None
+    lost_workers: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +125,11 @@ def read_run(path: Path) -> RecordedRun:
 def _fits(outcome: _Outcome, last_steps: Mapping[int, int], accuracy: float | None) -> bool:
     """Whether records may be of the run that came to this: of as many workers and steps, and of its accuracy."""
     # The steps are those of the lowest rank that reached the end: others may have died, or gone on for longer.
-    counts = len(last_steps) == outcome.workers and outcome.steps - 1 in last_steps.values()
+    # One that was lost may have recorded something, or nothing.
+    counts = (
+        outcome.workers - outcome.lost_workers <= len(last_steps) <= outcome.workers
+        and outcome.steps - 1 in last_steps.values()
+    )
     return counts and (None in (accuracy, outcome.test_accuracy) or accuracy == outcome.test_accuracy)
 
 
@@ -145,7 +150,7 @@ def _remark(files: list[Path], last_steps: Mapping[int, int], *, fit: bool) -> s
     of = f"these records of {' and '.join(counts)}"
     if fit:
         return f"No outcome is shown: {names} fit {of} alike, and none is the newest."
-    which = "is of another run" if len(files) == 1 else "are of other runs"
+    which = "seems to be of another run" if len(files) == 1 else "seem to be of other runs"
     return f"No outcome is shown: {names} {which} than {of}, by workers, steps or accuracy."
 
 

@@ -40,6 +40,10 @@ SLOW_NBYTES = 1 << 16
 """Fewer bytes than these in `SLOW_S`, and an attempt is given up: at that rate CIFAR-10 would take two days."""
 
 
+_PASSING = (408, 425, 429)
+"""Answers below 500 that may be another one soon: too slow, too early, too many."""
+
+
 class _Broken(Exception):
     """The network ended a transfer; another attempt may succeed."""
 
@@ -190,7 +194,8 @@ def _body(url: str, nbytes: int) -> Generator[bytes, None, None]:
                 raise ConnectionError(f"the connection ended after {done:,} of {announced:,} bytes")
     except urllib.error.HTTPError as error:
         error.close()  # it holds the connection open
-        raise (_Wrong if error.code < 500 else _Broken)(str(error)) from error
+        passes = error.code >= 500 or error.code in _PASSING
+        raise (_Broken if passes else _Wrong)(str(error)) from error
     except (OSError, http.client.HTTPException) as error:
         raise _Broken(str(error)) from error
 
