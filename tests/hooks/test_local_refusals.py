@@ -71,7 +71,7 @@ def test_a_resumed_worker_with_other_settings_is_told_what_differs() -> None:
 
     [saved], core = run_cluster(wide, first, workers=1, optimizer=adamw, design="sparseloco[h=2]")
     cases: list[tuple[str, int, type[Exception], str]] = [
-        ("sparseloco[h=4]", 1, ConfigError, "state is of h=2 and this training has h=4: resume with"),
+        ("sparseloco[h=4,steer=0]", 1, ConfigError, "state is of h=2 and this training has h=4: resume with"),
         ("sparseloco[h=2,fragments=2]", 1, ConfigError, "state is of fragments=1 and this training has fragments=2"),
         ("sparseloco[h=2,outer_lr=0.5]", 1, ConfigError, "state is of outer_lr=0.65 and this training has"),
         ("sparseloco[h=2,reduce=mean]", 1, ProtocolError, "reduce: this worker plans 'mean', the others 'clipped-mean"),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
+from thinwire.errors import EngineError
 from thinwire.studies.reproduce import mps_introduction, mps_scaling, mps_speedups, stand_ins
 from thinwire.studies.reproduce.entry import Cell, Finding
 from thinwire.studies.reproduce.mps_nodes import (
@@ -14,6 +17,7 @@ from thinwire.studies.reproduce.mps_nodes import (
     NodesFinding,
     generated_bps,
     nodes,
+    steady,
     thin_link,
 )
 from thinwire.studies.reproduce.mps_scaling import MeasuredCell, MeasuredFinding
@@ -26,6 +30,23 @@ def told(cell: Cell) -> Finding:
     if isinstance(cell, MeasuredCell):
         return MeasuredFinding(seconds_per_step=2 * seconds, single_s=0.1, link="100mbit", shaping="kernel")
     return NodesFinding(seconds_per_step=seconds, single_s=0.1, link="100mbit", sent_bytes=1000.0)
+
+
+class Ran(SimpleNamespace):
+    """A run of so many steps and seconds, which sent 10 bytes a step and 100 once."""
+
+    def __init__(self, steps: int, seconds: float) -> None:
+        nbytes = {"wire_bytes_push": 10 * steps, "wire_bytes_pull": 100}
+        super().__init__(steps=steps, seconds_per_step=seconds / (steps - 1), **nbytes)
+
+
+def test_a_step_is_what_a_long_run_has_more_also_where_other_work_spoils_some() -> None:
+    """Both runs are made again; where that does not help, their seconds are said."""
+    short = iter([5.0, 0.7])
+    found = steady(lambda: Ran(7, next(short)), lambda: Ran(13, 1.3))  # type: ignore[arg-type, return-value]
+    assert found == pytest.approx((0.1, 10))
+    with pytest.raises(EngineError, match="of 13 steps took 1.3 s and one of 7 2 s"):
+        steady(lambda: Ran(7, 2.0), lambda: Ran(13, 1.3))  # type: ignore[arg-type, return-value]
 
 
 def test_links_are_as_thin_as_a_machine_generates() -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -64,6 +64,8 @@ MODELLED = (
 )
 FIRST = 7
 """Steps of a short run, whose seconds and bytes are taken off: the first weights, and what its end waits for."""
+TRIES = 5
+"""Pairs of a short and a long run, until it is given up that the long one takes longer."""
 STEPS: dict[Scale, int] = {"tiny": 13, "quick": 19, "full": 67}
 """A multiple of 6 more than those: after so many a worker of staleness 5 exchanges, and never twice as often."""
 
@@ -120,8 +122,8 @@ class NodesCell(MachineCell, frozen=True, kw_only=True):
         link = thin_link(self, self.generated, statistics.median(single))
         modelled.run(self.job(link=link, steps=2))  # kernels are loaded, memory is there
         seconds_per_step, sent_bytes = steady(
-            modelled.run(self.job(link=link, steps=FIRST)),
-            modelled.run(self.job(link=link), on_event=following(on_progress)),
+            lambda: modelled.run(self.job(link=link, steps=FIRST)),
+            lambda: modelled.run(self.job(link=link), on_event=following(on_progress)),
         )
         return NodesFinding(
             seconds_per_step=seconds_per_step,
@@ -134,25 +136,29 @@ class NodesCell(MachineCell, frozen=True, kw_only=True):
 Found = Mapping[NodesCell, NodesFinding]
 
 
-def steady(short: RunOutcome, long: RunOutcome) -> tuple[float, float]:
+def steady(short: Callable[[], RunOutcome], long: Callable[[], RunOutcome]) -> tuple[float, float]:
     """Returns the seconds and the bytes of a step, by what the longer of two runs has more.
 
-    What each run has once counts in neither: the first weights, and the exchange at its end, which no step hides.
+    What each run has once counts in neither: the first weights, and the exchange at its end, which no step hides. Where
+    other work made the short run the longer one, both are made again.
+
+    Args:
+        short, long: make a run.
 
     Raises:
-        EngineError: the longer one took no longer, so that nothing can be said of a step.
+        EngineError: the long one never took longer, so that nothing can be said of a step.
     """
-    (first_s, first_nbytes), (whole_s, whole_nbytes) = (
-        (each.seconds_per_step * (each.steps - 1), each.wire_bytes_push + each.wire_bytes_pull)
-        for each in (short, long)
+    for _ in range(TRIES):
+        less, more = short(), long()
+        first_s, whole_s = (each.seconds_per_step * (each.steps - 1) for each in (less, more))
+        if whole_s > first_s:
+            first_nbytes, whole_nbytes = (each.wire_bytes_push + each.wire_bytes_pull for each in (less, more))
+            steps = more.steps - less.steps
+            return (whole_s - first_s) / steps, (whole_nbytes - first_nbytes) / steps
+    raise EngineError(
+        f"a run of {more.steps} steps took {whole_s:.3g} s and one of {less.steps} {first_s:.3g} s, in the last of "
+        f"{TRIES} pairs: other work on this machine is longer than these steps; run it again when nothing else does"
     )
-    more = long.steps - short.steps
-    if whole_s <= first_s:
-        raise EngineError(
-            f"a run of {long.steps} steps took {whole_s:.3g} s and one of {short.steps} {first_s:.3g} s: other work on "
-            "this machine was longer than these steps; run it again when nothing else does"
-        )
-    return (whole_s - first_s) / more, (whole_nbytes - first_nbytes) / more
 
 
 def speedup(cell: NodesCell, finding: NodesFinding) -> float:

@@ -10,8 +10,9 @@ import statistics
 from collections.abc import Mapping
 
 from thinwire.jobs import processes
-from thinwire.jobs.cluster import Place, choose_links
+from thinwire.jobs.cluster import OnEvent, Place, choose_links
 from thinwire.jobs.forks import forks
+from thinwire.jobs.outcome import RunOutcome
 from thinwire.presentation.charts import Chart, Panel, Series
 from thinwire.presentation.tables import Table
 from thinwire.studies.reproduce.entry import Cell, Finding, OnProgress, Scale, Shown, Study, scaled
@@ -78,13 +79,20 @@ class MeasuredCell(MachineCell, frozen=True, kw_only=True):
         if links.shaping == "application":  # which gives the two processes of a machine a link each
             link, links = "none", choose_links(None)
         place = Place(links=links, starter=forks())
-        short = processes.run(self.job(link=link, steps=FIRST), place=place)
-        long = processes.run(self.job(link=link), place=place, on_event=following(on_progress))
+        runs: list[RunOutcome] = []
+
+        def run(steps: int, on_event: OnEvent) -> RunOutcome:
+            runs.append(processes.run(self.job(link=link, steps=steps), place=place, on_event=on_event))
+            return runs[-1]
+
+        seconds_per_step, _ = steady(
+            lambda: run(FIRST, lambda process, event: None), lambda: run(self.steps, following(on_progress))
+        )
         return MeasuredFinding(
-            seconds_per_step=steady(short, long)[0],
+            seconds_per_step=seconds_per_step,
             single_s=statistics.median([*single, *single_steps(self.job())]),
             link=link,
-            shaping=long.shaping,
+            shaping=runs[-1].shaping,
         )
 
 
