@@ -45,7 +45,7 @@ def test_a_step_is_what_a_long_run_has_more_also_where_other_work_spoils_some() 
     short = iter([5.0, 0.7])
     found = steady(lambda: Ran(7, next(short)), lambda: Ran(13, 1.3))  # type: ignore[arg-type, return-value]
     assert found == pytest.approx((0.1, 10))
-    with pytest.raises(EngineError, match="of 13 steps took 1.3 s and one of 7 2 s"):
+    with pytest.raises(EngineError, match=r"of 13 steps took 1\.3 s and one of 7 2 s"):
         steady(lambda: Ran(7, 2.0), lambda: Ran(13, 1.3))  # type: ignore[arg-type, return-value]
 
 
