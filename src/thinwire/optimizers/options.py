@@ -33,8 +33,8 @@ CHANGEABLE: Mapping[str, float] = {
     "momentum_decay": math.inf,
 }
 """Options that may change, each with its exclusive upper bound; the lower bound is 0."""
-_LARGEST = torch.finfo(torch.float32).max
-"""In which torch computes: it refuses numbers beyond."""
+LARGEST = torch.finfo(torch.float32).max
+"""Of rates and options: torch computes in float32, and refuses numbers beyond."""
 
 Options = Mapping[str, Any]
 
@@ -160,7 +160,7 @@ def _check(optimizer: str, options: Options, key: str, value: Any) -> None:
     old, new = _numbers(options[key]), _numbers(value)
     if new is None or old is None or len(new) != len(old) or isinstance(value, list) != isinstance(options[key], list):
         raise ProtocolError(f"{optimizer}: {key} changed from {options[key]!r} to {value!r}; numbers were expected")
-    if not all(0 <= number < CHANGEABLE[key] and number <= _LARGEST for number in new):
+    if not all(0 <= number < CHANGEABLE[key] and number <= LARGEST for number in new):
         raise ProtocolError(f"{optimizer}: {key}={value!r}; it lies in [0, {CHANGEABLE[key]:g})")
     if optimizer == "RMSprop" and key == "momentum" and not old[0] and new[0]:
         raise ProtocolError("RMSprop: a momentum that was 0 cannot begin while training runs; plan a small one")

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Set
 import numpy as np
 
 from thinwire.errors import ProtocolError
-from thinwire.optimizers.options import Options, Settings, apply_changes
+from thinwire.optimizers.options import LARGEST, Options, Settings, apply_changes
 from thinwire.packets import EncodedTensor
 from thinwire.policies.compression import PLAIN
 from thinwire.policies.consistency import consistency
@@ -25,7 +25,6 @@ from thinwire.server.rounds import LEFT_BEFORE
 from thinwire.server.table import Table
 from thinwire.server.updates import Outgoing, TableUpdates
 
-LARGEST = float(np.finfo(np.float32).max)
 MAX_STEP = 2**53
 """For a shard of buffers alone, which no update of its own bounds."""
 
@@ -237,7 +236,7 @@ class UpdateEngine(TableUpdates):
             return None
         if len(push.rates) != len(self.plan.groups):
             raise ProtocolError(f"{len(push.rates)} learning rates came for {len(self.plan.groups)} groups")
-        if not all(abs(rate) <= LARGEST for rate in push.rates):  # torch computes in float32, and refuses what is not
+        if not all(abs(rate) <= LARGEST for rate in push.rates):
             raise ProtocolError(f"a learning rate is {max(push.rates, key=_oddness)}; float32 ends at {LARGEST:.3g}")
         options = self._options.get(rank, self.plan.groups)
         if push.options:
