@@ -88,6 +88,17 @@ def test_a_resumed_worker_with_other_settings_is_told_what_differs() -> None:
     assert torch.isfinite(resume([saved], core, "sparseloco[h=2]", range(4, 5), wide)[0]).all(), "nothing was lost"
 
 
+def test_an_outer_momentum_that_sgd_does_not_bear_is_warned_of() -> None:
+    def nothing(rank: int, model: nn.Module, opt: DistributedOptimizer) -> None:
+        del rank, model, opt
+
+    for design in ("diloco[h=3]", "streaming-diloco[h=6]", "diloco[h=3,codec=fp32]"):
+        with pytest.warns(UserWarning, match=r"0\.9 moves the model 7 times as far as SGD .* Take outer_momentum=0\.6"):
+            run_cluster(mlp, nothing, workers=1, optimizer=sgd, design=design)
+        run_cluster(mlp, nothing, workers=1, optimizer=adamw, design=design)  # a warning would be an error here
+    run_cluster(mlp, nothing, workers=1, optimizer=sgd, design="diloco[h=3,outer_momentum=0.6]")
+
+
 def test_optimizer_state_on_another_device_that_nothing_moves() -> None:
     model = mlp(0)
     optimizer = adamw(model)

@@ -74,7 +74,7 @@ def test_a_step_before_the_answer_has_come_is_kept(train: Train, make: Callable[
     torch.testing.assert_close(found, train(0, alone, adamw(alone)), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("design", ["diloco[h=4,codec=fp32]", "demo[h=4]"])
+@pytest.mark.parametrize("design", ["diloco[h=4,codec=fp32,outer_momentum=0.6]", "demo[h=4]"])
 def test_a_second_flush_trains_nothing(design: str) -> None:
     def work(rank: int, model: nn.Module, optimizer: DistributedOptimizer) -> list[torch.Tensor]:
         seen = []

@@ -226,7 +226,8 @@ def test_the_outer_optimizers_groups_are_there_for_type_checkers_and_empty_witho
     def rates(rank: int, model: nn.Module, opt: DistributedOptimizer) -> list[float]:
         return [group["lr"] for group in opt.outer_groups]
 
-    assert run_cluster(mlp, rates, workers=1, design="diloco[h=3]")[0] == [[0.7, 1.0]]  # of weights, and buffers
+    found = run_cluster(mlp, rates, workers=1, optimizer=adamw, design="diloco[h=3]")[0]
+    assert found == [[0.7, 1.0]]  # of weights, and buffers
     assert run_cluster(mlp, rates, workers=1)[0] == [[]]
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from thinwire.cautions import caution
 from thinwire.codecs import Codec
 from thinwire.errors import ConfigError
 from thinwire.hooks.several import class_names, parts
@@ -98,6 +99,8 @@ def make_plan(
         _check_fresh(optimizer)
     else:
         local.check_inner(class_names(optimizer), optimizer.param_groups)
+        if text := local.caution_for(class_names(optimizer)):
+            caution(text)
         for each in parts(optimizer):
             _check_devices(each)
     parameters = _trained(model, optimizer)
