@@ -19,8 +19,7 @@ from thinwire.server.effects import Close, Effect, Send, refused
 from thinwire.server.participants import Participants
 from thinwire.server.state import engine_of, state_of
 from thinwire.server.stragglers import Stragglers
-from thinwire.server.update_engine import StepUnreachable
-from thinwire.server.updates import Outgoing, UpdateFailed
+from thinwire.server.updates import CannotGoOn, Outgoing
 
 
 class ServerCore(Participants):
@@ -81,7 +80,7 @@ class ServerCore(Participants):
         """Returns what an event leads to. Where it makes an update that cannot be made, the training ends for all."""
         try:
             return event()
-        except (StepUnreachable, UpdateFailed) as error:
+        except CannotGoOn as error:
             return self._fail(str(error))
         except FrameError as error:  # a gradient may have waited for its turn: the text says whose it is
             return self._fail(str(error))

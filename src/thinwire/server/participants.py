@@ -16,8 +16,8 @@ from thinwire.server.rollback import Rollback, named
 from thinwire.server.rounds import Digests, Maxima
 from thinwire.server.standing import Standing
 from thinwire.server.state import engine_of, state_of
-from thinwire.server.update_engine import StepUnreachable, UpdateEngine
-from thinwire.server.updates import Outgoing
+from thinwire.server.update_engine import UpdateEngine
+from thinwire.server.updates import CannotGoOn, Outgoing
 
 MAX_WORKERS = 4096
 CLOSED = "it closed its session"
@@ -273,7 +273,7 @@ class Participants(Standing):
         own = {*self.checkpoints, *(() if self._progressed else (self.step,))}
         try:
             return self._rollback.offer(self._engine.members.ranks, own, self._newest)
-        except StepUnreachable as unreachable:
+        except CannotGoOn as unreachable:
             return self._fail(str(unreachable))
 
     @property

@@ -21,7 +21,7 @@ from collections.abc import Collection
 from thinwire.errors import ProtocolError
 from thinwire.schema import Offer, Resume
 from thinwire.server.effects import Effect, Send, send_back
-from thinwire.server.update_engine import StepUnreachable
+from thinwire.server.updates import CannotGoOn
 
 
 class Rollback:
@@ -79,7 +79,7 @@ class Rollback:
             newest: the first step at which it may go on as it is, with workers that take any; −1: it may not.
 
         Raises:
-            StepUnreachable: none.
+            CannotGoOn: none.
         """
         if self._offered is not None or not self.voters or not set(ranks) <= self._steps.keys():
             return []
@@ -87,7 +87,7 @@ class Rollback:
         newest = -1 if any(self._steps.values()) else newest
         if not common and newest < 0:
             theirs = "; ".join(f"worker {rank}: {named(each) or 'any'}" for rank, each in sorted(self._steps.items()))
-            raise StepUnreachable(
+            raise CannotGoOn(
                 f"there is no step that this shard and all workers can go back to: the shard has "
                 f"{named(steps) or 'none'}; {theirs}. All of them need checkpoints, after the same steps"
             )

@@ -23,14 +23,10 @@ from thinwire.schema import Delta, Plan, Push, TunedPush, Welcome
 from thinwire.server.aggregation import Aggregation
 from thinwire.server.rounds import LEFT_BEFORE
 from thinwire.server.table import Table
-from thinwire.server.updates import Outgoing, TableUpdates
+from thinwire.server.updates import CannotGoOn, Outgoing, TableUpdates
 
 MAX_STEP = 2**53
 """For a shard of buffers alone, which no update of its own bounds."""
-
-
-class StepUnreachable(Exception):
-    """A step can never be complete. That is nobody's breach of the conversation, and it ends the training."""
 
 
 class UpdateEngine(TableUpdates):
@@ -156,7 +152,7 @@ class UpdateEngine(TableUpdates):
 
         Raises:
             ProtocolError: it may not say that.
-            StepUnreachable: somebody whom this step needs has left.
+            CannotGoOn: somebody whom this step needs has left.
         """
         if len(push.tables) != len(frames):
             raise ProtocolError(f"{len(push.tables)} tables and {len(frames)} frames in one push")
@@ -201,7 +197,7 @@ class UpdateEngine(TableUpdates):
             self._settings[push.step] = rank, settings
         for lane in counted if left else ():
             if not lane.complete and (reason := self._unreachable(lane, left)):
-                raise StepUnreachable(reason)
+                raise CannotGoOn(reason)
         if self.members.suspended(rank):
             outgoing += self._expect_again(rank)
         return outgoing + self._update_all(counted)

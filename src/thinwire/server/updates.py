@@ -26,8 +26,8 @@ from thinwire.server.table_group import TableGroups
 from thinwire.server.tuning import Tuning, with_notes
 
 
-class UpdateFailed(Exception):
-    """An update could not be made, or not whole. That is nobody's breach, and it ends the training."""
+class CannotGoOn(Exception):
+    """A step can never be complete, or was not made whole. That is nobody's breach of the conversation, and ends it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +202,7 @@ class TableUpdates:
             except (ProtocolError, ConfigError):
                 raise
             except Exception as error:  # torch raises anything; some tables may be updated, and others not
-                raise UpdateFailed(f"{self.plan.optimizer} failed at step {self.step}: {error}") from error
+                raise CannotGoOn(f"{self.plan.optimizer} failed at step {self.step}: {error}") from error
         return taken
 
     def _update(self, ready: Sequence[Aggregation], settings: Settings, rank: int | None = None) -> list[Outgoing]:
