@@ -306,6 +306,7 @@ KINDS: dict[str, Kind] = {
         codec="blocktopk",
         options={"layout": "tiles", "error_scale": 0.95},
         down_options={"k": 74},
+        small=_SMALL,
         reduce="clipped-mean-of-senders",
         steers_by_some=True,
     ),
