@@ -60,6 +60,28 @@ def test_factors_are_the_root_of_what_chance_adds_to_a_workers_own_gradient() ->
     assert all(torch.equal(each.factors(), found[1].factors()) for each in found[1:])
 
 
+@pytest.mark.parametrize("maximize", [False, True])
+def test_decay_that_adam_adds_to_the_gradient_is_signal(maximize: bool) -> None:
+    random, workers = torch.Generator().manual_seed(0), 4
+    shape, placed = (30, 40), ((Partition(0, 0, 1200), 0),)
+    models = [nn.Parameter(torch.randn(shape, generator=torch.Generator().manual_seed(1))) for _ in range(workers)]
+    found = []
+    for model in models:
+        adam = torch.optim.Adam([model], weight_decay=1.0, maximize=maximize)
+        found.append(Lengthening(adam, workers=workers, seed=3))
+        found[-1].follow([WorkerTensor(PlannedTensor("w", model, False, codec("fp32"), placed))])
+    for step in range(120):
+        for each, model in zip(found, models, strict=True):
+            model.grad = torch.randn(shape, generator=random)
+            each.stepped(step)
+        mean = torch.stack([each.board for each in found]).mean(0)
+        for each in found:
+            each.board.copy_(mean)
+    found[0].stepped(120)
+    [factor] = found[0].factors().tolist()
+    assert factor == pytest.approx(math.sqrt(2 / (1 + 1 / workers)), rel=0.1)
+
+
 def by_hand(count: int) -> torch.Tensor:
     """The mean of what AdamW changed at each worker, lengthened, with plain torch."""
     shared = mlp(0)

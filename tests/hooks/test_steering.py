@@ -88,8 +88,8 @@ def test_the_outer_rate_is_the_one_of_the_push() -> None:
     assert all(torch.equal(one, other) for one, other in zip(later, at_once, strict=True))
 
 
-def shrunk(design: str, optimizer: Any) -> float:
-    """By which factor weights of 1 have shrunk after 120 steps with gradients that are noise."""
+def shrunk(design: str, optimizer: Any, every: int = 1) -> float:
+    """By which factor weights of 1 have shrunk after 120 steps, with noise for a gradient in every so-manieth."""
 
     def ones(_rank: int) -> nn.Module:
         model = nn.Linear(64, 64, bias=False)
@@ -98,11 +98,11 @@ def shrunk(design: str, optimizer: Any) -> float:
 
     def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> float:
         noise = torch.Generator().manual_seed(1)
-        for _ in range(120):
+        for step in range(120):
             opt.zero_grad()
             model(torch.zeros(1, 64)).sum().backward()
             [weight] = model.parameters()
-            weight.grad = torch.randn(64, 64, generator=noise)
+            weight.grad = torch.randn(64, 64, generator=noise) if step % every == 0 else None
             opt.step()
         opt.flush()
         return float(values(model).mean())
@@ -122,6 +122,33 @@ def test_steered_weights_decay_as_fast_as_unsteered_ones(codec_option: str, kind
 
     unsteered, steered = (shrunk(f"local-sgd[h=4,{codec_option},steer={share}]", decaying) for share in (0.0, 0.6))
     assert 0.9 < unsteered / 0.12 < 1.1 and 0.85 < steered / unsteered < 1.2
+
+
+@pytest.mark.parametrize(("design", "every"), [("local-sgd[h=4,codec=fp32", 4), ("sparseloco[h=4", 1)])
+def test_decay_that_was_not_taken_or_not_sent_leads_nobody(design: str, every: int) -> None:
+    """AdamW leaves a parameter without a gradient alone; a value that nobody sent has not changed at the shards."""
+    unsteered, steered = (shrunk(f"{design},steer={share}]", adamw, every) for share in (0.0, 0.6))
+    assert 0.7 < steered / unsteered < 1.2
+
+
+@pytest.mark.parametrize("design", ["local-sgd[h=4,steer={}]", "sparseloco[h=8,steer={}]"])
+def test_what_waited_since_rates_were_high_leads_to_no_huge_momentum(design: str) -> None:
+    """A rate that falls to a thousandth for two rounds, and rises again."""
+
+    def longest(rank: int, model: nn.Module, opt: DistributedOptimizer) -> float:
+        found = 0.0
+        for step in range(64):
+            opt.param_groups[0]["lr"] = 1e-5 if step % 32 >= 16 else 1e-2
+            inner_step(model, opt, rank, step)
+            for state in opt.state.values() if step >= 20 else ():
+                first, second = state["exp_avg"], state["exp_avg_sq"]
+                found = max(found, float((first / (second.sqrt() + 1e-8)).abs().max()))
+        return found
+
+    unsteered, steered = (
+        max(run_cluster(mlp, longest, workers=2, optimizer=adamw, design=design.format(share))[0]) for share in (0, 0.6)
+    )
+    assert steered < 3 * unsteered
 
 
 def test_optimizers_whose_moments_are_not_known_go_unsteered() -> None:

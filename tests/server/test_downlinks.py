@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from tests.sent_frames import as_frame
 from thinwire.codecs import Codec, codec, decode
+from thinwire.codecs.scheme import stream_seed
 from thinwire.errors import NonFiniteError
 from thinwire.policies.consistency import Bsp
 from thinwire.schema import TableSpec
@@ -201,6 +202,22 @@ def test_doublesqueeze_invariant(name: str) -> None:
         assert owners == {0, 1, 2}
         broadcast = decode(frame).numpy()
         np.testing.assert_allclose(broadcast, np.mean(gradients, axis=0) + before - waiting(), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["stoch3", "qsgd"])
+def test_the_shard_rounds_by_numbers_that_no_worker_has(name: str) -> None:
+    """With worker 0's own, what that one has rounded up would be rounded up again, and count about twice."""
+    made, values = codec(name), 20_000
+    down = AverageGradient("w", (values,), made, 2)
+    contexts = [made.context(down.values, name="w", seed=stream_seed(0, rank)) for rank in range(2)]
+    gradients = [noise(rank, (values,)) for rank in range(2)]
+    arrived = np.zeros(values)
+    for step in range(40):
+        mean = np.mean([decode(c.encode(g)).numpy() for c, g in zip(contexts, gradients, strict=True)], axis=0)
+        [(_, frame)] = sent_to(down, {0, 1}, step, mean)
+        arrived += decode(frame).numpy() / 40
+    weights, *_ = np.linalg.lstsq(np.stack(gradients, 1), arrived, rcond=None)
+    np.testing.assert_allclose(weights, 0.5, atol=0.05)
 
 
 def test_doublesqueeze_worked_example() -> None:

@@ -319,6 +319,22 @@ def finite_magnitude(flat: Flat, step: Step | None = None) -> float:
     return largest
 
 
+def stream_seed(seed: int, rank: int | None) -> int:
+    """Returns the seed of one worker's random numbers, or of the shards'.
+
+    All must differ: who rounds the mean of what some have rounded, with one's own numbers, counts that one twice.
+
+    Args:
+        seed: of the training.
+        rank: the worker's, below 65,536; None: the shards'.
+
+    Example:
+        >>> stream_seed(0, 0), stream_seed(0, 4), stream_seed(0, None), stream_seed(1, 0)
+        (0, 4, 65536, 65537)
+    """
+    return seed * 65_537 + (65_536 if rank is None else rank)
+
+
 def random_key(seed: int, name: str, step: int) -> Key:
     """Returns the key of one tensor's random numbers at one step, for the kernels' counter-based generator.
 

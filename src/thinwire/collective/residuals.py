@@ -18,6 +18,7 @@ import torch
 
 from thinwire.codecs import Context
 from thinwire.codecs.lag import LagBound
+from thinwire.codecs.scheme import stream_seed
 from thinwire.collective.owners import counts_of, owned, with_owners
 from thinwire.errors import ConfigError
 from thinwire.policies.assignment import Partition, Sized
@@ -142,7 +143,7 @@ class Residuals:
                 codec = tensor.choice.down if part.server == rank else tensor.choice.up
                 like = torch.empty(part.numel, dtype=tensor.compute_dtype, device=tensor.device)
                 name = part.label(tensor.name)
-                self.contexts[tensor.name, part] = codec.context(like, name=name, seed=seed * 65_537 + rank)
+                self.contexts[tensor.name, part] = codec.context(like, name=name, seed=stream_seed(seed, rank))
         self._snapshot: dict[tuple[str, Partition], tuple[int, torch.Tensor | None, Lag | None]] = {}
 
     def _compressed(self) -> list[TrainedTensor]:

@@ -211,6 +211,11 @@ def _optimizer(prepared: Prepared, driver: WorkerDriver, metrics: Sequence[Metri
     }
     local, worker, outer = prepared.design.local, prepared.worker, prepared.outer
     if isinstance(worker, LocalWorker) and local is not None and outer is not None:
-        updates: dict[str, Any] = {"updates": local, "outer_groups": outer, "lengthening": prepared.lengthening}
+        updates: dict[str, Any] = {
+            "updates": local,
+            "outer_groups": outer,
+            "lengthening": prepared.lengthening,
+            "of_senders": "senders" in prepared.design.reduce,
+        }
         return LocalUpdateOptimizer(prepared.model, prepared.optimizer, worker, driver, **updates, **common)
     return DistributedOptimizer(prepared.model, prepared.optimizer, worker, driver, **common)

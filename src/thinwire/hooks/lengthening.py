@@ -85,10 +85,8 @@ class Lengthening:
         for (parameter, optimizer, number), factor in zip(self._members, self.factors().tolist(), strict=True):
             if parameter.grad is None or factor == 1.0:  # without a gradient it has not changed, by decay neither
                 continue
-            if (tensor := self._shared.get(id(parameter))) is not None:
-                own, held_back = parameter.detach(), tensor.held_back()
-                # Where the parameter's own dtype had rounded the shared values, that is nothing the step has changed.
-                began = (tensor.values if held_back is None else tensor.values - held_back).view(own.shape)
+            if (began := self._began(parameter)) is not None:
+                own = parameter.detach()
                 # Decay has nothing to do with what chance is in gradients: it stays as long as it is.
                 if decay := decay_of(optimizer, optimizer.param_groups[number]):
                     began = began * (1 - decay)
@@ -98,6 +96,21 @@ class Lengthening:
                     own.copy_(own.float().lerp_(began, 1 - factor))
         self.board.copy_(self._sums(clock))
         self._told = True
+
+    def _began(self, parameter: torch.Tensor) -> torch.Tensor | None:
+        """What a parameter was before the step, float32: where its own dtype rounded that, no step has changed it."""
+        if (tensor := self._shared.get(id(parameter))) is None:
+            return None
+        held_back = tensor.held_back()
+        return (tensor.values if held_back is None else tensor.values - held_back).view(parameter.shape)
+
+    def _gradient(self, parameter: torch.Tensor, optimizer: torch.optim.Optimizer, number: int) -> torch.Tensor | None:
+        """What Adam has divided by the root of its mean square: the gradient, and decay that is not decoupled."""
+        gradient, group = parameter.grad, optimizer.param_groups[number]
+        decay = 0.0 if decay_of(optimizer, group) else float(group["weight_decay"])
+        if gradient is None or not decay or (began := self._began(parameter)) is None:
+            return gradient
+        return gradient.detach().float().add(began, alpha=-decay if group["maximize"] else decay)
 
     def skipped(self) -> None:
         """No step was taken, as a GradScaler found an overflow here: takes what all have told, and tells nothing.
@@ -119,7 +132,7 @@ class Lengthening:
         self._told = False
 
     def _sums(self, clock: int) -> torch.Tensor:
-        gradients = [parameter.grad for parameter, *_ in self._members]
+        gradients = [self._gradient(*member) for member in self._members]
         rows = [0 if each is None else -(-each.numel() // SUMS) for each in gradients]
         generator = torch.Generator("cpu").manual_seed(((self._seed << 32) + clock) % (1 << 63))
         drawn = torch.randint(0, 2, (max(rows, default=0),), generator=generator, dtype=torch.int8, device="cpu")

@@ -35,6 +35,7 @@ class LocalUpdateOptimizer(DistributedOptimizer):
         updates: the timetable and the outer optimizer. All else as for `DistributedOptimizer`.
         outer_groups: the outer optimizer's parameter groups; a rate that is written there counts from the next push.
         lengthening: lengthens what the inner optimizer changes.
+        of_senders: whether shards average what sparse codecs send over those who sent it.
 
     Example::
 
@@ -59,6 +60,7 @@ class LocalUpdateOptimizer(DistributedOptimizer):
         updates: LocalUpdates,
         outer_groups: list[dict[str, Any]],
         lengthening: Lengthening | None = None,
+        of_senders: bool = False,
         **settings: Any,
     ) -> None:
         self._local, self._updates = worker, updates
@@ -70,7 +72,7 @@ class LocalUpdateOptimizer(DistributedOptimizer):
         self._began_with: str | None = None
         steered = next((each for each in parts(optimizer) if type(each) in KINDS), None)
         if updates.steer and steered is not None:
-            self._steering = Steering(steered, updates.steer, outer_groups)
+            self._steering = Steering(steered, updates.steer, outer_groups, of_senders=of_senders)
             worker.steering = self._steering
         super().__init__(model, optimizer, worker, driver, outer_groups=outer_groups, **settings)
         if worker.began_late or worker.pending:  # the first forward pass changes the parameters

@@ -6,7 +6,12 @@ moment a first moment that would have led there. A share of each worker's own is
 (Momenta from what everybody did: FedCM, Xu et al. 2021, for SGD with gradients; Mime, Karimireddy et al. 2020.)
 
 What decoupled weight decay has taken goes off first. No gradient led there, every optimizer takes it by itself at each
-step, and a momentum that held it would take it again and again.
+step, and a momentum that held it would take it again and again. Not where shards average over senders: a value that
+nobody sent has not changed, and what waits of it decays in the residual.
+
+An update also holds what waited in residuals, of steps with the rates of then. Where rates have fallen much since, it
+is divided by a share of what the one before was divided by, so that what is left of larger steps makes no huge
+momentum.
 """
 
 from __future__ import annotations
@@ -22,6 +27,11 @@ from thinwire.worker.rows import Lead
 
 KINDS: tuple[type[torch.optim.Optimizer], ...] = (torch.optim.Adam, torch.optim.AdamW)
 """Whose first moments are known; others go unsteered."""
+
+WANES, WANES_OF_SENDERS = 0.5, 0.9
+"""What updates are divided by falls to this share from one to the next, at most. Where some of the values are sent,
+others wait for more rounds. A rate that falls to a thousandth for two rounds, and rises again, leaves momenta as long
+as they are unsteered; without a bound they were 10,000 times as long."""
 
 
 def decay_of(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> float:
@@ -43,29 +53,46 @@ class Steering:
         optimizer: the worker's own, one of `KINDS`.
         share: of the moments that is replaced, above 0 and below 1.
         outer_groups: of the outer optimizer, which multiplied the mean by its rate.
+        of_senders: whether shards average what sparse codecs send over those who sent it.
     """
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, share: float, outer_groups: Sequence[Mapping[str, Any]]
+        self,
+        optimizer: torch.optim.Optimizer,
+        share: float,
+        outer_groups: Sequence[Mapping[str, Any]],
+        *,
+        of_senders: bool = False,
     ) -> None:
-        self._optimizer, self._share, self._outer = optimizer, share, outer_groups
-        # Of every parameter group: rates of the steps since the last push, and of those that it had; and their decay.
+        self._optimizer, self._share, self._outer, self._of_senders = optimizer, share, outer_groups, of_senders
+        self._wanes = WANES_OF_SENDERS if of_senders else WANES
+        # Of every parameter group: rates of the steps since the last push, and of those that it had.
         self._rates = [0.0] * len(optimizer.param_groups)
         self._pushed = [0.0] * len(optimizer.param_groups)
-        self._decays = [0.0] * len(optimizer.param_groups)
-        self._pushed_decays = [0.0] * len(optimizer.param_groups)
+        self._divisors = [0.0] * len(optimizer.param_groups)
+        # Of every parameter, group by group: their decay. One without a gradient takes no step, and none of it.
+        self._decays = self._nothing()
+        self._pushed_decays = self._nothing()
         self._outer_lr = 0.0  # of what has been pushed: it may be another when the answer comes
 
+    def _nothing(self) -> list[list[float]]:
+        return [[0.0] * len(group["params"]) for group in self._optimizer.param_groups]
+
     def stepped(self) -> None:
-        """The optimizer has taken a step, with the rates that its groups have now."""
+        """The optimizer has taken a step, with the rates that its groups have now, and gradients are still there."""
         for index, group in enumerate(self._optimizer.param_groups):
             self._rates[index] += float(group["lr"])
-            self._decays[index] += decay_of(self._optimizer, group)
+            if decay := decay_of(self._optimizer, group):
+                taken = self._decays[index]
+                for place, parameter in enumerate(group["params"]):
+                    if parameter.grad is not None:
+                        taken[place] += decay
 
     def pushed(self) -> None:
         """What was changed in the steps so far has been pushed."""
         self._pushed, self._rates = self._rates, [0.0] * len(self._rates)
-        self._pushed_decays, self._decays = self._decays, [0.0] * len(self._decays)
+        self._divisors = [max(now, self._wanes * last) for now, last in zip(self._pushed, self._divisors, strict=True)]
+        self._pushed_decays, self._decays = self._decays, self._nothing()
         self._outer_lr = float(self._outer[0]["lr"])
 
     def leads(self, tensors: Sequence[WorkerTensor]) -> list[Lead | None] | None:
@@ -78,10 +105,10 @@ class Steering:
             Of each tensor; None of all where one's moments are not plain float32 in the host's memory.
         """
         found: list[Lead | None] = [None] * len(tensors)
-        for group, rates, decay in self._groups():
+        for group, rates, decays in self._groups():
             first, second = (float(beta) for beta in group["betas"])
             squares = "max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"
-            for place, state in self._moments(group, tensors):
+            for place, state, decay in self._moments(group, decays, tensors):
                 moments, step = (state["exp_avg"], state[squares]), float(state["step"])
                 if not all(each.is_cpu and each.dtype == torch.float32 and each.is_contiguous() for each in moments):
                     return None
@@ -97,56 +124,70 @@ class Steering:
             tensors: parameters, and buffers, which have no moments.
             before: their shared values before, float32[n] each.
         """
-        for group, rates, decay in self._groups():
-            some = list(self._moments(group, tensors))
+        for group, rates, decays in self._groups():
+            some = list(self._moments(group, decays, tensors))
             if not some:
                 continue
             first, second = (float(beta) for beta in group["betas"])
             squares = "max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"
-            steps = [float(state["step"]) for _, state in some]
-            moments = torch._foreach_sqrt([state[squares].float() for _, state in some])
+            steps = [float(state["step"]) for _, state, _ in some]
+            moments = torch._foreach_sqrt([state[squares].float() for _, state, _ in some])
             torch._foreach_mul_(moments, [1 / math.sqrt(1 - second**step) for step in steps])
             torch._foreach_add_(moments, float(group["eps"]))
-            changes = [before[place].sub_(tensors[place].values).view(tensors[place].shown.shape) for place, _ in some]
-            if decay:
-                now = [tensors[place].values.view_as(each) for (place, _), each in zip(some, changes, strict=True)]
-                torch._foreach_add_(changes, now, alpha=-decay)
+            now = [tensors[place].values.view(tensors[place].shown.shape) for place, *_ in some]
+            changes = [before[place].view_as(each).sub_(each) for (place, *_), each in zip(some, now, strict=True)]
+            if any(decay for *_, decay in some):
+                torch._foreach_sub_(changes, torch._foreach_mul(now, [decay for *_, decay in some]))
             torch._foreach_mul_(moments, changes)
             torch._foreach_mul_(moments, [(1 - first**step) / rates for step in steps])
-            own = [state["exp_avg"] for _, state in some]
+            own = [state["exp_avg"] for _, state, _ in some]
             torch._foreach_lerp_(own, [m.to(o.dtype) for m, o in zip(moments, own, strict=True)], self._share)
 
-    def _groups(self) -> Iterator[tuple[Mapping[str, Any], float, float]]:
-        """Yields the parameter groups with rates and decay of the steps whose update comes, times the outer rate."""
-        groups = zip(self._optimizer.param_groups, self._pushed, self._pushed_decays, strict=True)
-        for group, pushed, decay in groups:
-            if (rates := self._outer_lr * pushed) > 0:
-                yield group, rates, self._outer_lr * decay
+    def _groups(self) -> Iterator[tuple[Mapping[str, Any], float, list[float]]]:
+        """Yields the parameter groups, what to divide their updates by, and their parameters' decay in the same steps.
+
+        A group whose rates were 0 is left alone: all that comes of it is what waited.
+        """
+        for group, pushed, divisor, decays in zip(
+            self._optimizer.param_groups, self._pushed, self._divisors, self._pushed_decays, strict=True
+        ):
+            if self._outer_lr * pushed > 0:
+                yield group, self._outer_lr * divisor, decays
 
     def _moments(
-        self, group: Mapping[str, Any], tensors: Sequence[WorkerTensor]
-    ) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        """Yields the places of a group's parameters, and their states: one without gradients has no moments."""
-        members, kept = set(group["params"]), self._optimizer.state
+        self, group: Mapping[str, Any], decays: Sequence[float], tensors: Sequence[WorkerTensor]
+    ) -> Iterator[tuple[int, Mapping[str, Any], float]]:
+        """Yields the places of a group's parameters, their states, and which share of them decay is in the update.
+
+        One without gradients has no moments.
+        """
+        members, kept = dict(zip(group["params"], decays, strict=True)), self._optimizer.state
         for place, tensor in enumerate(tensors):
             if tensor.parameter in members and "exp_avg" in (state := kept.get(tensor.parameter, {})):
-                yield place, state
+                some = self._of_senders and tensor.sends_some
+                yield place, state, 0.0 if some else self._outer_lr * members[tensor.parameter]
 
-    def state_dict(self) -> dict[str, list[float]]:
-        """Returns the rates and the decay of steps whose update has not come."""
+    def state_dict(self) -> dict[str, list[Any]]:
+        """Returns the rates and the decay of steps whose update has not come, and what the last was divided by."""
         return {
             "rates": list(self._rates),
             "pushed": list(self._pushed),
-            "decays": list(self._decays),
-            "pushed_decays": list(self._pushed_decays),
+            "divisors": list(self._divisors),
+            "decays": [list(each) for each in self._decays],
+            "pushed_decays": [list(each) for each in self._pushed_decays],
             "outer": [self._outer_lr],
         }
 
-    def load_state_dict(self, state: Mapping[str, Sequence[float]]) -> None:
+    def load_state_dict(self, state: Mapping[str, Sequence[Any]]) -> None:
         """Restores what `state_dict` returned."""
         self._rates, self._pushed = list(state["rates"]), list(state["pushed"])
-        # States did not have these once.
+        # States did not have these once, and decays were a group's.
         [self._outer_lr] = state.get("outer", [float(self._outer[0]["lr"])])
-        nothing = [0.0] * len(self._rates)
-        self._decays = list(state.get("decays", nothing))
-        self._pushed_decays = list(state.get("pushed_decays", nothing))
+        self._divisors = list(state.get("divisors", state["pushed"]))
+        self._decays, self._pushed_decays = (
+            [
+                list(mine) if isinstance(mine, Sequence) else [float(mine)] * len(none)
+                for mine, none in zip(state.get(name, nothing), nothing, strict=True)
+            ]
+            for name, nothing in (("decays", self._nothing()), ("pushed_decays", self._nothing()))
+        )

@@ -16,11 +16,14 @@ import numpy as np
 
 from thinwire.codecs import Codec, Context, Step
 from thinwire.codecs.levels import Votes
+from thinwire.codecs.scheme import stream_seed
 from thinwire.codecs.tensors import Flat, FloatArray
 from thinwire.errors import NonFiniteError
 from thinwire.packets import BatchedTensor, EncodedTensor
 from thinwire.policies.compression import NARROW, is_batched
 from thinwire.server.copies import Copies, Copy, own_array, unbounded
+
+SEED = stream_seed(0, None)
 
 
 class Downlink(ABC):
@@ -31,13 +34,14 @@ class Downlink(ABC):
         shape: of the table.
         codec: of the pulls.
         workers: how many.
+        seed: of the codec's random numbers, which no worker has.
     """
 
     runs_optimizer = False
     """Whether the server updates the model."""
 
-    def __init__(self, name: str, shape: tuple[int, ...], codec: Codec, workers: int) -> None:
-        self.name, self.shape, self.codec = name, shape, codec
+    def __init__(self, name: str, shape: tuple[int, ...], codec: Codec, workers: int, *, seed: int = SEED) -> None:
+        self.name, self.shape, self.codec, self.seed = name, shape, codec, seed
         self.senders = workers
         """How many workers' gradients are in the update that is published next; not all that took part have one."""
         self.values: FloatArray = np.zeros(shape, np.float32)
@@ -81,7 +85,7 @@ class Downlink(ABC):
             sparsity: the multiplier that a bound on the lag has found.
         """
         flat = Flat(values.reshape(-1), "fp32", self.shape)
-        step = Step(key=self.codec.key(0, self.name, version), sparsity=sparsity)
+        step = Step(key=self.codec.key(self.seed, self.name, version), sparsity=sparsity)
         return self.codec.encode_flat(flat, step, self.name, out.reshape(-1), accumulate=accumulate).frame
 
 
@@ -94,8 +98,8 @@ class ModelDelta(Downlink):
 
     runs_optimizer = True
 
-    def __init__(self, name: str, shape: tuple[int, ...], codec: Codec, workers: int) -> None:
-        super().__init__(name, shape, codec, workers)
+    def __init__(self, name: str, shape: tuple[int, ...], codec: Codec, workers: int, *, seed: int = SEED) -> None:
+        super().__init__(name, shape, codec, workers, seed=seed)
         kept = codec.residual_by_default
         lag_bound = codec.scheme.delta_lag_bound if kept else unbounded
         self.copies = Copies(shape, workers, keep_seen=not kept, lag_bound=lag_bound)
@@ -160,9 +164,9 @@ class ModelDelta(Downlink):
 class AverageGradient(Downlink):
     """The average gradient, to which a codec that keeps a residual adds the server's (DoubleSqueeze, algorithm 1)."""
 
-    def __init__(self, name: str, shape: tuple[int, ...], codec: Codec, workers: int) -> None:
-        super().__init__(name, shape, codec, workers)
-        self.context: Context = codec.context(self.values, name=name)
+    def __init__(self, name: str, shape: tuple[int, ...], codec: Codec, workers: int, *, seed: int = SEED) -> None:
+        super().__init__(name, shape, codec, workers, seed=seed)
+        self.context: Context = codec.context(self.values, name=name, seed=seed)
         self._batched, self._narrow = is_batched(codec, shape), codec == NARROW
 
     def publish(
@@ -186,7 +190,8 @@ class AverageGradient(Downlink):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self.context.load_state_dict(state["context"])
+        # States of before had the seed of worker 0.
+        self.context.load_state_dict({**state["context"], "seed": self.seed})
 
 
 class AverageWeights(Downlink):

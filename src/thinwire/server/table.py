@@ -20,7 +20,7 @@ from thinwire.packets import BatchedTensor, EncodedTensor
 from thinwire.policies.compression import PLAIN, is_batched
 from thinwire.policies.consistency import Terms
 from thinwire.schema import Reduce, TableSpec
-from thinwire.server.downlinks import FORMS, ModelDelta, diverged
+from thinwire.server.downlinks import FORMS, SEED, ModelDelta, diverged
 
 NO_GRADIENT = b""
 """The frame of a parameter that took no part in this step."""
@@ -39,6 +39,7 @@ class Table:
         terms: how many workers push, and how many gradients make an update.
         downlink: what travels down, a key of `FORMS`.
         reduce: how gradients are aggregated; where `up` sends all values, a mean over senders is the mean.
+        seed: of the pulls' random numbers, which no worker has.
 
     Attributes:
         sum: float32, of the gradients of the current clock that were added; before the first, the last aggregate.
@@ -54,10 +55,14 @@ class Table:
         terms: Terms,
         downlink: str = "delta",
         reduce: Reduce = "mean",
+        *,
+        seed: int = SEED,
     ) -> None:
         self.spec = spec
         self.version = 0
-        self.downlink = FORMS["delta" if spec.state else downlink](spec.name, spec.shape, down, terms.workers)
+        self.downlink = FORMS["delta" if spec.state else downlink](
+            spec.name, spec.shape, down, terms.workers, seed=seed
+        )
         self.values = torch.from_numpy(self.downlink.values)
         self.reduce: Reduce = reduce if up.scheme.sends_some or reduce == "sum" else "mean"
         self.sum: FloatArray = np.zeros(spec.shape, np.float32)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from thinwire.codecs.scheme import stream_seed
 from thinwire.errors import ConfigError, ProtocolError
 from thinwire.optimizers.options import Settings, changes
 from thinwire.optimizers.runner import OptimizerRunner
@@ -55,9 +56,14 @@ class TableUpdates:
         self.plan = plan
         self.terms = consistency(plan.consistency).terms(plan.workers, elastic=least is not None)
         self.members = Membership(plan.workers, self.terms.quorum, least)
+        told = plan.settings.get("seed")
+        seed = stream_seed(told if isinstance(told, int) else 0, None)
         try:
             self.tables = [
-                Table(spec, codecs[spec.up], codecs[spec.down], self.terms, plan.downlink, plan.reduce_of(spec))
+                Table(
+                    *(spec, codecs[spec.up], codecs[spec.down], self.terms, plan.downlink, plan.reduce_of(spec)),
+                    seed=seed,
+                )
                 for spec in plan.tables
             ]
         except (MemoryError, RuntimeError) as error:  # NumPy's and torch's ways to say so

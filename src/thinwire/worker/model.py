@@ -64,6 +64,7 @@ class WorkerTensor:
     Attributes:
         values: float32[n], flat; the tensor's own memory where possible.
         tables: one for each partition, in order.
+        sends_some: whether a push holds some of the values, as with `topk`.
         offset: shared − local parameters after the last merge; None where they were equal, or `unsent` says it.
         unsent: the share of the residuals that the local parameters began without, 0 … 1: their offset is then
             shared − (shared − unsent · residual), and is nowhere kept.
@@ -71,6 +72,7 @@ class WorkerTensor:
 
     def __init__(self, planned: PlannedTensor) -> None:
         self.name, self.state, self.parameter = planned.name, planned.state, planned.tensor
+        self.sends_some = planned.up.scheme.sends_some
         self.tables: list[WorkerTable] = []
         self._shown = planned.tensor.detach()
         self.offset: torch.Tensor | None = None

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from thinwire.codecs.scheme import stream_seed
 from thinwire.errors import ConfigError, ProtocolError, SessionLostError
 from thinwire.optimizers.options import ParameterGroups
 from thinwire.packets import EncodedTensor
@@ -94,7 +95,7 @@ class Participant:
             design,
             self.counters,
             now,
-            seed=seed * 65_537 + rank,
+            seed=stream_seed(seed, rank),
             revocable=self._terms.partial_quorum or self._skips,
             measures=measures,
         )
