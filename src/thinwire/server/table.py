@@ -55,7 +55,6 @@ class Table:
         terms: Terms,
         downlink: str = "delta",
         reduce: Reduce = "mean",
-        *,
         seed: int = SEED,
     ) -> None:
         self.spec = spec

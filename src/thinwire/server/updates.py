@@ -60,10 +60,7 @@ class TableUpdates:
         seed = stream_seed(told if isinstance(told, int) else 0, None)
         try:
             self.tables = [
-                Table(
-                    *(spec, codecs[spec.up], codecs[spec.down], self.terms, plan.downlink, plan.reduce_of(spec)),
-                    seed=seed,
-                )
+                Table(spec, codecs[spec.up], codecs[spec.down], self.terms, plan.downlink, plan.reduce_of(spec), seed)
                 for spec in plan.tables
             ]
         except (MemoryError, RuntimeError) as error:  # NumPy's and torch's ways to say so
