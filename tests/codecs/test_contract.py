@@ -169,6 +169,7 @@ NO_FLOATING_TENSORS: list[Any] = [
     torch.zeros(3, dtype=torch.complex64),
     torch.zeros(3, dtype=torch.int8),
     torch.eye(3).to_sparse(),
+    torch.zeros(3, device="meta"),
     np.arange(3),
     np.zeros(3, dtype=np.complex128),
     np.zeros(3, dtype=np.longdouble),
@@ -221,6 +222,8 @@ OUTS: dict[str, Callable[[], Any]] = {
     "float64": lambda: torch.full((5, 7), 3.0, dtype=torch.float64),
     "float16": lambda: torch.full((5, 7), 3.0, dtype=torch.float16),
     "bfloat16": lambda: torch.full((5, 7), 3.0, dtype=torch.bfloat16),
+    "a negated view": lambda: torch._neg_view(torch.full((5, 7), -3.0)),
+    "a negated float16 view": lambda: torch._neg_view(torch.full((5, 7), -3.0, dtype=torch.float16)),
     "a parameter": lambda: torch.nn.Parameter(torch.full((5, 7), 3.0)),
     "numpy": lambda: np.full((5, 7), 3.0, np.float32),
     "numpy, Fortran order": lambda: np.asfortranarray(np.full((5, 7), 3.0)),
@@ -267,6 +270,25 @@ def test_out(entry: Enrolled) -> None:
     array = np.zeros(3, np.float16)
     tw.decode(narrow, out=array)
     assert torch.isfinite(tw.decode(narrow)).all() and np.isfinite(array).all()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "numpy"),
+    [
+        (torch.float16, False),
+        (torch.float16, True),
+        (torch.bfloat16, False),
+        (torch.float32, False),
+        (torch.float32, True),
+    ],
+)
+def test_a_sum_past_the_last_number_of_a_narrower_out_ends_there(dtype: torch.dtype, numpy: bool) -> None:
+    most, inf = torch.finfo(dtype).max, float("inf")
+    wide = torch.float64 if dtype is torch.float32 else torch.float32
+    frame = tw.codec("fp32").encode(torch.tensor([most, -most, most, 1.0, 1.0], dtype=wide))
+    out = torch.tensor([most, -most, -most, 2.0, inf], dtype=dtype)
+    tw.decode(frame, out=out.numpy() if numpy else out, accumulate=True)
+    assert out.tolist() == [most, -most, 0.0, 3.0, inf], "what the caller brought stays"
 
 
 # ---- configuration

@@ -12,7 +12,9 @@ import pytest
 import torch
 
 import thinwire as tw
-from thinwire.codecs import device, tensors
+from thinwire.codecs import Context, device, tensors
+from thinwire.codecs.floats import FP32
+from thinwire.codecs.tensors import DeviceFlat
 from thinwire.kernels import triton
 
 VALUES = torch.linspace(-1, 1, 100)
@@ -33,6 +35,21 @@ def test_a_device_without_kernels_is_named_and_the_cpu_encodes() -> None:
         context = codec.context(VALUES)
     assert seen[0].filename == __file__
     assert context.encode(VALUES) == expected and context.on_host
+
+
+def test_a_tensor_without_values_is_refused_and_no_copy_is_announced() -> None:
+    meta = VALUES.to("meta")
+    context = Context(tw.codec("3lc"), DeviceFlat(VALUES, "fp32", (100,)), name="fc.bias", seed=0)
+    calls = (tw.codec("3lc").encode, tw.codec("3lc").context, tw.codec("terngrad").local_scale, context.encode)
+    for call in calls:
+        with pytest.raises(TypeError, match=r"^(the tensor|fc\.bias) is on the meta device"):
+            call(meta)
+
+
+def test_kernels_write_no_memory_that_holds_something_else_than_the_values() -> None:
+    frame = tw.frames.parse(tw.codec("fp32").encode(VALUES.numpy()))
+    plain = device.Received(FP32, frame, torch.zeros(100), False)
+    assert plain.direct and not plain._replace(out=torch._neg_view(torch.zeros(100))).direct
 
 
 def test_a_loop_warns_once() -> None:

@@ -12,6 +12,7 @@ import torch
 
 import thinwire as tw
 from tests.codecs.contract import naming
+from thinwire.codecs import open_frame
 from thinwire.frames import Flags, Frame
 from thinwire.frames.layout import pack_varint
 
@@ -101,6 +102,16 @@ def test_many_fixed_bits() -> None:
             tensor = weights(1000).double()
             decoded = tw.decode(tw.codec("entropy", mode="fixed", bits=bits).encode(tensor))
             assert float((decoded - tensor).abs().max()) <= 2.0**-bits * (1 + 1e-6)
+
+
+def test_the_bin_width_is_told_even_where_the_range_overflows() -> None:
+    for high, low, width in ((3.0, -1.0, 4.0 / 256), (1.7e308, -1.7e308, 1.7e308 / 128)):
+        frame = tw.codec("entropy", mode="fixed").encode(torch.tensor([high, low], dtype=torch.float64))
+        assert open_frame(frame).explain()["bin width"][0] == width
+    ordinary = tw.codec("entropy").encode(weights(5000))
+    low, high = tw.frames.parse(ordinary).scales
+    width = open_frame(ordinary).explain()["bin width"][0]
+    assert width == (high - low) / 2.0 ** num_bits(ordinary)
 
 
 # ---- lies

@@ -76,7 +76,9 @@ BOMBS: dict[str, tuple[Callable[[], bytes], str]] = {
     "cut": (lambda: compress(samples.normal(500).tobytes())[:-9], "damaged"),
     "two frames": (lambda: compress(bytes(2000)) + compress(bytes(2000)), "zstd stage"),
     "bytes behind it": (lambda: compress(bytes(4000)) + b"\0", "damaged"),
+    "bytes behind an empty one": (lambda: compress(b"") + bytes(400), "declares 0 bytes"),
     "a skippable frame": (lambda: b"\x50\x2a\x4d\x18" + (4).to_bytes(4, "little") + b"abcd", "zstd stage"),
+    "bytes behind an empty skippable frame": (lambda: b"\x50\x2a\x4d\x18" + bytes(4) + b"abcd", "declares 0 bytes"),
 }
 
 
@@ -90,6 +92,21 @@ def test_bombs() -> None:
                 with pytest.raises(tw.FrameError, match=message):
                     tw.decode(data, out=into)
             assert (out == -7.0).all()
+
+
+def test_nothing_is_hidden_behind_an_empty_stage() -> None:
+    """A constant tensor's payload is empty, so that nothing else would look."""
+    for data in (compress(b"") + bytes(400), b"\x50\x2a\x4d\x18" + bytes(4) + b"abcd"):
+        frame = Frame("entropy", "fp32", (5,), (1.0, 1.0), int(Flags.ZSTD), data)
+        with pytest.raises(tw.FrameError, match="declares 0 bytes"):
+            tw.decode(frames.pack(frame))
+
+
+def test_what_other_writers_may_shrink_is_read() -> None:
+    """We leave payloads below `MIN_NBYTES` alone; the format does not."""
+    payload = compress(bytes(20))
+    assert len(payload) < 20 < entropy_stage.MIN_NBYTES
+    assert not tw.decode(frames.pack(Frame("fp32", "fp32", (5,), (), int(Flags.ZSTD), payload))).any()
 
 
 def test_a_small_stage_cannot_declare_a_large_payload_even_for_a_large_shape() -> None:

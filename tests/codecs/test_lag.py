@@ -129,6 +129,16 @@ def test_a_step_that_is_skipped_is_not_measured() -> None:
     assert np.isfinite(lag_bound(context).changing()).all()
 
 
+def test_a_lag_too_large_for_its_type_is_saved_and_loaded() -> None:
+    context = bounded(1.9, lag=3, size=50, dtype=np.float64)
+    for size in (1e-3, 1e-3, 1e-3, 1e-3, 1e160, 1e-3, 1e-3, 1e-3):  # the residual's squares overflow
+        context.encode(size * np.linspace(-1, 1, 50))
+    other = bounded(1.9, lag=3, size=50, dtype=np.float64)
+    other.load_state_dict(context.state_dict())
+    assert lag_bound(other).lag == np.finfo(np.float64).max and lag_bound(other).sparsity == 1
+    assert other.encode(np.ones(50)) == context.encode(np.ones(50))
+
+
 def test_a_loss_scale_that_changes_changes_no_lag() -> None:
     bound = LagBound(LIMIT, 1.75)
     measure(bound, 4.5)

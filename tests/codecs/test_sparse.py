@@ -91,6 +91,16 @@ def test_what_is_not_sent_stays_and_what_is_sent_leaves() -> None:
             assert int(sent.count_nonzero()) == pytest.approx(150, abs=0 if codec.id == "topk" else 60)
 
 
+@pytest.mark.parametrize("id", ["topk", "threshold"])
+def test_too_many_values_for_indices_leave_the_residual(id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("thinwire.codecs.sparse.MAX_WIDTH", 3)  # no tensor of more than 2**32 values fits here
+    context = tw.codec(id, positions="index").context(normal(100))
+    for _ in range(2):
+        with pytest.raises(tw.ConfigError, match="100 values are too many"):
+            context.encode(normal(100))
+    assert context.residual is not None and not context.residual.any()
+
+
 def test_the_sampled_threshold_lets_about_the_fraction_through() -> None:
     tensor = normal(200_000)
     for sample in (None, 5000):

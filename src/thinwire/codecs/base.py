@@ -40,6 +40,7 @@ from thinwire.codecs.tensors import (
     flatten,
     flatten_on_device,
     off_host,
+    refuse_meta,
 )
 from thinwire.errors import ConfigError, NonFiniteError
 from thinwire.frames import Frame
@@ -88,7 +89,7 @@ class Codec(CodecOptions):
             ConfigError: step options that this codec does not take.
         """
         step = Step(key=key or self.key(0, "", 0), **self._checked(options))
-        if device.encodes(tensor, self.scheme):
+        if device.encodes(tensor, self.scheme, name):
             entry = device.Entry(self, flatten_on_device(tensor, name), None, step, name)
             return device.Batch([entry]).finish()[0].frame
         return self.encode_flat(flatten(tensor, name), step, name).frame
@@ -315,7 +316,10 @@ class Context:
     def entry(self, tensor: Tensor, options: StepOptions) -> device.Entry:
         """Returns what a batch on the context's device needs of this tensor. Raises ConfigError as `encode`."""
         if isinstance(tensor, torch.Tensor):
-            flat = flatten_on_device(tensor if tensor.device == self.device else tensor.to(self.device), self.name)
+            if tensor.device != self.device:
+                refuse_meta(tensor, self.name)
+                tensor = tensor.to(self.device)
+            flat = flatten_on_device(tensor, self.name)
         else:
             on_host = flatten(tensor, self.name)
             flat = DeviceFlat(torch.from_numpy(on_host.values).to(self.device), on_host.dtype, on_host.shape)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from thinwire.cautions import caution
 from thinwire.codecs.scheme import Encoded, Payload, Scheme, Step
 from thinwire.codecs.scratch import Scratch, ScratchPool
-from thinwire.codecs.tensors import DeviceFlat, off_host, store_tensor
+from thinwire.codecs.tensors import DeviceFlat, is_plain, off_host, refuse_meta, store_tensor
 from thinwire.errors import ConfigError, NonFiniteError
 from thinwire.frames import Frame
 from thinwire.kernels import triton
@@ -167,10 +167,15 @@ def why_not_encoded(scheme: Scheme, device: torch.device) -> str | None:
     return None if coder and coder.encodes(scheme) else f"{scheme.id} (as configured) has no GPU kernels"
 
 
-def encodes(tensor: object, scheme: Scheme) -> TypeGuard[torch.Tensor]:
-    """Whether a tensor is encoded on its own device, where it is not the host's; warns of what it costs if not."""
+def encodes(tensor: object, scheme: Scheme, name: str = "the tensor") -> TypeGuard[torch.Tensor]:
+    """Whether a tensor is encoded on its own device, where it is not the host's; warns of what it costs if not.
+
+    Raises:
+        TypeError: the tensor, called `name`, is on the meta device.
+    """
     if not off_host(tensor):
         return False
+    refuse_meta(tensor, name)
     reason = why_not_encoded(scheme, tensor.device)
     if reason and scheme.id not in NOTHING_LOST:
         caution(
@@ -239,7 +244,7 @@ class Received(NamedTuple):
     @property
     def direct(self) -> bool:
         """Whether the kernels write where the tensor lies."""
-        return self.out.dtype == self.dtype and self.out.is_contiguous()
+        return self.out.dtype == self.dtype and is_plain(self.out)
 
     @property
     def alike(self) -> tuple[object, ...]:

@@ -168,7 +168,11 @@ class Entropy(Scheme):
         num_bits, huffman = frame.payload[0], bool(frame.flags & HUFFMAN)
         explained |= {
             "bits": (num_bits, "N, the payload's first byte: values lie in 2**N equal bins, decoded as their middles"),
-            "bin width": ((high - low) / 2.0**num_bits, "(high - low) / 2**N: the error is at most half of it"),
+            # Divided first: the difference of two float64 may overflow.
+            "bin width": (
+                high / 2.0**num_bits - low / 2.0**num_bits,
+                "(high - low) / 2**N: the error is at most half of it",
+            ),
             "Huffman": (huffman, "OPTION_A: bins are Huffman coded; without it, N bits each"),
         }
         if huffman:

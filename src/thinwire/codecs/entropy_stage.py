@@ -11,7 +11,7 @@ import zstandard
 from thinwire.errors import FrameError
 
 MIN_NBYTES = 64
-"""Shorter payloads never shrink: the zstd header and block header alone cost about a dozen bytes."""
+"""Shorter payloads are left alone: zstd's headers cost about a dozen bytes, and few of them would shrink."""
 
 MAX_EXPANSION = 1 << 15
 """A zstd block gives at most 128 KiB and takes at least 4 bytes; who declares more would be lying."""
@@ -46,6 +46,8 @@ class EntropyStage:
         except zstandard.ZstdError as error:
             raise FrameError(f"the zstd stage is damaged: {error}") from error
         size = parameters.content_size
+        if size == 0:  # the library would look no further; a skippable frame may say so too
+            raise FrameError("the zstd stage declares 0 bytes, which never shrink")
         if size == zstandard.CONTENTSIZE_UNKNOWN or size > max_nbytes:
             raise FrameError(f"the zstd stage declares {size} bytes; this shape needs at most {max_nbytes}")
         if size > len(payload) * MAX_EXPANSION:

@@ -69,7 +69,7 @@ def flatten(tensor: Tensor, name: str = "the tensor") -> Flat:
     """
     if isinstance(tensor, torch.Tensor):
         shape = tuple(tensor.shape)
-        if tensor.dtype is torch.float32 and tensor.is_cpu and _is_plain(tensor) and len(shape) <= MAX_RANK:
+        if tensor.dtype is torch.float32 and tensor.is_cpu and is_plain(tensor) and len(shape) <= MAX_RANK:
             # What nearly every gradient is: nothing to convert, and a call of torch's costs as much as a small kernel.
             return Flat((tensor.detach() if tensor.requires_grad else tensor).numpy().reshape(-1), "fp32", shape)
         _check_rank(shape, name)
@@ -84,9 +84,17 @@ def flatten(tensor: Tensor, name: str = "the tensor") -> Flat:
     return Flat(np.ascontiguousarray(tensor, dtype=wide).reshape(-1), dtype, tensor.shape)
 
 
-def _is_plain(tensor: torch.Tensor) -> bool:
+def is_plain(tensor: torch.Tensor) -> bool:
     """Whether the memory holds the values as they are, in C order: dense, contiguous, not a lazy negation."""
     return tensor.layout is torch.strided and tensor.is_contiguous() and not tensor.is_neg()
+
+
+def refuse_meta(tensor: torch.Tensor, name: str) -> None:
+    """Raises TypeError for a tensor that has a shape and no values."""
+    if tensor.is_meta:
+        raise TypeError(
+            f"{name} is on the meta device; codecs take tensors that hold values: to_empty() gives it memory"
+        )
 
 
 _NO_MEMORY = "{name} is a {kind}, which has no memory of its own; give what it holds, as a DTensor's to_local()"
@@ -97,7 +105,7 @@ def flatten_on_device(tensor: torch.Tensor, name: str = "the tensor") -> DeviceF
     shape = tuple(tensor.shape)
     if tensor.layout is torch.strided and tensor.numel() and not tensor.data_ptr():
         raise TypeError(_NO_MEMORY.format(name=name, kind=type(tensor).__name__))
-    if tensor.dtype is torch.float32 and _is_plain(tensor) and len(shape) <= MAX_RANK:
+    if tensor.dtype is torch.float32 and is_plain(tensor) and len(shape) <= MAX_RANK:
         values = tensor.detach() if tensor.requires_grad else tensor
         return DeviceFlat(values if len(shape) == 1 else values.view(-1), "fp32", shape)
     _check_rank(shape, name)
@@ -115,6 +123,7 @@ def _flat(tensor: torch.Tensor, name: str) -> torch.Tensor:
         raise TypeError(f"{name} has dtype {tensor.dtype}; codecs take float16, bfloat16, float32 and float64")
     if tensor.layout != torch.strided:
         raise TypeError(f"{name} has layout {tensor.layout}; codecs take dense tensors: call to_dense() first")
+    refuse_meta(tensor, name)
     values = tensor.detach().to(torch.float64 if tensor.dtype == torch.float64 else torch.float32)
     return values.resolve_neg().contiguous().reshape(-1)
 
@@ -147,7 +156,7 @@ def direct_view(out: Tensor) -> FloatArray | None:
     if isinstance(out, torch.Tensor):
         if out.device.type != "cpu" or out.dtype not in (torch.float32, torch.float64):
             return None
-        return out.detach().view(-1).numpy() if out.is_contiguous() else None
+        return out.detach().view(-1).numpy() if is_plain(out) else None
     if out.dtype in (np.float32, np.float64) and out.flags.c_contiguous and out.flags.writeable:
         return out.reshape(-1)
     return None
@@ -199,17 +208,23 @@ def check_out(out: Tensor, shape: tuple[int, ...]) -> None:
 def store(out: Tensor, values: FloatArray, accumulate: bool) -> None:
     """Writes or adds flat `values` into any floating `out`, whatever its layout, dtype or device.
 
-    A narrower `out` takes its largest number for values past it: a scale may lie there although no sender's value
-    did, and one Inf would spread over the whole model. `values` may be overwritten.
+    A narrower `out` takes its largest number for values and sums past it: a scale may lie there although no sender's
+    value did, and one Inf would spread over the whole model. `values` may be overwritten.
     """
     if isinstance(out, torch.Tensor):
         store_tensor(out, torch.from_numpy(values), accumulate)
         return
     limit = float(np.finfo(out.dtype).max)
-    if limit < float(np.finfo(values.dtype).max):
+    narrower = limit < float(np.finfo(values.dtype).max)
+    if narrower:
         np.clip(values, -limit, limit, out=values)
-    if accumulate:
-        out += values.reshape(out.shape).astype(out.dtype, copy=False)
+    if accumulate and narrower:
+        with np.errstate(over="ignore"):
+            total = out + values.reshape(out.shape).astype(out.dtype, copy=False)
+        # An Inf that the caller brought stays: loss scalers look for it.
+        out[...] = np.where(np.isinf(out), total, np.clip(total, -limit, limit))
+    elif accumulate:
+        out += values.reshape(out.shape)
     else:
         out[...] = values.reshape(out.shape)
 
@@ -217,8 +232,15 @@ def store(out: Tensor, values: FloatArray, accumulate: bool) -> None:
 def store_tensor(out: torch.Tensor, values: torch.Tensor, accumulate: bool) -> None:
     """As `store`, for tensors on any devices."""
     limit = torch.finfo(out.dtype).max
-    if limit < torch.finfo(values.dtype).max:
+    narrower = limit < torch.finfo(values.dtype).max
+    if narrower:
         values.clamp_(-limit, limit)
     source = values.reshape(out.shape).to(device=out.device, dtype=out.dtype)
     with torch.no_grad():
-        out.add_(source) if accumulate else out.copy_(source)
+        if accumulate and narrower:
+            total = out + source
+            out.copy_(torch.where(out.isinf(), total, total.clamp(-limit, limit)))
+        elif accumulate:
+            out.add_(source)
+        else:
+            out.copy_(source)

@@ -37,6 +37,7 @@ class TopK(Sparse):
     k: Annotated[int | None, Between(1)] = None
 
     def encode(self, flat: Flat, step: Step, space: Scratch) -> Payload:
+        self.check_positions(flat.values.size)  # before the residual changes
         values, residual = flat.values, step.residual
         finite_magnitude(flat, step)
         if residual is not None:

@@ -40,6 +40,7 @@ was asked for (the most steps of lag, the largest s, and what s is multiplied by
 CHANGING = slice(SPARSITY, ENCODES + 1)
 
 _WIDE = np.float64(1)
+_LARGEST = float(np.finfo(np.float64).max)
 
 
 def new_state(limit: float, asked: float, clip: float) -> State:
@@ -135,6 +136,8 @@ def _decide(state: Any, update_norm: Any, residual_norm: Any) -> None:
     mean = state[UPDATE_NORM]
     mean = MEMORY * mean + (1 - MEMORY) * update_norm if mean > 0 else update_norm
     lag = residual_norm / mean if mean > 0 else 0.0
+    if not lag <= _LARGEST:  # squares overflow where float64 values do not, and a state that is not finite never loads
+        lag = _LARGEST
     state[UPDATE_NORM], state[LAG] = mean, lag
     if lag > state[LIMIT]:
         state[SPARSITY] = 1.0
