@@ -21,7 +21,7 @@ import thinwire as tw
 from tests.codecs import samples
 from tests.codecs.contract import ENROLLED, FLOAT32_MAX, Enrolled, naming, three_lc
 from tests.codecs.samples import DTYPES
-from thinwire.codecs import Scheme, registry
+from thinwire.codecs import Scheme, open_frame, registry
 from thinwire.frames import CODEC_NUMBERS
 
 every_codec = pytest.mark.parametrize("entry", ENROLLED, ids=lambda entry: entry.label)
@@ -81,6 +81,12 @@ def test_round_trips(entry: Enrolled) -> None:
         with naming(f"the ends of {dtype}"):
             round_trip(entry, samples.subnormal(319, dtype), dtype)
             assert torch.isfinite(round_trip(entry, samples.largest(65, dtype, entry), dtype)).all()
+
+
+@every_codec
+def test_every_frame_can_be_explained(entry: Enrolled) -> None:
+    for shape in ((0,), (3, 0), (), (130,)):
+        open_frame(entry.codec.encode(torch.ones(shape))).explain()
 
 
 @every_codec

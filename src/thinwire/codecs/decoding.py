@@ -147,6 +147,8 @@ class CheckedFrame:
 
     def explain(self) -> Explained:
         """Says what the codec's own fields mean; see `Scheme.explain`. Raises FrameError where decoding would."""
+        if self.frame.size == 0:  # it has none
+            return {}
         with _faults_are(self.frame), self.pool.lend() as space:
             return self.scheme.explain(self.frame, space)
 
