@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from tests.collective.ranks import SIZES, bucket_of, collectives, gradients, ste
 from thinwire.codecs.scratch import ScratchPool
 from thinwire.collective.residuals import Residuals, partition
 from thinwire.errors import ConfigError
+from thinwire.policies.assignment import Partition
 from thinwire.policies.compression import PLAIN
 
 CODEC = tw.codec("3lc", sparsity=1.75)
@@ -77,6 +79,22 @@ def test_a_state_says_who_owned_what_and_goes_on_where_others_own_it() -> None:
         fresh[0].load_resized(states)
 
 
+def test_a_state_of_before_large_tensors_were_cut_for_some_ranks_is_refused() -> None:
+    """With sixteen ranks `w` was whole, as no rank would have had enough of it; and it is cut into seven."""
+    whole = {name: (Partition(rank, 0, size),) for rank, (name, size) in enumerate(SIZES.items())}
+    here, old = (
+        [Residuals(tensors(CODEC), rank, 16, mean=True, seed=0, partitions=parts) for rank in range(16)]
+        for parts in (None, whole)
+    )
+    assert [len(here[0].partitions[name]) for name in SIZES] == [7, 1, 1]
+    states = [each.state_dict() for each in old]
+    with pytest.raises(ConfigError, match="the state of 'w' is damaged, or of other slices"):
+        here[0].load_state_dict(states[0])
+    for fresh in (here[0], Residuals(tensors(CODEC), 0, 2, mean=True, seed=0)):
+        with pytest.raises(ConfigError, match="or of other slices: it has 1 slices of a tensor that was in 7"):
+            fresh.load_resized(states)
+
+
 def test_another_number_of_ranks_inherits_what_was_not_sent() -> None:
     """To the last bit of float32, however often the number of ranks changes."""
     for first, *worlds in ((2, 1), (2, 4), (4, 3, 5), (5, 2, 1, 3)):
@@ -116,6 +134,23 @@ def test_what_a_bound_on_the_lag_has_found_is_saved_and_comes_back_with_a_step_t
         mean = residuals.contexts["w", residuals.partitions["w"][0]].lag_bound
         residuals.scale(0.5)
         assert mean is not None and mean.changing()[1] == 0.5 * float(state["lags"]["w"][0, 1])
+
+
+def test_a_bound_on_the_lag_begins_anew_with_residuals_that_no_bound_was_found_for() -> None:
+    """As of a codec without a bound, of before there were any, and of another number of ranks."""
+    codec = tw.codec("3lc", sparsity=1.75, lag=3)
+    fresh = Residuals(tensors(codec), 0, 2, mean=True, seed=0).state_dict()["lags"]
+    states = [residuals.state_dict() for residuals in trained(2)]
+    loads: tuple[Callable[[Residuals], None], ...] = (
+        lambda live: live.load_state_dict(states[0]),
+        lambda live: live.load_state_dict({kind: value for kind, value in states[0].items() if kind != "lags"}),
+        lambda live: live.load_resized(states),
+    )
+    for load in loads:
+        live = trained(2, codec, steps=9)[0]
+        assert not live.state_dict()["lags"]["w"].equal(fresh["w"])
+        load(live)
+        assert all(found.equal(fresh[name]) for name, found in live.state_dict()["lags"].items())
 
 
 def test_a_state_of_another_model_is_refused() -> None:

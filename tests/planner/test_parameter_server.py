@@ -64,6 +64,11 @@ def test_among_equals_every_link_carries_all_but_its_own_share_both_ways() -> No
         assert crossing <= step_s(LAYERS, at) <= crossing + 4.001 * 0.003, workers
     adding = [replace(layer, server_push_s=0.1) for layer in LAYERS]
     assert step_s(adding, replace(FREE, workers=2, collective=True)) == pytest.approx(4 * 0.1 / 2, rel=0.1)
+    for share, way in ((0.5, 7 * 0.5), (1.0, 7.0), (1 / 8, 7 / 8)):
+        uneven = replace(FREE, workers=8, worker_link=slow, collective=True, largest_share=share)
+        assert step_s(LAYERS, uneven) == pytest.approx(way * 4 * (1000 + 500) / 1e4, rel=0.05), share
+        added = step_s(adding, replace(FREE, workers=8, collective=True, largest_share=share))
+        assert added == pytest.approx(way * 4 * 0.1, rel=0.1), "of all others, what is its own"
 
 
 def test_the_first_worker_begins_while_the_others_still_wait_for_their_update() -> None:
@@ -128,6 +133,8 @@ def test_what_cannot_be_is_refused() -> None:
         given: dict[str, Any] = {name: float("nan")}
         with pytest.raises(ConfigError, match=r"nan .*; all are 0 or more"):
             replace(FREE, **given)
+    with pytest.raises(ConfigError, match=r"a largest share of 0\.1; of 8 workers it is"):
+        replace(FREE, collective=True, largest_share=0.1)
     with pytest.raises(ConfigError, match="a layer lies on shard 1, and there are 1"):
         step_s([replace(LAYERS[0], shard=1)], FREE)
     with pytest.raises(ConfigError, match="no layers"):

@@ -118,10 +118,10 @@ def test_step_time_follows_the_link_the_workers_and_the_steps_between_exchanges(
 
 def test_shards_carry_the_servers_traffic_together_and_ranks_no_more_than_their_share(known: Known) -> None:
     one = known(Setting(link="1mbit", workers=8, latency_ms=0))
-    two = known(Setting(link="1mbit", workers=8, latency_ms=0, servers=4))
+    two = known(Setting(link="1mbit", workers=8, latency_ms=0, servers=2))
     ranks = known(Setting(link="1mbit", workers=8, latency_ms=0, mode="collective"))
     seconds = [each.step_s("fp32", 8, 1e6) for each in (one, two, ranks)]
-    assert seconds[0] > 1.8 * seconds[1] > 1.8 * seconds[2], "two tables lie on two of the four shards"
+    assert seconds[0] > 1.8 * seconds[1] > 1.8 * seconds[2], "each of the two tables lies on a shard of its own"
     traffic = 2 * 7 / 8 * 4 * sum(VALUES) * 8 / 1e6 * 1514 / 1448
     assert seconds[2] == pytest.approx(traffic, rel=0.05)
     assert ranks.step_s("fp32", 1024, 1e6) < 1.2 * seconds[2], "a rank's traffic hardly depends on how many there are"
@@ -164,6 +164,46 @@ def test_the_verdict_says_which_and_from_which_rate_on(known: Known) -> None:
     free = compressed.free_above_bps
     assert free is not None
     assert thin.step_s("3lc", 4, free) <= 1.06 * thin.step_s("3lc", 4, math.inf) < thin.step_s("3lc", 4, free / 2)
+
+
+def paying(monkeypatch: pytest.MonkeyPatch, speedup: Callable[[float], float]) -> None:
+    """Has a step take a second uncompressed, whatever the link is, and else so much less."""
+    monkeypatch.setattr(Plan, "step_s", lambda _, name, __, bps: 1.0 if name == UNCOMPRESSED else 1 / speedup(bps))
+
+
+@pytest.mark.parametrize(
+    ("link", "speedup", "said", "below"),
+    [
+        ("2kbit", lambda bps: 1.5 if bps < 5e4 else 1.0, "it pays below 50 kbit/s", 5e4),
+        ("1kbit", lambda bps: 1.5 if bps < 5e4 else 1.0, "it pays below 50 kbit/s", 5e4),
+        ("none", lambda bps: 1.5 if bps < 5e4 else 1.0, "it pays below 50 kbit/s", 5e4),
+        ("1mbit", lambda bps: 1.5 if bps <= 1e12 else 1.0, "it pays at any rate", math.inf),
+        ("1gbit", lambda bps: 1.0 if 1e8 < bps < 1e10 else 1.5, "it pays below 100 Mbit/s", 1e8),
+        ("1gbit", lambda bps: 1.5 if bps < 1e6 or 1e8 < bps < 1e10 else 1.0, "it pays below 10 Gbit/s", 1e10),
+        ("1gbit", lambda bps: 1.5 if bps > 1e8 else 1.0, "it pays here, and not on the thinnest links", None),
+        ("1mbit", lambda bps: 1.5 if bps > 1e8 else 1.0, "it pays neither here nor on the thinnest links", None),
+    ],
+)
+def test_where_a_design_pays_agrees_with_what_is_predicted_of_the_link(
+    known: Known,
+    monkeypatch: pytest.MonkeyPatch,
+    link: str,
+    speedup: Callable[[float], float],
+    said: str,
+    below: float | None,
+) -> None:
+    made = known(Setting(link=link))
+    paying(monkeypatch, speedup)
+    found = made.pays_below_bps("3lc")
+    assert found == (None if below is None else pytest.approx(below, rel=0.02))
+    assert said in verdict(made)[1]
+
+
+def test_a_link_that_never_matters_stops_mattering_at_no_edge_of_the_search(known: Known) -> None:
+    alone = known(Setting(workers=1, mode="collective"))
+    [_, compressed] = alone.summaries()
+    assert compressed.free_above_bps == 0.0 and "the link matters at no rate" in verdict(alone)[1]
+    assert designs_table(alone).lines[1][-2] == "no rate"
 
 
 def test_uncompressed_all_reduces_alone_wait_at_the_hops_of_a_ring(known: Known) -> None:
@@ -289,6 +329,10 @@ def test_designs_and_settings_that_no_plan_can_be_of_are_refused(known: Known) -
         {"servers": 0},
         {"cores": 0},
         {"link": 5e7},
+        {"workers": 2.5},
+        {"workers": True},
+        {"servers": 1.5},
+        {"cores": 1.5},
     ]
     wrong += [{"mode": "collective", "servers": 2}, {"latency_ms": math.nan}, {"compute": 0.0}]
     for each in wrong:

@@ -27,7 +27,9 @@ def test_every_design_that_is_listed_can_be_made() -> None:
         policy = made.compress()
         assert policy.choose("fc.weight", (100, 100)).up == made.up, name
         assert policy.choose("fc.weight", (100, 100)).down == made.down, name
-        small = "fp32" if made.local is None else "3lc" if "diloco" in name else "bf16"
+        small = (
+            "fp32" if made.local is None else "3lc" if name in ("diloco", "streaming-diloco", "sparseloco") else "bf16"
+        )
         assert policy.choose("fc.bias", (100,)).up.id == small, name
         choices = json.loads(json.dumps(made.choices()))
         assert codec(**choices["up"]) == made.up and codec(**choices["down"]) == made.down, name

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from thinwire.errors import ConfigError
@@ -115,6 +115,28 @@ def test_sharded_cuts_large_tables_evenly_and_deals_out_small_ones() -> None:
     assert owners(Sharded(), [Sized("bias", 100, 3200), *sized([3000, 100])], 2) == [[0], [1], [1]]
 
 
+def test_sharded_cuts_a_table_much_heavier_than_a_servers_mean_into_few_parts() -> None:
+    lenet5 = sized([150, 2400, 48_120, 10_080, 840])
+    placed = Sharded().place(lenet5, 16)
+    assert [len(parts) for parts in placed.partitions] == [1, 1, 11, 2, 1], "of 4096 values at least"
+    assert all(part.start % 40 == 0 for parts in placed.partitions for part in parts)
+    assert max(placed.loads()) < 1.4 * sum(placed.loads()) / 16 and min(placed.loads()) > 0
+    uncompressed = Sized("head", 10_000, 320_000)
+    assert owners(Sharded(), [Sized("bias", 10, 320), uncompressed, *sized([3000])], 4) == [[3], [0, 1], [2]]
+    assert owners(Sharded(), sized([4000, 10_000, 9_000, 15_500]), 4) == [[1], [2], [3], [0, 1]]
+
+
+@given(tables_of(20, st.integers(1, 5000)), SERVERS)
+def test_sharded_deals_out_in_the_models_order_where_no_table_weighs_more_than_the_mean(
+    tables: list[Sized], servers: int
+) -> None:
+    mean = sum(table.nbytes for table in tables) / servers
+    assume(all(table.nbytes <= mean for table in tables if table.numel < 50 * servers))
+    small = [index for index, table in enumerate(tables) if table.numel < 50 * servers]
+    placed = owners(Sharded(min_numel=50), tables, servers)
+    assert [placed[index] for index in small] == owners(Greedy(), [tables[index] for index in small], servers)
+
+
 def test_rows_are_dealt_out_through_the_model_and_lie_together() -> None:
     assert owners(Rows(size=10), sized([35, 10, 5, 60]), 3) == [[0, 1, 2], [1], [2], [0, 1, 2]]
     placed = Rows(size=10).place(sized([35, 10, 5, 60]), 3)
@@ -180,6 +202,33 @@ def test_every_server_holds_the_rows_that_geeps_gives_it(tables: list[Sized], se
         theirs = Counter(next(dealt) for _ in range(0, table.numel, size))
         assert {part.server: -(-part.numel // size) for part in parts} == theirs
         assert all(part.start % size == 0 for part in parts)
+
+
+@given(tables_of(20, st.integers(0, 1 << 20)), SERVERS, st.sampled_from([0.0, 0.1, 1.0]))
+def test_balanced_takes_the_first_number_of_cuts_that_is_even_enough(
+    tables: list[Sized], servers: int, excess: float
+) -> None:
+    order = sorted(range(len(tables)), key=lambda index: (-tables[index].nbytes, index))
+    most = (1 + excess) * sum(table.nbytes for table in tables) / servers
+    for cut in range(len(tables) + 1):
+        placed = Balanced._place(tables, servers, order, cut)
+        if cut == len(tables) or max(placed.loads()) <= most or tables[order[cut]].numel < 40 * servers:
+            break
+    assert Balanced(excess=excess).place(tables, servers) == placed
+
+
+def test_balanced_tries_numbers_of_cuts_without_placing_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a model's hundreds of tensors on hundreds of servers, each of these placements takes a while."""
+    placing, made = Balanced._place, list[int]()
+
+    def counted(*given: Any) -> Assignment:
+        made.append(given[-1])
+        return placing(*given)
+
+    monkeypatch.setattr(Balanced, "_place", staticmethod(counted))
+    tables = sized([100_000 + number for number in range(96)])
+    assert max(Balanced().place(tables, 64).loads()) <= 1.1 * sum(table.nbytes for table in tables) / 64
+    assert len(made) == 1 and made[0] > 20
 
 
 # Figures 5.2 and 5.3 of Wu 2018

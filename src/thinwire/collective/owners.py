@@ -46,7 +46,10 @@ def owned(parts: Sequence[Partition], saved: torch.Tensor) -> tuple[Partition, .
         ConfigError: the state is of another number of slices.
     """
     if saved.numel() != len(parts):
-        raise ConfigError(f"the state is damaged: it has {saved.numel()} slices of a tensor that was in {len(parts)}")
+        raise ConfigError(
+            f"the state is damaged, or of other slices: it has {saved.numel()} slices of a tensor that was in "
+            f"{len(parts)}; take another file of that step, or a state that this version has saved"
+        )
     owners = [number >> _BITS for number in saved.tolist()]
     return tuple(
         replace(part, server=owner - 1) if owner > 0 else part for part, owner in zip(parts, owners, strict=True)

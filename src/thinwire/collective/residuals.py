@@ -236,8 +236,8 @@ class Residuals:
                 context.step = encodes
                 if context.residual is not None:
                     context.residual.copy_(flat[part.start : part.stop])
-                if context.lag_bound is not None and lags is not None and lags[row].any():  # else it knew none
-                    context.lag_bound.restore(lags[row])
+                if context.lag_bound is not None:  # zeros, as of a codec without a bound, are a bound that begins
+                    context.lag_bound.restore(_no_lags(1)[0] if lags is None else lags[row])
 
     def _check_slices(self, name: str, flat: torch.Tensor, state: Mapping[str, Any]) -> None:
         """Raises ConfigError where a tensor's slices cannot take what a state holds of it."""
@@ -289,7 +289,10 @@ class Residuals:
             holders = self._holders(tensor)
             counts = 1 / self.world if self.mean else 1.0  # of a rank's residual, in the average
             for part in self.partitions[tensor.name]:
-                residual = self.contexts[tensor.name, part].residual
+                context = self.contexts[tensor.name, part]
+                residual = context.residual
+                if context.lag_bound is not None:
+                    context.lag_bound.restore(_no_lags(1)[0])  # what it has found is of another residual
                 if residual is not None:
                     whole = torch.from_numpy(total[part.start : part.stop])
                     equal = (whole / (holders * counts)).to(residual.dtype)
@@ -313,6 +316,7 @@ def blank_state(tensors: Sequence[TrainedTensor], partitions: Partitions) -> dic
 
 
 def _no_lags(slices: int) -> torch.Tensor:
+    """Returns what a codec without a bound saves, and what a bound is restored from to begin anew."""
     return torch.zeros(slices, len(LagBound(1, 1).changing()), dtype=torch.float64, device="cpu")
 
 

@@ -26,9 +26,8 @@ from thinwire.policies.compression import PLAIN, Compression, Exclude, select
 from thinwire.policies.consistency import Consistency, name_of
 from thinwire.policies.consistency import consistency as find_consistency
 from thinwire.policies.designs import Design
-from thinwire.policies.placement import Placement
+from thinwire.policies.placement import Placement, check_none_idle
 from thinwire.policies.placement import placement as find_placement
-from thinwire.quantities import counted
 from thinwire.runtime.digests import bits_digest
 from thinwire.schema import FROZEN, Plan, Settings, TableSpec
 from thinwire.schema.tensor_names import plain_name
@@ -141,7 +140,7 @@ def make_plan(
             tables[part.server].append(spec)
             sends_some[part.server] |= choices[key].up.scheme.sends_some
         tensors.append(PlannedTensor(key, parameter, False, choices[key].up, tuple(placed), local is not None))
-    _check_none_idle(tables, placing)
+    check_none_idle(placing, assignment)
     for codec in () if design.auto is None else design.auto.codecs:  # what an exchange may have in place of it
         index_of(codec)
     plain, exchanged = index_of(PLAIN), _statistics(model)
@@ -301,13 +300,3 @@ def _check_fresh(optimizer: torch.optim.Optimizer) -> None:
                 "and begin its state anew: give it one that has taken no step and loaded no state, or a design of "
                 "local updates, such as 'update', whose workers go on from that state"
             )
-
-
-def _check_none_idle(tables: Sequence[Sequence[TableSpec]], placing: Placement) -> None:
-    """Raises ConfigError for a server without parameters: no update moves it from step 0, so nothing can be resumed."""
-    if idle := sum(not specs for specs in tables):
-        raise ConfigError(
-            f"{idle} of {len(tables)} servers would hold no parameters, as {placing.id!r} places this model; take "
-            f"{counted(len(tables) - idle, 'server')} (with group=…, ranks), or a placement that divides tensors, such "
-            "as 'uniform[min=1]'"
-        )

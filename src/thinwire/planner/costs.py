@@ -81,7 +81,7 @@ def measure_costs(
         workers: how many there are, which says how many levels votes have; four stand for all.
         collective: workers are equals, without a server that holds an optimizer.
     """
-    shapes, chosen = _choices(profile, design)
+    shapes, chosen = choices(profile, design)
     itemsizes = {each.name: each.itemsize for each in profile.tensors}
     large = sum(map(math.prod, shapes.values())) > LARGE_NUMEL
     # Scales that are shared are one more round trip, which nobody makes here: one worker's is its own.
@@ -116,15 +116,15 @@ def with_workers(
     if not design.share_scales or workers == measured:
         return costs
     wider = width_of(workers) / width_of(measured)
-    _, chosen = _choices(profile, design)
+    _, chosen = choices(profile, design)
     return {
         name: replace(each, pull_nbytes=wider * each.pull_nbytes) if chosen[name].down.id == "votes" else each
         for name, each in costs.items()
     }
 
 
-def _choices(profile: Profile, design: Design) -> tuple[dict[str, tuple[int, ...]], Mapping[str, Choice]]:
-    """The shapes of a model's tensors, and how a design compresses each of them, by name."""
+def choices(profile: Profile, design: Design) -> tuple[dict[str, tuple[int, ...]], Mapping[str, Choice]]:
+    """Returns the shapes of a model's tensors, and how a design compresses each of them, by name."""
     shapes = {each.name: each.shape for each in profile.tensors}
     last = None if design.last_layer == "same" else design.last_layer
     return shapes, select(shapes, design.compress(), last_layer=last)

@@ -169,6 +169,7 @@ def _as_dict(profile: Profile) -> dict[str, Any]:
             "forward_s": each.forward_s,
             "backward_s": each.backward_s,
             "itemsize": each.itemsize,
+            "number": each.number,
         }
         for each in profile.tensors
     ]

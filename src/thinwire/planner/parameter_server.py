@@ -95,9 +95,12 @@ class Cluster:
         ring: in the collective mode messages go round a ring, as those of an all-reduce; else to all others and back.
         ring_hop_s: that all wait at each hop of a ring more than there, in seconds, where cores are shared.
         use: of processors that all share, what lockstep leaves in use.
+        largest_share: in the collective mode, what of every layer is the worker's that has most of it; None: all have
+            equal shares.
 
     Raises:
-        ConfigError: a number below 1, or a chunk or seconds below 0, or a use that is not above 0 and at most 1.
+        ConfigError: a number below 1, or a chunk or seconds below 0, or a use that is not above 0 and at most 1, or a
+            largest share below an equal one or above 1.
     """
 
     workers: int
@@ -114,6 +117,7 @@ class Cluster:
     ring: bool = False
     ring_hop_s: float = 0.0
     use: float = SHARED_USE
+    largest_share: float | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.use <= 1:
@@ -128,6 +132,8 @@ class Cluster:
             )
         if min(self.workers, self.shards, self.cores or 1) < 1:
             raise ConfigError(f"{self.workers} workers, {self.shards} shards and {self.cores} cores; all are 1 or more")
+        if self.largest_share is not None and not 1 / self.workers <= self.largest_share <= 1:
+            raise ConfigError(f"a largest share of {self.largest_share}; of {self.workers} workers it is 1/N to 1")
 
     @property
     def exchange_s(self) -> float:
@@ -279,18 +285,21 @@ class _Timeline:
     def _exchange_among_equals(self, layer: Layer, messages_s: float) -> float:
         """As `_exchange`, where every worker holds a share: it sends and takes what the others hold or sent of it.
 
-        Processors deal with a part of a message, and add it, while the link carries the next: the slower of the two
-        counts.
+        All wait for the one that holds most. Processors deal with a part of a message, and add it, while the link
+        carries the next: the slower of the two counts.
         """
-        link, share = self._cluster.worker_link, 1 / self._cluster.workers
+        link, others = self._cluster.worker_link, self._cluster.workers - 1
+        share = self._cluster.largest_share or 1 / self._cluster.workers
+        # One way go its share to or from all others, and the other way what they hold.
+        crossing = max(others * share, 1 - share)
         begins = max(self._worker, self._up, self._down)
-        pushed = begins + (1 - share) * layer.push_nbytes / link.bytes_per_s
+        pushed = begins + crossing * layer.push_nbytes / link.bytes_per_s
         # Its own share of every other worker's gradient comes in meanwhile, and is added as it comes.
         arrived = pushed + 2 * link.latency_s * (1 + self._cluster.more_hops)
-        added = max(arrived, self._processor[0]) + (1 - share) * layer.server_push_s
+        added = max(arrived, self._processor[0]) + others * share * layer.server_push_s
         self._processor[0] = added + share * layer.server_update_s
-        pulled = self._processor[0] + (1 - share) * layer.pull_nbytes / link.bytes_per_s
-        added_s = (1 - share) * layer.server_push_s + share * layer.server_update_s
+        pulled = self._processor[0] + crossing * layer.pull_nbytes / link.bytes_per_s
+        added_s = others * share * layer.server_push_s + share * layer.server_update_s
         self._up = self._down = max(pulled, begins + messages_s + added_s)
         return self._up + 2 * link.latency_s
 

@@ -18,13 +18,12 @@ from thinwire.planner.costs import TensorCosts, all_reduces, exchange_every, mea
 from thinwire.planner.exchange_work import NONE, ExchangeWork, measure_exchange_work
 from thinwire.planner.parameter_server import SHARED_USE, Cluster, Layer, Link, step_s
 from thinwire.planner.peer_costs import PeerCosts
+from thinwire.planner.places import among_ranks, largest_share, on_servers
 from thinwire.planner.predictions import WORKERS, Prediction, Setting, Summary
 from thinwire.planner.profile import Profile
 from thinwire.planner.rounds import EXCHANGE_SHARE, Round, check_share
 from thinwire.planner.variants import choice, variants
-from thinwire.policies.assignment import Sized
 from thinwire.policies.designs import Design, design
-from thinwire.policies.placement import placement
 from thinwire.worker.transmit_buffer import CHUNK_NBYTES
 
 UNCOMPRESSED = "fp32"
@@ -42,8 +41,8 @@ CODEC_SECONDS = ("encode_s", "decode_s", "server_push_s", "server_update_s")
 """Of `TensorCosts` and `Layer`."""
 DRAWN_BPS, POINTS = (1e6, 1e11), 61
 """Rates that `by_link` has: twelve a decade."""
-SLOWEST_BPS, FASTEST_BPS = 1e5, 1e12
-"""Between these, rates are looked for at which something changes, in bits per second."""
+SLOWEST_BPS, FASTEST_BPS = 1e3, 1e12
+"""Between these, rates are looked for at which something changes, in bits per second; a link has 1 kbit/s at least."""
 
 
 def plannable(designs: Sequence[str | Design]) -> dict[str, Design]:
@@ -75,7 +74,7 @@ class Plan:
 
     Raises:
         ConfigError: an unknown design, or one that no plan can be made of, one text in place of a list of designs, or
-            a share that is not above 0 and below 1.
+            a share that is not above 0 and below 1; or one of several servers would hold nothing.
 
     Example:
         >>> import torch
@@ -105,7 +104,11 @@ class Plan:
         self.designs = plannable(designs)
         self._variants = {name: variants(each) for name, each in self.designs.items()}
         self._rounds: dict[tuple[str, int, float], Round] = {}
+        self._shares: dict[tuple[str, int], float] = {}
         self._all = {each.name: each for found in self._variants.values() for each in found.values()}
+        # Before anything is measured: training refuses servers that would hold nothing.
+        several = [] if setting.servers == 1 else self._all.values()
+        self._servers = {each.name: on_servers(profile, each, setting.servers) for each in several}
 
     @cached_property
     def costs(self) -> Mapping[str, Mapping[str, TensorCosts]]:
@@ -175,6 +178,7 @@ class Plan:
     def _predicted_round(self, made: Design, workers: int, bps: float) -> Round:
         setting, collective = self.setting, self.setting.mode == "collective"
         layers = self._layers(made, workers)
+        ring = collective and all_reduces(made)
         # Both ways are in use at once, and every other packet that comes is acknowledged by one that goes.
         payload = TCP_PAYLOAD_NBYTES / (TCP_PAYLOAD_NBYTES + 1.5 * TCP_HEADERS_NBYTES)
         link = Link(bytes_per_s=bps / 8 * payload, latency_s=setting.latency_ms / 2e3)
@@ -190,9 +194,10 @@ class Plan:
             message_s=self._transport.server_message_s,
             worker_message_s=self._peers.message_s if collective else self._transport.worker_message_s,
             byte_s=(self._peers.byte_s if made.local else 0.0) if collective else self._transport.byte_s,
-            ring=collective and all_reduces(made),
+            ring=ring,
             ring_hop_s=self._peers.hop_s,
             use=self._sharing.use,
+            largest_share=self._largest_share(made, workers) if collective and not ring else None,
         )
         alone = sum(layer.forward_s + layer.backward_s for layer in layers)
         if setting.cores is not None:
@@ -251,7 +256,13 @@ class Plan:
         """Returns the rate above which a design's link stops mattering; see `Summary`."""
         workers = self.setting.workers
         free = self.step_s(name, workers, math.inf)
-        return _threshold(lambda bps: self.step_s(name, workers, bps) <= MATTERS * free)
+
+        def matters(bps: float) -> bool:
+            return self.step_s(name, workers, bps) > MATTERS * free
+
+        if not matters(SLOWEST_BPS):
+            return 0.0
+        return None if matters(FASTEST_BPS) else _threshold(matters, SLOWEST_BPS, FASTEST_BPS)
 
     def pays_below_bps(self, name: str) -> float | None:
         """Returns the rate below which a design is faster than uncompressed training; see `Summary`."""
@@ -262,7 +273,19 @@ class Plan:
 
         if name == UNCOMPRESSED or not pays(SLOWEST_BPS):
             return None
-        return math.inf if pays(math.inf) else _threshold(lambda bps: not pays(bps))
+        # From the link that was asked about on, or back from it: what is said of that one is not contradicted.
+        asked = min(self.setting.bps, FASTEST_BPS)
+        if not pays(asked):
+            return _threshold(pays, SLOWEST_BPS, asked)
+        return math.inf if pays(FASTEST_BPS) else _threshold(pays, asked, FASTEST_BPS)
+
+    def _largest_share(self, made: Design, workers: int) -> float:
+        """What of a model's bytes lies on the rank that owns most of them."""
+        asked = made.name, workers
+        if asked not in self._shares:
+            owned = among_ranks(self.profile, made, workers)
+            self._shares[asked] = largest_share(owned, self.costs[made.name], workers)
+        return self._shares[asked]
 
     def _gathered_nbytes(self, layers: Sequence[Layer]) -> float:
         """Encoded bytes of as many gradients as ranks exchange at once."""
@@ -272,11 +295,7 @@ class Plan:
     def _layers(self, made: Design, workers: int) -> list[Layer]:
         tensors, setting = self.profile.tensors, self.setting
         costs = with_workers(self.costs[made.name], self.profile, made, measured=setting.workers, workers=workers)
-        sized = [Sized(t.name, math.prod(t.shape), round(costs[t.name].push_nbytes)) for t in tensors]
-        shards = {}
-        if setting.servers > 1:
-            placed = placement(made.placement).place(sized, setting.servers).partitions
-            shards = {t.name: parts for t, parts in zip(tensors, placed, strict=True)}
+        shards = self._servers.get(made.name, {})
         slowdown = 1.0 if setting.cores is None else self._sharing.slowdown
         work, portion = self.works[made.name], 1 / len(tensors)
         layers = []
@@ -305,12 +324,9 @@ class Plan:
         return layers
 
 
-def _threshold(holds: Callable[[float], bool]) -> float | None:
-    """Returns the rate from which on something holds, within one per cent; None where it holds at none."""
-    if not holds(FASTEST_BPS):
-        return None
-    low, high = SLOWEST_BPS, FASTEST_BPS
+def _threshold(holds: Callable[[float], bool], low: float, high: float) -> float:
+    """Returns the rate up to which something holds, within one per cent: at `low` it does, and at `high` no more."""
     while high > 1.01 * low:
         middle = math.sqrt(low * high)
-        low, high = (low, middle) if holds(middle) else (middle, high)
+        low, high = (middle, high) if holds(middle) else (low, middle)
     return high

@@ -11,6 +11,7 @@ import msgspec
 from thinwire.engines.links import parse_rate
 from thinwire.errors import ConfigError
 from thinwire.jobs.virtual_time import TransportCosts
+from thinwire.policies.naming import check_count
 
 WORKERS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 """Numbers of workers that every plan answers for; the last is the most that one is made of."""
@@ -47,16 +48,16 @@ class Setting:
 
     def __post_init__(self) -> None:
         parse_rate(self.link)
-        if not 1 <= self.workers <= WORKERS[-1]:
-            raise ConfigError(f"{self.workers} workers; a plan is of 1 to {WORKERS[-1]:,}")
+        check_count("workers", self.workers, 1, WORKERS[-1])
         if self.mode not in ("server", "collective"):
             raise ConfigError(f"mode {self.mode!r}; there are server and collective")
-        if self.servers < 1 or (self.mode == "collective" and self.servers != 1):
-            raise ConfigError(f"{self.servers} servers in mode {self.mode}; at least 1, and in collective no other")
+        check_count("servers", self.servers, 1)
+        if self.mode == "collective" and self.servers != 1:
+            raise ConfigError(f"{self.servers} servers in mode collective, which has none; leave it at 1")
         if not 0 <= self.latency_ms < math.inf:
             raise ConfigError(f"a latency of {self.latency_ms} ms; it is 0 or more")
-        if self.cores is not None and self.cores < 1:
-            raise ConfigError(f"{self.cores} cores; at least 1, or None where each process has its own")
+        if self.cores is not None:
+            check_count("cores", self.cores, 1)
         if not 0 < self.compute < math.inf:
             raise ConfigError(f"compute={self.compute}; a worker computes more than 0 times as fast as here")
 
@@ -95,8 +96,10 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
             setting that is taken there, as all below.
         encode_s, decode_s: of a worker at each exchange, as measured.
         free_above_bps: the rate above which the link stops mattering: a step takes at most 1.05 times as long as
-            without a limit; None where latency or messages alone keep it above that at any rate.
-        pays_below_bps: the rate below which it is faster than uncompressed; None: at no rate, infinity: at any.
+            without a limit; None where latency or messages alone keep it above that at any rate, 0 where it never
+            matters.
+        pays_below_bps: the rate below which it is faster than uncompressed; infinity: at any. None: not on the
+            thinnest link that a plan is of; `at` says whether it is on the one that was asked about.
         exchange_share: of local updates, what exchanges add to the time, as a share of it; of other designs None.
         enough_h: of local updates, with how many inner steps that would be at most the share that was asked about; of
             other designs None.

@@ -38,6 +38,7 @@ class TensorSeconds:
         forward_s: of its module's forward pass; 0 where another tensor of the module has them.
         backward_s: from the gradient before it to its own.
         itemsize: bytes of one value, which it takes where it is not compressed.
+        number: its place among the model's trained parameters, which says who holds it where tensors are equally large.
     """
 
     name: str
@@ -45,6 +46,7 @@ class TensorSeconds:
     forward_s: float
     backward_s: float
     itemsize: int = 4
+    number: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +68,11 @@ class Profile:
     trainer: Trainer = field(default_factory=Trainer, repr=False)
     steps_s: tuple[float, ...] = field(default=(), repr=False)
     remarks: tuple[str, ...] = ()
+
+    @property
+    def in_model_order(self) -> list[TensorSeconds]:
+        """The tensors in the order of the model's parameters."""
+        return sorted(self.tensors, key=lambda each: each.number)
 
     @property
     def other_s(self) -> float:
@@ -224,6 +231,7 @@ class Watch:
                 "loss.backward(), or without set_to_none=False"
             )
         steps_s = tuple(each.end_s - each.begin_s for each in found)
+        numbers = {name: number for number, name in enumerate(self._trained)}
         return Profile(
             tensors=tuple(
                 TensorSeconds(
@@ -232,6 +240,7 @@ class Watch:
                     forward_s=median(each.forward_s(name) for each in found),
                     backward_s=median(each.backward_s(name) for each in found),
                     itemsize=self._trained[name].element_size(),
+                    number=numbers[name],
                 )
                 for name in found[-1].order
                 if name not in silent

@@ -99,14 +99,16 @@ def _sentence(summary: Summary, allowed: float) -> str:
     said = [f"{summary.at.design} {summary.at.speedup:.3g}×"]
     if summary.at.chosen is not None:
         said.append(f"codec=auto takes {summary.at.chosen} there, without the first exchanges that find out")
-    if summary.free_above_bps is not None:
+    if summary.free_above_bps is None:
+        said.append("the link matters at any rate")
+    elif summary.free_above_bps:
         said.append(f"the link stops mattering above {rate_text(summary.free_above_bps, 2)}")
     else:
-        said.append("the link matters at any rate")
+        said.append("the link matters at no rate")
     if summary.pays_below_bps is None and summary.at.speedup >= WORTH:
         said.append("it pays here, and not on the thinnest links")
     elif summary.pays_below_bps is None:
-        said.append("it pays at no rate")
+        said.append("it pays neither here nor on the thinnest links")
     elif math.isfinite(summary.pays_below_bps):
         said.append(f"it pays below {rate_text(summary.pays_below_bps, 2)}")
     else:
@@ -141,7 +143,7 @@ def designs_table(plan: Plan) -> Table:
                 *(each.at.design, seconds_text(each.at.step_s), f"{each.at.speedup:.3g}×"),
                 *(f"{each.bits_up:.3g}", f"{each.bits_down:.3g}"),
                 *(seconds_text(each.encode_s), seconds_text(each.decode_s)),
-                "any rate" if free is None else rate_text(free, 2),
+                "any rate" if free is None else rate_text(free, 2) if free else "no rate",
                 "–" if pays is None else rate_text(pays, 2) if math.isfinite(pays) else "any rate",
             ]
         )

@@ -12,14 +12,20 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heapreplace
 from typing import ClassVar
 
 from thinwire.errors import ConfigError
 from thinwire.policies.assignment import Assignment, Partition, Sized, check_placeable
 from thinwire.policies.naming import Family, check_count
+from thinwire.quantities import counted
 
 _ALIGN = 40
 """Values: whole groups of five, and whole cache lines of packed bytes."""
+_HEAVY = 1.5
+"""Times the mean load of a server: what weighs less is worth no further frames."""
+_NEARLY = 1 + 1e-9
+"""Sums of the same loads in another order are equal but for this factor."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,19 +138,24 @@ class Uniform(Placement):
 class Sharded(Placement):
     """Large tables cut evenly over all servers, small ones whole on the least loaded: how ranks own a model.
 
-    It depends on names, sizes and the order of the tables alone. Every server holds a part of every large table, so
-    that every bucket of a collective exchange keeps every link busy; each part of a small one would cost a frame's
-    header.
+    It depends on names, sizes and the order of the tables alone. Servers hold a part of every large table, so that
+    every bucket of a collective exchange keeps every link busy; each part of a small one would cost a frame's header.
+    A table between the two that weighs over 1.5 times a server's mean load is cut into as few parts as weigh no more
+    than that load, on the least loaded: whole, it would keep one link busy while the others wait. Where there are such
+    tables, the small ones are dealt out as `heuristic` does it, else in the model's order.
 
     Args:
-        min_numel: a table is cut where every server gets at least so many values, `min` for short. A part of fewer
-            values than the default would spend a fifth of its bytes on its frame's header.
+        min_numel: of values, that every part of a table has at least, `min` for short. A part of fewer values than the
+            default would spend a fifth of its bytes on its frame's header.
         align: parts begin at multiples of so many values: whole groups of five, and whole cache lines of packed bytes.
 
     Example:
         >>> placed = Sharded().place([Sized("big", 20_000, 20_000), Sized("bias", 10, 320)], 2)
         >>> [[(part.server, part.start, part.stop) for part in parts] for parts in placed.partitions]
         [[(0, 0, 10000), (1, 10000, 20000)], [(0, 0, 10)]]
+        >>> placed = Sharded().place([Sized("large", 20_000, 20_000), Sized("bias", 10, 320)], 8)
+        >>> [[part.numel for part in parts] for parts in placed.partitions]
+        [[5000, 5000, 5000, 5000], [10]]
     """
 
     id: ClassVar[str] = "sharded"
@@ -157,16 +168,28 @@ class Sharded(Placement):
 
     def place(self, tables: Sequence[Sized], servers: int) -> Assignment:
         check_placeable(tables, servers)
+        mean = sum(table.nbytes for table in tables) / servers
         loads = [0.0] * servers
-        partitions: list[tuple[Partition, ...]] = []
-        for table in tables:
-            if table.numel < self.min_numel * servers:
-                server = loads.index(min(loads))
-                loads[server] += table.nbytes
-                partitions.append((Partition(server, 0, table.numel),) if table.numel else ())
-                continue
-            partitions.append(_cut(table.numel, servers, self.align))
+        partitions: list[tuple[Partition, ...]] = [()] * len(tables)
+        counts = [self._parts(table, servers, mean) for table in tables]
+        for index, table in enumerate(tables):
+            if counts[index] == servers:  # as much on every server, or nearly so: it is no load to compare
+                partitions[index] = _cut(table.numel, range(servers), self.align)
+        rest = [index for index, parts in enumerate(counts) if parts < servers]
+        if any(counts[index] > 1 for index in rest):
+            rest = _largest_first(tables, rest)
+        for index in rest:
+            lightest = sorted(range(servers), key=loads.__getitem__)[: counts[index]]
+            partitions[index] = _cut(tables[index].numel, sorted(lightest), self.align)
+            for part in partitions[index]:
+                loads[part.server] += tables[index].share(part)
         return Assignment(servers, tuple(tables), tuple(partitions))
+
+    def _parts(self, table: Sized, servers: int, mean: float) -> int:
+        room = table.numel // self.min_numel
+        if room >= servers:
+            return servers
+        return min(room, math.ceil(table.nbytes / mean)) if room > 1 and table.nbytes > _HEAVY * mean else 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,19 +220,27 @@ class Balanced(Placement):
         check_placeable(tables, servers)
         order = _largest_first(tables)
         most = (1 + self.excess) * sum(table.nbytes for table in tables) / servers
-        for cut in range(len(tables) + 1):
-            placed = self._place(tables, servers, order, cut)
+        pieces = [0.0] * servers  # what the tables that are cut put on each server
+        for cut, index in enumerate(order):
             # A table that has no room for an aligned piece on every server is as whole as it can be.
-            if max(placed.loads()) <= most or cut == len(tables) or tables[order[cut]].numel < _ALIGN * servers:
-                break
-        return placed
+            if tables[index].numel < _ALIGN * servers:
+                return self._place(tables, servers, order, cut)
+            # Most numbers of cuts leave one server with far too much, and that is soon seen.
+            whole = [tables[each].nbytes for each in order[cut:] if tables[each].numel]
+            if _fullest(pieces, whole, most) <= _NEARLY * most:
+                placed = self._place(tables, servers, order, cut)
+                if max(placed.loads()) <= most:
+                    return placed
+            for part in _cut(tables[index].numel, range(servers), _ALIGN):
+                pieces[part.server] += tables[index].share(part)
+        return self._place(tables, servers, order, len(tables))
 
     @staticmethod
     def _place(tables: Sequence[Sized], servers: int, order: Sequence[int], cut: int) -> Assignment:
         """Cuts the first so many tables of an order, and deals out the others in it."""
         loads, partitions = [0.0] * servers, [tuple[Partition, ...]()] * len(tables)
         for index in order[:cut]:
-            partitions[index] = _cut(tables[index].numel, servers, _ALIGN)
+            partitions[index] = _cut(tables[index].numel, range(servers), _ALIGN)
             for part in partitions[index]:
                 loads[part.server] += tables[index].share(part)
         for index in order[cut:]:
@@ -282,12 +313,43 @@ def placement(name: str | Placement) -> Placement:
     return name if isinstance(name, Placement) else POLICIES.make(name)
 
 
-def _cut(numel: int, servers: int, align: int) -> tuple[Partition, ...]:
-    """A table cut evenly over all servers, at multiples of `align` values."""
-    size = -(-numel // (servers * align)) * align
-    edges = [min(server * size, numel) for server in range(servers + 1)]
-    ranges = zip(range(servers), edges[:-1], edges[1:], strict=True)
+def check_none_idle(placing: Placement, placed: Assignment) -> None:
+    """Raises ConfigError for a server without parameters: no update moves it from step 0, so nothing can be resumed.
+
+    A table without values is on the first server.
+
+    Args:
+        placing: the policy, which the error names.
+        placed: what it decided for a model's parameters.
+    """
+    holding = {part.server for parts in placed.partitions for part in parts or (Partition(0, 0, 0),)}
+    if idle := placed.servers - len(holding):
+        raise ConfigError(
+            f"{idle} of {placed.servers} servers would hold no parameters, as {placing.id!r} places this model; take "
+            f"{counted(len(holding), 'server')} (with group=…, ranks), or a placement that divides tensors, such as "
+            "'uniform[min=1]'"
+        )
+
+
+def _cut(numel: int, among: Sequence[int], align: int) -> tuple[Partition, ...]:
+    """A table cut evenly over some servers, at multiples of `align` values; it may be too small for the last ones."""
+    size = -(-numel // (len(among) * align)) * align
+    edges = [min(piece * size, numel) for piece in range(len(among) + 1)]
+    ranges = zip(among, edges[:-1], edges[1:], strict=True)
     return tuple(Partition(*part) for part in ranges if part[1] < part[2])
+
+
+def _fullest(loads: Sequence[float], weights: Iterable[float], most: float) -> float:
+    """The fullest server's load once tables are dealt out in order; or one above `_NEARLY * most`, as soon as it is."""
+    heap = list(loads)
+    heapify(heap)
+    fullest = max(heap)
+    for weight in weights:
+        fullest = max(fullest, heap[0] + weight)
+        if fullest > _NEARLY * most:
+            break
+        heapreplace(heap, heap[0] + weight)
+    return fullest
 
 
 def _whole(tables: Sequence[Sized], servers: int, on: Sequence[int]) -> Assignment:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -39,6 +40,9 @@ from thinwire.policies.autopilot.pilot import Target
 from thinwire.policies.compression import MIN_NUMEL, PLAIN, ByShape, Choice, Compression, as_codec, select
 from thinwire.runtime.collective import CollectiveDriver
 from thinwire.security.credentials import Credentials
+
+_ALONE: WeakKeyDictionary[dist.ProcessGroup | None, dist.ProcessGroup] = WeakKeyDictionary()
+"""The group of this rank alone, by the default process group that it was made in."""
 
 
 def compress(
@@ -199,7 +203,7 @@ def compress(
         shards=first.shards,
         shard_group=mesh.get_group(1) if first.replicated and first.shards > 1 else None,
     )
-    alone = dist.new_group([dist.get_rank()], use_local_synchronization=True) if first.replicated else None
+    alone = _alone() if first.replicated else None
     coded = {}
     if gather_codec is not None:  # of the parameters that a codec would take, whichever the gradients have
         gathers = compression or ByShape(up=gather_codec, down=PLAIN, min_numel=min_numel, exclude=exclude)
@@ -215,6 +219,17 @@ def compress(
         if coded:
             group.replace_all_gather(CodedAllGather(group, number, coded, peers, state.gathers, passes))
     return state
+
+
+def _alone() -> dist.ProcessGroup:
+    """Returns a process group of this rank alone, on every device that the default group is for.
+
+    It is made once: torch keeps a group, with its threads and sockets, until all are destroyed.
+    """
+    world = dist.group.WORLD
+    if world not in _ALONE:
+        _ALONE[world] = dist.new_group([dist.get_rank()], use_local_synchronization=True)
+    return _ALONE[world]
 
 
 class _AllReduce:

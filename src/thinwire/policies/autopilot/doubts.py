@@ -73,7 +73,9 @@ class LinkDoubts:
         memory, compressed = self._memory, level.codec is not None
         waits_s = [note.link_s for note in notes]
         link_s = min(waits_s)
-        sent = max([note.sent_nbytes for note in notes]) if compressed else self._work.nbytes(level, level.bits)
+        # Where no rank says that it sent anything, it is what is expected: a step of nothing takes no time to compare.
+        told = max([note.sent_nbytes for note in notes]) if compressed else 0.0
+        sent = told or self._work.nbytes(level, level.bits)
         if not memory.link_bps:
             memory.probe = True
             return False, 0.0

@@ -1,0 +1,97 @@
+"""Where a plan has a model's values: as training places them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from thinwire import plan
+from thinwire.collective.residuals import Partitions
+from thinwire.errors import ConfigError
+from thinwire.hooks.planning import make_plan
+from thinwire.planner.costs import TensorCosts
+from thinwire.planner.places import among_ranks, largest_share, on_servers
+from thinwire.planner.profile import Profile, TensorSeconds, profile
+from thinwire.policies.designs import design
+
+
+class Backwards(nn.Module):
+    """Its last layer is called first, and all but one are equally large."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(40, 40), nn.Linear(40, 40), nn.Linear(40, 40)])
+        self.head = nn.Linear(40, 50)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in reversed(self.layers):
+            x = layer(x)
+        out: torch.Tensor = self.head(x)
+        return out
+
+
+def test_servers_hold_what_they_hold_in_training() -> None:
+    model = Backwards()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step() -> None:
+        model(torch.ones(4, 40)).sum().backward()
+        optimizer.step()
+
+    measured = profile(model, step, steps=2)
+    assert next(each.name for each in measured.tensors) == "layers.2.weight"
+    for name in ("3lc", "update", "demo"):
+        made = design(name)
+        for servers in (2, 3, 5):
+            placed = make_plan(model, torch.optim.SGD(model.parameters()), made, workers=2, shards=servers).assignment
+            there = dict(zip((table.name for table in placed.tables), placed.partitions, strict=True))
+            assert on_servers(measured, made, servers) == there, (name, servers)
+
+
+def of_sizes(*sizes: int) -> Profile:
+    tensors = tuple(
+        TensorSeconds(name=f"{number}.weight", shape=(size // 10, 10), forward_s=1e-3, backward_s=2e-3, number=number)
+        for number, size in enumerate(sizes)
+    )
+    return Profile(tensors=tensors, step_s=0.003 * len(sizes), gradients=())
+
+
+def test_servers_that_training_refuses_are_refused_before_anything_is_measured() -> None:
+    setting = plan.Setting(servers=3)
+    with pytest.raises(ConfigError, match=r"1 of 3 servers would hold no parameters, as 'heuristic' places this model"):
+        plan.Plan(of_sizes(4000, 5000), ["3lc"], setting)
+    assert plan.Plan(of_sizes(4000, 5000, 100), ["3lc"], setting).setting is setting
+
+
+def costs_of(measured: Profile, bits: float) -> dict[str, TensorCosts]:
+    found = {}
+    for each in measured.tensors:
+        nbytes = math.prod(each.shape) * bits / 8
+        found[each.name] = TensorCosts(
+            encode_s=0, decode_s=0, push_nbytes=nbytes, pull_nbytes=nbytes, server_push_s=0, server_update_s=0
+        )
+    return found
+
+
+def owners(owned: Partitions) -> list[list[int]]:
+    return [[part.server for part in parts] for parts in owned.values()]
+
+
+def test_equal_ranks_wait_for_the_one_that_owns_most() -> None:
+    measured = of_sizes(12_000, 2000, 2000, 2000, 2000)
+    gradients, updates, tiles = design("3lc"), design("update"), design("demo")
+    assert owners(among_ranks(measured, gradients, 4)) == [[0, 1], [2], [3], [2], [3]]
+    assert owners(among_ranks(measured, updates, 4)) == [[0, 1, 2, 3], [0], [1], [2], [3]]
+    assert owners(among_ranks(measured, tiles, 4)) == [[0], [1], [2], [3], [1]]
+    names = [each.name for each in (gradients, updates, tiles)]
+    made = plan.Plan(measured, names, plan.Setting(workers=4, mode="collective", latency_ms=0))
+    made.__dict__["costs"] = {name: costs_of(measured, 32) for name in made.designs}
+    for name, share in zip(names, (6 / 20, 5 / 20, 12 / 20), strict=True):
+        owned = among_ranks(measured, made.designs[name], 4)
+        assert largest_share(owned, made.costs[name], 4) == pytest.approx(share, rel=0.01)
+        # Every step exchanges, and all that it computes is nothing beside it.
+        seconds = 2 * max(3 * share, 1 - share) * 4 * 20_000 * 8 / 1e5 * 1514 / 1448
+        assert made.step_s(name, 4, 1e5) == pytest.approx(seconds, rel=0.05), name
