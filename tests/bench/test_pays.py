@@ -81,8 +81,8 @@ def test_what_is_said_of_predictions_and_written_for_the_documentation() -> None
 
 
 def test_auto_is_predicted_from_its_own_settings_whatever_else_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    network = nn.Linear(30, 300)
-    measured = profile(network, lambda: network(torch.randn(8, 30)).square().sum().backward(), steps=2)
+    network = nn.Linear(60, 300)
+    measured = profile(network, lambda: network(torch.randn(8, 60)).square().sum().backward(), steps=2)
     monkeypatch.setattr(pays, "profile_workload", lambda *_, **__: measured)
     monkeypatch.setattr(pays, "measure_sharing", lambda *_, **__: SHARING)
     monkeypatch.setattr(pays, "measure_peer_costs", lambda _: PeerCosts())

@@ -175,9 +175,9 @@ class Setting:
     decay: float = 1e-3
 
     def way(self, rule: Rule, name: str, residual: bool, rank: int | None) -> Way:
-        """A worker's way up, or (None) the server's way down. Workers' streams differ."""
+        """A worker's way up, or (None) the server's way down. All streams differ."""
         compressed = name in self.compressed
-        return Way(rule if compressed else plain, name, residual and compressed, 0 if rank is None else rank)
+        return Way(rule if compressed else plain, name, residual and compressed, 65_536 if rank is None else rank)
 
     def ways(self, rule: Rule, residual: bool) -> list[dict[str, Way]]:
         """Every worker's ways up."""

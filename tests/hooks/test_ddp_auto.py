@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire as tw
-from tests.hooks.ddp_ranks import ddp, mlp, run_ranks, train, weights
+from tests.hooks.ddp_ranks import batch, ddp, mlp, run_ranks, train, weights
 from thinwire.hooks.exchange import piggyback
 from thinwire.policies.autopilot.notes import NOTE_NBYTES
 
@@ -92,6 +93,57 @@ def run_settings(rank: int) -> dict[str, Any]:
         "uncompressed": uncompressed,
         "watched": watched[1:],
     }
+
+
+def run_poisoned(rank: int, nonfinite: Any) -> dict[str, Any]:
+    """Uncompressed steps of which some have NaN on one rank: measured ones, others, and with DDP in all its ways."""
+    found: dict[str, Any] = {}
+    for name, options in (*WAYS, ("nobody measures", {})):
+        model = DistributedDataParallel(mlp(), **options)
+        state = ddp.compress(model, "auto", measure_link=False, nonfinite=nonfinite)
+        auto = state.auto
+        assert auto is not None
+        force(state, 0)
+        if name == "static":
+            model._set_static_graph()  # type: ignore[no-untyped-call]
+        if name == "nobody measures":
+            auto.pilot.take = lambda notes, level: None  # type: ignore[method-assign]
+            auto.pilot._count_down = lambda *_: None  # type: ignore[method-assign]
+            auto.pilot.memory.note_gap, auto.pilot.memory.doubts, auto.pilot.memory.probe = 100, 0, False
+        optimizer, seen = torch.optim.SGD(model.parameters(), lr=0.05), []
+        for step in range(5):
+            skipped, failed = state.steps_skipped, ""
+            factor = torch.nan if rank == 1 and step in (0, 2, 3) else 1.0
+            optimizer.zero_grad()
+            x, y = batch(rank, step)
+            try:
+                (nn.functional.cross_entropy(model(x), y) * factor).backward()  # type: ignore[no-untyped-call]
+            except tw.NonFiniteError as error:
+                failed = str(error)
+            nan = any(each.grad is not None and bool(each.grad.isnan().any()) for each in model.parameters())
+            if state.steps_skipped == skipped and not failed:
+                optimizer.step()
+            seen.append((state.steps_skipped, nan, auto.watched, failed))
+        finite = all(bool(value.isfinite().all()) for value in weights(model.module).values())
+        found[name] = (seen, finite)
+    return found
+
+
+def test_nan_in_an_uncompressed_step_makes_all_ranks_skip_it() -> None:
+    for found in run_ranks(2, run_poisoned, "skip"):
+        assert isinstance(found, dict), found
+        assert not any(watched for _, _, watched, _ in found["nobody measures"][0])
+        for name, (seen, finite) in found.items():
+            assert [skipped for skipped, *_ in seen] == [1, 1, 2, 3, 3] and finite, (name, seen)
+            assert [nan for _, nan, *_ in seen] == [True, False, True, True, False], (name, seen)
+
+
+def test_nan_in_an_uncompressed_step_ends_the_training_on_all_ranks_by_default() -> None:
+    for found in run_ranks(2, run_poisoned, "raise"):
+        assert isinstance(found, dict), found
+        for name, (seen, finite) in found.items():
+            assert all("holds NaN or Inf: some rank's gradient did" in failed for *_, failed in seen), (name, seen)
+            assert finite and seen[0][0] == 0, name
 
 
 def run_rolled_back(rank: int) -> list[Any]:

@@ -113,10 +113,15 @@ def test_skip_is_taken_by_every_rank_and_restores_residuals(ranks: dict[str, lis
 
 def test_report_and_scopes(ranks: dict[str, list[Any]]) -> None:
     down = {"hsdp": "int8", "fsdp": "fp32"}
+    named = {
+        "hsdp": "3lc[sparsity=1.5] up and int8 down; bf16 up and int8 down; fp32",
+        "fsdp": "3lc[sparsity=1.5]; bf16; fp32",
+    }
     for kind in KINDS:
         for before, text, chosen in ranks[f"{kind}, report"]:
             assert before == "thinwire: no compressed step yet"
             assert re.search(r"3 compressed steps, 0 skipped.*\n.*× less.*\n(.*\n)+.*measured link", text), text
+            assert text.splitlines()[0].endswith(f" skipped, {named[kind]}") and " bit a value" in text, text
             assert chosen["0.weight"].startswith("bf16/") and chosen["5.weight"].startswith("fp32/")
             assert chosen["2.weight"] == f"3lc/{down[kind]}" and chosen["2.bias"] == "fp32/fp32"
 
@@ -136,6 +141,8 @@ def test_gathered_parameters_are_the_same_on_all_ranks_and_exact_where_they_are_
         assert sent < 0.4 * ranks["gathered, fp32"][0][2], kept.keys()
         ratio = re.search(r"([\d.]+)× less", report)
         assert ratio and float(ratio[1]) > 5, report
+        # Nothing travels down, and the ratio is of gathers too.
+        assert "3lc[sparsity=1.5]; fp32; int8 gathers\n" in report and " bit a gradient value\n" in report, report
     close(ranks["gathered, int8"][0][0], exact, 0.05, "int8")
 
 

@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+import thinwire as tw
 from tests.hooks.ddp_ranks import batch, ddp, run_ranks
 from tests.hooks.fsdp_ranks import KINDS, Weights, mesh, whole
 from thinwire.hooks import fsdp
@@ -116,6 +117,51 @@ def test_a_step_with_nan_is_skipped_by_all_shards_whichever_of_them_compress() -
         assert {setting for _, setting, *_ in found} == {"uncompressed" if rank % 2 else "3lc[s=1]"}
         assert [skipped for _, _, skipped, *_ in found] == [0, 0, 1, 2, 2], (rank, found)
         assert all(nan == [step in (2, 3)] * 2 for step, _, _, nan, _ in found), (rank, found)
+
+
+def run_poisoned(rank: int) -> dict[str, Any]:
+    """Uncompressed steps with NaN in one row of rank 1's gradient, which without replicas one rank's shard has."""
+    found: dict[str, Any] = {}
+    meshes = {
+        "shards": init_device_mesh("cpu", (2,)),
+        "replicas": init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "shard")),
+    }
+    for kind, mesh in meshes.items():
+        for nonfinite in ("skip", "raise"):
+            torch.manual_seed(0)
+            model: Any = fully_shard(nn.Sequential(nn.Linear(16, 64, bias=False)), mesh=mesh)
+            state = fsdp.compress(model, "auto", measure_link=False, nonfinite=nonfinite)  # type: ignore[arg-type]
+            assert state.auto is not None
+            state.auto.pilot._decide = lambda: None  # type: ignore[method-assign]
+            optimizer, seen = torch.optim.SGD(model.parameters(), lr=0.1), []
+            for step in range(4):
+                optimizer.zero_grad()
+                y, skipped, failed = model(batch(rank, step)[0]), state.steps_skipped, ""
+                factor = torch.nan if rank == 1 and step == 2 else 1.0
+                try:
+                    (factor * y[:, 0].sum() + y[:, 1:].sum()).backward()
+                except tw.ThinwireError as error:
+                    failed = str(error)
+                if state.steps_skipped == skipped and not failed:
+                    optimizer.step()
+                [parameter] = model.parameters()
+                seen.append((state.steps_skipped, bool(parameter.grad.to_local().isnan().all()), failed))
+                if failed:
+                    break
+            found[f"{kind}, {nonfinite}"] = seen, all(bool(each.isfinite().all()) for each in whole(model).values())
+    return found
+
+
+def test_nan_in_an_uncompressed_step_is_nobodys_or_ends_the_training_on_all_ranks() -> None:
+    for rank, found in enumerate(run_ranks(2, run_poisoned)):
+        assert isinstance(found, dict), found
+        for kind in ("shards", "replicas"):
+            seen, finite = found[f"{kind}, skip"]
+            assert seen == [(0, False, ""), (0, False, ""), (1, True, ""), (1, False, "")] and finite, (kind, seen)
+            seen, finite = found[f"{kind}, raise"]
+            assert len(seen) == 3 and seen[2][0] == 0 and finite, (kind, seen)
+            other = kind == "shards" and rank == 1  # whose own shard is finite
+            assert ("a rank of another shard has given up" if other else "holds NaN or Inf") in seen[2][2], seen
 
 
 def run_gathered(rank: int) -> tuple[str, dict[str, Any], dict[str, Any]]:

@@ -241,6 +241,28 @@ def run_that_looks_thrown_away(rank: int) -> list[str]:
     return [str(each.message) for each in heard if issubclass(each.category, UserWarning)]
 
 
+def run_joined(rank: int) -> tuple[list[str], list[int]]:
+    """Epochs with more batches on one rank: the other takes part in steps that are none of its own."""
+    ways: tuple[dict[str, Any], ...] = ({}, {"gradient_as_bucket_view": True}, {"static_graph": True})
+    steps = []
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        for options in ways:
+            model = DistributedDataParallel(mlp(), **options)
+            state = ddp.compress(model, **CODEC)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+            for _ in range(2):
+                with model.join():
+                    train(model, rank, 3 + 2 * rank, optimizer=optimizer)
+            steps.append(state.step)
+            state.close()
+    return [str(each.message) for each in heard if issubclass(each.category, UserWarning)], steps
+
+
+def test_a_rank_that_has_run_out_of_data_is_not_told_of_the_others_gradients() -> None:
+    assert run_ranks(2, run_joined) == [([], [10, 10, 10])] * 2
+
+
 def test_gradients_that_a_later_step_takes_or_a_scaler_skips_are_not_told_of() -> None:
     assert run_ranks(2, run_that_looks_thrown_away) == [[], []]
 

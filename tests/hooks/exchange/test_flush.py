@@ -77,17 +77,29 @@ class Slow:
     def __init__(self, flush: Flush) -> None:
         self.flush = flush
 
-    def isfinite(self) -> torch.Tensor:
+    is_cuda = False
+
+    def sum(self) -> torch.Tensor:
         self.flush.reduced(torch.full((1,), torch.nan))
-        return torch.ones(1, dtype=torch.bool)
+        return torch.ones(1)
 
 
 def test_nan_that_comes_while_a_finite_average_is_looked_at_is_not_forgotten() -> None:
-    """Averages come in gloo's threads and in the backward pass's; the interpreter's lock is free during `isfinite`."""
+    """Averages come in gloo's threads and in the backward pass's; the interpreter's lock is free during `sum`."""
     [core] = collectives(tensors(tw.codec("3lc"), SIZES), 1, skip=True)
     flush = Flush(core, Driver(core))  # type: ignore[arg-type]
     flush.expect_all()
     flush.reduced(Slow(flush))  # type: ignore[arg-type]
+    assert flush.undone
+
+
+def test_finite_averages_whose_sum_overflows_are_taken() -> None:
+    [core] = collectives(tensors(tw.codec("3lc"), SIZES), 1, skip=True)
+    flush = Flush(core, Driver(core))  # type: ignore[arg-type]
+    flush.reduced(torch.full((9,), 3e38))
+    flush.reduced(torch.full((9,), 6e4, dtype=torch.float16))
+    assert not flush.undone
+    flush.reduced(torch.tensor([torch.inf, -torch.inf]))
     assert flush.undone
 
 

@@ -125,7 +125,7 @@ def train(where: torch.device, **options: Any) -> tuple[list[Any], list[bool]]:
         {"design": "doublesqueeze-1bit"},
         {"design": "terngrad"},
         {"design": "update[codec=auto,h=1]"},
-        {"design": "diloco[codec=blocktopk,h=1]"},
+        {"design": "diloco[codec=blocktopk,h=1,outer_momentum=0.6]"},
         {"design": "sparseloco[h=1]"},
     ],
     ids=str,
