@@ -114,7 +114,7 @@ def test_skip_is_taken_by_every_rank_and_restores_residuals(ranks: dict[str, lis
 def test_report_and_scopes(ranks: dict[str, list[Any]]) -> None:
     down = {"hsdp": "int8", "fsdp": "fp32"}
     named = {
-        "hsdp": "3lc[sparsity=1.5] up and int8 down; bf16 up and int8 down; fp32",
+        "hsdp": "3lc[sparsity=1.5] up and int8 down; bf16; fp32",
         "fsdp": "3lc[sparsity=1.5]; bf16; fp32",
     }
     for kind in KINDS:

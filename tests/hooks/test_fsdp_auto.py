@@ -126,11 +126,11 @@ def run_poisoned(rank: int) -> dict[str, Any]:
         "shards": init_device_mesh("cpu", (2,)),
         "replicas": init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "shard")),
     }
-    for kind, mesh in meshes.items():
+    for kind, made in meshes.items():
         for nonfinite in ("skip", "raise"):
             torch.manual_seed(0)
-            model: Any = fully_shard(nn.Sequential(nn.Linear(16, 64, bias=False)), mesh=mesh)
-            state = fsdp.compress(model, "auto", measure_link=False, nonfinite=nonfinite)  # type: ignore[arg-type]
+            model: Any = fully_shard(nn.Sequential(nn.Linear(16, 64, bias=False)), mesh=made)
+            state = fsdp.compress(model, "auto", measure_link=False, nonfinite=nonfinite)
             assert state.auto is not None
             state.auto.pilot._decide = lambda: None  # type: ignore[method-assign]
             optimizer, seen = torch.optim.SGD(model.parameters(), lr=0.1), []

@@ -6,6 +6,7 @@ This file leaves out `from __future__ import annotations`: DDP compares the hook
 import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -17,6 +18,7 @@ from thinwire.codecs import Codec
 from thinwire.collective.residuals import TrainedTensor
 from thinwire.errors import ConfigError
 from thinwire.hooks.ddp.state import Reduction, ThinwireState
+from thinwire.hooks.exchange.autopilot import ExchangeAutopilot
 from thinwire.hooks.exchange.options import GATHER_MB, ExchangeOptions
 from thinwire.hooks.exchange.ranks import check_floating
 from thinwire.hooks.guards import StepGuard
@@ -72,8 +74,8 @@ def compress(
             go before it.
         reduce: the mean over the ranks, as DDP has it, or their sum.
         nonfinite: what NaN or Inf on any rank does: `"raise"` ends the training on all ranks; `"skip"` gives every
-            rank gradients of NaN and leaves every residual as it was, so that a GradScaler skips the step everywhere.
-            Steps before `start_step` are DDP's own, which look for neither.
+            rank gradients with NaN or Inf and leaves every residual as it was, so that a GradScaler skips the step
+            everywhere. With a fixed codec, steps before `start_step` are DDP's own, which look for neither.
         scaler: the training loop's GradScaler; residuals then follow its scale. It needs `nonfinite="skip"`.
         seed: of random codecs.
         timeout: how long a rank may keep the others waiting; by default the timeout of DDP's group.
@@ -193,7 +195,7 @@ def thinwire_hook(state: ThinwireState, bucket: dist.GradBucket) -> torch.future
             if auto.flush.waiting:
                 auto.flush.add(state.bucket(bucket), buffer)
             return _uncompressed(state, buffer, last=last)
-    if last:
+    if last and _in_backward():  # gradients of a rank that joined early are nobody's here
         state.watch_step(bucket)
     future = state.driver.bucket_ready(state.bucket(bucket), buffer, step, index, last=last)
     if last:
@@ -206,6 +208,18 @@ def _raise_after_backward(state: ThinwireState) -> None:
     # A rank that joined early hears of a failure at its next bucket.
     if _in_backward():
         torch.autograd.Variable._execution_engine.queue_callback(state.driver.wait_step)
+
+
+def _look_after_backward(auto: ExchangeAutopilot) -> None:
+    """Looks at the averages of an uncompressed step once DDP has waited for them all; raises where they are to."""
+
+    def look() -> None:
+        auto.flush.look()
+
+    if _in_backward():
+        engine = torch.autograd.Variable._execution_engine
+        # DDP queues its own wait right after this, and so before what is queued by a callback.
+        engine.queue_callback(partial(engine.queue_callback, look))
 
 
 def _in_backward() -> bool:
@@ -234,6 +248,8 @@ def _uncompressed(state: ThinwireState, buffer: torch.Tensor, *, last: bool) -> 
         state.under_way.append(Reduction(work, buffer, averages, piggyback))
     if last and state.under_way:  # earlier buckets, where not this one; DDP queues its own wait right after this
         torch.autograd.Variable._execution_engine.queue_callback(state.finish_reductions)
+    if last and auto is not None:
+        _look_after_backward(auto)
     if averages is not None:
         return averages
 
@@ -244,6 +260,8 @@ def _uncompressed(state: ThinwireState, buffer: torch.Tensor, *, last: bool) -> 
             result = buffer
         if auto is not None and watched:
             auto.reduced(begun, result)
+        elif auto is not None:
+            auto.flush.reduced(result)
         return result
 
     future: torch.futures.Future[list[torch.Tensor]] = work.get_future()

@@ -1,10 +1,16 @@
-"""What a controller that stops compressing does with residuals: they go into the next uncompressed step."""
+"""What a controller that stops compressing does with residuals: they go into the next uncompressed step.
+
+Every average of uncompressed steps is looked at: one that holds NaN or Inf makes the step nobody's, or the last.
+"""
 
 from __future__ import annotations
+
+import math
 
 import torch
 
 from thinwire.collective.core import Bucket, Collective
+from thinwire.errors import NonFiniteError
 from thinwire.runtime.collective import CollectiveDriver
 from thinwire.runtime.peers import gather
 
@@ -19,7 +25,8 @@ class Flush:
     Attributes:
         waiting: whether something waits for an uncompressed step.
         under_way: whether the step under way has taken some of it.
-        undone: whether NaN or Inf came of that step: what it took, if anything, waits again.
+        undone: whether NaN or Inf came of the step under way: nobody takes it, and what it took, if anything, waits
+            again.
     """
 
     def __init__(self, core: Collective, driver: CollectiveDriver) -> None:
@@ -28,6 +35,7 @@ class Flush:
         # By name of its context, as a step does not always reduce all gradients; None where it may be all of them.
         self._left: set[str] | None = None
         self._left_before: set[str] = set()
+        self._finite: list[torch.Tensor] = []  # of averages on a GPU
 
     def expect_all(self) -> None:
         """Says that something may wait in every residual."""
@@ -49,20 +57,48 @@ class Flush:
         self._driver.flush(bucket, buffer, self._left)
 
     def reduced(self, averaged: torch.Tensor) -> None:
-        """Takes an average of the step under way: of every gradient, as nobody knows yet whether a later one waits.
+        """Takes an average of the step under way.
 
         Called in gloo's threads and in the backward pass's, perhaps at once: it only ever sets `undone`.
         """
-        if self.waiting and self._core.skip and not bool(averaged.isfinite().all()):
+        if averaged.is_cuda:
+            self._finite.append(averaged.isfinite().all())  # for `look`: to ask now would wait for every bucket
+        # A sum takes a twentieth of the time. It may overflow, but it is finite only where all values are.
+        elif not (math.isfinite(averaged.sum()) or averaged.isfinite().all()):
             self.undone = True
 
+    def look(self) -> bool:
+        """Returns whether the step under way is undone, once all its averages are there.
+
+        Raises:
+            NonFiniteError: it is, and steps are not skipped.
+        """
+        finite, self._finite = self._finite, []
+        if not all(bool(each) for each in finite):
+            self.undone = True
+        if self.undone and not self._core.skip:
+            raise NonFiniteError(
+                "an average of the ranks' gradients, which this step exchanged uncompressed, holds NaN or Inf: some "
+                "rank's gradient did"
+            )
+        return self.undone
+
+    def skip(self) -> None:
+        """Skips the step under way, which has all its averages, as ranks do that see others."""
+        self.undone = self.under_way
+        if not self.undone:  # nothing is to be given back, and a rank that holds padding alone settles nothing
+            self._core.skip_step(exchanged=False)
+
     def settle(self) -> None:
-        """Ends a step that may have taken what waited; between two steps."""
+        """Ends a step that may have taken what waited; between two steps. Raises NonFiniteError, as `look`."""
+        self.look()
+        # After a reduce-scatter every rank sees another part, and the step may have been broken off.
+        if self.under_way and self._core.skip and not self._core.pulls:
+            self.undone = b"\1" in gather(self._driver.peers, bytes([self.undone]))
+        self._core.steps_skipped += self.undone
         if not self.under_way:
             self.undone = False
             return
-        if self._core.skip and not self._core.pulls:  # after a reduce-scatter every rank sees another part
-            self.undone = b"\1" in gather(self._driver.peers, bytes([self.undone]))
         if self.undone:  # all ranks skip the step: what was flushed must not go with it
             self._core.residuals.restore()
             self._left = self._left_before

@@ -38,6 +38,11 @@ class Recorded(Protocol):
         ...
 
     @property
+    def steps_skipped(self) -> int:
+        """Steps that no rank took because of NaN or Inf."""
+        ...
+
+    @property
     def known_link_bps(self) -> float:
         """Bits per second of the slowest link, as measured last; 0 where it was not."""
         ...
@@ -74,7 +79,8 @@ class ExchangeRecords:
             self._record(tally)
         self._tally = core.tally = Tally() if step % self._every == 0 else None
         if self._tally is not None:
-            self._step, self._before, self._skipped = step, self._state.driver.counters(), core.steps_skipped
+            state = self._state
+            self._step, self._before, self._skipped = step, state.driver.counters(), state.steps_skipped
 
     def record_scores(self, step: int, loss: SupportsFloat | None, accuracy: SupportsFloat | None) -> None:
         """Records what belongs to a step as a whole."""
@@ -99,7 +105,7 @@ class ExchangeRecords:
     def _record(self, tally: Tally) -> None:
         state, now = self._state, time.time()
         core = state.core
-        skipped = core.steps_skipped > self._skipped
+        skipped = state.steps_skipped > self._skipped
         pushed, pulled = total(tally.pushed), total(tally.pulled)
         lags = {} if skipped else self._lags(tally)
         for name, tensor in core.residuals.tensors.items():

@@ -19,12 +19,13 @@ class Report:
     Attributes:
         steps: compressed steps, the first ones included.
         steps_skipped: steps that nobody took because of NaN or Inf.
-        codecs: the codecs in use, both ways, uncompressed tensors included; `auto` where one is chosen step by step.
+        codecs: the codecs in use, both ways where there are two, uncompressed tensors included; `auto` where one is
+            chosen step by step.
         sent_nbytes: bytes sent a step, message heads included.
         uncompressed_nbytes: what a ring all-reduce sends a step, 2·(N − 1)/N times the gradients' size in the
             parameters' own dtypes; half of it where gradients are only sent to who owns their shard.
         ratio: the one over the other.
-        bits_per_value: payload bits per value sent, uncompressed tensors included.
+        bits_per_value: payload bits per value sent of a gradient or an average, uncompressed tensors included.
         encode_s: seconds a step of encoding pushes.
         decode_s: seconds a step of decoding, averaging and encoding the averages.
         copy_s: seconds a step of copies to and from the host.
@@ -37,6 +38,7 @@ class Report:
         warm_up_s: seconds a step that compression took in those.
         auto: with `codec="auto"` the setting in use, in words.
         beside: what else travels, of which nothing here is counted, in words.
+        gathered: the codec of parameters that are gathered, whose bytes are counted too; empty where none are coded.
     """
 
     steps: int
@@ -58,6 +60,7 @@ class Report:
     warm_up_s: float = 0.0
     auto: str = ""
     beside: str = ""
+    gathered: str = ""
 
     @property
     def saved_s(self) -> float:
@@ -80,11 +83,12 @@ class Report:
         elif self.steps == self.warm_up:
             lines = [f"thinwire: {self.warm_up} compressed step, in which everything starts: the next ones tell more"]
         else:
+            gathers, value = (f"; {self.gathered} gathers", "gradient value") if self.gathered else ("", "value")
             lines = [
-                f"thinwire: {self.steps} compressed steps, {self.steps_skipped} skipped, {self.codecs}",
+                f"thinwire: {self.steps} compressed steps, {self.steps_skipped} skipped, {self.codecs}{gathers}",
                 f"  sent a step      {nbytes_text(self.sent_nbytes)}, uncompressed "
                 f"{nbytes_text(self.uncompressed_nbytes)}: {self.ratio:.1f}× less, "
-                f"{self.bits_per_value:.3f} bit a value{self.beside and f'; beside it {self.beside}'}",
+                f"{self.bits_per_value:.3f} bit a {value}{self.beside and f'; beside it {self.beside}'}",
                 f"  time a step      encode {ms_text(self.encode_s)}, decode and average {ms_text(self.decode_s)}, "
                 f"copies {ms_text(self.copy_s)}, waiting {ms_text(self.wait_s)}",
                 *self._warm_up(),
@@ -139,7 +143,8 @@ def report(state: ExchangeState) -> Report:
     sent = counters.get("wire_bytes", 0) * per
     uncompressed = state.uncompressed_nbytes + counters.get("gather_uncompressed_bytes", 0) * per
     auto = state.auto
-    names = {_name(tensor.choice, None if auto is None else auto.base) for tensor in tensors}
+    base, pulls = None if auto is None else auto.base, state.core.pulls
+    names = {_name(tensor.choice, base, pulls=pulls) for tensor in tensors}
     bounds = [each.lag_bound for each in state.core.residuals.contexts.values() if each.lag_bound is not None]
     if auto is not None and (auto.setting.codec is None or auto.setting.codec.id != auto.base.id):
         bounds = []  # of a setting that is not in use
@@ -163,11 +168,12 @@ def report(state: ExchangeState) -> Report:
         warm_up=warm_up,
         auto="" if auto is None else str(auto),
         beside=state.beside,
+        gathered=state.gathered,
         warm_up_s=sum(sums.get(name, 0) - counters.get(name, 0) for name in _SPENT) / max(1, warm_up),
     )
 
 
-def _name(choice: Choice, auto: Codec | None) -> str:
+def _name(choice: Choice, auto: Codec | None, *, pulls: bool) -> str:
     """Returns in words how tensors are compressed; `auto` is the codec that stands for whichever is in use."""
     up, down = ("auto" if each == auto else str(each) for each in (choice.up, choice.down))
-    return up if up == down else f"{up} up and {down} down"
+    return up if up == down or not pulls else f"{up} up and {down} down"

@@ -96,8 +96,9 @@ class ExchangeState:
 
     @property
     def steps_skipped(self) -> int:
-        """Steps that no rank took because some rank's gradient held NaN or Inf; their gradients are all NaN."""
-        return self.core.steps_skipped
+        """Steps that no rank took because some rank's gradient held NaN or Inf; so do their averages on all ranks."""
+        undone = self.auto is not None and self.auto.flush.undone  # what the core counts when the next step begins
+        return self.core.steps_skipped + (undone and self.core.skip)
 
     @property
     def uncompressed_nbytes(self) -> float:
@@ -108,6 +109,11 @@ class ExchangeState:
     @property
     def beside(self) -> str:
         """What else travels, of which nothing is counted here, in words."""
+        return ""
+
+    @property
+    def gathered(self) -> str:
+        """The codec of parameters that are gathered, in words; empty where none are coded."""
         return ""
 
     @property

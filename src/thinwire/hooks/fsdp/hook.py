@@ -92,6 +92,7 @@ def compress(
             go before it.
         nonfinite: what NaN or Inf on any rank does: `"raise"` ends the training on all ranks; `"skip"` gives every
             rank gradients of NaN and leaves every residual as it was, so that a GradScaler skips the step everywhere.
+            With a fixed codec, steps before `start_step` are FSDP's own, which look for neither.
         scaler: the training loop's GradScaler; residuals then follow its scale. It needs `nonfinite="skip"`.
         seed: of random codecs.
         timeout: how long a rank may keep the others waiting; by default the timeout of the mesh's group.
@@ -183,6 +184,12 @@ def compress(
         peers = everyone
         partitions = {name: cut.partitions(first.shards) for name, cut in cuts.items()}
         core = asked.core(wholes, peers, partitions=partitions, pulls=False)
+    coded = {}
+    if gather_codec is not None:  # of the parameters that a codec would take, whichever the gradients have
+        gathers = compression or ByShape(up=gather_codec, down=PLAIN, min_numel=min_numel, exclude=exclude)
+        shapes = {name: cut.shape for name, cut in cuts.items()}
+        selected = select(shapes, gathers, codecs=codecs, last_layer=last_layer)
+        coded = {name: gather_codec for name, choice in selected.items() if choice.up != PLAIN}
     driver = CollectiveDriver(core, peers)
     driver.close_with(model)
     auto = asked.controller(settings, core, driver, blocking=True)
@@ -201,15 +208,10 @@ def compress(
         replicas=replicas,
         shard=first.shard,
         shards=first.shards,
-        shard_group=mesh.get_group(1) if first.replicated and first.shards > 1 else None,
+        shard_group=mesh.get_group(1 if first.replicated else 0) if first.shards > 1 else None,
+        gathered=str(as_codec(gather, {})) if gather is not None and coded else "",
     )
     alone = _alone() if first.replicated else None
-    coded = {}
-    if gather_codec is not None:  # of the parameters that a codec would take, whichever the gradients have
-        gathers = compression or ByShape(up=gather_codec, down=PLAIN, min_numel=min_numel, exclude=exclude)
-        shapes = {name: cut.shape for name, cut in cuts.items()}
-        selected = select(shapes, gathers, codecs=codecs, last_layer=last_layer)
-        coded = {name: gather_codec for name, choice in selected.items() if choice.up != PLAIN}
     passes = Passes(model, state.begin_forward, state.end_step)
     for number, group in enumerate(groups):
         if alone is not None:

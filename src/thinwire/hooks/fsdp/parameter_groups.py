@@ -231,11 +231,6 @@ class ParameterGroup:
         """Whether a backward pass reduces its gradients, and does not only accumulate them."""
         return bool(self._group.reduce_grads)
 
-    def is_finite(self) -> bool:
-        """Returns whether the gradients of this rank's shards hold neither NaN nor Inf."""
-        gradients = [parameter.param.sharded_param.grad for parameter in self.parameters]
-        return all(each is None or bool(each.to_local().isfinite().all()) for each in gradients)
-
     def fill_gradient(self, value: float) -> None:
         """Fills the gradients of this rank's shards."""
         for parameter in self.parameters:

@@ -70,6 +70,7 @@ class ShardedState(ExchangeState):
         "_begun",
         "_buckets",
         "_cuts",
+        "_gathered",
         "_ready",
         "_replica",
         "_replicas",
@@ -91,6 +92,7 @@ class ShardedState(ExchangeState):
         shard: int,
         shards: int,
         shard_group: dist.ProcessGroup | None,
+        gathered: str,
         **kept: Any,
     ) -> None:
         super().__init__(**kept)
@@ -100,6 +102,7 @@ class ShardedState(ExchangeState):
         self._replica, self._replicas = replica, replicas
         self._shard, self._shards = shard, shards
         self._shard_group = shard_group
+        self._gathered = gathered
         self._ready: list[Ready] = []
         self._begun = False
         self.gathers = Counters()
@@ -118,6 +121,10 @@ class ShardedState(ExchangeState):
     def beside(self) -> str:
         gathers = self._replicas is None and not self.gathers["gather_uncompressed_bytes"]
         return "FSDP gathers parameters uncompressed" if gathers else ""
+
+    @property
+    def gathered(self) -> str:
+        return self._gathered
 
     def counters(self) -> dict[str, float]:
         """Returns the sums so far: bytes, values and messages sent, and seconds by purpose."""
@@ -190,7 +197,7 @@ class ShardedState(ExchangeState):
         Nothing happens where no gradients were reduced since the last step. One rank alone reduces none: a pass of it
         is a step, if it would reduce them on several.
         """
-        ready, skipped = self._ready, self.steps_skipped
+        ready, skipped = self._ready, self.core.steps_skipped
         begun, self._begun = self._begun, False  # several roots may end one pass
         if not ready:
             if self.world_size == 1 and begun and any(group.reduces for group in self._buckets):
@@ -200,18 +207,17 @@ class ShardedState(ExchangeState):
         self._exchange_newest(last=True)
         exchanged = self._exchanging
         self._ready = []
-        failure = None
-        try:
-            self.driver.wait_step()
-        except Exception as error:  # whatever it is, the ranks of the other shards must hear of it
-            failure = error
-        unflushed = self.auto is not None and self.auto.flush.undone
         for each in ready:
             each.wait()
             each.group.wait_reduced()
-        own = Outcome.FAILED if failure else Outcome.TAKEN
-        if failure is None and (self.steps_skipped > skipped or unflushed or self._reduced_nan(ready)):
-            own = Outcome.SKIPPED
+        own, failure = Outcome.TAKEN, None
+        try:
+            self.driver.wait_step()
+            undone = self.auto is not None and self.auto.flush.look()
+            if undone or self.core.steps_skipped > skipped:
+                own = Outcome.SKIPPED
+        except Exception as error:  # whatever it is, the ranks of the other shards must hear of it
+            own, failure = Outcome.FAILED, error
         worst = self._worst(own, ready[0].group.device)
         if failure is not None:
             raise failure
@@ -227,28 +233,16 @@ class ShardedState(ExchangeState):
         self.note_warm_up()
         self.between_steps()
 
-    def _reduced_nan(self, ready: Sequence[Ready]) -> bool:
-        """Whether this shard's gradients, reduced uncompressed, are to be skipped by all shards.
-
-        Each shard's replicas choose a setting by themselves: what some exchange compressed is looked at, so all is.
-        """
-        if not self.core.skip or self._shard_group is None or self.auto is None or self.auto.compressed:
-            return False
-        return not all(each.group.is_finite() for each in ready)
-
     def _skip(self, ready: Sequence[Ready], own: Outcome, *, exchanged: bool) -> None:
         """Makes all of a step's gradients NaN, and residuals what they were, where some shard skips it."""
-        uncompressed = self.auto is not None and not self.auto.compressed
-        if self.auto is not None and uncompressed:
-            self.auto.flush.undone = self.auto.flush.under_way
-        if uncompressed and self._shard_group is not None:
-            self.core.skip_step(exchanged=False)
-        elif not uncompressed and own is Outcome.TAKEN:
+        if self.auto is not None and not self.auto.compressed:
+            self.auto.flush.skip()
+        elif own is Outcome.TAKEN:
             self.core.skip_step(exchanged=exchanged)
         for each in ready:
             if each.values is not None:
                 each.values.fill_(torch.nan)
-            elif self._shard_group is not None:
+            else:
                 each.group.fill_gradient(torch.nan)
 
     def _exchange_newest(self, *, last: bool) -> None:
@@ -259,11 +253,13 @@ class ShardedState(ExchangeState):
             self.driver.bucket_ready(self._buckets[held[-1].group], values, self.step, len(held) - 1, last=last)
 
     def _worst(self, own: Outcome, device: torch.device) -> Outcome:
-        """Returns what became of the step on any shard; ranks of different shards exchange nothing else.
+        """Returns what became of the step on any shard: ranks of different shards see no other's averages.
 
-        NaN in one shard's gradients need not be in another's, and a step is taken by all or by none.
+        NaN in one shard's gradients need not be in another's, and a step is taken by all or by none. Without replicas
+        a compressed step needs none of this, as all ranks take part in its exchange.
         """
-        if self._shard_group is None:
+        exchanged = self._replicas is None and (self.auto is None or self.auto.compressed)
+        if self._shard_group is None or exchanged:
             return own
         worst = torch.tensor(own.value, device=device)
         with suppress(*([RuntimeError] if own is Outcome.FAILED else [])):
