@@ -132,13 +132,13 @@ class Lengthening:
         self._told = False
 
     def _sums(self, clock: int) -> torch.Tensor:
-        gradients = [self._gradient(*member) for member in self._members]
-        rows = [0 if each is None else -(-each.numel() // SUMS) for each in gradients]
+        numels = [0 if parameter.grad is None else parameter.numel() for parameter, *_ in self._members]
+        rows = [-(-numel // SUMS) for numel in numels]
         generator = torch.Generator("cpu").manual_seed(((self._seed << 32) + clock) % (1 << 63))
         drawn = torch.randint(0, 2, (max(rows, default=0),), generator=generator, dtype=torch.int8, device="cpu")
         signs, found = {torch.device("cpu"): drawn.float().mul_(2).sub_(1)}, []
-        for gradient, count in zip(gradients, rows, strict=True):
-            if gradient is None or not count:
+        for member, count in zip(self._members, rows, strict=True):
+            if (gradient := self._gradient(*member)) is None or not count:
                 found.append(torch.zeros(SUMS + 1, **HOST))
                 continue
             flat = gradient.detach().reshape(-1).float()

@@ -136,8 +136,9 @@ class Steering:
             torch._foreach_add_(moments, float(group["eps"]))
             now = [tensors[place].values.view(tensors[place].shown.shape) for place, *_ in some]
             changes = [before[place].view_as(each).sub_(each) for (place, *_), each in zip(some, now, strict=True)]
-            if any(decay for *_, decay in some):
-                torch._foreach_sub_(changes, torch._foreach_mul(now, [decay for *_, decay in some]))
+            for change, each, (*_, decay) in zip(changes, now, some, strict=True):
+                if decay:
+                    change.add_(each, alpha=-decay)
             torch._foreach_mul_(moments, changes)
             torch._foreach_mul_(moments, [(1 - first**step) / rates for step in steps])
             own = [state["exp_avg"] for _, state, _ in some]

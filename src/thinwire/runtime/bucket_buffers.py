@@ -38,11 +38,20 @@ class BucketBuffer:
         flat = buffer.to(torch.float64 if buffer.dtype == torch.float64 else torch.float32)
         return flat if off_host(flat) else flat.numpy()
 
-    def fill(self, values: Values) -> None:
-        """Copies the values into the buffer, unless they are its own memory."""
+    def fill(self, values: Values, *, keeps_inf: bool = False) -> None:
+        """Copies the values into the buffer, unless they are its own memory; they end at its dtype's largest.
+
+        Args:
+            values: of what `values` returned, in its dtype.
+            keeps_inf: leaves Inf where it is: gradients that nobody has looked at yet.
+        """
         tensor = values if isinstance(values, torch.Tensor) else torch.from_numpy(values)
-        if self.buffer.data_ptr() != tensor.data_ptr():
-            store_tensor(self.buffer, tensor, False)
+        if self.buffer.data_ptr() == tensor.data_ptr():
+            return
+        infinite = self.buffer.isinf() if keeps_inf else None
+        store_tensor(self.buffer, tensor, False)
+        if infinite is not None:
+            self.buffer.masked_fill_(infinite, torch.inf)
 
 
 @dataclass(slots=True)

@@ -174,7 +174,7 @@ class CollectiveDriver:
     def _flush(self, bucket: Bucket, buffer: BucketBuffer, waiting: set[str]) -> None:
         values = buffer.values()
         self._core.flush(bucket, values, waiting)
-        buffer.fill(values)
+        buffer.fill(values, keeps_inf=True)
 
     def _submit(self, job: UnderWay) -> None:
         if not self._threads:
