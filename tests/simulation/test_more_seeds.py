@@ -10,6 +10,7 @@ from tests.simulation.deaths import deaths
 SEEDS = 250
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("first", [500, 750])
 def test_no_rule_is_broken(first: int) -> None:
     tally = run(first, first + SEEDS)

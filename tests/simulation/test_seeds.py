@@ -1,4 +1,4 @@
-"""Seeds that hold: half of a thousand. The rest is in `test_more_seeds.py`, so that two processes share them."""
+"""Seeds that hold: half of a thousand. The rest is in `test_more_seeds.py`, of the long tests."""
 
 from __future__ import annotations
 
