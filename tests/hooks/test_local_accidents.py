@@ -165,3 +165,25 @@ def test_a_state_without_its_models_weights_is_not_gone_on_from() -> None:
     [saved], core = run_cluster(mlp, first, workers=1, optimizer=adamw, design=design)
     assert "the model's parameters are not those that the state was saved with" in load(saved, late=False)
     assert load(saved, late=True) == "went on"
+
+
+@pytest.mark.filterwarnings("ignore:worker 1. '3.weight' holds NaN or Inf after inner step")
+def test_moments_that_are_not_finite_are_forgotten_together() -> None:
+    """A gradient of 1e25 has a finite first moment, and an infinite second one."""
+
+    def overflowing(rank: int, model: nn.Module, opt: DistributedOptimizer) -> torch.Tensor:
+        for step in range(12):
+            x, y = batch(rank, step)
+            opt.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
+            if (rank, step) == (1, 5):
+                for name, value in (("0.weight", 1e25), ("3.weight", torch.nan)):
+                    gradient = model.get_parameter(name).grad
+                    assert gradient is not None
+                    gradient[0, 0] = value
+            opt.step()
+        opt.flush()
+        return nn.utils.parameters_to_vector(model.parameters()).detach()
+
+    for found in run_cluster(mlp, overflowing, workers=2, optimizer=adamw, design="local-sgd[h=2]")[0]:
+        assert found.abs().max() < 2

@@ -364,28 +364,6 @@ def test_a_copy_of_the_model_takes_part_in_nothing(design: str) -> None:
     assert torch.equal(copied, expected)
 
 
-@pytest.mark.filterwarnings("ignore:worker 1. '3.weight' holds NaN or Inf after inner step")
-def test_moments_that_are_not_finite_are_forgotten_together() -> None:
-    """A gradient of 1e25 has a finite first moment, and an infinite second one."""
-
-    def overflowing(rank: int, model: nn.Module, opt: DistributedOptimizer) -> torch.Tensor:
-        for step in range(12):
-            x, y = batch(rank, step)
-            opt.zero_grad()
-            nn.functional.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
-            if (rank, step) == (1, 5):
-                for name, value in (("0.weight", 1e25), ("3.weight", torch.nan)):
-                    gradient = model.get_parameter(name).grad
-                    assert gradient is not None
-                    gradient[0, 0] = value
-            opt.step()
-        opt.flush()
-        return nn.utils.parameters_to_vector(model.parameters()).detach()
-
-    for found in run_cluster(mlp, overflowing, workers=2, optimizer=adamw, design="local-sgd[h=2]")[0]:
-        assert found.abs().max() < 2
-
-
 @pytest.mark.parametrize("design", ["local-sgd[h=4]", "local-sgd[h=2]", "update"])
 def test_parameters_of_no_values_and_of_one_are_exchanged_with_the_others(design: str) -> None:
     class Odd(nn.Module):
