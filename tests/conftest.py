@@ -1,7 +1,11 @@
-"""Which tests run, and in which order: kernels first, then long files; those of minutes only where asked for."""
+"""Which tests run, and in which order: kernels first, then long files; those of minutes only where asked for.
+
+And how processes begin that tests do not start themselves: most are forks.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,6 +34,26 @@ LONG = [
     )
 ]
 """Files of ten seconds and more, the longest first: begun late, one would keep one process busy and the other idle."""
+FORKED = [TESTS / name for name in ("bench", "cli", "jobs", "studies")]
+PROGRAMS = [TESTS / name for name in ("bench/test_updates.py", "jobs/test_forks.py")]
+"""Of those, files whose processes are programs: Python 3.11 does not know the number of a fork's first thread, by which
+`bench updates` counts; and what forks do is held against what programs do."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def forks_for_programs(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What an engine would start as a program is a fork: a program takes three seconds for its imports alone.
+
+    A fork has the same command line and runs it from its beginning; what only a benchmark's role imports, it still has
+    to. That both come to the same bits, `jobs/test_forks.py` says; tests of the command start programs by themselves.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        if any(map(request.path.is_relative_to, FORKED)) and request.path not in PROGRAMS:
+            from thinwire.engines import local
+            from thinwire.jobs.forks import forks
+
+            patch.setattr(local, "Programs", forks)
+        yield
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
