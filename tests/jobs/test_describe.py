@@ -23,3 +23,4 @@ def test_jobs_and_comparisons_have_every_field_that_is_told(kind: type[RecipeOpt
 def test_of_options_as_they_are_by_default_only_the_servers_are_told() -> None:
     assert choices(vars(JobOptions())) == choices(vars(ComparisonOptions())) == ""
     assert servers_of(vars(JobOptions())) == servers_of(vars(ComparisonOptions())) == "1 of their own"
+    assert servers_of({}) == servers_of({"servers": None}) == "1 of their own", "one that was stored may lack them"

@@ -9,13 +9,14 @@ import msgspec
 import pytest
 from typer.main import get_command
 
+from tests.jobs.outcomes import worker_outcome
 from thinwire.cli import roles
 from thinwire.engines.events import Event
 from thinwire.engines.namespaces import available
 from thinwire.errors import ConfigError, EngineError
 from thinwire.jobs import in_process, processes
-from thinwire.jobs.cluster import Place, choose_links
-from thinwire.jobs.events import Done
+from thinwire.jobs.cluster import OnEvent, Place, choose_links
+from thinwire.jobs.events import Accuracy, Done
 from thinwire.jobs.job import Job
 from thinwire.jobs.outcome import RunOutcome
 from thinwire.jobs.processes import Elastic, run, worker_arguments
@@ -104,6 +105,21 @@ def test_a_run_in_one_process_comes_to_the_same(finished: Finished) -> None:
     assert inside.in_process is True and inside.shaping == "none"
     one, other = equal_parts(inside, finished.outcome)
     assert one == other and one["weights"] and one["steps"] == 40
+
+
+def test_of_steps_that_are_evaluated_again_the_curve_has_the_latest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where all workers go back to a checkpoint, worker 0 reports accuracies of steps that it has reported before."""
+
+    def told(roles: Any, place: Any, kinds: Any, collect: OnEvent, *, on_start: Any) -> dict[str, int]:
+        for at, (step, seconds) in enumerate([(2, 1.0), (4, 2.0), (6, 3.0), (4, 2.5), (6, 3.5), (8, 4.0)]):
+            collect("worker 0", Accuracy(step=step, seconds=seconds, accuracy=at / 10))
+        collect("worker 0", Done(outcome=worker_outcome(0)))
+        return {}
+
+    monkeypatch.setattr(processes, "run_cluster", told)
+    curve = run(Job(workers=1, steps=8)).curve
+    found = [(point.step, point.seconds, point.accuracy) for point in curve]
+    assert found == [(2, 1.0, 0.0), (4, 2.5, 0.3), (6, 3.5, 0.4), (8, 4.0, 0.5)]
 
 
 def test_a_server_on_every_workers_node() -> None:

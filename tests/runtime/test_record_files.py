@@ -58,6 +58,15 @@ def test_damaged_lines_are_left_out_and_counted(tmp_path: Path) -> None:
         list(RecordFile(tmp_path).read())
 
 
+@pytest.mark.parametrize("name", ["time_s", "encode_s", "decode_s", "wait_s"])
+def test_lines_with_times_that_cannot_be_are_damaged(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "steps.jsonl"
+    times = ["9e307", "-9e307", "-1.0", "1e13", "1e999", "NaN", "1e12", "0.5"]
+    path.write_text("".join(f'{{"step":{at},"table":"fc","numel":5,"{name}":{s}}}\n' for at, s in enumerate(times)))
+    file = RecordFile(path)
+    assert [record.step for record in file.read()] == [6, 7] and file.damaged == 6
+
+
 def test_what_stands_behind_the_last_line_break_counts_once_nobody_writes_any_more(tmp_path: Path) -> None:
     path = tmp_path / "steps.jsonl"
     path.write_bytes(OLD + OLD.strip())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,13 @@ from thinwire.jobs import in_process
 from thinwire.jobs.job import Job
 from thinwire.jobs.outcome import RunOutcome
 from thinwire.policies import compression
+from thinwire.policies.consistency import consistency
 from thinwire.presentation.page import write_page
 from thinwire.studies.compare import Comparison, Train, compare, jobs, varies
 from thinwire.studies.compare_page import page
 from thinwire.studies.compare_rows import tabulate
 from thinwire.workloads.data import DataInfo
+from thinwire.workloads.dataset import Dataset
 
 TWO = Comparison(designs=["fp32", "3lc[s=1.75,entropy=zstd]"], links=["1mbit", "none"], seeds=2, steps=400)
 
@@ -114,6 +117,39 @@ def test_frames_that_shrink_are_timed_for_a_tenth_of_the_run() -> None:
 def test_one_exchange_an_epoch_takes_whole_epochs() -> None:
     [_, timed] = jobs(Comparison(designs=["entropy"], links=["10mbit"], steps=1000, short_steps=50).cells())
     assert timed.steps == 126, "42 steps of 4 × 8 are an epoch of the 1,347 digits, and 100 steps are to be timed"
+
+
+@pytest.mark.parametrize(
+    "design",
+    [
+        "fp32[consistency=local[steps=16,warmup=90]]",
+        "fp32[consistency=local[16, warmup = 90]]",
+        "local-sgd[h=16,warmup=90]",
+        "local-sgd[warmup=90,h=16,codec=3lc[s=1.5]]",
+    ],
+)
+@pytest.mark.parametrize("asked", [{}, {"consistency": "local[steps=16,warmup=90]"}], ids=["own", "given"])
+def test_of_a_short_run_as_many_steps_exchange_as_of_the_full_one(design: str, asked: dict[str, Any]) -> None:
+    full, timed = jobs(Comparison(designs=[design], links=["10mbit"], steps=3000, **asked).cells())
+
+    def exchanging(job: Job) -> list[bool]:
+        policy, steps = consistency(job.full_design().consistency), job.steps or 0
+        return [policy.exchanges(step) for step in range(1, steps)]  # the first is not timed
+
+    whole, short = exchanging(full), exchanging(timed)
+    assert full.design == design and short[-1] and 99 <= len(short) < 400
+    assert abs(sum(whole) / len(whole) * len(short) - sum(short)) < 1, "but for the part of one exchange"
+
+
+def test_a_short_run_that_is_as_long_as_the_full_one_ends_with_an_exchange() -> None:
+    def timed(design: str, steps: int) -> Job:
+        return jobs(Comparison(designs=[design], links=["10mbit"], steps=steps).cells())[-1]
+
+    assert timed("fp32[consistency=local[16]]", 50).steps == 48
+    assert timed("fp32[consistency=local[16]]", 10).steps == 10, "there is none but at its end"
+    warm = "local-sgd[h=16,warmup=90]"
+    assert (timed(warm, 110).design, timed(warm, 110).steps) == (warm, 106)
+    assert timed(warm, 95).steps == 95 and timed(warm, 80).steps == 80
 
 
 def test_seeds_come_one_after_the_other_and_no_run_twice() -> None:
@@ -249,6 +285,47 @@ def test_runs_of_before_data_were_told_apart_are_those_on_the_usual_ones(tmp_pat
     made: list[Job] = []
     for root in (None, "elsewhere"):  # digits come with the package, and nobody looks for them
         assert page(compare(replace(TWO, data_root=root), tmp_path, noting(made))) and made == []
+
+
+def test_runs_on_another_text_are_other_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Job] = []
+    path = tmp_path / "results.json"
+    asked = Comparison(
+        designs=["fp32"], links=["none"], models=["byte-transformer"], data="python-text[train=100]", steps=9
+    )
+
+    def runs() -> int:
+        before = len(made)
+        assert page(compare(asked, tmp_path, noting(made)))
+        return len(made) - before
+
+    def without_digests(python: str) -> None:
+        kept = json.loads(path.read_text())
+        for run in kept["runs"]:
+            run["job"].pop("data_digest", None)
+            run["machine"]["python"] = python
+        path.write_text(json.dumps(kept))
+
+    assert (runs(), runs()) == (1, 0)
+    without_digests(platform.python_version())
+    assert runs() == 0, "nothing tells that it was another text"
+    without_digests("3.0.1")
+    assert runs() == 1, "another Python had another library"
+    monkeypatch.setattr(Dataset, "digest", lambda self: "of another text")
+    assert runs() == 1
+    assert "python-text[train=100], digest of another text" in page(compare(asked, tmp_path, noting(made)))
+
+
+def test_stored_runs_that_lack_fields_are_shown(tmp_path: Path) -> None:
+    compare(TWO, tmp_path, told)
+    path = tmp_path / "results.json"
+    kept = json.loads(path.read_text())
+    for run in kept["runs"]:
+        run["job"] = {"design": run["job"]["design"], "lr": None}
+    path.write_text(json.dumps(kept))
+    text = page(compare(TWO, tmp_path, told))
+    lines = [line for line in text.splitlines() if "<td>digits</td><td>" in line]
+    assert any("<td>0</td><td>4</td><td>1 of their own</td><td>400</td><td>–</td><td>–</td>" in line for line in lines)
 
 
 def test_seconds_of_different_machines_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

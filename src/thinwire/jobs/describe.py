@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from thinwire.jobs.options import RecipeOptions
+from thinwire.jobs.options import JobOptions, RecipeOptions
 
 _OF_DESIGNS = ("codec_up", "codec_down", "consistency", "placement", "compression", "transmission")
 _OF_RECIPES = tuple(field.name for field in fields(RecipeOptions) if field.name not in ("batch", "lr"))
@@ -37,10 +37,12 @@ def servers_of(asked: Mapping[str, Any]) -> str:
     """Returns where the servers are.
 
     Args:
-        asked: the fields of a job or of a comparison by name.
+        asked: the fields of a job or of a comparison by name; what is None or not there was not chosen.
 
     Example:
         >>> servers_of({"servers": 2}), servers_of({"servers": 1, "servers_on_workers": True})
         ('2 of their own', "one on every worker's node")
     """
-    return "one on every worker's node" if asked.get("servers_on_workers") else f"{asked['servers']} of their own"
+    if asked.get("servers_on_workers"):
+        return "one on every worker's node"
+    return f"{asked.get('servers') or JobOptions.servers} of their own"

@@ -105,7 +105,8 @@ def run(
     def collect(process: str, event: Event) -> None:
         match event:
             case Accuracy():
-                curve.append(event.point())
+                # Workers that went back to a checkpoint evaluate steps again.
+                curve[:] = [*(point for point in curve if point.step < event.step), event.point()]
             case Done(outcome=outcome):
                 workers.append(outcome)
         on_event(process, event)

@@ -12,7 +12,7 @@ import json
 import math
 import os
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -32,7 +32,7 @@ R = TypeVar("R", bound=msgspec.Struct)
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """What figures were measured on."""
+    """What figures were measured on; `threads` are those of torch in the process that stored them, not in workers."""
 
     processor: str
     system: str
@@ -61,8 +61,8 @@ class Results(Generic[R]):
     Args:
         path: of the file, which is read if it is there and `fresh` is not set; None keeps nothing.
         kinds: the classes of the outcomes; tagged where there are several.
-        defaults: of a job's fields. A field that a stored job lacks counts as its default, so that a file stays good
-            when jobs get another field.
+        defaults: of a job's fields, or what returns them for a stored run. A field that a stored job lacks counts as
+            its default, so that a file stays good when jobs get another field.
         fresh: begin without what the file holds, and write over it.
 
     Raises:
@@ -74,13 +74,13 @@ class Results(Generic[R]):
         path: Path | None,
         kinds: Sequence[type[R]],
         *,
-        defaults: Mapping[str, Any] | None = None,
+        defaults: Mapping[str, Any] | Callable[[Run[R]], Mapping[str, Any]] | None = None,
         fresh: bool = False,
     ) -> None:
         # It would be moved away: a file of results is written beside its place, and takes it.
         if path is not None and os.path.exists(path) and not (path.is_file() or path.is_dir()):
             raise ConfigError(f"{path} is no file, to which every run that is finished could be added: name one")
-        self._path, self._kinds, self._defaults = path, kinds, dict(defaults or {})
+        self._path, self._kinds, self._defaults = path, kinds, defaults or {}
         self._shared = not fresh
         self._own: list[Run[R]] = []
         self._seen: tuple[int, ...] = ()
@@ -90,7 +90,12 @@ class Results(Generic[R]):
 
     def find(self, job: Mapping[str, Any]) -> R | None:
         """Returns what a job came to, or None where no run of it is stored."""
-        return next((run.outcome for run in self.runs if self._defaults | run.job == job), None)
+        return next((run.outcome for run in self.runs if self.whole(run) == job), None)
+
+    def whole(self, run: Run[R]) -> dict[str, Any]:
+        """Returns a stored run's job, with the defaults of the fields that it lacks."""
+        defaults = self._defaults if isinstance(self._defaults, Mapping) else self._defaults(run)
+        return {**defaults, **run.job}
 
     def add(self, job: Mapping[str, Any], outcome: R, on: Machine | None = None) -> None:
         """Stores what a job came to, on this machine or another, in place of an earlier outcome."""
@@ -98,7 +103,7 @@ class Results(Generic[R]):
 
     def join(self, runs: Sequence[Run[R]]) -> int:
         """Stores runs that were made elsewhere, of jobs that no run is stored of; returns how many."""
-        lacking = [run for run in runs if self.find(self._defaults | run.job) is None]
+        lacking = [run for run in runs if self.find(self.whole(run)) is None]
         self._take(lacking)
         return len(lacking)
 
@@ -135,8 +140,8 @@ class Results(Generic[R]):
 
     def _instead(self, runs: Sequence[Run[R]], newer: Sequence[Run[R]]) -> list[Run[R]]:
         """Returns runs with newer ones at their end, in place of earlier ones of the same jobs."""
-        jobs = [self._defaults | run.job for run in newer]
-        return [*(run for run in runs if self._defaults | run.job not in jobs), *newer]
+        jobs = [self.whole(run) for run in newer]
+        return [*(run for run in runs if self.whole(run) not in jobs), *newer]
 
     def _write(self, path: Path, sections: Mapping[str, Any]) -> None:
         whole = msgspec.to_builtins({"format": FORMAT, **sections, "runs": self.runs}, str_keys=True)

@@ -22,6 +22,8 @@ from thinwire.extras import require
 from thinwire.telemetry import StepRecord
 
 _CHUNK_NBYTES = 1 << 22
+_LONGEST_S = 1e12
+"""A time above this, 30,000 years, was measured by no clock."""
 MAX_LINE_NBYTES = 1 << 20
 """A record takes some 400 bytes; a longer line than this is of some other file."""
 _TIMEOUT_S = 5.0
@@ -37,7 +39,7 @@ class RecordFile:
         newest_nbytes: of a file that is there already, only so much of its end is read; None: all.
 
     Attributes:
-        damaged: lines so far that are no step records.
+        damaged: lines so far that are no step records, or have times that cannot be.
 
     Example:
         >>> import tempfile
@@ -97,8 +99,14 @@ class RecordFile:
         for line in lines.splitlines():
             if line.strip():
                 try:
-                    yield self._decoder.decode(line)
+                    record = self._decoder.decode(line)
                 except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                    self.damaged += 1
+                    continue
+                times = record.time_s, record.encode_s, record.decode_s, record.wait_s
+                if all(0 <= each <= _LONGEST_S for each in times):
+                    yield record
+                else:
                     self.damaged += 1
 
 

@@ -6,11 +6,14 @@ from a short run there, whose learning rates sweep the whole schedule. Every run
 it is over, under the job that made it; a run that is there already is not made again. The caller says how to train, and
 nothing here knows how a result is printed or drawn.
 
-A job tells one run from another, its data by the folder where that is not the usual one.
+A job tells one run from another, its data by the folder where that is not the usual one, and text by a digest, for it
+is the library of the Python that runs. Which version of the code made a run is not in it.
 """
 
 from __future__ import annotations
 
+import platform
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -25,16 +28,18 @@ from thinwire.jobs.job import Job
 from thinwire.jobs.outcome import RunOutcome
 from thinwire.jobs.results import Results, Run
 from thinwire.jobs.workload import check
-from thinwire.policies.consistency import consistency
+from thinwire.policies.consistency import Local, consistency
 from thinwire.studies.compare_rows import ComparedCell, Row, tabulate
 from thinwire.studies.files import RESULTS
 from thinwire.studies.machines import mixed
 from thinwire.studies.options import ComparisonOptions
 from thinwire.workloads.data import data, datasets
+from thinwire.workloads.models import TEXT_MODELS
 
 SWEPT_SHARE = 10
 """Where frames shrink as training goes on, a short run is at least this part, a tenth, of the full one (3LC §4.3)."""
 _LONGEST_PERIOD = 100_000
+_WARM_UP = re.compile(r"\bwarmup\s*=\s*[^],]+")
 
 Train = Callable[[Job], RunOutcome]
 OnJob = Callable[[int, int, Job], None]
@@ -108,10 +113,10 @@ class Comparison(ComparisonOptions):
         for model in self.models:
             for design in self.designs:
                 full = self.full(model, design)
-                short = _short_steps(full, self.short_steps)
+                short = _short(full, self.short_steps)
                 for link in self.links:
                     rate = parse_rate(link)
-                    timed = full if rate.bps is None else replace(full, link=str(rate), steps=short)
+                    timed = full if rate.bps is None else replace(short, link=str(rate))
                     for seed in range(self.seeds):
                         cells[model, design, link, seed] = replace(full, seed=seed), replace(timed, seed=seed)
         return dict(sorted(cells.items(), key=lambda item: item[0][3]))
@@ -133,16 +138,22 @@ def compare(comparison: Comparison, folder: Path, train: Train, *, on_job: OnJob
 
     Raises:
         ConfigError: the file cannot be read or written, or is none of ours; or a run has no workload (`jobs.workload`).
+        DataError: text to train on is missing or damaged.
     """
-    place = _data_place(comparison)
+    place, digests = _data_place(comparison), _text_digests(comparison)
 
     def key(job: Job) -> dict[str, Any]:
-        return asdict(job) | {"data_root": place, "shaping": comparison.shaping}
+        return asdict(job) | digests.get(job.model, {}) | {"data_root": place, "shaping": comparison.shaping}
 
     # A choice that jobs did not have yet when a run was stored counts as left at its default; so does the data's
-    # folder, which was once not stored.
-    defaults = {field.name: field.default for field in fields(Job)}
-    results = Results(folder / RESULTS, [RunOutcome], defaults=defaults)
+    # folder, which was once not stored. Text of which no digest was stored is the same where the Python is.
+    defaults: dict[str, Any] = {field.name: field.default for field in fields(Job)}
+    python = platform.python_version()
+
+    def lacking(run: Run[RunOutcome]) -> dict[str, Any]:
+        return defaults | (digests.get(str(run.job.get("model")), {}) if run.machine.python == python else {})
+
+    results = Results(folder / RESULTS, [RunOutcome], defaults=lacking)
     cells = comparison.cells()
     needed, timed = jobs(cells), {short for _, short in cells.values()}
     timed_keys = [key(job) for job in timed]
@@ -152,7 +163,8 @@ def compare(comparison: Comparison, folder: Path, train: Train, *, on_job: OnJob
     def save() -> Findings:
         rows = tabulate(cells, lambda job: results.find(key(job)))
         results.save({"comparison": comparison, "rows": rows, "failures": failures})
-        shown = [run for run in results.runs if run.outcome.in_process is not True and defaults | run.job in timed_keys]
+        clocked = (run for run in results.runs if run.outcome.in_process is not True)
+        shown = [run for run in clocked if results.whole(run) in timed_keys]
         return Findings(comparison, rows, failures, results.runs, mixed(run.machine for run in shown))
 
     for number, job in enumerate(needed, 1):
@@ -191,17 +203,48 @@ def _data_place(comparison: Comparison) -> str | None:
     return None if same else str(Path(root).resolve())
 
 
-def _short_steps(full: Job, least: int) -> int:
-    """How many steps show a design's speed: enough of its schedule, and whole periods between exchanges."""
+def _text_digests(comparison: Comparison) -> dict[str, dict[str, str]]:
+    """Returns by model what tells one text from another, as a field of keys; nothing of models that read no text."""
+    digests = {}
+    for model in comparison.models:
+        if model in TEXT_MODELS:
+            context = comparison.full(model, comparison.designs[0]).recipe().context
+            text = data(comparison.data, root=comparison.data_root, context=context)
+            digests[model] = {"data_digest": text.digest()}
+    return digests
+
+
+def _short(full: Job, least: int) -> Job:
+    """Returns a run that shows a design's speed: enough of its schedule, and whole periods between exchanges.
+
+    A warm-up, whose steps all exchange, is shortened with the rest, so that as large a share of the timed steps
+    exchanges as of the full run's.
+    """
     design = full.full_design()
     assert full.steps is not None and full.batch is not None
     # Which codecs another package's policy takes is known only where the tensors are: it may take any.
     shrink = design.compression != "by-shape" or varies(design.up) or varies(design.down)
     wanted = max(least, full.steps // SWEPT_SHARE) if shrink else least
+    policy, warm_up = consistency(design.consistency), 0
     if design.every == "epoch":
         dataset = data(full.data, root=full.data_root, context=full.recipe().context)
         period = max(1, len(dataset.train_x) // full.workers // full.batch)  # one that does not fit is refused later
+    elif isinstance(policy, Local) and policy.warmup < full.steps:
+        period, warm_up = policy.steps, policy.warmup
     else:
-        policy = consistency(design.consistency)
         period = next((i + 1 for i in range(_LONGEST_PERIOD) if policy.exchanges(i)), 1)
-    return min(full.steps, -(-wanted // period) * period)
+    rest = full.steps - warm_up
+    whole = replace(full, steps=warm_up + rest // period * period if rest >= period else full.steps)
+    periods = -(-wanted * rest // (full.steps * period))
+    # The first step is not timed, in either run: it is of the warm-up where there is one.
+    begin = 1 - (-(warm_up - 1) * periods * period // rest) if warm_up else 0
+    steps = begin + periods * period
+    if steps >= full.steps:
+        return whole
+    if begin == warm_up:
+        return replace(full, steps=steps)
+    warmup = f"warmup={begin}"
+    given = full.consistency and _WARM_UP.sub(warmup, full.consistency)
+    made = replace(full, steps=steps, design=_WARM_UP.sub(warmup, full.design), consistency=given)
+    # A design of another package may have a warm-up that its name does not say: then the whole run shows its speed.
+    return made if consistency(made.full_design().consistency) == Local(steps=period, warmup=begin) else whole

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
+from dataclasses import fields
 from html import escape
 from typing import Any
 
 from thinwire.jobs.describe import choices, servers_of
+from thinwire.jobs.job import Job
 from thinwire.jobs.outcome import RunOutcome
 from thinwire.jobs.results import Run
 from thinwire.presentation.charts import Chart, Panel, Series, to_svg
@@ -20,6 +22,8 @@ from thinwire.quantities import seconds_text
 from thinwire.studies.compare import Failure, Findings
 from thinwire.studies.compare_rows import Row
 from thinwire.workloads.models import TEXT_MODELS
+
+_DEFAULTS = {field.name: field.default for field in fields(Job)}
 
 
 def page(findings: Findings) -> str:
@@ -96,9 +100,9 @@ def runs_table(runs: Sequence[Run[RunOutcome]]) -> Table:
     header = ["design", "model", "data", "link", "seed", "workers", "servers", "steps", "batch", "rate", "chosen"]
     lines = [
         [
-            *(job["design"], job["model"], _data_of(job), f"{outcome.link} ({outcome.shaping})"),
-            *(str(job["seed"]), str(job["workers"]), servers_of(job)),
-            *(f"{outcome.steps:,}", str(job["batch"]), f"{job['lr']:g}", choices(job) or "–"),
+            *(_of(job, "design"), _of(job, "model"), _data_of(job), f"{outcome.link} ({outcome.shaping})"),
+            *(_of(job, "seed"), _of(job, "workers"), servers_of(job)),
+            *(f"{outcome.steps:,}", _of(job, "batch"), _of(job, "lr"), choices(job) or "–"),
             *(f"{outcome.seconds:.1f}", f"{100 * outcome.test_accuracy:.2f}"),
         ]
         for job, outcome in ((run.job, run.outcome) for run in runs)
@@ -106,9 +110,17 @@ def runs_table(runs: Sequence[Run[RunOutcome]]) -> Table:
     return Table([*header, "seconds", "accuracy %"], lines)
 
 
+def _of(job: dict[str, Any], name: str) -> str:
+    """Returns what a stored job says, or its default: a file may be of before there was a choice; – for neither."""
+    value = job.get(name, _DEFAULTS.get(name))
+    if value is None:
+        return "–"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
 def _data_of(job: dict[str, Any]) -> str:
-    where = job.get("data_root")
-    return f"{job['data']}" if where is None else f"{job['data']} in {where}"
+    name, where, digest = _of(job, "data"), job.get("data_root"), job.get("data_digest")
+    return name + ("" if where is None else f" in {where}") + ("" if digest is None else f", digest {digest}")
 
 
 def figure(row: Row, name: str, digits: int, scale: float = 1.0, *, std: bool = True, sign: str = "") -> str:

@@ -14,7 +14,8 @@ def mixed(machines: Iterable[Machine]) -> list[str]:
     >>> mixed([machine(), machine()])
     []
     """
-    names = dict.fromkeys(f"{m.processor}, {m.system}, torch {m.torch}, threads: {m.threads}" for m in machines)
+    # Without their threads: those are of the process that stored a run, and depend on what else it did before.
+    names = dict.fromkeys(f"{m.processor}, {m.system}, torch {m.torch}" for m in machines)
     if len(names) < 2:
         return []
     told = f"Runs were timed on different machines: {'; '.join(names)}."

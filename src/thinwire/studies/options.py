@@ -28,7 +28,8 @@ class ComparisonOptions(RecipeOptions):
         servers_on_workers: a shard on every worker's node, behind the same link; `servers` is left at 1 then.
         steps: of a full run; None takes each recipe's.
         short_steps: of a run that only measures seconds per step. Designs whose frames change in size take a tenth
-            of a full run if that is more, and every design ends with an exchange.
+            of a full run if that is more, and every design ends with an exchange, unless a full run is too
+            short for one period. A warm-up, whose steps all exchange, is shorter in it, as the run is.
         batch, lr, final, schedule, optimizer, momentum, weight_decay, dropout, segments: of every run; see
             `RecipeOptions`.
         consistency, placement, compression, transmission: in place of every design's own.

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from thinwire.jobs import in_process
+from thinwire.jobs.history import StepHistory
 from thinwire.jobs.job import Job
 from thinwire.studies.reproduce import iteration_times, speedup
 from thinwire.studies.reproduce.catalog import entries
 from thinwire.studies.reproduce.iteration_times import TimedCell, TimedFinding, cells, modelled_s
 from thinwire.studies.reproduce.plain_sgd import ONE_BIT, SGD, TOP_K, PlainCell, choices
+from thinwire.studies.reproduce.trainings import TrainingFinding
 
 
 def timed(method: str, link: str) -> TimedCell:
@@ -75,6 +79,56 @@ def test_steepness_and_verdicts_of_told_seconds() -> None:
     assert [line[0] for line in measured.lines] == ["none", "8mbit", "4mbit"]
     assert [line[0] for line in modelled.lines] == ["8mbit", "4mbit"], "the model takes the first as given"
     assert "links shaped by the kernel" in shown.setting
+
+
+def remarks(item: str, losses: dict[str, float]) -> dict[str, str]:
+    """The remarks of a figure whose trainings end at these losses, and all others at SGD's."""
+    [study] = [entry.study for entry in entries("doublesqueeze") if entry.item == item]
+    assert study is not None
+    found = {}
+    for cell in study.cells("quick"):
+        history = StepHistory(
+            losses=[losses.get(cell.method, losses[SGD])],
+            bits_push=[1.0],
+            bits_pull=[1.0],
+            payload_bytes_push=[1],
+            payload_bytes_pull=[1],
+            lags=[1.0],
+        )
+        found[cell] = TrainingFinding(
+            evaluations=[(1, 0.9)],
+            test_loss=1.0,
+            bits_push=1.0,
+            bits_pull=1.0,
+            compression_ratio=1.0,
+            lag=1.0,
+            lr=0.1,
+            batch=16,
+            weights="",
+            history=history,
+        )
+    return {line[0]: line[-1] for line in study.show(found).tables[0].lines}
+
+
+def test_remarks_say_no_more_than_the_paper_prints() -> None:
+    """Slower is slower: whether a little or much stands in its words alone."""
+    told = remarks("figure-4", {SGD: 0.25, "Top-k SGD": 1.0, "MEM-SGD top-k": 0.5})
+    assert told == {
+        "DoubleSqueeze top-k": "as there",
+        "MEM-SGD top-k": "here slower than SGD",
+        "Top-k SGD": "slower, as there",
+        SGD: "",
+    }
+    assert remarks("figure-1", {SGD: 0.25, "QSGD": 1.0})["QSGD"] == "slower, as there"
+    assert remarks("figure-1", {SGD: 0.25, "QSGD": 0.3})["QSGD"] == "here like SGD"
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf])
+def test_what_diverged_is_neither_like_sgd_nor_slower(loss: float) -> None:
+    told = remarks("figure-4", {SGD: 0.25, "Top-k SGD": loss, "DoubleSqueeze top-k": loss})
+    assert told["Top-k SGD"] == told["DoubleSqueeze top-k"] == "diverged" and told["MEM-SGD top-k"] == "as there"
+    told = remarks("figure-4", {SGD: loss, "DoubleSqueeze top-k": 0.25})
+    assert (told[SGD], told["DoubleSqueeze top-k"]) == ("diverged", "SGD diverged")
 
 
 def test_all_numbers_of_workers_see_as_many_examples() -> None:

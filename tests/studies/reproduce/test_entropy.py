@@ -11,7 +11,7 @@ import torch
 import thinwire as tw
 from thinwire.studies.reproduce.averages import HISTOGRAM_BITS, SHARES, AveragesFinding
 from thinwire.studies.reproduce.entropy import ENTRIES
-from thinwire.studies.reproduce.entry import Shown
+from thinwire.studies.reproduce.entry import Scale, Shown
 from thinwire.workloads.models import model
 
 ROOT = Path(__file__).parents[3]
@@ -32,6 +32,29 @@ def shown(item: str, data: str) -> Shown:
         entropies=[[entropies[epoch]] * 3 for epoch in range(EPOCHS)],
     )
     return study.show({msgspec.structs.replace(cell, data=data): finding})
+
+
+def trained(item: str, scale: Scale) -> Shown:
+    """An item whose trainings of seed i end at 50 + i percent."""
+    [study] = [entry.study for entry in ENTRIES if entry.item == item]
+    assert study is not None
+    found = {
+        cell: AveragesFinding(accuracies=[0.5 + cell.seed / 100] * EPOCHS, coded=[4.0], raw=[6.0], rms=[], entropies=[])
+        for cell in study.cells(scale)
+    }
+    return study.show(found)
+
+
+@pytest.mark.parametrize("item", ["figure-1", "figure-4"])
+def test_one_seed_has_no_deviation_in_table_and_chart(item: str) -> None:
+    """± 0.00 would say that seeds agree."""
+    one, two = trained(item, "tiny"), trained(item, "quick")
+    assert {line[1] for line in one.tables[0].lines} == {"50.00"} and "1 seed." in one.setting
+    assert two.tables[0].lines[0][1] == "50.50 ± 0.71" and "2 seeds." in two.setting
+    alone, together = (each.charts[0].panels[0].series[0] for each in (one, two))
+    assert (alone.label, alone.error) == ("mean", None)
+    assert together.label == "mean ± standard deviation"
+    assert together.error is not None and list(together.error) == pytest.approx([0.7071] * len(together.x), rel=1e-3)
 
 
 @pytest.mark.parametrize(

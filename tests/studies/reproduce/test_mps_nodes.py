@@ -21,6 +21,7 @@ from thinwire.studies.reproduce.mps_nodes import (
     thin_link,
 )
 from thinwire.studies.reproduce.mps_scaling import MeasuredCell, MeasuredFinding
+from thinwire.studies.reproduce.timings import MESSAGES
 
 
 def told(cell: Cell) -> Finding:
@@ -76,6 +77,7 @@ def test_scaling_keeps_measured_and_modelled_apart() -> None:
     assert "kernel, 100mbit" in shown.setting
     for series in shown.charts[0].panels[0].series:
         assert "measured" not in series.label
+    assert any("computed links" in note and note.endswith(MESSAGES) for note in shown.notes)
 
 
 def test_the_grid_has_one_baseline_and_every_combination(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 
 from thinwire.jobs.history import StepHistory
+from thinwire.studies.reproduce import stand_ins
+from thinwire.studies.reproduce.entry import Scale, Shown
 from thinwire.studies.reproduce.three_lc import ENTRIES
 from thinwire.studies.reproduce.three_lc_riddles import LAG
+from thinwire.studies.reproduce.timings import MESSAGES, TimingCell, TimingFinding
 from thinwire.studies.reproduce.trainings import TrainingFinding
 
 
@@ -46,3 +49,26 @@ def test_half_way_is_at_half_of_the_steps() -> None:
     shown = study.show({cell: trained(curve) for cell in study.cells("quick")})
     assert shown.tables[0].header[-2:] == ["accuracy % half-way", "at the end"]
     assert {tuple(line[-2:]) for line in shown.tables[0].lines} == {("25.00", "50.00")}
+
+
+def timed(item: str, scale: Scale) -> Shown:
+    """An item of trainings and of seconds, which are ten milliseconds a step."""
+    [study] = [entry.study for entry in ENTRIES if entry.item == item]
+    assert study is not None
+    seconds = TimingFinding(seconds_per_step=0.01)
+    cells = study.cells(scale)
+    return study.show({cell: seconds if isinstance(cell, TimingCell) else trained([(1, 0.9)]) for cell in cells})
+
+
+@pytest.mark.parametrize("item", ["table-1", "figure-3", "figure-5"])
+def test_seconds_are_said_to_be_of_one_short_run(item: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside "3 seeds" and "8,000 steps", which are the accuracies'."""
+    monkeypatch.setattr(stand_ins, "is_here", lambda name: True)
+    full = timed(item, "full").setting
+    assert "8,000 steps" in full and "3 seeds, in one process. Seconds: one run of 800 steps on each link." in full
+    assert timed(item, "quick").setting.endswith("1 seed, in one process. Seconds: one run of 50 steps on each link.")
+
+
+@pytest.mark.parametrize("item", ["table-1", "figure-3", "figure-5"])
+def test_notes_say_which_costs_of_the_modelled_seconds_are_set(item: str) -> None:
+    assert any("computed links" in note and note.endswith(MESSAGES) for note in timed(item, "tiny").notes)

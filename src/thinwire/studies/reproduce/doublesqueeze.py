@@ -6,12 +6,14 @@ LeNet-5 trains on Fashion-MNIST, or a small perceptron on the digits, with eight
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 
 from thinwire.presentation.charts import Chart, Panel, Series, smooth
 from thinwire.presentation.tables import Table
-from thinwire.studies.deviation import deviation
+from thinwire.quantities import counted
+from thinwire.studies.deviation import deviation, spread
 from thinwire.studies.reproduce.entry import Entry, Scale, Shown, Study, scaled
 from thinwire.studies.reproduce.iteration_times import timed_entry
 from thinwire.studies.reproduce.plain_sgd import ONE_BIT, SGD, TOP_K, PlainCell, pair
@@ -71,12 +73,12 @@ def final_loss(finding: TrainingFinding) -> float:
 def setting(found: Found) -> str:
     """Returns in a sentence what was run."""
     first, finding = next(iter(found.items()))
-    seeds = len({cell.seed for cell in found})
+    seeds = counted(len({cell.seed for cell in found}), "seed")
     models = " and ".join(sorted({cell.model for cell in found}))
     return (
         f"{models} on {first.data}, {first.workers} workers of {finding.batch} examples and a server, {first.steps:,} "
         f"steps ({first.steps / _steps_per_epoch(first, finding):.1f} epochs), plain SGD at {finding.lr:g} and a tenth "
-        f"of it after two thirds, {seeds} {'seed' if seeds == 1 else 'seeds'}, in one process."
+        f"of it after two thirds, {seeds}, in one process."
     )
 
 
@@ -117,11 +119,9 @@ def _show_losses(item: str, methods: Sequence[str], found: Found) -> Shown:
     lines = []
     for method in methods:
         losses = [final_loss(finding) for _, finding in _of(found, method)]
-        ratio = fmean(losses) / base
-        agrees = (ratio <= _NOISE) == (_printed(method) in (_LIKE, "the baseline"))
-        remark = "" if method == SGD else "as there" if agrees else _differs(ratio)
-        spread = f" ± {deviation(losses):.4f}" if len(losses) > 1 else ""
-        lines.append([method, _printed(method), f"{fmean(losses):.4f}{spread}", f"{ratio:.2f}×", remark])
+        loss = fmean(losses)
+        texts = [f"{loss:.4f}{spread(losses, 4)}", f"{loss / base:.2f}×", _remark(method, loss, base)]
+        lines.append([method, _printed(method), *texts])
     panel = Panel(
         title="",
         x_label="epoch",
@@ -135,13 +135,24 @@ def _show_losses(item: str, methods: Sequence[str], found: Found) -> Shown:
         charts=[Chart(name=f"doublesqueeze-{item}", caption="Training loss by epoch.", panels=[panel])],
         notes=[
             "The paper draws its curves and prints no numbers; its words stand in the table. The loss at the end is "
-            f"the mean over the last tenth of the steps, and within a factor of {_NOISE:g} counts as like SGD's."
+            f"the mean over the last tenth of the steps, and within a factor of {_NOISE:g} counts as like SGD's. By "
+            "how much another one is slower, the paper does not print: a remark says that it is, not whether by as "
+            "much."
         ],
     )
 
 
-def _differs(ratio: float) -> str:
-    return "here like SGD" if ratio <= _NOISE else "here slower than SGD"
+def _remark(method: str, loss: float, base: float) -> str:
+    if not math.isfinite(loss):
+        return "diverged"
+    if method == SGD:
+        return ""
+    if not math.isfinite(base):
+        return "SGD diverged"
+    like, like_there = loss / base <= _NOISE, _printed(method) == _LIKE
+    if like == like_there:
+        return "as there" if like else "slower, as there"
+    return "here like SGD" if like else "here slower than SGD"
 
 
 def _show_accuracies(item: str, methods: Sequence[str], found: Found) -> Shown:
@@ -150,12 +161,12 @@ def _show_accuracies(item: str, methods: Sequence[str], found: Found) -> Shown:
     for method in methods:
         findings = [finding for _, finding in _of(found, method)]
         scores = [100 * finding.accuracy for finding in findings]
-        spread = f" ± {deviation(scores):.2f}" if len(scores) > 1 else ""
         push, pull = (fmean(getattr(each, name) for each in findings) for name in ("bits_push", "bits_pull"))
         lag = fmean(each.lag for each in findings)
         lines.append(
             [
-                *(method, _printed(method), f"{fmean(scores):.2f}{spread}", f"{fmean(scores) - fmean(base):+.2f}"),
+                *(method, _printed(method)),
+                *(f"{fmean(scores):.2f}{spread(scores, 2)}", f"{fmean(scores) - fmean(base):+.2f}"),
                 *(f"{push:.2f}", f"{pull:.2f}", f"{lag:.1f}" if lag else "–"),
             ]
         )

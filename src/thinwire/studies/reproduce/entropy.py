@@ -11,7 +11,7 @@ import numpy as np
 from thinwire.codecs.entropy import MIN_SAMPLE
 from thinwire.presentation.charts import Chart, Panel, Series
 from thinwire.presentation.tables import Table
-from thinwire.studies.deviation import deviation
+from thinwire.studies.deviation import spread
 from thinwire.studies.reproduce import entropy_ratios
 from thinwire.studies.reproduce.averages import (
     FLOATS,
@@ -54,7 +54,7 @@ def _show_figure_1(found: Found) -> Shown:
     x = list(designs.values())
     medians = [statistics.median(of(found, design, percent)) for design in designs]
     series = [
-        mean_line(found, "mean ± standard deviation", x, list(designs), percent),
+        mean_line(found, x, list(designs), percent),
         Series(label="median", x=x, y=medians),
         Series(label="float", x=[min(x), max(x)], y=[floats, floats]),
     ]
@@ -63,7 +63,7 @@ def _show_figure_1(found: Found) -> Shown:
         values = of(found, design, percent)
         mean, remark = statistics.fmean(values), "baseline recovered (§5.1)" if bits == 8 else ""
         median = f"{statistics.median(values):.2f}"
-        lines.append([str(bits), f"{mean:.2f} ± {deviation(values):.2f}", median, f"{mean - floats:+.2f}", remark])
+        lines.append([str(bits), f"{mean:.2f}{spread(values, 2)}", median, f"{mean - floats:+.2f}", remark])
     panel = Panel(title="", x_label="bits a weight", y_label="test accuracy (%)", series=series)
     return Shown(
         setting=setting(found),
@@ -182,7 +182,7 @@ def _show_figure_4(found: Found) -> Shown:
         for title, designs in groups.items():
             mine = {c: design for c, design in designs.items() if design in asked}
             x = [float(c) for c in mine]
-            line = mean_line(found, "mean", x, list(mine.values()), figure)
+            line = mean_line(found, x, list(mine.values()), figure)
             dots = [statistics.median(of(found, design, figure)) for design in mine.values()]
             series = [line, Series(label="median", x=x, y=dots), Series(label="float", x=x, y=[base] * len(x))]
             panels.append(Panel(title=title, x_label="floor c", y_label=what, series=series))
@@ -193,7 +193,7 @@ def _show_figure_4(found: Found) -> Shown:
                 lines.append(
                     [
                         f"{title}, c = {c}",
-                        f"{statistics.fmean(accuracy):.2f} ± {deviation(accuracy):.2f}",
+                        f"{statistics.fmean(accuracy):.2f}{spread(accuracy, 2)}",
                         f"{statistics.fmean(accuracy) - floats:+.2f}",
                         *(f"{statistics.fmean(peaks):.1f}", f"{statistics.fmean(of(found, design, coded_bits)):.2f}"),
                     ]

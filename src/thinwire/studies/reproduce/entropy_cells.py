@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 
 from thinwire.presentation.charts import Series
+from thinwire.quantities import counted
 from thinwire.studies.deviation import deviation
 from thinwire.studies.reproduce.averages import NETWORK, AveragesCell, AveragesFinding, Exchange
 from thinwire.studies.reproduce.entry import Scale
@@ -71,12 +72,12 @@ def widths(found: Found) -> list[int]:
 def setting(found: Found) -> str:
     """Returns in a sentence what was run."""
     first = next(iter(found))
-    seeds = len({cell.seed for cell in found})
+    seeds = counted(len({cell.seed for cell in found}), "seed")
     return (
         f"{'-'.join(map(str, widths(found)))} with tanh on {first.data}, {first.workers} workers of {first.batch} "
         f"examples, {first.epochs} epochs, weights averaged after each, half the squared error, ℓ1 of "
         f"{first.job().recipe().l1:g}, exponential decay of the rate, "
-        f"{seeds} {'seed' if seeds == 1 else 'seeds'}. Accuracy is the mean of the last tenth of the epochs."
+        f"{seeds}. Accuracy is the mean of the last tenth of the epochs."
     )
 
 
@@ -102,12 +103,14 @@ def raw_bits(finding: AveragesFinding) -> float:
     return statistics.fmean(finding.raw)
 
 
-def mean_line(
-    found: Found, label: str, x: Sequence[float], designs: Sequence[str], figure: Callable[..., float]
-) -> Series:
-    """Returns means over seeds by design, with their spread."""
+def mean_line(found: Found, x: Sequence[float], designs: Sequence[str], figure: Callable[..., float]) -> Series:
+    """Returns means over seeds by design, with their deviations where each design has several seeds."""
     each = [of(found, design, figure) for design in designs]
-    return Series(label=label, x=x, y=[statistics.fmean(v) for v in each], error=[deviation(v) for v in each])
+    means = [statistics.fmean(values) for values in each]
+    if any(len(values) < 2 for values in each):
+        return Series(label="mean", x=x, y=means)
+    error = [deviation(values) for values in each]
+    return Series(label="mean ± standard deviation", x=x, y=means, error=error)
 
 
 def epochs(values: Sequence[object]) -> list[float]:

@@ -24,6 +24,7 @@ from thinwire.planner.parameter_server import Cluster, Layer, Link, step_s
 from thinwire.policies.compression import select
 from thinwire.presentation.charts import Chart, Panel, Series
 from thinwire.presentation.tables import Table
+from thinwire.quantities import counted
 from thinwire.studies.reproduce.entry import Entry, Finding, OnProgress, Scale, Shown, Study, scaled
 from thinwire.studies.reproduce.job_cells import JobCell, following
 from thinwire.studies.reproduce.plain_sgd import SGD, choices, method, pair
@@ -187,12 +188,12 @@ def show(item: str, methods: Sequence[str], found: Found) -> Shown:
         for title, seconds in (("measured", measured), ("modelled", modelled))
     ]
     first, _ = next(iter(found.items()))
-    seeds = len({cell.seed for cell in found})
+    seeds = counted(len({cell.seed for cell in found}), "run")
     shaping = " and ".join(sorted({each.shaping for each in found.values()} - {"none"}))
     return Shown(
         setting=(
             f"{first.model} on {first.data}, {first.workers} workers and a server as processes on one machine, "
-            f"{first.steps} steps, links shaped by the {shaping}, {seeds} {'run' if seeds == 1 else 'runs'} of each."
+            f"{first.steps} steps, links shaped by the {shaping}, {seeds} of each."
         ),
         tables=tables,
         charts=[Chart(name=f"doublesqueeze-{item}", caption="Seconds of an iteration.", panels=panels)],

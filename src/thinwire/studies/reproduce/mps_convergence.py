@@ -12,6 +12,7 @@ from statistics import fmean
 from thinwire.jobs import modelled
 from thinwire.presentation.charts import Chart, Panel, Series
 from thinwire.presentation.tables import Table
+from thinwire.quantities import counted
 from thinwire.studies.reproduce.entry import Cell, Finding, OnProgress, Scale, Shown, Study, scaled
 from thinwire.studies.reproduce.job_cells import following
 from thinwire.studies.reproduce.mps_nodes import (
@@ -55,6 +56,8 @@ class ConvergenceFinding(Finding, frozen=True, kw_only=True):
 class ConvergenceCell(MachineCell, frozen=True, kw_only=True):
     """One training, evaluated every `eval_steps` iterations."""
 
+    # No seconds are found. They decide whose exchange comes first, which is chance with nothing beside as well.
+    timed = False
     finding = ConvergenceFinding
 
     eval_steps: int
@@ -105,11 +108,11 @@ def _curves(found: Found) -> dict[tuple[str, int], Curve]:
 
 def _setting(found: Found) -> str:
     cells = [cell for cell in found if isinstance(cell, ConvergenceCell)]
-    seeds = len({cell.seed for cell in cells})
+    seeds = counted(len({cell.seed for cell in cells}), "seed")
     return (
         f"{cells[0].model} on {cells[0].data}, {max(cell.workers for cell in cells)} machines, batches of "
         f"{cells[0].batch}, {cells[0].steps:,} iterations on each, SGD of rate {cells[0].lr:g}, "
-        f"{seeds} {'seed' if seeds == 1 else 'seeds'}."
+        f"{seeds}."
     )
 
 

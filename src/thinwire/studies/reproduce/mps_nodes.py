@@ -24,6 +24,7 @@ from thinwire.jobs.outcome import RunOutcome
 from thinwire.studies.reproduce.entry import Finding, OnProgress, Scale
 from thinwire.studies.reproduce.job_cells import JobCell, following
 from thinwire.studies.reproduce.stand_ins import Pair, stand_in
+from thinwire.studies.reproduce.timings import MESSAGES
 from thinwire.workloads.training import training
 
 NODES: dict[Scale, int] = {"tiny": 2, "quick": 4, "full": 4}
@@ -60,7 +61,7 @@ SCALED = (
 MODELLED = (
     "Seconds of several machines are modelled: real bytes and codecs, processor seconds as measured here, a processor "
     "for each machine, and computed links. The single machine's are measured, of a plain loop without thinwire, just "
-    "before and after each run."
+    f"before and after each run. {MESSAGES}"
 )
 FIRST = 7
 """Steps of a short run, whose seconds and bytes are taken off: the first weights, and what its end waits for."""

@@ -13,6 +13,7 @@ from statistics import fmean
 
 from thinwire.presentation.charts import Chart, Panel, Series
 from thinwire.presentation.tables import Table
+from thinwire.quantities import counted
 from thinwire.studies.reproduce.entry import Scale, Shown, Study, scaled
 from thinwire.studies.reproduce.plain_sgd import SGD, PlainCell
 from thinwire.studies.reproduce.trainings import TrainingFinding
@@ -94,11 +95,11 @@ def show(found: Found) -> Shown:
     header = ["", "workers", "rate", f"steps to {TARGET:g}", "theorem", "ours"]
     panel = Panel(title="", x_label="workers", y_label="speed-up in steps", series=series)
     first, _ = next(iter(found.items()))
-    seeds = len({cell.seed for cell in found})
+    seeds = counted(len({cell.seed for cell in found}), "seed")
     return Shown(
         setting=(
             f"{first.model} on {first.data}, 1 to {most} workers of {BATCH} examples, plain SGD at "
-            f"{LR_OF_ONE:g} a worker, {seeds} {'seed' if seeds == 1 else 'seeds'}, in one process."
+            f"{LR_OF_ONE:g} a worker, {seeds}, in one process."
         ),
         tables=[Table(header, lines, "Steps to a training loss, by workers", left=2)],
         charts=[

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from statistics import fmean
 
 from thinwire.presentation.charts import Chart, Panel, Series, smooth
 from thinwire.presentation.tables import Table
@@ -19,7 +20,6 @@ from thinwire.studies.reproduce.three_lc_runs import (
     Found,
     by_multiplier,
     mean,
-    over_run,
     setting,
     trainings,
 )
@@ -38,8 +38,8 @@ def _show_table_2(found: Found) -> Shown:
     lines, push, pull, printed = [], [], [], []
     rows = {NO_ZRE: NO_ZRE, **{each: by_multiplier(each) for each in MULTIPLIERS}}
     for label, design in rows.items():
-        up = mean(found, design, lambda each: over_run(each.history.bits_push))
-        down = mean(found, design, lambda each: over_run(each.history.bits_pull[1:]))
+        up = mean(found, design, lambda each: fmean(each.history.bits_push))
+        down = mean(found, design, lambda each: fmean(each.history.bits_pull[1:]))
         everything = mean(found, design, lambda each: each.compression_ratio)
         ratio, bits = _TABLE_2[label]
         push.append(up)
@@ -75,8 +75,8 @@ def _show_figure_6(found: Found) -> Shown:
     for multiplier in ("1.0", "1.75"):
         [*histories] = [each.history for cell, each in found.items() if cell.design == by_multiplier(multiplier)]
         steps = len(histories[0].losses)
-        push = [over_run([each.bits_push[step] for each in histories]) for step in range(steps)]
-        pull = [over_run([each.bits_pull[step] for each in histories]) for step in range(steps)]
+        push = [fmean([each.bits_push[step] for each in histories]) for step in range(steps)]
+        pull = [fmean([each.bits_pull[step] for each in histories]) for step in range(steps)]
         series = []
         for label, values in (("push", push), ("pull", pull)):
             x, y = smooth(values[1:], most=100)
@@ -104,10 +104,10 @@ def _show_figure_4(found: Found) -> Shown:
     for design in dict.fromkeys(cell.design for cell in found):
         mine = [finding for cell, finding in found.items() if cell.design == design]
         curves = [each.history.losses for each in mine]
-        x, y = smooth([over_run(step) for step in zip(*curves, strict=True)], most=60)
+        x, y = smooth([fmean(step) for step in zip(*curves, strict=True)], most=60)
         losses.append(Series(label=design, x=x, y=y))
         steps = [step for step, _ in mine[0].evaluations]
-        points = [100 * over_run([each.evaluations[i][1] for each in mine]) for i in range(len(steps))]
+        points = [100 * fmean([each.evaluations[i][1] for each in mine]) for i in range(len(steps))]
         accuracies.append(Series(label=design, x=steps, y=points))
         half = next(i for i, step in enumerate(steps) if 2 * step >= steps[-1])
         lines.append([design, f"{y[-1]:.3f}", f"{points[half]:.2f}", f"{points[-1]:.2f}"])

@@ -19,13 +19,13 @@ from torch import nn
 
 from thinwire.presentation.charts import Chart, Panel, Series, smooth
 from thinwire.presentation.tables import Table
+from thinwire.quantities import counted
 from thinwire.studies.reproduce.entry import OnProgress, Scale, Shown, Study, scaled
 from thinwire.studies.reproduce.three_lc_runs import (
     MULTIPLIERS,
     SCALED,
     Found,
     by_multiplier,
-    over_run,
     setting,
     trainings,
 )
@@ -133,8 +133,8 @@ def _show_reversals(found: Mapping[ReversalsCell, ReversalsFinding]) -> Shown:
             x, y = smooth(curve, most=60)
             series.append(Series(label=f"s = {multiplier}", x=x, y=[100 * each for each in y]))
             turned = fmean(sum(map(mul, f.sent, f.reversed)) / max(1e-12, sum(f.sent)) for f in runs)
-            push = fmean(over_run(f.history.bits_push) for f in runs)
-            pull = fmean(over_run(f.history.bits_pull[1:]) for f in runs)
+            push = fmean(fmean(f.history.bits_push) for f in runs)
+            pull = fmean(fmean(f.history.bits_pull[1:]) for f in runs)
             lag, accuracy = fmean(f.lag for f in runs), fmean(f.accuracy for f in runs)
             lines.append(
                 [
@@ -145,12 +145,12 @@ def _show_reversals(found: Mapping[ReversalsCell, ReversalsFinding]) -> Shown:
         title = f"rate {rate:g}"
         panels.append(Panel(title=title, x_label="step", y_label="reversed of what is sent, %", series=series))
     first, finding = next(iter(found.items()))
-    seeds = len({cell.seed for cell in found})
+    seeds = counted(len({cell.seed for cell in found}), "seed")
     header = ["rate", "", "bits, push", "bits, pull", "reversed of the values pulled", "lag, steps", "accuracy"]
     return Shown(
         setting=(
             f"{first.model} on {first.data}, {first.workers} workers of {finding.batch} examples, {first.steps:,} "
-            f"steps, cosine decay, {seeds} {'seed' if seeds == 1 else 'seeds'}, in one process."
+            f"steps, cosine decay, {seeds}, in one process."
         ),
         tables=[Table(header, lines, "Reversals", left=2)],
         charts=[Chart(name="3lc-reversals", caption="Values that take back the one before.", panels=panels)],

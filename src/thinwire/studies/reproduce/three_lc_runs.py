@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
 
+from thinwire.quantities import counted
 from thinwire.studies.reproduce.entry import Scale
 from thinwire.studies.reproduce.stand_ins import Pair, stand_in
 from thinwire.studies.reproduce.timings import TimingCell
@@ -85,22 +87,16 @@ def setting(found: Found) -> str:
     """Returns in a sentence what was run."""
     first, finding = next(iter(found.items()))
     groups = dict.fromkeys(f"{cell.workers} workers of {each.batch} examples" for cell, each in found.items())
-    seeds = len({cell.seed for cell in found})
+    seeds = counted(len({cell.seed for cell in found}), "seed")
     steps = ", ".join(f"{steps:,}" for steps in sorted({cell.steps for cell in found}))
     return (
         f"{first.model} on {first.data}, {' and '.join(groups)}, {steps} steps, cosine "
-        f"decay from {finding.lr:g}, {seeds} {'seed' if seeds == 1 else 'seeds'}, in one process."
+        f"decay from {finding.lr:g}, {seeds}, in one process."
     )
 
 
 def mean(found: Found, design: str, figure: Callable[[TrainingFinding], float], *, steps: int | None = None) -> float:
     """Returns a figure's mean over the seeds of a design; of the runs with so many steps, where those are given."""
-    values = [
+    return fmean(
         figure(finding) for cell, finding in found.items() if cell.design == design and steps in (None, cell.steps)
-    ]
-    return sum(values) / len(values)
-
-
-def over_run(values: Sequence[float]) -> float:
-    """Returns the mean over steps."""
-    return sum(values) / len(values)
+    )

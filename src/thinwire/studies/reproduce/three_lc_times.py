@@ -20,7 +20,7 @@ from thinwire.studies.reproduce.three_lc_runs import (
     timings,
     trainings,
 )
-from thinwire.studies.reproduce.timings import TimingCell, TimingFinding
+from thinwire.studies.reproduce.timings import MESSAGES, TimingCell, TimingFinding
 from thinwire.studies.reproduce.trainings import TrainingCell, TrainingFinding
 
 Found = Mapping[Cell, Finding]
@@ -42,7 +42,7 @@ SHARES = (0.25, 0.5, 0.75, 1.0)
 _DRAWN = ("fp32", "int8", "stoch3", "sparse5", "3lc[s=1.0]", "3lc[s=1.75]")
 _MODELLED = (
     "Seconds are modelled: real bytes and codecs, the processor's seconds as measured here, a processor for each "
-    "process, and computed links; nothing was sent over a link."
+    f"process, and computed links; nothing was sent over a link. {MESSAGES}"
 )
 
 
@@ -53,6 +53,12 @@ def _split(
     runs = {c: f for c, f in found.items() if isinstance(c, TrainingCell) and isinstance(f, TrainingFinding)}
     timed = {c: f for c, f in found.items() if isinstance(c, TimingCell) and isinstance(f, TimingFinding)}
     return runs, {(cell.design, cell.link): finding.seconds_per_step for cell, finding in timed.items()}
+
+
+def _setting(found: Found) -> str:
+    """Returns in sentences what was run: seconds are of other runs than accuracies, and shorter ones."""
+    [steps] = {cell.steps for cell in found if isinstance(cell, TimingCell)}
+    return f"{setting(_split(found)[0])} Seconds: one run of {steps:,} steps on each link."
 
 
 def _accuracy(finding: TrainingFinding) -> float:
@@ -84,7 +90,7 @@ def _show_table_1(found: Found) -> Shown:
     turned = [f"{a} and {b}" for a, b in pairwise(order) if ours[a, LINKS[0]] > ours[b, LINKS[0]]]
     same = "is the paper's" if not turned else f"is the paper's but for {', '.join(turned)}"
     return Shown(
-        setting=setting(runs),
+        setting=_setting(found),
         tables=[Table(header, lines, "Speed-up over the baseline, and test accuracy")],
         charts=[Chart(name="3lc-table-1", caption="Speed-up at 10 Mbit/s.", panels=[panel])],
         notes=[f"The order of the designs at 10 Mbit/s {same}.", _MODELLED],
@@ -114,7 +120,7 @@ def _show_times(name: str, designs: Sequence[str], links: Sequence[str], note: s
         shares = [f"{share:.0%}" for share in SHARES]
         header = ["", *(f"time, {each}" for each in shares), *(f"accuracy %, {each}" for each in shares)]
         return Shown(
-            setting=setting(_split(found)[0]),
+            setting=_setting(found),
             tables=[Table(header, lines, "Modelled time and measured accuracy by share of the standard steps")],
             charts=[Chart(name=name, caption="Accuracy by training time; a point is a run of its own.", panels=panels)],
             notes=[note, _MODELLED],
