@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pwd
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +49,17 @@ def test_a_root_is_the_only_place(nowhere: Path) -> None:
             data("mnist", root=nowhere / root)
         _write(nowhere / place)
         assert data("mnist", root=nowhere / root).name == "mnist"
+
+
+def test_what_somebody_holds_is_loaded_once(nowhere: Path) -> None:
+    _write(nowhere / "one")
+    _write(nowhere / "two")
+    held = data("mnist", root=nowhere / "one")
+    assert data("mnist", root=nowhere / "one") is held is not data("mnist", root=nowhere / "two")
+    first = weakref.ref(held)
+    del held
+    assert first() is None, "what nobody holds takes no memory"
+    assert data("python-text") is not data("python-text", context=32)
 
 
 def test_missing_data_says_where_it_was_sought_and_how_to_get_it(nowhere: Path) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 from thinwire.errors import ConfigError, DataError, guess
 from thinwire.policies.naming import parse_name
@@ -17,6 +18,8 @@ from thinwire.workloads import cifar10, digits, idx, python_text
 from thinwire.workloads.dataset import Dataset, part
 
 SYSTEM_FOLDER = Path("/usr/share/datasets")
+_in_use = WeakValueDictionary[tuple[str, Path, int | None], Dataset]()
+"""What somebody in this process holds, by name, place and context: 64 workers in one process share one copy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +108,7 @@ def cache_folder() -> Path:
 
 
 def data(name: str, *, root: Path | str | None = None, context: int | None = None) -> Dataset:
-    """Loads a data set.
+    """Loads a data set, or returns the one that is loaded already; nobody may change its tensors.
 
     Args:
         name: one of the names that `datasets` lists, options in brackets as in `mnist[train=4000,test=1000]`: so many
@@ -138,7 +141,10 @@ def data(name: str, *, root: Path | str | None = None, context: int | None = Non
     cut = {} if context is None else {"context": context}
     for place in places:
         if source.present(place):
-            return source.load(place, **cut)
+            key = name, place, context
+            if (found := _in_use.get(key)) is None:
+                _in_use[key] = found = source.load(place, **cut)
+            return found
     raise DataError(f"the data set {name} is not in {' and '.join(map(str, places))}: {source.how}")
 
 
