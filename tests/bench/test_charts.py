@@ -24,15 +24,15 @@ def test_bars_of_step_times_are_medians_over_the_seeds_by_model_link_and_hook() 
 
 
 def test_a_race_has_a_curve_for_each_seed_and_the_target() -> None:
-    cell = HookCell(hook="none", model="lenet", link="10mbit", target=0.8, eval_every=25)
+    cell = HookCell(hook="none", model="lenet", link="10mbit", target=0.995, eval_every=25)
     curve = [CurvePoint(step=0, seconds=0.0, accuracy=0.1), CurvePoint(step=25, seconds=2.5, accuracy=0.85)]
     curves = {cell: curve, replace(cell, seed=1): curve[:1], replace(cell, link=None): curve[:1]}
     thin, unlimited = charts.race(curves).panels
     assert (thin.title, unlimited.title) == ("lenet, 10mbit", "lenet, unlimited")
-    assert [each.label for each in thin.series] == ["none", "none", "the target, 80%"]
+    assert [each.label for each in thin.series] == ["none", "none", "the target, 99.5%"]
     assert (thin.series[0].x, thin.series[0].y) == ([0.0, 2.5], [10.0, 85.0])
     target = thin.series[-1]
-    assert (target.x, target.y, target.role) == ([2.5, 2.5], [80.0, 80.0], "reference")
+    assert (target.x, target.y, target.role) == ([2.5, 2.5], [99.5, 99.5], "reference")
     assert [each.label for each in unlimited.series] == ["none"], "nobody was anywhere beside the start"
 
 

@@ -64,6 +64,16 @@ def test_rates_by_the_clock_come_again_and_end_with_the_training() -> None:
     assert course(None) == Steady(Rate(None)) and course("10mbit", 5.0).rate(9.0, [4.0, 6.0]) is None
 
 
+def test_a_limit_ends_local_updates_after_whole_periods_alone() -> None:
+    for link in ("10mbit", "100mbit/10mbit@60"):
+        made = course(link, limit_s=5.0, period=3)
+        # The exchange is in the third step: what ended after the fourth would count one in four steps.
+        assert [made.rate(9.0, [1.0, 2.0, 4.0, 6.0, 7.0, 9.0][:taken]) is None for taken in range(7)] == [
+            *[False] * 6,
+            True,
+        ], link
+
+
 def test_links_that_cannot_be_are_refused_before_anything_starts() -> None:
     for link, complaint in (
         ("100mbit/10mbit", "after @ come the seconds"),

@@ -79,6 +79,22 @@ def test_what_is_stored_is_not_run_again_unless_it_failed_or_was_not_installed(
     assert again({}) == []
 
 
+def test_another_script_under_the_same_name_is_run_again(tmp_path: Path) -> None:
+    for name in ("task.py", *{door.script for door in DOORS}):
+        (tmp_path / name).write_bytes((EXAMPLES / name).read_bytes())
+    own = DoorsBench(examples=tmp_path)
+    keys = {door.name: own.key(door, 0) for door in DOORS}
+    assert keys == {door.name: bench().key(door, 0) for door in DOORS}, "the same scripts elsewhere are the same"
+    (tmp_path / "with_peft.py").write_text("changed")
+    assert [door.name for door in DOORS if own.key(door, 0) != keys[door.name]] == ["PEFT"]
+    (tmp_path / "task.py").write_text("changed")
+    assert all(own.key(door, 0) != keys[door.name] for door in DOORS), "all of them import it"
+    (tmp_path / "with_peft.py").unlink()
+    with pytest.raises(ConfigError, match=r"has no with_peft\.py"):
+        DoorsBench(examples=tmp_path)
+    assert DoorsBench(doors=["DDP"], examples=tmp_path).cells()
+
+
 def test_a_table_says_what_went_wrong() -> None:
     door = DOORS[0]
     good = DoorRun(replicas_equal=True, residuals_survive=True, changed_lines=2, loss=0.5, plain_loss=0.25)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -38,6 +39,8 @@ def test_every_method_is_compared_with_stock_fsdp_of_its_kind() -> None:
     assert compared[1]["loss − stock"] == pytest.approx(0.01)
     [table] = bench.tables(measured)
     assert "40.00" in table.lines[1] and table.lines[1][0].startswith("hsdp 3lc")
+    close = {cells[0]: [ran(10, 0.4321)], cells[1]: [ran(10, 0.4359)]}
+    assert [line[-1] for line in bench.tables(close)[0].lines] == ["+0.0000", "+0.0038"]
     alone = {replace(cells[1], seed=1): [ran(1, 1)]}
     assert bench.compared(next(iter(alone)), alone) == {"× stock": None, "loss − stock": None}
 
@@ -46,6 +49,25 @@ def test_names_that_cannot_be() -> None:
     for name in ("3lc", "ddp:3lc", "hsdp"):
         with pytest.raises(ConfigError, match="expected hsdp:METHOD or fsdp:METHOD"):
             FsdpBench(hooks=(name,))
+    with pytest.raises(ConfigError, match="stock FSDP2 has no options; leave out gather"):
+        FsdpBench(hooks=("fsdp:none[gather=int8]",))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"steps": 3, "short_steps": 4}, "3 steps, 4 of them timed"),
+        ({"steps": 5, "short_steps": 4}, "at least 1 timed step and 2 before"),
+        ({"short_steps": 0}, "0 of them timed"),
+        ({"batch": 0}, "a batch of 0"),
+        ({"lr": -1.0}, "a learning rate of -1.0"),
+        ({"lr": float("nan")}, "a learning rate of nan"),
+    ],
+)
+def test_numbers_that_cannot_be(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        FsdpBench(**given)
+    assert FsdpBench(steps=6, short_steps=4).cells()
 
 
 @pytest.mark.parametrize("known", _RECIPES, ids=lambda known: f"{known.model} on {known.data}")

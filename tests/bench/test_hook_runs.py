@@ -51,7 +51,7 @@ while not (pathlib.Path(role["gate"]) / "warm").exists():
     time.sleep(0.01)
 for step in itertools.count(1):
     if role["rank"] == 0:
-        say("stepped", step=step, seconds=0.02 * step)
+        say("stepped", step=step, seconds=0.02 * step + role["cell"]["seed"] * (step // 4))
         if step % role["cell"]["eval_every"] == 0:
             say("scored", step=step, seconds=0.02 * step, accuracy=step / 1e6)
     time.sleep(0.01)
@@ -65,3 +65,13 @@ def test_a_run_that_is_cut_short_keeps_its_curve() -> None:
     assert run.seconds_per_step == pytest.approx(0.02)
     assert [(point.step, point.accuracy) for point in run.curve] == [(2, 2e-6)] and run.test_accuracy == 2e-6
     assert run.seconds_to_target is None and run.cpu_seconds_per_step is None
+
+
+def test_the_median_step_of_local_updates_is_of_whole_periods_with_their_exchange() -> None:
+    """Every fourth step takes a second more: one step in four is not the median step, and is paid for all the same."""
+    cell = HookCell(hook="local-sgd[h=4]", model="mlp", data="digits", ranks=2, steps=100_000, eval_every=2, seed=1)
+    run = measure(cell, limit_s=1.0, command=lambda role: [sys.executable, "-c", ENDLESS, role.command()[-1]])
+    assert run.ended == "limit" and run.steps_done == 4 and run.seconds == pytest.approx(1.08)
+    assert run.seconds_per_step == run.seconds_per_step_mean == pytest.approx(0.27)
+    run = measure(cell, limit_s=1.1, command=lambda role: [sys.executable, "-c", ENDLESS, role.command()[-1]])
+    assert run.steps_done == 8 and run.seconds_per_step == pytest.approx(0.27), "not after the fifth step, at 1.1 s"

@@ -12,12 +12,13 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.hooks.ddp_ranks import batch, mlp, run_ranks
-from thinwire.bench import hook_runs
+from thinwire.bench import hook_cells, hook_runs
 from thinwire.bench.hook_cells import NOTES, HookCell
 from thinwire.bench.hook_runs import HookRun, measure
 from thinwire.bench.hooks import HooksBench
 from thinwire.bench.methods import install
 from thinwire.bench.options import OURS
+from thinwire.codecs import codec
 from thinwire.errors import ConfigError
 from thinwire.jobs.job import Job
 from thinwire.jobs.training_loop import weights_digest
@@ -107,6 +108,30 @@ def test_rows_are_medians_over_seeds_beside_plain_ddp() -> None:
     chart = bench.chart(measured)
     assert chart is not None and [panel.title for panel in chart.panels] == ["lenet, 4 ranks"]
     assert bench.thin_link() == ("10mbit", "kernel")
+
+
+def test_a_row_says_what_the_median_seed_sends() -> None:
+    bench = HooksBench(models=["lenet"], hooks=["none"], links=["none"], seeds=3)
+    sent = (5e6, 2000.0, 3000.0)
+    measured = {cell: [outcome(0.1, sent_bytes_per_step=sent[cell.seed])] for cell in bench.cells()}
+    assert bench.tables(measured)[0].lines[0][6] == "3 kB"
+    uncounted = {cell: [outcome(0.1, sent_bytes_per_step=None)] for cell in bench.cells()}
+    assert bench.tables(uncounted)[0].lines[0][6] == "not counted"
+
+
+def test_what_is_measured_is_whole_periods_of_compressed_steps() -> None:
+    hooks = ["none", "3lc[start_step=25]", "powersgd-1", "local-sgd[h=8]", "diloco[h=30]"]
+    bench = HooksBench(models=["lenet"], hooks=hooks, links=["none"])
+    lengths = [(cell.warmup, cell.steps) for cell in bench.cells()]
+    assert lengths == [(3, 20), (25, 20), (3, 20), (8, 24), (30, 30)]
+
+
+def test_what_compresses_one_way_alone_compresses() -> None:
+    fp32 = hook_cells.hook("server:fp32")
+    assert fp32.design is not None and not fp32.compresses
+    int8 = codec("int8")
+    assert replace(fp32, design=replace(fp32.design, up=int8)).compresses
+    assert replace(fp32, design=replace(fp32.design, down=int8)).compresses
 
 
 def test_runs_that_cannot_be_are_refused() -> None:

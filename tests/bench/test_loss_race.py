@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from thinwire.bench.hook_runs import HookRun, measure
 from thinwire.bench.loss_race import LossRace
 from thinwire.bench.loss_standings import standings
 from thinwire.errors import ConfigError
+from thinwire.jobs.outcome import CurvePoint
 from thinwire.jobs.results import Results
 
 # A rank whose loss falls by 0.1 at each evaluation from what its method, rate and seed begin with.
@@ -140,6 +142,67 @@ def test_runs_at_the_best_rate_are_made_again_where_a_better_one_is_found(raced:
     assert [cell.lr for cell in ran] == [0.008], "no better, so the others stand"
 
 
+def test_a_stored_run_that_ended_within_a_period_is_made_again() -> None:
+    race = LossRace(hooks=["local-sgd[h=4]"], rates=(0.1,), seeds=1, links=["10mbit"])
+    grid, timed = race.cells()
+    before = {grid: [HookRun(curve=[], steps_done=8, seconds=1.0, ended="steps", test_loss=2.0)]}
+    for steps, ended, again in ((6, "limit", True), (8, "limit", False), (0, "error", False)):
+        run = HookRun(curve=[], steps_done=steps, seconds=1.0, ended=ended, lr=0.1)
+        assert race.outdated(timed, run, before) == again, (steps, ended)
+
+
+def run_of(*points: tuple[int, float, float], loss: float | None, error: str | None = None) -> list[HookRun]:
+    """A full run; its curve is step, bytes and loss."""
+    curve = [CurvePoint(step=step, seconds=0.0, accuracy=0.0, sent_bytes=sent, loss=at) for step, sent, at in points]
+    return [
+        HookRun(
+            curve=curve,
+            steps_done=100,
+            seconds=1.0,
+            ended="steps",
+            test_loss=loss,
+            sent_bytes_per_step=50.0,
+            lr=0.1,
+            error=error,
+        )
+    ]
+
+
+def test_bytes_to_the_target_are_what_was_counted_until_then() -> None:
+    """Not so many times the mean: a controller, or a beginning, sends more in some steps than in others."""
+    race = LossRace(hooks=["none"], rates=(0.1,), seeds=1, links=["10mbit"])
+    [cell] = (cell for cell in race.cells() if cell.lr)
+    curve = [(0, 0.0, 4.0), (50, 4000.0, 3.0), (100, 5000.0, 2.0)]
+    [row] = standings({cell: run_of(*curve, loss=2.0)}, margin=0.5)
+    assert row.steps_to_target == 75 and row.bytes_to_target == 4500.0
+    [at_once] = standings({cell: run_of(*curve, loss=2.0)}, margin=5.0)
+    assert at_once.steps_to_target == 0 and at_once.bytes_to_target == 0
+
+
+def test_a_seed_that_failed_has_an_infinite_loss_all_along() -> None:
+    race = LossRace(hooks=["none"], rates=(0.1,), seeds=3, links=["10mbit"])
+    full = [cell for cell in race.cells() if cell.lr or cell.seed]
+    curves = [run_of((50, 1.0, 3.0 + at), (100, 2.0, 2.0 + at), loss=2.0 + at) for at in range(2)]
+    diverged = run_of((50, 1.0, 1.0), loss=None, error="NonFiniteError: w")
+    [row] = standings(dict(zip(full, [*curves, diverged], strict=True)), margin=0.5)
+    assert row.median_loss == 3.0 and row.curve == [(50, 1.0, 4.0), (100, 2.0, 3.0)], "the median of 3, 4 and inf"
+    nan = run_of((50, 1.0, float("nan")), (100, 2.0, 1.0), loss=1.0)
+    [row] = standings(dict(zip(full, [*curves, nan], strict=True)), margin=0.5)
+    assert row.curve == [(50, 1.0, 4.0), (100, 2.0, 2.0)]
+
+
+def test_beside_plain_ddp_that_diverged_nothing_is_compared() -> None:
+    race = LossRace(hooks=["none", "bf16"], rates=(0.1,), seeds=2, links=["10mbit"])
+    full = {(cell.hook, cell.seed): cell for cell in race.cells() if cell.lr or cell.seed}
+    good, bad = run_of((100, 1.0, 2.0), loss=2.0), run_of(loss=None, error="NonFiniteError: w")
+    measured = {cell: bad if key == ("none", 1) else good for key, cell in full.items()}
+    none, other = standings(measured, margin=0.5)
+    assert none.median_loss == math.inf and none.curve == []
+    for row in (none, other):
+        assert (row.above_plain, row.less, row.steps_to_target, row.bytes_to_target) == (None, None, None, None)
+        assert (row.seconds_to_target, row.of_best_other) == ({}, {})
+
+
 def test_one_real_run_of_local_updates() -> None:
     cell = HookCell(
         hook="local-sgd[h=2]",
@@ -168,6 +231,8 @@ def test_races_that_cannot_be() -> None:
         ({"hooks": ["fp32x"]}, "unknown hook 'fp32x'"),
         ({"hooks": ["diloco[h=0]"]}, "h is 0"),
         ({"hooks": ["mps"]}, "unknown hook 'mps'"),
+        ({"hooks": ["none", "3lc[s=1.75,start_step=50]"]}, "start_step=50.*uncompressed ones take another"),
     ):
         with pytest.raises(ConfigError, match=text):
             LossRace(**options)
+    assert LossRace(hooks=["powersgd-1", "3lc[start_step=3]"]).cells(), "these steps are of the warm-up"

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from thinwire.bench import pays
-from thinwire.bench.pay_rows import AtLink, Paid, SweptMethod, compare
+from thinwire.bench.pay_rows import AtLink, Paid, SweptMethod, compare, pays_table
 from thinwire.bench.pays import PaysBench
 from thinwire.errors import ConfigError
 from thinwire.jobs.virtual_time import TransportCosts
@@ -62,6 +62,19 @@ def test_local_updates_have_their_own_controller() -> None:
     }
     _, thin = compare(measured)
     assert (thin.best, thin.best_speedup, thin.auto_speedup) == ("local-sgd[h=4,codec=3lc]", 10.0, 12.0)
+
+
+def test_methods_are_held_against_those_that_exchange_as_often() -> None:
+    measured = {
+        method("local-sgd[h=4,codec=fp32]"): paid((6.0, 6.0), (60.0, 60.0)),
+        method("local-sgd[h=4,codec=3lc]"): paid((5.0, 5.0), (6.0, 6.0)),
+        method("local-sgd[h=16,codec=fp32]"): paid((5.0, 5.0), (15.0, 15.0)),
+        method("local-sgd[h=16,codec=3lc]"): paid((5.0, 5.0), (5.0, 5.0)),
+        method("local-sgd[h=40,codec=3lc]"): paid((5.0, 5.0), (4.0, 4.0)),
+    }
+    thin = [row for row in compare(measured) if row.link == "10mbit"]
+    assert [(row.period, row.best_speedup, row.advised_speedup) for row in thin] == [(4, 10.0, 10.0), (16, 3.0, 3.0)]
+    assert [line[2] for line in pays_table(measured, 4).lines[2:]] == ["local updates, h=4", "local updates, h=16"]
 
 
 def test_what_is_said_of_predictions_and_written_for_the_documentation() -> None:

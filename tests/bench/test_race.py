@@ -142,7 +142,7 @@ def test_a_row_says_how_each_seed_ended() -> None:
     assert lines[3].endswith("failed after 50 steps: EngineError: rank 1 died")
     chart = bench.chart(dict(runs))
     assert chart is not None
-    assert chart.labels() == ["fp16", "3lc[s=1.0]", "onebit", "topk", "the target, 80%"]
+    assert chart.labels() == ["fp16", "3lc[s=1.0]", "onebit", "topk", "the target, 80.0%"]
     [panel] = chart.panels
     assert len(panel.series) == 6, "a curve for each seed"
 
@@ -159,6 +159,11 @@ def test_the_median_stands_where_more_than_half_reached_the_target() -> None:
     rows = standings(dict(runs))
     assert [row.median_seconds for row in rows] == [10.0, None, 20.0]
     assert [row.of_best_stock for row in rows] == [1.0, None, 2.0], "a stock hook that begins late is stock"
+
+
+def test_steps_that_a_method_does_not_compress_are_on_the_clock() -> None:
+    bench = RaceBench(models=["lenet"], hooks=["3lc[start_step=25]", "local-sgd[h=4]"], links=["none"], steps=10)
+    assert [(cell.warmup, cell.steps) for cell in bench.cells()] == [(3, 10)] * 2
 
 
 def test_a_race_that_cannot_be_is_refused_before_it_starts() -> None:

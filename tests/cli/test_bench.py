@@ -76,6 +76,12 @@ def test_links_that_cannot_be_shaped_are_said_before_anything_is_measured(
         assert not file.exists()
 
 
+def test_buckets_of_no_size_are_refused(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "measure", lambda asked, *given, **options: None)
+    result = command("bench", "hooks", "--bucket-cap-mb", 0)
+    assert result.status == 2 and "--bucket-cap-mb" in result.err
+
+
 def test_a_file_of_other_results_is_left_alone(command: Command, tmp_path: Path) -> None:
     file = tmp_path / "other.json"
     file.write_text('{"format": 1, "runs": [{}]}')

@@ -48,7 +48,7 @@ def race(curves: Mapping[HookCell, Sequence[CurvePoint]]) -> Chart:
         target = next(iter(mine)).target
         if target is not None and times:
             ends, reached = [min(times), max(times)], [100 * target] * 2
-            series.append(Series(label=f"the target, {target:.0%}", x=ends, y=reached, role="reference"))
+            series.append(Series(label=f"the target, {target:.1%}", x=ends, y=reached, role="reference"))
         panels.append(
             Panel(
                 title=f"{model}, {link or 'unlimited'}",

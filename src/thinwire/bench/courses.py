@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from thinwire.engines.links import Rate, parse_rate
 from thinwire.errors import ConfigError
@@ -38,14 +38,21 @@ class Course(Protocol):
 
 @dataclass(frozen=True)
 class Steady:
-    """One rate, until the training has taken so many seconds; None: until its last step."""
+    """One rate, until the training has taken so many seconds; None: until its last step.
+
+    Args:
+        link: the rate.
+        limit_s: of training; the run is ended after it, at the end of a period.
+        period: steps between two exchanges. A part of one would have fewer exchanges than its steps.
+    """
 
     link: Rate
     limit_s: float | None = None
-    poll_s: float | None = None
+    period: int = 1
+    poll_s: ClassVar[float | None] = None
 
     def rate(self, now_s: float, elapsed: Sequence[float]) -> Rate | None:
-        return None if self.limit_s is not None and elapsed and elapsed[-1] > self.limit_s else self.link
+        return None if _over(self.limit_s, self.period, elapsed) else self.link
 
 
 @dataclass(frozen=True)
@@ -55,7 +62,7 @@ class Stepping:
     Args:
         links: the rates.
         every_s: how long each lasts, in seconds.
-        limit_s: of training, after which the run is ended.
+        limit_s, period: as for `Steady`.
 
     Raises:
         ConfigError: no rate, one without a limit among limited ones, or no time for them.
@@ -69,7 +76,8 @@ class Stepping:
     links: tuple[Rate, ...]
     every_s: float
     limit_s: float | None = None
-    poll_s: float | None = 0.1
+    period: int = 1
+    poll_s: ClassVar[float | None] = 0.1
 
     def __post_init__(self) -> None:
         if not self.links or not self.every_s > 0:
@@ -80,17 +88,23 @@ class Stepping:
             raise ConfigError("a link that steps has a limit at every step; packets would be lost where it got one")
 
     def rate(self, now_s: float, elapsed: Sequence[float]) -> Rate | None:
-        if self.limit_s is not None and elapsed and elapsed[-1] > self.limit_s:
+        if _over(self.limit_s, self.period, elapsed):
             return None
         return self.links[int(now_s // self.every_s) % len(self.links)]
 
 
-def course(text: str | None, limit_s: float | None = None) -> Steady | Stepping:
+def _over(limit_s: float | None, period: int, elapsed: Sequence[float]) -> bool:
+    """Whether a run has taken longer than it may, and is at the end of a period."""
+    return limit_s is not None and bool(elapsed) and elapsed[-1] > limit_s and len(elapsed) % period == 0
+
+
+def course(text: str | None, limit_s: float | None = None, period: int = 1) -> Steady | Stepping:
     """Returns the course that a link's name says: a rate, or several with `/` between and `@` the seconds of each.
 
     Args:
         text: as in `10mbit`, `100mbit/10mbit/50mbit/5mbit@60`; None is no limit.
         limit_s: of training, after which the run is ended; None: after its last step.
+        period: steps between two exchanges; only after whole ones does the limit end a run.
 
     Raises:
         ConfigError: no rates, or no number of seconds.
@@ -101,13 +115,13 @@ def course(text: str | None, limit_s: float | None = None) -> Steady | Stepping:
     """
     rates, stepping, every_s = (text or "none").partition("@")
     if not stepping and "/" not in rates:
-        return Steady(parse_rate(rates), limit_s)
+        return Steady(parse_rate(rates), limit_s, period)
     links = tuple(parse_rate(each) for each in rates.split("/"))
     try:
         seconds = float(every_s)
     except ValueError as error:
         raise ConfigError(f"link {text!r}: after @ come the seconds of each rate, as in 100mbit/10mbit@60") from error
-    return Stepping(links, seconds, limit_s)
+    return Stepping(links, seconds, limit_s, period)
 
 
 @dataclass
@@ -130,7 +144,7 @@ class Sweep:
     most: int = 60
     period: int = 1
     settle: int = 2
-    poll_s: float | None = None
+    poll_s: ClassVar[float | None] = None
     step_s: list[float] = field(default_factory=list, init=False)
     """Of each rate so far, seconds of a step."""
     _began: int = field(default=0, init=False)

@@ -9,6 +9,7 @@ apart, that needs every rank's residual.
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shutil
 import subprocess
@@ -18,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from thinwire.bench.harness import Bench, Figures, Measured, Tell
 from thinwire.bench.options import DoorsOptions
@@ -27,6 +29,8 @@ from thinwire.errors import ConfigError, EngineError
 from thinwire.quantities import number_text
 
 MARK = "# thinwire"
+TASK = "task.py"
+"""What all scripts import: the data and the model."""
 PATIENCE_S = 600.0
 _NEW_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
 """Else ranks that torchrun starts again may read addresses of ranks that are dead, in the store that they share."""
@@ -122,7 +126,7 @@ class DoorsBench(DoorsOptions, Bench[Door, DoorRun]):
         examples: the folder of their scripts.
 
     Raises:
-        ConfigError: an unknown door, or no such folder.
+        ConfigError: an unknown door, or no such scripts.
     """
 
     kinds = (DoorRun,)
@@ -140,14 +144,20 @@ class DoorsBench(DoorsOptions, Bench[Door, DoorRun]):
         known = {door.name: door for door in DOORS}
         if unknown := [name for name in self.doors if name not in known]:
             raise ConfigError(f"no door is called {', '.join(unknown)}; there are {', '.join(known)}")
-        if not (self.examples / "task.py").exists():
+        needed = (TASK, *(door.script for door in self.cells()))
+        if missing := next((name for name in needed if not (self.examples / name).is_file()), None):
             raise ConfigError(
-                f"{self.examples} does not hold the doors' scripts, which come with thinwire's repository: run this in "
-                "a checkout of it, or say where they are with --examples"
+                f"{self.examples} has no {missing}: the doors' scripts come with thinwire's repository: run this in a "
+                "checkout of it, or say where they are with --examples"
             )
 
     def cells(self) -> list[Door]:
         return [door for door in DOORS if not self.doors or door.name in self.doors]
+
+    def key(self, cell: Door, number: int) -> dict[str, Any]:
+        """As of any benchmark, with the scripts' contents: in another folder, or tomorrow, they may be others."""
+        sources = [(self.examples / name).read_bytes() for name in (TASK, cell.script)]
+        return {**super().key(cell, number), "sha256": [hashlib.sha256(source).hexdigest() for source in sources]}
 
     def measure(self, cell: Door, before: Measured[Door, DoorRun], tell: Tell) -> DoorRun:
         if cell.missing:
@@ -201,7 +211,7 @@ def unmarked(examples: Path, script: str, into: Path) -> None:
         EngineError: thinwire's name is left in it.
     """
     into.mkdir()
-    shutil.copy(examples / "task.py", into)
+    shutil.copy(examples / TASK, into)
     lines = [line for line in (examples / script).read_text().splitlines() if not line.endswith(MARK)]
     if left := [line for line in lines if "thinwire" in line]:
         raise EngineError(f"{script} has a line of thinwire's without the mark {MARK!r}: {left[0].strip()}")

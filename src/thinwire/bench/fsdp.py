@@ -7,11 +7,12 @@ loss depends on it: uncompressed steps of a large model take half a minute each 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from thinwire.bench.fsdp_cells import RANKS, FsdpCell, FsdpRank, Scored
+from thinwire.bench.fsdp_cells import RANKS, WARMUP, FsdpCell, FsdpRank, Scored
 from thinwire.bench.harness import Bench, Figures, Measured, Tell, column, median, unusual
 from thinwire.bench.options import FsdpOptions
 from thinwire.bench.rank_events import SILENCE_S, Stepped, Stopped, Warm
@@ -52,10 +53,11 @@ class FsdpBench(FsdpOptions, Bench[FsdpCell, FsdpRun]):
         rounds: how often the grid is gone through.
 
     Raises:
-        ConfigError: a name that cannot be, or a model whose training needs whole parameters.
+        ConfigError: a name or a number that cannot be, or a model whose training needs whole parameters.
     """
 
     kinds = (FsdpRun,)
+    forms: ClassVar[Mapping[str, str]] = {"loss − stock": "+.4f"}
     defaults: ClassVar[Mapping[str, Any]] = {"recipe": None}
     columns = (
         ("", lambda cell, runs: str(cell)),
@@ -69,9 +71,18 @@ class FsdpBench(FsdpOptions, Bench[FsdpCell, FsdpRun]):
         for name in self.hooks:
             if name.partition(":")[0] not in ("hsdp", "fsdp") or ":" not in name:
                 raise ConfigError(f"{name!r}; expected hsdp:METHOD or fsdp:METHOD, as in hsdp:none or fsdp:3lc[s=1.0]")
-            codec, _ = parse_name(name.partition(":")[2], "codec")
+            codec, given = parse_name(name.partition(":")[2], "codec")
+            if codec == "none" and given:
+                raise ConfigError(f"{name!r}: stock FSDP2 has no options; leave out {', '.join(given)}")
             if codec not in ("none", "auto"):
                 find(codec)
+        if not 0 < self.lr < math.inf:
+            raise ConfigError(f"a learning rate of {self.lr}; it is a finite number above 0")
+        if self.batch < 1 or self.short_steps < 1 or self.steps < WARMUP + self.short_steps:
+            raise ConfigError(
+                f"{self.steps} steps, {self.short_steps} of them timed, and a batch of {self.batch}; needed are at "
+                f"least 1 timed step and {WARMUP} before, and a batch of 1"
+            )
         if recipe(self.model, self.data).l1:
             raise ConfigError(
                 f"{self.model} trains with a penalty on whole matrices, which no rank of FSDP has; choose another model"

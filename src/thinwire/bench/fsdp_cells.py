@@ -11,6 +11,8 @@ from thinwire.workloads.recipe import Recipe, for_workers
 from thinwire.workloads.recipes import recipe
 
 SITES, RANKS = 2, 4
+WARMUP = 2
+"""Steps before the timed ones, without a limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,7 @@ class FsdpCell:
     batch: int
     lr: float
     seed: int
-    warmup: int = 2
+    warmup: int = WARMUP
 
     @property
     def hosts(self) -> int:

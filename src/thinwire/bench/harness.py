@@ -51,6 +51,7 @@ class Bench(ABC, Generic[C, F]):
         key_options: options that no cell holds, and with which something else is measured. What a file holds without
             one of them counts as measured with its default.
         columns: of its table.
+        forms: how figures of `compared` are written, by title; others with two decimals.
         left: how many of them are text.
         rounds: how often the grid is gone through.
         serves: whether parameter servers are among what it starts, which need an extra.
@@ -60,6 +61,7 @@ class Bench(ABC, Generic[C, F]):
     defaults: ClassVar[Mapping[str, Any]] = {}
     key_options: ClassVar[Sequence[str]] = ()
     columns: Sequence[Column[Any, Any]] = ()
+    forms: ClassVar[Mapping[str, str]] = {}
     left: ClassVar[int] = 1
     rounds: int = 1
     serves: bool = False
@@ -87,7 +89,7 @@ class Bench(ABC, Generic[C, F]):
         header, lines = [title for title, _ in self.columns], []
         for cell, runs in measured.items():
             compared = self.compared(cell, measured)
-            ratios = [number_text(ratio, ".2f") for ratio in compared.values()]
+            ratios = [number_text(ratio, self.forms.get(title, ".2f")) for title, ratio in compared.items()]
             lines.append([*(text(cell, runs) for _, text in self.columns), *ratios])
             header = [*(title for title, _ in self.columns), *compared]
         return [Table(header, lines, left=self.left)]
@@ -225,14 +227,26 @@ def milliseconds(title: str, name: str) -> tuple[Column[Any, Any], Column[Any, A
 
 
 def _row(cell: Any, runs: Sequence[Figures]) -> dict[str, Any]:
-    every = [run.row() for run in runs]
-    middle = {
-        name: statistics.median(each[name] for each in every) if type(value) in (int, float) else value
-        for name, value in every[0].items()
-    }
+    middle = _middle([msgspec.to_builtins(run.row()) for run in runs])
     asked = msgspec.to_builtins(cell)
     # A figure that was not measured says nothing of what was asked under the same name, as of a learning rate.
     return {**asked, **{name: value for name, value in middle.items() if value is not None or name not in asked}}
+
+
+def _middle(rounds: Sequence[Any]) -> Any:
+    """Returns the median over the rounds, at each number; the first round's where others have another shape there.
+
+    >>> _middle([{"at": [1.0, "a"]}, {"at": [5.0, "b"]}, {"at": [2.0, "c"]}]), _middle([[1], [2, 3]])
+    ({'at': [2.0, 'a']}, [1])
+    """
+    first = rounds[0]
+    if all(type(each) in (int, float) for each in rounds):
+        return statistics.median(rounds)
+    if isinstance(first, dict) and all(isinstance(each, dict) and each.keys() == first.keys() for each in rounds):
+        return {name: _middle([each[name] for each in rounds]) for name in first}
+    if isinstance(first, list) and all(isinstance(each, list) and len(each) == len(first) for each in rounds):
+        return [_middle(at) for at in zip(*rounds, strict=True)]
+    return first
 
 
 @dataclass(frozen=True, slots=True)

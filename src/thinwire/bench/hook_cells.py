@@ -35,7 +35,7 @@ from thinwire.workloads.recipes import recipe
 NOTES = {
     "bf16": "torch refuses its own bf16 hook on gloo; this is the same cast and all-reduce, written out",
     "powersgd-1": "bucket_cap_mb=100: with default buckets it aborts or hangs on gloo",
-    "diloco-torchft": "torchft's DiLoCo ends no round early: give --steps a multiple of its h",
+    "diloco-torchft": "torchft's DiLoCo ends no round early: in a race, give --steps 3 less than a multiple of its h",
 }
 """What is to be known of a hook, by id."""
 
@@ -43,6 +43,8 @@ POWERSGD = "powersgd-"
 SERVED = "server:"
 POWERSGD_START = 2
 """PowerSGD's own least: its error feedback and warm start need two uncompressed steps."""
+WARMUP = 3
+"""Steps before the clock starts, at least: PowerSGD's first two are uncompressed."""
 BATCHES = {"lenet": 16, "resnet20": 8, "mlp-5m": 32}
 """Examples per rank and step that the bars in `docs/ddp.md` are stated for."""
 
@@ -88,10 +90,10 @@ class Hook:
 
     @property
     def compresses(self) -> bool:
-        """Whether something of ours is compressed; local updates in float32 are not."""
-        return (
-            self.codec is not None or self.auto is not None or (self.design is not None and self.design.up.id != "fp32")
-        )
+        """Whether something of ours is compressed, either way; local updates in float32 both ways are not."""
+        if self.design is not None:
+            return {self.design.up.id, self.design.down.id} != {"fp32"}
+        return self.codec is not None or self.auto is not None
 
 
 def hook(name: str) -> Hook:
@@ -149,8 +151,8 @@ class HookCell:
             another (`courses`); None is unlimited.
         ranks: how many ranks train.
         steps: measured steps.
-        warmup: steps before, over unlimited links; at least 3, because PowerSGD's first two are uncompressed. A hook's
-            `start_step` counts from the first of them.
+        warmup: steps before, over unlimited links; at least `WARMUP`. A hook's `start_step` counts from the first of
+            them.
         batch: examples per rank and step; None takes `BATCHES`, or the recipe's.
         lr: the largest learning rate; None takes the recipe's for so many ranks.
         seed: of weights, batches and random codecs.
@@ -168,7 +170,7 @@ class HookCell:
     link: str | None = None
     ranks: int = 4
     steps: int = 20
-    warmup: int = 3
+    warmup: int = WARMUP
     batch: int | None = None
     lr: float | None = None
     seed: int = 0
@@ -190,9 +192,10 @@ class HookCell:
             raise ConfigError(f"a batch of {self.batch}; at least 1 is needed")
         if self.lr is not None and not 0 < self.lr < math.inf:
             raise ConfigError(f"a learning rate of {self.lr}; it is a finite number above 0")
-        if self.warmup < 3 or self.steps < 1 or self.ranks < 2:
+        if self.warmup < WARMUP or self.steps < 1 or self.ranks < 2:
             raise ConfigError(
-                f"{self.ranks} ranks, {self.warmup} warm-up and {self.steps} measured steps; needed are 2, 3 and 1"
+                f"{self.ranks} ranks, {self.warmup} warm-up and {self.steps} measured steps; "
+                f"needed are 2, {WARMUP} and 1"
             )
         if self.target is not None and self.eval_every < 1:
             raise ConfigError("a target accuracy needs eval_every, the steps between evaluations")
@@ -202,6 +205,34 @@ class HookCell:
         found = for_workers(recipe(self.model, self.data, design=hook(self.hook).recipe), self.ranks)
         batch = self.batch or BATCHES.get(self.model, found.batch)
         return replace(found, batch=batch, lr=self.lr or found.lr, steps=self.warmup + self.steps)
+
+
+def whole_periods(steps: int, period: int) -> int:
+    """Returns a number of steps, and as many more as make whole periods between exchanges.
+
+    >>> whole_periods(6, 4), whole_periods(6, 1)
+    (8, 6)
+    """
+    return -(-steps // period) * period
+
+
+def timed(cell: HookCell, *, periods: int = 1) -> HookCell:
+    """Returns a run that seconds per step can be taken from: of whole periods, and of steps that are all compressed.
+
+    Args:
+        cell: what was asked for.
+        periods: how many there are at least.
+
+    >>> cell = timed(HookCell(hook="local-sgd[h=8]"))
+    >>> cell.warmup, cell.steps, timed(HookCell(hook="3lc[start_step=25]")).warmup
+    (8, 24, 25)
+    """
+    named = hook(cell.hook)
+    return replace(
+        cell,
+        steps=max(periods * named.period, whole_periods(cell.steps, named.period)),
+        warmup=whole_periods(max(cell.warmup, named.start_step), named.period),
+    )
 
 
 class Scored(Event, frozen=True, kw_only=True):

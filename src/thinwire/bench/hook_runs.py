@@ -3,7 +3,8 @@
 Ranks join and warm up over unlimited links (uncompressed steps of a large model take half a minute at 10 Mbit/s, and
 PowerSGD begins with two), then the links become thin and the clock starts. Bytes are what the kernel counted at each
 rank's link. The figures are a rank's median step, its CPU time beside that of the same steps without any exchange,
-and the curve of test accuracy over seconds of training, evaluations left out.
+and the curve of test accuracy over seconds of training, evaluations left out. Local updates exchange once in a period
+of steps, so their median step is that of the periods' means.
 
 What a run reports on its way is enough for its figures: one that is cut short, or fails, keeps its curve.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 from msgspec import UNSET
@@ -40,7 +42,7 @@ class HookRun(Figures, frozen=True, kw_only=True):
     """What one run came to; None where it was not measured, or the run did not get there.
 
     Attributes:
-        seconds_per_step: median over rank 0's steps.
+        seconds_per_step: median over rank 0's steps; of local updates over the means of whole periods.
         cpu_seconds_alone: of the same step without any exchange.
         compute_share: of the steps' time, 0 … 1, what exchanges left for computing; of local updates alone.
         sent_bytes_per_step: mean over ranks, as the kernel counted them.
@@ -86,7 +88,8 @@ def measure(
 
     Args:
         cell: what to run.
-        limit_s: end the run once it has trained for so many seconds; None lets it go on.
+        limit_s: end the run once it has trained for so many seconds, after a whole period between exchanges; None
+            lets it go on.
         tell: takes words on progress.
         command: of a rank's process.
         counted: have the kernel make links, and count their bytes, without a limit too, where it may.
@@ -101,7 +104,7 @@ def measure(
     run = _Run(cell, tell, authors)
     try:
         kernel = cell.link is not None or course is not None or (counted and available()[0])
-        course = course or course_of(cell.link, limit_s)
+        course = course or course_of(cell.link, limit_s, hook(cell.hook).period)
         links = choose_links(str(course.rate(0.0, ()) or "none"), "kernel" if kernel else "auto")
         run.play(links, course, command, starter)
         return run.figures(links)
@@ -196,15 +199,18 @@ class _Run:
         cell, elapsed, curve, ended = self.cell, self.elapsed, self.curve, self.ended
         if len({each.weights for each in ended}) > 1:
             raise EngineError(f"{cell.hook}: the ranks ended with different models; no hook here allows that")
-        seconds = [after - before for before, after in zip([0.0, *elapsed], elapsed, strict=False)]
+        period = hook(cell.hook).period
+        # One step of a period exchanges: the median of single steps would be of those that exchange nothing.
+        ends = [0.0, *elapsed][::period] if len(elapsed) >= period else [0.0, elapsed[-1]]
+        means = [(after - before) / min(period, len(elapsed)) for before, after in pairwise(ends)]
         share = 1 / (len(elapsed) * cell.ranks)
         sent, received = (None, None) if self.traffic is None else (share * nbytes for nbytes in self.traffic)
         target = next((point for point in curve if cell.target is not None and point.accuracy >= cell.target), None)
         whole = len(ended) == cell.ranks
         spent = [each.exchange_seconds for each in ended if each.exchange_seconds is not None]
         return HookRun(
-            seconds_per_step=statistics.median(seconds),
-            seconds_per_step_mean=statistics.fmean(seconds),
+            seconds_per_step=statistics.median(means),
+            seconds_per_step_mean=elapsed[-1] / len(elapsed),
             cpu_seconds_per_step=sum(each.cpu_seconds for each in ended) * share if whole else None,
             cpu_seconds_alone=statistics.fmean(each.cpu_seconds_alone for each in ended) if whole else None,
             compute_share=1 - statistics.fmean(spent) / elapsed[-1] if whole and spent else None,

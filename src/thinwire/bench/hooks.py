@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
@@ -10,7 +11,7 @@ from thinwire.bench import charts
 from thinwire.bench.authors import identify
 from thinwire.bench.courses import course
 from thinwire.bench.harness import Bench, Measured, Tell, median, unusual
-from thinwire.bench.hook_cells import NOTES, HookCell, hook
+from thinwire.bench.hook_cells import NOTES, HookCell, hook, timed
 from thinwire.bench.hook_runs import HookRun, last_line, measure
 from thinwire.bench.options import HooksOptions
 from thinwire.errors import ConfigError
@@ -22,6 +23,9 @@ from thinwire.quantities import nbytes_text
 @dataclass(kw_only=True)
 class HooksBench(HooksOptions, Bench[HookCell, HookRun]):
     """Seconds per step, CPU time and bytes of every hook: models × links × hooks × seeds.
+
+    Local updates take as many steps more as make whole periods between exchanges, in the warm-up too; a hook with a
+    `start_step` warms up for at least so many steps, so that those which are measured are compressed.
 
     Args:
         models: names.
@@ -51,6 +55,10 @@ class HooksBench(HooksOptions, Bench[HookCell, HookRun]):
         mine = {"hook": name, "model": model, "link": rate, "seed": seed, "authors": self.authors(name)}
         return HookCell(**own | mine)
 
+    def clocked(self, cell: HookCell) -> HookCell:
+        """Returns the run whose seconds per step are wanted."""
+        return timed(cell)
+
     def key(self, cell: HookCell, number: int) -> dict[str, Any]:
         return {**super().key(cell, number), "recipe": unusual(cell.recipe(), "scales", "loss", "l1")}
 
@@ -64,7 +72,7 @@ class HooksBench(HooksOptions, Bench[HookCell, HookRun]):
 
     def cells(self) -> list[HookCell]:
         return [
-            self.cell(model, link, seed, name)
+            self.clocked(self.cell(model, link, seed, name))
             for model in self.models
             for link in self.links
             for seed in range(self.seed, self.seed + self.seeds)
@@ -114,10 +122,10 @@ def _line(link: str | None, name: str, runs: list[HookRun], plain: list[HookRun]
     step, cpu, alone = (
         1e3 * median(runs, key) for key in ("seconds_per_step", "cpu_seconds_per_step", "cpu_seconds_alone")
     )
-    sent = runs[0].sent_bytes_per_step
+    sent = [run.sent_bytes_per_step for run in runs if run.sent_bytes_per_step is not None]
     return [
         *(link or "unlimited", name, f"{step:.1f}"),
         f"{1e3 * median(plain, 'seconds_per_step') / step:.1f}×" if plain else "",
-        *(f"{cpu:.1f}", f"{cpu - alone:.1f}", "not counted" if sent is None else nbytes_text(sent)),
+        *(f"{cpu:.1f}", f"{cpu - alone:.1f}", "not counted" if not sent else nbytes_text(statistics.median(sent))),
         ", ".join(f"{run.test_accuracy:.2%}" for run in runs if run.test_accuracy is not None),
     ]

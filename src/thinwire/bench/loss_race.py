@@ -4,7 +4,7 @@ A link changes how long a step takes and not what it computes. So a method train
 which gives its loss by step and by bytes at the interface; a shorter run on each thin link gives its seconds per step
 (3LC §4.3), and the product is its loss by wall time. At the first seed it runs at every rate of the grid; at the rate
 with the lowest last loss it then runs with the other seeds and on the links. A timed run has whole periods between
-exchanges, and its end waits for the last answer.
+exchanges, and its end waits for the last answer; it has no uncompressed beginning, so no method here begins late.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import msgspec
 from thinwire.bench import charts
 from thinwire.bench.authors import WORKS, identify
 from thinwire.bench.harness import Measured, Tell
-from thinwire.bench.hook_cells import HookCell, hook
+from thinwire.bench.hook_cells import WARMUP, HookCell, hook, timed
 from thinwire.bench.hook_runs import HookRun, last_line, measure
 from thinwire.bench.hooks import HooksBench
 from thinwire.bench.loss_standings import LossStanding, best_rate, grid_of, is_timed, last_loss, standings
@@ -28,8 +28,6 @@ from thinwire.errors import ConfigError, NonFiniteError
 from thinwire.presentation.charts import Chart
 from thinwire.presentation.tables import Table
 from thinwire.quantities import nbytes_text, number_text
-
-WARMUP = 3
 
 
 @dataclass(kw_only=True)
@@ -41,12 +39,12 @@ class LossRace(LossRaceOptions, HooksBench):
         eval_every: steps between evaluations.
         eval_examples: evaluate on so many windows of the held-out text, evenly spaced.
         timed_steps: of a run on a thin link, at least; it has two exchanges or more.
-        timed_seconds: a run on a thin link that has taken so long is ended.
+        timed_seconds: a run on a thin link that has taken so long is ended, after a whole period between exchanges.
         margin: the target is the loss of `none` plus so many nats a byte.
         files: other people's optimizers, by what their hooks call the file.
 
     Raises:
-        ConfigError: nothing to measure, or a rate that cannot be.
+        ConfigError: nothing to measure, a rate that cannot be, or a method whose steps on links would be uncompressed.
     """
 
     key_options = ("timed_seconds",)
@@ -55,6 +53,12 @@ class LossRace(LossRaceOptions, HooksBench):
         if not self.rates or not all(math.isfinite(rate) and rate > 0 for rate in self.rates):
             raise ConfigError(f"rates {list(self.rates)}; a race needs one or more, all of them positive")
         super().__post_init__()
+        for name in self.hooks:
+            if hook(name).start_step > WARMUP:
+                raise ConfigError(
+                    f"hook {name!r}: start_step: a loss by wall time has one number of seconds for all steps on a "
+                    "link, and uncompressed ones take another; leave it out"
+                )
 
     def cells(self) -> list[HookCell]:
         """The full runs of each method come before those on thin links; a rate of None is the best of the grid."""
@@ -63,19 +67,12 @@ class LossRace(LossRaceOptions, HooksBench):
     def _of(self, model: str, name: str) -> list[HookCell]:
         full = self.cell(model, "none", self.seed, name)
         seeds = range(self.seed + 1, self.seed + self.seeds)
-        period = hook(name).period
-        timed = replace(
-            full,
-            steps=max(2, -(-self.timed_steps // period)) * period,
-            warmup=-(-WARMUP // period) * period,
-            eval_every=0,
-            eval_examples=1,
-        )
+        short = timed(replace(full, steps=self.timed_steps, eval_every=0, eval_examples=1), periods=2)
         links = [self.cell(model, link, self.seed, name).link for link in self.links]
         return [
             *(replace(full, lr=rate) for rate in dict.fromkeys(self.rates)),
             *(replace(full, lr=None, seed=seed) for seed in seeds),
-            *(replace(timed, lr=None, link=link) for link in dict.fromkeys(links)),
+            *(replace(short, lr=None, link=link) for link in dict.fromkeys(links)),
         ]
 
     def key(self, cell: HookCell, number: int) -> dict[str, Any]:
@@ -103,9 +100,13 @@ class LossRace(LossRaceOptions, HooksBench):
         return figures.error is not None and NonFiniteError.__name__ not in figures.error
 
     def outdated(self, cell: HookCell, figures: HookRun, before: Measured[HookCell, HookRun]) -> bool:
-        """A run at the best rate is to be made again where another rate is the best one now."""
+        """A run at the best rate is to be made again where another rate is the best one now.
+
+        So is one that a limit of time has ended in the middle of a period, as older versions did.
+        """
         best = best_rate(grid_of(cell.model, cell.hook, before))
-        return self.failed(figures) or (cell.lr is None and figures.lr != best)
+        torn = figures.ended == "limit" and figures.steps_done % hook(cell.hook).period != 0
+        return self.failed(figures) or torn or (cell.lr is None and figures.lr != best)
 
     def line(self, cell: HookCell, figures: HookRun) -> str:
         rate = f"rate {cell.lr or figures.lr or 0:g}"

@@ -28,13 +28,13 @@ class LossStanding:
         sent_bytes_per_step: that left a rank, as the kernel counted them, headers included.
         less: how many times less than `none` sends.
         steps_to_target: until the loss of `none` plus the margin.
-        bytes_to_target: that left a rank until then.
+        bytes_to_target: that left a rank until then, as counted at the evaluations before and after.
         seconds_per_step: by link.
         compute_share: by link, what exchanges left of the steps' time, 0 … 1; of local updates alone.
         cpu: seconds of a step over those of the same step without exchanges; the median of the full runs.
         seconds_to_target: by link.
         of_best_other: by link, the seconds to the target over those of the best method without a codec of ours.
-        curve: step, bytes that left a rank, and loss.
+        curve: step, bytes that left a rank, and loss; of a seed that failed the loss counts as infinite.
     """
 
     model: str
@@ -105,7 +105,7 @@ def _compared(row: LossStanding, rows: Mapping[tuple[str, str], LossStanding], m
     """Returns a row with what compares it to the other methods on the same model."""
     mine = [other for other in rows.values() if other.model == row.model]
     plain = rows.get((row.model, "none"))
-    if plain is None or plain.median_loss is None:
+    if plain is None or plain.median_loss is None or not math.isfinite(plain.median_loss):
         return row
     target = plain.median_loss + margin
     seconds = {link: _seconds_to(target, row, link) for link in row.seconds_per_step}
@@ -114,14 +114,14 @@ def _compared(row: LossStanding, rows: Mapping[tuple[str, str], LossStanding], m
         for link in seconds
     }
     best = {link: min((each for each in times if each is not None), default=None) for link, times in rivals.items()}
-    steps = _steps_to(target, row.curve)
+    reached = _reached(target, row.curve)
     sent, plain_sent = row.sent_bytes_per_step, plain.sent_bytes_per_step
     return replace(
         row,
         above_plain=None if row.median_loss is None else row.median_loss - plain.median_loss,
         less=plain_sent / sent if sent and plain_sent else None,
-        steps_to_target=steps,
-        bytes_to_target=None if steps is None or sent is None else steps * sent,
+        steps_to_target=None if reached is None else reached[0],
+        bytes_to_target=None if reached is None else reached[1],
         seconds_to_target=seconds,
         of_best_other={link: _ratio(seconds[link], best[link]) for link in seconds},
     )
@@ -168,29 +168,33 @@ def _full_runs(
 
 
 def _median_curve(runs: Sequence[HookRun]) -> list[tuple[int, float | None, float]]:
-    """Step, bytes sent and loss where every seed was scored."""
-    points = []
+    """Step, bytes sent and loss where every seed was scored, and the median of their losses is finite."""
+    points: list[tuple[int, float | None, float]] = []
+    failed = [math.inf for run in runs if run.error is not None]  # as in the median of the last losses
     for at in zip(*(run.curve for run in runs if run.error is None), strict=False):
         losses = [point.loss for point in at if not isinstance(point.loss, UnsetType)]
         sent = [point.sent_bytes for point in at if not isinstance(point.sent_bytes, UnsetType)]
         if len(losses) == len(at):
-            points.append((at[0].step, statistics.median(sent) if sent else None, statistics.median(losses)))
+            middle = statistics.median([*(math.inf if math.isnan(loss) else loss for loss in losses), *failed])
+            points += [(at[0].step, statistics.median(sent) if sent else None, middle)] if math.isfinite(middle) else []
     return points
 
 
-def _steps_to(target: float, curve: Sequence[tuple[int, float | None, float]]) -> float | None:
-    """After how many steps the loss first was at the target, on a straight line between two evaluations."""
+def _reached(target: float, curve: Sequence[tuple[int, float | None, float]]) -> tuple[float, float | None] | None:
+    """Steps and bytes until the loss first was at the target, on a straight line between two evaluations."""
     if curve and curve[0][2] <= target:
-        return float(curve[0][0])
-    for (before, _, high), (after, _, low) in pairwise(curve):
+        return float(curve[0][0]), curve[0][1]
+    for (before, sent, high), (after, sent_after, low) in pairwise(curve):
         if low <= target < high:
-            return before + (after - before) * (high - target) / (high - low)
+            share = (high - target) / (high - low)
+            nbytes = None if sent is None or sent_after is None else sent + (sent_after - sent) * share
+            return before + (after - before) * share, nbytes
     return None
 
 
 def _seconds_to(target: float, row: LossStanding, link: str) -> float | None:
-    steps, seconds = _steps_to(target, row.curve), row.seconds_per_step.get(link)
-    return None if steps is None or seconds is None else steps * seconds
+    reached, seconds = _reached(target, row.curve), row.seconds_per_step.get(link)
+    return None if reached is None or seconds is None else reached[0] * seconds
 
 
 def _ratio(value: float | None, base: float | None) -> float | None:

@@ -46,6 +46,11 @@ class SweptMethod:
         return "server" if named.served else "local" if named.design is not None else "ddp"
 
     @property
+    def period(self) -> int:
+        """Steps between two exchanges; methods of different ones are not held against each other."""
+        return hook(self.method).period
+
+    @property
     def uncompressed(self) -> bool:
         """Whether the others of its kind are held against it."""
         named = hook(self.method)
@@ -85,6 +90,7 @@ class Compared:
 
     Attributes:
         model, link, kind: where.
+        period: steps between two exchanges.
         plain_s: measured seconds of an uncompressed step.
         best: the fastest fixed method that compresses, as measured.
         best_speedup: of it over uncompressed.
@@ -97,6 +103,7 @@ class Compared:
     model: str
     link: str
     kind: str
+    period: int
     plain_s: float
     best: str | None
     best_speedup: float | None
@@ -107,10 +114,10 @@ class Compared:
 
 
 def pays_table(measured: Measured[SweptMethod, Paid], workers: int) -> Table:
-    """Returns a line for each model, link and kind."""
+    """Returns a line for each model, link, kind and period."""
     lines = [
         [
-            *(row.model, row.link, KINDS[row.kind], milliseconds(row.plain_s)),
+            *(row.model, row.link, _kind(row), milliseconds(row.plain_s)),
             *(number_text(row.best_speedup, ".2f", "×"), _short(row.best), number_text(row.auto_speedup, ".2f", "×")),
             *(number_text(row.advised_speedup, ".2f", "×"), _short(row.advised)),
             "–" if row.right is None else "right" if row.right else "wrong",
@@ -137,25 +144,32 @@ def prediction_tables(measured: Measured[SweptMethod, Paid]) -> list[Table]:
 
 
 def compare(measured: Measured[SweptMethod, Paid]) -> list[Compared]:
-    """Returns what compression brings, by model, link and kind; without those whose uncompressed run is missing."""
+    """Returns what compression brings, by model, link, kind and period; without what has no uncompressed run."""
     rows = []
+    ways = sorted({(cell.kind, cell.period) for cell in measured}, key=lambda way: (list(KINDS).index(way[0]), way[1]))
     for model in dict.fromkeys(cell.model for cell in measured):
         for link in dict.fromkeys(link for cell in measured for link in cell.rates):
-            for kind in KINDS:
+            for way in ways:
                 found = {
                     cell: at
                     for cell, [run, *_] in measured.items()
-                    if (cell.model, cell.kind) == (model, kind)
+                    if cell.model == model and (cell.kind, cell.period) == way
                     for at in run.at
                     if at.link == link
                 }
                 plain = next((at for cell, at in found.items() if cell.uncompressed), None)
                 if plain is not None:
-                    rows.append(_compared(model, link, kind, plain, found))
+                    rows.append(_compared(model, link, *way, plain, found))
     return rows
 
 
-def _compared(model: str, link: str, kind: str, plain: AtLink, found: Mapping[SweptMethod, AtLink]) -> Compared:
+def _kind(row: Compared) -> str:
+    return KINDS[row.kind] if row.period == 1 else f"{KINDS[row.kind]}, h={row.period}"
+
+
+def _compared(
+    model: str, link: str, kind: str, period: int, plain: AtLink, found: Mapping[SweptMethod, AtLink]
+) -> Compared:
     auto = next((at for cell, at in found.items() if hook(cell.method).chooses), None)
     fixed = {cell.method: at for cell, at in found.items() if not cell.uncompressed and not hook(cell.method).chooses}
     own = next(cell.method for cell, at in found.items() if at is plain)
@@ -171,6 +185,7 @@ def _compared(model: str, link: str, kind: str, plain: AtLink, found: Mapping[Sw
         model=model,
         link=link,
         kind=kind,
+        period=period,
         plain_s=plain.measured_s,
         best=best,
         best_speedup=plain.measured_s / fixed[best].measured_s if best else None,

@@ -79,7 +79,8 @@ class PaysBench(PaysOptions, Bench[SweptMethod, Paid]):
 
     Args:
         models: to train.
-        methods: names that `hook` knows; of each kind an uncompressed one, which the others are held against.
+        methods: names that `hook` knows; of each kind, and each number of steps between exchanges, an uncompressed
+            one, which the others are held against.
         links: rates of every process's link, from fast to slow.
         data: of models that see images.
         ranks: how many train.

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from thinwire.bench.harness import Bench, Figures, Measured, Tell, unusual
+from thinwire.bench.hook_cells import hook, whole_periods
 from thinwire.bench.options import UpdatesOptions
 from thinwire.bench.rank_events import SILENCE_S
 from thinwire.bench.rank_group import RankGroup
@@ -84,8 +85,8 @@ class UpdatesBench(UpdatesOptions, Bench[UpdatesCell, UpdatesRun]):
                 data=self.data,
                 design=name,
                 ranks=self.ranks,
-                steps=whole_rounds(self.steps, name),
-                warm_up=whole_rounds(WARM_UP_STEPS, name),
+                steps=whole_periods(self.steps, hook(name).period),
+                warm_up=whole_periods(WARM_UP_STEPS, hook(name).period),
                 blocks=self.blocks,
                 batch=self.batch,
                 seed=self.seed,
@@ -122,17 +123,6 @@ class UpdatesBench(UpdatesOptions, Bench[UpdatesCell, UpdatesRun]):
         header = ["model", "", "CPU ms a step and rank", "of a step alone", f"{TRAINING}, beyond", SHARD]
         lines = [line for cell, runs in measured.items() for line in _lines(cell, runs)]
         return [Table(header, lines, left=2)]
-
-
-def whole_rounds(steps: int, name: str) -> int:
-    """Returns a number of steps, and as many more as make whole rounds of a design of local updates.
-
-    >>> whole_rounds(6, "local-sgd[h=4]"), whole_rounds(6, "update")
-    (8, 6)
-    """
-    local = design(name).local
-    period = 1 if local is None else local.sync_every
-    return -(-steps // period) * period
 
 
 def _lines(cell: UpdatesCell, runs: Sequence[UpdatesRun]) -> list[list[str]]:

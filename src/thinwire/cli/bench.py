@@ -123,6 +123,9 @@ def hooks(
 ) -> None:
     """Measure DDP hooks: seconds per step, CPU time and bytes at the interface.
 
+    A hook with a start_step warms up for so many steps at least. Local updates take as many steps more as make whole
+    periods between exchanges.
+
     Every finished run is in the JSON file at once; a hook that fails gives a row that says so, and the rest goes on.
     Ctrl-C keeps what has been measured. See `bench race` for the time to a test accuracy.
     """

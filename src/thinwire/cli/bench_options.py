@@ -62,7 +62,10 @@ Rates = Annotated[
     typer.Option(metavar="RATES", help="Of text: learning rates to try each method with, commas between."),
 ]
 TimedSteps = Annotated[int, typer.Option(min=1, help="Of text: steps on each link, which seconds per step come from.")]
-TimedSeconds = Annotated[float, typer.Option(min=0, help="Of text: end a run on a link after so many seconds.")]
+TimedSeconds = Annotated[
+    float,
+    typer.Option(min=0, help="Of text: end a run on a link after so many seconds; local updates after a whole period."),
+]
 Methods = options.many(
     r"As for `bench hooks`; server:DESIGN is a parameter server, local-sgd\[h=4] and its kin are local updates.",
     "--hook",

@@ -216,7 +216,7 @@ OPTIONS: dict[str, Any] = {
         "before it travel uncompressed.",
         "--hook",
     ),
-    "bucket_cap_mb": typer.Option(help="DDP's bucket size; by default DDP's own, and 100 for PowerSGD."),
+    "bucket_cap_mb": typer.Option(min=1, help="DDP's bucket size in MB; by default DDP's own, and 100 for PowerSGD."),
     "target_accuracy": typer.Option(min=0, max=1, help="The test accuracy to reach, 0 … 1."),
     "eval_examples": typer.Option(min=1, help="Evaluate on the first so many test examples."),
     "give_up": typer.Option(min=1, help="Stop a hook after so many times the best time so far."),

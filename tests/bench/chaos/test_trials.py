@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from thinwire.bench.chaos.deaths import BackupDeath, ServerDeath, WorkerDeath
 from thinwire.bench.chaos.outcome import Outcome, Sample
-from thinwire.bench.chaos.soak import Soak, growth, thread_names
+from thinwire.bench.chaos.soak import Soak, growth, sample, thread_names
+from thinwire.bench.chaos.stage import SERVER
 from thinwire.bench.chaos.storms import Storm, Storms, exchanges
 from thinwire.bench.chaos.trials import Scenario, Trial
 from thinwire.bench.harness import Bench, Measured, Tell, run
@@ -84,12 +88,50 @@ def test_options_that_cannot_be() -> None:
         (BackupDeath, {"spare": 4}, "4 spare workers of 4"),
         (ServerDeath, {"checkpoint_every": 200}, "too few for checkpoints every 200"),
         (Storm, {"faults": ("kill", "flood")}, "fault 'flood'"),
+        (Storms, {"designs": ("terngrad",), "faults": ("kill", "server")}, "'terngrad' is made for none .*kill, ser"),
         (Soak, {"minutes": 0.0}, "both are positive"),
         (Soak, {"workers": 1}, "2 workers or more"),
     ]
     for kind, given, said in cases:
         with pytest.raises(ConfigError, match=said):
             kind(**given)
+
+
+def test_storms_whose_design_suits_no_fault_are_of_those_that_are_run() -> None:
+    given: dict[str, Any] = {"faults": ("kill",), "shaping": "application", "link": "none"}
+    assert [trial.design for trial in Storms(designs=("3lc", "terngrad"), runs=1, **given).cells()] == ["3lc"]
+    with pytest.raises(ConfigError, match="terngrad"):
+        Storms(designs=("3lc", "terngrad"), first=1, runs=1, **given)
+    cut = Storms(designs=("3lc",), **{**given, "faults": ("cut",)})
+    with pytest.raises(ConfigError, match="faults cut: they need links that the kernel shapes"):
+        cut.cells()
+
+
+def test_a_server_that_has_just_died_is_no_sample() -> None:
+    with subprocess.Popen(["true"]) as gone:
+        stage: Any = SimpleNamespace(engine=SimpleNamespace(pids={SERVER: gone.pid}), audit=SimpleNamespace(version=7))
+        os.waitid(os.P_PID, gone.pid, os.WEXITED | os.WNOWAIT)
+        assert sample(stage, 1.0) is None, "nobody has waited for it yet: its status has no memory in it"
+    assert sample(stage, 1.0) is None
+    stage.engine.pids = {}
+    assert sample(stage, 1.0) is None
+    stage.engine.pids = {SERVER: os.getpid()}
+    own = sample(stage, 1.234)
+    assert own is not None and own.minute == 1.23 and own.rss_mb > 1 and own.version == 7
+
+
+def test_a_soak_draws_all_trainings() -> None:
+    bench = Soak(runs=3)
+    taken = tuple(Sample(minute=at, rss_mb=200.0 + at, descriptors=30, threads=9, version=0) for at in range(3))
+    outcomes = [Outcome(problems=[], faults=[], steps=1, samples=some) for some in (taken, taken[:2], ())]
+    measured = {cell: [outcome] for cell, outcome in zip(bench.cells(), outcomes, strict=True)}
+    chart = bench.chart(measured)
+    assert chart is not None
+    assert [panel.y_label for panel in chart.panels] == ["MB", "descriptors", "threads"]
+    for panel in chart.panels:
+        assert [(each.label, list(each.x)) for each in panel.series] == [("soak 0", [0, 1, 2]), ("soak 1", [0, 1])]
+    assert chart.panels[0].series[0].y == [200.0, 201.0, 202.0]
+    assert bench.chart({cell: [outcomes[2]] for cell in bench.cells()}) is None
 
 
 def test_growth_is_noticed_and_comings_and_goings_are_not() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from thinwire.bench.chaos.outcome import Sample
 from thinwire.presentation.charts import Chart, Panel, Series
 
 
@@ -22,21 +23,23 @@ def trials(seconds: Mapping[int, Sequence[float]], title: str) -> Chart | None:
     return Chart(name="trials", caption="How long who was struck was away.", panels=[panel])
 
 
-def soak(minutes: Sequence[float], samples: Mapping[str, Sequence[float]], title: str) -> Chart:
-    """Returns one panel for each measure of the server, by minute.
+def soak(samples: Mapping[str, Sequence[Sample]]) -> Chart | None:
+    """Returns one panel for each measure of the server, by minute, with a line for each training; None without any.
 
     Args:
-        minutes: when samples were taken.
-        samples: by what they are of.
-        title: of the training.
+        samples: of the server, by training.
     """
+    measures = {"MB": "rss_mb", "descriptors": "descriptors", "threads": "threads"}
     panels = [
         Panel(
-            title=f"{title}: the server's {name}",
+            title=f"the server's {title}",
             x_label="minute",
-            y_label=name,
-            series=[Series(label="the server", x=minutes, y=values)],
+            y_label=title,
+            series=[
+                Series(label=trial, x=[each.minute for each in taken], y=[getattr(each, name) for each in taken])
+                for trial, taken in samples.items()
+            ],
         )
-        for name, values in samples.items()
+        for title, name in measures.items()
     ]
-    return Chart(name="soak", caption="What the server takes, by minute.", panels=panels)
+    return Chart(name="soak", caption="What the server takes, by minute.", panels=panels) if samples else None

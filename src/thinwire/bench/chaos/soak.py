@@ -59,10 +59,15 @@ class Soak(SoakOptions, Scenario):
     def measure(self, cell: Trial, before: Measured[Trial, Outcome], tell: Tell) -> Outcome:
         chance, samples = cell.chance, list[Sample]()
 
+        def look(stage: Stage, minute: float) -> None:
+            if (seen := sample(stage, minute)) is not None:
+                samples.append(seen)
+                tell(str(seen))
+
         def play(stage: Stage) -> None:
             began = sampled = churned = time.time()
             away: int | None = None
-            samples.append(sample(stage, 0.0))
+            look(stage, 0.0)
             while not stage.done:
                 stage.until_time(min(sampled + SAMPLE_S, churned + self.churn_s))
                 now = time.time()
@@ -70,8 +75,7 @@ class Soak(SoakOptions, Scenario):
                     break
                 if now >= sampled + SAMPLE_S:
                     sampled = now
-                    samples.append(sample(stage, (now - began) / 60))
-                    tell(str(samples[-1]))
+                    look(stage, (now - began) / 60)
                 if now >= churned + self.churn_s:
                     churned = now
                     if away is None:
@@ -105,31 +109,24 @@ class Soak(SoakOptions, Scenario):
         return tables
 
     def chart(self, measured: Measured[Trial, Outcome]) -> Chart | None:
-        for cell, [outcome, *_] in measured.items():
-            return charts.soak(
-                [each.minute for each in outcome.samples],
-                {
-                    "MB": [each.rss_mb for each in outcome.samples],
-                    "descriptors": [each.descriptors for each in outcome.samples],
-                    "threads": [each.threads for each in outcome.samples],
-                },
-                str(cell),
-            )
+        return charts.soak({str(cell): outcome.samples for cell, [outcome, *_] in measured.items() if outcome.samples})
+
+
+def sample(stage: Stage, minute: float) -> Sample | None:
+    """Looks at the server's process; None where there is none, or it is just ending: the stage says what that means."""
+    try:
+        process = Path("/proc") / str(stage.engine.pids[SERVER])
+        status = dict(line.split(":", 1) for line in (process / "status").read_text().splitlines() if ":" in line)
+        return Sample(
+            minute=round(minute, 2),
+            rss_mb=int(status["VmRSS"].split()[0]) * 1024 / 1e6,  # which a dead process's status lacks
+            descriptors=len(list((process / "fd").iterdir())),
+            threads=int(status["Threads"]),
+            version=stage.audit.version,
+            thread_names=thread_names(process),
+        )
+    except (OSError, KeyError, ValueError):
         return None
-
-
-def sample(stage: Stage, minute: float) -> Sample:
-    """Looks at the server's process."""
-    process = Path("/proc") / str(stage.engine.pids[SERVER])
-    status = dict(line.split(":", 1) for line in (process / "status").read_text().splitlines() if ":" in line)
-    return Sample(
-        minute=round(minute, 2),
-        rss_mb=int(status["VmRSS"].split()[0]) * 1024 / 1e6,
-        descriptors=len(list((process / "fd").iterdir())),
-        threads=int(status["Threads"]),
-        version=stage.audit.version,
-        thread_names=thread_names(process),
-    )
 
 
 def thread_names(process: Path) -> dict[str, int]:

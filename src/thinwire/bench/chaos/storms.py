@@ -125,25 +125,47 @@ class Storms(StormsOptions, Storm):
 
     Args:
         designs: names, one after the other; none: all designs.
+
+    Raises:
+        ConfigError: a design that is made for none of the faults.
     """
 
     name = "storms"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for number in range(self.first, self.first + self.runs):
+            suiting(self.faults, self.design_of(number))
 
     def cells(self) -> Sequence[Trial]:
         return Scenario.cells(self)
 
     def trial(self, number: int, **given: object) -> Trial:
-        names = list(self.designs) or list(designs())
-        name = names[number % len(names)]
-        possible = [kind for kind in self.possible() if suits(kind, name)]
+        name = self.design_of(number)
+        possible = suiting(self.possible(), name)
         chance = super().trial(number).chance
         kinds = chance.sample(possible, min(len(possible), 3))
         return super().trial(number, design=name, faults=",".join(kinds), **given)
 
+    def design_of(self, number: int) -> str:
+        """Returns the name of the design that a trial's number is of."""
+        names = list(self.designs) or list(designs())
+        return names[number % len(names)]
+
     def possible(self) -> list[str]:
-        """The kinds that this machine and user can do."""
+        """The kinds that this machine and user can do.
+
+        Raises:
+            ConfigError: none of those that were asked for.
+        """
         kernel = self.links().shaping == "kernel"
-        return [kind for kind in self.faults if kernel or kind in WITHOUT_PRIVILEGES]
+        found = [kind for kind in self.faults if kernel or kind in WITHOUT_PRIVILEGES]
+        if not found:
+            raise ConfigError(
+                f"faults {', '.join(self.faults)}: they need links that the kernel shapes, which are not to be had "
+                f"here; name one of {', '.join(WITHOUT_PRIVILEGES)} too"
+            )
+        return found
 
     def compared(self, cell: Trial, measured: Measured[Trial, Outcome]) -> dict[str, float | None]:
         return {}
@@ -159,6 +181,20 @@ def suits(kind: str, name: str) -> bool:
     if chosen.downlink == "gradient":
         return kind in KINDS.keys() - {"kill", "server"}
     return kind not in ("server", "disk") or not consistency(chosen.consistency).immediate
+
+
+def suiting(kinds: Sequence[str], name: str) -> list[str]:
+    """Returns the kinds of faults that a design is made for.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    found = [kind for kind in kinds if suits(kind, name)]
+    if not found:
+        raise ConfigError(
+            f"design {name!r} is made for none of the faults {', '.join(kinds)}; name other faults, or other designs"
+        )
+    return found
 
 
 def exchanges(job: Job) -> int:
