@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 
 import thinwire as tw
-from thinwire.codecs import decode_all, encode_all
+from thinwire.codecs import Encoding, decode_all, device, encode_all, ternary_device
+from thinwire.codecs.ternary_device import DeviceTernary
 
 VALUES = torch.linspace(-1, 1, 100)
 
@@ -51,3 +57,80 @@ def test_many_frames_are_decoded_or_refused_before_a_tensor_that_does_not_fit() 
     assert [out.tolist() for out in outs] == [[7.0] * 3, [], [7.0] * 2]
     decode_all(frames, outs, accumulate=True)
     assert [out.tolist() for out in outs] == [[8.0] * 3, [], [9.0, 5.0]]
+
+
+# ---- batches on a GPU, which others stand for here
+
+
+class FakeBatch:
+    """A batch of one entry, which fails where and as the entry says."""
+
+    def __init__(self, entries: list[Any]) -> None:
+        [self.entry] = entries
+        self.fail("made")
+
+    def finish(self) -> list[Any]:
+        self.fail("finished")
+        return [SimpleNamespace(frame=b"frame", payload_nbytes=1)]
+
+    def fail(self, when: str) -> None:
+        self.entry.calls.append(f"{self.entry.alike} {when}")
+        if when in self.entry.fails:
+            raise self.entry.fails[when]
+
+
+@pytest.fixture
+def queue(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Encoding]:
+    """Queues a batch for each of what is given: the errors that come of it, by when."""
+    monkeypatch.setattr(device, "Batch", FakeBatch)
+
+    def start(*fails: dict[str, Exception], calls: list[str]) -> Encoding:
+        entries = [SimpleNamespace(alike=n, fails=each, calls=calls) for n, each in enumerate(fails)]
+        contexts: Any = [
+            SimpleNamespace(
+                on_host=False, lag_bound=None, entry=lambda *_, entry=entry: entry, sent=lambda nbytes: None
+            )
+            for entry in entries
+        ]
+        return Encoding(contexts, [VALUES] * len(fails), [{"scale": 1.0}] * len(fails))
+
+    return start
+
+
+def test_every_batch_is_finished_where_others_fail_and_nan_is_the_last_to_be_told(queue: Any) -> None:
+    nan, memory, other = tw.NonFiniteError("w holds NaN"), torch.OutOfMemoryError("none left"), ValueError("later")
+    for fails, told in (((nan, memory, other), memory), ((nan, None, None), nan)):
+        calls: list[str] = []
+        started = queue(*({} if each is None else {"finished": each} for each in (*fails, None)), calls=calls)
+        with pytest.raises(type(told)) as raised:
+            started.frames()
+        assert raised.value is told
+        assert calls[4:] == [f"{n} finished" for n in range(4)]
+
+
+def test_batches_that_are_queued_are_finished_where_a_later_one_cannot_be(queue: Any) -> None:
+    calls: list[str] = []
+    full = torch.OutOfMemoryError("none left")
+    with pytest.raises(torch.OutOfMemoryError) as raised:
+        queue({"finished": tw.NonFiniteError("w holds NaN")}, {}, {"made": full}, calls=calls)
+    assert raised.value is full
+    assert calls == ["0 made", "1 made", "2 made", "0 finished", "1 finished"]
+
+
+def test_a_workspace_is_given_back_after_an_error_only_when_nothing_reads_the_tensors_any_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("none left")
+
+    calls: list[str] = []
+    workspace = SimpleNamespace(synchronize=lambda: calls.append("synchronize"))
+    pool = SimpleNamespace(take_on=lambda _: workspace, give_back_on=lambda _: calls.append("give back"))
+    batch = DeviceTernary([tw.codec("3lc").context(VALUES)])
+    batch._pool = pool  # type: ignore[assignment]
+    monkeypatch.setattr(ternary_device, "why_not", lambda _: None)
+    kernels = SimpleNamespace(encode_ternary=fail, Arrays=lambda *_: None)
+    monkeypatch.setattr(ternary_device, "import_module", lambda _: kernels)
+    with pytest.raises(torch.OutOfMemoryError):
+        batch.encode_on(VALUES.device, np.array([VALUES.data_ptr()], np.int64))
+    assert calls == ["synchronize", "give back"]

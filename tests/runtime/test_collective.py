@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import threading
+import time
+import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +19,7 @@ from tests.collective.ranks import SIZES, bucket_of, collectives, gradients, ste
 from tests.transports.memory_peers import MemoryPeerGroup, groups
 from thinwire.collective.core import Bucket, Collective
 from thinwire.collective.exchange import Exchange
-from thinwire.errors import DeadlineError, NonFiniteError, ProtocolError, TransportError
+from thinwire.errors import ConfigError, DeadlineError, NonFiniteError, ProtocolError, TransportError
 from thinwire.runtime.bucket_buffers import BucketBuffer
 from thinwire.runtime.collective import CollectiveDriver
 
@@ -262,3 +265,47 @@ def test_residuals_are_copied_only_when_their_stream_has_done_what_came_before(m
             driver.wait_step()
     assert [calls.count(each) for each in ("values", "started")] == [2, 2]
     assert calls[0] == "values" and calls[-1] == "started"
+
+
+def test_gradients_of_a_finished_step_are_not_kept_until_the_next_one() -> None:
+    with drivers(groups(2)) as made:
+        buffers = [torch.from_numpy(gradient.copy()) for gradient in gradients(2, 0)]
+        for driver, buffer in zip(made, buffers, strict=True):
+            driver.bucket_ready(bucket_of(), buffer, 0, 0, last=True)
+        for driver in made:
+            driver.wait_step()
+        kept = [weakref.ref(buffer) for buffer in buffers]
+        del buffer, buffers
+        deadline = time.monotonic() + 20
+        while any(each() is not None for each in kept):  # the thread has still to wait for what it sent
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+
+
+def test_a_thread_works_on_the_gpu_of_its_gradients_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread begins on GPU 0, and a stream context goes back to the device it came from, which makes a context."""
+    calls: list[str] = []
+    stream = SimpleNamespace(synchronize=lambda: calls.append("synchronize"))
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: calls.append(f"set {device}"))
+
+    def make(device: torch.device) -> SimpleNamespace:
+        calls.append(f"make on {device}")
+        return stream
+
+    def enter(entered: object) -> AbstractContextManager[None]:
+        assert entered is stream
+        calls.append("enter")
+        return nullcontext()
+
+    monkeypatch.setattr(torch.cuda, "Stream", make)
+    monkeypatch.setattr(torch.cuda, "stream", enter)
+    with drivers(groups(1)) as [driver], driver._own_stream(torch.device("cuda:1")):
+        calls.append("work")
+    assert calls == ["set cuda:1", "make on cuda:1", "enter", "work", "synchronize"]
+
+
+def test_a_step_that_is_captured_in_a_cuda_graph_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    buffer: Any = SimpleNamespace(is_cuda=True, device=torch.device("cuda:0"))
+    with drivers(groups(1)) as [driver], pytest.raises(ConfigError, match=r"leave backward\(\) out"):
+        driver.bucket_ready(bucket_of(), buffer, 0, 0, last=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 import torch
@@ -128,7 +129,15 @@ class Encoding:
             entries.append(entry)
             if context.lag_bound is not None:
                 self._lags.append((context.lag_bound, entry.flat.values, entry.residual))
-        self._batches = [(places, device.Batch(entries)) for places, entries in alike.values()]
+        self._batches: list[tuple[list[int], device.Batch]] = []
+        try:
+            for places, entries in alike.values():
+                self._batches.append((places, device.Batch(entries)))
+        except BaseException:  # nobody gets this object to call `frames`: those queued hold memory that is shared
+            for _, batch in self._batches:
+                with suppress(Exception):
+                    batch.finish()
+            raise
 
     def _encode_small(self, contexts: Sequence[Context], tensors: Sequence[Tensor]) -> set[int]:
         """Encodes what one kernel call can, and returns the places of these tensors."""
@@ -147,17 +156,17 @@ class Encoding:
 
     def frames(self) -> list[bytes]:
         """Waits for the compressed bytes and returns the frames, in the order of the tensors. Call once."""
-        failed: NonFiniteError | None = None
+        failed: list[Exception] = []
         for places, batch in self._batches:
             try:
                 finished = batch.finish()
-            except NonFiniteError as error:  # the others are finished all the same: they hold memory that is shared
-                failed = failed or error
+            except Exception as error:  # the others are finished all the same: they hold memory that is shared
+                failed.append(error)
                 continue
             for place, encoded in zip(places, finished, strict=True):
                 self._contexts[place].sent(encoded.payload_nbytes)
                 self._frames[place] = encoded.frame
-        if failed is not None:
-            raise failed
+        if failed:  # a caller may skip a step for NaN or Inf, and for nothing else
+            raise min(failed, key=lambda error: isinstance(error, NonFiniteError))
         follow_tensors(self._lags)
         return self._frames

@@ -79,6 +79,9 @@ class DeviceTernary(TernaryFrames):
                     workspace=space.kernel,
                 )
                 result = self._framed(made, ends, payload_nbytes, space)
+        except BaseException:  # such as no memory left; the tensors may be freed from now on
+            workspace.synchronize()
+            raise
         finally:
             self._pool.give_back_on(workspace)
         for context, nbytes in zip(self._contexts, payload_nbytes, strict=True):

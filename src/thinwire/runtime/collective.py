@@ -58,7 +58,7 @@ class CollectiveDriver:
         self._to_push: queue.SimpleQueue[UnderWay | None] = queue.SimpleQueue()
         self._to_pull: queue.SimpleQueue[UnderWay | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
-        self._last: UnderWay | None = None
+        self._last: threading.Event | None = None  # of the newest job, whose gradients are not kept once it is done
         self._streams: dict[torch.device, Any] = {}
         self._buffers: WeakKeyDictionary[Group, dict[tuple[int, Pass], ReceiveBuffer]] = WeakKeyDictionary()
 
@@ -90,8 +90,16 @@ class CollectiveDriver:
 
         Returns:
             A future that completes with `buffer`, filled with the averaged gradients.
+
+        Raises:
+            ConfigError: it was closed, or the step is being captured in a CUDA graph.
         """
         self.check_open()
+        if buffer.is_cuda and torch.cuda.is_current_stream_capturing():
+            raise ConfigError(
+                "gradients are exchanged by the host, and a CUDA graph captures nothing of that: leave backward() out "
+                "of what is captured"
+            )
         if index == 0:
             self._waiting.clear()
             self.settle()
@@ -123,7 +131,7 @@ class CollectiveDriver:
     def settle(self) -> None:
         """Waits for what a step that was broken off has under way: it still changes residuals."""
         if self._last is not None:
-            self._last.done.wait()
+            self._last.wait()
 
     def wait_step(self) -> None:
         """Waits for all that has been handed over. Raises what made it fail."""
@@ -185,7 +193,7 @@ class CollectiveDriver:
                 self._threads.append(thread)
             # A thread that the interpreter kills inside gloo takes the whole process down with an abort.
             atexit.register(self.close)
-        self._last = job
+        self._last = job.done
         self._to_push.put(job)
 
     # ---- the threads
@@ -207,6 +215,7 @@ class CollectiveDriver:
                 self._to_pull.put(job)
             else:
                 self._complete(job)
+            del job  # and with it a step's gradients, which would wait here for the next step
         if pushing:
             self._to_pull.put(None)
 
@@ -216,6 +225,9 @@ class CollectiveDriver:
         if device.type != "cuda":
             yield
             return
+        # A thread begins on GPU 0. Left there, it goes back to a stream of GPU 0 behind every job, and the process
+        # holds a second context, some 500 MiB, on a GPU that is another rank's.
+        torch.cuda.set_device(device)
         stream = self._streams.get(device)
         if stream is None:  # both threads come here, and take the one that is there first
             stream = self._streams.setdefault(device, torch.cuda.Stream(device))  # type: ignore[no-untyped-call]

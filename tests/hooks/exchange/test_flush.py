@@ -146,3 +146,20 @@ def test_a_step_that_nobody_measures_takes_what_waits_and_gives_it_back_where_it
     assert not any(first["watched"])
     for name, value in first["weights"].items():
         assert torch.equal(value, second["weights"][name]) and value.isfinite().all(), name
+
+
+def test_averages_on_a_gpu_are_looked_at_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each answer is waited for, and a step has an average for every bucket."""
+    [core] = collectives(tensors(tw.codec("3lc"), SIZES), 1, skip=True)
+    asked, ask = list[torch.Tensor](), torch.Tensor.__bool__
+
+    def noted(self: torch.Tensor) -> bool:
+        asked.append(self)
+        return ask(self)
+
+    monkeypatch.setattr(torch.Tensor, "__bool__", noted)
+    for finite in (True, False):
+        flush = Flush(core, Driver(core))  # type: ignore[arg-type]
+        flush._finite = [torch.tensor(True), torch.tensor(finite), torch.tensor(True)]
+        assert flush.look() is not finite
+    assert len(asked) == 2

@@ -6,6 +6,7 @@ Every average of uncompressed steps is looked at: one that holds NaN or Inf make
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 
 import torch
 
@@ -74,7 +75,10 @@ class Flush:
             NonFiniteError: it is, and steps are not skipped.
         """
         finite, self._finite = self._finite, []
-        if not all(bool(each) for each in finite):
+        found = defaultdict[torch.device, list[torch.Tensor]](list)
+        for each in finite:
+            found[each.device].append(each)
+        if not all(bool(torch.stack(alike).all()) for alike in found.values()):  # one question to each GPU
             self.undone = True
         if self.undone and not self._core.skip:
             raise NonFiniteError(

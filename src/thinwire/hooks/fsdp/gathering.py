@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 import torch
 import torch.distributed as dist
 
-from thinwire.codecs import Codec
+from thinwire.codecs import Codec, decode_all
+from thinwire.codecs.device import NOTHING_LOST
 from thinwire.codecs.registry import decode
 from thinwire.collective.exchange import abort_packet
 from thinwire.errors import FrameError, NonFiniteError, ProtocolError
@@ -77,8 +78,7 @@ class CodedAllGather(AllGather):
         begin = time.perf_counter()
         shards = output_tensor.view(self._peers.size, -1)
         for rank, (frames, shard) in enumerate(zip(self._kept, shards, strict=True)):
-            for frame, part in zip(frames, self._group.gathered(shard), strict=True):
-                self._fill(rank, frame, part)
+            self._fill(rank, frames, self._group.gathered(shard))
         self._count("gather_uncompressed_bytes", (self._peers.size - 1) * input_tensor.nbytes)
         self._count("decode_seconds", time.perf_counter() - begin)
         return None
@@ -88,16 +88,26 @@ class CodedAllGather(AllGather):
         of_step = self._passes.takes_gradients or torch._C._current_graph_task_id() != -1
         self._counters.add(name if of_step else f"evaluation_{name}", value)
 
-    def _fill(self, rank: int, frame: bytes | memoryview, part: torch.Tensor) -> None:
-        """Writes what a rank sent of a parameter. Raises ProtocolError where it is of another size, or damaged."""
+    def _fill(self, rank: int, frames: Sequence[bytes | memoryview], parts: Sequence[torch.Tensor]) -> None:
+        """Writes a rank's shards as it sent them. Raises ProtocolError where one is of another size, or damaged.
+
+        Coded ones are decoded where they are gathered: on a GPU by few launches for all of a rank's.
+        """
+        coded, outs = list[bytes | memoryview](), list[torch.Tensor]()
         try:
-            parsed = parse_frame(frame, copy=False)
-            if parsed.shape != tuple(part.shape):
-                raise ProtocolError(
-                    f"rank {self._peers.names[rank]} sent parameters of shape {parsed.shape} for {tuple(part.shape)} "
-                    f"of {self._group}"
-                )
-            part.copy_(decode(frame))
+            for frame, part in zip(frames, parts, strict=True):
+                parsed = parse_frame(frame, copy=False)
+                if parsed.shape != tuple(part.shape):
+                    raise ProtocolError(
+                        f"rank {self._peers.names[rank]} sent parameters of shape {parsed.shape} for "
+                        f"{tuple(part.shape)} of {self._group}"
+                    )
+                if parsed.codec in NOTHING_LOST:  # no kernels: a copy that is freed, where scratch memory is kept
+                    part.copy_(decode(frame))
+                else:
+                    coded.append(frame)
+                    outs.append(part)
+            decode_all(coded, outs)
         except FrameError as error:
             raise ProtocolError(
                 f"rank {self._peers.names[rank]} sent a damaged frame of {self._group}: {error}"

@@ -204,12 +204,13 @@ class ShardedState(ExchangeState):
                 self.step += 1
                 self.between_steps()
             return
+        for each in ready:
+            each.wait()
+            # Before the newest is exchanged: its residuals may have been rescaled on FSDP's stream.
+            each.group.wait_reduced()
         self._exchange_newest(last=True)
         exchanged = self._exchanging
         self._ready = []
-        for each in ready:
-            each.wait()
-            each.group.wait_reduced()
         own, failure = Outcome.TAKEN, None
         try:
             self.driver.wait_step()

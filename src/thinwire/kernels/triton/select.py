@@ -306,7 +306,7 @@ def _write(
         tl.store(numbers + body // (v.dtype.primitive_bitwidth // 8) + rank, v, mask=sent)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _scatter(
     positions: tl.tensor,
     values: tl.tensor,

@@ -172,13 +172,13 @@ def _expansion(received: tl.tensor, size: tl.tensor, BLOCK: tl.constexpr) -> tl.
     return byte, tl.where(at < size, tl.where(byte >= _RUN, byte - (_RUN - 2), 1), 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["size"])
 def _expand(received: tl.tensor, size: tl.tensor, counts: tl.tensor, BLOCK: tl.constexpr) -> None:
     _, count = _expansion(received, size, BLOCK)
     tl.store(counts + tl.program_id(0), tl.sum(count, axis=0).to(tl.int64))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["size"])
 def _place(received: tl.tensor, size: tl.tensor, ends: tl.tensor, codes: tl.tensor, BLOCK: tl.constexpr) -> None:
     byte, count = _expansion(received, size, BLOCK)
     program = tl.program_id(0)
