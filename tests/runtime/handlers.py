@@ -23,6 +23,7 @@ class Notes(Sender):
         self.ended: list[tuple[int, Message | None]] = []
         self.identities: dict[int, Identity] = {}
         self.limits: dict[int, tuple[int, Callable[[], None]]] = {}
+        self.reserved: dict[int, int] = {}
 
     def identity(self, peer: int) -> Identity:
         return self.identities.get(peer, ANYBODY)
@@ -38,6 +39,9 @@ class Notes(Sender):
 
     def limit(self, peer: int, nbytes: int, exceeded: Callable[[], None]) -> None:
         self.limits[peer] = nbytes, exceeded
+
+    def reserve(self, peer: int, nbytes: int) -> None:
+        self.reserved[peer] = nbytes
 
 
 def make(workers: int = 2) -> tuple[ServerHandler, Notes, ServerCore, list[int]]:

@@ -93,6 +93,9 @@ def test_who_does_not_join_in_time_is_cut_and_who_joined_is_not() -> None:
     assert notes.ended == [(0, late), (1, late)], "a session that is taken up again has joined"
     assert notes.limits[4][0] == notes.limits[3][0] == allowance(make_plan(2)).packet_nbytes
     assert notes.limits[0][0] == notes.limits[1][0] == MAX_JOIN_NBYTES
+    # Whatever is kept for one that is away may be sent at once when it comes back.
+    reserved = allowance(make_plan(2)).kept_nbytes + MAX_OPENING_NBYTES
+    assert notes.reserved == dict.fromkeys((2, 3, 4), reserved)
 
 
 def test_sessions_that_never_joined_leave_nothing_behind() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import numpy as np
+import pytest
 
 from tests.server.conversation import BIAS, PLAIN, STATISTIC, WEIGHT, Shard, gradient, make_plan
 from thinwire.codecs import codec
@@ -24,6 +25,46 @@ def without_worker_one(down: str = "3lc", downlink: str = "delta") -> Shard:
             shard.push(rank, step, shard.frames(rank, step))
     assert shard.core.step == 3 and not shard.ended
     return shard
+
+
+def test_values_that_come_in_several_messages_go_on_once_all_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    shard = Shard(make_plan(state=True), begin=False)
+    shard.join(0)
+    shard.join(1)
+    frames = [PLAIN.encode(gradient(99, 0, table)) for table in range(3)]
+
+    def give(*tables: int, peer: int = 0) -> None:
+        values = Values(tables=tables, versions=(0,) * len(tables))
+        shard.say(peer, values, tuple(frames[table] for table in tables))
+
+    give(0, 1)
+    assert len(shard.told[1]) == 1 and shard.core.failed is None, "worker 1 has been told of nothing but its welcome"
+    shard.core.interrupted(0)
+    shard.join(0, peer=LATE)  # another process in the place of the first, which begins anew
+    assert isinstance(welcome := shard.told[LATE][0][0], Welcome) and welcome.send_values
+    give(0, peer=LATE)
+    give(1, 2, peer=LATE)
+    assert [message for message, _ in shard.told[1][1:]] == [
+        Values(tables=(0,), versions=(0,)),
+        Values(tables=(1, 2), versions=(0, 0)),
+    ]
+    for table in range(3):
+        np.testing.assert_array_equal(shard.copy_of(1)[table][1], gradient(99, 0, table))
+    # What a late one is given, and what leads all on, is cut where it is too much for one message.
+    late = without_worker_one()
+    monkeypatch.setattr("thinwire.packets.packet.PORTION_NBYTES", 1)
+    late.join(1, peer=LATE)
+    assert [message for message, _ in late.told[LATE][1:]] == [
+        Values(tables=(WEIGHT,), versions=(3,)),
+        Values(tables=(BIAS,), versions=(3,)),
+        Values(tables=(STATISTIC,), versions=(0,)),
+    ]
+    for rank, peer in ((0, 0), (1, LATE), (2, 2)):
+        late.push(peer, 3, late.frames(rank, 3), last=True)
+    deltas = [message for message, _ in late.told[LATE] if isinstance(message, Delta)]
+    assert [(each.tables, each.version, each.last) for each in deltas] == [((WEIGHT,), 4, True), ((BIAS,), 4, True)]
+    for table in (WEIGHT, BIAS):
+        np.testing.assert_array_equal(late.copy_of(LATE)[table][1], late.copy_of(0)[table][1])
 
 
 def test_one_that_joins_late_gets_whole_tables_and_goes_on_with_the_others() -> None:

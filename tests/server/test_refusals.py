@@ -193,13 +193,18 @@ def test_a_gradient_before_the_initial_values() -> None:
     assert shard.ended.keys() == {0, 1}
 
 
-@pytest.mark.parametrize("tables", [(0,), (1, 0), (0, 1, 1)])
-def test_initial_values_are_complete_and_in_order(tables: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("messages", [[()], [(1,)], [(1, 0)], [(0, 1, 1)], [(0,), (1, 1)], [(0, 1), (1,)]])
+def test_initial_values_are_complete_and_in_order(messages: list[tuple[int, ...]]) -> None:
     shard = Shard(begin=False)
     shard.join(0)
-    frames = tuple(PLAIN.encode(gradient(0, 0, table)) for table in tables)
-    shard.say(0, Values(tables=tables, versions=(0,) * len(tables)), frames)
-    assert shard.core.failed == f"worker 0: initial values came for {len(tables)} of 2 tables"
+    for tables in messages:
+        frames = tuple(PLAIN.encode(gradient(0, 0, table)) for table in tables)
+        shard.say(0, Values(tables=tables, versions=(0,) * len(tables)), frames)
+    assert str(shard.core.failed).startswith(
+        "worker 0: only worker 0 sends initial values, and only once"
+        if messages[0] == (0, 1)
+        else f"worker 0: initial values came of tables {messages[-1]} in {len(messages[-1])} frames, after "
+    )
 
 
 @pytest.mark.parametrize(

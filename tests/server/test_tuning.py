@@ -36,7 +36,7 @@ PLAN = Plan(
 def engine(plan: Plan = PLAN) -> UpdateEngine:
     made = UpdateEngine(plan)
     frames = tuple(codec("fp32").encode(np.zeros(spec.shape, np.float32)) for spec in plan.tables)
-    made.assign(Values(tables=(0, 1), versions=(0, 0)), frames)
+    made.assign(0, Values(tables=(0, 1), versions=(0, 0)), frames)
     return made
 
 

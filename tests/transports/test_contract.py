@@ -344,6 +344,18 @@ class TestLimits:
         other.send(b"1")
         assert other.receive(WAIT_S) is not None
 
+    def test_more_may_wait_for_a_peer_where_the_handler_reserves_it(self, cluster: Cluster) -> None:
+        def flood(sender: Sender, peer: int, packet: bytes) -> None:
+            sender.reserve(peer, 2_100_000)
+            sender.reserve(peer, 1000)  # never less than before
+            for _ in range(5):
+                sender.send(peer, bytes(400_000))
+
+        cluster.serve(flood, max_pending_nbytes=1_000_000)
+        connection = cluster.connect()
+        connection.send(b"1")
+        assert [connection.receive(WAIT_S) for _ in range(5)] == [bytes(400_000)] * 5
+
     def test_one_packet_may_be_larger_than_what_may_be_pending(self, cluster: Cluster) -> None:
         cluster.serve(max_pending_nbytes=1000)
         connection = cluster.connect()

@@ -71,6 +71,14 @@ def test_initial_values_are_version_zero_of_everything() -> None:
     assert not any(one.is_stale(table, 0) for table in range(3))
 
 
+def test_initial_values_are_sent_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("thinwire.packets.packet.PORTION_NBYTES", 3)
+    assert list(make().send_values((b"aa", b"b", b"cccc"))) == [
+        Send(SHARD, Values(tables=(0, 1), versions=(0, 0)), (b"aa", b"b")),
+        Send(SHARD, Values(tables=(2,), versions=(0,)), (b"cccc",)),
+    ]
+
+
 def test_a_push_leaves_when_enough_bytes_are_ready() -> None:
     one = begun(make(4))
     assert not one.push(0, 2, b"1234")

@@ -13,7 +13,7 @@ stay unchanged. Every length is checked before it is used, and any fault is a `P
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -35,6 +35,8 @@ MAX_FRAMES = 2**17
 MAX_MESSAGE_NBYTES = 2**26
 """A plan of the largest number of tables takes some 15 MB."""
 MAX_FRAME_NBYTES = 2**32 - 1
+PORTION_NBYTES = 64 * 2**20
+"""Frames that share a message at most: a whole model in one would be over what transports let wait, or take at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,27 @@ def pack(message: Message, tensors: Sequence[EncodedTensor] = ()) -> bytes:
         (Shard(step=7, bucket=0), b'abc')
     """
     return b"".join(segments(message, tensors))
+
+
+def portions(tensors: Sequence[EncodedTensor], nbytes: int | None = None) -> Iterator[slice]:
+    """Yields the messages that tensors are to be sent in, as slices: one larger than a portion has one of its own.
+
+    Args:
+        tensors: in their order; none have no message.
+        nbytes: of a portion; by default `PORTION_NBYTES`.
+
+    Example:
+        >>> list(portions([b"abc", b"de", b"fghijk", b"l"], nbytes=5))
+        [slice(0, 2, None), slice(2, 3, None), slice(3, 4, None)]
+    """
+    most, first, held = PORTION_NBYTES if nbytes is None else nbytes, 0, 0
+    for index, size in enumerate(map(len, tensors)):
+        if index > first and held + size > most:
+            yield slice(first, index)
+            first, held = index, 0
+        held += size
+    if tensors:
+        yield slice(first, len(tensors))
 
 
 def segments(message: Message, tensors: Sequence[EncodedTensor] = ()) -> list[bytes | memoryview]:

@@ -18,7 +18,7 @@ MAX_JOIN_NBYTES = 2**20
 """Of a worker's first message: a plan takes some 150 bytes a table. As much memory again for each byte, and more, goes
 into what it says, so it is small unless whoever serves says otherwise."""
 MAX_KEPT_NBYTES = 512 * 2**20
-"""What may wait for a worker's acknowledgement: twice what the transport lets wait to be sent to it."""
+"""What may wait for a worker's acknowledgement, where its shard is not so large that its values are half of it."""
 MAX_ENDED = 1024
 """Sessions that have ended, whose last packet may be asked for again."""
 JOIN_WITHIN_S = 120.0
@@ -26,6 +26,8 @@ JOIN_WITHIN_S = 120.0
 
 VALUE_NBYTES = 16
 """More than any codec takes for a value: an index, a value, and part of a scale, in 64 bits each."""
+DOWN_NBYTES = 8
+"""Of a value that a worker is sent, float64 at most."""
 TABLE_NBYTES = 4096
 """A frame's head, and what a codec sends besides its values."""
 MESSAGE_NBYTES, MESSAGE_TABLE_NBYTES, MESSAGE_GROUP_NBYTES = 64 * 1024, 64, 4096
@@ -39,10 +41,12 @@ class Allowance:
     Args:
         packet_nbytes: all of it.
         head: what its head may declare.
+        kept_nbytes: what may wait for its acknowledgement: all values twice, those of a late one and an update.
     """
 
     packet_nbytes: int
     head: PacketLimits
+    kept_nbytes: int
 
 
 def allowance(plan: Plan) -> Allowance:
@@ -52,13 +56,14 @@ def allowance(plan: Plan) -> Allowance:
     >>> tables = (TableSpec(name="weight", shape=(100, 10)),)
     >>> plan = Plan(workers=2, tables=tables, codecs=({"id": "fp32"},), optimizer="SGD", groups=({},))
     >>> allowance(plan)
-    Allowance(packet_nbytes=93888, head=PacketLimits(frames=2, message_nbytes=69696))
+    Allowance(packet_nbytes=93888, head=PacketLimits(frames=2, message_nbytes=69696), kept_nbytes=536870912)
     """
     tables = len(plan.tables)
     values = sum(math.prod(spec.shape) for spec in plan.tables)
     message = MESSAGE_NBYTES + MESSAGE_TABLE_NBYTES * tables + MESSAGE_GROUP_NBYTES * len(plan.groups)
     nbytes = message + VALUE_NBYTES * values + TABLE_NBYTES * (tables + 1)
-    return Allowance(nbytes, PacketLimits(frames=tables + 1, message_nbytes=message))
+    kept = max(MAX_KEPT_NBYTES, 2 * (DOWN_NBYTES * values + TABLE_NBYTES * tables))
+    return Allowance(nbytes, PacketLimits(frames=tables + 1, message_nbytes=message), kept)
 
 
 def join_too_large(nbytes: int) -> str:

@@ -145,6 +145,8 @@ class ServerHandler:
                     self._checkpointer.check_space(message.plan)
                 self._joined[peer] = message.rank
                 self._begin_to_tick()
+                if self._allowance is not None:  # the answer may be a whole model
+                    self._sender.reserve(peer, self._allowance.kept_nbytes)
         except (ProtocolError, ConfigError) as error:
             self._do(self._core.broke(peer, str(error)))
             return
@@ -202,6 +204,7 @@ class ServerHandler:
         most = self._allowance.packet_nbytes
         reason = f"a packet of more than {most} bytes came, which is what the plan's shapes allow"
         self._sender.limit(peer, most, lambda: self._do(self._core.broke(peer, reason)))
+        self._sender.reserve(peer, self._allowance.kept_nbytes)
 
     def _check_rank(self, peer: int, rank: int) -> None:
         identity = self._sender.identity(peer)

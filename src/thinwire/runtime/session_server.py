@@ -55,6 +55,7 @@ class _Session:
         cancel: makes the server not give up the worker that it waits for.
         breaks: how often its connection broke.
         limit: once it has joined, what each of its connections is limited to.
+        kept_nbytes: how much may wait for its acknowledgement.
         newest: how many connections the worker had opened before the last of which the server knows.
     """
 
@@ -68,6 +69,7 @@ class _Session:
     cancel: Cancel | None = None
     breaks: int = 0
     limit: tuple[int, Callable[[], None]] | None = None
+    kept_nbytes: int = field(default_factory=lambda: MAX_KEPT_NBYTES)
     newest: int = 0
 
 
@@ -168,8 +170,8 @@ class SessionServer(Sender):
         if self._outlives_breaks(session):
             waiting = session.buffer.nbytes
             session.buffer.append(packet)
-            if waiting and session.buffer.nbytes > MAX_KEPT_NBYTES:
-                self._abandon(session, f"it did not acknowledge over {MAX_KEPT_NBYTES} bytes")
+            if waiting and session.buffer.nbytes > session.kept_nbytes:
+                self._abandon(session, f"it did not acknowledge over {session.kept_nbytes} bytes")
                 return
         if session.peer is not None:
             self._sender.send(session.peer, packet)
@@ -195,6 +197,13 @@ class SessionServer(Sender):
             session.limit = nbytes, exceeded
             self._admit(session)
 
+    def reserve(self, peer: int, nbytes: int) -> None:
+        """Lets so much wait for a session's acknowledgement, where that is more than for any."""
+        session = self._numbered.get(peer)
+        if session is not None:
+            session.kept_nbytes = max(session.kept_nbytes, nbytes)
+            self._reserve(session)
+
     def identity(self, peer: int) -> Identity:
         session = self._numbered.get(peer)
         return ANYBODY if session is None else session.identity
@@ -219,6 +228,12 @@ class SessionServer(Sender):
             if joining := self._joining.pop(session.peer, None):
                 joining()
             self._sender.limit(session.peer, *session.limit)
+            self._reserve(session)
+
+    def _reserve(self, session: _Session) -> None:
+        """Lets all that is kept wait to be sent: it may have to be repeated at once, behind a word on the session."""
+        if session.peer is not None:
+            self._sender.reserve(session.peer, session.kept_nbytes + MAX_OPENING_NBYTES)
 
     def _is_late(self, peer: int) -> None:
         """The time to join is over; where the server was busy meanwhile, the worker may have joined before this."""

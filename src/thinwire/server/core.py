@@ -50,6 +50,8 @@ class ServerCore(Participants):
             raise ConfigError("a grace for stragglers needs min_workers: with fewer no update is made without them")
         self.stragglers = None if straggler_grace_s is None else Stragglers(straggler_grace_s)
         self._late: set[int] = set()
+        self._initial: list[tuple[Values, tuple[EncodedTensor, ...]]] = []
+        """What worker 0 has sent of the initial values, until it has sent all of them."""
 
     # ---- events
 
@@ -178,11 +180,17 @@ class ServerCore(Participants):
         assert self._engine is not None
         if self._ranks[peer] != 0 or self._initialised:
             raise ProtocolError("only worker 0 sends initial values, and only once")
-        self._engine.assign(message, frames)
-        self._initialised = True
+        if message.tables[:1] == (0,):
+            self._initial = []  # another process of this rank begins anew
+        taken = sum(len(each.tables) for each, _ in self._initial)
+        self._engine.assign(taken, message, frames)
+        self._initial.append((Values(tables=message.tables, versions=(0,) * len(frames)), frames))
+        if taken + len(frames) < len(self._engine.tables):
+            return []
+        # Sent when all are there: who joins in between would have some of them, and nobody to ask for the others.
+        initial, self._initial, self._initialised = self._initial, [], True
         others = tuple(other for other in self._ranks if other != peer)
-        down = Values(tables=message.tables, versions=(0,) * len(frames))
-        return [Send(others, down, frames)] if others else []
+        return [Send(others, down, part) for down, part in initial] if others else []
 
     def _push(self, peer: int, push: Push, frames: tuple[EncodedTensor, ...]) -> list[Effect]:
         assert self._engine is not None

@@ -15,7 +15,7 @@ from thinwire.codecs.scheme import stream_seed
 from thinwire.errors import ConfigError, ProtocolError
 from thinwire.optimizers.options import Settings, changes
 from thinwire.optimizers.runner import OptimizerRunner
-from thinwire.packets import EncodedTensor
+from thinwire.packets import EncodedTensor, portions
 from thinwire.policies.consistency import consistency
 from thinwire.schema import Delta, Message, Plan, Values
 from thinwire.server.aggregation import Aggregation, Taken
@@ -102,11 +102,13 @@ class TableUpdates:
 
     # ---- what workers have
 
-    def assign(self, message: Values, frames: tuple[EncodedTensor, ...]) -> None:
-        """Takes the initial values of every table."""
-        if message.tables != tuple(range(len(self.tables))) or len(frames) != len(self.tables):
-            raise ProtocolError(f"initial values came for {len(frames)} of {len(self.tables)} tables")
-        for table, frame in zip(self.tables, frames, strict=True):
+    def assign(self, first: int, message: Values, frames: tuple[EncodedTensor, ...]) -> None:
+        """Takes initial values: of some tables, the first of which is to be `first`."""
+        end = first + len(frames)
+        if not frames or message.tables != tuple(range(first, end)) or end > len(self.tables):
+            came = f"of tables {message.tables} in {len(frames)} frames"
+            raise ProtocolError(f"initial values came {came}, after {first} of {len(self.tables)} tables")
+        for table, frame in zip(self.tables[first:end], frames, strict=True):
             table.assign(frame, 0)
 
     def check_versions(self, rank: int, have: Sequence[int]) -> tuple[int, ...]:
@@ -145,8 +147,12 @@ class TableUpdates:
         if not lacks:
             return []
         give = Table.hand_over if self.terms.immediate else Table.snapshot
-        values = Values(tables=tuple(lacks), versions=tuple(self.tables[i].version for i in lacks))
-        return [Outgoing(values, tuple(give(self.tables[i], rank) for i in lacks), rank)]
+        frames = [give(self.tables[i], rank) for i in lacks]
+        outgoing = []
+        for part in portions(frames):
+            values = Values(tables=tuple(lacks[part]), versions=tuple(self.tables[i].version for i in lacks[part]))
+            outgoing.append(Outgoing(values, tuple(frames[part]), rank))
+        return outgoing
 
     # ---- state
 
@@ -238,15 +244,16 @@ class TableUpdates:
         for (version, base, ranks), frames in messages.items():
             # The forward pass needs the first tables first.
             frames.sort(key=lambda each: each[0])
-            delta = Delta(
-                version=version,
-                base=base,
-                tables=tuple(index for index, _ in frames),
-                last=self.final is not None and (rank is not None or version >= self.final),
-                ranks=() if rank is None and ranks == everybody else ranks,
-                rates=() if here else settings.rates,
-                options=() if here else changes(self.plan.groups, settings.groups),
-            )
-            delta, notes = (with_notes(delta, notes) if notes else delta), ()
-            outgoing.append(Outgoing(delta, tuple(frame for _, frame in frames), rank))
+            for part in portions([frame for _, frame in frames]):
+                delta = Delta(
+                    version=version,
+                    base=base,
+                    tables=tuple(index for index, _ in frames[part]),
+                    last=self.final is not None and (rank is not None or version >= self.final),
+                    ranks=() if rank is None and ranks == everybody else ranks,
+                    rates=() if here else settings.rates,
+                    options=() if here else changes(self.plan.groups, settings.groups),
+                )
+                delta, notes = (with_notes(delta, notes) if notes else delta), ()
+                outgoing.append(Outgoing(delta, tuple(frame for _, frame in frames[part]), rank))
         return outgoing

@@ -16,10 +16,10 @@ from typing import Protocol, Self
 
 from thinwire.errors import ConfigError, TransportError
 
-# Room for one fp32 table of 67 million values; a larger one wants partitions, which also overlap better.
-MAX_MESSAGE_NBYTES = 256 * 2**20
+# Room for one fp32 table of 268 million values; a larger one wants partitions, which also overlap better.
+MAX_MESSAGE_NBYTES = 2**30
 MAX_PACKET_NBYTES = 2**31 - 1  # no options allow more: a socket's packets have a length of 31 bits before them
-# Room for one packet of that size. A peer that cannot take what waits for it must not fill our memory.
+# Beside one packet of any size. A peer that cannot take what waits for it must not fill our memory.
 MAX_PENDING_NBYTES = 256 * 2**20
 HTTP2_FRAME_NBYTES = 16_384  # payload of one DATA frame, HTTP/2's default SETTINGS_MAX_FRAME_SIZE
 HTTP2_FRAME_HEADER_NBYTES = 9
@@ -199,6 +199,14 @@ class Sender(ABC):
             peer: the peer's number.
             nbytes: of one packet, at most.
             exceeded: called in place of `received` for a larger one; it is to end the session.
+        """
+
+    def reserve(self, peer: int, nbytes: int) -> None:  # noqa: B027  # where nothing may wait too long, this is nothing
+        """Lets so much wait to be sent to a peer, from now on, where that is more than the transport's own limit.
+
+        Args:
+            peer: the peer's number.
+            nbytes: as `wire_nbytes` counts them.
         """
 
     def identity(self, peer: int) -> Identity:

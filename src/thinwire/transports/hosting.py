@@ -47,6 +47,9 @@ class Session(Protocol):
     def limit(self, nbytes: int, exceeded: Callable[[], None]) -> None:
         """See `Sender.limit`."""
 
+    def reserve(self, nbytes: int) -> None:
+        """See `Sender.reserve`."""
+
     def close(self) -> None:
         """Takes no more packets; the session ends in good order when the last is sent."""
 
@@ -186,6 +189,11 @@ class HostSender(Sender):
         if session is not None:
             session.limit(nbytes, exceeded)
 
+    def reserve(self, peer: int, nbytes: int) -> None:
+        session = self._server.session(peer)
+        if session is not None:
+            session.reserve(nbytes)
+
     def identity(self, peer: int) -> Identity:
         return self._server.identity(peer)
 
@@ -205,12 +213,16 @@ class OwnSession:
         if self._connection.offer(packet):
             self._host.bytes_sent += wire_nbytes(packet)
         else:
-            limit = self._host.max_pending_nbytes
+            limit = self._connection.max_pending_nbytes
             self._host.end(self._connection.peer, f"the worker does not read: over {limit} bytes pending")
 
     def limit(self, nbytes: int, exceeded: Callable[[], None]) -> None:
         """See `Sender.limit`; what is larger than the message limit never comes."""
         self.limit_nbytes, self.exceeded = nbytes, exceeded
+
+    def reserve(self, nbytes: int) -> None:
+        """See `Sender.reserve`."""
+        self._connection.reserve(nbytes)
 
     def close(self) -> None:
         """Ends the session in good order."""

@@ -196,7 +196,7 @@ class _MemorySender(Sender):
         if connection.offer(packet):
             self._server.bytes_sent += wire_nbytes(packet)
         else:
-            limit = self._server.max_pending_nbytes
+            limit = connection.max_pending_nbytes
             self._server.end(peer, f"peer {peer} does not read: over {limit} bytes pending")
 
     def close(self, peer: int, packet: bytes | None = None) -> None:
@@ -211,6 +211,11 @@ class _MemorySender(Sender):
         connection = self._server.session(peer)
         if connection is not None:
             connection.limit = nbytes, exceeded
+
+    def reserve(self, peer: int, nbytes: int) -> None:
+        connection = self._server.session(peer)
+        if connection is not None:
+            connection.reserve(nbytes)
 
 
 class Host(Protocol):
@@ -242,6 +247,7 @@ class MemoryConnection(Connection):
         self.peer = -1  # given when the server opens the session
         self.limit: tuple[int, Callable[[], None]] | None = None
         self._server = server
+        self.max_pending_nbytes = server.max_pending_nbytes
         self._inbox = Inbox(server.address, server.max_pending_nbytes)
 
     def send(self, packet: bytes) -> None:
@@ -272,11 +278,15 @@ class MemoryConnection(Connection):
         """Queues a packet for this peer; returns False if too much is pending."""
         with self._inbox.changed:
             pending_nbytes = self._inbox.nbytes
-            full = pending_nbytes + wire_nbytes(packet) > self._server.max_pending_nbytes
+            full = pending_nbytes + wire_nbytes(packet) > self.max_pending_nbytes
             if full and pending_nbytes and not self._inbox.ended:
                 return False
             self._inbox.put(packet)  # dropped if this peer has left; its goodbye is on the way
             return True
+
+    def reserve(self, nbytes: int) -> None:
+        """See `Sender.reserve`."""
+        self.max_pending_nbytes = max(self.max_pending_nbytes, nbytes)
 
     def finish(self, error: str | None) -> None:
         """The server ended the session: what is in the inbox may still be received."""

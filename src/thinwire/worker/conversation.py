@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from thinwire.errors import ProtocolError, SessionLostError, StepMismatchError
-from thinwire.packets import EncodedTensor
+from thinwire.packets import EncodedTensor, portions
 from thinwire.policies.consistency import Consistency, consistency
 from thinwire.policies.sampling import Memberships, extended
 from thinwire.schema import (
@@ -161,7 +161,9 @@ class Conversation:
     def send_values(self, frames: tuple[bytes, ...]) -> Procedure[None]:
         """Sends the initial values of every table, uncompressed, in the plan's order."""
         self.versions = [0] * len(self.plan.tables)
-        yield Send(self.shard, Values(tables=tuple(range(len(frames))), versions=(0,) * len(frames)), frames)
+        for part in portions(frames):
+            tables = tuple(range(part.start, part.stop))
+            yield Send(self.shard, Values(tables=tables, versions=(0,) * len(tables)), frames[part])
 
     def push(self, clock: int, table: int, frame: EncodedTensor) -> bool:
         """Takes this step's frame of a table; returns whether enough is ready for a message.

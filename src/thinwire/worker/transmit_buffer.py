@@ -9,13 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 from thinwire.errors import ProtocolError
-from thinwire.packets import EncodedTensor
+from thinwire.packets import PORTION_NBYTES, EncodedTensor
 from thinwire.schema import Changes, Plan, Push, TunedPush
 
 CHUNK_NBYTES = 32 * 1024
 """A push leaves as soon as this much is ready: 3 ms at 100 Mbit/s, and a few chunks a step for small models."""
-WHOLE_NBYTES = 2**63 - 1
-"""For chunks that hold whatever there is."""
+WHOLE_NBYTES = PORTION_NBYTES
+"""For pushes that hold whatever there is, up to what shares a message."""
 
 
 class TransmitBuffer:

@@ -53,6 +53,10 @@ class StreamSession:
         self.limit_nbytes = min(nbytes, self._max_message_nbytes)
         self.exceeded = exceeded if nbytes < self._max_message_nbytes else self._say_too_large
 
+    def reserve(self, nbytes: int) -> None:
+        """See `Sender.reserve`."""
+        self._max_pending_nbytes = max(self._max_pending_nbytes, nbytes)
+
     def cut_later(self, what: str) -> asyncio.TimerHandle:
         """Ends the session unless the next message comes or goes in time, which cancels the handle."""
         text = f"the worker {what} at less than {CHUNK_NBYTES} bytes in {CHUNK_S:g} s"

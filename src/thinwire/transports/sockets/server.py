@@ -206,7 +206,7 @@ class SocketSession:
         self.channel = Channel(loop, sock, server.pipe(), self)
         self._server, self._options = server, options
         self._exceeded: Callable[[], None] = self._say_too_large
-        self._pending_nbytes = 0
+        self._pending_nbytes, self._max_pending_nbytes = 0, options.max_pending_nbytes
         self._leaving = self._over = False
 
     # ---- for the server
@@ -216,7 +216,7 @@ class SocketSession:
         return self._leaving or self._over
 
     def put(self, packet: bytes) -> None:
-        nbytes, limit = wire_nbytes(packet), self._options.max_pending_nbytes
+        nbytes, limit = wire_nbytes(packet), self._max_pending_nbytes
         if self._pending_nbytes and self._pending_nbytes + nbytes > limit:
             self.end(f"the worker does not read: over {limit} bytes pending")
             return
@@ -227,6 +227,9 @@ class SocketSession:
         most = self._options.max_message_nbytes
         self.limit_nbytes = min(nbytes, most)
         self._exceeded = exceeded if nbytes < most else self._say_too_large
+
+    def reserve(self, nbytes: int) -> None:
+        self._max_pending_nbytes = max(self._max_pending_nbytes, nbytes)
 
     def close(self) -> None:
         self._leaving = True
