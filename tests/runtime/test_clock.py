@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from functools import partial
 
 from thinwire.runtime.clock import SystemClock
@@ -33,3 +34,12 @@ def test_the_thread_ends_with_the_last_call_and_another_begins_with_the_next() -
     for thread in set(threading.enumerate()) - before:
         thread.join(20)
     assert not clock._running
+
+
+def test_a_call_in_many_years_keeps_no_other_from_its_time() -> None:
+    clock, done = SystemClock(), threading.Event()
+    cancel = clock.call_later(1e11, lambda: None)
+    time.sleep(0.05)  # the thread waits for it
+    clock.call_later(0.01, done.set)
+    assert done.wait(20)
+    cancel()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import socket
 import threading
+import time
 
 import pytest
 
@@ -14,7 +15,7 @@ from thinwire.errors import ConfigError, DeadlineError, ProtocolError, SessionLo
 from thinwire.packets import pack
 from thinwire.runtime import connection as connection_module
 from thinwire.runtime import session
-from thinwire.runtime.connection import ReconnectingConnection, connect, has_ended
+from thinwire.runtime.connection import ReconnectingConnection, connect, connect_all, has_ended
 from thinwire.runtime.serving import serving
 from thinwire.schema import Join, Leave, Refused
 from thinwire.server.core import ServerCore
@@ -113,6 +114,57 @@ def test_nobody_there_is_said_with_the_address() -> None:
         address = f"127.0.0.1:{free.getsockname()[1]}"
         with pytest.raises(DeadlineError, match=address):
             connect(f"grpc://{address}", connect_timeout_s=0.3)
+
+
+@pytest.mark.parametrize("seconds", [float("inf"), float("nan"), 1e10, -1.0])
+@pytest.mark.parametrize("option", ["connect_timeout_s", "reconnect_s"])
+def test_times_that_cannot_be_waited_for_are_refused(option: str, seconds: float) -> None:
+    with pytest.raises(ConfigError, match=f"{option} is .*; give 0 to 1000000 seconds"):
+        connect("grpc://127.0.0.1:1", **{option: seconds})  # type: ignore[arg-type]
+
+
+def test_a_connection_that_waited_long_for_the_last_shard_is_opened_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its server would end it before the worker joins."""
+    monkeypatch.setattr(connection_module, "JOIN_WITHIN_S", 1.0)
+    dialled: list[tuple[str, Connection]] = []
+
+    def dial(address: str, _timeout_s: float) -> Connection:
+        if address == "late":
+            time.sleep(0.6)
+        dialled.append((address, server.connect()))
+        return dialled[-1][1]
+
+    with MemoryServer(serving(ServerCore())) as server, server.connect() as own:
+        mine, first, late = connect_all([own, "first", "late"], dial=dial, reconnect_s=5)
+        assert [address for address, _ in dialled[:3]] == ["first", "late", "first"]
+        assert mine is own, "what was given open is left as it is"
+        with pytest.raises(TransportError):
+            dialled[0][1].send(b"more")
+        first.send(pack(Join(rank=0, plan=make_plan(1))))
+        assert first.receive(20) is not None
+        for each in (first, late):
+            each.close()
+        dialled.clear()
+        for each in connect_all(["first", "second"], dial=dial):
+            each.close()
+        assert [address for address, _ in dialled] == ["first", "second"]
+
+
+def test_where_a_shard_cannot_be_reached_the_connections_to_the_others_are_closed() -> None:
+    opened: list[Connection] = []
+
+    def dial(address: str, _timeout_s: float) -> Connection:
+        if address == "nowhere":
+            raise DeadlineError("nobody answers there")
+        opened.append(server.connect())
+        return opened[-1]
+
+    with MemoryServer(serving(ServerCore())) as server:
+        with pytest.raises(DeadlineError, match="nobody answers there"):
+            connect_all(["here", "nowhere", "here"], dial=dial)
+        [first] = opened
+        with pytest.raises(TransportError):
+            first.send(b"more")
 
 
 # ---- connections that break
@@ -260,6 +312,21 @@ def test_a_server_that_comes_back_in_time_is_found() -> None:
     cluster.cut()
     worker.send(numbered(1))
     assert [number_in(worker.receive(5)) for _ in range(2)] == [2, 3] and not refusals
+
+
+def test_a_token_file_that_is_being_replaced_is_read_again() -> None:
+    cluster = Cluster()
+    worker, unreadable = cluster.worker(), [ConfigError("token file 'token' cannot be read")]
+
+    def connect(timeout_s: float) -> Connection:
+        if unreadable:
+            raise unreadable.pop()
+        return cluster.connect(timeout_s)
+
+    worker._connect = connect
+    cluster.cut()
+    worker.send(numbered(1))
+    assert [number_in(worker.receive(5)) for _ in range(2)] == [2, 3] and not unreadable
 
 
 @pytest.mark.parametrize("when", ["before it is tried again", "while it is opened"])

@@ -260,6 +260,23 @@ def test_whoever_fails_says_goodbye_to_all_and_waits_for_no_silent_shard() -> No
     driver.close(within_s=0.1)  # they are closed
 
 
+def test_a_shard_that_does_not_confirm_the_end_keeps_no_other_from_hearing_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scripts = [Script(None), Script(None), Script(None)]
+    conversations = [Conversation(shard, make_plan(), rank=0) for shard in range(3)]
+    connections = [MemoryServer(script).connect() for script in scripts]
+    for shard in (0, 1):
+
+        def unconfirmed(timeout_s: float = 30.0, shard: int = shard) -> None:
+            raise DeadlineError(f"shard {shard} did not confirm the end")
+
+        monkeypatch.setattr(connections[shard], "close", unconfirmed)
+    with pytest.raises(DeadlineError, match="shard 0 did not confirm"):
+        WorkerDriver(conversations, connections, timeout_s=5).close()
+    assert [kind_of(packet) for script in scripts for packet in script.heard] == [Leave] * 3
+
+
 def test_procedures_of_several_threads_follow_one_another() -> None:
     """The backward pass of a model on several devices has a thread for each, and both come here."""
     driver = WorkerDriver([], [])

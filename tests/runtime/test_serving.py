@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -10,10 +11,12 @@ import pytest
 from tests.packets.bytes_of import packet
 from tests.runtime.handlers import Hours, Notes, make
 from tests.server.conversation import Shard, make_plan
+from thinwire.errors import ConfigError
 from thinwire.packets import kind_of, pack, parse
 from thinwire.runtime.clock import MOMENT_S
 from thinwire.runtime.limits import MAX_JOIN_NBYTES, allowance
 from thinwire.runtime.serving import ServerHandler, serving
+from thinwire.runtime.shard_checkpoints import Checkpointer
 from thinwire.schema import (
     Join,
     Leave,
@@ -104,6 +107,19 @@ def test_nothing_but_a_join_is_decoded_before_a_worker_has_joined(monkeypatch: p
         peer, message = notes.ended[-1]
         assert peer == 7 and isinstance(message, Refused) and why in message.reason
     assert not decoded and core.failed is None
+
+
+def test_a_first_join_whose_shapes_cannot_be_is_refused_where_checkpoints_are_written(tmp_path: Path) -> None:
+    core, notes = ServerCore(), Notes()
+    checkpointer = Checkpointer(core, tmp_path / "file", 1)
+    handler = ServerHandler(core, notes, lambda: None, checkpointer)
+    absurd = msgspec.structs.replace(make_plan(1), tables=(TableSpec(name="w", shape=(2**62,) * 17),))
+    handler.received(0, pack(Join(rank=0, plan=absurd)))
+    [(peer, message)] = notes.ended
+    assert peer == 0 and isinstance(message, Refused) and "w: with it the tables have more than" in message.reason
+    handler.received(1, pack(Join(rank=0, plan=make_plan(1))))
+    assert core.here == (0,)
+    checkpointer.close()
 
 
 def test_a_peer_joins_with_the_rank_that_it_proved() -> None:
@@ -219,3 +235,9 @@ def test_the_others_hear_of_a_broken_connection_that_is_not_back_in_a_moment(min
     heard()
     clock.pass_by(2 * MOMENT_S)
     assert not heard(), "it is gone, as they know"
+
+
+@pytest.mark.parametrize("grace_s", [float("inf"), float("nan"), 1e10, -1.0])
+def test_a_time_that_cannot_be_waited_for_is_refused(grace_s: float) -> None:
+    with pytest.raises(ConfigError, match=rf"grace_s is {grace_s:g}; give 0 to 1000000 seconds".replace("+", r"\+")):
+        serving(ServerCore(), grace_s=grace_s)

@@ -332,6 +332,18 @@ def test_at_the_beginning_the_workers_take_their_time() -> None:
     shard.join(0)
     shard.give_values(0)
     assert shard.core.awaited == frozenset()
+    shard.push(0, 0, shard.frames(0, 0))
+    assert shard.core.awaited == frozenset(), "a gradient that waits for them is no update without them"
+    shard.join(1)
+    shard.say(1, BACK)
+    assert shard.core.awaited == {1}, "it was here, and is to come back"
+    shard.join(1, peer=11)
+    shard.push(11, 0, shard.frames(1, 0))
+    assert shard.core.step == 0 and shard.core.awaited == frozenset()
+    shard.join(2)
+    shard.push(2, 0, shard.frames(2, 0))
+    shard.say(2, BACK)
+    assert shard.core.step == 1 and shard.core.awaited == {2}
 
 
 def test_one_that_another_shard_refused_has_the_time_to_begin_anew() -> None:

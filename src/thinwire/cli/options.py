@@ -107,6 +107,7 @@ WorkerGrace = Annotated[
     float | None,
     typer.Option(
         min=0,
+        max=1e6,
         help="How long to wait for a worker whose connection broke, in seconds; by default 10 with --min-workers, "
         "else 60.",
     ),

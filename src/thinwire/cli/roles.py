@@ -187,7 +187,9 @@ def worker(
     metrics_port: options.MetricsPort = None,
     tensorboard: options.TensorBoard = None,
     connect_timeout: Annotated[float, typer.Option(min=0, max=1e6, help="Seconds to wait for the server.")] = 60.0,
-    reconnect_s: Annotated[float, typer.Option(min=0, help="Seconds to try again when a connection breaks.")] = 60.0,
+    reconnect_s: Annotated[
+        float, typer.Option(min=0, max=1e6, help="Seconds to try again when a connection breaks.")
+    ] = 60.0,
     checkpoint: options.Checkpoint = None,
     checkpoint_every: options.CheckpointEvery = options.CHECKPOINT_EVERY,
     resume: options.Resume = False,
@@ -222,10 +224,9 @@ def worker(
         return training.run_worker(
             replace(job, servers=len(server)),
             rank=rank,
-            servers=lambda: [
-                connection.connect(each, connect_timeout_s=connect_timeout, reconnect_s=reconnect_s, options=transport)
-                for each in server
-            ],
+            servers=lambda: connection.connect_all(
+                server, connect_timeout_s=connect_timeout, reconnect_s=reconnect_s, options=transport
+            ),
             metrics=open_metrics(rank, telemetry, metrics_port, tensorboard),
             report=report if events else partial(_tell, tell),
             connect_timeout_s=connect_timeout,

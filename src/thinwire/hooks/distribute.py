@@ -29,6 +29,7 @@ from thinwire.policies.consistency import consistency as find_consistency
 from thinwire.policies.designs import Design
 from thinwire.policies.designs import design as find_design
 from thinwire.policies.placement import Placement
+from thinwire.runtime.clock import check_seconds
 from thinwire.runtime.metrics import MetricsWriter
 from thinwire.runtime.model_hooks import check_free
 from thinwire.runtime.rank_shards import RankShards
@@ -152,6 +153,7 @@ def distribute(
         raise ConfigError(f"a {type(model).__name__} is no model: the model comes first, then its optimizer")
     if state_interval < 1 or (chunk_nbytes is not None and chunk_nbytes < 1):
         raise ConfigError(f"state_interval={state_interval} and chunk_nbytes={chunk_nbytes} must be at least 1")
+    check_seconds(timeout_s=timeout_s, connect_timeout_s=connect_timeout_s, reconnect_s=reconnect_s)
     check_free(model)
     optimizer = as_one(optimizer)
     policy = None if consistency is None else find_consistency(consistency)

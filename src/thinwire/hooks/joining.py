@@ -24,7 +24,7 @@ from thinwire.hooks.resuming import Resumable, known_buffers
 from thinwire.optimizers.options import ParameterGroups
 from thinwire.policies.consistency import Consistency
 from thinwire.policies.designs import Design
-from thinwire.runtime.connection import connect
+from thinwire.runtime.connection import connect_all
 from thinwire.runtime.driver import WorkerDriver
 from thinwire.runtime.metrics import MetricsWriter
 from thinwire.runtime.model_hooks import release
@@ -178,9 +178,7 @@ def join(
             shards.resume(prepared.resume if isinstance(prepared.resume, Mapping) else None)
             ways.extend(shards.open())
             dialling["dial"] = shards.dial
-        for way in ways:  # one by one, so that those which opened are closed where the next does not
-            process = None if shards is None else f"rank {len(connections)}"
-            connections += [connect(way, process=process, **dialling)]
+        connections = connect_all(ways, ranks=shards is not None, **dialling)
         driver = WorkerDriver(worker.conversations, connections, timeout_s=timeout_s, counters=worker.counters)
         joined = _optimizer(prepared, driver, metrics)
         if kept is not None:
@@ -189,7 +187,8 @@ def join(
     except BaseException as error:
         release(prepared.model)
         if driver is not None and isinstance(error, SessionLostError):
-            driver.close()  # the shards that are left know that it comes again
+            with suppress(Exception):  # what is raised is why it could not join, and the rest is closed as well
+                driver.close()  # the shards that are left know that it comes again
         for connection in connections:
             with suppress(Exception):
                 connection.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, SupportsFloat
 
 import torch
@@ -225,11 +225,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _end(self, within_s: float | None, failure: str = "") -> None:
         if not self._worker.closed:
             self._worker.closed = True
-            self._hooks.remove()
-            self._driver.close(within_s, failure)
-            self._recorder.close()
-            if self._shards is not None:
-                self._shards.close(within_s)
+            with ExitStack() as ends:  # from the last to the first, each of them whatever becomes of the others
+                if self._shards is not None:
+                    ends.callback(self._shards.close, self._driver.timeout_s if within_s is None else within_s)
+                ends.callback(self._recorder.close)
+                ends.callback(self._driver.close, within_s, failure)
+                self._hooks.remove()
 
     def __enter__(self) -> DistributedOptimizer:
         return self

@@ -10,11 +10,31 @@ from functools import partial
 from heapq import heapify, heappop, heappush
 from typing import Protocol
 
+from thinwire.errors import ConfigError
+
 MOMENT_S = 1.0
 """A worker whose connection is broken for longer is told of: to the others, and by whoever runs the server."""
 
+MAX_WAIT_S = 1e6
+"""Eleven days: longer than anybody is waited for, and far below what the system's waits can take."""
+_LONGEST_SLEEP_S = 3600.0
+
 Cancel = Callable[[], None]
 """Makes a later call not happen; does nothing once it has."""
+
+
+def check_seconds(**given: float) -> None:
+    """Raises ConfigError where one of these times, by the names of their options, is none that can be waited for.
+
+    >>> check_seconds(timeout_s=600.0)
+    >>> check_seconds(timeout_s=float("inf"))
+    Traceback (most recent call last):
+        ...
+    thinwire.errors.ConfigError: timeout_s is inf; give 0 to 1000000 seconds
+    """
+    for name, seconds in given.items():
+        if not 0 <= seconds <= MAX_WAIT_S:  # NaN as well
+            raise ConfigError(f"{name} is {seconds:g}; give 0 to {MAX_WAIT_S:.0f} seconds")
 
 
 class Clock(Protocol):
@@ -85,7 +105,7 @@ class SystemClock:
             while self._waiting:
                 first = self._waiting[0]
                 if first.callback is not None and (left := first.when - self.now()) > 0:
-                    self._changed.wait(left)
+                    self._changed.wait(min(left, _LONGEST_SLEEP_S))  # the system refuses very long waits
                     continue
                 heappop(self._waiting)
                 if (callback := first.callback) is not None:

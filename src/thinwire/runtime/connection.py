@@ -13,10 +13,13 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from thinwire.errors import ConfigError, DeadlineError, SessionLostError, TransportError
 from thinwire.packets import kind_of
+from thinwire.runtime.clock import check_seconds
+from thinwire.runtime.limits import JOIN_WITHIN_S
 from thinwire.runtime.session import Abandon, Await, Dial, Drain, Pause, Reconnection, Transmit, WorkerSession
 from thinwire.schema import Refused
 from thinwire.transports.addresses import parse_address
@@ -78,12 +81,13 @@ def connect(
         process: who serves at this address, where nobody takes its place when it dies; None: it may be started again.
 
     Raises:
-        ConfigError: an address of another form.
+        ConfigError: an address of another form, or times that cannot be waited for.
         DeadlineError: nobody answers at that address.
         SessionLostError: `process` has ended.
     """
     if isinstance(server, Connection):
         return server
+    check_seconds(connect_timeout_s=connect_timeout_s, reconnect_s=reconnect_s)
     address = server
     if dial is None:
         address = server_address(server)
@@ -117,6 +121,39 @@ def connect(
         reconnect_s=reconnect_s,
         max_message_nbytes=(options or GrpcOptions()).max_message_nbytes,
     )
+
+
+def connect_all(servers: Sequence[str | Connection], *, ranks: bool = False, **options: Any) -> list[Connection]:
+    """As `connect`, to every shard; where one cannot be reached, the connections that opened are closed.
+
+    A server ends a connection whose worker has not joined in time, and a worker joins once all shards are there: what
+    has waited for long when the last one appears is opened anew.
+
+    Args:
+        servers: addresses, or connections, which are never opened anew.
+        ranks: whether shard r is served by rank r of a group: its `process`.
+        **options: of `connect`, for all.
+    """
+
+    def open_one(shard: int) -> Connection:
+        return connect(servers[shard], process=f"rank {shard}" if ranks else None, **options)
+
+    opened: list[Connection] = []
+    since: list[float] = []
+    try:
+        for shard in range(len(servers)):
+            opened.append(open_one(shard))
+            since.append(time.monotonic())
+        for shard, server in enumerate(servers):
+            if isinstance(server, str) and time.monotonic() - since[shard] > JOIN_WITHIN_S / 2:
+                opened[shard].abort()
+                opened[shard] = open_one(shard)
+    except BaseException:
+        for each in opened:
+            with contextlib.suppress(Exception):
+                each.close()
+        raise
+    return opened
 
 
 def has_ended(address: str) -> bool:
@@ -284,7 +321,7 @@ class ReconnectingConnection(Connection):
                         case Drain():
                             answer = broken.receive(0)
                         case Dial(within_s):
-                            candidate = self._connect(within_s)
+                            candidate = self._dial(within_s)
                         case Transmit(packet):
                             assert candidate is not None
                             candidate.send(packet)
@@ -301,6 +338,12 @@ class ReconnectingConnection(Connection):
         except BaseException:
             self._abandon(candidate)
             raise
+
+    def _dial(self, within_s: float) -> Connection:
+        try:
+            return self._connect(within_s)
+        except ConfigError as error:  # all of it was right at first: a token file that is being replaced is back soon
+            raise TransportError(str(error)) from error
 
     def _abandon(self, candidate: Connection | None) -> None:
         if candidate is not None:

@@ -104,20 +104,23 @@ class WorkerDriver:
                 nothing is raised then. None: each as long as in a step.
 
         Raises:
-            DeadlineError: a shard did not confirm the end; not with `within_s`.
+            DeadlineError: a shard did not confirm the end, and all have been left; not with `within_s`.
         """
         if within_s is not None:
             self._close_soon(time.perf_counter() + within_s, failure)
             return
+        failures: list[Exception] = []
         for conversation, connection in zip(self._conversations, self._connections, strict=True):
             try:
-                self.run(conversation.leave(returning=self._lost))
-                while connection.receive(self._timeout_s) is not None:
-                    pass
-            except (TransportError, ProtocolError):
-                pass
-            finally:
+                with suppress(TransportError, ProtocolError):
+                    self.run(conversation.leave(returning=self._lost))
+                    while connection.receive(self._timeout_s) is not None:
+                        pass
                 connection.close()
+            except Exception as error:  # the other shards are to know as well
+                failures.append(error)
+        if failures:
+            raise failures[0]
 
     def _close_soon(self, until: float, failure: str) -> None:
         """Says goodbye to all shards before any answer is waited for: one that is silent keeps no other from it."""
@@ -130,6 +133,11 @@ class WorkerDriver:
                     pass
             with suppress(TransportError):
                 connection.close(max(GOODBYE_S, until - time.perf_counter()))
+
+    @property
+    def timeout_s(self) -> float:
+        """How long the slowest worker of a step may keep the others waiting, in seconds."""
+        return self._timeout_s
 
     @property
     def connections(self) -> Sequence[Connection]:

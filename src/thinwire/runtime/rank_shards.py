@@ -10,6 +10,7 @@ who listens on the way reads nothing.
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 import threading
@@ -33,8 +34,6 @@ from thinwire.transports.base import Connection, Identity
 from thinwire.transports.sockets import Loop, SocketOptions, SocketServer
 from thinwire.transports.trust import Tls
 
-_CLOSE_S = 30.0
-"""How long a rank that is done keeps serving those that are not, at most."""
 _LOOK_S, _FAREWELL_S = 1.0, 2.0
 """How often it looks whether a rank has died, and for how long it then stays, so that others see who died first."""
 _GROUP = "ranks.thinwire"
@@ -181,15 +180,19 @@ class RankShards:
             received += server.bytes_received - own.bytes_sent
         return sent, received
 
-    def close(self, within_s: float | None = None) -> None:
+    def close(self, within_s: float) -> None:
         """Stops serving, once every rank has left or one has died.
 
         Args:
-            within_s: how long that may take at most, in seconds; by default half a minute.
+            within_s: how long that may take at most, in seconds: as long as ranks wait for each other in a step, where
+                nothing went wrong, as a slow one still needs this shard.
         """
-        until = time.monotonic() + (_CLOSE_S if within_s is None else within_s)
-        while not self._ended.wait(_LOOK_S) and time.monotonic() < until:
-            if any(map(has_ended, self._others)):
+        until = time.monotonic() + within_s
+        # One rank a look, in turn: a live one takes half a second to ask, and all may have left, or the time be over.
+        pause_s = _LOOK_S / max(1, len(self._others))
+        turns = itertools.cycle(self._others)
+        while not self._ended.wait(min(pause_s, max(0.0, until - time.monotonic()))) and time.monotonic() < until:
+            if self._others and has_ended(next(turns)):
                 self._ended.wait(_FAREWELL_S)
                 break
         self.stop()

@@ -11,7 +11,7 @@ from functools import partial
 
 from thinwire.errors import ConfigError, ProtocolError
 from thinwire.packets import PacketLimits, kind_of, pack, parse
-from thinwire.runtime.clock import MOMENT_S, Cancel, Clock, SystemClock
+from thinwire.runtime.clock import MOMENT_S, Cancel, Clock, SystemClock, check_seconds
 from thinwire.runtime.journal import Journal
 from thinwire.runtime.limits import MAX_JOIN_NBYTES, Allowance, allowance, join_too_large
 from thinwire.runtime.session_server import SessionServer
@@ -46,8 +46,11 @@ def serving(
         clock: by default the system's.
         journal: is told of every gradient and update.
         max_join_nbytes: of a worker's `Join`; a model of some 5,000 tensors or more needs a larger one.
-    """
 
+    Raises:
+        ConfigError: `grace_s` is no time that can be waited for.
+    """
+    check_seconds(grace_s=grace_s)
     shared = clock or SystemClock()
 
     def handler(sender: Sender) -> ServerHandler:

@@ -14,6 +14,7 @@ from thinwire.runtime.checkpoint import LOCAL, forget_after, read, steps_in
 from thinwire.runtime.checkpointing import CheckpointWriter, try_out
 from thinwire.runtime.disk import Disk
 from thinwire.schema import Plan
+from thinwire.server.agreement import check_plan
 from thinwire.server.core import ServerCore
 from thinwire.server.effects import Effect
 
@@ -66,8 +67,14 @@ class Checkpointer(Mapping[int, dict[str, Any]]):
         self._resumed = self._step
 
     def check_space(self, plan: Plan) -> None:
-        """Raises ConfigError where a shard with this plan, which nobody has begun yet, has no room for its files."""
+        """Looks whether a shard with this plan, which nobody has begun yet, has room for its files.
+
+        Raises:
+            ConfigError: it has not.
+            ProtocolError: no training can have the plan, which comes from a peer; nothing is written then.
+        """
         if self._core.plan is None:
+            check_plan(plan)
             values = sum(math.prod(spec.shape) for spec in plan.tables)
             try_out(self._writer.path, shard_nbytes(4 * values), self._writer.disk)
 

@@ -77,16 +77,18 @@ class Participants(Standing):
     def awaited(self) -> frozenset[int]:
         """Who is to come back, where the others go on, or end, without those that do not.
 
-        At the beginning nobody is missing: the workers of the plan may take their time, until all have been here, or
-        updates are made without them. In a training of a fixed number it is those who were about to go back, and went.
+        At the beginning nobody is missing but those who went to come back: the workers of the plan may take their time,
+        until all have been here, or an update was made without them. In a training of a fixed number it is those who
+        were about to go back, and went.
         """
         if self._failed is not None:
             return frozenset()
         if self._min_workers is None:
             return frozenset(self._away)
-        if self._engine is None or not (self._gathered or self._progressed):
+        if self._engine is None:
             return frozenset()
-        return frozenset(self._engine.members.ranks) - self._here
+        missing = frozenset(self._engine.members.ranks) - self._here
+        return missing if self._gathered or self.step > 0 else missing & self._returning
 
     def overdue(self, ranks: Collection[int]) -> list[Effect]:
         """The time is over for workers that were missing: those who still are, are dropped."""

@@ -19,7 +19,7 @@ import pytest
 from thinwire.errors import ConfigError, DeadlineError, TransportError
 from thinwire.transports import Sender
 from thinwire.transports.grpc import GrpcOptions, Tls
-from thinwire.transports.grpc.client import connect
+from thinwire.transports.grpc.client import GrpcConnection, connect
 from thinwire.transports.grpc.options import GOODBYE, GREETING, METHOD, SERVICE
 from thinwire.transports.grpc.server import serve
 
@@ -229,3 +229,15 @@ class TestTls:
             nameless = GrpcOptions(tls=Tls(root=tls.root))
             with pytest.raises(DeadlineError, match="no server answered"):
                 connect(server.address, connect_timeout_s=0.3, options=nameless)
+
+
+def test_nothing_is_opened_where_the_token_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[object] = []
+    monkeypatch.setattr(GrpcConnection, "_open_channel", lambda connection: opened.append(connection))
+
+    def token() -> str:
+        raise ConfigError("token file 'token' cannot be read")
+
+    with pytest.raises(ConfigError, match="cannot be read"):
+        connect("127.0.0.1:1", options=GrpcOptions(token=token))
+    assert not opened

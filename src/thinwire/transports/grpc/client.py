@@ -68,6 +68,8 @@ class GrpcConnection(Connection):
         options.check_worker(host)
         self.address = f"{host}:{port}"
         self._options = options
+        # Before anything is opened: the token's file may not be readable.
+        metadata = None if options.token is None else ((TOKEN_KEY, TOKEN_SCHEME + options.token()),)
         self._channel = self._open_channel()
         self._outbox: deque[bytes] = deque()
         self._outbox_nbytes = 0
@@ -79,7 +81,6 @@ class GrpcConnection(Connection):
         open_stream = self._channel.stream_stream(
             f"/{SERVICE}/{METHOD}", request_serializer=bytes, response_deserializer=bytes
         )
-        metadata = None if options.token is None else ((TOKEN_KEY, TOKEN_SCHEME + options.token()),)
         self._call = open_stream(self._outgoing(), wait_for_ready=True, metadata=metadata)
         self._reader = threading.Thread(target=self._read, name=f"thinwire-read-{self.address}", daemon=True)
         self._reader.start()
