@@ -16,8 +16,8 @@ from typing import Protocol, Self
 
 from thinwire.errors import ConfigError, TransportError
 
-# Room for one fp32 table of 268 million values; a larger one wants partitions, which also overlap better.
-MAX_MESSAGE_NBYTES = 2**30
+# Room for one fp32 table of 134 million values; a larger one wants partitions, which also overlap better.
+MAX_MESSAGE_NBYTES = 512 * 2**20
 MAX_PACKET_NBYTES = 2**31 - 1  # no options allow more: a socket's packets have a length of 31 bits before them
 # Beside one packet of any size. A peer that cannot take what waits for it must not fill our memory.
 MAX_PENDING_NBYTES = 256 * 2**20
