@@ -2,7 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP_INSTALL := bin/pip install --quiet --disable-pip-version-check -c constraints.txt
+# What is imported is compiled then: to compile all that torch brings takes pip half a minute.
+PIP_INSTALL := bin/pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt
 PIP := $(VENV)/$(PIP_INSTALL)
 FRAMEWORKS := .venv-frameworks
 
