@@ -220,7 +220,7 @@ def timed(cell: HookCell, *, periods: int = 1) -> HookCell:
     """Returns a run that seconds per step can be taken from: of whole periods, and of steps that are all compressed.
 
     Args:
-        cell: what was asked for.
+        cell: the run as its user wants it.
         periods: how many there are at least.
 
     >>> cell = timed(HookCell(hook="local-sgd[h=8]"))

@@ -72,7 +72,7 @@ class RaceBench(RaceOptions, HooksBench):
         return replace(super().cell(model, link, seed, name), target=self.target_accuracy)
 
     def clocked(self, cell: HookCell) -> HookCell:
-        """A race is run as it was asked for: uncompressed steps at its beginning are on the clock."""
+        """Returns the run unchanged: uncompressed steps at a race's beginning are on the clock."""
         return cell
 
     def measure(self, cell: HookCell, before: Measured[HookCell, HookRun], tell: Tell) -> HookRun:

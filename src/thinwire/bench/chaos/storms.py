@@ -156,7 +156,7 @@ class Storms(StormsOptions, Storm):
         """The kinds that this machine and user can do.
 
         Raises:
-            ConfigError: none of those that were asked for.
+            ConfigError: this machine and user can do none of `faults`.
         """
         kernel = self.links().shaping == "kernel"
         found = [kind for kind in self.faults if kernel or kind in WITHOUT_PRIVILEGES]
