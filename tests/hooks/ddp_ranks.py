@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import io
 import multiprocessing
 import os
 import pickle
 import runpy
+import signal
 import socket
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +71,7 @@ def _run(world: int, timeout_s: float, main: Callable[..., Any], *args: Any) -> 
             pipes.append(ours)
             processes.append(process)
         try:
-            return [_result(rank, pipe, timeout_s) for rank, pipe in enumerate(pipes)]
+            return [_result(rank, pipe, timeout_s, processes[rank], folder) for rank, pipe in enumerate(pipes)]
         finally:
             for process in processes:
                 process.join(5.0)
@@ -76,9 +80,13 @@ def _run(world: int, timeout_s: float, main: Callable[..., Any], *args: Any) -> 
                     process.join()
 
 
-def _result(rank: int, pipe: Connection, timeout_s: float) -> Any:
+def _result(rank: int, pipe: Connection, timeout_s: float, process: BaseProcess, folder: str) -> Any:
     if not wait([pipe], timeout_s):
-        raise RankError(f"rank {rank} said nothing for {timeout_s:g} s")
+        if process.pid is not None and process.is_alive():  # where it stands, for whoever reads the failure
+            os.kill(process.pid, signal.SIGUSR1)
+            time.sleep(1.0)
+        stands = "".join(each.read_text() for each in Path(folder).glob(f"stacks-{rank}"))
+        raise RankError(f"rank {rank} said nothing for {timeout_s:g} s; it stands in\n{stands}")
     try:
         kind, value = pickle.loads(pipe.recv_bytes())
     except EOFError:
@@ -90,6 +98,7 @@ def _result(rank: int, pipe: Connection, timeout_s: float) -> Any:
 
 def _rank(pipe: Connection, main: Callable[..., Any], rank: int, world: int, folder: str, args: Any) -> None:
     torch.set_num_threads(1)
+    faulthandler.register(signal.SIGUSR1, open(f"{folder}/stacks-{rank}", "w"))  # noqa: SIM115  # open for good
     try:
         outcome: tuple[str, Any] = ("value", main(rank, world, folder, *args))
     except tw.ThinwireError as error:
