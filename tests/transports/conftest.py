@@ -97,7 +97,7 @@ class Cluster:
     def connect(self) -> Connection:
         connection: Connection
         if self.transport in ("memory", "grpc-own", "sockets-own"):
-            assert isinstance(self.server, MemoryServer | HostServer)
+            assert isinstance(self.server, HostServer)
             connection = self.server.connect()
         elif self.transport == "sockets":
             options = sockets.SocketOptions(**self.options)

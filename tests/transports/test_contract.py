@@ -15,6 +15,7 @@ import pytest
 from thinwire.errors import ConfigError, DeadlineError, TransportError
 from thinwire.transports import Sender
 from thinwire.transports.base import wire_nbytes
+from thinwire.transports.hosting import HostServer
 
 if TYPE_CHECKING:
     from tests.transports.conftest import Cluster
@@ -190,6 +191,14 @@ class TestSessions:
         assert connection.receive(WAIT_S) == b"77"
         cluster.server.stop()
         recorder.sender.call(lambda: pytest.fail("the server has stopped"))
+
+    def test_no_session_of_this_process_begins_with_a_server_that_has_stopped(self, cluster: Cluster) -> None:
+        recorder = cluster.serve()
+        cluster.server.stop()
+        assert isinstance(cluster.server, HostServer)
+        with pytest.raises(TransportError, match="it has stopped"):
+            cluster.server.connect()
+        assert recorder.events == []
 
 
 class TestDeadlines:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
+from thinwire.errors import TransportError
 from thinwire.transports.base import (
     ANYBODY,
     Connection,
@@ -20,7 +21,7 @@ from thinwire.transports.base import (
     check_packet,
     wire_nbytes,
 )
-from thinwire.transports.memory import Host, MemoryConnection
+from thinwire.transports.own_process import MemoryConnection, OwnSession
 
 MAX_SESSIONS = 4096
 MAX_SESSIONS_EACH = 8
@@ -71,6 +72,7 @@ class HostServer(Server):
         self.max_message_nbytes, self.max_pending_nbytes = max_message_nbytes, max_pending_nbytes
         self._sessions: dict[int, Session] = {}
         self._num_opened = 0
+        self._accepting = True
         self._failure: Exception | None = None
 
     @abstractmethod
@@ -79,22 +81,30 @@ class HostServer(Server):
 
     @abstractmethod
     def _stop_failed(self, reason: str) -> None:
-        """The handler has failed: ends all sessions with the reason, and stops."""
+        """The handler has failed: accepts no more sessions, ends all with the reason, and stops."""
 
     def connect(self, identity: Identity = ANYBODY) -> Connection:
         """Begins a session of this very process.
 
         Args:
             identity: what the handler is told of the peer.
+
+        Raises:
+            TransportError: the server has stopped.
         """
-        connection = MemoryConnection(self)
+        connection, stopped = MemoryConnection(self), f"no server at {self.address}: it has stopped"
 
         def open_session() -> None:
+            if not self._accepting:
+                connection.finish(stopped)
+                return
             connection.peer = self.number()
             self._sessions[connection.peer] = OwnSession(self, connection, identity)
             self.tell(lambda: self._handler.opened(connection.peer))
 
         self.post(open_session)
+        if not self._accepting:
+            raise TransportError(stopped)
         return connection
 
     def number(self) -> int:
@@ -109,8 +119,12 @@ class HostServer(Server):
         try:
             call()
         except Exception as error:
-            self._failure = error
-            self._stop_failed(f"the server failed: {type(error).__name__}: {error}")
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        """What the handler knows can no longer be trusted."""
+        self._failure = self._failure or error
+        self._stop_failed(f"the server failed: {type(error).__name__}: {error}")
 
     def deliver(self, peer: int, packet: bytes) -> None:
         """Hands a packet of this process to the handler, unless its peer's session is over."""
@@ -196,39 +210,3 @@ class HostSender(Sender):
 
     def identity(self, peer: int) -> Identity:
         return self._server.identity(peer)
-
-
-class OwnSession:
-    """A session of this process, at the server."""
-
-    def __init__(self, host: Host, connection: MemoryConnection, identity: Identity) -> None:
-        self.identity = identity
-        self.closing = False
-        self.limit_nbytes = host.max_message_nbytes
-        self.exceeded: Callable[[], None] = self.close
-        self._host, self._connection = host, connection
-
-    def put(self, packet: bytes) -> None:
-        """Hands a packet over, or ends the session if too much is pending."""
-        if self._connection.offer(packet):
-            self._host.bytes_sent += wire_nbytes(packet)
-        else:
-            limit = self._connection.max_pending_nbytes
-            self._host.end(self._connection.peer, f"the worker does not read: over {limit} bytes pending")
-
-    def limit(self, nbytes: int, exceeded: Callable[[], None]) -> None:
-        """See `Sender.limit`; what is larger than the message limit never comes."""
-        self.limit_nbytes, self.exceeded = nbytes, exceeded
-
-    def reserve(self, nbytes: int) -> None:
-        """See `Sender.reserve`."""
-        self._connection.reserve(nbytes)
-
-    def close(self) -> None:
-        """Ends the session in good order."""
-        self._host.end(self._connection.peer, None)
-
-    def end(self, error: str | None) -> None:
-        """Takes no more packets, and says so."""
-        self.closing = True
-        self._connection.finish(error)

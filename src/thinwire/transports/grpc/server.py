@@ -132,6 +132,7 @@ class GrpcServer(HostServer):
     def stop(self, grace_s: float = 5.0) -> None:
         def begin() -> None:
             self._grace_s = grace_s
+            self._accepting = False
             self._stopping.set()
 
         self.post(begin)
@@ -150,6 +151,7 @@ class GrpcServer(HostServer):
             self._loop.call_soon_threadsafe(call)
 
     def _stop_failed(self, reason: str) -> None:
+        self._accepting = False
         for session in self._sessions.values():
             session.end(reason)
         self._grace_s = 1.0  # for the sessions to pass the text on

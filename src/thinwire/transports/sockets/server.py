@@ -55,7 +55,6 @@ class SocketServer(HostServer):
         self.options = options
         self._context = None if options.tls is None else context(options.tls, server=True)
         self._stopped = threading.Event()
-        self._stopping = False
         self._warned = -1.0
         self._channels: set[SocketSession] = set()
         family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
@@ -122,7 +121,7 @@ class SocketServer(HostServer):
 
     def look(self, now: float) -> None:
         """Goes on listening, where it could not for a moment."""
-        if not self._stopping:
+        if self._accepting:
             self._loop.watch(self._listening, self, READ)
 
     # ---- what sessions call
@@ -172,8 +171,8 @@ class SocketServer(HostServer):
 
     def _stop(self, error: str | None, *, lingers: bool) -> None:
         """Takes no more connections and ends all sessions."""
-        if not self._stopping:
-            self._stopping = True
+        if self._accepting:
+            self._accepting = False
             self._loop.forget(self._listening)
             for peer, session in list(self._sessions.items()):
                 if not isinstance(session, SocketSession):
