@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from thinwire.errors import ConfigError
+from thinwire.version import VERSION
 
 FORMAT = 1
 _NUMBERS = {word: float(word) for word in ("NaN", "Infinity", "-Infinity")}
@@ -32,7 +33,12 @@ R = TypeVar("R", bound=msgspec.Struct)
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """What figures were measured on; `threads` are those of torch in the process that stored them, not in workers."""
+    """What figures were measured on, and with.
+
+    Attributes:
+        threads: of torch in the process that stored the run, not in workers.
+        thinwire: its version; empty in files from before it was stored.
+    """
 
     processor: str
     system: str
@@ -40,6 +46,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     torch: str
     numpy: str
     threads: int
+    thinwire: str = ""
 
 
 class Run(msgspec.Struct, Generic[R], frozen=True, kw_only=True):
@@ -258,4 +265,5 @@ def machine() -> Machine:
         torch=str(torch.__version__),
         numpy=np.__version__,
         threads=torch.get_num_threads(),
+        thinwire=VERSION,
     )

@@ -7,7 +7,7 @@ it is over, under the job that made it; a run that is there already is not made 
 nothing here knows how a result is printed or drawn.
 
 A job tells one run from another, its data by the folder where that is not the usual one, and text by a digest, for it
-is the library of the Python that runs. Which version of the code made a run is not in it.
+is the library of the Python that runs. Which version made a run is not in it: where there are several, a note says so.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from thinwire.jobs.workload import check
 from thinwire.policies.consistency import Local, consistency
 from thinwire.studies.compare_rows import ComparedCell, Row, tabulate
 from thinwire.studies.files import RESULTS
-from thinwire.studies.machines import mixed
+from thinwire.studies.machines import mixed, mixed_versions
 from thinwire.studies.options import ComparisonOptions
 from thinwire.workloads.data import data, datasets
 from thinwire.workloads.models import TEXT_MODELS
@@ -156,7 +156,7 @@ def compare(comparison: Comparison, folder: Path, train: Train, *, on_job: OnJob
     results = Results(folder / RESULTS, [RunOutcome], defaults=lacking)
     cells = comparison.cells()
     needed, timed = jobs(cells), {short for _, short in cells.values()}
-    timed_keys = [key(job) for job in timed]
+    keys, timed_keys = ([key(job) for job in each] for each in (needed, timed))
     failures: list[Failure] = []
     check(job for job in needed if results.find(key(job)) is None)
 
@@ -165,7 +165,9 @@ def compare(comparison: Comparison, folder: Path, train: Train, *, on_job: OnJob
         results.save({"comparison": comparison, "rows": rows, "failures": failures})
         clocked = (run for run in results.runs if run.outcome.in_process is not True)
         shown = [run for run in clocked if results.whole(run) in timed_keys]
-        return Findings(comparison, rows, failures, results.runs, mixed(run.machine for run in shown))
+        made = [run for run in results.runs if results.whole(run) in keys]
+        notes = [*mixed(run.machine for run in shown), *mixed_versions(run.machine for run in made)]
+        return Findings(comparison, rows, failures, results.runs, notes)
 
     for number, job in enumerate(needed, 1):
         stored = results.find(key(job))

@@ -1,4 +1,4 @@
-"""What is said where runs that are held against each other were timed on different machines."""
+"""What is said where runs that are held against each other are of several machines, or of several versions."""
 
 from __future__ import annotations
 
@@ -20,3 +20,16 @@ def mixed(machines: Iterable[Machine]) -> list[str]:
         return []
     told = f"Runs were timed on different machines: {'; '.join(names)}."
     return [f"{told} A ratio of their seconds is one of machines as well."]
+
+
+def mixed_versions(machines: Iterable[Machine]) -> list[str]:
+    """Returns a note on the versions of thinwire that made runs; none where it is one, or is not stored.
+
+    >>> from thinwire.jobs.results import machine
+    >>> mixed_versions([machine(), machine()])
+    []
+    """
+    versions = dict.fromkeys(m.thinwire for m in machines if m.thinwire)
+    if len(versions) < 2:
+        return []
+    return [f"Runs were made by thinwire {' and '.join(versions)}. In another folder, all are made by one."]

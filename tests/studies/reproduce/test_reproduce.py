@@ -26,6 +26,7 @@ from thinwire.studies.reproduce.catalog import CATALOG, PAPERS, entries, finding
 from thinwire.studies.reproduce.entry import Cell, Entry, Finding, OnProgress, Scale, Shown, Study
 from thinwire.studies.reproduce.packed_runs import read_packed
 from thinwire.studies.reproduce.run import Reproduced, draw_charts, reproduce
+from thinwire.version import VERSION
 
 pytestmark = pytest.mark.timeout(900)
 """All reproductions together are half a minute of a processor, which may have much else to do."""
@@ -246,9 +247,11 @@ class Untimed(Toss, frozen=True, kw_only=True):
     timed = False
 
 
-def test_seconds_of_different_machines_are_told_apart(tmp_path: Path) -> None:
+def test_seconds_of_different_machines_and_runs_of_different_versions_are_told_apart(tmp_path: Path) -> None:
     other = Results(tmp_path / "other.json", [Tossed])
-    elsewhere = Machine(processor="a slower one", system="x", python="", torch="2", numpy="", threads=1)
+    elsewhere = Machine(
+        processor="a slower one", system="x", python="", torch="2", numpy="", threads=1, thinwire="0.0.9"
+    )
     for kind in (Toss, Untimed):
         other.add(kind(number=1).key(), Tossed(value=1.0), elsewhere)
     other.save({})
@@ -259,6 +262,7 @@ def test_seconds_of_different_machines_are_told_apart(tmp_path: Path) -> None:
         found = reproduce(*([item], "quick", folder), kinds=[Tossed], command="x", join=[tmp_path / "other.json"])
         notes = " ".join(found.shown[0][1].notes)
         assert ("timed on different machines" in notes and "a slower one, x, torch 2" in notes) == told
+        assert (f"made by thinwire 0.0.9 and {VERSION}" in notes) == (len(numbers) > 1)
 
 
 def test_pages_without_results_are_refused(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from thinwire.presentation.charts import PICTURES, Picture, draw
 from thinwire.presentation.interactive import require_plotly
 from thinwire.presentation.page import write_page
 from thinwire.studies.files import REPORT, RESULTS
-from thinwire.studies.machines import mixed
+from thinwire.studies.machines import mixed, mixed_versions
 from thinwire.studies.reproduce.entry import Cell, Entry, Finding, Scale, Shown
 from thinwire.studies.reproduce.making import OnCell, OnCellProgress, found, make
 from thinwire.studies.reproduce.packed_runs import pack, read_left, read_packed
@@ -114,9 +114,12 @@ def draw_charts(made: Reproduced, folder: Path, pictures: Sequence[Picture] = PI
 
 
 def _mixed(cells: Sequence[Cell], results: Results[Finding]) -> list[str]:
-    """Returns a note on cells whose seconds are not of one machine, which is so where another folder was joined."""
-    timed = [cell.key() for cell in cells if cell.timed]
-    return mixed(run.machine for run in results.runs if run.job in timed)
+    """Returns notes on cells whose seconds are not of one machine, or that not one version made."""
+    keys, timed = [cell.key() for cell in cells], [cell.key() for cell in cells if cell.timed]
+    return [
+        *mixed(run.machine for run in results.runs if run.job in timed),
+        *mixed_versions(run.machine for run in results.runs if run.job in keys),
+    ]
 
 
 def _of_seeds(cells: Sequence[Cell], seeds: int | None) -> list[Cell]:
