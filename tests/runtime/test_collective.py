@@ -20,6 +20,7 @@ from tests.transports.memory_peers import MemoryPeerGroup, groups
 from thinwire.collective.core import Bucket, Collective
 from thinwire.collective.exchange import Exchange
 from thinwire.errors import ConfigError, DeadlineError, NonFiniteError, ProtocolError, TransportError
+from thinwire.runtime import collective
 from thinwire.runtime.bucket_buffers import BucketBuffer
 from thinwire.runtime.collective import CollectiveDriver
 
@@ -142,6 +143,24 @@ def test_a_peer_that_is_gone_or_stalls_or_talks_of_another_step_is_an_error_that
         for driver in made:
             with pytest.raises(ProtocolError, match=r"is at step|gave up: rank \d is at step"):
                 driver.wait_step()
+
+
+def test_a_peer_that_keeps_a_rank_waiting_for_long_is_named_once_before_the_training_ends(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(collective, "PATIENCE_S", 0.02)
+    with drivers(groups(2)) as made:
+        given = gradients(2, 7)
+        future = hand_over(made[0], given[0], 7)
+        until = time.monotonic() + 20
+        while not caplog.messages and time.monotonic() < until:
+            time.sleep(0.01)
+        time.sleep(0.1)
+        [message] = caplog.messages
+        assert message.startswith("rank 1 has kept rank 0 waiting for 0 s in step 7; after ")
+        hand_over(made[1], given[1], 7)
+        future.wait()
+        made[0].wait_step()
 
 
 def test_the_threads_end_and_one_rank_alone_starts_none() -> None:

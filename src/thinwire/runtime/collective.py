@@ -11,6 +11,7 @@ The first failure stops everything: each peer is told why, futures complete with
 from __future__ import annotations
 
 import atexit
+import logging
 import queue
 import threading
 import time
@@ -30,7 +31,10 @@ from thinwire.runtime.peers import FAREWELL, leave
 from thinwire.telemetry import Counters
 from thinwire.transports.peers import PeerGroup, ReceiveBuffer
 
+PATIENCE_S = 30.0
+"""After so long it is logged which peer keeps this rank waiting: until the timeout nothing else says so."""
 _CLOSE_S = 2.0
+_log = logging.getLogger(__name__)
 
 
 class CollectiveDriver:
@@ -58,6 +62,7 @@ class CollectiveDriver:
         self._to_push: queue.SimpleQueue[UnderWay | None] = queue.SimpleQueue()
         self._to_pull: queue.SimpleQueue[UnderWay | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
+        self._awaited: tuple[float, int, int] | None = None  # since when, which peer, for which step
         self._last: threading.Event | None = None  # of the newest job, whose gradients are not kept once it is done
         self._streams: dict[torch.device, Any] = {}
         self._buffers: WeakKeyDictionary[Group, dict[tuple[int, Pass], ReceiveBuffer]] = WeakKeyDictionary()
@@ -200,7 +205,7 @@ class CollectiveDriver:
 
     def _run(self, way: Pass, inbox: queue.SimpleQueue[UnderWay | None], work: Callable[[UnderWay], None]) -> None:
         pushing, stopped = way is Pass.PUSH, False
-        while (job := inbox.get()) is not None:
+        while (job := self._next(inbox)) is not None:
             # When the pushing thread fails, the groups before that one are still completed: peers count on it.
             stopped = stopped or job.failed or (pushing and self.failure is not None)
             if not stopped:
@@ -218,6 +223,22 @@ class CollectiveDriver:
             del job  # and with it a step's gradients, which would wait here for the next step
         if pushing:
             self._to_pull.put(None)
+
+    def _next(self, inbox: queue.SimpleQueue[UnderWay | None]) -> UnderWay | None:
+        """Returns a thread's next job. Where none comes for long, it is the other thread that waits for a peer."""
+        told: object = None
+        while True:
+            try:
+                return inbox.get(timeout=PATIENCE_S / 2)
+            except queue.Empty:
+                awaited = self._awaited
+            if awaited is not None and awaited is not told and time.monotonic() - awaited[0] >= PATIENCE_S:
+                told, (since, peer, step), names = awaited, awaited, self.peers.names
+                _log.warning(
+                    "rank %s has kept rank %s waiting for %.0f s in step %s; after %g s the training ends",
+                    *(names[peer], names[self.peers.rank], time.monotonic() - since, step),
+                    self.peers.timeout.total_seconds(),
+                )
 
     @contextmanager
     def _own_stream(self, device: torch.device) -> Iterator[None]:
@@ -276,7 +297,11 @@ class CollectiveDriver:
         waited = 0.0
         for transfer in job.receives[way]:
             begin = time.perf_counter()
-            packet = self.peers.wait(transfer)
+            self._awaited = time.monotonic(), transfer.peer, job.exchange.step
+            try:
+                packet = self.peers.wait(transfer)
+            finally:
+                self._awaited = None
             waited += time.perf_counter() - begin
             job.exchange.receive(transfer.peer, way, packet)
         return waited
