@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import socket
 import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from json import loads
 from pathlib import Path
 from typing import Any
 
@@ -317,22 +315,3 @@ def test_a_json_file_that_cannot_be_written(command: Command, tmp_path: Path) ->
     assert result.err.startswith("error: ") and "out.json cannot be written" in result.err
     result = command("inspect", "models", "--json", tmp_path)
     assert result.status == 2 and "is a directory" in result.err
-
-
-def test_certificates_are_made_once_and_the_next_commands_shown(command: Command, tmp_path: Path) -> None:
-    folder, json = tmp_path / "certs", tmp_path / "out.json"
-    result = command("certs", folder, "--workers", 3, "--host", "trainer.example.org", "--json", json)
-    assert result.status == 0 and "the server's certificate is for trainer.example.org, " in result.out
-    commands = [shlex.split(line) for line in result.out.splitlines() if line.startswith("thinwire ")]
-    assert [words[1] for words in commands] == ["server", "worker"]
-    assert "grpc://trainer.example.org:7070" in commands[1] and str(folder / "worker-0.token") in commands[1]
-    assert loads(json.read_text())["commands"] == commands and len(list(folder.iterdir())) == 14
-    again = command("certs", folder)
-    assert again.status == 2 and "nothing is overwritten" in again.err
-    result = command("certs", tmp_path / "six", "--workers", 1, "--host", "fd00::1")
-    assert "--server 'grpc://[fd00::1]:7070'" in result.out
-    result = command("certs", tmp_path / "port", "--workers", 1, "--host", "10.0.0.1:7070")
-    assert result.status == 2 and "'10.0.0.1:7070' has a port, a path or a space in it" in result.err
-    result = command("certs", tmp_path / "none", "--workers", 1, "--host", "")
-    assert result.status == 2 and "--host '': give a name or an address" in result.err
-    assert not (tmp_path / "none").exists()

@@ -211,11 +211,11 @@ STRANGERS: dict[str, tuple[Callable[[Training], str], str]] = {
     "a token cut short": (lambda t: dial(t, t.options(token=lambda: t.pki.secrets[1][:-1]), timeout_s=WAIT_S), WRONG),
     "another rank's token": (
         lambda t: dial(t, t.options(token=t.options(0).token), timeout_s=WAIT_S),
-        "its certificate and its token are for ranks 0 and 1",
+        "what it showed is for ranks 0 and 1; give it those of one rank",
     ),
     "a certificate for two ranks": (
         lambda t: dial(t, t.options(tls=certificate(t, own=True, hosts=["worker-0"])), timeout_s=WAIT_S),
-        "its certificate and its token are for ranks 0 and 1",
+        "what it showed is for ranks 0 and 1; give it those of one rank",
     ),
     "an empty token": (lambda t: shout(t, ((TOKEN_KEY, TOKEN_SCHEME),), b"x"), WRONG),
     "a whole line of the token file": (

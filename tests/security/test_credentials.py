@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import stat
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,9 +9,9 @@ from typing import Any
 import pytest
 
 from tests.security.conftest import Pki
-from thinwire.errors import ConfigError
+from thinwire.errors import ConfigError, TransportError
 from thinwire.security import Credentials
-from thinwire.security.starter import make_starter
+from thinwire.transports import Sender
 from thinwire.transports.grpc import GrpcOptions
 from thinwire.transports.grpc.client import connect
 from thinwire.transports.grpc.server import serve
@@ -48,20 +47,29 @@ def test_halves_are_refused_and_files_named(pki: Pki, tmp_path: Path) -> None:
         pki.worker(0).worker(1)
 
 
-def test_a_starter_is_for_its_owner_and_overwrites_nothing(pki: Pki, tmp_path: Path) -> None:
-    files = sorted(pki.folder.iterdir())
-    assert len(files) == 11 and {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
-    assert stat.S_IMODE(pki.folder.stat().st_mode) == 0o700
-    before = [file.read_bytes() for file in files]
-    with pytest.raises(ConfigError, match=r"holds ca.key, ca.pem, server.key … already, and nothing is overwritten"):
-        make_starter(pki.folder, pki.authority, workers=2, hosts=["127.0.0.1"])
-    assert before == [file.read_bytes() for file in files]
-    with pytest.raises(ConfigError, match="neither a host name nor an IP address"):
-        make_starter(tmp_path / "new", pki.authority, workers=1, hosts=["größe"])
-    (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="cannot be written"):
-        make_starter(tmp_path / "file" / "folder", pki.authority, workers=1, hosts=["a"])
-    assert not (tmp_path / "new").exists()
+def test_why_the_token_file_is_not_taken_is_for_the_servers_log_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, secret = tmp_path / "tokens", "x" * 20
+    path.write_text(secret)
+    credentials = Credentials(token_file=path)
+    shown = replace(credentials.worker(0), token=lambda: secret)
+    with serve(Idle, "127.0.0.1:0", options=credentials.server()) as server:
+        path.write_text(f"# replaced\n{secret} {secret}\n")
+        with pytest.raises(TransportError, match="the server cannot read its token file; whoever runs") as caught:
+            connect(server.address, connect_timeout_s=20.0, options=shown)
+    assert f"token file '{path}', line 2: expected TOKEN" in caplog.text
+    assert str(path) not in str(caught.value) and secret not in caplog.text + str(caught.value)
+
+
+class Idle:
+    def __init__(self, sender: Sender) -> None: ...
+
+    def opened(self, peer: int) -> None: ...
+
+    def received(self, peer: int, packet: bytes) -> None: ...
+
+    def closed(self, peer: int, error: str | None) -> None: ...
 
 
 def nobody(_: object) -> Any:

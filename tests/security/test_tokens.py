@@ -18,6 +18,7 @@ def test_lines_are_tokens_of_a_rank_or_of_any() -> None:
     text = f"# of the training\n\n{ONE}\nrank=3 {TWO}   # the third site\n  rank=12\t{THREE}\n"
     assert parse_tokens(text, "f") == (Token(ONE), Token(TWO, 3), Token(THREE, 12))
     assert parse_tokens(new_token(), "f")[0].rank is None
+    assert parse_tokens(f"rank=3 {ONE}\nrank=3 {ONE}", "f") == (Token(ONE, 3),) * 2, "twice the same harms nobody"
 
 
 def test_what_is_no_token_file_is_refused_by_line_and_without_a_secret() -> None:
@@ -33,6 +34,8 @@ def test_what_is_no_token_file_is_refused_by_line_and_without_a_secret() -> None
         ("ümlaut" * 4, "line 1: expected TOKEN"),
         (f"{ONE}\n{TWO}\n{THREE}", "3 tokens for any rank; at most two hold at once"),
         (f"rank=1 {ONE}\nrank=1 {TWO}\nrank=1 {THREE}", "3 tokens for rank 1"),
+        (f"rank=1 {ONE}\n\nrank=2 {ONE}", "line 3: the token of line 1 again, for rank 2 and not rank 1"),
+        (f"rank=1 {ONE}\n{ONE}", "line 2: the token of line 1 again, for any rank and not rank 1"),
     ):
         with pytest.raises(ConfigError, match=re.escape(why)) as caught:
             parse_tokens(text, "f")
@@ -80,3 +83,9 @@ def test_a_file_that_cannot_be_read_lets_nobody_in_until_it_can(tmp_path: Path) 
         tokens.find(ONE)
     path.write_text(ONE)
     assert tokens.find(ONE) == Token(ONE)
+
+
+def test_an_editors_mark_is_no_part_of_a_token(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    path.write_text(f"rank=1 {ONE}\r\n", "utf-8-sig")
+    assert TokenFile(path).own(1) == ONE

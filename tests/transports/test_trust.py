@@ -14,7 +14,7 @@ from thinwire.transports.trust import Caller, Tls
 def test_certificate_and_key_come_together() -> None:
     halves: list[dict[str, Any]] = [{"certificate": b"pem"}, {"key": b"pem"}]
     for half in halves:
-        with pytest.raises(ConfigError, match="certificate and key together"):
+        with pytest.raises(ConfigError, match="a certificate needs its key and a key its certificate"):
             Tls(**half)
 
 

@@ -37,12 +37,11 @@ def certs(
     json: options.Json = None,
 ) -> None:
     """Make a certificate authority, a server's and workers' certificates, and tokens. Nothing is overwritten."""
-    if "" in (host or ()):
+    given = [each.strip("[]") for each in host or ()]
+    if "" in given:
         raise ConfigError("--host '': give a name or an address by which workers reach the server")
-    ends = [starter.in_starter(folder, rank) for rank in (None, *range(workers))]
-    made = [Path(file) for each in ends for file in (each.ca, each.cert, each.key, each.token_file) if file]
-    check_apart(json, [folder / "ca.key", *made], "a certificate, a key or a token is made")
-    hosts = list(dict.fromkeys([*(host or ()), socket.gethostname(), *LOCAL]))
+    check_apart(json, starter.files_in(folder, workers), "a certificate, a key or a token is made")
+    hosts = list(dict.fromkeys([*given, socket.gethostname(), *LOCAL]))
     files = starter.make_starter(
         folder, certificates.Authority("thinwire test CA", days=days), workers=workers, hosts=hosts
     )

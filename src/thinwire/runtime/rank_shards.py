@@ -30,6 +30,7 @@ from thinwire.security.admission import Admission, worker_name
 from thinwire.security.certificates import self_signed
 from thinwire.server.core import ServerCore
 from thinwire.transports import sockets
+from thinwire.transports.addresses import is_loopback
 from thinwire.transports.base import Connection, Identity
 from thinwire.transports.sockets import Loop, SocketOptions, SocketServer
 from thinwire.transports.trust import Tls
@@ -225,17 +226,13 @@ def own_host(group: dist.ProcessGroup, rank: int, workers: int) -> str:
     said = _gather(f"{source_address(_rendezvous())} {_machine()}", group, workers)
     hosts, machines = zip(*(each.split(" ", 1) for each in said), strict=True)
     mine = str(hosts[rank])
-    elsewhere = [host for host in hosts if not _is_loopback(host)]
+    elsewhere = [host for host in hosts if not is_loopback(host)]
     if not elsewhere and len(set(machines)) > 1:
         raise ConfigError(
             "the ranks are on several machines, and none knows an address at which the others reach it: set "
             "MASTER_ADDR on every rank to an address of the first machine, as torchrun does"
         )
-    return source_address(elsewhere[0].strip("[]")) if _is_loopback(mine) and elsewhere else mine
-
-
-def _is_loopback(host: str) -> bool:
-    return host.startswith("127.") or host == "[::1]"
+    return source_address(elsewhere[0].strip("[]")) if is_loopback(mine) and elsewhere else mine
 
 
 def _rendezvous() -> str:

@@ -40,7 +40,7 @@ class Admission:
         """Returns who the caller is.
 
         Raises:
-            ProtocolError: no token, a wrong one, or a certificate and a token of different ranks.
+            ProtocolError: no token, a wrong one, or a certificate and a token of more than one rank.
         """
         ranks = {int(match[1]) for name in caller.names if (match := _WORKER.fullmatch(name))}
         rank = self._rank_of_token(caller.token)
@@ -48,7 +48,7 @@ class Admission:
             ranks.add(rank)
         if len(ranks) > 1:
             listed = " and ".join(map(str, sorted(ranks)))
-            raise ProtocolError(f"its certificate and its token are for ranks {listed}; give both of one rank")
+            raise ProtocolError(f"what it showed is for ranks {listed}; give it those of one rank alone")
         return Identity(caller.names[0] if caller.names else "", next(iter(ranks), None))
 
     def _rank_of_token(self, shown: str | None) -> int | None:

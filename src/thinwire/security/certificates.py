@@ -60,7 +60,7 @@ class Authority:
 
         Args:
             name: its common name; `worker-3` binds its holder to rank 3.
-            hosts: names and IP addresses that it holds for.
+            hosts: names and IP addresses that it holds for; IPv6 with or without brackets.
             usage: which end of a session it is for.
             days: for how long, in place of the authority's own.
         """
@@ -142,7 +142,7 @@ def _general_name(host: str) -> x509.GeneralName:
     from cryptography import x509
 
     try:
-        return x509.IPAddress(ip_address(host))
+        return x509.IPAddress(ip_address(host.strip("[]")))
     except ValueError:
         if not set(":/ ").isdisjoint(host):
             raise ValueError(f"{host!r} has a port, a path or a space in it") from None

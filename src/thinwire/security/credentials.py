@@ -8,11 +8,10 @@ from pathlib import Path
 
 from thinwire.errors import ConfigError
 from thinwire.security.admission import Admission
+from thinwire.security.pem import read_tls
 from thinwire.security.tokens import TokenFile
 from thinwire.transports.grpc import GrpcOptions
-from thinwire.transports.trust import Tls
-
-_PEM = b"-----BEGIN "
+from thinwire.transports.trust import check_pair
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,7 +20,8 @@ class Credentials:
 
     Args:
         ca: PEM file of the certificates that sign the other end's. A server with it asks workers for a certificate; a
-            worker with a certificate and without this trusts the system's authorities; with neither it speaks in the
+            worker with a certificate and without this trusts the public authorities that gRPC brings with it, or those
+            in the file that `GRPC_DEFAULT_SSL_ROOTS_FILE_PATH` names, not the system's; with neither it speaks in the
             clear.
         cert: PEM file of this process's certificate. A worker of rank 3 whose certificate's name is `worker-3` can
             join as rank 3 alone.
@@ -48,14 +48,14 @@ class Credentials:
     insecure: bool = False
 
     def __post_init__(self) -> None:
-        if (self.cert is None) != (self.key is None):
-            raise ConfigError("a certificate needs its key and a key its certificate; one of the two is missing")
+        check_pair(self.cert, self.key)
 
     def server(self, options: GrpcOptions | None = None) -> GrpcOptions:
         """Returns a server's options, `options` with these credentials in them.
 
         Raises:
-            ConfigError: a file cannot be read or holds something else, or one is missing that goes with the others.
+            ConfigError: a file cannot be read, is damaged or holds something else, or one is missing that goes with the
+                others; the certificate has run out.
         """
         if self.ca is not None and self.cert is None:
             raise ConfigError("a server with ca (--tls-ca) needs a certificate of its own (--tls-cert, --tls-key)")
@@ -73,7 +73,8 @@ class Credentials:
         """Returns the options of worker `rank`, `options` with these credentials in them.
 
         Raises:
-            ConfigError: a file cannot be read or holds something else; no token for this rank.
+            ConfigError: a file cannot be read, is damaged or holds something else; the certificate has run out; no
+                token for this rank.
         """
         token = None
         if self.token_file is not None:
@@ -85,18 +86,5 @@ class Credentials:
         """Returns the options with what both ends have."""
         options, tls = options or GrpcOptions(), None
         if self.ca is not None or self.cert is not None:
-            root, certificate, key = (_read(name, getattr(self, name)) for name in ("ca", "cert", "key"))
-            tls = Tls(root=root, certificate=certificate, key=key)
+            tls = read_tls(self.ca, self.cert, self.key)
         return replace(options, tls=tls, insecure=self.insecure or options.insecure)
-
-
-def _read(name: str, path: str | Path | None) -> bytes | None:
-    if path is None:
-        return None
-    try:
-        content = Path(path).read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{name} {str(path)!r} cannot be read: {error.strerror}") from error
-    if _PEM not in content:
-        raise ConfigError(f"{name} {str(path)!r} holds no PEM, which begins with {_PEM.decode()}…")
-    return content

@@ -30,32 +30,38 @@ def make_starter(folder: Path, authority: Authority, *, workers: int, hosts: Seq
     Raises:
         ConfigError: a file is there already, the folder cannot be written, or a host is no name.
     """
-    files = {"ca.pem": authority.issued.certificate, "ca.key": authority.issued.key}
     try:
-        ends = {SERVER: authority.issue(SERVER, hosts, "server")}
+        issued = [authority.issued, authority.issue(SERVER, hosts, "server")]
     except ValueError as error:
         raise ConfigError(f"hosts {', '.join(hosts)}: one is neither a host name nor an IP address: {error}") from error
-    tokens = [new_token() for _ in range(workers)]
-    for rank, token in enumerate(tokens):
-        name = worker_name(rank)
-        ends[name] = authority.issue(name, [name], "worker")
-        files[f"{name}.token"] = f"rank={rank} {token}\n".encode()
-    for name, issued in ends.items():
-        files |= {f"{name}.pem": issued.certificate, f"{name}.key": issued.key}
-    files["server.token"] = b"".join(files[f"{worker_name(rank)}.token"] for rank in range(workers))
-    if there := sorted(name for name in files if (folder / name).exists()):
-        raise ConfigError(
-            f"{folder} holds {', '.join(there[:3])}{' …' if len(there) > 3 else ''} already, and nothing is "
-            "overwritten; choose another folder"
-        )
+    issued += [authority.issue(name, [name], "worker") for name in map(worker_name, range(workers))]
+    tokens = [f"rank={rank} {new_token()}\n".encode() for rank in range(workers)]
+    contents = [part for each in issued for part in (each.certificate, each.key)] + [b"".join(tokens), *tokens]
+    files = dict(zip(files_in(folder, workers), contents, strict=True))
     try:
+        if there := sorted(file.name for file in files if file.exists()):
+            raise ConfigError(
+                f"{folder} holds {', '.join(there[:3])}{' …' if len(there) > 3 else ''} already, and nothing is "
+                "overwritten; choose another folder"
+            )
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for name, content in files.items():
-            with open(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        for path, content in files.items():
+            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                 file.write(content)
     except OSError as error:
         raise ConfigError(f"{folder} cannot be written: {error.strerror}; choose another folder") from error
-    return [folder / name for name in files]
+    return list(files)
+
+
+def files_in(folder: Path, workers: int) -> list[Path]:
+    """Returns the files that `make_starter` writes for so many workers.
+
+    >>> [file.name for file in files_in(Path("certs"), 1)]
+    ['ca.pem', 'ca.key', 'server.pem', 'server.key', 'worker-0.pem', 'worker-0.key', 'server.token', 'worker-0.token']
+    """
+    ends = [SERVER, *map(worker_name, range(workers))]
+    pairs = [folder / f"{name}.{kind}" for name in ("ca", *ends) for kind in ("pem", "key")]
+    return pairs + [folder / f"{name}.token" for name in ends]
 
 
 def in_starter(folder: Path, rank: int | None = None) -> Credentials:

@@ -56,12 +56,14 @@ def parse_tokens(text: str, origin: str) -> tuple[Token, ...]:
         origin: what to call it in messages.
 
     Raises:
-        ConfigError: a line of another form, a secret that is too short, more than two for one rank, or no token at all.
+        ConfigError: a line of another form, a secret that is too short or that of another rank, more than two for one
+            rank, or no token at all.
 
     >>> parse_tokens("rank=3 0123456789abcdef # of the third site", "tokens")
     (Token(rank=3),)
     """
     tokens: list[Token] = []
+    first: dict[str, tuple[int, int | None]] = {}
     for number, line in enumerate(text.splitlines(), 1):
         if not (line := re.sub(r"(^|\s)#.*", "", line).strip()):
             continue
@@ -73,14 +75,26 @@ def parse_tokens(text: str, origin: str) -> tuple[Token, ...]:
                 f"{origin}, line {number}: a token of {len(match[2])} characters; {MIN_CHARACTERS} to {MAX_CHARACTERS} "
                 "are expected, and random ones: `thinwire certs DIR` makes them"
             )
-        tokens.append(Token(match[2], None if match[1] is None else int(match[1])))
+        rank = None if match[1] is None else int(match[1])
+        before, of = first.setdefault(match[2], (number, rank))
+        if rank != of:
+            raise ConfigError(
+                f"{origin}, line {number}: the token of line {before} again, for {_whose(rank)} and not "
+                f"{_whose(of)}; give each a token of its own, or all of them one without a rank"
+            )
+        tokens.append(Token(match[2], rank))
     if not tokens:
         raise ConfigError(f"{origin} holds no token; one a line is expected")
     for rank, count in Counter(token.rank for token in tokens).items():
         if count > MAX_VALID:
-            whose = "any rank" if rank is None else f"rank {rank}"
-            raise ConfigError(f"{origin}: {count} tokens for {whose}; at most two hold at once, an old and a new one")
+            raise ConfigError(
+                f"{origin}: {count} tokens for {_whose(rank)}; at most two hold at once, an old and a new one"
+            )
     return tuple(tokens)
+
+
+def _whose(rank: int | None) -> str:
+    return "any rank" if rank is None else f"rank {rank}"
 
 
 class TokenFile:
@@ -120,7 +134,7 @@ class TokenFile:
             seen = status.st_mtime_ns, status.st_size, status.st_ino
             if seen != self._seen:
                 self._seen, self._tokens = (), ()
-                self._tokens = parse_tokens(self._path.read_text("utf-8"), f"token file {str(self._path)!r}")
+                self._tokens = parse_tokens(self._path.read_text("utf-8-sig"), f"token file {str(self._path)!r}")
                 self._seen = seen
         except (OSError, UnicodeDecodeError) as error:
             self._seen, self._tokens = (), ()

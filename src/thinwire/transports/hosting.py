@@ -5,12 +5,15 @@ A peer may be of this very process: its packets are handed over, and pass no soc
 
 from __future__ import annotations
 
+import logging
+import math
+import time
 from abc import abstractmethod
 from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
-from thinwire.errors import TransportError
+from thinwire.errors import ConfigError, ProtocolError, TransportError
 from thinwire.transports.base import (
     ANYBODY,
     Connection,
@@ -22,6 +25,8 @@ from thinwire.transports.base import (
     wire_nbytes,
 )
 from thinwire.transports.own_process import MemoryConnection, OwnSession
+
+_log = logging.getLogger(__name__)
 
 MAX_SESSIONS = 4096
 MAX_SESSIONS_EACH = 8
@@ -58,6 +63,50 @@ class Session(Protocol):
         """Ends the session now, unless it is over already."""
 
 
+class WireSession(Session):
+    """A session that passes a socket: what may wait for its peer, and what its peer may send.
+
+    Args:
+        identity: what it has proved of itself.
+        max_message_nbytes: largest packet that it may send, in bytes.
+        max_pending_nbytes: bytes that may wait to be sent to it.
+
+    Attributes:
+        limit_nbytes: largest packet that it may send now.
+        too_large: to be told to the handler where a larger one comes.
+        pending_nbytes: what waits, as `wire_nbytes` counts it; whoever sends it takes it off.
+    """
+
+    def __init__(self, identity: Identity, max_message_nbytes: int, max_pending_nbytes: int) -> None:
+        self.identity = identity
+        self.limit_nbytes = self._max_message_nbytes = max_message_nbytes
+        self.too_large: Callable[[], None] = self._say_too_large
+        self.pending_nbytes, self._max_pending_nbytes = 0, max_pending_nbytes
+
+    def put(self, packet: bytes) -> None:
+        nbytes, limit = wire_nbytes(packet), self._max_pending_nbytes
+        if self.pending_nbytes and self.pending_nbytes + nbytes > limit:
+            self.end(f"the worker does not read: over {limit} bytes pending")
+            return
+        self.pending_nbytes += nbytes
+        self._queue(packet)
+
+    @abstractmethod
+    def _queue(self, packet: bytes) -> None:
+        """Sends a packet after those that wait."""
+
+    def limit(self, nbytes: int, exceeded: Callable[[], None]) -> None:
+        most = self._max_message_nbytes  # which stays
+        self.limit_nbytes, self.too_large = min(nbytes, most), exceeded if nbytes < most else self._say_too_large
+
+    def reserve(self, nbytes: int) -> None:
+        self._max_pending_nbytes = max(self._max_pending_nbytes, nbytes)
+
+    def _say_too_large(self) -> None:
+        most = self._max_message_nbytes
+        self.end(f"a packet over the message limit of {most} bytes came; raise max_message_nbytes on both sides")
+
+
 class HostServer(Server):
     """A server whose handler runs on one thread, the server's.
 
@@ -74,6 +123,7 @@ class HostServer(Server):
         self._num_opened = 0
         self._accepting = True
         self._failure: Exception | None = None
+        self._warned = -math.inf
 
     @abstractmethod
     def post(self, call: Callable[[], None]) -> None:
@@ -165,6 +215,16 @@ class HostServer(Server):
         """Returns who a peer has proved to be; `ANYBODY` once it has gone."""
         session = self._sessions.get(peer)
         return ANYBODY if session is None else session.identity
+
+    def _warn(self, who: object, stranger: ProtocolError) -> None:
+        """Tells whoever runs the server of a caller that is not let in, once a second at most.
+
+        Why the server's own files are at fault is for its log alone.
+        """
+        if (now := time.monotonic()) - self._warned >= 1.0:
+            self._warned = now
+            fault = f": {cause}" if isinstance(cause := stranger.__cause__, ConfigError) else ""
+            _log.warning("%s was not let in: %s%s", who, stranger, fault)
 
     def _is_full(self, identity: Identity) -> str | None:
         """Says why there is no room for another session, if there is none."""

@@ -16,9 +16,10 @@ from thinwire.transports.base import Identity
 class Tls:
     """Encryption, with everything PEM-encoded.
 
-    A server needs `certificate` and `key`; with `root` it also demands a certificate of its workers. A
-    worker needs `root`, unless the system's certificate authorities vouch for the server, and its own
-    `certificate` and `key` only where the server demands them.
+    Over gRPC a server needs `certificate` and `key`; with `root` it also demands a certificate of its workers. A
+    worker without `root` trusts the public authorities that gRPC brings with it, or those in the file that the
+    environment variable GRPC_DEFAULT_SSL_ROOTS_FILE_PATH names, never the system's; it needs `certificate` and
+    `key` only where the server demands them. Over sockets both ends need everything.
 
     Attributes:
         root: certificates that sign the other end's.
@@ -36,8 +37,13 @@ class Tls:
     server_name: str | None = None
 
     def __post_init__(self) -> None:
-        if (self.certificate is None) != (self.key is None):
-            raise ConfigError("TLS needs certificate and key together; one of the two is missing")
+        check_pair(self.certificate, self.key)
+
+
+def check_pair(certificate: object, key: object) -> None:
+    """Raises ConfigError where one of the two is None and the other is not."""
+    if (certificate is None) != (key is None):
+        raise ConfigError("a certificate needs its key and a key its certificate; one of the two is missing")
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import signal
 import socket
@@ -18,7 +19,7 @@ import pytest
 
 from thinwire.errors import ConfigError, DeadlineError, TransportError
 from thinwire.transports import Sender
-from thinwire.transports.grpc import GrpcOptions, Tls
+from thinwire.transports.grpc import GrpcOptions, Tls, client
 from thinwire.transports.grpc.client import GrpcConnection, connect
 from thinwire.transports.grpc.options import GOODBYE, GREETING, METHOD, SERVICE
 from thinwire.transports.grpc.server import serve
@@ -96,6 +97,17 @@ class TestConnecting:
         with serve(Echo, f"127.0.0.1:{port}"):
             worker.join(WAIT_S)
         assert reached == [b"4"]
+
+    @pytest.mark.parametrize(
+        "said",
+        ["Ssl handshake failed (…)", "Custom verification check failed", "Peer name a is not in peer certificate"],
+    )
+    def test_who_is_not_trusted_is_not_waited_for(self, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """However the versions of gRPC say it."""
+        monkeypatch.setattr(client, "ASK_AFTER_S", 0.01)
+        monkeypatch.setattr(GrpcConnection, "_last_failure", lambda connection: said)
+        with pytest.raises(TransportError, match=f"do not trust each other: {re.escape(said)}"):
+            connect(f"127.0.0.1:{free_port()}", connect_timeout_s=WAIT_S)
 
     def test_port_zero_cannot_be_connected_to(self) -> None:
         with pytest.raises(ConfigError, match="connect to the port that the server reports"):
@@ -229,6 +241,18 @@ class TestTls:
             nameless = GrpcOptions(tls=Tls(root=tls.root))
             with pytest.raises(DeadlineError, match="no server answered"):
                 connect(server.address, connect_timeout_s=0.3, options=nameless)
+
+    def test_a_certificate_for_another_host_is_not_trusted(self, tls: Tls, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(client, "ASK_AFTER_S", 0.05)
+        elsewhere = GrpcOptions(tls=Tls(root=tls.root, server_name="elsewhere"))
+        at_server = GrpcOptions(tls=Tls(certificate=tls.certificate, key=tls.key))
+        with (
+            serve(Echo, "127.0.0.1:0", options=at_server) as server,
+            pytest.raises(
+                TransportError, match=r"do not trust each other: .*must.* have a certificate for this very host"
+            ),
+        ):
+            connect(server.address, connect_timeout_s=WAIT_S, options=elsewhere)
 
 
 def test_nothing_is_opened_where_the_token_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:

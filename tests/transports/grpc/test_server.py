@@ -18,14 +18,15 @@ from typing import TYPE_CHECKING
 import grpc
 import pytest
 
-from thinwire.errors import ConfigError, TransportError
+from thinwire.errors import ConfigError, ProtocolError, TransportError
 from thinwire.transports import Sender, Server
-from thinwire.transports.base import CHUNK_NBYTES, wire_nbytes
+from thinwire.transports.base import CHUNK_NBYTES, Identity, wire_nbytes
 from thinwire.transports.grpc import GrpcOptions, Tls, options
 from thinwire.transports.grpc.client import connect
 from thinwire.transports.grpc.options import GOODBYE, METHOD, SERVICE
 from thinwire.transports.grpc.server import serve
 from thinwire.transports.shaped import Shaping, TokenBucket
+from thinwire.transports.trust import Caller
 
 if TYPE_CHECKING:
     from tests.transports.conftest import Cluster
@@ -80,7 +81,7 @@ class TestPorts:
             with pytest.raises(TransportError, match=f"cannot listen on {host}:7070: {text}"):
                 serve(Idle, f"{host}:7070", options=anybody)
         damaged = b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
-        with pytest.raises(ConfigError, match=r"certificate and key \(--tls-cert, --tls-key\) are not taken: PEM text"):
+        with pytest.raises(ConfigError, match=r"key or ca \(--tls-cert, --tls-key, --tls-ca\) is not taken: PEM text"):
             serve(Idle, "127.0.0.1:0", options=replace(anybody, tls=Tls(certificate=damaged, key=damaged)))
 
     def test_a_port_that_something_else_uses_is_named(self) -> None:
@@ -224,6 +225,37 @@ class TestPeers:
                     """The server says that it takes too long, and hangs up."""
         honest.send(b"1")
         assert honest.receive(WAIT_S) == b"1"
+
+
+class TestStrangers:
+    def test_a_token_that_is_no_text_is_in_no_log(self, caplog: pytest.LogCaptureFixture) -> None:
+        def nobody(caller: Caller) -> Identity:
+            raise ProtocolError("its token is none of the server's")
+
+        def field(name: bytes, value: bytes) -> bytes:
+            return b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value
+
+        def frame(kind: int, flags: int, stream: int, body: bytes = b"") -> bytes:
+            return len(body).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + body
+
+        path = f"/{SERVICE}/{METHOD}".encode()
+        fields = [(b":method", b"POST"), (b":scheme", b"http"), (b":path", path), (b":authority", b"x")]
+        fields += [
+            (b"te", b"trailers"),
+            (b"content-type", b"application/grpc"),
+            (b"authorization", b"Bearer \xff\xfe1"),
+        ]
+        call = frame(1, 4, 1, b"".join(field(*each) for each in fields))
+        with serve(Idle, "127.0.0.1:0", options=GrpcOptions(authenticate=nobody)) as server:
+            host, port = server.address.split(":")
+            with socket.create_connection((host, int(port)), WAIT_S) as stranger:
+                stranger.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0) + call)
+                answer = b""
+                while b"its token is none of the server's" not in answer:
+                    part = stranger.recv(65536)
+                    assert part, answer
+                    answer += part
+        assert "was not let in" in caplog.text and "Bearer" not in caplog.text
 
 
 class TestSending:

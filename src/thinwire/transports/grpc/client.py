@@ -40,6 +40,8 @@ _log = logging.getLogger(__name__)
 
 ASK_AFTER_S, ASK_S = 1.0, 0.5
 """A connection that is not there after so many seconds is asked why, for so many seconds at most."""
+FINAL = ("handshake failed", "verification check failed", "is not in peer certificate")
+"""What gRPC says where one end does not trust the other; the last two, old and new, of a host of another name."""
 NO_METHOD = "None"
 """No server has it: whoever answers has ended its handshake."""
 
@@ -129,7 +131,7 @@ class GrpcConnection(Connection):
 
     def _await_server(self, timeout_s: float) -> None:
         deadline, answered, told, failure = time.monotonic() + timeout_s, False, False, ""
-        while not answered and "handshake failed" not in failure and (left := deadline - time.monotonic()) > 0:
+        while not answered and not _is_final(failure) and (left := deadline - time.monotonic()) > 0:
             with self._inbox.changed:
                 wait_for = self._inbox.changed.wait_for
                 answered = wait_for(lambda: self._ready or self._inbox.over, min(left, ASK_AFTER_S))
@@ -143,7 +145,7 @@ class GrpcConnection(Connection):
         self.abort()
         if error is not None:
             raise TransportError(error)
-        if "handshake failed" in failure:
+        if _is_final(failure):
             raise TransportError(
                 f"{self.address} and this worker do not trust each other: {failure}. The server must use TLS and have "
                 "a certificate for this very host that this worker's ca (--tls-ca) has signed"
@@ -245,3 +247,7 @@ class GrpcConnection(Connection):
         self._channel.close()
         self._finish(None)
         self._reader.join(1.0)  # it may be asleep on a thin link; then it ends by itself
+
+
+def _is_final(failure: str) -> bool:
+    return any(text in failure for text in FINAL)

@@ -13,7 +13,6 @@ import concurrent.futures
 import contextlib
 import errno
 import logging
-import math
 import socket
 import threading
 import time
@@ -87,6 +86,11 @@ def check_free(host: str, port: int) -> None:
             raise TransportError(f"cannot listen on {address}: {reason}") from error
 
 
+def _shows_no_header(record: logging.LogRecord) -> bool:
+    """Keeps out of the log what gRPC says of a header that is no text, with the header: it may be a token."""
+    return not str(record.msg).startswith("Invalid encoding")
+
+
 def serve(handler_factory: HandlerFactory, address: str, *, options: GrpcOptions | None = None) -> GrpcServer:
     """Starts a server and returns once it listens.
 
@@ -114,7 +118,7 @@ class GrpcServer(HostServer):
         super().__init__(options.max_message_nbytes, options.max_pending_nbytes)
         self.options, self.health_address = options, ""
         self._grace_s = 0.0
-        self._warned = -math.inf
+        logging.getLogger("grpc._cython.cygrpc").addFilter(_shows_no_header)
         self._loop: asyncio.AbstractEventLoop
         self._stopping: asyncio.Event
         listening: concurrent.futures.Future[int] = concurrent.futures.Future()
@@ -229,8 +233,8 @@ class GrpcServer(HostServer):
             if tls is None:
                 raise TransportError(f"cannot listen on {address}: {error}") from error
             raise ConfigError(
-                "the server's certificate and key (--tls-cert, --tls-key) are not taken: PEM text that is damaged, or "
-                "a key that is another certificate's"
+                "the server's certificate, key or ca (--tls-cert, --tls-key, --tls-ca) is not taken: PEM text that is "
+                "damaged, or a key that is another certificate's"
             ) from error
 
     async def _converse(self, _requests: object, context: Context) -> None:
@@ -238,7 +242,7 @@ class GrpcServer(HostServer):
         try:
             identity = self._identify(context)
         except ProtocolError as stranger:
-            self._warn(context, stranger)
+            self._warn(context.peer(), stranger)
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(stranger))
         if (full := self._is_full(identity)) is not None:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, full)
@@ -277,12 +281,6 @@ class GrpcServer(HostServer):
         names = [name for key in ("x509_common_name", "x509_subject_alternative_name") for name in proved.get(key, ())]
         return self.options.authenticate(Caller(token, tuple(dict.fromkeys(name.decode() for name in names))))
 
-    def _warn(self, context: Context, stranger: ProtocolError) -> None:
-        """Tells whoever runs the server of a stranger, once a second at most."""
-        if (now := time.monotonic()) - self._warned >= 1.0:
-            self._warned = now
-            _log.warning("%s was not let in: %s", context.peer(), stranger)
-
     def _why_lost(self, task: asyncio.Task[None] | None = None) -> str:
         """What to tell of a session that nobody has ended; `task` is the reading or writing one that died."""
         if task is not None and not task.cancelled() and (error := task.exception()) is not None:
@@ -292,10 +290,8 @@ class GrpcServer(HostServer):
     async def _read(self, peer: int, session: StreamSession, context: Context) -> None:
         shaping, assembly = self.options.shaping, Assembly()
         while True:
-            stalled = session.cut_later("sends a packet") if assembly.nbytes else None
-            message: Any = await context.read()  # bytes, or the end of the stream
-            if stalled is not None:
-                stalled.cancel()
+            with session.in_time("sends a packet") if assembly.nbytes else contextlib.nullcontext():
+                message: Any = await context.read()  # bytes, or the end of the stream
             if message is grpc.aio.EOF:  # type: ignore[attr-defined]
                 session.end(self._why_lost())
                 return
@@ -311,7 +307,7 @@ class GrpcServer(HostServer):
                 assembly.drop()
             elif max(assembly.nbytes, len(packet or b"")) > session.limit_nbytes:
                 assembly.drop()
-                self.tell(session.exceeded)
+                self.tell(session.too_large)
                 await asyncio.wait([session.over])  # and nothing more is read
             elif packet is not None:
                 self.tell(partial(self._handler.received, peer, packet))
@@ -326,7 +322,6 @@ class GrpcServer(HostServer):
                 self.bytes_sent += nbytes
                 # Before it is written: the peer may have it, and ask for more, before `write` has returned.
                 session.pending_nbytes -= nbytes
-                stalled = session.cut_later("reads")
-                await context.write(message)
-                stalled.cancel()
+                with session.in_time("reads"):
+                    await context.write(message)
         session.end(None)

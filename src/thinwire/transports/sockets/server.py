@@ -12,8 +12,8 @@ from functools import partial
 
 from thinwire.errors import ProtocolError, TransportError
 from thinwire.transports.addresses import parse_address
-from thinwire.transports.base import ANYBODY, HandlerFactory, Identity, wire_nbytes
-from thinwire.transports.hosting import HostSender, HostServer
+from thinwire.transports.base import ANYBODY, HandlerFactory, wire_nbytes
+from thinwire.transports.hosting import HostSender, HostServer, WireSession
 from thinwire.transports.sockets import options as limits
 from thinwire.transports.sockets.channel import Channel
 from thinwire.transports.sockets.loop import READ, Loop
@@ -55,7 +55,6 @@ class SocketServer(HostServer):
         self.options = options
         self._context = None if options.tls is None else context(options.tls, server=True)
         self._stopped = threading.Event()
-        self._warned = -1.0
         self._channels: set[SocketSession] = set()
         family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
         try:
@@ -136,9 +135,7 @@ class SocketServer(HostServer):
         try:
             session.identity = ANYBODY if ask is None else ask(Caller(None, names))
         except ProtocolError as stranger:
-            if (now := time.monotonic()) - self._warned >= 1.0:
-                self._warned = now
-                _log.warning("%s was not let in: %s", names, stranger)
+            self._warn(names, stranger)
             return f"it does not let this worker in: {stranger}"
         if (full := self._is_full(session.identity)) is not None:
             return full
@@ -195,17 +192,14 @@ class SocketServer(HostServer):
         self._stopped.set()
 
 
-class SocketSession:
+class SocketSession(WireSession):
     """One connection of the server; a session once its peer is let in."""
 
     def __init__(self, server: SocketServer, sock: socket.socket, loop: Loop, options: SocketOptions) -> None:
-        self.identity: Identity = ANYBODY
+        super().__init__(ANYBODY, options.max_message_nbytes, options.max_pending_nbytes)
         self.peer = -1
-        self.limit_nbytes = options.max_message_nbytes
         self.channel = Channel(loop, sock, server.pipe(), self)
-        self._server, self._options = server, options
-        self._exceeded: Callable[[], None] = self._say_too_large
-        self._pending_nbytes, self._max_pending_nbytes = 0, options.max_pending_nbytes
+        self._server = server
         self._leaving = self._over = False
 
     # ---- for the server
@@ -214,21 +208,8 @@ class SocketSession:
     def closing(self) -> bool:
         return self._leaving or self._over
 
-    def put(self, packet: bytes) -> None:
-        nbytes, limit = wire_nbytes(packet), self._max_pending_nbytes
-        if self._pending_nbytes and self._pending_nbytes + nbytes > limit:
-            self.end(f"the worker does not read: over {limit} bytes pending")
-            return
-        self._pending_nbytes += nbytes
+    def _queue(self, packet: bytes) -> None:
         self.channel.send(packet)
-
-    def limit(self, nbytes: int, exceeded: Callable[[], None]) -> None:
-        most = self._options.max_message_nbytes
-        self.limit_nbytes = min(nbytes, most)
-        self._exceeded = exceeded if nbytes < most else self._say_too_large
-
-    def reserve(self, nbytes: int) -> None:
-        self._max_pending_nbytes = max(self._max_pending_nbytes, nbytes)
 
     def close(self) -> None:
         self._leaving = True
@@ -259,11 +240,11 @@ class SocketSession:
 
     def exceeded(self) -> None:
         if not self.closing:
-            self._server.tell(self._exceeded)
+            self._server.tell(self.too_large)
 
     def sent(self, packet: bytes) -> None:
         if packet is not GREETING:
-            self._pending_nbytes -= wire_nbytes(packet)
+            self.pending_nbytes -= wire_nbytes(packet)
             self._server.bytes_sent += wire_nbytes(packet)
 
     def said_goodbye(self) -> None:
@@ -280,7 +261,3 @@ class SocketSession:
             self._over = True
             if self.peer >= 0:
                 self._server.over(self, f"the worker went away: {reason}")
-
-    def _say_too_large(self) -> None:
-        most = self._options.max_message_nbytes
-        self.end(f"a packet over the message limit of {most} bytes came; raise max_message_nbytes on both sides")

@@ -1,0 +1,65 @@
+"""Files that cannot be used are named where they are read, before anything listens or waits for an answer."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    PrivateFormat,
+    load_pem_private_key,
+)
+
+from tests.security.conftest import Pki
+from thinwire.errors import ConfigError
+from thinwire.security.pem import read_tls
+
+DAMAGED = b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
+
+
+@pytest.fixture
+def put(tmp_path: Path) -> Callable[[str, bytes], Path]:
+    def put(name: str, content: bytes) -> Path:
+        path = tmp_path / name
+        path.write_bytes(content)
+        return path
+
+    return put
+
+
+def test_what_cannot_be_used_is_refused_by_name(pki: Pki, put: Callable[[str, bytes], Path]) -> None:
+    ca, cert, key = (pki.folder / name for name in ("ca.pem", "worker-0.pem", "worker-0.key"))
+    locked = load_pem_private_key(key.read_bytes(), None).private_bytes(
+        Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret")
+    )
+    old = pki.authority.issue("worker-0", [], "worker", days=-1)
+    damaged, locked_key = put("damaged", DAMAGED), put("locked", locked)
+    old_cert, old_key = put("old.pem", old.certificate), put("old.key", old.key)
+    for files, why in (
+        ((key, cert, key), r"ca '.*worker-0\.key' holds no certificate, or a damaged one"),
+        ((damaged, None, None), r"ca '.*damaged' holds no certificate"),
+        ((put("tail", ca.read_bytes() + DAMAGED), None, None), r"ca '.*tail' holds no certificate, or a damaged one"),
+        ((ca, damaged, key), r"cert '.*damaged' holds no certificate, or a damaged one"),
+        ((ca, key, key), r"cert '.*worker-0\.key' holds no certificate"),
+        ((ca, cert, cert), r"key '.*worker-0\.pem' holds no private key, or a damaged one"),
+        ((ca, cert, put("cut", key.read_bytes()[:-60])), r"key '.*cut' holds no private key, or a damaged one"),
+        ((ca, cert, pki.folder / "worker-1.key"), r"worker-1\.key' is not the key of cert '.*worker-0\.pem'"),
+        ((ca, cert, locked_key), r"key '.*locked' is encrypted, and there is no password"),
+        ((ca, old_cert, old_key), r"cert '.*old\.pem' has run out: it was valid until \d{4}-.*, and now it is \d{4}-"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            read_tls(*files)
+
+
+def test_what_grpc_takes_is_taken(pki: Pki, put: Callable[[str, bytes], Path]) -> None:
+    """Text beside the PEM, several authorities in one file; an editor's mark at the start is left out."""
+    ca, cert, key = ((pki.folder / name).read_bytes() for name in ("ca.pem", "worker-0.pem", "worker-0.key"))
+    ours = put("ca", "# Gesellschaft für Züge\n".encode() + ca + pki.stranger.issued.certificate)
+    marked = put("cert", codecs.BOM_UTF8 + cert), put("key", codecs.BOM_UTF8 + b"of worker 0\r\n" + key)
+    tls = read_tls(ours, *marked)
+    assert tls.root == ours.read_bytes() and tls.certificate == cert and tls.key == b"of worker 0\r\n" + key
+    assert read_tls(ours, None, None).key is None

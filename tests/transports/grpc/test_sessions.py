@@ -1,0 +1,41 @@
+"""What a server keeps for a peer, and that it is given up with the session."""
+
+from __future__ import annotations
+
+import gc
+import time
+import weakref
+from typing import TYPE_CHECKING
+
+from thinwire.transports import Sender
+from thinwire.transports.grpc import GrpcOptions
+from thinwire.transports.grpc.client import connect
+from thinwire.transports.grpc.server import GrpcServer
+
+if TYPE_CHECKING:
+    from tests.transports.conftest import Cluster
+
+WAIT_S = 20.0
+
+
+def test_what_a_worker_did_not_read_is_kept_no_longer_than_its_session(grpc_cluster: Cluster) -> None:
+    seen: list[weakref.ref[object]] = []
+
+    def flood(sender: Sender, peer: int, packet: bytes) -> None:
+        server = grpc_cluster.server
+        assert isinstance(server, GrpcServer)
+        seen.append(weakref.ref(server._sessions[peer]))
+        for _ in range(64):
+            sender.send(peer, bytes(1_000_000))
+
+    recorder = grpc_cluster.serve(flood)
+    with connect(grpc_cluster.server.address, options=GrpcOptions(max_pending_nbytes=100_000)) as connection:
+        connection.send(b"1")
+        assert connection.receive(WAIT_S) is not None
+        connection.abort()
+    assert recorder.wait_closed() == "the worker went away"
+    until = time.monotonic() + 2.0
+    while seen[0]() is not None and time.monotonic() < until:
+        time.sleep(0.01)
+        gc.collect()
+    assert seen[0]() is None, "a timer of CHUNK_S, two minutes, still knows it"
