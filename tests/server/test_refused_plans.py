@@ -113,7 +113,7 @@ def test_a_reduction_that_nobody_knows_does_not_get_past_the_packet() -> None:
 
 
 def test_tables_that_do_not_fit_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_memory(*_: object) -> None:
+    def no_memory(*_: object, **__: object) -> None:
         raise MemoryError("Unable to allocate 64.0 GiB")
 
     monkeypatch.setattr(updates, "Table", no_memory)

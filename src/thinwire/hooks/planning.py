@@ -176,7 +176,7 @@ def make_plan(
             reduce=design.reduce if some or "senders" not in design.reduce else "mean",
             state_interval=state_interval,
             consistency=name_of(policy),
-            downlink=design.downlink,
+            downlink="momentum" if local is not None and local.nesterov else design.downlink,
             local=_agreement(design),
             settings=agreed,
         )

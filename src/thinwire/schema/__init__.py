@@ -12,6 +12,7 @@ from typing import TypeAlias, get_args
 from thinwire.schema.exchange import (
     MAX_NOTE_NBYTES,
     Abort,
+    Ahead,
     BatchSizes,
     Changes,
     Delta,
@@ -62,6 +63,7 @@ __all__ = [
     "MAX_TABLES",
     "Abort",
     "Acknowledged",
+    "Ahead",
     "BatchSizes",
     "Changes",
     "Config",
@@ -113,6 +115,7 @@ Message: TypeAlias = (
     | TunedPush
     | TunedDelta
     | Echo
+    | Ahead
 )
 
 KINDS: dict[int, type[Message]] = dict(enumerate(get_args(Message), start=1))

@@ -78,6 +78,21 @@ class Values(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     versions: tuple[int, ...]
 
 
+class Ahead(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """Server → worker, before `Values` of the same tables, where each end adds the optimizer's momentum itself.
+
+    One frame for each table, uncompressed; two such messages are needed (`optimizers/outer_momentum.py`).
+
+    Args:
+        tables: which.
+        anchor: the frames hold the parameters that the training began with; else how far those of the values' version
+            are ahead of the values.
+    """
+
+    tables: tuple[int, ...]
+    anchor: bool
+
+
 class Push(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Worker → server: gradients of `tables` at `step`, one frame each; an empty frame says "no gradient this step".
 

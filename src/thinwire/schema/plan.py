@@ -69,7 +69,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         state_interval: buffers travel after every so many steps.
         consistency: name of the consistency policy, options spelled out.
         downlink: what the server sends down: `delta`, the change of a model that it updates; `gradient`, the
-            average gradient, for workers that run the optimizer; `weights`, the average of the workers' weights.
+            average gradient, for workers that run the optimizer; `weights`, the average of the workers' weights;
+            `momentum`, as `delta`, but each end adds the momentum of SGD itself, which is Nesterov's.
         local: what workers that push updates of their own optimizer agree on besides; empty where they push gradients.
         settings: see `Settings`: seed, batch, steps, a digest of the data.
     """
@@ -82,10 +83,22 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     reduce: Reduce = "mean"
     state_interval: int = 50
     consistency: str = "bsp"
-    downlink: Literal["delta", "gradient", "weights"] = "delta"
+    downlink: Literal["delta", "gradient", "weights", "momentum"] = "delta"
     local: str = ""
     settings: dict[str, str | int | float | bool] = {}
 
     def reduce_of(self, table: TableSpec) -> Reduce:
         """Returns how one table's pushes are aggregated: with local updates buffers (group 1) are averaged anyway."""
         return "mean" if self.local and table.group else self.reduce
+
+    @property
+    def shard_steps(self) -> bool:
+        """Whether the server runs the optimizer."""
+        return self.downlink in ("delta", "momentum")
+
+    def momentum_of(self, table: TableSpec) -> float:
+        """Returns the momentum that each end adds to what is sent of a table; 0: none."""
+        if self.downlink != "momentum" or table.state:
+            return 0.0
+        momentum = self.groups[table.group].get("momentum", 0.0)
+        return float(momentum) if isinstance(momentum, int | float) else 0.0

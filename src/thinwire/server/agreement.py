@@ -66,6 +66,21 @@ def check_plan(plan: Plan) -> None:
             raise ProtocolError(f"{spec.name}: the plan has no codec {max(spec.up, spec.down)}")
         if not 0 <= spec.group < len(plan.groups):
             raise ProtocolError(f"{spec.name}: the plan has no parameter group {spec.group}")
+    _check_momentum(plan)
+
+
+def _check_momentum(plan: Plan) -> None:
+    """Raises ProtocolError where each end is to add a momentum that is none of Nesterov's SGD."""
+    if plan.downlink != "momentum":
+        return
+    for group in plan.groups:
+        momentum = group.get("momentum")
+        possible = isinstance(momentum, int | float) and not isinstance(momentum, bool) and 0 <= momentum < 1
+        if plan.optimizer != "SGD" or not possible:
+            raise ProtocolError(
+                f"a plan whose momentum each end adds itself has {plan.optimizer} with momentum={momentum!r}; it goes "
+                "with SGD and a momentum from 0 to below 1"
+            )
 
 
 def usable_codecs(plan: Plan) -> list[Codec]:

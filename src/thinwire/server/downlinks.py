@@ -5,6 +5,7 @@ workers that hold the same copy. In lockstep that is everybody (3LC §3, shared 
 of its own, copies part ways and every group gets its own frame, so what a worker has not been sent adds up for it
 alone (the per-client sums of Wu 2018). `gradient`: the average gradient with a residual at the server (DoubleSqueeze),
 or as whole votes (TernGrad), for workers that run the optimizer. `weights`: the average of whole weights (Øland & Raj).
+`momentum`: as `delta`, and each end adds the optimizer's momentum itself.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
+import torch
 
 from thinwire.codecs import Codec, Context, Step
 from thinwire.codecs.levels import Votes
 from thinwire.codecs.scheme import stream_seed
 from thinwire.codecs.tensors import Flat, FloatArray
 from thinwire.errors import NonFiniteError
+from thinwire.optimizers.outer_momentum import OuterMomentum
 from thinwire.packets import BatchedTensor, EncodedTensor
 from thinwire.policies.compression import NARROW, is_batched
 from thinwire.server.copies import Copies, Copy, own_array, unbounded
@@ -161,6 +164,39 @@ class ModelDelta(Downlink):
         self.copies.load_state_dict(state["copies"])
 
 
+class ModelMomentum(ModelDelta):
+    """The change of what was sent, to which this end adds the optimizer's momentum as workers do.
+
+    Args:
+        name, shape, codec, workers, seed: as for `Downlink`.
+        momentum: in (0, 1).
+    """
+
+    def __init__(
+        self, name: str, shape: tuple[int, ...], codec: Codec, workers: int, *, momentum: float, seed: int = SEED
+    ) -> None:
+        super().__init__(name, shape, codec, workers, seed=seed)
+        self.outer = OuterMomentum(momentum)
+
+    def sent(self, copy: Copy) -> None:
+        super().sent(copy)
+        self.outer.follow(torch.from_numpy(copy.values))  # of all workers: with local updates they go in step
+
+    def assign(self, values: FloatArray) -> None:
+        super().assign(values)
+        self.outer.begin(torch.from_numpy(self.values))
+
+    def state_dict(self) -> dict[str, Any]:
+        outer = {"anchor": self.outer.anchor, "ahead": self.outer.ahead}
+        arrays = {name: tensor.numpy().copy() for name, tensor in outer.items() if tensor is not None}
+        return {**super().state_dict(), **arrays}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        if "anchor" in state:
+            self.outer.load(*(torch.from_numpy(own_array(state[name])) for name in ("anchor", "ahead")))
+
+
 class AverageGradient(Downlink):
     """The average gradient, to which a codec that keeps a residual adds the server's (DoubleSqueeze, algorithm 1)."""
 
@@ -209,7 +245,12 @@ class AverageWeights(Downlink):
         self.values[...] = values
 
 
-FORMS: dict[str, type[Downlink]] = {"delta": ModelDelta, "gradient": AverageGradient, "weights": AverageWeights}
+FORMS: dict[str, type[Downlink]] = {
+    "delta": ModelDelta,
+    "momentum": ModelDelta,
+    "gradient": AverageGradient,
+    "weights": AverageWeights,
+}
 
 
 def diverged(error: NonFiniteError, version: int) -> NonFiniteError:

@@ -16,11 +16,12 @@ from thinwire.codecs.decoding import Gradient, GradientSums
 from thinwire.codecs.senders import SenderMeans
 from thinwire.codecs.tensors import FloatArray
 from thinwire.errors import FrameError, NonFiniteError, ProtocolError
+from thinwire.optimizers.outer_momentum import OuterMomentum
 from thinwire.packets import BatchedTensor, EncodedTensor
 from thinwire.policies.compression import PLAIN, is_batched
 from thinwire.policies.consistency import Terms
 from thinwire.schema import Reduce, TableSpec
-from thinwire.server.downlinks import FORMS, SEED, ModelDelta, diverged
+from thinwire.server.downlinks import FORMS, SEED, ModelDelta, ModelMomentum, diverged
 
 NO_GRADIENT = b""
 """The frame of a parameter that took no part in this step."""
@@ -40,6 +41,7 @@ class Table:
         downlink: what travels down, a key of `FORMS`.
         reduce: how gradients are aggregated; where `up` sends all values, a mean over senders is the mean.
         seed: of the pulls' random numbers, which no worker has.
+        momentum: that each end adds to what is sent; 0: none.
 
     Attributes:
         sum: float32, of the gradients of the current clock that were added; before the first, the last aggregate.
@@ -56,11 +58,14 @@ class Table:
         downlink: str = "delta",
         reduce: Reduce = "mean",
         seed: int = SEED,
+        momentum: float = 0.0,
     ) -> None:
         self.spec = spec
         self.version = 0
-        self.downlink = FORMS["delta" if spec.state else downlink](
-            spec.name, spec.shape, down, terms.workers, seed=seed
+        self.downlink = (
+            ModelMomentum(spec.name, spec.shape, down, terms.workers, momentum=momentum, seed=seed)
+            if momentum
+            else FORMS["delta" if spec.state else downlink](spec.name, spec.shape, down, terms.workers, seed=seed)
         )
         self.values = torch.from_numpy(self.downlink.values)
         self.reduce: Reduce = reduce if up.scheme.sends_some or reduce == "sum" else "mean"
@@ -183,6 +188,18 @@ class Table:
         """Returns a worker's copy as one uncompressed frame; it now has the current version."""
         self.given[rank] = self.version
         return PLAIN.encode(self.downlink.snapshot(rank))
+
+    @property
+    def momentum(self) -> OuterMomentum | None:
+        """What this end adds to what was sent, once something was; None where no end adds anything."""
+        return self.downlink.outer if isinstance(self.downlink, ModelMomentum) and self.version else None
+
+    def momentum_frame(self, *, anchor: bool) -> bytes:
+        """Returns what an `Ahead` holds of this table."""
+        assert self.momentum is not None
+        values = self.momentum.anchor if anchor else self.momentum.ahead
+        assert values is not None
+        return PLAIN.encode(values.numpy())
 
     def admit(self, rank: int) -> None:
         """A worker that was never here holds what the others do. Of one whose rank lies in a gap nothing is known."""

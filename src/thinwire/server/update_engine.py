@@ -235,6 +235,10 @@ class UpdateEngine(TableUpdates):
         if not all(abs(rate) <= LARGEST for rate in push.rates):
             raise ProtocolError(f"a learning rate is {max(push.rates, key=_oddness)}; float32 ends at {LARGEST:.3g}")
         options = self._options.get(rank, self.plan.groups)
+        if push.options and self.plan.downlink == "momentum":
+            raise ProtocolError(
+                "options of the outer optimizer came, whose momentum each end adds; its rate may change"
+            )
         if push.options:
             options = self._options[rank] = apply_changes(self.plan.optimizer, options, push.options)
         return Settings(push.rates, options)

@@ -13,11 +13,11 @@ from typing import Any
 
 from thinwire.codecs.scheme import stream_seed
 from thinwire.errors import ConfigError, ProtocolError
-from thinwire.optimizers.options import Settings, changes
+from thinwire.optimizers.options import Options, Settings, changes
 from thinwire.optimizers.runner import OptimizerRunner
 from thinwire.packets import EncodedTensor, portions
 from thinwire.policies.consistency import consistency
-from thinwire.schema import Delta, Message, Plan, Values
+from thinwire.schema import Ahead, Delta, Message, Plan, Values
 from thinwire.server.aggregation import Aggregation, Taken
 from thinwire.server.agreement import usable_codecs
 from thinwire.server.lanes import Lanes
@@ -60,7 +60,10 @@ class TableUpdates:
         seed = stream_seed(told if isinstance(told, int) else 0, None)
         try:
             self.tables = [
-                Table(spec, codecs[spec.up], codecs[spec.down], self.terms, plan.downlink, plan.reduce_of(spec), seed)
+                Table(
+                    *(spec, codecs[spec.up], codecs[spec.down], self.terms, plan.downlink, plan.reduce_of(spec), seed),
+                    momentum=plan.momentum_of(spec),
+                )
                 for spec in plan.tables
             ]
         except (MemoryError, RuntimeError) as error:  # NumPy's and torch's ways to say so
@@ -72,11 +75,17 @@ class TableUpdates:
         self._optimizer: OptimizerRunner | None = None
         trained = [(table.spec.group, table.values) for table in self.tables if not table.spec.state]
         if trained:
-            self._optimizer = OptimizerRunner(plan.optimizer, plan.groups, trained)
+            self._optimizer = OptimizerRunner(plan.optimizer, self._stepped_by(plan.groups), trained)
         self._groups = TableGroups(self.tables)
         self.lanes = self._new_lanes()
         """The gradients that come in."""
         self.tuning = Tuning(plan, codecs, self.tables)
+
+    def _stepped_by(self, groups: tuple[Options, ...]) -> tuple[Options, ...]:
+        """Returns the options of the shard's own steps: without the momentum that each end adds itself."""
+        if self.plan.downlink != "momentum":
+            return groups
+        return tuple({**group, "momentum": 0.0, "nesterov": False} for group in groups)
 
     def _new_lanes(self) -> Lanes:
         clocks = {index: table.version for index, table in enumerate(self.tables) if not table.spec.state}
@@ -149,6 +158,13 @@ class TableUpdates:
         give = Table.hand_over if self.terms.immediate else Table.snapshot
         frames = [give(self.tables[i], rank) for i in lacks]
         outgoing = []
+        led = [i for i in lacks if self.tables[i].momentum is not None]
+        for anchor in (True, False):
+            own = [self.tables[i].momentum_frame(anchor=anchor) for i in led]
+            outgoing += [
+                Outgoing(Ahead(tables=tuple(led[part]), anchor=anchor), tuple(own[part]), rank)
+                for part in portions(own)
+            ]
         for part in portions(frames):
             values = Values(tables=tuple(lacks[part]), versions=tuple(self.tables[i].version for i in lacks[part]))
             outgoing.append(Outgoing(values, tuple(frames[part]), rank))
@@ -202,11 +218,11 @@ class TableUpdates:
         """Ends the current clock of some tables, and updates the model where that is the server's to do."""
         assert self._optimizer is not None
         taken = [lane.take() for lane in ready]
-        if self.plan.downlink == "delta":
+        if self.plan.shard_steps:
             pairs = zip((table for lane in ready for table in lane.group.tables), itertools.chain(*taken), strict=True)
             changed = [table for table, (aggregate, _) in pairs if aggregate is not None]
             try:
-                self._optimizer.set(settings)
+                self._optimizer.set(Settings(settings.rates, self._stepped_by(settings.groups)))
                 self._optimizer.step([table.values for table in changed], [table.gradient for table in changed])
             except (ProtocolError, ConfigError):
                 raise
@@ -222,7 +238,7 @@ class TableUpdates:
             settings: rates and options of the update.
             rank: of the worker whose push alone is the update, and who alone is led to it; None leads everybody.
         """
-        here = self.plan.downlink == "delta"  # the optimizer runs here, and nobody else need know
+        here = self.plan.shard_steps  # the optimizer runs here, and nobody else need know
         messages: dict[tuple[int, int, tuple[int, ...]], list[tuple[int, EncodedTensor]]] = {}
         targets = None if rank is None else {rank}
         recoded, notes = self.tuning.begin(ready[0].clock)

@@ -13,6 +13,7 @@ from thinwire.packets import EncodedTensor, portions
 from thinwire.policies.consistency import Consistency, consistency
 from thinwire.policies.sampling import Memberships, extended
 from thinwire.schema import (
+    Ahead,
     Delta,
     Echo,
     Join,
@@ -81,6 +82,7 @@ class Conversation:
         self._terms = self._policy.terms(plan.workers)
         self._newest, self._buffers_alone = 0, all(spec.state for spec in plan.tables)
         self._maxima: dict[int, tuple[float, ...]] = {}
+        self._ahead: dict[bool, dict[int, EncodedTensor]] = {True: {}, False: {}}  # by anchor, of values to come
         self.transmit = TransmitBuffer(plan, chunk_nbytes)
         self._apply = ApplyBuffer(plan, rank, immediate=self._terms.immediate)
 
@@ -233,7 +235,12 @@ class Conversation:
                     raise ProtocolError(f"{len(message.versions)} versions and {len(frames)} frames in one message")
                 for table, version, frame in zip(message.tables, message.versions, frames, strict=True):
                     self._newest = max(self._newest, version)
-                    self._apply.replace(table, Update(version, frame, True))
+                    ahead = [own.pop(table, b"") for own in (self._ahead[True], self._ahead[False])]
+                    told = tuple(ahead) if all(ahead) else ()
+                    self._apply.replace(table, Update(version, frame, True, ahead=told))
+            case Ahead():
+                self._apply.check(message.tables, frames)
+                self._ahead[message.anchor].update(zip(message.tables, frames, strict=True))
             case Delta():
                 self._apply.check(message.tables, frames)
                 # Statistics are relayed when they come, before anybody knows whether the exchange is the last.

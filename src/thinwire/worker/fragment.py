@@ -68,9 +68,13 @@ class Fragment:
             step: which step they belong to, for the records.
         """
         found = {id(table): updates for table, updates in pulled}
+        for table, _ in pulled:
+            table.changes()
         done = self._apply_ternary(found, step) | self._apply_vectors(found, step) | self._apply_on_device(found, step)
         for table, updates in pulled:
-            if updates and id(table) not in done:
+            if id(table) in done:
+                table.changed()
+            elif updates:
                 table.apply(updates, None, step=step)
 
     def _apply_ternary(self, found: dict[int, Sequence[Update]], step: int) -> set[int]:
@@ -115,6 +119,11 @@ class Fragment:
         if coded:
             fill_all([frame for _, frame in coded], [table.values for table, _ in coded], [True] * len(coded))
         return _applied([(table, frame.payload_nbytes) for table, frame in coded], self._now() - begin, step)
+
+    @property
+    def is_led(self) -> bool:
+        """Whether a momentum is added to shared values of some tensor."""
+        return any(tensor.is_led for tensor in self.tensors)
 
     def continue_from(
         self,
@@ -166,7 +175,8 @@ class Fragment:
             keep_unsent: the share of the residuals, 0 … 1, which is taken from the shared ones: it is a change with a
                 minus sign, as updates are.
         """
-        if keep_unsent and not keep and self.is_plain:
+        led = self.is_led
+        if keep_unsent and not keep and self.is_plain and not led:
             local, nothing = addresses([tensor.local for tensor in self.tensors]), [None] * len(self.tensors)
             continued = self._tables.all.continued(local, keep_unsent, nothing, 0.0)
             continue_many(
@@ -174,12 +184,14 @@ class Fragment:
             )
             self._hold(keep_unsent)
             return
-        merged = self._tables.room() if keep or keep_unsent else self._tables.shared
-        if keep:
-            for out, shared, tensor in zip(merged, self._tables.shared, self.tensors, strict=True):
-                torch.lerp(shared, tensor.local, keep, out=out)
-        elif keep_unsent:
+        merged = self._tables.room() if keep or keep_unsent or led else self._tables.shared
+        if merged is not self._tables.shared:
             torch._foreach_copy_(merged, self._tables.shared)
+        for out, tensor in zip(merged, self.tensors, strict=True) if led else ():
+            tensor.add_ahead(out)
+        if keep:
+            for out, tensor in zip(merged, self.tensors, strict=True):
+                torch.lerp(out, tensor.local, keep, out=out)
         if keep_unsent:
             unsent = [(merged[place][t.span], t.residual) for place, t in self._tables.places if t.residual is not None]
             residuals = [residual for _, residual in unsent if residual is not None]
@@ -190,7 +202,7 @@ class Fragment:
         if merged is not self._tables.shared:
             as_shown = [each.view_as(s) for each, s in zip(merged, self._shown, strict=True)]
         torch._foreach_copy_(self._shown, as_shown)
-        differs = [bool(keep or keep_unsent) or rounds for rounds in self._rounds]
+        differs = [bool(keep or keep_unsent or led) or rounds for rounds in self._rounds]
         if any(differs):
             for tensor, differing in zip(self.tensors, differs, strict=True):
                 if differing:

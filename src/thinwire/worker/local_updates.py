@@ -207,7 +207,7 @@ class LocalWorker(Worker):
     def _continue_from(self, fragment: Fragment, pulled: Pulled) -> None:
         """Applies updates that this worker had a part in, and leads momenta by them; where one pass can, merges too."""
         step, steering, updates = self.iteration - 1, self.steering, self._updates
-        if not (steering or updates.keep_unsent) or updates.keep or not fragment.is_plain:
+        if not (steering or updates.keep_unsent) or updates.keep or updates.nesterov or not fragment.is_plain:
             leads: Sequence[Lead | None] | None = None
         elif steering is None:
             leads = [None] * len(fragment.tensors)
@@ -299,6 +299,14 @@ class LocalWorker(Worker):
             self._sit_out_round()
         for conversation in self._ring:
             yield from self._flush(conversation)
+
+    def _announce_options(self) -> None:
+        if self._updates.nesterov and self._groups.changes():
+            raise ConfigError(
+                "the outer optimizer's options were changed, and every worker adds its momentum itself: in "
+                "outer_groups the rate alone may change; another momentum is the design's, as in 'diloco[outer_momentum=0.8]'"
+            )
+        super()._announce_options()
 
     def _sit_out_round(self) -> None:
         """Drops what local steps have changed anywhere in the model: NaN in one fragment is soon in all of them."""

@@ -88,9 +88,29 @@ class WorkerTensor:
             self.values.copy_(self._flat())
 
     def write(self) -> None:
-        """Copies the values to the tensor, where they are separate."""
+        """Copies what all workers share to the tensor, where it is separate."""
         if self._separate:
-            self._shown.copy_(self.values.view(self._shown.shape))
+            self._shown.copy_(self.shared.view(self._shown.shape))
+
+    @property
+    def shared(self) -> torch.Tensor:
+        """What all workers share: the values, and a momentum where each end adds it itself; float32[n], flat."""
+        if not self.is_led:
+            return self.values
+        shared = self.values.clone()
+        self.add_ahead(shared)
+        return shared
+
+    @property
+    def is_led(self) -> bool:
+        """Whether a momentum is added to the values."""
+        return any(table.outer is not None and table.outer.ahead is not None for table in self.tables)
+
+    def add_ahead(self, values: torch.Tensor) -> None:
+        """Adds the momentum to a copy of the values."""
+        for table in self.tables:
+            if table.outer is not None and table.outer.ahead is not None:
+                values[table.span] += table.outer.ahead.view(-1)
 
     @property
     def shown(self) -> torch.Tensor:
@@ -171,6 +191,7 @@ class WorkerModel:
                     seed=seed,
                     revocable=revocable,
                     measures=measures and not each.state,
+                    momentum=plans[partition.server].momentum_of(spec),
                 )
                 tensor.tables.append(table)
             self.tensors.append(tensor)

@@ -18,6 +18,7 @@ from thinwire.codecs import CheckedFrame, Codec, Context, StepOptions, open_pars
 from thinwire.codecs.tensors import FloatArray, flatten, off_host
 from thinwire.errors import NonFiniteError, ProtocolError
 from thinwire.frames import Flags, Frame, pack, parse
+from thinwire.optimizers.outer_momentum import OuterMomentum
 from thinwire.packets import BatchedTensor, EncodedTensor
 from thinwire.policies.assignment import Partition
 from thinwire.policies.compression import NARROW, is_batched
@@ -60,6 +61,7 @@ class WorkerTable:
         seed: of the codec's random stream.
         revocable: whether a push may have no effect, so that its residual must be restored; may be set later.
         measures: whether steps are recorded: the norm of every gradient, and which steps changed the copy.
+        momentum: that each end adds to what is sent; 0: none.
 
     Attributes:
         context: encodes the pushes; None for buffers.
@@ -71,6 +73,7 @@ class WorkerTable:
         size: number of values.
         span: which values of the tensor they are.
         counters: as given.
+        outer: what this end adds to the copy; None where no end adds anything.
         changed_in: the steps that changed the copy, until they are recorded; kept only where steps are.
     """
 
@@ -87,7 +90,9 @@ class WorkerTable:
         seed: int,
         revocable: bool,
         measures: bool,
+        momentum: float = 0.0,
     ) -> None:
+        self.outer = OuterMomentum(momentum) if momentum else None
         self.shard, self.index, self.spec, self.values = partition.server, index, spec, values
         self.size = values.numel()
         self.context: Context | None = None
@@ -295,13 +300,34 @@ class WorkerTable:
                 self._accumulated.add_back(accumulated)
             return
         if update.version == 0 or update.whole or local_step is None:
+            self.changes(whole=update.whole)
             nbytes = self._decode(update.frame, self.values, accumulate=not update.whole)
+            self.changed(update.ahead if update.whole else None)
         else:
             gradient = torch.empty_like(self.values)
             nbytes = self._decode(update.frame, gradient, accumulate=False)
             local_step(self, gradient, update)
         if update.version > 0:
             count_pulls([self], [nbytes])
+
+    def changes(self, *, whole: bool = False) -> None:
+        """Is told that the copy is to be changed by what came: by an update, or as a `whole`."""
+        if self.outer is not None and not whole:
+            self.outer.begin_once(self.values)
+
+    def changed(self, ahead: Sequence[EncodedTensor] | None = None) -> None:
+        """Is told that it was: by an update, or, where `ahead` is given, by whole values and what came before them."""
+        if self.outer is None:
+            return
+        if ahead is None:
+            self.outer.follow(self.values)
+            return
+        self.outer.begin(self.values)
+        if ahead:
+            anchor, by = torch.empty_like(self.values), torch.empty_like(self.values)
+            for frame, out in zip(ahead, (anchor, by), strict=True):
+                self._decode(frame, out, accumulate=False)
+            self.outer.load(anchor, by)
 
     def _decode(self, frame: EncodedTensor, out: torch.Tensor, *, accumulate: bool) -> int:
         """Decodes a frame of this table, or its values in a batch; returns its payload's size in bytes."""
