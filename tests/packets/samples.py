@@ -5,6 +5,7 @@ from __future__ import annotations
 from thinwire.schema import (
     Abort,
     Acknowledged,
+    Ahead,
     Delta,
     Echo,
     Join,
@@ -64,4 +65,5 @@ MESSAGES: list[Message] = [
     TunedPush(step=2**40, tables=(1, 0), rates=(0.1,), replaced=2, codec=5, sparsity=1.75, note=b"\x03\x00"),
     TunedDelta(version=4, tables=(0, 1), notes=((0, b"\x03\x00"), (2, b"\x04"))),
     Echo(number=3),
+    Ahead(tables=(1, 0), anchor=True),
 ]

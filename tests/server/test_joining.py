@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from tests.server.conversation import BIAS, PLAIN, STATISTIC, WEIGHT, Shard, gradient, make_plan
-from thinwire.codecs import codec
-from thinwire.schema import FROZEN, Delta, Join, Leave, Push, Scalars, Values, Welcome
+from thinwire.codecs import codec, decode
+from thinwire.schema import FROZEN, Ahead, Delta, Join, Leave, Push, Scalars, Values, Welcome
 
 LATE = 7
 
@@ -81,6 +81,26 @@ def test_one_that_joins_late_gets_whole_tables_and_goes_on_with_the_others() -> 
         assert version == 4
         np.testing.assert_array_equal(copy, shard.copy_of(0)[table][1])
         np.testing.assert_array_equal(copy, shard.core.tables[table].replica)
+
+
+def test_one_that_joins_late_gets_the_momentum_that_each_end_adds_before_the_values() -> None:
+    shard = without_worker_one(downlink="momentum")
+    shard.join(1, peer=LATE)
+    said = shard.told[LATE]
+    assert [type(message) for message, _ in said] == [Welcome, Ahead, Ahead, Values]
+    for (message, frames), name in zip(said[1:3], ("anchor", "ahead"), strict=True):
+        assert message == Ahead(tables=(WEIGHT, BIAS), anchor=name == "anchor")
+        for table, frame in zip((WEIGHT, BIAS), frames, strict=True):
+            outer = shard.core.tables[table].momentum
+            assert outer is not None and getattr(outer, name).abs().max() > 0
+            np.testing.assert_array_equal(decode(frame).numpy(), getattr(outer, name).numpy())
+
+
+def test_options_of_a_momentum_that_each_end_adds_stay_as_planned() -> None:
+    shard = Shard(make_plan(downlink="momentum"))
+    tables, frames = zip(*shard.frames(0, 0).items(), strict=True)
+    shard.say(0, Push(step=0, tables=tables, rates=(0.1,), options=((0, {"momentum": 0.1}),)), frames)
+    assert "whose momentum each end adds; its rate may change" in str(shard.ended[0])
 
 
 def test_one_that_resumes_gets_what_it_lacks() -> None:

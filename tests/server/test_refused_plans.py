@@ -83,6 +83,14 @@ PLANS: dict[str, tuple[Callable[[Plan], Plan], str]] = {
         lambda p: changed(p, tables=(TableSpec(name="w", shape=(1,) * 100),)),
         r"w: 100 dimensions; at most 32 are possible",
     ),
+    "a momentum at each end that is none": (
+        lambda p: changed(p, downlink="momentum", groups=({"momentum": 1.0},)),
+        r"momentum each end adds itself has SGD with momentum=1\.0; it goes with SGD and a momentum from 0",
+    ),
+    "a momentum at each end of another optimizer": (
+        lambda p: changed(p, downlink="momentum", optimizer="Adam", groups=({},)),
+        r"a plan whose momentum each end adds itself has Adam with momentum=None; it goes with SGD",
+    ),
     "buffers that never travel": (lambda p: changed(p, state_interval=0), r"buffers that travel every 0 steps"),
 }
 

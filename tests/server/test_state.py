@@ -22,6 +22,7 @@ PLANS: dict[str, Plan] = {
     "random": make_plan(up=RANDOM, down=RANDOM),
     "gradient": make_plan(down=codec("onebit"), downlink="gradient"),
     "weights": make_plan(up=PLAIN, down=codec("bf16"), downlink="weights"),
+    "momentum at each end": make_plan(downlink="momentum"),
     "lead": make_plan(consistency="ssp[staleness=2,mode=aggressive]"),
 }
 
