@@ -68,6 +68,7 @@ print(command("--help"))
 Refused.names -= {{"typer", "rich"}}
 print(command("train", "--steps", "2"))
 print(command("demo", "--link", "none"))
+print(command("demo", "--link", "none", "--png", "demo.png"))
 print(command("compare"))
 print(command("reproduce", "3lc-table-1"))
 for words in (
@@ -95,7 +96,7 @@ def test_without_the_extras_hooks_work_and_everything_else_says_what_to_install(
         *["a parameter server needs grpc, which is not installed: pip install 'thinwire[server]'"] * 2,
         "serving metrics needs prometheus_client, which is not installed: pip install 'thinwire[metrics]'",
         "error: the command thinwire needs typer, which is not installed: pip install 'thinwire[cli]'",
-        "error: a parameter server needs grpc, which is not installed: pip install 'thinwire[server]'",
+        *["error: a parameter server needs grpc, which is not installed: pip install 'thinwire[server]'"] * 2,
         "error: the picture of --png needs matplotlib, which is not installed: pip install 'thinwire[plot]'",
         "error: report.html needs matplotlib, which is not installed: pip install 'thinwire[plot]'",
         "error: report.html needs plotly, which is not installed: pip install 'thinwire[plot]'",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from thinwire.bench.attacks import ATTACKS
@@ -15,6 +17,8 @@ def test_attacks_are_chosen_by_name() -> None:
     assert (cell.attack, cell.times, cell.seconds) == ("half-open joins", 7, 2.0)
     with pytest.raises(ConfigError, match="attacks bribery; there are nothing, connects and drops"):
         HostileBench(attacks=["bribery"])
+    with pytest.raises(ConfigError, match="seconds=inf; things are held for 0 seconds or more"):
+        HostileBench(seconds=math.inf)
 
 
 def test_a_server_that_did_not_survive_is_seen() -> None:

@@ -122,6 +122,18 @@ def test_in_process_is_for_the_runs_that_nobody_times(
     assert asked == [(None, True), ("1mbit", False)]
 
 
+def test_what_nobody_timed_is_in_no_table_of_times(
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(running, "run_with_progress", lambda job, shaping, *, in_process: _in_process(job))
+    result = command(*ASKED, "--in-process", "--workers", 1, "--out", tmp_path)
+    assert (result.status, result.err) == (0, "")
+    assert "mlp on digits, 1 worker, seeds: 1" in result.out and "75.00" in result.out
+    assert "seconds per step" not in result.out and "–×" not in result.out
+    page = (tmp_path / "report.html").read_text()
+    assert "1 worker;" in page and "<th>seconds per step</th>" not in page
+
+
 def test_a_node_has_one_link_only_in_the_kernel(command: Command, tmp_path: Path) -> None:
     arguments = ["--servers-on-workers", "--shaping", "application", "--links", "1mbit", "--out", tmp_path / "out"]
     result = command("compare", *arguments)
@@ -140,6 +152,8 @@ def test_ctrl_c_keeps_what_is_done(command: Command, monkeypatch: pytest.MonkeyP
     assert result.status == 130 and "interrupted" in result.err
     assert "the same command goes on from there" in result.out
     assert len(json.loads((tmp_path / "results.json").read_text())["runs"]) == 1
+    result = command("compare", "--designs", "int8", "--steps", 5, "--out", tmp_path / "new")
+    assert result.status == 130 and "goes on from there" not in result.out, "nothing is kept before the first run"
 
 
 def test_a_failed_run_is_the_commands_failure(
@@ -201,3 +215,7 @@ def test_designs_takes_names_with_options(command: Command) -> None:
     assert result.status == 0 and "sparsity=1.75" in result.out and "terngrad" not in result.out
     result = command("designs", "3lc[s=2]")
     assert result.status == 2 and "sparsity=2" in result.err
+
+
+def _in_process(job: Job) -> RunOutcome:
+    return run_outcome(design=job.design, steps=job.steps, in_process=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
+from io import StringIO
 
 import pytest
 from rich.console import Console
@@ -12,7 +14,7 @@ from thinwire.cli import console as printing
 from thinwire.presentation.tables import Table
 
 
-@pytest.mark.parametrize(("width", "columns", "whole"), [(100, 9, True), (24, 1, False)])
+@pytest.mark.parametrize(("width", "columns", "whole"), [(100, 9, True), (24, 1, True)])
 def test_names_stay_whole_where_there_is_room_and_figures_always(
     width: int, columns: int, whole: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -33,6 +35,36 @@ def test_a_table_that_is_too_wide_is_turned_where_that_helps(
     shown = capsys.readouterr().out
     assert "1024 ms" in shown and "3lc[s=1.75]" in shown and "A step" in shown
     assert max(map(len, shown.splitlines())) <= 80 and len(shown.splitlines()) == 4 + 1 + len(workers)
+
+
+def test_where_no_table_has_room_every_cell_has_a_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = Table(["", "fp32", "3lc[s=1.0]"], [["steps", "1,000", "[2,000]"], ["loss", "0.5", "0.25"]], "two runs")
+    monkeypatch.setattr(printing, "console", Console(width=20))
+    printing.show(table)
+    assert capsys.readouterr().out.splitlines() == [
+        *("two runs", ""),
+        *("steps", "fp32: 1,000", "3lc[s=1.0]: [2,000]", ""),
+        *("loss", "fp32: 0.5", "3lc[s=1.0]: 0.25"),
+    ]
+
+
+class Full(StringIO):
+    def write(self, text: str) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_lines_of_progress_on_a_full_disk_end_no_training(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = printing.Lines()
+    monkeypatch.setattr(sys, "stdout", Full())
+    for _ in range(2):
+        lines.say("step 1", always=True)
+    printing.console.print("nor does what comes after them")
+    assert capsys.readouterr().err.count("all else goes on") == 1
+    sys.stdout.close()
 
 
 GOES_ON = """

@@ -139,11 +139,13 @@ MISUSE: list[tuple[list[str], str]] = [
     (["train", "--model", "lenet6"], r".*'lenet6'.*mlp.*"),
     (["train", "--data", "imagenet"], r".*'imagenet'.*digits.*"),
     (["train", "--steps", "5", "--seconds", "5"], r"a run has a number of steps or a time budget, not both"),
-    (["train", "--seconds", "0"], r"0.0 seconds; a time budget is positive"),
+    (["train", "--seconds", "0"], r"0.0 seconds; a time budget is positive and finite"),
     (["train", "--lr", "-1"], r"the learning rate is -1.0; expected a positive number"),
     (["train", "--telemetry", "/dev/null/steps.jsonl"], r"step records cannot be written to '/dev/null/steps.jsonl'.*"),
     (["train", "--link", "10mb"], r".*10mb.*10mbit.*"),
     (["train", "--shaping", "tc", "--link", "1mbit"], r"shaping 'tc'; allowed are auto, kernel and application"),
+    (["demo", "--seconds", "inf"], r"inf seconds; a time budget is positive and finite"),
+    (["watch", "127.0.0.1:9464"], r".*there is no such file; an endpoint is named .*, as in http://127.0.0.1:9464"),
     (["demo", "--link", "fast"], r".*fast.*10mbit.*"),
     (["server", "--shape", "10"], r".*10.*10mbit.*"),
     (["server", "--listen", "nowhere"], r".*nowhere.*"),
@@ -215,6 +217,13 @@ def test_misuse_is_one_line_and_status_2(command: Command) -> None:
         assert result.err.count("\n") == 1 and "Traceback" not in result.err, arguments
         assert re.fullmatch(f"error: (?:{text})\n", result.err), result.err
         assert result.status == 2 or "--rank" in arguments, arguments
+
+
+def test_metrics_that_nobody_would_reach_are_refused(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("thinwire.cli.train.with_privileges", lambda link, shaping: None)
+    monkeypatch.setattr("thinwire.jobs.cluster.available", lambda: (True, ""))
+    result = command("train", "--link", "1mbit", "--metrics-port", 9464)
+    assert result.status == 2 and "add --shaping application, or take --telemetry FILE in its place" in result.err
 
 
 def test_a_role_resumes_where_any_of_its_files_is_there(command: Command, tmp_path: Path) -> None:

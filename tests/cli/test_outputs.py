@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -180,10 +182,15 @@ def test_data_go_to_standard_output_alone(command: Command, tmp_path: Path) -> N
     assert result.status == 2 and "is a file" in result.err and result.out == ""
 
 
-def test_standard_output_that_takes_no_more_is_one_line() -> None:
+@pytest.mark.parametrize(
+    ("words", "buffered"), [("inspect models --json -", True), ("--version", True), ("--help", True), ("--help", False)]
+)
+def test_standard_output_that_takes_no_more_is_one_line(words: str, buffered: bool) -> None:
+    """Unbuffered, what could not be written is forgotten at once; else it would fail once more at the end."""
     with Path("/dev/full").open("w") as full:
         process = subprocess.run(
-            [*THINWIRE, "inspect", "models", "--json", "-"],
+            [*THINWIRE, *words.split()],
+            env={**os.environ, "PYTHONUNBUFFERED": "" if buffered else "1"},
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
@@ -193,3 +200,24 @@ def test_standard_output_that_takes_no_more_is_one_line() -> None:
     assert process.returncode == 2
     assert process.stderr.endswith("error: standard output cannot be written: No space left on device\n")
     assert "Traceback" not in process.stderr and "Exception ignored" not in process.stderr
+
+
+UTF_8 = """
+from pathlib import Path
+from thinwire.cli import main
+from thinwire.cli.console import write_json
+main._print_anything()
+write_json(Path("-"), ["\u00e9 \u00d7"])
+"""
+
+
+def test_data_are_utf_8_whatever_a_terminal_shows() -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+    done = subprocess.run([sys.executable, "-c", UTF_8], capture_output=True, timeout=120, check=True, env=environment)
+    assert json.loads(done.stdout.decode()) == ["\u00e9 \u00d7"]
+
+
+def test_data_for_a_standard_output_that_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    with pytest.raises(ConfigError, match="standard output is closed; open it, or give --json a file"):
+        write_json(outputs.STANDARD_OUTPUT, {})

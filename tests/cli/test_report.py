@@ -36,6 +36,11 @@ def test_the_page_is_written_and_the_verdict_printed(command: Command, tmp_path:
     assert (tmp_path / "run" / "steps.html").read_text().startswith("<!doctype html>")
     saved = json.loads((tmp_path / "out.json").read_text())
     assert (saved["steps"], saved["warm_up"], len(saved["verdict"])) == (15, 5, 4)
+    assert command("report", steps, "--out", tmp_path / "my page.html").status == 0
+    assert (
+        f"Made by: thinwire report {steps} --out &#x27;{tmp_path}/my page.html&#x27;."
+        in (tmp_path / "my page.html").read_text()
+    )
     assert command("report", tmp_path / "run").status == 0
     assert (tmp_path / "run" / "report.html").exists()
 

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from tests.cli.commands import Result
 from tests.studies.reproduce.test_reproduce import Toss, Tossed, entry
+from thinwire.cli import console as printing
 from thinwire.cli import reproduce
 from thinwire.studies.reproduce import catalog
 from thinwire.studies.reproduce.catalog import CATALOG
@@ -105,7 +106,8 @@ def test_a_list_of_what_there_is_takes_no_other_name(command: Command) -> None:
 
 def test_on_a_terminal_runs_that_are_over_leave_the_bars_to_those_that_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = StringIO()
-    monkeypatch.setattr(reproduce, "console", Console(file=screen, force_terminal=True, height=10, width=100))
+    for module in (reproduce, printing):
+        monkeypatch.setattr(module, "console", Console(file=screen, force_terminal=True, height=10, width=100))
     bars = reproduce.RunBars()
     for number in range(1, 31):
         cell = Toss(number=number)

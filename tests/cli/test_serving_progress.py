@@ -61,7 +61,7 @@ def test_where_workers_take_several_steps_by_themselves_exchanges_are_counted_an
         "exchange 1,500 (one in 4 steps)  150.0 exchanges/s  received 1.5 MB, sent 250 B",
         "worker 0 has reached the end at exchange 1,500 (one in 4 steps); 0 here",
     ]
-    assert progress.summary(90, 10) == "1,500 exchanges with 1 workers in 10.0 s, received 90 B, sent 10 B"
+    assert progress.summary(90, 10) == "1,500 exchanges with 1 worker in 10.0 s, received 90 B, sent 10 B"
 
 
 def test_who_begins_with_the_others_between_two_looks_is_not_late() -> None:

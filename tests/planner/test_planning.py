@@ -327,6 +327,7 @@ def test_designs_and_settings_that_no_plan_can_be_of_are_refused(known: Known) -
         {"workers": 1025},
         {"mode": "ring"},
         {"servers": 0},
+        {"servers": 1025},
         {"cores": 0},
         {"link": 5e7},
         {"workers": 2.5},

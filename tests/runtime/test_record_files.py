@@ -11,6 +11,7 @@ import pytest
 from thinwire.errors import ConfigError, TransportError
 from thinwire.runtime.metrics import JsonLines, Prometheus
 from thinwire.runtime.record_files import MAX_LINE_NBYTES, RecordEndpoint, RecordFile
+from thinwire.studies.step_figures import RecordedSteps
 from thinwire.telemetry import StepRecord
 
 RECORDS = [
@@ -125,6 +126,25 @@ def test_an_endpoint_tells_what_came_since_the_last_look() -> None:
         writer.close()
     with pytest.raises(TransportError, match=r"metrics cannot be read: .*refused.*--metrics-port serves"):
         list(endpoint.read())
+
+
+def test_steps_between_two_looks_come_in_order_of_all_tables() -> None:
+    """Else the second table's are taken for a training that went back, and the first one's are forgotten."""
+    writer, recorded = Prometheus(0), RecordedSteps()
+    endpoint = RecordEndpoint(f"http://127.0.0.1:{writer.port}/metrics")
+    try:
+        for steps in (range(1), range(1, 6), range(6, 9)):
+            for step in steps:
+                for table in ("a", "b"):
+                    writer.record(StepRecord(step=step, table=table, numel=10, payload_bytes_push=4))
+            found = list(endpoint.read())
+            assert [(each.step, each.table) for each in found] == [(step, table) for step in steps for table in "ab"]
+            for record in found:
+                recorded.add(record)
+        figures = recorded.figures(leave_out=1)
+        assert (figures.steps, figures.push_nbytes, recorded.runs) == (8, 8, 1)
+    finally:
+        writer.close()
 
 
 def test_an_endpoint_is_read_without_the_proxies_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

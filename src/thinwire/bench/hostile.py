@@ -8,6 +8,7 @@ counts against the worker's waits: the attack "nothing" says how much that is.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -75,7 +76,7 @@ class HostileBench(HostileOptions, Bench[HostileCell, Suffered]):
         rounds: runs of each attack.
 
     Raises:
-        ConfigError: an attack that is not there.
+        ConfigError: an attack that is not there, or seconds that cannot be.
     """
 
     kinds = (Suffered,)
@@ -94,6 +95,8 @@ class HostileBench(HostileOptions, Bench[HostileCell, Suffered]):
         self.attacks = tuple(self.attacks) or tuple(ATTACKS)
         if unknown := set(self.attacks) - set(ATTACKS):
             raise ConfigError(f"attacks {', '.join(sorted(unknown))}; there are {', '.join(ATTACKS)}")
+        if not 0 <= self.seconds < math.inf:
+            raise ConfigError(f"seconds={self.seconds}; things are held for 0 seconds or more, and not for ever")
 
     def cells(self) -> list[HostileCell]:
         return [HostileCell(attack, self.times, self.seconds) for attack in self.attacks]

@@ -19,6 +19,7 @@ from thinwire.engines.links import first_thin
 from thinwire.errors import ConfigError, EngineError
 from thinwire.extras import require
 from thinwire.jobs.describe import choices, servers_of
+from thinwire.quantities import counted
 from thinwire.studies.files import REPORT, RESULTS
 from thinwire.studies.options import ComparisonOptions
 
@@ -66,8 +67,9 @@ def compare(given: ComparisonOptions, out: Out = Path("thinwire-compare"), json:
             on_job=_announce,
         )
     except KeyboardInterrupt:
-        kept = escape(str(out / RESULTS))
-        console.print(f"what is done is kept in {kept}; the same command goes on from there", soft_wrap=True)
+        if (out / RESULTS).exists():
+            kept = escape(str(out / RESULTS))
+            console.print(f"what is done is kept in {kept}; the same command goes on from there", soft_wrap=True)
         raise
     console.print(
         escape(", ".join(filter(None, [f"servers: {servers_of(vars(asked))}", choices(vars(asked))]))),
@@ -75,10 +77,10 @@ def compare(given: ComparisonOptions, out: Out = Path("thinwire-compare"), json:
     )
     for model in asked.models:
         rows = [row for row in findings.rows if row.model == model]
-        show(
-            compare_page.designs_table(rows, f"{model} on {asked.data}, {asked.workers} workers, seeds: {asked.seeds}")
-        )
-        show(compare_page.times_table(rows))
+        workers = counted(asked.workers, "worker")
+        show(compare_page.designs_table(rows, f"{model} on {asked.data}, {workers}, seeds: {asked.seeds}"))
+        if (times := compare_page.times_table(rows)) is not None:
+            show(times)
     for note in findings.notes:
         console.print(escape(note), highlight=False)
     page.write_page(out / REPORT, compare_page.page(findings))

@@ -15,6 +15,7 @@ import rich.table
 from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from thinwire.cli.outputs import STANDARD_OUTPUT
 from thinwire.engines.events import Event
@@ -52,19 +53,17 @@ def write_json(path: Path | None, data: object) -> None:
         data: JSON values, dataclasses and structs.
 
     Raises:
-        ConfigError: the file cannot be written.
+        ConfigError: the file cannot be written, or standard output is closed.
     """
     if path is not None:
         # msgspec's own JSON, for it writes null where json would write NaN, which most readers refuse.
         text = msgspec.json.format(_json(data), indent=2) + b"\n"
         if path == STANDARD_OUTPUT:
-            try:
-                sys.stdout.write(text.decode())
-                sys.stdout.flush()
-            except BrokenPipeError:
-                raise
-            except OSError as error:
-                raise ConfigError(f"standard output cannot be written: {error.strerror}") from error
+            if sys.stdout is None:
+                raise ConfigError("--json -: standard output is closed; open it, or give --json a file")
+            sys.stdout.flush()
+            sys.stdout.buffer.write(text)  # JSON is UTF-8, whatever a terminal shows
+            sys.stdout.buffer.flush()
             return
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -94,6 +93,11 @@ def say_wrote(path: Path) -> None:
     console.print(f"wrote {path}", markup=False, soft_wrap=True)
 
 
+def drop_output() -> None:
+    """Has standard output lead nowhere: what it still holds has no place to go, and would fail once more at the end."""
+    sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+
+
 class Told:
     """Prints lines that a long run can do without: where nobody takes them any longer, it goes on, and says so once."""
 
@@ -111,7 +115,7 @@ class Told:
             self._ended = True
             if console.stderr:
                 return
-            sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # what it still holds has no place to go
+            drop_output()
             with suppress(OSError):
                 errors.print(f"standard output takes no more lines ({error.strerror}); all else goes on", markup=False)
 
@@ -121,6 +125,7 @@ class Lines:
 
     def __init__(self) -> None:
         self._said = -math.inf
+        self._tell = Told()
 
     def say(self, text: str, *, always: bool = False) -> None:
         """Prints a line, if it is time for one.
@@ -131,7 +136,18 @@ class Lines:
         """
         if not console.is_terminal and (always or time.monotonic() - self._said >= PROGRESS_S):
             self._said = time.monotonic()
-            console.print(text, markup=False, highlight=False, soft_wrap=True)
+            self._tell(text)
+
+
+def bars(description: str = "{task.description}", *, transient: bool = False) -> Progress:
+    """Returns bars with a text and the time; none where there is no terminal, but `Lines`.
+
+    Args:
+        description: how a task's is written.
+        transient: they are gone afterwards.
+    """
+    columns = TextColumn(description), BarColumn(), TextColumn("{task.fields[text]}"), TimeElapsedColumn()
+    return Progress(*columns, console=console, transient=transient, disable=not console.is_terminal)
 
 
 def save_picture(chart: Chart, path: Path) -> None:
@@ -162,6 +178,11 @@ def _least(table: Table) -> list[int]:
     ]
 
 
+def _fits(table: Table, width: int) -> bool:
+    """Whether there is room for all cells, their heads broken where need be."""
+    return sum(_least(table)) + 3 * len(table.header) < width
+
+
 def _turned(table: Table, width: int) -> Table:
     """Returns a table as it is, or with lines as columns where only so all figures fit and no word is broken.
 
@@ -169,7 +190,7 @@ def _turned(table: Table, width: int) -> Table:
     >>> _turned(table, width=80) is table, _turned(table, width=24).lines[0]
     (True, ['1', '10.5 ms'])
     """
-    if table.left != 1 or sum(_least(table)) + 3 * len(table.header) < width:
+    if table.left != 1 or _fits(table, width):
         return table
     lines = [[name, *(line[at] for line in table.lines)] for at, name in enumerate(table.header) if at]
     turned = Table(["", *(line[0] for line in table.lines)], lines, table.title)
@@ -188,7 +209,7 @@ def _widths(table: Table, width: int) -> list[int | None]:
     found, words = _least(table), [_word(name) for name in table.header]
     whole = [max(map(cell_len, [name, *(line[at] for line in table.lines)])) for at, name in enumerate(table.header)]
     room = width - 1 - sum(found) - 3 * len(found)
-    if room < 0 or sum(whole) - sum(found) <= room:
+    if sum(whole) - sum(found) <= room:
         return [None] * len(found)
     for _ in range(room):  # whole words first, then all in one line
         lacks = [(max(0, word - now), most - now) for word, most, now in zip(words, whole, found, strict=True)]
@@ -199,9 +220,17 @@ def _widths(table: Table, width: int) -> list[int | None]:
 def show(table: Table) -> None:
     """Prints a table. Where there is room for all cells but not for all heads, heads alone are broken.
 
-    Where there is room for the cells only with lines as columns, it is turned.
+    Where there is room for the cells only with lines as columns, it is turned; where neither way, every cell has a
+    line of its own.
     """
     table = _turned(table, console.width)
+    if not _fits(table, console.width):
+        cells = [
+            "\n".join(": ".join(filter(None, each)) for each in zip(table.header, line, strict=True))
+            for line in table.lines
+        ]
+        console.print("\n\n".join(filter(None, [table.title, *cells])), markup=False, highlight=False, soft_wrap=True)
+        return
     shown = rich.table.Table(title=table.title and escape(table.title), title_justify="left")
     for index, (name, width) in enumerate(zip(table.header, _widths(table, console.width), strict=True)):
         shown.add_column(escape(name), justify="left" if index < table.left else "right", overflow="fold", width=width)

@@ -10,9 +10,12 @@ import typer
 from thinwire.cli import options
 from thinwire.cli.console import console, save_picture, show, write_json
 from thinwire.cli.lazy import lazy
+from thinwire.cli.options import was_given
 from thinwire.cli.outputs import check_apart
 from thinwire.cli.privileges import with_privileges
+from thinwire.errors import ConfigError
 from thinwire.extras import require
+from thinwire.quantities import counted
 
 if TYPE_CHECKING:
     from thinwire.cli import running
@@ -29,6 +32,7 @@ DESIGNS = ("fp32", "3lc[s=1.0]")
 
 @app.command(epilog="Example: thinwire demo --seconds 20 --link 100mbit --json demo.json")
 def demo(
+    context: typer.Context,
     seconds: Annotated[float, typer.Option(min=1.0, help="Time budget of each design.")] = 40.0,
     link: Annotated[str, typer.Option(help="Rate of every process's link.")] = "10mbit",
     workers: options.Workers = 4,
@@ -42,7 +46,13 @@ def demo(
     """Train digits twice over a thin link, uncompressed and with 3LC, each in the same time."""
     check_apart(json, [png], "the picture is drawn")
     if png is not None:
-        require("the picture of --png", "matplotlib")
+        try:
+            require("the picture of --png", "matplotlib")
+        except ConfigError as error:
+            if was_given(context, "png"):
+                raise
+            console.print(f"no picture: {error}", markup=False, highlight=False, soft_wrap=True)
+            png = None
     jobs = [
         job_module.Job(
             design=design,
@@ -57,12 +67,12 @@ def demo(
         for design in DESIGNS
     ]
     with_privileges(link, shaping)
-    console.print(
-        f"{workers} workers and 1 server train {model} on {data}; every link carries {link}; {seconds:g} s a design"
-    )
+    group = counted(workers, "worker")
+    console.print(f"{group} and 1 server train {model} on {data}; every link carries {link}; {seconds:g} s a design")
     runs = [running.run_with_progress(job, shaping) for job in jobs]
     speedup = runs[0].seconds_per_step / runs[1].seconds_per_step
-    show(running.runs_table(runs, f"{seconds:g} seconds each"))
     write_json(json, {"runs": runs, "speedup": speedup})
+    show(running.runs_table(runs, f"{seconds:g} seconds each"))
     if png is not None:
-        save_picture(compare_page.curves(runs, f"{model} on {data}, {workers} workers, {link} links"), png)
+        title = f"{model} on {data}, {group}, {link} links"
+        save_picture(compare_page.curves(runs, title), png)

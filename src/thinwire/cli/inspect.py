@@ -45,7 +45,7 @@ app = typer.Typer()
 )
 def inspect(
     what: Annotated[str, typer.Argument(help="codecs, models, data, or a file that holds one frame.")],
-    root: Annotated[Path | None, typer.Option(help="data: a folder to look in first.")] = None,
+    root: Annotated[Path | None, typer.Option(help="data: the only folder to look in.")] = None,
     download: Annotated[
         str | None,
         typer.Option(help="data: fetch this data set into the cache folder, or into a folder of its name in --root."),
@@ -166,7 +166,7 @@ def _data(root: Path | None, download: str | None) -> list[dict[str, Any]]:
 
 
 def _fetch(name: str, folder: Path) -> Path:
-    with Progress(console=console) as progress:
+    with Progress(console=console, disable=not console.is_terminal) as progress:
         tasks: dict[str, Any] = {}
 
         def advance(file: str, done: int, total: int) -> None:

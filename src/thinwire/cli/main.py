@@ -14,7 +14,7 @@ import typer
 from rich.markup import escape
 
 import thinwire
-from thinwire.cli.console import Interrupted, errors
+from thinwire.cli.console import Interrupted, drop_output, errors
 from thinwire.cli.lazy import lazy_command
 from thinwire.errors import ConfigError, ThinwireError
 from thinwire.extras import EXTRAS, missing
@@ -152,6 +152,7 @@ app.add_typer(chaos, name="chaos")
 def _version(show: bool) -> None:
     if show:
         sys.stdout.write(f"thinwire {thinwire.__version__}\n")
+        sys.stdout.flush()
         raise typer.Exit
 
 
@@ -208,6 +209,17 @@ def _print_anything() -> None:
                 stream.reconfigure(errors="backslashreplace" if utf else "replace")
 
 
+def _output_fails() -> bool:
+    """Whether standard output takes not even a line break, as on a full disk; errors of writing do not say of what."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+    except OSError:
+        return True
+    return False
+
+
 def run() -> None:
     """Runs the command; an error that we raised on purpose is one line on standard error, not a traceback."""
     warnings.showwarning = _show_warning
@@ -228,6 +240,13 @@ def run() -> None:
         sys.exit(INTERRUPTED if isinstance(error, Interrupted) else 1)
     except PermissionError as error:  # of a folder that was looked into; where files are written says more
         errors.print(f"[red]error:[/] {escape(f'{error.filename}: {error.strerror}')}", highlight=False, soft_wrap=True)
+        sys.exit(2)
+    except OSError as error:
+        if not _output_fails():
+            raise
+        drop_output()
+        said = f"standard output cannot be written: {error.strerror}"
+        errors.print(f"[red]error:[/] {escape(said)}", highlight=False, soft_wrap=True)
         sys.exit(2)
     except SystemExit as end:
         if end.code == INTERRUPTED:

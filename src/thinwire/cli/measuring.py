@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from thinwire.cli.console import Lines, console, save_picture, say_wrote, show
+from thinwire.cli.console import Lines, bars, console, save_picture, say_wrote, show
 from thinwire.cli.lazy import lazy
 from thinwire.cli.outputs import STANDARD_OUTPUT, check_apart
 from thinwire.cli.privileges import with_privileges
@@ -61,9 +60,8 @@ def measure(
     )
     measured: dict[Any, list[harness.Figures]] = {}
     lines = Lines()
-    columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"), TimeElapsedColumn()
     try:
-        with Progress(*columns, console=console, transient=True) as bar:
+        with bars(transient=True) as bar:
             task = bar.add_task("measuring", total=None, text="")
 
             def on_cell(number: int, total: int, cell: Any) -> None:

@@ -45,10 +45,10 @@ def report(run: Run, out: Out = None, json: options.Json = None) -> None:
     for written in (path, json):
         check_apart(written, [*read.files, *read.outcome_files], "the step records, or a training's outcome, are")
     check_apart(json, [path], "the page is written")
-    command = f"thinwire report {shlex.quote(str(run))}"
+    command = f"thinwire report {shlex.quote(str(run))}" + ("" if out is None else f" --out {shlex.quote(str(out))}")
     page.write_page(path, training_page.page(read, command))
     figures = read.figures()
     sentences = training_page.verdict(figures)
+    write_json(json, {"verdict": sentences, **asdict(figures), "damaged": read.damaged})
     console.print(escape(" ".join(sentences)), highlight=False)
     say_wrote(path)
-    write_json(json, {"verdict": sentences, **asdict(figures), "damaged": read.damaged})

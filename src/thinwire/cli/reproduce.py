@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import TaskID
 
 from thinwire.cli import options
-from thinwire.cli.console import Lines, console, show, write_json
+from thinwire.cli.console import Lines, bars, console, show, write_json
 from thinwire.cli.lazy import lazy
 from thinwire.cli.outputs import check_apart, writable_folder
 from thinwire.cli.privileges import with_privileges
@@ -167,8 +167,7 @@ class RunBars:
     """A bar for each run that is going on; runs that are over are lines above, so that they do not fill the screen."""
 
     def __init__(self) -> None:
-        columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"), TimeElapsedColumn()
-        self.progress = Progress(*columns, console=console, disable=not console.is_terminal)
+        self.progress = bars()
         self._lines = Lines()
         self._tasks: dict[Cell, TaskID] = {}
 

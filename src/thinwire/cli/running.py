@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from thinwire.cli.console import Lines, console
+from thinwire.cli.console import Lines, bars, console
 from thinwire.engines.events import Event, Lost, Restarted
 from thinwire.jobs.checkpoints import RunCheckpoints
 from thinwire.jobs.cluster import Place, choose_links
@@ -19,7 +18,7 @@ from thinwire.jobs.on_ray import Cluster, run_on_ray
 from thinwire.jobs.outcome import RunOutcome
 from thinwire.jobs.processes import FIXED, Elastic, run
 from thinwire.presentation.tables import Table
-from thinwire.quantities import nbytes_text
+from thinwire.quantities import counted, nbytes_text
 from thinwire.workloads.models import TEXT_MODELS
 
 
@@ -41,14 +40,7 @@ def run_with_progress(
     links = choose_links(job.link, "application" if ray is not None and shaping == "auto" else shaping)
     if links.note:
         console.print(f"[yellow]{escape(links.note)}; links are shaped inside the transport (shaping: application)[/]")
-    bar = Progress(
-        TextColumn("{task.description:>14}"),
-        BarColumn(),
-        TextColumn("{task.fields[text]}"),
-        TimeElapsedColumn(),
-        console=console,
-        transient=False,
-    )
+    bar = bars("{task.description:>14}")
     total, lines = job.seconds or float(job.recipe().steps), Lines()
     with bar:
         task = bar.add_task(escape(job.design), total=total, text="starting")
@@ -76,7 +68,9 @@ def run_with_progress(
                 elastic=elastic,
                 max_restarts=max_restarts,
             )
-        bar.update(task, completed=total, text=f"{outcome.steps:,} steps, {outcome.test_accuracy:.2%}")
+        came_to = f"{counted(outcome.steps, 'step')}, {outcome.test_accuracy:.2%}"
+        bar.update(task, completed=total, text=came_to)
+    lines.say(f"{job.design}  {came_to}", always=True)
     return outcome
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from thinwire.quantities import moment_text, nbytes_text
+from thinwire.quantities import counted, moment_text, nbytes_text
 from thinwire.runtime.clock import MOMENT_S
 
 PROGRESS_S = 10.0
@@ -85,7 +85,7 @@ class ServingProgress:
             self._began = self._told = self._now()
         if (waited := self._now() - self._told) >= PROGRESS_S and step > self._step:
             rate = (step - self._step) / waited
-            self._tell(f"{self._moment(step)}  {rate:.1f} {self._unit}/s  {_traffic(received, sent)}")
+            self._tell(f"{self._moment(step)}  {rate:.1f} {self._unit}s/s  {_traffic(received, sent)}")
             self._told, self._step = self._now(), step
         self._tell_who_is_missing(here)
 
@@ -121,14 +121,15 @@ class ServingProgress:
 
     @property
     def _unit(self) -> str:
-        return "steps" if self._core.steps_each == 1 else "exchanges"
+        return "step" if self._core.steps_each == 1 else "exchange"
 
     def summary(self, received: int, sent: int) -> str:
         """Returns what the training came to, in one line."""
         if self._began is None:
             return "no worker has joined"
-        steps, seconds = self._core.step - self._first, self._now() - self._began
-        return f"{steps:,} {self._unit} with {len(self._seen)} workers in {seconds:.1f} s, {_traffic(received, sent)}"
+        done = counted(self._core.step - self._first, self._unit)
+        seconds = self._now() - self._began
+        return f"{done} with {counted(len(self._seen), 'worker')} in {seconds:.1f} s, {_traffic(received, sent)}"
 
 
 def _traffic(received: int, sent: int) -> str:

@@ -23,13 +23,14 @@ from thinwire.quantities import counted
 
 if TYPE_CHECKING:
     from thinwire.cli import running
-    from thinwire.jobs import checkpoints, on_ray, processes
+    from thinwire.jobs import checkpoints, cluster, on_ray, processes
     from thinwire.jobs import job as jobs
     from thinwire.runtime import metrics
 else:
     running = lazy("thinwire.cli.running")
     checkpoints, processes = lazy("thinwire.jobs.checkpoints"), lazy("thinwire.jobs.processes")
     jobs, on_ray = lazy("thinwire.jobs.job"), lazy("thinwire.jobs.on_ray")
+    cluster = lazy("thinwire.jobs.cluster")
     metrics = lazy("thinwire.runtime.metrics")
 
 app = typer.Typer()
@@ -105,6 +106,11 @@ def train(
         raise ConfigError(f"--address {address} is of a Ray cluster: add --engine ray")
     else:
         with_privileges(job.link, shaping)
+        if metrics_port is not None and cluster.choose_links(job.link, shaping).shaping == "kernel":
+            raise ConfigError(
+                f"--metrics-port {metrics_port}: behind a link that the kernel shapes worker 0 is in a network of its "
+                "own, where nobody reaches it; add --shaping application, or take --telemetry FILE in its place"
+            )
         if telemetry is not None:
             metrics.JsonLines(telemetry).close()  # what cannot be written is said before any process starts
         if tensorboard is not None:
@@ -121,9 +127,9 @@ def train(
         job, shaping, telemetry_options, written, elastic=elastic, max_restarts=max_restarts, ray=ray
     )
     setting = [f"{job.model} on {job.data}", counted(job.workers, "worker"), choices(vars(given))]
+    write_json(json, outcome)  # before anything else is printed: standard output may take nothing
     show(running.runs_table([outcome], ", ".join(filter(None, setting))))
     if not math.isfinite(outcome.train_loss):
         errors.print("[yellow]warning:[/] the training has diverged: its last losses hold NaN or Inf")
-    write_json(json, outcome)
     if outcome.lost_workers:
         raise EngineError(f"{outcome.lost_workers} of {job.workers} workers did not reach the end")

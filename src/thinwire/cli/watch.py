@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from contextlib import suppress
 from dataclasses import asdict
@@ -16,7 +17,7 @@ from rich.markup import escape
 from rich.text import Text
 
 from thinwire.cli import options
-from thinwire.cli.console import console, write_json
+from thinwire.cli.console import console, errors, write_json
 from thinwire.cli.outputs import check_apart
 from thinwire.errors import ConfigError, TransportError
 from thinwire.quantities import counted, ms_text, nbytes_text, number_text, rate_text
@@ -25,12 +26,20 @@ from thinwire.studies.step_figures import Figures, RecordedSteps
 
 app = typer.Typer()
 
+_ADDRESS = re.compile(r"[^/]+:\d+(/.*)?")
+"""Of an endpoint, and hardly of a file."""
+
 NEWEST_NBYTES = 1 << 25
 """Of a long file only the end is read: some 80,000 records, in less than a second."""
 
 LEFT_OUT = ("line is no step record and was left out", "lines are no step records and were left out")
 
-Source = Annotated[str, typer.Argument(metavar="FILE|URL", help="What --telemetry writes or --metrics-port serves.")]
+Source = Annotated[
+    str,
+    typer.Argument(
+        metavar="FILE|DIR|URL", help="What --telemetry writes, a folder with it, or what --metrics-port serves."
+    ),
+]
 Once = Annotated[bool, typer.Option("--once", help="Show what is there and end.")]
 Interval = Annotated[float, typer.Option(min=0.1, max=86_400, help="Seconds between two looks.")]
 Newest = Annotated[int, typer.Option(min=2, help="So many of the newest steps are averaged.")]
@@ -51,10 +60,11 @@ def watch(
     """Show a training while it runs: speed, bytes, ratio, lag and its largest tensors.
 
     All figures are of one worker and one step, means over the newest steps and all workers in the file. A file that is
-    not there yet is waited for; Ctrl-C ends.
+    not there yet is waited for; of a folder its one *.jsonl is followed. Ctrl-C ends.
     """
     is_url = source.startswith(("http://", "https://"))
     if not is_url:
+        source = _file(source)
         check_apart(json, [Path(source)], "the step records are")
     records = RecordEndpoint(source) if is_url else RecordFile(Path(source), NEWEST_NBYTES)
     recorded = RecordedSteps()
@@ -78,6 +88,9 @@ def watch(
             raise ConfigError(f"{source}: there is no such file; start a training with --telemetry {source} first")
         console.print(look())
     else:
+        if not console.is_terminal:  # where figures cannot be written over, only the last ones are
+            hint = "no terminal: figures are written once, at the end; --once writes those of now"
+            errors.print(hint, soft_wrap=True)
         with suppress(KeyboardInterrupt), Live(look(), console=console, auto_refresh=False) as live:
             while True:
                 time.sleep(interval)
@@ -85,6 +98,24 @@ def watch(
         if not console.is_terminal:
             console.print()  # there the last frame comes without the end of its line
     write_json(json, {**asdict(recorded.figures(leave_out=1)), "damaged": records.damaged})
+
+
+def _file(source: str) -> str:
+    """Returns the file to follow: a folder's only one.
+
+    Raises:
+        ConfigError: the folder has none or several, or an address lacks its http://.
+    """
+    path = Path(source)
+    if path.is_dir():
+        found = sorted(path.glob("*.jsonl"))
+        if len(found) != 1:
+            there = ", ".join(each.name for each in found) or "none"
+            raise ConfigError(f"{source}: a folder is watched for its one *.jsonl, and there are: {there}; name a file")
+        return str(found[0])
+    if _ADDRESS.fullmatch(source) and not path.exists():
+        raise ConfigError(f"{source}: there is no such file; an endpoint is named with http://, as in http://{source}")
+    return source
 
 
 def frame(figures: Figures, source: str, tensors: int, *, damaged: int = 0, word: str = "") -> Group:
@@ -134,7 +165,7 @@ def _lines(figures: Figures) -> list[tuple[str, str]]:
     if figures.lost_at is not None:
         lines.append(("loss", f"NaN or Inf since step {figures.lost_at}"))
     elif figures.loss is not None:
-        lines.append(("loss", f"{figures.loss:.4f}"))
+        lines.append(("loss", f"{figures.loss:.5g}"))
     if figures.accuracy is not None:
         lines.append(("accuracy", f"{figures.accuracy:.2%}"))
     return lines

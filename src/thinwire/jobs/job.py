@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -33,9 +34,9 @@ class Job(JobOptions):
             raise ConfigError(f"{self.servers} servers; at least 1 is needed")
         if self.servers_on_workers and self.servers != 1:
             raise ConfigError(f"{self.servers} servers, and one on every worker's node: give one or the other")
-        if self.seconds is not None and not self.seconds > 0:
-            raise ConfigError(f"{self.seconds} seconds; a time budget is positive")
-        if not self.eval_every >= 0:
+        if self.seconds is not None and not 0 < self.seconds < math.inf:
+            raise ConfigError(f"{self.seconds} seconds; a time budget is positive and finite")
+        if not 0 <= self.eval_every < math.inf:
             raise ConfigError(f"evaluations every {self.eval_every} seconds; 0 means only at the end")
         if self.eval_steps < 0:
             raise ConfigError(f"evaluations every {self.eval_steps} steps; 0 means only at the end")

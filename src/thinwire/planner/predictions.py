@@ -25,7 +25,7 @@ class Setting:
         link: rate of every process's link, each way, as in `50mbit`; `none`: no limit.
         workers: how many.
         mode: `server`: parameter servers; `collective`: DDP and FSDP, every rank averages its share.
-        servers: how many shards hold the model, each a process with a link of its own.
+        servers: how many shards hold the model, each a process with a link of its own; as workers 1024 at most.
         latency_ms: from a message's last byte on the link to the other program's hands, in milliseconds.
         cores: processors that all processes share, where they are on one machine; None: each has its own.
         compute: how many times as fast as here a worker computes; codecs stay as measured here.
@@ -51,7 +51,7 @@ class Setting:
         check_count("workers", self.workers, 1, WORKERS[-1])
         if self.mode not in ("server", "collective"):
             raise ConfigError(f"mode {self.mode!r}; there are server and collective")
-        check_count("servers", self.servers, 1)
+        check_count("servers", self.servers, 1, WORKERS[-1])
         if self.mode == "collective" and self.servers != 1:
             raise ConfigError(f"{self.servers} servers in mode collective, which has none; leave it at 1")
         if not 0 <= self.latency_ms < math.inf:

@@ -13,6 +13,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 
 import msgspec
@@ -131,7 +132,7 @@ class RecordEndpoint:
         self._last: dict[tuple[str, str], StepRecord] = {}
 
     def read(self) -> Iterator[StepRecord]:
-        """Yields a record of every table and step since, and one of the latest scores.
+        """Yields a record of every table and step since, in the order of steps, and one of the latest scores.
 
         Raises:
             ConfigError: prometheus_client is not installed.
@@ -158,6 +159,7 @@ class RecordEndpoint:
                 kind = labels.get("direction") or labels.get("phase") or ""
                 sums = found.setdefault((labels.get("table", ""), labels["rank"]), {})
                 sums[f"{sample.name.removeprefix('thinwire_')}{kind and '/' + kind}"] = sample.value
+        records = list[StepRecord]()
         for (table, rank), values in found.items():
             if not table:  # what belongs to the step as a whole
                 others = [each for (_, other), each in found.items() if other == rank]
@@ -168,9 +170,11 @@ class RecordEndpoint:
             record = _record_of(table, int(rank), values, self._before.get(key, {}), now)
             if record is not None:
                 taken = int(values["steps_total"] - self._before.get(key, {}).get("steps_total", 0))
-                yield from _spread(record, taken, self._last.get(key))
+                records += _spread(record, taken, self._last.get(key))
                 self._last[key] = record
         self._before = found
+        # Whoever adds records up takes an earlier step behind a later one for a training that went back.
+        yield from sorted(records, key=attrgetter("step"))
 
 
 def _spread(record: StepRecord, taken: int, last: StepRecord | None) -> Iterator[StepRecord]:

@@ -18,7 +18,7 @@ from thinwire.jobs.results import Run
 from thinwire.presentation.charts import Chart, Panel, Series, to_svg
 from thinwire.presentation.page import document, table_html
 from thinwire.presentation.tables import Table
-from thinwire.quantities import seconds_text
+from thinwire.quantities import counted, seconds_text
 from thinwire.studies.compare import Failure, Findings
 from thinwire.studies.compare_rows import Row
 from thinwire.workloads.models import TEXT_MODELS
@@ -34,7 +34,8 @@ def page(findings: Findings) -> str:
     for model in asked.models:
         rows = [row for row in findings.rows if row.model == model]
         parts += [f"<h2>{escape(model)} on {escape(asked.data)}</h2>", table_html(designs_table(rows))]
-        parts.append(table_html(times_table(rows)))
+        if (times := times_table(rows)) is not None:
+            parts.append(table_html(times))
         if any(row.training_seconds for row in rows):
             parts.append(_image(accuracies(rows), "accuracy against training time"))
         parts += ["<h3>By link</h3>", table_html(links_table(rows))]
@@ -64,17 +65,26 @@ def designs_table(rows: Sequence[Row], title: str | None = None) -> Table:
     return Table(header, lines, title)
 
 
-def times_table(rows: Sequence[Row]) -> Table:
-    """Returns a line for each design of one model: seconds per step and speed-up on every link."""
-    links = list(dict.fromkeys(row.link for row in rows))
+def times_table(rows: Sequence[Row]) -> Table | None:
+    """Returns a line for each design of one model: seconds per step and speed-up on every link that was timed.
+
+    None where none was.
+    """
+    links = list(dict.fromkeys(row.link for row in rows if row.seconds_per_step is not None))
+    if not links:
+        return None
     lines = []
     for design in dict.fromkeys(row.design for row in rows):
         mine = {row.link: row for row in rows if row.design == design}
-        times = [
-            (figure(mine[link], "seconds_per_step", 4), figure(mine[link], "speedup", 1, std=False)) for link in links
-        ]
-        lines.append([design, *(f"{seconds} s, {faster}×" for seconds, faster in times)])
+        lines.append([design, *(_time_text(mine[link]) for link in links)])
     return Table(["seconds per step", *links], lines)
+
+
+def _time_text(row: Row) -> str:
+    if row.seconds_per_step is None:
+        return "–"
+    faster = "" if row.speedup is None else f", {figure(row, 'speedup', 1, std=False)}×"
+    return f"{figure(row, 'seconds_per_step', 4)} s{faster}"
 
 
 def links_table(rows: Sequence[Row]) -> Table:
@@ -147,7 +157,7 @@ def _how(findings: Findings) -> str:
     machines = list(dict.fromkeys(f"{run.machine.processor}, {run.machine.system}" for run in findings.runs))
     seeds = ", ".join(map(str, range(asked.seeds)))
     text = (
-        f"{asked.workers} workers; servers: {servers_of(vars(asked))}; seeds {seeds}. Accuracy, bits and "
+        f"{counted(asked.workers, 'worker')}; servers: {servers_of(vars(asked))}; seeds {seeds}. Accuracy, bits and "
         "ratio come from full runs on an unlimited link; seconds per step come from short runs on each link, at least "
         f"{asked.short_steps} steps. ± is one standard deviation over seeds. Difference and speed-up are against "
         f"{asked.designs[0]}, seed by seed. Bits are payload per value, small uncompressed tensors included; of "

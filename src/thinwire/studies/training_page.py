@@ -14,7 +14,7 @@ from thinwire.presentation.charts import Chart, Panel, Series, smooth
 from thinwire.presentation.interactive import chart_html, interactive_document
 from thinwire.presentation.page import table_html
 from thinwire.presentation.tables import Table
-from thinwire.quantities import ms_text, nbytes_text, number_text, rate_text
+from thinwire.quantities import counted, ms_text, nbytes_text, number_text, rate_text
 from thinwire.studies.recorded_run import RecordedRun
 from thinwire.studies.step_figures import Figures
 from thinwire.studies.step_sums import RankStep
@@ -108,7 +108,8 @@ def _how(run: RecordedRun, command: str) -> list[str]:
     told += f" {run.remark}" if run.remark else ""
     if (done := run.outcome) is None:
         return [told]
-    asked = f"{done.design}, {done.model} on {done.data}, {done.workers} workers, {done.steps:,} steps"
+    asked = f"{done.design}, {done.model} on {done.data}, {counted(done.workers, 'worker')}"
+    asked += f", {counted(done.steps, 'step')}"
     return [f"{asked}, link {done.link}, seed {done.seed}.", told]
 
 
@@ -127,7 +128,7 @@ def figures_table(run: RecordedRun) -> Table:
         ("in the tensors' own dtype, both ways", lambda f: nbytes_text(f.plain_nbytes)),
         ("ratio", lambda f: f"{f.ratio:.1f}×"),
     ]
-    scores = [("largest lag, steps", rest.lag, ".1f"), ("loss", rest.loss, ".4f"), ("accuracy", rest.accuracy, ".2%")]
+    scores = [("largest lag, steps", rest.lag, ".1f"), ("loss", rest.loss, ".5g"), ("accuracy", rest.accuracy, ".2%")]
     return Table(
         ["a worker's step, mean", f"first {first.steps}", "the others"],
         [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 from pathlib import Path
@@ -89,7 +90,9 @@ def test_options_that_cannot_be() -> None:
         (ServerDeath, {"checkpoint_every": 200}, "too few for checkpoints every 200"),
         (Storm, {"faults": ("kill", "flood")}, "fault 'flood'"),
         (Storms, {"designs": ("terngrad",), "faults": ("kill", "server")}, "'terngrad' is made for none .*kill, ser"),
-        (Soak, {"minutes": 0.0}, "both are positive"),
+        (Soak, {"minutes": 0.0}, "both are positive and finite"),
+        (Soak, {"minutes": math.inf}, "both are positive and finite"),
+        (Soak, {"growth_mb": math.nan}, "growth_mb=nan; the server's memory may grow by 0 MB or more"),
         (Soak, {"workers": 1}, "2 workers or more"),
     ]
     for kind, given, said in cases:

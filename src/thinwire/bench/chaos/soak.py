@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -48,8 +49,10 @@ class Soak(SoakOptions, Scenario):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not (self.minutes > 0 and self.churn_s > 0):
-            raise ConfigError(f"{self.minutes} minutes, churn every {self.churn_s} s; both are positive")
+        if not (0 < self.minutes < math.inf and 0 < self.churn_s < math.inf):
+            raise ConfigError(f"{self.minutes} minutes, churn every {self.churn_s} s; both are positive and finite")
+        if not 0 <= self.growth_mb < math.inf:
+            raise ConfigError(f"growth_mb={self.growth_mb}; the server's memory may grow by 0 MB or more")
         if self.workers < 2:
             raise ConfigError("churn needs 2 workers or more: worker 0, which keeps the time, is left in peace")
 
