@@ -290,7 +290,7 @@ KINDS: dict[str, Kind] = {
     ),
     "diloco": Kind(
         about="h local steps, then an outer Nesterov step (DiLoCo, Douillard et al. 2023)",
-        updates=_NESTEROV,
+        updates=replace(_NESTEROV, keep_unsent=1.0),
         options=_FINER,
         small=_SMALL,
     ),
