@@ -1,7 +1,7 @@
 """A DistributedDataParallel script, with one line more than usual.
 
     torchrun --standalone --nproc-per-node 2 examples/ddp.py
-    torchrun --nproc-per-node 4 examples/ddp.py --data fashion-mnist --steps 500
+    torchrun --standalone --nproc-per-node 4 examples/ddp.py --data fashion-mnist --steps 500
 
 Delete the line with `ddp.compress`, and those that use `state`, and it is plain PyTorch.
 """
@@ -57,7 +57,7 @@ def main() -> None:
     batches = Batches(dataset, rank=rank, workers=world, batch=args.batch, seed=0)
 
     model = DistributedDataParallel(network(dataset.in_shape, dataset.num_classes))
-    state = ddp.compress(model, codec="3lc", sparsity=1.0)
+    state = ddp.compress(model, codec="3lc", sparsity=1.0, entropy="zstd")
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
 
     began = time.perf_counter()

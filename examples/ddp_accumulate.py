@@ -1,6 +1,6 @@
 """Gradient accumulation: backward passes under `no_sync` send nothing, the last one of each group sends the sum.
 
-torchrun --nproc-per-node 2 examples/ddp_accumulate.py --accumulate 4
+torchrun --standalone --nproc-per-node 2 examples/ddp_accumulate.py --accumulate 4
 """
 
 import argparse
@@ -31,7 +31,7 @@ def main() -> None:
     batches = Batches(dataset, rank=rank, workers=world, batch=8, seed=0)
 
     model = DistributedDataParallel(nn.Sequential(nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)))
-    state = ddp.compress(model, codec="3lc", sparsity=1.5)
+    state = ddp.compress(model, codec="3lc", sparsity=1.0, entropy="zstd")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
     for _ in range(args.steps):

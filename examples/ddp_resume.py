@@ -1,12 +1,13 @@
 """Stop and go on: every rank saves its own residuals, and another number of ranks may take over.
 
-torchrun --nproc-per-node 2 examples/ddp_resume.py --folder run --steps 100
-torchrun --nproc-per-node 2 examples/ddp_resume.py --folder run --steps 200     # exactly as if never stopped
-torchrun --nproc-per-node 3 examples/ddp_resume.py --folder run --steps 300     # residuals are carried over
+torchrun --standalone --nproc-per-node 2 examples/ddp_resume.py --folder run --steps 100
+torchrun --standalone --nproc-per-node 2 examples/ddp_resume.py --folder run --steps 200   # as if never stopped
+torchrun --standalone --nproc-per-node 3 examples/ddp_resume.py --folder run --steps 300   # with all residuals
 """
 
 import argparse
 import json
+import logging
 from pathlib import Path
 
 import torch
@@ -45,6 +46,7 @@ def main() -> None:
         optimizer.load_state_dict(saved["optimizer"])
         batches.load_state_dict(json.loads(saved["batches"]))
         parts = [torch.load(args.folder / f"rank{r}.pt", weights_only=True) for r in range(saved["world_size"])]
+        logging.getLogger("thinwire.hooks.exchange.state").setLevel(logging.ERROR)  # every rank would log it, too
         said = state.load_state_dict(ddp.merge(parts))
         if rank == 0:
             print(said)

@@ -11,6 +11,7 @@ torchrun --nnodes 2:4 --nproc-per-node 1 --max-restarts 10 --rdzv-backend c10d -
 
 import argparse
 import json
+import logging
 import os
 import shutil
 from pathlib import Path
@@ -89,6 +90,7 @@ def main() -> None:
 
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
+    logging.getLogger("thinwire.hooks.exchange.state").setLevel(logging.ERROR)  # rank 0 prints what it returns
     training = Training()
     said = training.load(args.folder)
     dist.barrier()  # all have read it, before one writes the next

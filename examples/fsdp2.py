@@ -1,7 +1,7 @@
 """Hybrid-sharded FSDP2 with one line more: parameters are sharded inside a site, gradients coded between sites.
 
-torchrun --nproc-per-node 4 examples/fsdp2.py                    # two sites of two ranks
-torchrun --nproc-per-node 4 examples/fsdp2.py --sites 0          # no sites: four shards, parameters gathered in int8
+torchrun --standalone --nproc-per-node 4 examples/fsdp2.py              # two sites of two ranks
+torchrun --standalone --nproc-per-node 4 examples/fsdp2.py --sites 0    # four shards, parameters gathered in int8
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """A transformer trained with AdamW over slow links: what local steps changed travels, in 2 bits a value.
 
-torchrun --nproc-per-node 4 examples/local_updates.py --design 'local-sgd[h=4]'
+torchrun --standalone --nproc-per-node 4 examples/local_updates.py --design 'local-sgd[h=4]'
 
 The three lines that differ from training on one machine are marked. There is no server process: every rank serves a
 share of the model. To train with servers instead, give `server=["grpc://…"], rank=…, workers=…` in place of `group`.

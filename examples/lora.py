@@ -1,6 +1,6 @@
 """Fine-tuning by low-rank adapters over slow links: a frozen transformer stays where it is, only its adapters travel.
 
-torchrun --nproc-per-node 4 examples/lora.py --design 'local-sgd[h=4]'
+torchrun --standalone --nproc-per-node 4 examples/lora.py --design 'local-sgd[h=4]'
 
 Every linear layer W of the blocks becomes W + B·A/r·α with a frozen W (Hu et al. 2021, "LoRA"). thinwire takes the
 parameters that are trained, which are A and B, and leaves the others alone. The frozen model here has random weights,

@@ -42,7 +42,7 @@ def train(server: Any, rank: int, workers: int, steps: int, **options: Any) -> n
         inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         try:
             with tw.distribute(
-                model, inner, server=server, rank=rank, workers=workers, resume=kept, sparsity=1.5, **options
+                model, inner, server=server, rank=rank, workers=workers, resume=kept, sparsity=1.0, **options
             ) as opt:
                 while opt.steps_done < steps:
                     inputs, targets = batch(rank, opt.steps_done)

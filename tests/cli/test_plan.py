@@ -24,7 +24,8 @@ def test_what_is_printed_drawn_and_written(command: Command, tmp_path: Path) -> 
     picture, data = tmp_path / "plan.svg", tmp_path / "plan.json"
     result = command(*ASKED, "--out", picture, "--json", data)
     assert result.status == 0, result.err
-    assert "all else is predicted" in result.out and "Predicted: 8 workers, 1mbit" in result.out
+    assert "all else is predicted" in result.out
+    assert "Predicted: 8 workers, 1mbit, through a parameter server" in result.out
     assert "compress: at 8 workers, 1mbit 3lc[s=1.75] is " in result.out
     assert "<svg" in picture.read_text()
     written = json.loads(data.read_text())
@@ -70,6 +71,7 @@ def test_of_local_updates_it_says_which_h_is_enough(command: Command, tmp_path: 
     asked = ("plan", "--designs", "local-sgd[h=2]", "--mode", "collective", "--link", "100kbit", "--steps", 2)
     result = command(*asked, "--exchange-share", 0.1, "--json", data)
     assert result.status == 0, result.err
+    assert "Predicted: 4 workers, 100kbit, DDP and FSDP" in result.out
     uncompressed, local = json.loads(data.read_text())["summaries"]
     assert uncompressed["enough_h"] is None and local["exchange_share"] > 0.1
     assert f"h={local['enough_h']} is enough for 10 % or less" in result.out
@@ -108,12 +110,12 @@ while True:
 def test_for_adam_local_updates_are_compared_too(tmp_path: Path) -> None:
     script, data = tmp_path / "train.py", tmp_path / "plan.json"
     script.write_text(SCRIPT.replace("optim.SGD", "optim.AdamW"))
-    asked = ("--steps", "2", "--link", "100kbit", "--json", str(data), "--", sys.executable, str(script))
-    done = subprocess.run(
-        [sys.executable, "-m", "thinwire", "plan", *asked], capture_output=True, text=True, timeout=300
-    )
+    asked = ["--steps", "2", "--link", "100kbit", "--servers", "1", "--json", str(data)]
+    command = [sys.executable, "-m", "thinwire", "plan", *asked, "--", sys.executable, str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     written = json.loads(data.read_text())
+    assert written["setting"]["mode"] == "server", "who names servers has them"
     assert tuple(each["at"]["design"] for each in written["summaries"])[-2:] == FOR_ADAM and LOCAL in FOR_ADAM
     of = {each.partition(" ")[0]: each for each in written["verdict"]}
     assert "it takes some 1.18 times the steps of s = 1" in of["3lc[s=1.75]"] and "times the steps" not in of["update"]
@@ -125,5 +127,7 @@ def test_what_a_script_prints_is_not_in_json_on_standard_output(tmp_path: Path) 
     asked = ("plan", "--designs", "3lc", "--steps", "2", "--json", "-", "--", sys.executable, str(script))
     done = subprocess.run([sys.executable, "-m", "thinwire", *asked], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["command"] == [sys.executable, str(script)]
+    written = json.loads(done.stdout)
+    assert written["command"] == [sys.executable, str(script)]
+    assert written["setting"]["mode"] == "collective", "a script is DDP's unless somebody says otherwise"
     assert "\nloss 0." in done.stderr and "all else is predicted" in done.stderr

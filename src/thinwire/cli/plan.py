@@ -43,7 +43,7 @@ FOR_ADAM = ("update", "local-sgd[h=4]")
 
 @app.command(
     epilog="Example: thinwire plan --model lenet5 --data fashion-mnist --link 50mbit --workers 8 --out plan.svg; "
-    "thinwire plan --mode collective --link 50mbit --workers 8 -- torchrun --nproc-per-node 1 train.py"
+    "thinwire plan --mode collective --link 50mbit --workers 8 -- torchrun --standalone --nproc-per-node 1 train.py"
 )
 def plan(
     context: typer.Context,
@@ -64,7 +64,14 @@ def plan(
         str, typer.Option(help="Rate of every process's link, both ways: 10mbit, 1gbit; none.")
     ] = "100mbit",
     workers: options.Workers = 4,
-    mode: Annotated[str, typer.Option(help="server: parameter servers; collective: DDP and FSDP.")] = "server",
+    mode: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODE",
+            help="server: parameter servers; collective: DDP and FSDP. By default collective for a script of your own, "
+            "unless --servers is given, and server for all else.",
+        ),
+    ] = None,
     servers: Annotated[int, typer.Option(min=1, help="How many server shards hold the model.")] = 1,
     latency_ms: Annotated[float, typer.Option(help="Of a message, in milliseconds.")] = LATENCY_MS,
     cores: Annotated[
@@ -92,6 +99,8 @@ def plan(
         require("the picture of --out", "matplotlib")
     check_apart(json, [out], "the picture is drawn")
     check_share(exchange_share)
+    if mode is None:
+        mode = "collective" if command and not was_given(context, "servers") else "server"
     setting = predictions.Setting(
         link=link,
         workers=workers,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from thinwire.engines.links import Rate
 from thinwire.planner.planning import UNCOMPRESSED, WORTH, Plan
-from thinwire.planner.predictions import Summary
+from thinwire.planner.predictions import Setting, Summary
 from thinwire.policies.autopilot.levels import steps_of
 from thinwire.presentation.charts import Chart, Panel, Series, to_matplotlib
 from thinwire.presentation.tables import Table
@@ -148,8 +148,7 @@ def designs_table(plan: Plan) -> Table:
             ]
         )
     setting = plan.setting
-    shards = "collective" if setting.mode == "collective" else f"{setting.servers} servers" * (setting.servers > 1)
-    where = ", ".join(filter(None, [counted(setting.workers, "worker"), link_text(setting.bps), shards]))
+    where = f"{counted(setting.workers, 'worker')}, {link_text(setting.bps)}, {mode_text(setting)}"
     return Table(header, lines, f"Predicted: {where}", left=1)
 
 
@@ -160,7 +159,7 @@ def workers_table(plan: Plan) -> Table:
     return Table(
         ["design", *(f"{workers:,}" for workers in numbers)],
         [[name, *(seconds_text(each.step_s) for each in found if each.design == name)] for name in plan.designs],
-        f"Predicted: a step by the number of workers, {link_text(plan.setting.bps)}",
+        f"Predicted: a step by the number of workers, {link_text(plan.setting.bps)}, {mode_text(plan.setting)}",
         left=1,
     )
 
@@ -181,7 +180,7 @@ def chart(plan: Plan) -> Chart:
         at, ends = [plan.setting.bps / 1e6] * 2, [min(seconds), max(seconds)]
         series.append(Series(label=f"the link, {link_text(plan.setting.bps)}", x=at, y=ends, role="reference"))
     panel = Panel(
-        title=f"{counted(plan.setting.workers, 'worker')}, {plan.setting.mode} mode",
+        title=f"{counted(plan.setting.workers, 'worker')}, {mode_text(plan.setting)}",
         x_label="link, Mbit/s",
         y_label="predicted seconds a step",
         series=series,
@@ -198,6 +197,13 @@ def picture(plan: Plan) -> Figure:
         ConfigError: matplotlib is not installed.
     """
     return to_matplotlib(chart(plan))
+
+
+def mode_text(setting: Setting) -> str:
+    """Returns in words who averages."""
+    if setting.mode == "collective":
+        return "DDP and FSDP"
+    return "through a parameter server" if setting.servers == 1 else f"through {setting.servers} parameter servers"
 
 
 def link_text(bps: float) -> str:
