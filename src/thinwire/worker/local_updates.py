@@ -304,7 +304,8 @@ class LocalWorker(Worker):
         if self._updates.nesterov and self._groups.changes():
             raise ConfigError(
                 "the outer optimizer's options were changed, and every worker adds its momentum itself: of "
-                "outer_groups the rate alone may change; another momentum is the design's, as in diloco[outer_momentum=0.8]"
+                "outer_groups the rate alone may change; another momentum is the design's, as in "
+                "'diloco[outer_momentum=0.8]'"
             )
         super()._announce_options()
 
