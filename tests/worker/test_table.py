@@ -24,7 +24,7 @@ SHAPE = (4, 10)
 PLAIN = codec("fp32")
 
 
-def make(made: Codec | None = None, *, revocable: bool = False) -> WorkerTable:
+def make(made: Codec | None = None, *, revocable: bool = False, momentum: float = 0.0) -> WorkerTable:
     seconds = iter(range(1000))
     return WorkerTable(
         Partition(0, 0, 40),
@@ -37,6 +37,7 @@ def make(made: Codec | None = None, *, revocable: bool = False) -> WorkerTable:
         seed=5,
         revocable=revocable,
         measures=True,
+        momentum=momentum,
     )
 
 
@@ -169,6 +170,18 @@ def test_updates_are_added_taken_over_or_stepped_by() -> None:
     table.apply([Update(4, PLAIN.encode(9 * ones), True), Update(5, batched, True)], local_step, step=3)
     assert bool((table.values == 1).all()) and len(stepped) == 1, "whole values are nobody's gradient"
     assert table.changed_in == {-1, 2, 3}
+
+
+def test_whole_values_come_with_the_momentum_that_this_end_adds() -> None:
+    table, frames = make(momentum=0.5), [PLAIN.encode(grad(seed)) for seed in range(4)]
+    with pytest.raises(ProtocolError, match="w: values of version 3 came without their momentum"):
+        table.apply([Update(3, frames[0], True)], None, step=0)
+    table.apply([Update(3, frames[0], True, ahead=(frames[1], frames[2])), Update(4, frames[3], False)], None, step=0)
+    assert table.outer is not None and table.outer.ahead is not None
+    assert torch.equal(table.values, grad(0) + grad(3))
+    torch.testing.assert_close(table.outer.ahead, 0.5 * (grad(2) + table.values - grad(1)))
+    table.apply([Update(0, frames[1], True)], None, step=0)  # a training that begins
+    assert torch.equal(table.outer.ahead, torch.zeros(SHAPE))
 
 
 def test_an_update_of_another_shape_changes_nothing() -> None:

@@ -300,6 +300,8 @@ class WorkerTable:
                 self._accumulated.add_back(accumulated)
             return
         if update.version == 0 or update.whole or local_step is None:
+            if self.outer is not None and update.whole and update.version > 0 and not update.ahead:
+                raise ProtocolError(f"{self.spec.name}: values of version {update.version} came without their momentum")
             self.changes(whole=update.whole)
             nbytes = self._decode(update.frame, self.values, accumulate=not update.whole)
             self.changed(update.ahead if update.whole else None)
