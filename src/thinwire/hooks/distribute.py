@@ -121,7 +121,7 @@ def distribute(
         settings: what else must be equal on all workers, by name, as in `{"batch": 32, "steps": 1000}`; a worker that
             has another value is refused, and the message names it. The seed is always compared, and at the start of
             a training the values of frozen parameters.
-        **options: of the codec, such as `sparsity=1.75`.
+        **options: of the codec, such as `sparsity=1.0`.
 
     Raises:
         ConfigError: arguments that cannot be; a design that exchanges once an epoch, without `steps_per_epoch`; a

@@ -142,7 +142,7 @@ def compress(
         gather_mb: tensors travel together until they have so many megabytes.
         measure_link: sends a few messages at the start (some 0.1 s) so that the report can say whether it pays.
         credentials: with a token file, what the ranks exchange is sealed with its first token without a rank.
-        **options: of the codec, such as `sparsity=1.75`.
+        **options: of the codec, such as `sparsity=1.0`.
 
     Returns:
         The state: call its `average` every step.

@@ -355,7 +355,8 @@ class ExchangeState:
                 f"resumed at step {state['step']} {how}: residuals were summed over "
                 "the old ranks by parameter name and divided over the new ones"
             )
-            _log.warning("%s", self.resumed)
+            if self.rank == 0:  # it is the same on all
+                _log.warning("%s", self.resumed)
 
 
 class _Copied:

@@ -101,7 +101,7 @@ def compress(
         credentials: with a token file, what the ranks exchange is sealed with its first token without a rank.
         lag_limit: of `"auto"`: the most steps that may wait in a residual; by default 5.
         target: of `"auto"`: what is to be least, the `"time"` of a step (the default) or `"bytes"`.
-        **options: of the codec, such as `sparsity=1.75`.
+        **options: of the codec, such as `sparsity=1.0`.
 
     Returns:
         The state: save its `state_dict()` with every checkpoint, and print `fsdp.report(state)`.
