@@ -12,7 +12,7 @@ from torch import nn
 
 import thinwire as tw
 from tests.hooks.cluster import run_cluster
-from tests.hooks.local_runs import adamw, disagree, inner_step, mlp, resume, sgd, steps, wide
+from tests.hooks.local_runs import adamw, disagree, inner_step, mlp, resume, sgd, steps, values, wide
 from thinwire.errors import ConfigError, ProtocolError
 from thinwire.hooks.distribute import DistributedOptimizer
 from thinwire.policies.designs import design as find_design
@@ -220,3 +220,17 @@ def test_a_report_counts_no_steps_of_another_run() -> None:
         return opt.report().steps
 
     assert run_cluster(mlp, later, workers=2, optimizer=adamw, design="local-sgd[h=2]")[0][0] < 10
+
+
+def test_the_outer_rate_may_change_while_training_runs_and_the_momentum_may_not() -> None:
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> torch.Tensor:
+        for step in range(11):
+            opt.outer_groups[0]["lr"] = 0.7 / (1 + step // 3)
+            inner_step(model, opt, rank, step)
+        opt.outer_groups[0]["momentum"] = 0.5
+        with pytest.raises(ConfigError, match="the rate alone may change; another momentum is the design's"):
+            inner_step(model, opt, rank, 11)
+        return values(model)
+
+    [found] = run_cluster(mlp, train, workers=1, optimizer=adamw, design="diloco[h=3]")[0]
+    assert torch.isfinite(found).all()

@@ -18,7 +18,7 @@ from thinwire.errors import ConfigError
 from thinwire.hooks import records as module
 from thinwire.hooks.distribute import DistributedOptimizer
 from thinwire.telemetry import StepRecord
-from thinwire.worker.table import StepCost
+from thinwire.worker.costs import StepCost
 
 
 @dataclass

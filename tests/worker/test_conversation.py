@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from thinwire.errors import ProtocolError
-from thinwire.schema import Delta, Join, Leave, Message, Plan, Push, Refused, TableSpec, Values, Welcome
+from thinwire.schema import Ahead, Delta, Join, Leave, Message, Plan, Push, Refused, TableSpec, Values, Welcome
 from thinwire.version import VERSION
 from thinwire.worker.apply_buffer import Update
 from thinwire.worker.conversation import Conversation
@@ -161,6 +161,16 @@ def test_whole_values_replace_what_waits() -> None:
     assert one.take(1, 1) == [Update(1, b"d", False)]
 
 
+def test_what_came_ahead_goes_with_the_values_that_it_is_of() -> None:
+    one = begun(make())
+    one.received(Ahead(tables=(0, 1), anchor=True), (b"a0", b"a1"))
+    one.received(Ahead(tables=(0,), anchor=False), (b"w0",))
+    for version in (4, 5):
+        one.received(Values(tables=(0, 1), versions=(version, version)), (b"v0", b"v1"))
+        taken = [one.take(table, version) for table in (0, 1)]
+        assert [update.ahead for updates in taken for update in updates] == [(b"a0", b"w0") if version == 4 else (), ()]
+
+
 def test_a_late_comer_takes_values_of_the_step_after() -> None:
     """A table may be one version ahead of the others when a worker joins."""
     one = make()
@@ -223,6 +233,8 @@ def test_what_a_server_may_not_say() -> None:
         (Values(tables=(0,), versions=(0,)), (), "1 tables and 0 frames in one message"),
         (Values(tables=(0,), versions=()), (b"",), "0 versions and 1 frames in one message"),
         (Values(tables=(9,), versions=(0,)), (b"",), r"tables \(9,\); there are 3"),
+        (Ahead(tables=(0, 1), anchor=True), (b"",), "2 tables and 1 frames in one message"),
+        (Ahead(tables=(9,), anchor=False), (b"",), r"tables \(9,\); there are 3"),
     ]
     for message, frames, text in refused:
         one = begun(make())

@@ -13,9 +13,10 @@ from thinwire.kernels.numba.addresses import Addresses
 from thinwire.packets import BatchedTensor, EncodedTensor
 from thinwire.packets.batch import rounded
 from thinwire.worker.batching import Batching
+from thinwire.worker.costs import count_pushes
 from thinwire.worker.fragment_tables import FragmentTables
 from thinwire.worker.rows import addresses
-from thinwire.worker.table import WorkerTable, count_pushes
+from thinwire.worker.table import WorkerTable
 
 Frames = Iterator[tuple[WorkerTable, EncodedTensor]]
 

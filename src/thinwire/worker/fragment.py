@@ -21,10 +21,11 @@ from thinwire.kernels.numba.local_steps import continue_many
 from thinwire.packets import BatchedTensor, EncodedTensor
 from thinwire.worker.apply_buffer import Update
 from thinwire.worker.changes import Changes
+from thinwire.worker.costs import count_decoding, count_pulls
 from thinwire.worker.fragment_tables import FragmentTables
 from thinwire.worker.model import WorkerTensor
 from thinwire.worker.rows import Lead, Rows, addresses
-from thinwire.worker.table import WorkerTable, count_decoding, count_pulls
+from thinwire.worker.table import WorkerTable
 
 Pulled = Sequence[tuple[WorkerTable, Sequence[Update]]]
 """Every table with what `Conversation.pull` returned of it."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,6 +26,7 @@ from thinwire.schema import TableSpec
 from thinwire.telemetry import Counters
 from thinwire.worker.accumulated import Accumulated
 from thinwire.worker.apply_buffer import Update
+from thinwire.worker.costs import StepCost, count_decoding, count_pulls, count_pushes
 
 NO_GRADIENT = b""
 NORM_EVERY = 8
@@ -34,17 +34,6 @@ NORM_EVERY = 8
 
 LocalStep = Callable[["WorkerTable", torch.Tensor, Update], None]
 """Runs the worker's own optimizer on one table: the average gradient, and the update that brought it, for its rates."""
-
-
-@dataclass(slots=True)
-class StepCost:
-    """What one table cost in one step; the fields are those of `telemetry.StepRecord`."""
-
-    payload_bytes_push: int = 0
-    payload_bytes_pull: int = 0
-    encode_s: float = 0.0
-    decode_s: float = 0.0
-    wait_s: float = 0.0
 
 
 class WorkerTable:
@@ -382,33 +371,6 @@ class WorkerTable:
         self._accumulated.load_state_dict(state)
         self._observed_squares = float(state.get("squares", 0.0))
         self._num_observed = int(state.get("num_observed", 0))
-
-
-def count_pushes(tables: Sequence[WorkerTable], payload_nbytes: Sequence[int], seconds: float) -> None:
-    """Counts the pushes of some tables of one worker, which took so many seconds together."""
-    counters, share = tables[0].counters, seconds / len(tables)
-    for table, nbytes in zip(tables, payload_nbytes, strict=True):
-        table.cost.payload_bytes_push += nbytes
-        table.cost.encode_s += share
-    counters.add("payload_bytes_push", sum(payload_nbytes))
-    counters.add("values_push", sum([table.size for table in tables]))
-    counters.add("encode_seconds", seconds)
-
-
-def count_pulls(tables: Sequence[WorkerTable], payload_nbytes: Sequence[int]) -> None:
-    """Counts updates of some tables of one worker."""
-    for table, nbytes in zip(tables, payload_nbytes, strict=True):
-        table.cost.payload_bytes_pull += nbytes
-    tables[0].counters.add("payload_bytes_pull", sum(payload_nbytes))
-    tables[0].counters.add("values_pull", sum([table.size for table in tables]))
-
-
-def count_decoding(tables: Sequence[WorkerTable], seconds: float) -> None:
-    """Counts what it took to apply updates of some tables of one worker together."""
-    share = seconds / len(tables)
-    for table in tables:
-        table.cost.decode_s += share
-    tables[0].counters.add("decode_seconds", seconds)
 
 
 def _narrowed(gradient: torch.Tensor) -> torch.Tensor:
