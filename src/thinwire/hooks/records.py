@@ -11,8 +11,9 @@ from thinwire.cautions import caution
 from thinwire.hooks.scores import number
 from thinwire.runtime.metrics import MetricsWriter
 from thinwire.telemetry import StepRecord
+from thinwire.worker.costs import StepCost
 from thinwire.worker.model import WorkerModel
-from thinwire.worker.table import StepCost, WorkerTable
+from thinwire.worker.table import WorkerTable
 
 LAG_WARNING = 100.0
 """Steps of updates waiting in a residual: 2–4 are normal at s = 1, 11–31 at 1.75; far more is a rate too high."""
