@@ -26,6 +26,13 @@ def test_qsgd_has_a_norm_for_each_bucket() -> None:
     assert scales == tuple(part.abs().max().item() for part in torch.split(tensor, 100))
 
 
+@pytest.mark.parametrize("norm", ["max", "l2"])
+def test_buckets_of_one_value_lose_nothing(norm: str) -> None:
+    """TernGrad §3.3: with a bucket of its own a value is its own scale."""
+    tensor = normal(100)
+    assert torch.equal(tw.decode(tw.codec("qsgd", levels=1, norm=norm, bucket=1).encode(tensor)), tensor)
+
+
 def test_qsgd_decodes_to_levels_of_the_norm() -> None:
     tensor = normal(512)
     levels = tw.decode(tw.codec("qsgd", levels=8).encode(tensor)) / tensor.norm() * 8

@@ -228,7 +228,7 @@ def check_pull_codec(codec: Codec, name: str) -> None:
     """
     if codec.random and codec.residual_by_default:
         raise ConfigError(
-            f"{name}: {codec.id!r} draws random numbers; with error feedback on pulls the training diverges. Set "
+            f"{name}: {codec.id!r} draws random numbers; with error feedback on pulls a training may diverge. Set "
             "error_feedback=False on the way down, or a deterministic codec_down such as '3lc'"
         )
 

@@ -103,8 +103,8 @@ def _workers_cells(scale: Scale) -> Sequence[RecipeCell]:
             lr=rate,
             momentum=momentum,
         )
+        for workers in _WORKERS[scale]  # many take long: what an interrupted study has made so far holds both rates
         for momentum, rate in _RATES.values()
-        for workers in _WORKERS[scale]
         for design in (FLOATING, TERNARY)
     ]
 
