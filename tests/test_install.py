@@ -1,8 +1,9 @@
-"""What `pip install thinwire` brings and what it does not: the hooks work without the extras, and each is named."""
+"""What the base install brings and what it does not: the hooks work without the extras, and each is named."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -10,13 +11,14 @@ import tarfile
 import tomllib
 import venv
 import zipfile
-from importlib.metadata import Distribution, distribution
+from importlib.metadata import Distribution, distribution, packages_distributions
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
-from thinwire.extras import EXTRAS
+from thinwire.extras import DISTRIBUTIONS
 
 ROOT = Path(__file__).parents[1]
 PACKED = ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE")
@@ -89,34 +91,44 @@ import thinwire.bench.hostile  # as every process of a benchmark does, also wher
 
 
 def test_without_the_extras_hooks_work_and_everything_else_says_what_to_install() -> None:
-    code = WITHOUT.format(names=set(EXTRAS))
+    code = WITHOUT.format(names=set(DISTRIBUTIONS))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
     expected = [
-        *["a parameter server needs grpc, which is not installed: pip install 'thinwire[server]'"] * 2,
-        "serving metrics needs prometheus_client, which is not installed: pip install 'thinwire[metrics]'",
-        "error: the command thinwire needs typer, which is not installed: pip install 'thinwire[cli]'",
-        *["error: a parameter server needs grpc, which is not installed: pip install 'thinwire[server]'"] * 2,
-        "error: the picture of --png needs matplotlib, which is not installed: pip install 'thinwire[plot]'",
-        "error: report.html needs matplotlib, which is not installed: pip install 'thinwire[plot]'",
-        "error: report.html needs plotly, which is not installed: pip install 'thinwire[plot]'",
-        *["error: a parameter server needs grpc, which is not installed: pip install 'thinwire[server]'"] * 10,
-        "a picture needs matplotlib, which is not installed: pip install 'thinwire[plot]'",
-        "an interactive chart needs plotly, which is not installed: pip install 'thinwire[plot]'",
+        *["a parameter server needs grpc, which is not installed: pip install grpcio"] * 2,
+        "serving metrics needs prometheus_client, which is not installed: pip install prometheus-client",
+        "error: the command thinwire needs typer and rich, which are not installed: pip install typer rich",
+        *["error: a parameter server needs grpc, which is not installed: pip install grpcio"] * 2,
+        "error: the picture of --png needs matplotlib, which is not installed: pip install matplotlib",
+        "error: report.html needs matplotlib, which is not installed: pip install matplotlib",
+        "error: report.html needs plotly and matplotlib, which are not installed: pip install plotly matplotlib",
+        *["error: a parameter server needs grpc, which is not installed: pip install grpcio"] * 10,
+        "a picture needs matplotlib, which is not installed: pip install matplotlib",
+        "an interactive chart needs plotly, which is not installed: pip install plotly",
     ]
     assert done.stdout.splitlines() == expected
 
 
-def test_every_optional_library_is_in_the_extra_that_is_named() -> None:
-    extras = PROJECT["optional-dependencies"]
-    for module, extra in EXTRAS.items():
-        names = {Requirement(each).name for each in extras[extra]}
-        assert names & {module, module.replace("_", "-"), f"{module}io"}, module
-    [everything] = map(Requirement, extras["all"])
-    assert everything.extras == set(EXTRAS.values()) - {"ray"}, "half a gigabyte, which few need"
+def test_every_optional_library_is_in_an_extra_and_has_the_name_that_pip_knows() -> None:
+    extras = {name: list(map(Requirement, needs)) for name, needs in PROJECT["optional-dependencies"].items()}
+    known, used = packages_distributions(), set()
+    for module, asked in DISTRIBUTIONS.items():
+        package = Requirement(asked)
+        assert canonicalize_name(package.name) in map(canonicalize_name, known.get(module, [package.name]))
+        found = {extra for extra, needs in extras.items() if package.name in {each.name for each in needs}}
+        assert found, module
+        used |= found
+    [everything] = extras["all"]
+    assert everything.extras == used - {"ray"}, "half a gigabyte, which few need"
     assert {Requirement(each).name for each in PROJECT["dependencies"]} == {
         *("torch", "numpy", "numba", "xxhash", "zstandard", "msgspec", "safetensors", "cryptography")
     }
+
+
+def test_nobody_is_told_to_install_thinwire_from_an_index() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "src" / "thinwire").rglob("*.py")]
+    told = re.compile(r"pip install \S*\bthinwire\b")
+    assert [str(page) for page in pages if told.search(page.read_text())] == []
 
 
 def test_versions_that_were_found_not_to_work_are_not_asked_for() -> None:
@@ -220,10 +232,10 @@ print(tw.__file__, data("digits"), len(recorded()))
     out = run(python, "-c", code)
     assert out == f"{folder}/thinwire/__init__.py <Dataset digits: 1,347 train, 450 test, (1, 8, 8)> 19\n"
     assert run(command, "--help", status=2) == (
-        "error: the command thinwire needs typer, which is not installed: pip install 'thinwire[cli]'\n"
+        "error: the command thinwire needs typer and rich, which are not installed: pip install typer rich\n"
     )
     link(closure(PROJECT["optional-dependencies"]["cli"]), folder)
     assert run(command, "--version") == f"thinwire {PROJECT['version']}\n"
-    assert "pip install 'thinwire[server]'" in run(command, "train", "--steps", "2", status=2)
+    assert "pip install grpcio" in run(command, "train", "--steps", "2", status=2)
     link(closure(PROJECT["optional-dependencies"]["server"]), folder)
     assert "wrote" in run(command, "train", "--steps", "5", "--workers", "2", "--json", tmp_path / "out.json")

@@ -1,37 +1,43 @@
-"""The libraries that only some of thinwire needs, and the extra that installs each.
+"""The libraries that only some of thinwire needs, and what each is installed by.
 
-`pip install thinwire` brings what codecs and hooks need. What needs more asks for it here, before it starts anything:
-what is missing is then one sentence with the command that installs it.
+The base install brings what codecs and hooks need. What needs more asks for it here, before it starts anything: what is
+missing is then one sentence with the command that installs it. The command names packages of their own: thinwire is on
+no package index, and its extras, which bring the same packages, are found only where a copy of the repository is.
 """
 
 from __future__ import annotations
 
+import shlex
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
 from thinwire.errors import ConfigError
 
-EXTRAS = {
-    "grpc": "server",
-    "matplotlib": "plot",
-    "plotly": "plot",
-    "prometheus_client": "metrics",
-    "ray": "ray",
-    "rich": "cli",
-    "typer": "cli",
+DISTRIBUTIONS = {
+    "grpc": "grpcio",
+    "matplotlib": "matplotlib",
+    "plotly": "plotly",
+    "prometheus_client": "prometheus-client",
+    "ray": "ray[train]",
+    "rich": "rich",
+    "typer": "typer",
 }
-"""The extra of each module; pyproject.toml says which distributions it installs."""
+"""What pip knows each module by; pyproject.toml says in which extra it is."""
 
 
-def missing(what: str, module: str) -> ConfigError:
-    """Returns the error of `what`, which needs a module that is not installed.
+def missing(what: str, *modules: str) -> ConfigError:
+    """Returns the error of `what`, which needs modules that are not installed.
 
     Example:
         >>> print(missing("a parameter server", "grpc"))
-        a parameter server needs grpc, which is not installed: pip install 'thinwire[server]'
+        a parameter server needs grpc, which is not installed: pip install grpcio
+        >>> print(missing("report.html", "plotly", "matplotlib"))
+        report.html needs plotly and matplotlib, which are not installed: pip install plotly matplotlib
     """
-    return ConfigError(f"{what} needs {module}, which is not installed: pip install 'thinwire[{EXTRAS[module]}]'")
+    packages = " ".join(shlex.quote(DISTRIBUTIONS[module]) for module in modules)
+    needed, are = " and ".join(modules), "is" if len(modules) == 1 else "are"
+    return ConfigError(f"{what} needs {needed}, which {are} not installed: pip install {packages}")
 
 
 def require(what: str, *modules: str) -> None:
@@ -39,18 +45,20 @@ def require(what: str, *modules: str) -> None:
 
     Args:
         what: who needs them, as a sentence begins.
-        modules: names in `EXTRAS`.
+        modules: names in `DISTRIBUTIONS`.
 
     Raises:
-        ConfigError: one is not installed.
+        ConfigError: one is not installed; all that are not are named.
     """
-    for module in modules:
-        try:
-            found = find_spec(module) is not None
-        except ModuleNotFoundError:  # as whoever refuses the module says it
-            found = False
-        if not found:
-            raise missing(what, module)
+    if absent := [module for module in modules if not _found(module)]:
+        raise missing(what, *absent)
+
+
+def _found(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # as whoever refuses the module says it
+        return False
 
 
 class LazyModule:
@@ -68,17 +76,17 @@ class LazyModule:
         try:
             module = import_module(self._name)
         except ModuleNotFoundError as error:
-            if error.name != self._name or self._name not in EXTRAS:
+            if error.name != self._name or self._name not in DISTRIBUTIONS:
                 raise  # another module's, which thinwire's command line knows by its name
             raise missing(self._what, self._name) from error
         value = getattr(module, attribute)
-        if self._name in EXTRAS:  # kept: a server reads grpc's names with every message
+        if self._name in DISTRIBUTIONS:  # kept: a server reads grpc's names with every message
             setattr(self, attribute, value)
         return value
 
 
 def optional(module: str, what: str) -> Any:
-    """Returns what stands for a module of `EXTRAS` until `what` uses it.
+    """Returns what stands for a module of `DISTRIBUTIONS` until `what` uses it.
 
     Example:
         >>> grpc = optional("grpc", "a parameter server")

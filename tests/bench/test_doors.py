@@ -49,9 +49,9 @@ def test_every_script_has_at_most_three_lines_for_thinwire(tmp_path: Path) -> No
 def test_a_door_that_is_not_installed_says_which_command_is_missing() -> None:
     door = Door("Horovod", "with_horovod.py", needs=("no_such_module",), extra="horovod")
     run = bench().measure(door, {}, lambda text: None)
-    assert run == DoorRun(missing="pip install 'thinwire[horovod]'") and not bench().failed(run)
+    assert run == DoorRun(missing="pip install '.[horovod]' in a checkout of thinwire") and not bench().failed(run)
     measured = {door: [run]}
-    assert bench().notes(measured) == ["Horovod: pip install 'thinwire[horovod]'"]
+    assert bench().notes(measured) == ["Horovod: pip install '.[horovod]' in a checkout of thinwire"]
     assert bench().tables(measured)[0].lines == [["Horovod", "not installed", *["–"] * 5]]
 
 

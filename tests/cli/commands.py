@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
 from dataclasses import dataclass
+from io import StringIO
 
 import pytest
 
@@ -19,6 +21,13 @@ class Result:
     status: int
     out: str
     err: str
+
+
+class Full(StringIO):
+    """A standard output on a full disk."""
+
+    def write(self, text: str) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def thinwire(

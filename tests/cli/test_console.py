@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import subprocess
 import sys
-from io import StringIO
 
 import pytest
 from rich.console import Console
 
+from tests.cli.commands import Full
 from thinwire.cli import console as printing
 from thinwire.presentation.tables import Table
 
@@ -48,11 +47,6 @@ def test_where_no_table_has_room_every_cell_has_a_line(
         *("steps", "fp32: 1,000", "3lc[s=1.0]: [2,000]", ""),
         *("loss", "fp32: 0.5", "3lc[s=1.0]: 0.25"),
     ]
-
-
-class Full(StringIO):
-    def write(self, text: str) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_lines_of_progress_on_a_full_disk_end_no_training(

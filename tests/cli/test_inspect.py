@@ -38,6 +38,15 @@ def test_designs_are_listed_by_one_command_and_this_one_says_which(command: Comm
     assert result.status == 2 and "thinwire designs" in result.err
 
 
+def test_a_design_is_a_table_of_its_choices(command: Command, tmp_path: Path) -> None:
+    file = tmp_path / "designs.json"
+    result = command("designs", "fp32", "mps[staleness=2]", "--json", file)
+    assert (result.status, result.err) == (0, "") and list(json.loads(file.read_text())) == ["fp32", "mps[staleness=2]"]
+    lines = [" ".join(line.strip("│").replace("│", "").split()) for line in result.out.splitlines()]
+    assert "mps[staleness=2]: heuristic placement, passive SSP 5, top 1 % with residual (Wu 2018, ch. 4–5)" in lines
+    assert {"consistency bsp", "consistency ssp[staleness=2,mode=passive]", "every step"} <= set(lines)
+
+
 def test_data_options_are_of_data_alone(command: Command, tmp_path: Path) -> None:
     for what, option in (("codecs", "--download"), ("models", "--download"), ("codecs", "--root")):
         result = command("inspect", what, option, "no-such-set")

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.cli.commands import THINWIRE, Result
+from tests.cli.commands import THINWIRE, Full, Result
 from thinwire.bench import harness
 from thinwire.bench.transports import Step, TransportCell, TransportsBench
 from thinwire.cli import measuring, outputs
@@ -200,6 +200,26 @@ def test_standard_output_that_takes_no_more_is_one_line(words: str, buffered: bo
     assert process.returncode == 2
     assert process.stderr.endswith("error: standard output cannot be written: No space left on device\n")
     assert "Traceback" not in process.stderr and "Exception ignored" not in process.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *("codecs", "designs 3lc", "inspect codecs", "inspect models", "inspect data", "inspect FRAME"),
+        "plan --designs 3lc --steps 2",
+    ],
+)
+def test_data_are_written_also_where_standard_output_takes_nothing(
+    words: str, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frame, file = tmp_path / "frame", tmp_path / "out.json"
+    frame.write_bytes(codec("3lc").encode(np.ones(100, np.float32)))
+    monkeypatch.setattr(sys, "stdout", Full())
+    result = command(*words.replace("FRAME", str(frame)).split(), "--json", file)
+    sys.stdout.close()
+    assert (result.status, result.out) == (2, "")
+    assert result.err.endswith("error: standard output cannot be written: No space left on device\n")
+    assert json.loads(file.read_text())
 
 
 UTF_8 = """

@@ -36,7 +36,7 @@ def test_more_workers_than_there_are_cannot_be_needed() -> None:
 
 def test_without_ray_one_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    sentence = r"the Ray engine needs ray, which is not installed: pip install 'thinwire\[ray\]'"
+    sentence = r"the Ray engine needs ray, which is not installed: pip install 'ray\[train\]'"
     for start in (
         lambda: run_on_ray(Job(steps=1), cluster=Cluster()),
         lambda: tw.ray.launch(lambda rank, servers: None, workers=1),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,8 @@ from cryptography.hazmat.primitives.serialization import (
 
 from tests.security.conftest import Pki
 from thinwire.errors import ConfigError
+from thinwire.security import pem
+from thinwire.security.certificates import Authority, self_signed
 from thinwire.security.pem import read_tls
 
 DAMAGED = b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
@@ -52,6 +55,32 @@ def test_what_cannot_be_used_is_refused_by_name(pki: Pki, put: Callable[[str, by
         ((ca, old_cert, old_key), r"cert '.*old\.pem' has run out: it was valid until \d{4}-.*, and now it is \d{4}-"),
     ):
         with pytest.raises(ConfigError, match=why):
+            read_tls(*files)
+
+
+def test_authorities_of_which_none_is_valid_now_are_refused(pki: Pki, put: Callable[[str, bytes], Path]) -> None:
+    """One that is valid is enough, as where an authority is being replaced."""
+    older, old = (Authority("old", days=days).issued.certificate for days in (-9, -1))
+    last = datetime.now(UTC) - timedelta(days=1)
+    with pytest.raises(
+        ConfigError, match=rf"ca '.*two' has run out: it was valid until {last:%Y-%m-%d} .*, and now it is"
+    ):
+        read_tls(put("two", older + old), None, None)
+    read_tls(put("three", older + (pki.folder / "ca.pem").read_bytes() + old), None, None)
+    itself = self_signed("server", "localhost", days=-1).certificate
+    assert read_tls(put("four", itself + old), None, None).root, "it may be all that is needed, and has no dates here"
+
+
+def test_what_is_not_valid_yet_is_refused(pki: Pki, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Behind(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
+            return datetime.now(tz) - timedelta(days=3)
+
+    monkeypatch.setattr(pem, "datetime", Behind)
+    ca, cert, key = (pki.folder / name for name in ("ca.pem", "worker-0.pem", "worker-0.key"))
+    for files, name in (((ca, None, None), r"ca '.*ca\.pem'"), ((None, cert, key), r"cert '.*worker-0\.pem'")):
+        with pytest.raises(ConfigError, match=f"{name} is not valid yet: it will be from .*; set this machine's clock"):
             read_tls(*files)
 
 

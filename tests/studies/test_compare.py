@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -150,6 +151,15 @@ def test_a_short_run_that_is_as_long_as_the_full_one_ends_with_an_exchange() -> 
     warm = "local-sgd[h=16,warmup=90]"
     assert (timed(warm, 110).design, timed(warm, 110).steps) == (warm, 106)
     assert timed(warm, 95).steps == 95 and timed(warm, 80).steps == 80
+
+
+def test_a_warm_up_that_no_name_says_takes_the_whole_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a design of another package may have one: nothing tells it to take a shorter one."""
+    asked = Comparison(designs=["local-sgd[h=16,warmup=90]"], links=["10mbit"], steps=3000)
+    assert [job.design for job in jobs(asked.cells())] == ["local-sgd[h=16,warmup=90]", "local-sgd[h=16,warmup=11]"]
+    monkeypatch.setattr("thinwire.studies.compare._WARM_UP", re.compile("what no name says"))
+    whole = jobs(asked.cells())[-1]
+    assert (whole.design, whole.steps) == ("local-sgd[h=16,warmup=90]", 90 + 2896), "to the last exchange"
 
 
 def test_seeds_come_one_after_the_other_and_no_run_twice() -> None:

@@ -67,7 +67,7 @@ class Door:
     @property
     def missing(self) -> str:
         """The command that installs what is missing; empty where nothing is."""
-        return "" if all(map(find_spec, self.needs)) else f"pip install 'thinwire[{self.extra}]'"
+        return "" if all(map(find_spec, self.needs)) else f"pip install '.[{self.extra}]' in a checkout of thinwire"
 
 
 _COMPILED = ("--backend", "aot_eager")  # needs no C++ compiler

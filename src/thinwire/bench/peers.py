@@ -2,7 +2,7 @@
 
 General compressors work on the bytes of a gradient. They are lossless and keep no residual, so they gain little: the
 low mantissa bits are noise. zstd comes with thinwire; lz4 and blosc2 are measured where they are installed
-(`pip install "thinwire[bench]"`). 3LC in plain operators makes the same bytes as `tw.codec("3lc")` (a test says so).
+(`pip install lz4 blosc2`). 3LC in plain operators makes the same bytes as `tw.codec("3lc")` (a test says so).
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ import math
 import os
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,16 @@ def bars(description: str = "{task.description}", *, transient: bool = False) ->
     return Progress(*columns, console=console, transient=transient, disable=not console.is_terminal)
 
 
+@contextmanager
+def busy(text: str) -> Iterator[Callable[[str], None]]:
+    """Shows what is being done until it is, and gives what changes that; nothing is written without a terminal."""
+    if not console.is_terminal:
+        yield lambda _: None
+        return
+    with console.status(escape(text)) as status:
+        yield lambda text: status.update(escape(text))
+
+
 def save_picture(chart: Chart, path: Path) -> None:
     """Draws a chart, writes it to `path` and says so. Raises ConfigError where it cannot be written."""
     try:
@@ -205,14 +216,16 @@ def _widths(table: Table, width: int) -> list[int | None]:
     [None, None]
     >>> _widths(Table(["a", "two words"], [["name", "1.5"]]), width=17)
     [4, 6]
+    >>> _widths(Table(["", ""], [["ten words " * 2, "ten words " * 4]], left=2), width=37)
+    [10, 20]
     """
     found, words = _least(table), [_word(name) for name in table.header]
     whole = [max(map(cell_len, [name, *(line[at] for line in table.lines)])) for at, name in enumerate(table.header)]
     room = width - 1 - sum(found) - 3 * len(found)
     if sum(whole) - sum(found) <= room:
         return [None] * len(found)
-    for _ in range(room):  # whole words first, then all in one line
-        lacks = [(max(0, word - now), most - now) for word, most, now in zip(words, whole, found, strict=True)]
+    for _ in range(room):  # whole words first, then as few lines as there can be
+        lacks = [(max(0, word - now), most / max(1, now)) for word, most, now in zip(words, whole, found, strict=True)]
         found[lacks.index(max(lacks))] += 1
     return list(found)
 

@@ -1,6 +1,7 @@
 """`thinwire inspect`: explain a frame's bytes, field by field; list codecs, models and data sets.
 
 `thinwire designs`: every design with every choice spelled out. `thinwire codecs`: each codec's figures on gradients.
+All write their JSON before they print anything: standard output may take nothing.
 """
 
 from __future__ import annotations
@@ -12,16 +13,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 from rich.progress import Progress
-from rich.table import Table
 
 from thinwire import frames
 from thinwire.bench import codec_sample
 from thinwire.cli import options
-from thinwire.cli.console import console, write_json
+from thinwire.cli.console import console, show, write_json
 from thinwire.cli.lazy import lazy
 from thinwire.cli.outputs import check_apart
 from thinwire.errors import ConfigError
 from thinwire.frames import CODEC_NUMBERS, Flags
+from thinwire.presentation.tables import Table
 from thinwire.quantities import number_text
 from thinwire.version import VERSION
 
@@ -58,19 +59,18 @@ def inspect(
             raise ConfigError(f"{name} {value} is of data sets: thinwire inspect data {name} {value}")
     match what:
         case "codecs":
-            facts: Any = _codecs()
+            _codecs(json)
         case "models":
-            facts = models.models()
-            console.print("\n".join(facts))
+            write_json(json, models.models())
+            console.print("\n".join(models.models()))
         case "data":
-            facts = _data(root, download)
+            _data(root, download, json)
         case _:
             check_apart(json, [Path(what)], "the frame is")
-            facts = _frame(Path(what))
-    write_json(json, facts)
+            _frame(Path(what), json)
 
 
-def _frame(file: Path) -> dict[str, Any]:
+def _frame(file: Path, json: Path | None) -> None:
     try:
         content = file.read_bytes()
     except OSError as error:
@@ -111,15 +111,12 @@ def _frame(file: Path) -> dict[str, Any]:
             ("decoded_max", float(values.max()), "the largest decoded value"),
             ("decoded_zeros", float((values == 0).double().mean()), "share of zeros"),
         ]
-    table = Table("field", "value", "meaning")
-    for name, value, meaning in rows:
-        table.add_row(name.replace("_", " "), escape(_text(value)), escape(meaning))
+    write_json(json, {name: value for name, value, _ in rows} | {"fields": fields})
+    header = ["field", "value", "meaning"]
+    show(Table(header, [[name.replace("_", " "), _text(value), meaning] for name, value, meaning in rows], left=3))
     if fields:
-        table.add_section()
-        for field in fields:
-            table.add_row(field["name"], escape(_text(field["value"])), escape(field["meaning"]))
-    console.print(table)
-    return {name: value for name, value, _ in rows} | {"fields": fields}
+        lines = [[field["name"], _text(field["value"]), field["meaning"]] for field in fields]
+        show(Table(header, lines, f"the payload of {parsed.codec}", left=3))
 
 
 _FLAGS = {
@@ -136,33 +133,34 @@ def _text(value: Any) -> str:
     return {None: "none", True: "yes", False: "no"}[value] if value is None or isinstance(value, bool) else str(value)
 
 
-def _codecs() -> list[dict[str, Any]]:
-    table = Table("codec", "what it is", "options")
-    rows = []
+def _codecs(json: Path | None) -> None:
+    rows: list[dict[str, Any]] = []
     for codec_id in registered.ids():
         about = next(iter((registered.find(codec_id).__doc__ or "").strip().splitlines()), "")
         defaults = registered.codec(codec_id).config()
         del defaults["id"]
         rows.append({"id": codec_id, "about": about, "options": defaults})
-        table.add_row(*map(escape, (codec_id, about, ", ".join(f"{name}={value}" for name, value in defaults.items()))))
-    console.print(table)
-    return rows
+    write_json(json, rows)
+    lines = [
+        [row["id"], row["about"], ", ".join(f"{name}={value}" for name, value in row["options"].items())]
+        for row in rows
+    ]
+    show(Table(["codec", "what it is", "options"], lines, left=3))
 
 
-def _data(root: Path | None, download: str | None) -> list[dict[str, Any]]:
+def _data(root: Path | None, download: str | None, json: Path | None) -> None:
+    folder = None
     if download is not None:
-        folder = data.cache_folder() / download if root is None else root / download
-        console.print(escape(f"{download}: {_fetch(download, folder)}"))
-    table = Table("data set", "what it is")
-    for name in ("here", "how to get it"):
-        table.add_column(name, overflow="fold")  # to be copied
-    rows = []
-    for info in data.datasets(root=root):
-        where = None if info.where is None else str(info.where)
-        rows.append({**asdict(info), "present": info.present, "where": where})
-        table.add_row(info.name, info.description, escape(where or "missing"), escape(info.how))
-    console.print(table)
-    return rows
+        folder = _fetch(download, data.cache_folder() / download if root is None else root / download)
+    rows: list[dict[str, Any]] = [
+        {**asdict(info), "present": info.present, "where": None if info.where is None else str(info.where)}
+        for info in data.datasets(root=root)
+    ]
+    write_json(json, rows)
+    if folder is not None:
+        console.print(escape(f"{download}: {folder}"))
+    lines = [[row["name"], row["description"], row["where"] or "missing", row["how"]] for row in rows]
+    show(Table(["data set", "what it is", "here", "how to get it"], lines, left=4))
 
 
 def _fetch(name: str, folder: Path) -> Path:
@@ -184,15 +182,10 @@ def designs(
 ) -> None:
     """List designs with every choice spelled out: codecs both ways, consistency, placement and the rest."""
     found = [shipped.design(name).choices() for name in names or shipped.designs()]
-    table = Table(show_lines=True)
-    table.add_column("design", overflow="fold")
-    table.add_column("choices", overflow="fold")
-    for choices in found:
-        about = f"{choices['cite']}\n\n" if choices["cite"] else ""
-        spelled = "\n".join(f"{name}: {text}" for name, text in spell(choices).items())
-        table.add_row(escape(choices["name"]), escape(about + spelled))
-    console.print(table)
     write_json(json, {choices["name"]: choices for choices in found})
+    for choices in found:
+        title = ": ".join(filter(None, [choices["name"], choices["cite"]]))
+        show(Table(["choice", "value"], list(spell(choices).items()), title, left=2))
 
 
 @app.command(epilog="Example: thinwire codecs --measure --json codecs.json")
@@ -204,17 +197,24 @@ def codecs(
 ) -> None:
     """List every codec with its ratio and relative error on real gradients, as recorded or as measured here."""
     rows = sample.sample_codecs() if measure else codec_sample.recorded()
-    table = Table("codec", "bits/value", "ratio", "relative error", "after ten steps with residual")
-    for row in rows:
-        figures = (f"{row.bits_per_value:.3f}", f"{row.ratio:.1f}×", f"{row.relative_error:.3f}")
-        table.add_row(row.codec, *figures, number_text(row.after_feedback, ".3f"))
+    write_json(json, [asdict(row) for row in rows])
+    header = ["codec", "bits/value", "ratio", "relative error", "after ten steps with residual"]
+    lines = [
+        [
+            row.codec,
+            f"{row.bits_per_value:.3f}",
+            f"{row.ratio:.1f}×",
+            f"{row.relative_error:.3f}",
+            number_text(row.after_feedback, ".3f"),
+        ]
+        for row in rows
+    ]
     console.print("Weight gradients of the digits MLP after 60 steps; each codec with its defaults, no zstd stage.")
-    console.print(table)
+    show(Table(header, lines))
     if not measure:
         console.print(f"Recorded with thinwire {VERSION}; --measure computes the figures here.")
         if others := codec_sample.not_recorded():
             console.print(f"Not in the record, from other packages: {', '.join(others)}.")
-    write_json(json, [asdict(row) for row in rows])
 
 
 def spell(choices: dict[str, Any]) -> dict[str, str]:

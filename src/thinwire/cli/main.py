@@ -17,7 +17,7 @@ import thinwire
 from thinwire.cli.console import Interrupted, drop_output, errors
 from thinwire.cli.lazy import lazy_command
 from thinwire.errors import ConfigError, ThinwireError
-from thinwire.extras import EXTRAS, missing
+from thinwire.extras import DISTRIBUTIONS, missing
 
 INTERRUPTED = 130
 """The exit status that typer turns Ctrl-C into, after everything was cleaned up."""
@@ -228,7 +228,7 @@ def run() -> None:
     try:
         app()
     except ModuleNotFoundError as error:
-        if (library := (error.name or "").partition(".")[0]) not in EXTRAS:
+        if (library := (error.name or "").partition(".")[0]) not in DISTRIBUTIONS:
             raise
         errors.print(f"[red]error:[/] {escape(str(missing('this command', library)))}", highlight=False, soft_wrap=True)
         sys.exit(2)

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
-from rich.markup import escape
 
 from thinwire.cli import options
-from thinwire.cli.console import console, save_picture, show, write_json
+from thinwire.cli.console import busy, console, save_picture, show, write_json
 from thinwire.cli.lazy import lazy
 from thinwire.cli.options import split_names, was_given
 from thinwire.cli.outputs import STANDARD_OUTPUT, check_apart, picture
@@ -121,29 +120,23 @@ def plan(
         measured = script.profile_script(command, os.environ, STARTUP, steps=steps, threads=threads, stdout=printed)
         what = "the script"
     else:
-        with console.status(f"making {steps} steps of {escape(model)}"):
+        with busy(f"making {steps} steps of {model}"):
             measured = workload.profile_workload(model, data, batch=batch, seed=seed, steps=steps, threads=threads)
         what = model
     compared = split_names(designs)
     if measured.trainer.name in verdict.ADAPTIVE and not was_given(context, "designs"):
         compared += FOR_ADAM
-    with console.status("") as status:
+    with busy("") as tell:
         made = planning.Plan(
             measured,
             compared,
             setting,
             exchange_share=exchange_share,
-            tell=lambda what: status.update(f"measuring {escape(what)}"),
+            tell=lambda what: tell(f"measuring {what}"),
         )
         said = verdict.verdict(made)
     said += filter(None, [other_work.remark()])
-    seconds = seconds_text(measured.step_s)
-    console.print(f"measured: a step of {what} computes {seconds} here; all else is predicted")
-    show(verdict.designs_table(made))
-    show(verdict.workers_table(made))
-    for sentence in said:
-        console.print(sentence, highlight=False, soft_wrap=True, markup=False)
-    write_json(
+    write_json(  # before anything else is printed: standard output may take nothing
         json,
         {
             **({"command": command} if command else {"model": model, "data": data}),
@@ -156,6 +149,12 @@ def plan(
             "by_link": made.by_link(),
         },
     )
+    seconds = seconds_text(measured.step_s)
+    console.print(f"measured: a step of {what} computes {seconds} here; all else is predicted")
+    show(verdict.designs_table(made))
+    show(verdict.workers_table(made))
+    for sentence in said:
+        console.print(sentence, highlight=False, soft_wrap=True, markup=False)
     if out is not None:
         save_picture(verdict.chart(made), out)
 

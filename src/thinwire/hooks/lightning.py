@@ -22,7 +22,7 @@ try:
     from lightning.pytorch import Callback, LightningModule, Trainer
 except ImportError as error:
     raise ModuleNotFoundError(
-        "thinwire.hooks.lightning needs Lightning: pip install 'thinwire[lightning]'", name="lightning"
+        "thinwire.hooks.lightning needs Lightning: pip install lightning", name="lightning"
     ) from error
 
 

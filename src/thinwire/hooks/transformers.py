@@ -26,7 +26,7 @@ try:
     from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 except ImportError as error:
     raise ModuleNotFoundError(
-        "thinwire.hooks.transformers needs transformers and accelerate: pip install 'thinwire[huggingface]'",
+        "thinwire.hooks.transformers needs transformers and accelerate: pip install transformers accelerate",
         name="transformers",
     ) from error
 

@@ -55,7 +55,7 @@ class Credentials:
 
         Raises:
             ConfigError: a file cannot be read, is damaged or holds something else, or one is missing that goes with the
-                others; the certificate has run out.
+                others; the certificate, or all that the ca holds, has run out or is not valid yet.
         """
         if self.ca is not None and self.cert is None:
             raise ConfigError("a server with ca (--tls-ca) needs a certificate of its own (--tls-cert, --tls-key)")
@@ -73,8 +73,8 @@ class Credentials:
         """Returns the options of worker `rank`, `options` with these credentials in them.
 
         Raises:
-            ConfigError: a file cannot be read, is damaged or holds something else; the certificate has run out; no
-                token for this rank.
+            ConfigError: a file cannot be read, is damaged or holds something else; the certificate, or all that the ca
+                holds, has run out or is not valid yet; no token for this rank.
         """
         token = None
         if self.token_file is not None:

@@ -222,31 +222,49 @@ def _short(full: Job, least: int) -> Job:
     A warm-up, whose steps all exchange, is shortened with the rest, so that as large a share of the timed steps
     exchanges as of the full run's.
     """
+    assert full.steps is not None
+    warm_up, period = _rhythm(full)
+    rest = full.steps - warm_up
+    short_rest = -(-_wanted(full, least) * rest // (full.steps * period)) * period
+    # The first step is not timed, in either run: it is of the warm-up where there is one.
+    short_warm_up = 1 + -(-(warm_up - 1) * short_rest // rest) if warm_up else 0
+    steps = short_warm_up + short_rest
+    short = None if steps >= full.steps else _with_warm_up(replace(full, steps=steps), period, warm_up, short_warm_up)
+    if short is not None:
+        return short
+    return replace(full, steps=warm_up + rest // period * period) if rest >= period else full
+
+
+def _wanted(full: Job, least: int) -> int:
+    """Returns how many steps are to be timed at least: more where frames shrink as training goes on."""
+    assert full.steps is not None
     design = full.full_design()
-    assert full.steps is not None and full.batch is not None
     # Which codecs another package's policy takes is known only where the tensors are: it may take any.
     shrink = design.compression != "by-shape" or varies(design.up) or varies(design.down)
-    wanted = max(least, full.steps // SWEPT_SHARE) if shrink else least
-    policy, warm_up = consistency(design.consistency), 0
+    return max(least, full.steps // SWEPT_SHARE) if shrink else least
+
+
+def _rhythm(full: Job) -> tuple[int, int]:
+    """Returns how many steps of a warm-up exchange one by one, and how many steps there are to an exchange after it."""
+    assert full.steps is not None and full.batch is not None
+    design = full.full_design()
+    policy = consistency(design.consistency)
     if design.every == "epoch":
         dataset = data(full.data, root=full.data_root, context=full.recipe().context)
-        period = max(1, len(dataset.train_x) // full.workers // full.batch)  # one that does not fit is refused later
-    elif isinstance(policy, Local) and policy.warmup < full.steps:
-        period, warm_up = policy.steps, policy.warmup
-    else:
-        period = next((i + 1 for i in range(_LONGEST_PERIOD) if policy.exchanges(i)), 1)
-    rest = full.steps - warm_up
-    whole = replace(full, steps=warm_up + rest // period * period if rest >= period else full.steps)
-    periods = -(-wanted * rest // (full.steps * period))
-    # The first step is not timed, in either run: it is of the warm-up where there is one.
-    begin = 1 - (-(warm_up - 1) * periods * period // rest) if warm_up else 0
-    steps = begin + periods * period
-    if steps >= full.steps:
-        return whole
-    if begin == warm_up:
-        return replace(full, steps=steps)
-    warmup = f"warmup={begin}"
-    given = full.consistency and _WARM_UP.sub(warmup, full.consistency)
-    made = replace(full, steps=steps, design=_WARM_UP.sub(warmup, full.design), consistency=given)
-    # A design of another package may have a warm-up that its name does not say: then the whole run shows its speed.
-    return made if consistency(made.full_design().consistency) == Local(steps=period, warmup=begin) else whole
+        return 0, max(1, len(dataset.train_x) // full.workers // full.batch)  # one that does not fit is refused later
+    if isinstance(policy, Local) and policy.warmup < full.steps:
+        return policy.warmup, policy.steps
+    return 0, next((step + 1 for step in range(_LONGEST_PERIOD) if policy.exchanges(step)), 1)
+
+
+def _with_warm_up(job: Job, period: int, old: int, new: int) -> Job | None:
+    """Returns the job with a new warm-up in the place of the old one.
+
+    None where the names of design and policy do not say it, as of a design of another package.
+    """
+    if new == old:
+        return job
+    design, given = (name and _WARM_UP.sub(f"warmup={new}", name) for name in (job.design, job.consistency))
+    assert design is not None
+    made = replace(job, design=design, consistency=given)
+    return made if consistency(made.full_design().consistency) == Local(steps=period, warmup=new) else None

@@ -20,4 +20,4 @@ def missing() -> str | None:
         >>> missing() is None or "pip install" in missing()
         True
     """
-    return None if find_spec("triton") else "Triton is not installed (pip install 'thinwire[gpu]')"
+    return None if find_spec("triton") else "Triton is not installed (pip install triton)"

@@ -20,6 +20,7 @@ from thinwire.extras import optional
 from thinwire.transports.addresses import parse_dialled
 from thinwire.transports.base import Connection, check_packet, message_wire_nbytes, wire_nbytes
 from thinwire.transports.grpc.chunks import Assembly, split
+from thinwire.transports.grpc.handshakes import wants_certificate
 from thinwire.transports.grpc.options import (
     GOODBYE,
     GREETING,
@@ -39,7 +40,7 @@ else:
 _log = logging.getLogger(__name__)
 
 ASK_AFTER_S, ASK_S = 1.0, 0.5
-"""A connection that is not there after so many seconds is asked why, for so many seconds at most."""
+"""A connection that is not there after so many seconds is asked why, for so many seconds at most each time."""
 FINAL = ("handshake failed", "verification check failed", "is not in peer certificate")
 """What gRPC says where one end does not trust the other; the last two, old and new, of a host of another name."""
 NO_METHOD = "None"
@@ -130,8 +131,8 @@ class GrpcConnection(Connection):
         return grpc.secure_channel(self.address, credentials, arguments)
 
     def _await_server(self, timeout_s: float) -> None:
-        deadline, answered, told, failure = time.monotonic() + timeout_s, False, False, ""
-        while not answered and not _is_final(failure) and (left := deadline - time.monotonic()) > 0:
+        deadline, answered, told, failure, refusal = time.monotonic() + timeout_s, False, False, "", ""
+        while not (answered or refusal) and (left := deadline - time.monotonic()) > 0:
             with self._inbox.changed:
                 wait_for = self._inbox.changed.wait_for
                 answered = wait_for(lambda: self._ready or self._inbox.over, min(left, ASK_AFTER_S))
@@ -139,17 +140,15 @@ class GrpcConnection(Connection):
                 _log.warning("no server at %s yet: this worker waits for it, %g s at most", self.address, timeout_s)
                 told = True
             failure = "" if answered else self._last_failure()
+            refusal = self._refusal(failure)
         error = self._inbox.error
         if answered and error is None:
             return
         self.abort()
         if error is not None:
             raise TransportError(error)
-        if _is_final(failure):
-            raise TransportError(
-                f"{self.address} and this worker do not trust each other: {failure}. The server must use TLS and have "
-                "a certificate for this very host that this worker's ca (--tls-ca) has signed"
-            )
+        if refusal:
+            raise TransportError(refusal)
         if "Socket closed" in failure:
             failure = "it hung up; it may want TLS (--tls-ca), or a certificate (--tls-cert) that its own ca has signed"
         failure = f" ({failure})" if failure else ""
@@ -168,6 +167,23 @@ class GrpcConnection(Connection):
         except grpc.RpcError as status:
             return str(status.details()) if status.code() is grpc.StatusCode.UNAVAILABLE else ""
         return ""
+
+    def _refusal(self, failure: str) -> str:
+        """Why waiting is of no use, in words for people; empty where it may be."""
+        if any(text in failure for text in FINAL):
+            return (
+                f"{self.address} and this worker do not trust each other: {failure}. The server must use TLS and have "
+                "a certificate for this very host that this worker's ca (--tls-ca) has signed"
+            )
+        tls = self._options.tls
+        if not failure or tls is None or tls.certificate is not None:
+            return ""
+        if not wants_certificate(*parse_dialled(self.address), ASK_S, tls.server_name):
+            return ""
+        return (
+            f"the server at {self.address} lets in only workers with a certificate, and this one has none: give it "
+            "--tls-cert and --tls-key (in Python Credentials(cert=…, key=…)), which the server's own ca has signed"
+        )
 
     def _outgoing(self) -> Iterator[bytes]:
         """What gRPC's thread sends: it asks for the next message once it has passed on the last."""
@@ -247,7 +263,3 @@ class GrpcConnection(Connection):
         self._channel.close()
         self._finish(None)
         self._reader.join(1.0)  # it may be asleep on a thin link; then it ends by itself
-
-
-def _is_final(failure: str) -> bool:
-    return any(text in failure for text in FINAL)

@@ -1,0 +1,43 @@
+"""Whether a server wants a certificate that a worker does not show, which gRPC does not tell from no server at all.
+
+gRPC's servers hang up on whom they refuse, without the alert that TLS has for it. What is left is when they do. In
+TLS 1.3 a worker's handshake is over before the server has looked at what the worker shows; in TLS 1.2 it is not, and
+breaks off. Whatever else hangs up, such as a proxy whose server is not there yet, does so in both or in neither.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from ssl import TLSVersion
+
+
+def wants_certificate(host: str, port: int, timeout_s: float, server_name: str | None = None) -> bool:
+    """Whether a server refuses who shows no certificate; False also where that is not sure.
+
+    Handshakes are made, and nothing is sent after them: whose certificate the server has does not matter here.
+
+    Args:
+        host, port: where it listens; IPv6 in brackets.
+        timeout_s: how long it may take to answer, each time, in seconds.
+        server_name: the name that it is asked for; None: its host.
+    """
+
+    def completes(version: TLSVersion) -> bool:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        context.minimum_version = context.maximum_version = version
+        context.set_alpn_protocols(["h2"])
+        bare = host.strip("[]")
+        with socket.create_connection((bare, port), timeout_s) as connection:
+            try:
+                context.wrap_socket(connection, server_hostname=server_name or bare).close()
+            except (ssl.SSLEOFError, ConnectionResetError):  # not an alert, with which others say why
+                return False
+        return True
+
+    try:
+        # Twice: a server that is full, or about to end, hangs up on some.
+        return all(completes(TLSVersion.TLSv1_3) and not completes(TLSVersion.TLSv1_2) for _ in range(2))
+    except OSError:
+        return False

@@ -1,0 +1,77 @@
+"""Who is refused for want of a certificate, and who for another reason."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.transports.grpc.test_client import Echo
+from thinwire.security.certificates import Authority
+from thinwire.transports.grpc import GrpcOptions, Tls
+from thinwire.transports.grpc.handshakes import wants_certificate
+from thinwire.transports.grpc.server import serve
+
+ASK_S = 5.0
+
+
+@pytest.fixture(scope="module")
+def tls() -> Tls:
+    """A server's, which asks workers for a certificate."""
+    authority = Authority("the training's")
+    server = authority.issue("server", ["localhost"], "server")
+    return Tls(root=authority.issued.certificate, certificate=server.certificate, key=server.key)
+
+
+def test_only_a_server_with_a_ca_wants_one(tls: Tls) -> None:
+    without = Tls(certificate=tls.certificate, key=tls.key)
+    for options, wanted in ((tls, True), (without, False), (None, False)):
+        with serve(Echo, "127.0.0.1:0", options=GrpcOptions(tls=options)) as server:
+            host, port = server.address.split(":")
+            assert wants_certificate(host, int(port), ASK_S) is wanted
+    assert not wants_certificate(host, int(port), ASK_S), "it has stopped"
+
+
+@contextmanager
+def hanging_up(greet: Callable[[socket.socket], socket.socket]) -> Iterator[int]:
+    """Serves whoever comes with a greeting and the end, as a proxy does whose server is not there yet."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def work() -> None:
+            while True:
+                try:
+                    accepted = listener.accept()[0]
+                except OSError:
+                    return
+                with accepted:
+                    try:
+                        greet(accepted).close()
+                    except OSError:
+                        continue
+
+        worker = threading.Thread(target=work)
+        worker.start()
+        yield listener.getsockname()[1]
+        listener.shutdown(socket.SHUT_RDWR)
+        worker.join()
+
+
+def test_what_hangs_up_before_or_after_every_handshake_may_be_waiting_for_its_server(tls: Tls, tmp_path: Path) -> None:
+    assert tls.certificate is not None and tls.key is not None
+    pem = tmp_path / "pem"
+    pem.write_bytes(tls.certificate + tls.key)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(pem)
+    for greet in (lambda accepted: accepted, lambda accepted: context.wrap_socket(accepted, server_side=True)):
+        with hanging_up(greet) as port:
+            assert not wants_certificate("127.0.0.1", port, ASK_S)
+
+
+def test_a_listener_that_says_nothing_is_not_waited_for() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        assert not wants_certificate("127.0.0.1", silent.getsockname()[1], 0.1)
