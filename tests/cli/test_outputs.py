@@ -206,7 +206,7 @@ def test_standard_output_that_takes_no_more_is_one_line(words: str, buffered: bo
     "words",
     [
         *("codecs", "designs 3lc", "inspect codecs", "inspect models", "inspect data", "inspect FRAME"),
-        "plan --designs 3lc --steps 2",
+        *("plan --designs 3lc --steps 2", "reproduce list", "certs CERTS"),
     ],
 )
 def test_data_are_written_also_where_standard_output_takes_nothing(
@@ -215,7 +215,9 @@ def test_data_are_written_also_where_standard_output_takes_nothing(
     frame, file = tmp_path / "frame", tmp_path / "out.json"
     frame.write_bytes(codec("3lc").encode(np.ones(100, np.float32)))
     monkeypatch.setattr(sys, "stdout", Full())
-    result = command(*words.replace("FRAME", str(frame)).split(), "--json", file)
+    result = command(
+        *words.replace("FRAME", str(frame)).replace("CERTS", str(tmp_path / "certs")).split(), "--json", file
+    )
     sys.stdout.close()
     assert (result.status, result.out) == (2, "")
     assert result.err.endswith("error: standard output cannot be written: No space left on device\n")

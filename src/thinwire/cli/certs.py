@@ -45,6 +45,11 @@ def certs(
     files = starter.make_starter(
         folder, certificates.Authority("thinwire test CA", days=days), workers=workers, hosts=hosts
     )
+    place = f"[{hosts[0]}]" if ":" in hosts[0] else hosts[0]
+    worker = ["thinwire", "worker", "--server", f"grpc://{place}:7070", "--rank", "0", "--workers", str(workers)]
+    server = ["thinwire", "server", "--listen", "0.0.0.0:7070"]
+    commands = [[*server, *starter.options_in(folder)], [*worker, *starter.options_in(folder, 0)]]
+    write_json(json, {"files": [str(file) for file in files], "hosts": hosts, "commands": commands})
     console.print(
         f"wrote {len(files)} files to {folder}: the server's certificate is for {', '.join(hosts)}",
         markup=False,
@@ -53,10 +58,5 @@ def certs(
     console.print(
         "copy to each machine its own files and ca.pem; ca.key signs certificates: keep it to yourself", soft_wrap=True
     )
-    place = f"[{hosts[0]}]" if ":" in hosts[0] else hosts[0]
-    worker = ["thinwire", "worker", "--server", f"grpc://{place}:7070", "--rank", "0", "--workers", str(workers)]
-    server = ["thinwire", "server", "--listen", "0.0.0.0:7070"]
-    commands = [[*server, *starter.options_in(folder)], [*worker, *starter.options_in(folder, 0)]]
     for command in commands:
         console.print(shlex.join(command), highlight=False, markup=False, soft_wrap=True)
-    write_json(json, {"files": [str(file) for file in files], "hosts": hosts, "commands": commands})

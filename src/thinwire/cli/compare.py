@@ -71,6 +71,9 @@ def compare(given: ComparisonOptions, out: Out = Path("thinwire-compare"), json:
             kept = escape(str(out / RESULTS))
             console.print(f"what is done is kept in {kept}; the same command goes on from there", soft_wrap=True)
         raise
+    page.write_page(out / REPORT, compare_page.page(findings))
+    if json is not None:  # before anything else is printed: standard output may take nothing
+        write_json(json, json_format.loads((out / RESULTS).read_text()))
     console.print(
         escape(", ".join(filter(None, [f"servers: {servers_of(vars(asked))}", choices(vars(asked))]))),
         highlight=False,
@@ -83,10 +86,7 @@ def compare(given: ComparisonOptions, out: Out = Path("thinwire-compare"), json:
             show(times)
     for note in findings.notes:
         console.print(escape(note), highlight=False)
-    page.write_page(out / REPORT, compare_page.page(findings))
     console.print(f"wrote {out / RESULTS} and {out / REPORT}", markup=False, soft_wrap=True)
-    if json is not None:
-        write_json(json, json_format.loads((out / RESULTS).read_text()))
     if findings.failures:
         first = findings.failures[0]
         raise EngineError(

@@ -113,6 +113,10 @@ def reproduce(
         more = ("" if jobs == 1 else f" --jobs {jobs}") + ("" if json is None else f" --json {shlex.quote(str(json))}")
         console.print(f"what is done is kept; go on with: {escape(command + more)}", soft_wrap=True)
         raise
+    named = ("id", "title", "status", "why")
+    shown = [{name: getattr(entry, name) for name in named} | vars(each) for entry, each in made.shown]
+    # Before anything else is printed: standard output may take nothing.
+    write_json(json, {"command": command, "entries": shown, "left_out": [entry.id for entry in made.left_out]})
     for entry, each in made.shown:
         console.print(f"\n[bold]{entry.id}[/] {escape(entry.title)}", soft_wrap=True)
         told = [each.setting, *([entry.why] if entry.status == "scaled" else [])]
@@ -125,9 +129,6 @@ def reproduce(
         left = ", ".join(entry.id for entry in made.left_out)
         console.print(f"\nnot all runs are there of {left}", soft_wrap=True, highlight=False)
     _say_wrote(made.files)
-    named = ("id", "title", "status", "why")
-    shown = [{name: getattr(entry, name) for name in named} | vars(each) for entry, each in made.shown]
-    write_json(json, {"command": command, "entries": shown, "left_out": [entry.id for entry in made.left_out]})
     if pictures := making.draw_charts(made, out):  # last: where there is no room for them, all else is there
         _say_wrote(pictures)
 
@@ -190,6 +191,8 @@ class RunBars:
 
 
 def _list(json: Path | None) -> None:
+    names = ("id", "paper", "shows", "status", "why", "minutes")
+    write_json(json, [{name: getattr(entry, name) for name in names} for entry in catalog.CATALOG])
     lines = [
         [
             entry.id,
@@ -204,5 +207,3 @@ def _list(json: Path | None) -> None:
             ["id", "status", "what it shows", "minutes"], lines, "minutes of quick on two idle cores, estimated", left=3
         )
     )
-    names = ("id", "paper", "shows", "status", "why", "minutes")
-    write_json(json, [{name: getattr(entry, name) for name in names} for entry in catalog.CATALOG])
