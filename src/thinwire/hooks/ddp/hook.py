@@ -4,6 +4,7 @@ This file leaves out `from __future__ import annotations`: DDP compares the hook
 """
 
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import partial
@@ -253,8 +254,12 @@ def _uncompressed(state: ThinwireState, buffer: torch.Tensor, *, last: bool) -> 
     if averages is not None:
         return averages
 
+    # On a busy machine gloo's thread may drop this function after the script has dropped all else: with a reference to
+    # `auto`, which has the group, it would free the group, and a group joins its threads.
+    watching = None if auto is None else weakref.ref(auto)
+
     def averaged(done: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
-        result = done.value()[0]
+        result, auto = done.value()[0], None if watching is None else watching()
         if piggyback is not None:
             piggyback.unload(buffer)
             result = buffer

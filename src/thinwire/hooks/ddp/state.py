@@ -85,6 +85,8 @@ class ThinwireState(ExchangeState):
 
     def __init__(self, *, parameters: Mapping[str, torch.Tensor], model: DistributedDataParallel, **kept: Any) -> None:
         super().__init__(**kept)
+        # DDP's reducer would free the group with the interpreter's lock held, and hang where one of the group's threads
+        # waits for it. DDP drops this state after its reducer, and what Python has last is freed without the lock.
         self.group: dist.ProcessGroup = model.process_group
         self._model = weakref.ref(model)  # which has this state
         self.under_way: list[Reduction] = []
