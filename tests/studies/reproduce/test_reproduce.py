@@ -145,7 +145,9 @@ def test_what_is_kept_is_shown_without_a_run(tmp_path: Path) -> None:
     study = Study(cells=cells, show=show)
     seeded = Entry(paper="3lc", item="figure-98", shows="tosses", status="done", study=study)
     made: list[str] = []
-    with pytest.raises(ConfigError, match="holds the runs of none of these items at this scale"):
+    with pytest.raises(
+        ConfigError, match=r"holds all runs of none of these items .*it lacks 6 of 6, the first of them toss 0"
+    ):
         reproduce([seeded], "quick", tmp_path, kinds=[Tossed], command="x", kept=True)
     run(tmp_path, "quick", made, of=seeded)
     stored = json.loads((tmp_path / RESULTS).read_text())

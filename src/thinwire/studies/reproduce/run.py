@@ -81,10 +81,11 @@ def reproduce(
         left_out = [entry for entry, _ in studies if not asked[entry.id]]
         studies = [(entry, study) for entry, study in studies if asked[entry.id]]
         if not studies:
-            first = next(iter(study.cells(scale)[0] for entry in entries if (study := entry.study) is not None))
+            cells = [cell for entry in entries if (study := entry.study) is not None for cell in study.cells(scale)]
+            lacking = [cell for cell in cells if found(results, cell) is None]
             raise ConfigError(
-                f"{folder / RESULTS} holds the runs of none of these items at this scale, on the data that is here; "
-                f"the first would be of {first}"
+                f"{folder / RESULTS} holds all runs of none of these items at this scale, on the data that is here; "
+                f"it lacks {len(lacking)} of {len(cells)}, the first of them {lacking[0]}"
             )
     needed = list(dict.fromkeys(cell for entry, _ in studies for cell in asked[entry.id]))
     make(needed, results, jobs=jobs, on_cell=on_cell, on_progress=on_progress)
