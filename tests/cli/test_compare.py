@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.cli.commands import Result
+from tests.cli.commands import Full, Result
 from tests.jobs.outcomes import run_outcome
 from thinwire.cli import compare, running
 from thinwire.errors import EngineError
@@ -120,6 +121,18 @@ def test_in_process_is_for_the_runs_that_nobody_times(
     arguments = ["--designs", "fp32", "--links", "1mbit", "--steps", 5, "--in-process", "--out", tmp_path]
     assert command("compare", *arguments).status == 0
     assert asked == [(None, True), ("1mbit", False)]
+
+
+def test_a_standard_output_that_takes_nothing_ends_no_comparison(
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(running, "run_with_progress", lambda job, shaping, *, in_process=False: told(job, shaping))
+    monkeypatch.setattr(sys, "stdout", Full())
+    result = command("compare", "--designs", "fp32", "--steps", 5, "--out", tmp_path, "--json", tmp_path / "out.json")
+    sys.stdout.close()
+    assert result.status == 0
+    assert "standard output takes no more lines (No space left on device); all else goes on" in result.err
+    assert json.loads((tmp_path / "out.json").read_text()) and (tmp_path / "report.html").exists()
 
 
 def test_what_nobody_timed_is_in_no_table_of_times(

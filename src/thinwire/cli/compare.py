@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_format
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +11,7 @@ import typer
 from rich.markup import escape
 
 from thinwire.cli import options
-from thinwire.cli.console import console, show, write_json
+from thinwire.cli.console import Told, console, show, write_json
 from thinwire.cli.lazy import lazy
 from thinwire.cli.options import takes
 from thinwire.cli.outputs import check_apart, writable_folder
@@ -64,7 +65,7 @@ def compare(given: ComparisonOptions, out: Out = Path("thinwire-compare"), json:
             asked,
             out,
             lambda job: running.run_with_progress(job, shaping, in_process=asked.in_process and job.link is None),
-            on_job=_announce,
+            on_job=_announced(Told()),
         )
     except KeyboardInterrupt:
         if (out / RESULTS).exists():
@@ -95,6 +96,11 @@ def compare(given: ComparisonOptions, out: Out = Path("thinwire-compare"), json:
         )
 
 
-def _announce(number: int, total: int, job: Job) -> None:
-    link = job.link or "no limit"
-    console.print(f"{number}/{total}  {escape(job.design)}, {job.model}, {link}, seed {job.seed}, {job.steps} steps")
+def _announced(told: Told) -> Callable[[int, int, Job], None]:
+    """Returns what tells of each run: a comparison goes on where nobody takes its lines."""
+
+    def announce(number: int, total: int, job: Job) -> None:
+        link = job.link or "no limit"
+        told(f"{number}/{total}  {job.design}, {job.model}, {link}, seed {job.seed}, {job.steps} steps")
+
+    return announce

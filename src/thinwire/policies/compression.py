@@ -179,7 +179,7 @@ def select(
 
     Raises:
         ConfigError: patterns that match nothing, or nothing that earlier ones leave, or error feedback on pulls with a
-            random codec, which diverges.
+            random codec, which may diverge.
 
     Example:
         >>> codec = make_codec("3lc")

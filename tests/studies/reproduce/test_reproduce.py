@@ -146,7 +146,7 @@ def test_what_is_kept_is_shown_without_a_run(tmp_path: Path) -> None:
     seeded = Entry(paper="3lc", item="figure-98", shows="tosses", status="done", study=study)
     made: list[str] = []
     with pytest.raises(
-        ConfigError, match=r"holds all runs of none of these items .*it lacks 6 of 6, the first of them toss 0"
+        ConfigError, match=r"holds all runs of none of these items .*of the first seed it lacks 2 of 2, such as toss 0"
     ):
         reproduce([seeded], "quick", tmp_path, kinds=[Tossed], command="x", kept=True)
     run(tmp_path, "quick", made, of=seeded)

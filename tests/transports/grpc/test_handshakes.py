@@ -56,9 +56,11 @@ def hanging_up(greet: Callable[[socket.socket], socket.socket]) -> Iterator[int]
 
         worker = threading.Thread(target=work)
         worker.start()
-        yield listener.getsockname()[1]
-        listener.shutdown(socket.SHUT_RDWR)
-        worker.join()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            worker.join()
 
 
 def test_what_hangs_up_before_or_after_every_handshake_may_be_waiting_for_its_server(tls: Tls, tmp_path: Path) -> None:
@@ -75,3 +77,8 @@ def test_what_hangs_up_before_or_after_every_handshake_may_be_waiting_for_its_se
 def test_a_listener_that_says_nothing_is_not_waited_for() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         assert not wants_certificate("127.0.0.1", silent.getsockname()[1], 0.1)
+
+
+@pytest.mark.parametrize("host", ["a..b", "a" * 64])
+def test_a_host_that_cannot_be_a_name_wants_nothing(host: str) -> None:
+    assert not wants_certificate(host, 7070, ASK_S)

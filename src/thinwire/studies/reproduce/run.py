@@ -77,15 +77,15 @@ def reproduce(
     asked = {entry.id: _of_seeds(study.cells(scale), seeds) for entry, study in studies}
     left_out = []
     if kept:
+        first = list(dict.fromkeys(cell for cells in asked.values() for cell in cells if cell.seed_index() == 0))
         asked = {name: _kept(cells, results) for name, cells in asked.items()}
         left_out = [entry for entry, _ in studies if not asked[entry.id]]
         studies = [(entry, study) for entry, study in studies if asked[entry.id]]
         if not studies:
-            cells = [cell for entry in entries if (study := entry.study) is not None for cell in study.cells(scale)]
-            lacking = [cell for cell in cells if found(results, cell) is None]
+            lacking = [cell for cell in first if found(results, cell) is None]
             raise ConfigError(
                 f"{folder / RESULTS} holds all runs of none of these items at this scale, on the data that is here; "
-                f"it lacks {len(lacking)} of {len(cells)}, the first of them {lacking[0]}"
+                f"of the first seed it lacks {len(lacking)} of {len(first)}, such as {lacking[0]}"
             )
     needed = list(dict.fromkeys(cell for entry, _ in studies for cell in asked[entry.id]))
     make(needed, results, jobs=jobs, on_cell=on_cell, on_progress=on_progress)

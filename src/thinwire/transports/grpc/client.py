@@ -43,6 +43,8 @@ ASK_AFTER_S, ASK_S = 1.0, 0.5
 """A connection that is not there after so many seconds is asked why, for so many seconds at most each time."""
 FINAL = ("handshake failed", "verification check failed", "is not in peer certificate")
 """What gRPC says where one end does not trust the other; the last two, old and new, of a host of another name."""
+HUNG_UP = ("Socket closed", "Connection reset")
+"""And where a server ends what it had accepted."""
 NO_METHOD = "None"
 """No server has it: whoever answers has ended its handshake."""
 
@@ -176,7 +178,7 @@ class GrpcConnection(Connection):
                 "a certificate for this very host that this worker's ca (--tls-ca) has signed"
             )
         tls = self._options.tls
-        if not failure or tls is None or tls.certificate is not None:
+        if tls is None or tls.certificate is not None or not any(text in failure for text in HUNG_UP):
             return ""
         if not wants_certificate(*parse_dialled(self.address), ASK_S, tls.server_name):
             return ""

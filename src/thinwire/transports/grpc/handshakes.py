@@ -39,5 +39,5 @@ def wants_certificate(host: str, port: int, timeout_s: float, server_name: str |
     try:
         # Twice: a server that is full, or about to end, hangs up on some.
         return all(completes(TLSVersion.TLSv1_3) and not completes(TLSVersion.TLSv1_2) for _ in range(2))
-    except OSError:
+    except (OSError, ValueError):  # a host that cannot be a name is a ValueError
         return False
