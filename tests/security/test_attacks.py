@@ -191,12 +191,13 @@ def stranger_root(training: Training) -> Tls:
     return replace(tls, root=training.pki.stranger.issued.certificate)
 
 
-HUNG_UP = "it hung up; it may want TLS"
+HUNG_UP = "it hung up; it may want a certificate"
+USES_TLS = "uses TLS, and this worker does not: give it --tls-ca"
 NO_TOKEN = "UNAUTHENTICATED: it showed no token"
 WRONG = "its token is none of the server's"
 STRANGERS: dict[str, tuple[Callable[[Training], str], str]] = {
-    "plaintext to the TLS port": (lambda t: dial(t, GrpcOptions()), HUNG_UP),
-    "plaintext with a true token": (lambda t: dial(t, t.options(tls=None)), HUNG_UP),
+    "plaintext to the TLS port": (lambda t: dial(t, GrpcOptions(), timeout_s=WAIT_S), USES_TLS),
+    "plaintext with a true token": (lambda t: dial(t, t.options(tls=None), timeout_s=WAIT_S), USES_TLS),
     "no certificate": (
         lambda t: dial(t, t.options(tls=replace(certificate(t), certificate=None, key=None)), timeout_s=WAIT_S),
         "lets in only workers with a certificate, and this one has none",

@@ -14,7 +14,7 @@ import pytest
 from tests.transports.grpc.test_client import Echo
 from thinwire.security.certificates import Authority
 from thinwire.transports.grpc import GrpcOptions, Tls
-from thinwire.transports.grpc.handshakes import wants_certificate
+from thinwire.transports.grpc.handshakes import wants_certificate, wants_tls
 from thinwire.transports.grpc.server import serve
 
 ASK_S = 5.0
@@ -34,6 +34,7 @@ def test_only_a_server_with_a_ca_wants_one(tls: Tls) -> None:
         with serve(Echo, "127.0.0.1:0", options=GrpcOptions(tls=options)) as server:
             host, port = server.address.split(":")
             assert wants_certificate(host, int(port), ASK_S) is wanted
+            assert wants_tls(host, int(port), ASK_S) is (options is not None)
     assert not wants_certificate(host, int(port), ASK_S), "it has stopped"
 
 
@@ -81,4 +82,4 @@ def test_a_listener_that_says_nothing_is_not_waited_for() -> None:
 
 @pytest.mark.parametrize("host", ["a..b", "a" * 64])
 def test_a_host_that_cannot_be_a_name_wants_nothing(host: str) -> None:
-    assert not wants_certificate(host, 7070, ASK_S)
+    assert not wants_certificate(host, 7070, ASK_S) and not wants_tls(host, 7070, ASK_S)

@@ -20,7 +20,7 @@ from thinwire.extras import optional
 from thinwire.transports.addresses import parse_dialled
 from thinwire.transports.base import Connection, check_packet, message_wire_nbytes, wire_nbytes
 from thinwire.transports.grpc.chunks import Assembly, split
-from thinwire.transports.grpc.handshakes import wants_certificate
+from thinwire.transports.grpc.handshakes import wants_certificate, wants_tls
 from thinwire.transports.grpc.options import (
     GOODBYE,
     GREETING,
@@ -152,7 +152,8 @@ class GrpcConnection(Connection):
         if refusal:
             raise TransportError(refusal)
         if "Socket closed" in failure:
-            failure = "it hung up; it may want TLS (--tls-ca), or a certificate (--tls-cert) that its own ca has signed"
+            wanted = "; it may want a certificate (--tls-cert) that its own ca has signed"
+            failure = "it hung up" + (wanted if self._options.tls is not None else "")
         failure = f" ({failure})" if failure else ""
         raise DeadlineError(
             f"no server answered at {self.address} within {timeout_s} s; check that it runs, that the "
@@ -178,9 +179,15 @@ class GrpcConnection(Connection):
                 "a certificate for this very host that this worker's ca (--tls-ca) has signed"
             )
         tls = self._options.tls
-        if tls is None or tls.certificate is not None or not any(text in failure for text in HUNG_UP):
+        if not any(text in failure for text in HUNG_UP):
             return ""
-        if not wants_certificate(*parse_dialled(self.address), ASK_S, tls.server_name):
+        place = parse_dialled(self.address)
+        if tls is None and wants_tls(*place, ASK_S):
+            return (
+                f"the server at {self.address} uses TLS, and this worker does not: give it --tls-ca, the authority "
+                "that signed the server's certificate (in Python Credentials(ca=…))"
+            )
+        if tls is None or tls.certificate is not None or not wants_certificate(*place, ASK_S, tls.server_name):
             return ""
         return (
             f"the server at {self.address} lets in only workers with a certificate, and this one has none: give it "

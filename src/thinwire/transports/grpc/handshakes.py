@@ -1,8 +1,10 @@
-"""Whether a server wants a certificate that a worker does not show, which gRPC does not tell from no server at all.
+"""Why a server hangs up on a worker, which gRPC does not tell from no server at all.
 
 gRPC's servers hang up on whom they refuse, without the alert that TLS has for it. What is left is when they do. In
 TLS 1.3 a worker's handshake is over before the server has looked at what the worker shows; in TLS 1.2 it is not, and
 breaks off. Whatever else hangs up, such as a proxy whose server is not there yet, does so in both or in neither.
+
+Handshakes are made here, and nothing is sent after them: whose certificate the server has does not matter.
 """
 
 from __future__ import annotations
@@ -12,10 +14,21 @@ import ssl
 from ssl import TLSVersion
 
 
+def wants_tls(host: str, port: int, timeout_s: float) -> bool:
+    """Whether a server uses TLS; False also where that is not sure.
+
+    Args:
+        host, port: where it listens; IPv6 in brackets.
+        timeout_s: how long it may take to answer, in seconds.
+    """
+    try:
+        return _completes(host, port, timeout_s, TLSVersion.TLSv1_3)
+    except (OSError, ValueError):  # a host that cannot be a name is a ValueError
+        return False
+
+
 def wants_certificate(host: str, port: int, timeout_s: float, server_name: str | None = None) -> bool:
     """Whether a server refuses who shows no certificate; False also where that is not sure.
-
-    Handshakes are made, and nothing is sent after them: whose certificate the server has does not matter here.
 
     Args:
         host, port: where it listens; IPv6 in brackets.
@@ -24,20 +37,25 @@ def wants_certificate(host: str, port: int, timeout_s: float, server_name: str |
     """
 
     def completes(version: TLSVersion) -> bool:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        context.minimum_version = context.maximum_version = version
-        context.set_alpn_protocols(["h2"])
-        bare = host.strip("[]")
-        with socket.create_connection((bare, port), timeout_s) as connection:
-            try:
-                context.wrap_socket(connection, server_hostname=server_name or bare).close()
-            except (ssl.SSLEOFError, ConnectionResetError):  # not an alert, with which others say why
-                return False
-        return True
+        return _completes(host, port, timeout_s, version, server_name)
 
     try:
         # Twice: a server that is full, or about to end, hangs up on some.
         return all(completes(TLSVersion.TLSv1_3) and not completes(TLSVersion.TLSv1_2) for _ in range(2))
-    except (OSError, ValueError):  # a host that cannot be a name is a ValueError
+    except (OSError, ValueError):
         return False
+
+
+def _completes(host: str, port: int, timeout_s: float, version: TLSVersion, server_name: str | None = None) -> bool:
+    """Whether a handshake ends well; False where the server hangs up. Raises OSError or ValueError for all else."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.minimum_version = context.maximum_version = version
+    context.set_alpn_protocols(["h2"])
+    bare = host.strip("[]")
+    with socket.create_connection((bare, port), timeout_s) as connection:
+        try:
+            context.wrap_socket(connection, server_hostname=server_name or bare).close()
+        except (ssl.SSLEOFError, ConnectionResetError):  # not an alert, with which others say why
+            return False
+    return True
