@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json as json_format
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -60,12 +59,13 @@ def compare(given: ComparisonOptions, out: Out = Path("thinwire-compare"), json:
     with_privileges(thin, shaping)
     if asked.servers_on_workers and thin and cluster.choose_links(thin, shaping).shaping == "application":
         raise ConfigError("--servers-on-workers: processes of one node share its link only with kernel shaping")
+    told = Told()
     try:
         findings = comparing.compare(
             asked,
             out,
             lambda job: running.run_with_progress(job, shaping, in_process=asked.in_process and job.link is None),
-            on_job=_announced(Told()),
+            on_job=lambda *run: told(_line(*run)),
         )
     except KeyboardInterrupt:
         if (out / RESULTS).exists():
@@ -73,7 +73,7 @@ def compare(given: ComparisonOptions, out: Out = Path("thinwire-compare"), json:
             console.print(f"what is done is kept in {kept}; the same command goes on from there", soft_wrap=True)
         raise
     page.write_page(out / REPORT, compare_page.page(findings))
-    if json is not None:  # before anything else is printed: standard output may take nothing
+    if json is not None:  # before the tables: standard output may take nothing
         write_json(json, json_format.loads((out / RESULTS).read_text()))
     console.print(
         escape(", ".join(filter(None, [f"servers: {servers_of(vars(asked))}", choices(vars(asked))]))),
@@ -96,11 +96,6 @@ def compare(given: ComparisonOptions, out: Out = Path("thinwire-compare"), json:
         )
 
 
-def _announced(told: Told) -> Callable[[int, int, Job], None]:
-    """Returns what tells of each run: a comparison goes on where nobody takes its lines."""
-
-    def announce(number: int, total: int, job: Job) -> None:
-        link = job.link or "no limit"
-        told(f"{number}/{total}  {job.design}, {job.model}, {link}, seed {job.seed}, {job.steps} steps")
-
-    return announce
+def _line(number: int, total: int, job: Job) -> str:
+    link = job.link or "no limit"
+    return f"{number}/{total}  {job.design}, {job.model}, {link}, seed {job.seed}, {job.steps} steps"
