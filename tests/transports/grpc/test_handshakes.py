@@ -77,7 +77,8 @@ def test_what_hangs_up_before_or_after_every_handshake_may_be_waiting_for_its_se
 
 def test_a_listener_that_says_nothing_is_not_waited_for() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        assert not wants_certificate("127.0.0.1", silent.getsockname()[1], 0.1)
+        port = silent.getsockname()[1]
+        assert not wants_certificate("127.0.0.1", port, 0.1) and not wants_tls("127.0.0.1", port, 0.1)
 
 
 @pytest.mark.parametrize("host", ["a..b", "a" * 64])
