@@ -107,6 +107,11 @@ class Cluster:
         self._connections.append(connection)
         return connection
 
+    @property
+    def wired(self) -> int:
+        """1 where the server counts what passes, 0 where it has sockets and these sessions pass none."""
+        return 0 if self.transport.endswith("-own") else 1
+
     def tear_down(self) -> None:
         for connection in self._connections:
             connection.abort()

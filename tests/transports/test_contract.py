@@ -52,7 +52,7 @@ class TestPackets:
             assert [connection.receive(WAIT_S) for _ in packets] == packets
             assert connection.bytes_sent == connection.bytes_received == total
             assert recorder.packets(peer) == packets
-        assert recorder.server.bytes_sent == recorder.server.bytes_received == 2 * total
+        assert recorder.server.bytes_sent == recorder.server.bytes_received == cluster.wired * 2 * total
 
     def test_an_empty_packet_is_refused_on_both_sides(self, cluster: Cluster) -> None:
         refused: list[str] = []
@@ -103,7 +103,7 @@ class TestPackets:
         for connection in connections:
             assert connection.receive(WAIT_S) == shared
             assert connection.bytes_received == wire_nbytes(shared)
-        assert cluster.server.bytes_sent == 3 * wire_nbytes(shared)
+        assert cluster.server.bytes_sent == cluster.wired * 3 * wire_nbytes(shared)
 
 
 class TestSessions:
@@ -165,7 +165,7 @@ class TestSessions:
         assert recorder.wait_closed(0) is None
         staying.send(b"1")
         assert staying.receive(WAIT_S) == b"1"
-        assert cluster.server.bytes_sent == wire_nbytes(b"1")
+        assert cluster.server.bytes_sent == cluster.wired * wire_nbytes(b"1")
 
     def test_closed_is_told_once_for_each_session(self, cluster: Cluster) -> None:
         recorder = cluster.serve(dismiss)

@@ -177,8 +177,8 @@ class RankShards:
         sent = sum(each.bytes_sent for each in connections if each is not own)
         received = sum(each.bytes_received for each in connections if each is not own)
         if (server := self._server) is not None:
-            sent += server.bytes_sent - own.bytes_received
-            received += server.bytes_received - own.bytes_sent
+            sent += server.bytes_sent
+            received += server.bytes_received
         return sent, received
 
     def close(self, within_s: float) -> None:

@@ -222,7 +222,8 @@ class Server(ABC):
 
     Attributes:
         address: Where it is reached; of port 0, the port that was found.
-        bytes_sent: Sum of `wire_nbytes` over the packets handed to the wire, all peers together.
+        bytes_sent: Sum of `wire_nbytes` over the packets handed to the wire, all peers together. Those in a
+            server's own process count in `MemoryServer` alone, which has no others.
         bytes_received: Sum of `wire_nbytes` over the packets that arrived.
     """
 

@@ -180,9 +180,12 @@ class HostServer(Server):
         """Hands a packet of this process to the handler, unless its peer's session is over."""
         session = self.session(peer)
         if isinstance(session, OwnSession):
-            self.bytes_received += wire_nbytes(packet)
+            self.count_own(received=wire_nbytes(packet))
             fits = len(packet) <= session.limit_nbytes
             self.tell(partial(self._handler.received, peer, packet) if fits else session.exceeded)
+
+    def count_own(self, *, sent: int = 0, received: int = 0) -> None:
+        """Hears of bytes of a session of this process; they pass no wire, and are not counted."""
 
     def end(self, peer: int, error: str | None) -> None:
         """Ends a session of this process; does nothing if it is over."""

@@ -1,6 +1,6 @@
 """A session without a socket: a worker and its server in one process hand packets over as the objects they are.
 
-Bytes are counted as if they had travelled over gRPC.
+Connections count bytes as if they had travelled over gRPC; a server does where it has no other sessions.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ class Host(Protocol):
     """A server in this process, as connections to it see it."""
 
     address: str
-    bytes_sent: int
     max_message_nbytes: int
     max_pending_nbytes: int
 
     def post(self, call: Callable[[], None]) -> None:
         """Queues a call among those of the handler."""
+
+    def count_own(self, *, sent: int) -> None:
+        """Hears of bytes that a session of this process was sent."""
 
     def deliver(self, peer: int, packet: bytes) -> None:
         """Hands a packet from a peer to the handler, unless its session is over."""
@@ -100,7 +102,7 @@ class OwnSession:
     def put(self, packet: bytes) -> None:
         """Hands a packet over, or ends the session if too much is pending."""
         if self._connection.offer(packet):
-            self._host.bytes_sent += wire_nbytes(packet)
+            self._host.count_own(sent=wire_nbytes(packet))
         else:
             limit = self._connection.max_pending_nbytes
             self._host.end(self._connection.peer, f"the worker does not read: over {limit} bytes pending")
