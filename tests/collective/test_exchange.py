@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 from typing import Any
 
 import numpy as np
@@ -126,6 +128,17 @@ def test_the_push_pass_alone_leaves_every_rank_with_the_average_of_its_shard() -
         for spans in (exchange.own.coded, exchange.own.plain):
             for own, wanted in zip(spans.of([values[rank]]), spans.of([mean]), strict=True):
                 np.testing.assert_allclose(own, wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("pulls", [True, False])
+def test_the_values_are_held_no_longer_than_the_exchange(pulls: bool) -> None:
+    """Of DDP's first step they lie in one bucket for the whole model, which would be kept beside the later buckets."""
+    cores, bucket = collectives(tensors(CODEC), 2, pulls=pulls), bucket_of()
+    values = step(cores, bucket, gradients(2, 0))
+    held = [weakref.ref(each) for each in values]
+    del values
+    gc.collect()
+    assert [each() for each in held] == [None, None]
 
 
 def test_what_was_not_sent_is_in_the_residuals() -> None:

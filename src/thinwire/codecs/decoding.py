@@ -188,7 +188,7 @@ class GradientSums:
 
     Args:
         sums: flat float32 or float64, one for each tensor; filled in place.
-        contributions: how many gradients they hold already. At 0 the first one overwrites them.
+        contributions: how many gradients each of them holds already, or all. At 0 the first one overwrites it.
 
     Example:
         >>> total = GradientSums([np.ones(2, np.float32)], contributions=1)
@@ -200,9 +200,9 @@ class GradientSums:
 
     __slots__ = ("contributions", "sums")
 
-    def __init__(self, sums: Sequence[Values], contributions: int = 0) -> None:
+    def __init__(self, sums: Sequence[Values], contributions: int | Sequence[int] = 0) -> None:
         self.sums = sums
-        self.contributions = [contributions] * len(sums)
+        self.contributions = [contributions] * len(sums) if isinstance(contributions, int) else list(contributions)
 
     def add(self, gradients: Sequence[Gradient | None]) -> None:
         """Adds one sender's gradients, one for each tensor; None where it has none.

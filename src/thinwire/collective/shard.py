@@ -143,9 +143,10 @@ class Shard:
     num_values: int = field(init=False)
     _batch: TernaryBatch | None = field(init=False)
     _on_device: DeviceTernary | None = field(init=False)
-    _sum: GradientSums = field(init=False)
     _sum_plain: FloatArray = field(init=False)
     _present: list[bool] = field(init=False)
+    _given: list[int] = field(init=False)
+    """How many gradients each slice holds. No view of the values outlives a step: their memory is the caller's."""
 
     def __post_init__(self) -> None:
         self.num_frames = len(self.coded) + bool(self.plain)
@@ -212,13 +213,15 @@ class Shard:
             if not np.isfinite(magnitude):
                 raise NonFiniteError(f"{context.name}: holds NaN or Inf; nothing was sent")
         self._present = [magnitude > 0 or not self.drop_zeros for magnitude in largest]
-        self._sum = GradientSums(self.coded.of(values), contributions=1)
+        self._given = [1] * len(self.coded)
         self._sum_plain = self.plain.gather(values, self.dtype)
         self._check_plain(self._sum_plain)
 
     def add(self, values: Sequence[Values], frames: Sequence[bytes | memoryview]) -> None:
         """Adds another rank's gradient. Raises FrameError."""
-        self._sum_plain += self._add(self._sum, values, frames)
+        sums = GradientSums(self.coded.of(values), self._given)
+        self._sum_plain += self._add(sums, values, frames)
+        self._given = sums.contributions
 
     def average(self, values: Sequence[Values], over: int) -> None:
         """Turns the sum into the average over so many ranks, in place: 1 leaves the sum.
@@ -226,14 +229,15 @@ class Shard:
         What the owner then sends is what it finds in the values: whoever sends something else than the average, such
         as the update that an outer optimizer makes of it, replaces it between this and `encode_average`.
         """
-        self._sum.average(over)
+        GradientSums(self.coded.of(values)).average(over)
         if over > 1:
             self._sum_plain *= self.dtype.type(1 / over)
         self.plain.scatter(self._sum_plain, values)
+        del self._sum_plain
 
     def encode_average(self, values: Sequence[Values]) -> list[bytes]:
         """Returns the frames of the average, for everyone. Raises NonFiniteError."""
-        given = zip(self._present, self._sum.contributions, strict=True)
+        given = zip(self._present, self._given, strict=True)
         return self._encode(values, [own or count > 1 for own, count in given], self.plain.gather(values, self.dtype))
 
     # ---- shared
