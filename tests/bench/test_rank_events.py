@@ -13,7 +13,17 @@ from thinwire.bench import rank_events
 from thinwire.bench.rank_events import STOPPED, WARM, Gates
 from thinwire.errors import EngineError
 
-ROLES = ("fsdp_cells", "hook_cells", "hostile", "peer_costs", "server", "sharing", "transport_costs", "transports")
+ROLES = (
+    "fsdp_cells",
+    "hook_cells",
+    "hostile",
+    "memory_cells",
+    "peer_costs",
+    "server",
+    "sharing",
+    "transport_costs",
+    "transports",
+)
 
 
 def test_a_rank_waits_until_its_gate_is_open(tmp_path: Path) -> None:
@@ -46,4 +56,4 @@ def test_roles_are_known_without_what_only_some_of_them_train_with() -> None:
     run = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True)
     found = {name.removeprefix("thinwire.bench.") for name in run.stdout.split()}
     assert found >= {"updates_cells", *ROLES}
-    assert not found & {"hook_rank", "fsdp_rank", "updates_rank", "methods", "authors_methods"}
+    assert not found & {"hook_rank", "fsdp_rank", "memory_rank", "updates_rank", "methods", "authors_methods"}

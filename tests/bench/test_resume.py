@@ -23,6 +23,7 @@ from thinwire.bench.harness import Bench
 from thinwire.bench.hooks import HooksBench
 from thinwire.bench.hostile import HostileBench
 from thinwire.bench.loss_race import LossRace
+from thinwire.bench.memory import MemoryBench
 from thinwire.bench.pays import PaysBench
 from thinwire.bench.race import RaceBench
 from thinwire.bench.server import ServerBench
@@ -39,6 +40,7 @@ GIVEN: dict[type[Bench[Any, Any]], dict[str, Any]] = {
     HooksBench: {},
     HostileBench: {},
     LossRace: {},
+    MemoryBench: {},
     PaysBench: {},
     RaceBench: {},
     ServerBench: {},
@@ -94,6 +96,8 @@ OTHER: dict[str, Any] = {
     "zero_fraction": [0.5],
     "ClockBench.workers": [3],
     "FsdpBench.hooks": ["fsdp:none"],
+    "MemoryBench.layers": [2, 3],
+    "MemoryBench.ranks": 8,
     "LossRace.data": "python-text[train=1000]",
     "LossRace.models": ["byte-transformer"],
     "ServerBench.workers": [3],

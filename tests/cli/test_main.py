@@ -25,7 +25,7 @@ Command = Callable[..., Result]
 GROUPS = {
     "bench": {
         *("codecs", "transports", "hooks", "race", "server", "designs"),
-        *("hostile", "clock", "fsdp", "doors", "pays", "updates"),
+        *("hostile", "clock", "fsdp", "doors", "pays", "updates", "memory"),
     },
     "chaos": {"worker-death", "backup-death", "server-death", "storm", "storms", "soak"},
 }

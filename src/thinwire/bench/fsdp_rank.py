@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
-from thinwire.bench.fsdp_cells import RANKS, SITES, FsdpCell, FsdpRank, Scored
+from thinwire.bench.fsdp_cells import RANKS, SITES, FsdpRank, Scored
 from thinwire.bench.groups import join
 from thinwire.bench.harness import Stage
 from thinwire.bench.rank_events import SILENCE_S, STOPPED, WARM, Gates, Stepped, Stopped, Warm
@@ -27,7 +27,7 @@ def train(role: FsdpRank, stage: Stage) -> None:
     cell, gates = role.cell, Gates(role.gate)
     join(role.master, rank=role.rank, ranks=RANKS, silence_s=SILENCE_S)
     made = training(cell.recipe(), data=cell.data, rank=role.rank, workers=RANKS, seed=cell.seed)
-    state = shard(made.model, cell)
+    state = shard(made.model, cell.kind, cell.method, seed=cell.seed)
     optimizer = build_optimizer(made.model, made.recipe)  # sharding has put other parameters in place
 
     def step() -> None:
@@ -57,10 +57,15 @@ def train(role: FsdpRank, stage: Stage) -> None:
     dist.destroy_process_group()
 
 
-def shard(module: nn.Module, cell: FsdpCell) -> fsdp.ShardedState | None:
-    """Shards every layer that has parameters of its own, and the rest together; compresses what is exchanged."""
-    ranks = torch.arange(RANKS)
-    if cell.kind == "hsdp":
+def shard(module: nn.Module, kind: str, method: str, *, seed: int) -> fsdp.ShardedState | None:
+    """Shards every layer that has parameters of its own, and the rest together; compresses what is exchanged.
+
+    Args:
+        module: to shard, among all ranks.
+        kind, method, seed: see `FsdpCell`.
+    """
+    ranks = torch.arange(dist.get_world_size())
+    if kind == "hsdp":
         mesh = DeviceMesh("cpu", ranks.view(SITES, -1), mesh_dim_names=("replicate", "shard"))
     else:
         mesh = DeviceMesh("cpu", ranks)
@@ -70,7 +75,7 @@ def shard(module: nn.Module, cell: FsdpCell) -> fsdp.ShardedState | None:
         if isinstance(layer, nn.Linear | nn.Conv2d) and not tied.intersection(map(id, layer.parameters())):
             fully_shard(layer, mesh=mesh)
     fully_shard(module, mesh=mesh)
-    codec, options = parse_name(cell.method, "codec", short={"s": "sparsity"})
+    codec, options = parse_name(method, "codec", short={"s": "sparsity"})
     if codec == "none":
         return None
-    return fsdp.compress(module, codec, seed=cell.seed, **options)
+    return fsdp.compress(module, codec, seed=seed, **options)

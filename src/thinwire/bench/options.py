@@ -86,6 +86,21 @@ class UpdatesOptions:
 
 
 @dataclass(kw_only=True)
+class MemoryOptions:
+    """Of `MemoryBench`, which says what they are."""
+
+    hooks: Sequence[str] = (
+        *("alone", "none", "powersgd-4", "3lc[s=1.0,entropy=zstd]", "auto"),
+        *("update", "local-sgd[h=4]", "diloco[h=30]", "streaming-diloco[h=30]", "sparseloco[h=30]"),
+        *("fsdp:none", "fsdp:3lc[s=1.0,entropy=zstd]", "hsdp:none", "hsdp:3lc[s=1.0,entropy=zstd]"),
+    )
+    ranks: int = 4
+    layers: Sequence[int] = (12, 44)
+    seed: int = 0
+    rounds: int = 1
+
+
+@dataclass(kw_only=True)
 class FsdpOptions:
     """Of `FsdpBench`, which says what they are."""
 

@@ -19,6 +19,7 @@ from thinwire.bench.options import (
     FsdpOptions,
     HooksOptions,
     HostileOptions,
+    MemoryOptions,
     PaysOptions,
     ServerOptions,
     TransportsOptions,
@@ -36,6 +37,7 @@ from thinwire.cli.bench_options import (
     Counts,
     Device,
     Examples,
+    Layers,
     Link,
     Links,
     LinkSeconds,
@@ -43,6 +45,7 @@ from thinwire.cli.bench_options import (
     Markdown,
     Methods,
     Quick,
+    Remembered,
     Resume,
     Seconds,
     Sharded,
@@ -65,9 +68,19 @@ if TYPE_CHECKING:
     from thinwire.bench import designs as designs_bench
     from thinwire.bench import doors as doors_bench
     from thinwire.bench import fsdp as fsdp_bench
-    from thinwire.bench import fsdp_cells, harness, hook_cells, peer_costs, sharing, transport_costs, updates_cells
+    from thinwire.bench import (
+        fsdp_cells,
+        harness,
+        hook_cells,
+        memory_cells,
+        peer_costs,
+        sharing,
+        transport_costs,
+        updates_cells,
+    )
     from thinwire.bench import hooks as hooks_bench
     from thinwire.bench import hostile as hostile_bench
+    from thinwire.bench import memory as memory_bench
     from thinwire.bench import pays as pays_bench
     from thinwire.bench import server as server_bench
     from thinwire.bench import transports as transports_bench
@@ -83,6 +96,7 @@ else:
     hook_cells = lazy("thinwire.bench.hook_cells")
     hooks_bench = lazy("thinwire.bench.hooks")
     hostile_bench = lazy("thinwire.bench.hostile")
+    memory_bench, memory_cells = lazy("thinwire.bench.memory"), lazy("thinwire.bench.memory_cells")
     pays_bench = lazy("thinwire.bench.pays")
     server_bench, sharing = lazy("thinwire.bench.server"), lazy("thinwire.bench.sharing")
     peer_costs, transport_costs = lazy("thinwire.bench.peer_costs"), lazy("thinwire.bench.transport_costs")
@@ -156,6 +170,13 @@ def server(given: ServerOptions, resume: Resume = False, json: options.Json = No
 def updates(given: UpdatesOptions, resume: Resume = False, json: options.Json = None) -> None:
     """What local updates cost of the processor: a step alone, with plain DDP and with the design, in turn."""
     measure(updates_bench.UpdatesBench(**vars(given)), json, resume)
+
+
+@app.command(epilog="Example: thinwire bench memory --hook none --hook '3lc[s=1.0]' --hook auto --json memory.json")
+@takes(MemoryOptions, hooks=Remembered, layers=Layers)
+def memory(given: MemoryOptions, resume: Resume = False, json: options.Json = None) -> None:
+    """What a rank takes of memory with every method: bytes a parameter, between steps and at most."""
+    measure(memory_bench.MemoryBench(**vars(given)), json, resume)
 
 
 @app.command(epilog="Example: thinwire bench clock --workers 2 --workers 8 --links 10mbit,100mbit --json clock.json")
@@ -234,6 +255,7 @@ def role(
         | hook_cells.HookRank
         | fsdp_cells.FsdpRank
         | updates_cells.UpdatesRank
+        | memory_cells.MemoryRank
         | transport_costs.EchoServer
         | transport_costs.EchoWorker
         | peer_costs.PeerRank

@@ -32,6 +32,10 @@ Sharded = options.many(
     "with gather=int8 in the brackets the parameters are coded too.",
     "--hook",
 )
+Remembered = options.many(
+    r"alone, a hook or a design as of `bench hooks`, and fsdp:METHOD or hsdp:METHOD as of `bench fsdp`.", "--hook"
+)
+Layers = Annotated[list[int], typer.Option(min=1, help="Of the two models, a million parameters each; give it twice.")]
 SomeDoors = options.names("Doors with commas between; by default all.")
 Examples = Annotated[Path, typer.Option(help="The folder of the doors' scripts, examples/doors of the repository.")]
 MaxSteps = Annotated[int, typer.Option(min=1, help="At most so many; the learning rate's schedule is as long.")]

@@ -108,6 +108,7 @@ COMMANDS: list[tuple[typer.Typer, str, dict[str, str]]] = [
             "server": "CPU seconds of the server's process per step, with ready-made gradients in place of workers.",
             "updates": "What local updates cost of the processor: a step alone, with plain DDP and with the design, in "
             "turn.",
+            "memory": "What a rank takes of memory with every method: bytes a parameter, between steps and at most.",
             "clock": "The computed clock of runs in one process, beside processes behind links that the kernel shapes.",
             "pays": "Does compression pay? Measured steps of every method on every link, beside what the planner "
             "predicts.",

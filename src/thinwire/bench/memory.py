@@ -1,0 +1,120 @@
+"""What a method takes of memory at every rank, in bytes a parameter.
+
+Libraries and compiled kernels take some hundred megabytes whatever the model is. So models of two sizes are trained,
+and what the larger one takes more is divided by how many more parameters it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from thinwire.bench.harness import Bench, Figures, Measured, Tell, column, median
+from thinwire.bench.hook_cells import hook
+from thinwire.bench.memory_cells import ALONE, SHARDED, Held, MemoryCell, MemoryRank
+from thinwire.bench.options import MemoryOptions
+from thinwire.bench.rank_events import SILENCE_S
+from thinwire.bench.rank_group import RankGroup
+from thinwire.codecs import codec
+from thinwire.errors import ConfigError, EngineError
+from thinwire.policies.auto_codec import AUTO
+from thinwire.policies.naming import parse_name
+
+STATUS = Path("/proc/self/status")
+
+
+class MemoryRun(Figures, frozen=True, kw_only=True):
+    """What one cell came to, of the rank that has most.
+
+    Attributes:
+        held: bytes a parameter between two steps: parameters, gradients and the optimizer's moments included.
+        peak: bytes a parameter, at most, from the beginning on.
+        fixed_nbytes: bytes that do not depend on the model.
+    """
+
+    held: float
+    peak: float
+    fixed_nbytes: float
+
+
+@dataclass(kw_only=True)
+class MemoryBench(MemoryOptions, Bench[MemoryCell, MemoryRun]):
+    """Methods, one after the other.
+
+    Args:
+        hooks: `alone`, names that `hook` knows but those with servers and other people's, and `fsdp:` or `hsdp:`
+            before a codec or `none`.
+        ranks: how many train on this machine.
+        layers: of the two models, a million parameters each.
+        seed: of the training.
+
+    Raises:
+        ConfigError: a method that is not one of those, sizes that are no two, or a system without Linux's `/proc`.
+    """
+
+    kinds = (MemoryRun,)
+    columns = (
+        ("method", lambda cell, _runs: cell.method),
+        column("bytes a parameter", "held", "{:.1f}"),
+        column("at most", "peak", "{:.1f}"),
+        ("whatever the model", lambda _cell, runs: f"{min(run.fixed_nbytes for run in runs) / 1e6:.0f} MB"),
+    )
+    forms: ClassVar[Mapping[str, str]] = {"beyond plain DDP": "+.1f"}
+
+    def __post_init__(self) -> None:
+        for name in self.hooks:
+            _check(name, self.ranks)
+        if len(self.layers) != 2 or not 0 < self.layers[0] < self.layers[1]:
+            raise ConfigError(f"models of {list(self.layers)} layers; needed are two numbers, the larger one last")
+        if self.ranks < 2:
+            raise ConfigError(f"{self.ranks} ranks; needed are 2")
+        if not STATUS.exists():
+            raise ConfigError(f"a process's memory is read from {STATUS}, which only Linux has")
+
+    def cells(self) -> list[MemoryCell]:
+        small, large = self.layers
+        return [MemoryCell(method=name, ranks=self.ranks, layers=(small, large), seed=self.seed) for name in self.hooks]
+
+    def measure(self, cell: MemoryCell, before: Measured[MemoryCell, MemoryRun], tell: Tell) -> MemoryRun:
+        small, large = (self._held(cell, layers) for layers in cell.layers)
+        more = large.numel - small.numel
+        held = (large.held - small.held) / more
+        return MemoryRun(held=held, peak=(large.peak - small.peak) / more, fixed_nbytes=small.held - held * small.numel)
+
+    def _held(self, cell: MemoryCell, layers: int) -> Held:
+        held: list[Held] = []
+        with RankGroup([Held]) as group:
+            group.start(
+                [MemoryRank(cell=cell, layers=layers, rank=rank, master=group.master) for rank in range(cell.ranks)]
+            )
+            for _, event in group.engine.events(silence_s=SILENCE_S):
+                if isinstance(event, Held):
+                    held.append(event)
+        if len(held) != cell.ranks:
+            raise EngineError(f"{cell}: {len(held)} of {cell.ranks} ranks ended")
+        return Held(numel=held[0].numel, held=max(each.held for each in held), peak=max(each.peak for each in held))
+
+    def compared(self, cell: MemoryCell, measured: Measured[MemoryCell, MemoryRun]) -> dict[str, float | None]:
+        plain = [run for at, runs in measured.items() if at.method == "none" for run in runs]
+        return {"beyond plain DDP": median(measured[cell], "held") - median(plain, "held") if plain else None}
+
+    def line(self, cell: MemoryCell, figures: MemoryRun) -> str:
+        return f"{cell}: {figures.held:.1f} bytes a parameter, {figures.peak:.1f} at most"
+
+
+def _check(name: str, ranks: int) -> None:
+    """Raises ConfigError where a method cannot be measured here."""
+    if name == ALONE:
+        return
+    if name.startswith(SHARDED):
+        if name.startswith("hsdp:") and ranks % 2:
+            raise ConfigError(f"{name}: {ranks} ranks; two sites need an even number")
+        found, options = parse_name(name.partition(":")[2], "codec", short={"s": "sparsity"})
+        if found not in ("none", AUTO):
+            codec(found, **{each: value for each, value in options.items() if each != "gather"})
+        return
+    named = hook(name)
+    if named.served or named.work is not None:
+        raise ConfigError(f"method {name!r} needs a server or other people's files; here ranks train among themselves")

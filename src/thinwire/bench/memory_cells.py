@@ -1,0 +1,80 @@
+"""What `thinwire bench memory` measures, and the role of one of its ranks, without importing torch's distributed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+
+from thinwire.bench.harness import Role, Stage
+from thinwire.bench.hook_cells import hook
+from thinwire.engines.events import Event
+
+ALONE = "alone"
+"""A training that exchanges nothing."""
+SHARDED = ("fsdp:", "hsdp:")
+"""What the methods of FSDP begin with; `fsdp:none` is FSDP2 itself."""
+WIDTH = 1024
+"""Of the linear layers that the model consists of: a million parameters each."""
+STEPS = 6
+EXCHANGES = 3
+"""Steps, and exchanges of local updates, at least; after that nothing more is allocated."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryCell:
+    """One method, with models of two sizes.
+
+    Args:
+        method: `alone`, a DDP hook or a design of local updates as `hook` knows them, or FSDP with a codec.
+        ranks: how many train.
+        layers: of the smaller and of the larger model.
+        seed: of weights, inputs and random codecs.
+    """
+
+    method: str
+    ranks: int
+    layers: tuple[int, int]
+    seed: int
+
+    def __str__(self) -> str:
+        return self.method
+
+    @property
+    def steps(self) -> int:
+        """How many are taken."""
+        period = 1 if self.method == ALONE or self.method.startswith(SHARDED) else hook(self.method).period
+        return max(STEPS, EXCHANGES * period)
+
+
+class Held(Event, frozen=True, kw_only=True):
+    """What a rank's process has of memory, in bytes.
+
+    Attributes:
+        numel: parameters of the model.
+        held: anonymous memory after the last step, with its gradients.
+        peak: resident memory, at most so far.
+    """
+
+    numel: int
+    held: int
+    peak: int
+
+
+class MemoryRank(Role, frozen=True, kw_only=True):
+    """One rank of a cell.
+
+    Attributes:
+        cell: what is measured.
+        layers: of this model.
+        rank: this rank.
+        master: host and port of rank 0.
+    """
+
+    cell: MemoryCell
+    layers: int
+    rank: int
+    master: str
+
+    def play(self, stage: Stage) -> None:
+        """Trains as one rank."""
+        import_module("thinwire.bench.memory_rank").train(self, stage)

@@ -1,0 +1,70 @@
+"""One rank of a measurement of memory: a model of linear layers under AdamW, and whichever method is measured."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from thinwire.bench.fsdp_rank import shard
+from thinwire.bench.groups import join
+from thinwire.bench.harness import Stage
+from thinwire.bench.hook_cells import HookCell, hook
+from thinwire.bench.memory_cells import ALONE, SHARDED, WIDTH, Held, MemoryCell, MemoryRank
+from thinwire.bench.methods import Distributed, Hooked, Method
+from thinwire.bench.rank_events import SILENCE_S
+
+STATUS = Path("/proc/self/status")
+_LR = 1e-4
+_MMAP_THRESHOLD, _MMAP_NBYTES = -3, 128 * 1024  # malloc.h
+
+
+def train(role: MemoryRank, stage: Stage) -> None:
+    """Trains as one rank, and reports what its process holds."""
+    cell = role.cell
+    _return_what_is_freed()
+    join(role.master, rank=role.rank, ranks=cell.ranks, silence_s=SILENCE_S)
+    torch.manual_seed(cell.seed)
+    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(role.layers)))
+    numel = sum(each.numel() for each in model.parameters())
+    method = _method(cell, model)
+    inputs = torch.Generator().manual_seed(cell.seed + role.rank)
+    for _ in range(cell.steps):
+        method.optimizer.zero_grad()
+        method.model(torch.randn(1, WIDTH, generator=inputs)).square().mean().backward()
+        method.step()
+    dist.barrier()
+    # What others still send may be under way: nothing of it is kept for longer than the next step.
+    stage.report(Held(numel=numel, held=_nbytes("RssAnon"), peak=_nbytes("VmHWM")))
+    method.finish()
+    dist.barrier()
+    method.close()
+    del model, method  # before the group: torch, which frees DDP's wrapper, may wait for its thread
+    dist.destroy_process_group()
+
+
+def _method(cell: MemoryCell, model: nn.Module) -> Method:
+    if cell.method.startswith(SHARDED):
+        kind, _, codec = cell.method.partition(":")
+        shard(model, kind, codec, seed=cell.seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=_LR)
+    if cell.method == ALONE or cell.method.startswith(SHARDED):
+        return Method(model, optimizer)
+    design = hook(cell.method).design
+    if design is not None:
+        return Distributed(model, optimizer, design, cell.seed)
+    return Hooked(model, optimizer, HookCell(hook=cell.method, model="mlp", data="digits", seed=cell.seed))
+
+
+def _return_what_is_freed() -> None:
+    """Lets glibc give every freed tensor back to the system: else it keeps many of them for what comes next."""
+    if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
+        mallopt(_MMAP_THRESHOLD, _MMAP_NBYTES)
+
+
+def _nbytes(name: str) -> int:
+    [line] = [line for line in STATUS.read_text().splitlines() if line.startswith(f"{name}:")]
+    return 1024 * int(line.split()[1])
