@@ -12,13 +12,14 @@ from torch import nn
 from thinwire.bench.fsdp_rank import shard
 from thinwire.bench.groups import join
 from thinwire.bench.harness import Stage
-from thinwire.bench.hook_cells import HookCell, hook
+from thinwire.bench.hook_cells import POWERSGD, HookCell, hook
 from thinwire.bench.memory_cells import ALONE, SHARDED, WIDTH, Held, MemoryCell, MemoryRank
 from thinwire.bench.methods import Distributed, Hooked, Method
 from thinwire.bench.rank_events import SILENCE_S
 
 STATUS = Path("/proc/self/status")
 _LR = 1e-4
+_ALL_MB = 1_000_000
 _MMAP_THRESHOLD, _MMAP_NBYTES = -3, 128 * 1024  # malloc.h
 
 
@@ -56,7 +57,9 @@ def _method(cell: MemoryCell, model: nn.Module) -> Method:
     design = hook(cell.method).design
     if design is not None:
         return Distributed(model, optimizer, design, cell.seed)
-    return Hooked(model, optimizer, HookCell(hook=cell.method, model="mlp", data="digits", seed=cell.seed))
+    one_bucket = _ALL_MB if cell.method.startswith(POWERSGD) else None  # else it aborts, or hangs, on gloo
+    hooked = HookCell(hook=cell.method, model="mlp", data="digits", seed=cell.seed, bucket_cap_mb=one_bucket)
+    return Hooked(model, optimizer, hooked)
 
 
 def _return_what_is_freed() -> None:
