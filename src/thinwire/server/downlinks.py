@@ -106,7 +106,6 @@ class ModelDelta(Downlink):
         kept = codec.residual_by_default
         lag_bound = codec.scheme.delta_lag_bound if kept else unbounded
         self.copies = Copies(shape, workers, keep_seen=not kept, lag_bound=lag_bound)
-        self._unsent = np.zeros(shape, np.float32)
         self.is_batched, self._narrow = is_batched(codec, shape), codec == NARROW
 
     def publish(
@@ -114,17 +113,22 @@ class ModelDelta(Downlink):
     ) -> list[tuple[set[int], EncodedTensor]]:
         sent: list[tuple[set[int], EncodedTensor]] = []
         for copy in self.copies.move(ranks):
-            np.subtract(self.values, copy.base, out=self._unsent)
-            frame: EncodedTensor
-            if self.is_batched:
-                frame = BatchedTensor.of(self._unsent.reshape(-1), self.name, narrow=self._narrow)
-                frame.unpack(copy.values.reshape(-1), accumulate=True)
-            else:
-                sparsity = None if copy.lag is None else copy.lag.sparsity
-                frame = self.encode(self._unsent, version, copy.values, accumulate=True, sparsity=sparsity)
+            with self.codec.pool.lend() as space:
+                unsent = space.array("downlinks.unsent", self.values.size, np.float32).reshape(self.shape)
+                np.subtract(self.values, copy.base, out=unsent)
+                frame = self._encode(unsent, version, copy)
             self.sent(copy)
             sent.append((copy.owners, frame))
         return sent
+
+    def _encode(self, unsent: FloatArray, version: int, copy: Copy) -> EncodedTensor:
+        """Returns what of it travels, and adds that to the copy."""
+        if self.is_batched:
+            batched = BatchedTensor.of(unsent.reshape(-1), self.name, narrow=self._narrow)
+            batched.unpack(copy.values.reshape(-1), accumulate=True)
+            return batched
+        sparsity = None if copy.lag is None else copy.lag.sparsity
+        return self.encode(unsent, version, copy.values, accumulate=True, sparsity=sparsity)
 
     def sent(self, copy: Copy) -> None:
         """Notes that what a copy lacked was encoded."""
