@@ -62,6 +62,19 @@ def test_threads_change_nothing_about_the_arithmetic() -> None:
     assert {"copy_seconds", "encode_seconds", "decode_seconds", "wait_seconds"} <= counted.keys()
 
 
+def test_the_memory_that_messages_came_into_is_given_back_between_steps() -> None:
+    with drivers(groups(2)) as made:
+        for number in range(2):
+            given = gradients(2, number)
+            futures = [hand_over(driver, gradient, number) for driver, gradient in zip(made, given, strict=True)]
+            assert torch.equal(*(future.wait() for future in futures))
+            for driver in made:
+                driver.wait_step()
+            room = [weakref.ref(each.array) for own in made[0]._buffers.values() for each in own.values()]
+            made[0].release_buffers()
+            assert len(room) == 2 and not any(each() is not None for each in room)
+
+
 def test_groups_of_a_step_travel_one_after_the_other_and_every_dtype_is_filled() -> None:
     """Three groups of four buckets; the ranks' gradients have another dtype than what is computed in."""
     buckets = [Bucket(((name, 0),), 2 * size) for name, size in MANY.items()]

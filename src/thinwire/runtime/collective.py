@@ -77,6 +77,10 @@ class CollectiveDriver:
         """Seconds of waiting for messages, so far."""
         return self._counters[Pass.PULL]["wait_seconds"]
 
+    def release_buffers(self) -> None:
+        """Gives back the memory that messages came into: between two steps, when others are to be much smaller."""
+        self._buffers.clear()
+
     def spent(self) -> tuple[float, float]:
         """Returns seconds of encoding, decoding and copying, and bytes sent, so far."""
         push, pull = self._counters[Pass.PUSH], self._counters[Pass.PULL]

@@ -329,6 +329,7 @@ class ExchangeAutopilot:
 
     def _apply(self) -> None:
         setting = self.setting
+        self._driver.release_buffers()
         if setting.codec is None:
             return
         for context in self._contexts:
