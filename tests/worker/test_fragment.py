@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 
@@ -119,6 +121,14 @@ def test_a_tensor_with_nan_or_inf_is_told_from_the_others() -> None:
             assert fragment.changes.look() == expected, (step, number, bad)
             for tensor, residual in zip(tensors, residuals, strict=True):
                 assert residual is None or torch.equal(tensor.tables[0].residual, residual), tensor.name  # type: ignore[arg-type]
+
+
+def test_what_is_written_out_for_its_norm_takes_no_memory_afterwards() -> None:
+    fragment = Fragment(made(half=False), lambda: 0.0)
+    assert all(fragment.changes.look())
+    room = [weakref.ref(each) for each in fragment.changes._changes or []]
+    list(fragment.changes.encode(Batching(lambda: 0.0)))
+    assert len(room) == len(SHAPES) and not any(each() is not None for each in room)
 
 
 def test_residuals_stay_in_plain_tensors_by_one_pass_as_they_do_in_others() -> None:

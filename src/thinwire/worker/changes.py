@@ -38,6 +38,7 @@ class Changes:
         self._changes: list[torch.Tensor] | None = None
         self._others: Addresses | None = None
         self._scales: NDArray[np.float32] | None = None
+        self._for_norms = False  # what 3LC codes was written out for its norm, as only some exchanges ask
 
     def look(self) -> list[bool]:
         """Finds what local steps have changed since the last merge: shared − local, in float32, a minus sign before it.
@@ -48,7 +49,7 @@ class Changes:
             Of each tensor, whether that is finite.
         """
         self._local, self._unsent = [tensor.local for tensor in self._tables.tensors], self._unsent_share()
-        self._scales, self._changes = None, None
+        self._scales, self._changes, self._for_norms = None, None, False
         if not self._tables.on_host:
             self._changes = list(torch._foreach_sub(self._tables.shared, self._local))
             offsets = [
@@ -86,9 +87,12 @@ class Changes:
         assert self._tables.batch is not None
         if self._unsent is not None and not self._tables.batch.finds_unsent:
             return True
-        return any(t.offset is not None for t in self._tables.tensors) or any(
-            table.takes_norm for _, table in self._tables.ternary
-        )
+        if any(t.offset is not None for t in self._tables.tensors):
+            return True
+        tables = [table for _, table in self._tables.ternary]
+        asked = any(table.takes_norm for table in tables)
+        self._for_norms = asked and not any(table.measures for table in tables)
+        return asked
 
     def encode(self, batching: Batching) -> Frames:
         """Yields every table with what is pushed of what `look` found, all of it finite.
@@ -106,6 +110,9 @@ class Changes:
             else:
                 yield table, table.encode(part, None)
         yield from batching.finish()
+        if self._for_norms:  # between such exchanges forward and backward passes need the memory more
+            self._changes = None
+            self._tables.release_room()
 
     def _part(self, place: int, table: WorkerTable) -> torch.Tensor:
         assert self._changes is not None

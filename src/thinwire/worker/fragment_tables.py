@@ -52,6 +52,10 @@ class FragmentTables:
         self._room = self._room or [torch.empty_like(each) for each in self.shared]
         return self._room
 
+    def release_room(self) -> None:
+        """Gives the room back to the system, where it is not needed for long."""
+        self._room = []
+
 
 def _is_ternary(table: WorkerTable) -> bool:
     return table.context is not None and table.values.is_cpu and table.context.size > 0 and takes(table.context)
