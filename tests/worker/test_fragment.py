@@ -123,12 +123,17 @@ def test_a_tensor_with_nan_or_inf_is_told_from_the_others() -> None:
                 assert residual is None or torch.equal(tensor.tables[0].residual, residual), tensor.name  # type: ignore[arg-type]
 
 
-def test_what_is_written_out_for_its_norm_takes_no_memory_afterwards() -> None:
+def test_what_was_sent_takes_no_memory_once_it_is_released() -> None:
     fragment = Fragment(made(half=False), lambda: 0.0)
-    assert all(fragment.changes.look())
-    room = [weakref.ref(each) for each in fragment.changes._changes or []]
-    list(fragment.changes.encode(Batching(lambda: 0.0)))
-    assert len(room) == len(SHAPES) and not any(each() is not None for each in room)
+    for exchange in range(2):
+        assert all(fragment.changes.look())
+        assert fragment.changes.for_norms == (exchange == 0), (
+            "norms are taken at the first exchange, and the eighth after"
+        )
+        room = [weakref.ref(each) for each in fragment.changes._changes or []]
+        list(fragment.changes.encode(Batching(lambda: 0.0)))
+        fragment.changes.release()
+        assert len(room) == len(SHAPES) and not any(each() is not None for each in room)
 
 
 def test_residuals_stay_in_plain_tensors_by_one_pass_as_they_do_in_others() -> None:

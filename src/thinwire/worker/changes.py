@@ -27,6 +27,9 @@ class Changes:
     Args:
         tables: the tensors, with their tables.
         now: returns a time in seconds.
+
+    Attributes:
+        for_norms: what 3LC codes was written out for its norm alone, which only some exchanges ask for.
     """
 
     def __init__(self, tables: FragmentTables, now: Callable[[], float]) -> None:
@@ -38,7 +41,7 @@ class Changes:
         self._changes: list[torch.Tensor] | None = None
         self._others: Addresses | None = None
         self._scales: NDArray[np.float32] | None = None
-        self._for_norms = False  # what 3LC codes was written out for its norm, as only some exchanges ask
+        self.for_norms = False
 
     def look(self) -> list[bool]:
         """Finds what local steps have changed since the last merge: shared − local, in float32, a minus sign before it.
@@ -49,7 +52,7 @@ class Changes:
             Of each tensor, whether that is finite.
         """
         self._local, self._unsent = [tensor.local for tensor in self._tables.tensors], self._unsent_share()
-        self._scales, self._changes, self._for_norms = None, None, False
+        self._scales, self._changes, self.for_norms = None, None, False
         if not self._tables.on_host:
             self._changes = list(torch._foreach_sub(self._tables.shared, self._local))
             offsets = [
@@ -91,7 +94,7 @@ class Changes:
             return True
         tables = [table for _, table in self._tables.ternary]
         asked = any(table.takes_norm for table in tables)
-        self._for_norms = asked and not any(table.measures for table in tables)
+        self.for_norms = asked and not any(table.measures for table in tables)
         return asked
 
     def encode(self, batching: Batching) -> Frames:
@@ -110,9 +113,11 @@ class Changes:
             else:
                 yield table, table.encode(part, None)
         yield from batching.finish()
-        if self._for_norms:  # between such exchanges forward and backward passes need the memory more
-            self._changes = None
-            self._tables.release_room()
+
+    def release(self) -> None:
+        """Gives the memory of what `look` found back to the system; it has been sent."""
+        self._changes = None
+        self._tables.release_room()
 
     def _part(self, place: int, table: WorkerTable) -> torch.Tensor:
         assert self._changes is not None

@@ -199,6 +199,7 @@ class LocalWorker(Worker):
             if due:
                 kept = (0.0, 0.0) if whole else (self._updates.keep, self._updates.keep_unsent)
                 self._fragment(due).merge(*kept)
+                self._release(self._fragment(due))
             for tensor in due:
                 state = self._rounds[tensor.name]
                 state.merges_at, state.whole = None, False
@@ -222,6 +223,11 @@ class LocalWorker(Worker):
         fragment.apply(pulled, step)
         if steering is not None:
             steering.updated(fragment.tensors, before)
+
+    def _release(self, fragment: Fragment) -> None:
+        """Leaves memory that is not needed again soon to forward and backward passes; new pages take a while."""
+        if self._updates.sync_every > 1 or fragment.changes.for_norms:
+            fragment.changes.release()
 
     def _fragment(self, tensors: Sequence[WorkerTensor]) -> Fragment:
         """These tensors together; what a call for all of them needs is prepared once."""
@@ -291,6 +297,7 @@ class LocalWorker(Worker):
             yield from self._push_frames((table, NO_GRADIENT) for tensor in tensors for table in tensor.tables)
         else:
             yield from self._push_frames(fragment.changes.encode(self._batching))
+        self._release(fragment)
         for tensor in tensors:
             state = self._rounds[tensor.name]
             state.pushes += 1
