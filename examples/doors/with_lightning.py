@@ -37,6 +37,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, required=True, help="where the checkpoint is, or will be")
     parser.add_argument("--epochs", type=int, default=2, help="train up to this epoch")
+    parser.add_argument("--accumulate", type=int, default=1, help="batches whose gradients make one step")
     args = parser.parse_args()
     torch.set_num_threads(1)
     ranks = int(os.environ.get("WORLD_SIZE", "2"))
@@ -48,6 +49,7 @@ def main() -> None:
         devices=ranks,
         strategy="ddp",
         max_epochs=args.epochs,
+        accumulate_grad_batches=args.accumulate,
         callbacks=callbacks,
         logger=False,
         enable_progress_bar=False,

@@ -37,6 +37,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, required=True, help="where checkpoints are, or will be")
     parser.add_argument("--epochs", type=int, default=2, help="train up to this epoch")
+    parser.add_argument("--accumulate", type=int, default=1, help="batches whose gradients make one step")
     args = parser.parse_args()
     torch.set_num_threads(1)
 
@@ -44,6 +45,7 @@ def main() -> None:
         output_dir=str(args.folder),
         num_train_epochs=args.epochs,
         per_device_train_batch_size=BATCH,
+        gradient_accumulation_steps=args.accumulate,
         learning_rate=0.01,
         lr_scheduler_type="constant",
         save_strategy="epoch",
