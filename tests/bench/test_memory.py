@@ -40,6 +40,8 @@ def test_local_updates_exchange_three_times() -> None:
         ({"hooks": ["demo-authors"]}, "'demo-authors' needs a server or other people's files"),
         ({"hooks": ["fsdp:nosuch"]}, "unknown codec 'nosuch'"),
         ({"hooks": ["fsdp:3lc[s=3]"]}, "sparsity"),
+        ({"hooks": ["fsdp:"]}, "codec"),
+        ({"hooks": ["fsdp:none[s=1]"]}, "stock FSDP2 has no options"),
         ({"hooks": ["hsdp:none"], "ranks": 3}, "hsdp:none: 3 ranks"),
         ({"layers": [4]}, r"models of \[4\] layers"),
         ({"layers": [4, 4]}, "the larger one last"),

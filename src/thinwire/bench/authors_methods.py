@@ -208,6 +208,7 @@ class TorchftDiLoCo(Method):
         self._manager.shutdown(wait=False)
         if self._lighthouse is not None:
             self._lighthouse.shutdown()
+        super().close()
 
 
 def fragments_of(module: nn.Module, number: int) -> list[nn.Module]:

@@ -12,15 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from thinwire.bench.fsdp_cells import RANKS, WARMUP, FsdpCell, FsdpRank, Scored
+from thinwire.bench.fsdp_cells import RANKS, WARMUP, FsdpCell, FsdpRank, Scored, check_method
 from thinwire.bench.harness import Bench, Figures, Measured, Tell, column, median, unusual
 from thinwire.bench.options import FsdpOptions
 from thinwire.bench.rank_events import SILENCE_S, Stepped, Stopped, Warm
 from thinwire.bench.rank_group import RankGroup, Traffic
-from thinwire.codecs import find
 from thinwire.engines.links import Rate, parse_rate
 from thinwire.errors import ConfigError, EngineError
-from thinwire.policies.naming import parse_name
 from thinwire.workloads.recipes import recipe
 
 
@@ -69,13 +67,7 @@ class FsdpBench(FsdpOptions, Bench[FsdpCell, FsdpRun]):
 
     def __post_init__(self) -> None:
         for name in self.hooks:
-            if name.partition(":")[0] not in ("hsdp", "fsdp") or ":" not in name:
-                raise ConfigError(f"{name!r}; expected hsdp:METHOD or fsdp:METHOD, as in hsdp:none or fsdp:3lc[s=1.0]")
-            codec, given = parse_name(name.partition(":")[2], "codec")
-            if codec == "none" and given:
-                raise ConfigError(f"{name!r}: stock FSDP2 has no options; leave out {', '.join(given)}")
-            if codec not in ("none", "auto"):
-                find(codec)
+            check_method(name)
         if not 0 < self.lr < math.inf:
             raise ConfigError(f"a learning rate of {self.lr}; it is a finite number above 0")
         if self.batch < 1 or self.short_steps < 1 or self.steps < WARMUP + self.short_steps:

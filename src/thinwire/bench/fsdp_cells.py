@@ -6,13 +6,31 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 
 from thinwire.bench.harness import Role, Stage
+from thinwire.codecs import codec
 from thinwire.engines.events import Event
+from thinwire.errors import ConfigError
+from thinwire.policies.auto_codec import AUTO
+from thinwire.policies.naming import parse_name
 from thinwire.workloads.recipe import Recipe, for_workers
 from thinwire.workloads.recipes import recipe
 
+KINDS = ("fsdp:", "hsdp:")
+"""What names begin with; a method follows."""
+_OF_THE_HOOK = ("gather", "start_step")
 SITES, RANKS = 2, 4
 WARMUP = 2
 """Steps before the timed ones, without a limit."""
+
+
+def check_method(name: str) -> None:
+    """Raises ConfigError where a name is no kind and method, as in `hsdp:none` or `fsdp:3lc[s=1.0]`."""
+    if not name.startswith(KINDS):
+        raise ConfigError(f"{name!r}; expected hsdp:METHOD or fsdp:METHOD, as in hsdp:none or fsdp:3lc[s=1.0]")
+    found, given = parse_name(name.partition(":")[2], "codec", short={"s": "sparsity"})
+    if found == "none" and given:
+        raise ConfigError(f"{name!r}: stock FSDP2 has no options; leave out {', '.join(given)}")
+    if found not in ("none", AUTO):
+        codec(found, **{option: value for option, value in given.items() if option not in _OF_THE_HOOK})
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,11 +32,6 @@ _ALONE_STEPS = 6
 """Steps without any exchange, for the CPU time of computation; the first is not counted."""
 
 
-_kept: list[Method] = []
-"""Models of ranks that are done, until the process ends: torch, which frees DDP's wrapper, waits for gloo's thread with
-the interpreter's lock held, and that thread may be waiting for the lock, to free the last collective's tensors."""
-
-
 def train(role: HookRank, stage: Stage) -> None:
     """Trains as one rank."""
     cell, rank, report, gates = role.cell, role.rank, stage.report, Gates(role.gate)
@@ -93,7 +88,6 @@ def train(role: HookRank, stage: Stage) -> None:
         )
     )
     method.close()
-    _kept.append(method)
     dist.destroy_process_group()
 
 

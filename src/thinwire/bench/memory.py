@@ -8,21 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar
 
+from thinwire.bench.fsdp_cells import KINDS, SITES, check_method
 from thinwire.bench.harness import Bench, Figures, Measured, Tell, column, median
 from thinwire.bench.hook_cells import hook
-from thinwire.bench.memory_cells import ALONE, SHARDED, Held, MemoryCell, MemoryRank
+from thinwire.bench.memory_cells import ALONE, STATUS, Held, MemoryCell, MemoryRank
 from thinwire.bench.options import MemoryOptions
 from thinwire.bench.rank_events import SILENCE_S
 from thinwire.bench.rank_group import RankGroup
-from thinwire.codecs import codec
 from thinwire.errors import ConfigError, EngineError
-from thinwire.policies.auto_codec import AUTO
-from thinwire.policies.naming import parse_name
-
-STATUS = Path("/proc/self/status")
 
 
 class MemoryRun(Figures, frozen=True, kw_only=True):
@@ -108,12 +103,10 @@ def _check(name: str, ranks: int) -> None:
     """Raises ConfigError where a method cannot be measured here."""
     if name == ALONE:
         return
-    if name.startswith(SHARDED):
-        if name.startswith("hsdp:") and ranks % 2:
-            raise ConfigError(f"{name}: {ranks} ranks; two sites need an even number")
-        found, options = parse_name(name.partition(":")[2], "codec", short={"s": "sparsity"})
-        if found not in ("none", AUTO):
-            codec(found, **{each: value for each, value in options.items() if each != "gather"})
+    if name.startswith(KINDS):
+        check_method(name)
+        if name.startswith("hsdp:") and ranks % SITES:
+            raise ConfigError(f"{name}: {ranks} ranks; {SITES} sites need a multiple of it")
         return
     named = hook(name)
     if named.served or named.work is not None:

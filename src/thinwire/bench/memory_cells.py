@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 
+from thinwire.bench.fsdp_cells import KINDS
 from thinwire.bench.harness import Role, Stage
 from thinwire.bench.hook_cells import hook
 from thinwire.engines.events import Event
 
 ALONE = "alone"
 """A training that exchanges nothing."""
-SHARDED = ("fsdp:", "hsdp:")
-"""What the methods of FSDP begin with; `fsdp:none` is FSDP2 itself."""
+STATUS = Path("/proc/self/status")
+"""Where Linux tells a process's memory."""
 WIDTH = 1024
 """Of the linear layers that the model consists of: a million parameters each."""
 STEPS = 6
@@ -42,7 +44,7 @@ class MemoryCell:
     @property
     def steps(self) -> int:
         """How many are taken."""
-        period = 1 if self.method == ALONE or self.method.startswith(SHARDED) else hook(self.method).period
+        period = 1 if self.method == ALONE or self.method.startswith(KINDS) else hook(self.method).period
         return max(STEPS, EXCHANGES * period)
 
 

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import ctypes
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from thinwire.bench.fsdp_cells import KINDS
 from thinwire.bench.fsdp_rank import shard
 from thinwire.bench.groups import join
 from thinwire.bench.harness import Stage
 from thinwire.bench.hook_cells import POWERSGD, HookCell, hook
-from thinwire.bench.memory_cells import ALONE, SHARDED, WIDTH, Held, MemoryCell, MemoryRank
+from thinwire.bench.memory_cells import ALONE, STATUS, WIDTH, Held, MemoryCell, MemoryRank
 from thinwire.bench.methods import Distributed, Hooked, Method
 from thinwire.bench.rank_events import SILENCE_S
 
-STATUS = Path("/proc/self/status")
 _LR = 1e-4
 _ALL_MB = 1_000_000
 _MMAP_THRESHOLD, _MMAP_NBYTES = -3, 128 * 1024  # malloc.h
@@ -38,21 +37,19 @@ def train(role: MemoryRank, stage: Stage) -> None:
         method.model(torch.randn(1, WIDTH, generator=inputs)).square().mean().backward()
         method.step()
     dist.barrier()
-    # What others still send may be under way: nothing of it is kept for longer than the next step.
     stage.report(Held(numel=numel, held=_nbytes("RssAnon"), peak=_nbytes("VmHWM")))
     method.finish()
     dist.barrier()
     method.close()
-    del model, method  # before the group: torch, which frees DDP's wrapper, may wait for its thread
     dist.destroy_process_group()
 
 
 def _method(cell: MemoryCell, model: nn.Module) -> Method:
-    if cell.method.startswith(SHARDED):
+    if cell.method.startswith(KINDS):
         kind, _, codec = cell.method.partition(":")
         shard(model, kind, codec, seed=cell.seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=_LR)
-    if cell.method == ALONE or cell.method.startswith(SHARDED):
+    if cell.method == ALONE or cell.method.startswith(KINDS):
         return Method(model, optimizer)
     design = hook(cell.method).design
     if design is not None:

@@ -21,6 +21,9 @@ from thinwire.policies.auto_codec import AUTO
 from thinwire.policies.designs import Design
 
 POWERSGD_BUCKET_MB = 100
+_closed: list[Method] = []
+"""Models of ranks that are done, until the process ends: torch, which frees DDP's wrapper, waits for gloo's thread with
+the interpreter's lock held, and that thread may be waiting for the lock, to free the last collective's tensors."""
 
 
 class Method:
@@ -58,7 +61,8 @@ class Method:
         return ""
 
     def close(self) -> None:
-        """Ends what the method opened."""
+        """Ends what the method opened; the model stays until the process ends."""
+        _closed.append(self)
 
 
 class Hooked(Method):
@@ -108,6 +112,7 @@ class Distributed(Method):
 
     def close(self) -> None:
         self._opt.close()
+        super().close()
 
 
 def install(model: DistributedDataParallel, cell: HookCell) -> ddp.ThinwireState | None:

@@ -90,7 +90,7 @@ class MemoryOptions:
     """Of `MemoryBench`, which says what they are."""
 
     hooks: Sequence[str] = (
-        *("alone", "none", "powersgd-4", "3lc[s=1.0,entropy=zstd]", "auto"),
+        *("alone", "none", "powersgd-4", "3lc[s=1.0,entropy=zstd]", "auto[target=bytes]"),
         *("update", "local-sgd[h=4]", "diloco[h=30]", "streaming-diloco[h=30]", "sparseloco[h=30]"),
         *("fsdp:none", "fsdp:3lc[s=1.0,entropy=zstd]", "hsdp:none", "hsdp:3lc[s=1.0,entropy=zstd]"),
     )

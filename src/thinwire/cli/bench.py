@@ -43,9 +43,9 @@ from thinwire.cli.bench_options import (
     LinkSeconds,
     LocalDesigns,
     Markdown,
+    MemoryMethods,
     Methods,
     Quick,
-    Remembered,
     Resume,
     Seconds,
     Sharded,
@@ -173,7 +173,7 @@ def updates(given: UpdatesOptions, resume: Resume = False, json: options.Json = 
 
 
 @app.command(epilog="Example: thinwire bench memory --hook none --hook '3lc[s=1.0]' --hook auto --json memory.json")
-@takes(MemoryOptions, hooks=Remembered, layers=Layers)
+@takes(MemoryOptions, hooks=MemoryMethods, layers=Layers)
 def memory(given: MemoryOptions, resume: Resume = False, json: options.Json = None) -> None:
     """What a rank takes of memory with every method: bytes a parameter, between steps and at most."""
     measure(memory_bench.MemoryBench(**vars(given)), json, resume)

@@ -32,7 +32,7 @@ Sharded = options.many(
     "with gather=int8 in the brackets the parameters are coded too.",
     "--hook",
 )
-Remembered = options.many(
+MemoryMethods = options.many(
     r"alone, a hook or a design as of `bench hooks`, and fsdp:METHOD or hsdp:METHOD as of `bench fsdp`.", "--hook"
 )
 Layers = Annotated[list[int], typer.Option(min=1, help="Of the two models, a million parameters each; give it twice.")]
