@@ -75,3 +75,13 @@ def test_the_median_step_of_local_updates_is_of_whole_periods_with_their_exchang
     assert run.seconds_per_step == run.seconds_per_step_mean == pytest.approx(0.27)
     run = measure(cell, limit_s=1.1, command=lambda role: [sys.executable, "-c", ENDLESS, role.command()[-1]])
     assert run.steps_done == 8 and run.seconds_per_step == pytest.approx(0.27), "not after the fifth step, at 1.1 s"
+
+
+@pytest.mark.gpu
+@pytest.mark.cuda
+@pytest.mark.parametrize("hook", ["none", "powersgd-1", "3lc[s=1.5]", "local-sgd[h=4]"])
+def test_ranks_that_share_a_gpu(hook: str) -> None:
+    cell = HookCell(hook=hook, model="byte-transformer", data="python-text", ranks=2, steps=4, device="cuda")
+    run = measure(cell)
+    assert (run.ended, run.steps_done, run.error) == ("steps", 4, None)
+    assert run.seconds_per_step and run.test_loss

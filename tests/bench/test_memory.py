@@ -46,6 +46,8 @@ def test_local_updates_exchange_three_times() -> None:
         ({"layers": [4]}, r"models of \[4\] layers"),
         ({"layers": [4, 4]}, "the larger one last"),
         ({"ranks": 1}, "1 ranks"),
+        ({"device": "gpu"}, "device 'gpu'"),
+        ({"device": "cuda:99"}, "device 'cuda:99'"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_started(options: dict[str, object], said: str) -> None:
@@ -60,3 +62,22 @@ def test_two_ranks_hold_parameters_gradients_moments_and_buckets() -> None:
     [[run]] = measured.values()
     assert 18 < run.held < 24, "four bytes each, of AdamW two; and DDP's bucket"
     assert run.peak > 16 and run.fixed_nbytes > 5e7
+
+
+@pytest.mark.gpu
+@pytest.mark.cuda
+def test_on_a_gpu_tensors_are_told_from_what_the_process_holds() -> None:
+    bench = MemoryBench(hooks=["none"], ranks=2, layers=[2, 10], device="cuda")
+    measured: dict[MemoryCell, list[MemoryRun]] = {}
+    harness.run(bench, Results(None, bench.kinds), measured)
+    [[run]] = measured.values()
+    assert 19.5 < run.held < 24.5 and run.held <= run.peak and run.host is not None, run
+    assert bench.tables(measured)[0].header[-2] == "on the host"
+
+
+@pytest.mark.gpu
+@pytest.mark.cuda
+def test_what_shards_is_left_out_on_a_gpu() -> None:
+    assert all("sdp:" not in cell.method for cell in MemoryBench(device="cuda").cells())
+    with pytest.raises(ConfigError, match="NCCL"):
+        MemoryBench(device="cuda", hooks=["fsdp:none"])

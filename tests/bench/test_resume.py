@@ -107,11 +107,11 @@ OTHER: dict[str, Any] = {
 """Another value of options that are no number; of those that are, another number will do."""
 SAME = (
     *("DoorsBench.examples", "LossRace.margin", "LossRace.files", "LossRace.lr"),
-    *("Storms.design", "CodecsBench.device"),
+    *("Storms.design", *(f"{name}Bench.device" for name in ("Codecs", "Hooks", "Memory", "Race")), "LossRace.device"),
 )
 """Options that change nothing of what is measured: where scripts are, and what is said of losses. A file of `files` is
 in the cells of the methods that need it, by its digest; a race to a loss has rates, and each of the storms a design.
-Codecs have no other device where there is no GPU."""
+There is no other device where there is no GPU."""
 
 
 @every_bench

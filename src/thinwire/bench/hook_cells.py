@@ -25,6 +25,7 @@ from thinwire.codecs import Codec, ids
 from thinwire.codecs import codec as make_codec
 from thinwire.engines.events import Event
 from thinwire.errors import ConfigError
+from thinwire.jobs.devices import device as find_device
 from thinwire.policies.auto_codec import AUTO
 from thinwire.policies.designs import Design, designs
 from thinwire.policies.designs import design as find_design
@@ -161,6 +162,7 @@ class HookCell:
         target: stop at this test accuracy; None runs all steps.
         bucket_cap_mb: of DDP; None is DDP's default, and 100 for PowerSGD, which needs one bucket on gloo.
         data_root: where to look for data that is not in its usual place.
+        device: where all ranks train: `cpu`, or a GPU, which they share.
         authors: what other people's optimizer is loaded from: a file's name and SHA-256, or a package's version.
     """
 
@@ -179,6 +181,7 @@ class HookCell:
     target: float | None = None
     bucket_cap_mb: int | None = None
     data_root: str | None = None
+    device: str = "cpu"
     authors: str | None = None
 
     def __str__(self) -> str:
@@ -187,6 +190,7 @@ class HookCell:
     def __post_init__(self) -> None:
         hook(self.hook)
         course(self.link)
+        find_device(self.device)
         recipe(self.model, self.data)
         if self.batch is not None and self.batch < 1:
             raise ConfigError(f"a batch of {self.batch}; at least 1 is needed")

@@ -22,6 +22,7 @@ from thinwire.bench.harness import Stage
 from thinwire.bench.hook_cells import Ended, HookCell, HookRank, Scored, hook
 from thinwire.bench.methods import Distributed, Hooked, Method
 from thinwire.bench.rank_events import SILENCE_S, STOPPED, WARM, Gates, Stepped, Stopped, Warm
+from thinwire.jobs.devices import wait_for
 from thinwire.jobs.training_loop import weights_digest
 from thinwire.workloads.dataset import Dataset
 from thinwire.workloads.evaluate import evaluate
@@ -43,6 +44,7 @@ def train(role: HookRank, stage: Stage) -> None:
         workers=cell.ranks,
         seed=cell.seed,
         data_root=cell.data_root,
+        device=torch.device(cell.device),
     )
     tested = _held_out(made.dataset, cell)
     dist.barrier()
@@ -132,6 +134,7 @@ def _training(made: Training, method: Method) -> Callable[[int], None]:
         method.optimizer.zero_grad()
         made.backward(through=method.model, clips=method.clips)
         method.step()
+        wait_for(made.device)
 
     return step
 

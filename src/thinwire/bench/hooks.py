@@ -31,7 +31,7 @@ class HooksBench(HooksOptions, Bench[HookCell, HookRun]):
         models: names.
         hooks: names that `hook` knows.
         links: rates of every rank's link; `none` or `unlimited` is no limit.
-        data, ranks, steps, batch, lr, bucket_cap_mb, data_root: see `HookCell`.
+        data, ranks, steps, batch, lr, bucket_cap_mb, data_root, device: see `HookCell`.
         seeds: how many runs of each, with seeds `seed`, `seed` + 1, ….
 
     Raises:
@@ -39,7 +39,7 @@ class HooksBench(HooksOptions, Bench[HookCell, HookRun]):
     """
 
     kinds = (HookRun,)
-    defaults: ClassVar[Mapping[str, Any]] = {"authors": None, "recipe": None}
+    defaults: ClassVar[Mapping[str, Any]] = {"authors": None, "recipe": None, "device": "cpu"}
 
     def __post_init__(self) -> None:
         if not self.cells():

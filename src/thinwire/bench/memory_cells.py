@@ -30,6 +30,7 @@ class MemoryCell:
         method: `alone`, a DDP hook or a design of local updates as `hook` knows them, or FSDP with a codec.
         ranks: how many train.
         layers: of the smaller and of the larger model.
+        device: where they are; ranks share a GPU.
         seed: of weights, inputs and random codecs.
     """
 
@@ -37,6 +38,7 @@ class MemoryCell:
     ranks: int
     layers: tuple[int, int]
     seed: int
+    device: str = "cpu"
 
     def __str__(self) -> str:
         return self.method
@@ -53,13 +55,15 @@ class Held(Event, frozen=True, kw_only=True):
 
     Attributes:
         numel: parameters of the model.
-        held: anonymous memory after the last step, with its gradients.
-        peak: resident memory, at most so far.
+        held: after the last step, with its gradients: tensors on the GPU, or else the process's anonymous memory.
+        peak: at most so far: tensors on the GPU, or else the process's resident memory.
+        host: of a rank on a GPU, the process's anonymous and pinned memory; 0 of others.
     """
 
     numel: int
     held: int
     peak: int
+    host: int = 0
 
 
 class MemoryRank(Role, frozen=True, kw_only=True):

@@ -16,6 +16,7 @@ from thinwire.bench.hook_cells import POWERSGD, HookCell, hook
 from thinwire.bench.memory_cells import ALONE, STATUS, WIDTH, Held, MemoryCell, MemoryRank
 from thinwire.bench.methods import Distributed, Hooked, Method
 from thinwire.bench.rank_events import SILENCE_S
+from thinwire.jobs.devices import wait_for
 
 _LR = 1e-4
 _ALL_MB = 1_000_000
@@ -28,16 +29,17 @@ def train(role: MemoryRank, stage: Stage) -> None:
     _return_what_is_freed()
     join(role.master, rank=role.rank, ranks=cell.ranks, silence_s=SILENCE_S)
     torch.manual_seed(cell.seed)
-    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(role.layers)))
+    device = torch.device(cell.device)
+    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(role.layers))).to(device)
     numel = sum(each.numel() for each in model.parameters())
     method = _method(cell, model)
     inputs = torch.Generator().manual_seed(cell.seed + role.rank)
     for _ in range(cell.steps):
         method.optimizer.zero_grad()
-        method.model(torch.randn(1, WIDTH, generator=inputs)).square().mean().backward()
+        method.model(torch.randn(1, WIDTH, generator=inputs).to(device)).square().mean().backward()
         method.step()
     dist.barrier()
-    stage.report(Held(numel=numel, held=_nbytes("RssAnon"), peak=_nbytes("VmHWM")))
+    stage.report(_held(numel, device))
     method.finish()
     dist.barrier()
     method.close()
@@ -57,6 +59,24 @@ def _method(cell: MemoryCell, model: nn.Module) -> Method:
     one_bucket = _ALL_MB if cell.method.startswith(POWERSGD) else None  # else it aborts, or hangs, on gloo
     hooked = HookCell(hook=cell.method, model="mlp", data="digits", seed=cell.seed, bucket_cap_mb=one_bucket)
     return Hooked(model, optimizer, hooked)
+
+
+def _held(numel: int, device: torch.device) -> Held:
+    if device.type == "cpu":
+        return Held(numel=numel, held=_nbytes("RssAnon"), peak=_nbytes("VmHWM"))
+    wait_for(device)
+    return Held(
+        numel=numel,
+        held=torch.cuda.memory_allocated(device),
+        peak=torch.cuda.max_memory_allocated(device),
+        host=_nbytes("RssAnon") + _pinned_nbytes(),
+    )
+
+
+def _pinned_nbytes() -> int:
+    """What torch holds of pinned memory, which the system does not count as the process's; 0 where it does not say."""
+    stats = getattr(torch.cuda, "host_memory_stats", None)
+    return 0 if stats is None else int(stats().get("allocated_bytes.current", 0))
 
 
 def _return_what_is_freed() -> None:

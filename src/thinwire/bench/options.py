@@ -68,6 +68,7 @@ class HooksOptions:
     seed: int = 0
     bucket_cap_mb: int | None = None
     data_root: str | None = None
+    device: str = "cpu"
 
 
 @dataclass(kw_only=True)
@@ -96,6 +97,7 @@ class MemoryOptions:
     )
     ranks: int = 4
     layers: Sequence[int] = (12, 44)
+    device: str = "cpu"
     seed: int = 0
     rounds: int = 1
 

@@ -45,6 +45,7 @@ from thinwire.cli.bench_options import (
     Markdown,
     MemoryMethods,
     Methods,
+    Place,
     Quick,
     Resume,
     Seconds,
@@ -128,7 +129,7 @@ def transports(given: TransportsOptions, resume: Resume = False, json: options.J
     epilog="Example: thinwire bench hooks --models lenet --links 10mbit,100mbit --hook none --hook '3lc[s=1.75]' "
     "--json out.json"
 )
-@takes(HooksOptions, steps=Steps)
+@takes(HooksOptions, steps=Steps, device=Place)
 def hooks(
     given: HooksOptions,
     resume: Resume = False,
@@ -173,7 +174,7 @@ def updates(given: UpdatesOptions, resume: Resume = False, json: options.Json = 
 
 
 @app.command(epilog="Example: thinwire bench memory --hook none --hook '3lc[s=1.0]' --hook auto --json memory.json")
-@takes(MemoryOptions, hooks=MemoryMethods, layers=Layers)
+@takes(MemoryOptions, hooks=MemoryMethods, layers=Layers, device=Place)
 def memory(given: MemoryOptions, resume: Resume = False, json: options.Json = None) -> None:
     """What a rank takes of memory with every method: bytes a parameter, between steps and at most."""
     measure(memory_bench.MemoryBench(**vars(given)), json, resume)

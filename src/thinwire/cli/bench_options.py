@@ -12,6 +12,7 @@ from thinwire.cli.outputs import writable
 
 Resume = Annotated[bool, typer.Option("--resume", help="Keep what the --json file holds, and measure the rest.")]
 Device = Annotated[str, typer.Option(help="cpu, or cuda (cuda:1, …): the GPU kernels, on the device's clock.")]
+Place = Annotated[str, typer.Option(help="Where all ranks train: cpu, or cuda (cuda:1, …), a GPU that they share.")]
 Counts = Annotated[list[int], typer.Option(min=1, help="How many workers; repeat for several.")]
 AllDesigns = options.names("Designs with commas between; by default all.")
 AllModels = options.names("Models with commas between; by default all.")

@@ -17,6 +17,7 @@ from thinwire.cli.bench_options import (
     EvalExamples,
     Margin,
     MaxSteps,
+    Place,
     Racers,
     Rates,
     Resume,
@@ -43,7 +44,7 @@ EXAMPLES = (
 OF_IMAGES = ("target_accuracy", "give_up")
 
 
-@takes(RaceOptions, without=("hooks", "eval_every", "eval_examples"), steps=MaxSteps)
+@takes(RaceOptions, without=("hooks", "eval_every", "eval_examples"), steps=MaxSteps, device=Place)
 def race(
     given: RaceOptions,
     context: typer.Context,
@@ -79,7 +80,7 @@ def race(
     refuse(context, OF_IMAGES, "to an accuracy", "images")
     if rates is not None and given.lr is not None:
         raise ConfigError("--lr is one rate and --rates a grid: give one of them")
-    for name in ("models", "links", "ranks", "steps", "batch", "seeds", "seed", "bucket_cap_mb", "data_root"):
+    for name in ("models", "links", "ranks", "steps", "batch", "seeds", "seed", "bucket_cap_mb", "data_root", "device"):
         changed[name] = getattr(given, name)
     if was_given(context, "data"):
         changed["data"] = given.data

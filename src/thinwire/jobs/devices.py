@@ -32,3 +32,9 @@ def device(name: str) -> torch.device:
         if int(match["index"] or 0) >= count:
             raise ConfigError(f"device {name!r}: torch {torch.__version__} sees {count} CUDA devices here; use cpu")
     return torch.device(name)
+
+
+def wait_for(device: torch.device) -> None:
+    """Returns when a device has done all that it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
