@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from thinwire.codecs import Encoding
-from thinwire.worker.table import WorkerTable
+from thinwire.worker.table import WorkerTable, prepare_all
 
 BATCH_NUMEL = 1 << 20
 """Values that make a batch: encoding as many takes a GPU longer than a dozen launches take the host."""
@@ -60,7 +60,7 @@ class Batching:
         for stream in streams:  # each layer's gradient comes from the stream of its forward pass
             torch.cuda.current_stream(stream.device).wait_stream(stream)
         if collected:
-            totals = [table.prepare(gradient) for table, gradient in collected]
+            totals = prepare_all(*zip(*collected, strict=True))
             contexts = [table.context for table, _ in collected if table.context is not None]
             encoding = Encoding(contexts, totals, [table.step_options for table, _ in collected])
             self._started = [table for table, _ in collected], encoding, self._now() - begin

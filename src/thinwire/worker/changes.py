@@ -16,7 +16,7 @@ from thinwire.worker.batching import Batching
 from thinwire.worker.costs import count_pushes
 from thinwire.worker.fragment_tables import FragmentTables
 from thinwire.worker.rows import addresses
-from thinwire.worker.table import WorkerTable
+from thinwire.worker.table import WorkerTable, prepare_all
 
 Frames = Iterator[tuple[WorkerTable, EncodedTensor]]
 
@@ -60,7 +60,7 @@ class Changes:
             ]
             if offsets:
                 torch._foreach_sub_([change for change, _ in offsets], [offset for _, offset in offsets])
-            return [math.isfinite(float(each.sum())) for each in self._changes]
+            return all_finite(self._changes)
         local = addresses(self._local)
         if self._tables.batch is not None and not self._written_out():
             self._others = self._tables.coded.of(local)
@@ -104,6 +104,7 @@ class Changes:
             batching: takes tables on a GPU.
         """
         yield from self._encode_ternary()
+        yield from self._encode_on_device(batching)
         for places in self._tables.vectors:
             yield from self._encode_vectors(places)
         for place, table in self._tables.alone:
@@ -147,15 +148,34 @@ class Changes:
         count_pushes(tables, [table.context.payload_nbytes for table in tables if table.context], self._now() - begin)
         yield from zip(tables, frames, strict=True)
 
+    def _encode_on_device(self, batching: Batching) -> Frames:
+        for places, coder in self._tables.on_device:
+            tables, frames = [table for _, table in places], None
+            parts = [self._part(place, table) for place, table in places]
+            begin = self._now()
+            if coder.encodes:
+                parts = prepare_all(tables, parts)
+                frames = coder.encode_on(parts[0].device, addresses(parts))
+            if frames is None:  # or a scale overflows, and an error is to say whose
+                for table, part in zip(tables, parts, strict=True):
+                    yield from batching.add(table, part.view(table.spec.shape))
+                continue
+            nbytes = [table.context.payload_nbytes for table in tables if table.context]
+            count_pushes(tables, nbytes, self._now() - begin)
+            yield from zip(tables, frames, strict=True)
+
     def _encode_vectors(self, places: Sequence[tuple[int, WorkerTable]]) -> Frames:
         if not places:
             return
         assert self._changes is not None
         begin, tables, narrow = self._now(), [table for _, table in places], places[0][1].is_narrow
-        values = np.concatenate([self._changes[place].numpy()[table.span] for place, table in places])
-        for place, table in places:
-            if table.takes_norm or table.revocable:
-                table.prepare(self._part(place, table))
+        if self._tables.on_host:
+            values = np.concatenate([self._changes[place].numpy()[table.span] for place, table in places])
+            for place, table in places:
+                if table.takes_norm or table.revocable:
+                    table.prepare(self._part(place, table))
+        else:
+            values = on_host(prepare_all(tables, [self._part(place, table) for place, table in places]))
         values = rounded(values) if narrow else values
         if not np.isfinite(values).all():  # one rounds to Inf: the table's own error says whose
             for place, table in places:
@@ -171,3 +191,19 @@ class Changes:
                 table.context.sent(each)
         count_pushes(tables, nbytes, self._now() - begin)
         yield from zip(tables, frames, strict=True)
+
+
+def all_finite(tensors: Sequence[torch.Tensor]) -> list[bool]:
+    """Returns of each tensor whether its sum is finite, with one wait for the GPU that they are on."""
+    if len({each.device for each in tensors}) > 1:
+        return [math.isfinite(float(each.sum())) for each in tensors]
+    finite: list[bool] = torch.stack([each.sum() for each in tensors]).isfinite().tolist()
+    return finite
+
+
+def on_host(tensors: Sequence[torch.Tensor]) -> NDArray[np.float32]:
+    """Returns the values of flat tensors end to end, in the host's memory; of those on one GPU by one copy."""
+    if len({each.device for each in tensors}) > 1:
+        return np.concatenate([each.cpu().numpy() for each in tensors])
+    values: NDArray[np.float32] = torch.cat(list(tensors)).cpu().numpy()
+    return values

@@ -87,8 +87,7 @@ class Fragment:
         return self._count_ternary(decoded, begin, step)
 
     def _ternary_frames(self, found: dict[int, Sequence[Update]]) -> list[bytes | memoryview]:
-        deltas = [_only_delta(found.get(id(table), ())) for _, table in self._tables.ternary]
-        return [b"" if isinstance(delta, BatchedTensor) else delta for delta in deltas]
+        return _frames([table for _, table in self._tables.ternary], found)
 
     def _count_ternary(self, decoded: Sequence[int], begin: float, step: int) -> set[int]:
         done = [(table, nbytes) for (_, table), nbytes in zip(self._tables.ternary, decoded, strict=True) if nbytes]
@@ -99,7 +98,7 @@ class Fragment:
         fitting: list[tuple[WorkerTable, BatchedTensor]] = []
         for _, table in (*self._tables.vectors[False], *self._tables.vectors[True]):
             delta = _only_delta(found.get(id(table), ()))
-            if isinstance(delta, BatchedTensor) and delta.fits(table.size):
+            if table.on_host and isinstance(delta, BatchedTensor) and delta.fits(table.size):
                 fitting.append((table, delta))
         if not fitting:
             return set()
@@ -111,15 +110,35 @@ class Fragment:
 
     def _apply_on_device(self, found: dict[int, Sequence[Update]], step: int) -> set[int]:
         """Adds what came of tables on a GPU, by few launches; returns which tables these are."""
+        begin, done = self._now(), self._apply_ternary_on_device(found)
         coded: list[tuple[WorkerTable, CheckedFrame]] = []
-        begin = self._now()
+        batched: list[tuple[WorkerTable, BatchedTensor]] = []
+        known = {id(table) for table, _ in done}
         for _, table in self._tables.places:
-            delta = b"" if table.on_host else _only_delta(found.get(id(table), ()))
-            if delta and not isinstance(delta, BatchedTensor):
-                coded.append((table, table.open(delta)))
+            delta = b"" if table.on_host or id(table) in known else _only_delta(found.get(id(table), ()))
+            if not isinstance(delta, BatchedTensor):
+                if delta:
+                    coded.append((table, table.open(delta)))
+            elif delta.fits(table.size):
+                batched.append((table, delta))
         if coded:
             fill_all([frame for _, frame in coded], [table.values for table, _ in coded], [True] * len(coded))
-        return _applied([(table, frame.payload_nbytes) for table, frame in coded], self._now() - begin, step)
+        if batched:
+            _add_batched(batched)
+        done += [(table, frame.payload_nbytes) for table, frame in coded]
+        done += [(table, len(delta)) for table, delta in batched]
+        return _applied(done, self._now() - begin, step)
+
+    def _apply_ternary_on_device(self, found: dict[int, Sequence[Update]]) -> list[tuple[WorkerTable, int]]:
+        done: list[tuple[WorkerTable, int]] = []
+        for places, coder in self._tables.on_device:
+            tables = [table for _, table in places]
+            outs = [table.values for table in tables]
+            decoded = coder.decode_on(
+                outs[0].device, _frames(tables, found), addresses(outs), np.ones(len(outs), np.bool_)
+            )
+            done += [(table, nbytes) for table, nbytes in zip(tables, decoded, strict=True) if nbytes]
+        return done
 
     @property
     def is_led(self) -> bool:
@@ -231,6 +250,21 @@ def _applied(done: Sequence[tuple[WorkerTable, int]], seconds: float, step: int)
         for table in tables:
             table.note_change(step)
     return set(map(id, tables))
+
+
+def _add_batched(batched: Sequence[tuple[WorkerTable, BatchedTensor]]) -> None:
+    """Adds values from a message's batch to tables on GPUs: one copy for each GPU."""
+    for device in {table.values.device for table, _ in batched}:
+        some = [(table, delta.values) for table, delta in batched if table.values.device == device]
+        values = torch.from_numpy(np.concatenate([each for _, each in some])).to(device)
+        outs = [table.values.view(-1) for table, _ in some]
+        torch._foreach_add_(outs, list(torch.split(values, [out.numel() for out in outs])))
+
+
+def _frames(tables: Sequence[WorkerTable], found: dict[int, Sequence[Update]]) -> list[bytes | memoryview]:
+    """Of each table the frame to add, where it is just one; empty where there is none, or values from a batch."""
+    deltas = [_only_delta(found.get(id(table), ())) for table in tables]
+    return [b"" if isinstance(delta, BatchedTensor) else delta for delta in deltas]
 
 
 def _only_delta(updates: Sequence[Update]) -> EncodedTensor:

@@ -63,6 +63,7 @@ class WorkerTable:
         span: which values of the tensor they are.
         counters: as given.
         outer: what this end adds to the copy; None where no end adds anything.
+        travels_in_batch: whether its values may travel in a message's batch.
         changed_in: the steps that changed the copy, until they are recorded; kept only where steps are.
     """
 
@@ -95,7 +96,7 @@ class WorkerTable:
         self._on_host = not off_host(values)
         self._observes = codec is not None and "rms" in codec.scheme.step_options
         self._observed_squares, self._num_observed = 0.0, 0
-        self._batched = codec is not None and self._on_host and is_batched(codec, spec.shape)
+        self.travels_in_batch = codec is not None and is_batched(codec, spec.shape)
         self.counters, self._now = counters, now
         self.revocable, self.measures = revocable, measures
         self._pushed_at = now()
@@ -165,7 +166,7 @@ class WorkerTable:
         total = self.prepare(total)
         begin = self._now()
         frame: EncodedTensor
-        if self._batched:  # what `context.encode` does, for values that travel in a batch
+        if self.is_batched:  # what `context.encode` does, for values that travel in a batch
             flat = flatten(total, self.spec.name)
             self.context.check(flat)
             frame = BatchedTensor.of(flat.values, self.spec.name, narrow=self.is_narrow)
@@ -192,8 +193,8 @@ class WorkerTable:
 
     @property
     def is_batched(self) -> bool:
-        """Whether its values travel in a message's batch."""
-        return self._batched
+        """Whether `encode` returns values for a message's batch; of those on a GPU, a fragment's calls alone do."""
+        return self.travels_in_batch and self._on_host
 
     @property
     def is_narrow(self) -> bool:
@@ -213,10 +214,13 @@ class WorkerTable:
     def prepare(self, total: torch.Tensor) -> torch.Tensor:
         """Notes the norm and the residual before a push is encoded; returns what to encode."""
         if self.takes_norm:
-            norm = float(total.float().norm())
-            self.gradient_norm = norm if not self.gradient_norm else 0.9 * self.gradient_norm + 0.1 * norm
+            self.note_norm(float(total.float().norm()))
         self.keep_residual()
         return _narrowed(total)
+
+    def note_norm(self, norm: float) -> None:
+        """Notes the 2-norm of what is pushed next."""
+        self.gradient_norm = norm if not self.gradient_norm else 0.9 * self.gradient_norm + 0.1 * norm
 
     def local_scale(self, gradient: torch.Tensor) -> float:
         """Returns the scale that a push of `gradient` asks for by itself."""
@@ -371,6 +375,18 @@ class WorkerTable:
         self._accumulated.load_state_dict(state)
         self._observed_squares = float(state.get("squares", 0.0))
         self._num_observed = int(state.get("num_observed", 0))
+
+
+def prepare_all(tables: Sequence[WorkerTable], totals: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Does what `prepare` does, of tables on a GPU, with one wait for all norms."""
+    asked = [(table, total) for table, total in zip(tables, totals, strict=True) if table.takes_norm]
+    if asked:
+        norms = torch.stack([total.float().norm() for _, total in asked]).tolist()
+        for (table, _), norm in zip(asked, norms, strict=True):
+            table.note_norm(norm)
+    for table in tables:
+        table.keep_residual()
+    return [_narrowed(total) for total in totals]
 
 
 def _narrowed(gradient: torch.Tensor) -> torch.Tensor:

@@ -15,6 +15,7 @@ from tests.collective.ranks import bucket_of, collectives, play
 from thinwire.codecs import Encoding, tensors
 from thinwire.codecs import device as dispatch
 from thinwire.codecs.decoding import fill_all
+from thinwire.codecs.ternary_device import DeviceTernary
 from thinwire.policies.autopilot.pilot import Pilot
 from thinwire.policies.compression import PLAIN
 from thinwire.runtime.serving import serving
@@ -125,6 +126,8 @@ def train(where: torch.device, **options: Any) -> tuple[list[Any], list[bool]]:
         {"design": "doublesqueeze-1bit"},
         {"design": "terngrad"},
         {"design": "update[codec=auto,h=1]"},
+        {"design": "local-sgd[h=1]"},
+        {"design": "local-sgd[codec=int8,h=1]"},
         {"design": "diloco[codec=blocktopk,h=1,outer_momentum=0.6]"},
         {"design": "sparseloco[h=1]"},
     ],
@@ -150,8 +153,33 @@ def test_updates_of_many_tensors_are_decoded_together(device: torch.device, monk
         fill_all(frames, *others)
 
     monkeypatch.setattr(fragment, "fill_all", counted)
-    train(device, design="update[codec=3lc,h=1]")
+    train(device, design="update[codec=int8,h=1]")
     assert together == [2] * 3  # the matrices, in each of three steps; vectors travel in a batch
+
+
+@pytest.mark.parametrize(("design", "encoded"), [("local-sgd[h=1]", [2] * 3), ("update[h=1]", [])])
+def test_local_updates_of_3lc_are_one_call_each_way(
+    design: str, encoded: list[int], device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bound on the lag, as of `update`, asks for another s of each tensor: these are encoded in batches."""
+    ups: list[int] = []
+    downs: list[int] = []
+    encode_on, decode_on = DeviceTernary.encode_on, DeviceTernary.decode_on
+
+    def encoding(self: DeviceTernary, *given: Any) -> Any:
+        frames = encode_on(self, *given)
+        ups.append(len(frames or ()))
+        return frames
+
+    def decoding(self: DeviceTernary, *given: Any) -> Any:
+        done = decode_on(self, *given)
+        downs.extend([count] if (count := sum(nbytes > 0 for nbytes in done)) else [])
+        return done
+
+    monkeypatch.setattr(DeviceTernary, "encode_on", encoding)
+    monkeypatch.setattr(DeviceTernary, "decode_on", decoding)
+    train(device, design=design)
+    assert (ups, downs) == (encoded, [2] * 3)
 
 
 @pytest.mark.parametrize("numel", [1, 60, 1000])
