@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from thinwire.hooks import ddp, fsdp
+
 
 class Net(nn.Module):
     """A classifier, of a seed."""
@@ -129,10 +131,48 @@ def lightning(folder: Path) -> None:
     tell(f"again: {callback.began == saved}")
 
 
+def accelerate(folder: Path, replicas: int) -> None:
+    """FSDP2, or HSDP with replicas, by Accelerate: saved in the middle, and gone on with from there.
+
+    Accelerate shards on GPUs alone; here it is told that it may.
+    """
+    accelerate: Any = importlib.import_module("accelerate")
+    plugin = accelerate.FullyShardedDataParallelPlugin(
+        fsdp_version=2, cpu_ram_efficient_loading=False, state_dict_type="SHARDED_STATE_DICT"
+    )
+    accelerator = accelerate.Accelerator(cpu=True, fsdp_plugin=plugin)
+    accelerator.state.distributed_type, accelerator.state.fsdp_plugin = accelerate.DistributedType.FSDP, plugin
+    if replicas > 1:
+        shards = accelerator.num_processes // replicas
+        sizes = accelerate.ParallelismConfig(dp_replicate_size=replicas, dp_shard_size=shards)
+        accelerator.state.parallelism_config = sizes
+        accelerator.state.device_mesh = sizes.build_device_mesh("cpu")
+    net: Any = Net()
+    model, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9))
+    accelerator.state.distributed_type, accelerator.state.fsdp_plugin = accelerate.DistributedType.FSDP, plugin
+    state = fsdp.compress(model, "3lc", sparsity=1.75, measure_link=False)
+    accelerator.register_for_checkpointing(ddp.AllRanks(state))
+    ends = []
+    for begin in (0, 3):
+        if begin:
+            accelerator.load_state(str(folder))
+        for step in range(begin, 6):
+            if step == 3 and not begin:
+                accelerator.save_state(str(folder))
+            each = examples()[8 * step + accelerator.process_index]
+            loss = model(each["x"][None], each["labels"][None])["loss"]
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+        ends.append(torch.cat([p.detach().full_tensor().flatten() for p in model.parameters()]))
+    tell(f"{replicas}: {torch.equal(*ends)} {state.step} {left(state) > 0}")
+
+
 def main() -> None:
     if not dist.is_initialized():
         dist.init_process_group("gloo")
-    {"trainer": trainer, "lightning": lightning}[sys.argv[1]](Path(sys.argv[2]))
+    ways: dict[str, Any] = {"accelerate": accelerate, "trainer": trainer, "lightning": lightning}
+    ways[sys.argv[1]](Path(sys.argv[2]), *map(int, sys.argv[3:]))
     dist.barrier()
     dist.destroy_process_group()
 

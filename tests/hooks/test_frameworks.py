@@ -12,7 +12,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.hooks.ddp_ranks import batch, mlp, run_ranks, run_script, train
@@ -123,6 +126,94 @@ def test_float16_s_scaler_is_found_by_the_callbacks() -> None:
     assert run_ranks(2, run_float16) == [[(True, 1)] * 2] * 2
 
 
+def sharded(mesh: DeviceMesh) -> Any:
+    module = mlp()
+    for layer in module:
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer, mesh=mesh)
+    return fully_shard(module, mesh=mesh)
+
+
+def waiting(state: Any) -> dict[str, torch.Tensor]:
+    residuals: dict[str, torch.Tensor] = state.state_dict()["ranks"][str(state.rank)]["residuals"]
+    return residuals
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(each, other[name]) for name, each in one.items())
+
+
+def run_sharded(rank: int, folder: str, replicas: int) -> dict[str, Any]:
+    """Both callbacks with a model that FSDP2 has sharded, among two ranks or at two sites: saved, and resumed."""
+    shape = (replicas, 2) if replicas else (2,)
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard")[-len(shape) :])
+    names = ("Trainer", "TrainerCallback", "TrainerControl", "TrainerState", "TrainingArguments")
+    adapter, found = stub("transformers", *names), dict[str, Any]()
+    (place := Path(folder) / "checkpoint-3").mkdir(exist_ok=True)
+    args: Any = SimpleNamespace(world_size=2 * max(1, replicas), output_dir=folder, resume_from_checkpoint=None)
+
+    def of_trainer(model: Any, step: int) -> Any:
+        trainer: Any = SimpleNamespace(model=model, model_wrapped=model, accelerator=SimpleNamespace())
+        callback = adapter.ThinwireCallback(trainer, "3lc", sparsity=1.75, measure_link=False)
+        callback.on_train_begin(args, SimpleNamespace(global_step=step), None)
+        return callback
+
+    model = sharded(mesh)
+    first = of_trainer(model, 0)
+    train(model, rank, 3)
+    dist.barrier()
+    first.on_save(args, SimpleNamespace(global_step=3, is_world_process_zero=rank == 0), None)
+    dist.barrier()
+    again = of_trainer(_copied(model, sharded(mesh)), 3)
+    found["Trainer"] = (
+        (place / adapter.FILE).exists(),
+        again.state.step,
+        same(waiting(first.state), waiting(again.state)),
+    )
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        found["of other weights"] = of_trainer(sharded(mesh), 3).state.step
+    found["told"] = ["residuals begin at zero" in str(each.message) for each in heard]
+
+    sys.modules["lightning"] = types.ModuleType("lightning")
+    adapter = stub("lightning.pytorch", "Callback", "LightningModule", "Trainer")
+
+    def of_lightning(model: Any) -> Any:
+        callback = adapter.ThinwireCallback("3lc", sparsity=1.75, measure_link=False)
+        strategy, precision = SimpleNamespace(model=model), SimpleNamespace()
+        callback.on_fit_start(
+            SimpleNamespace(strategy=strategy, world_size=args.world_size, precision_plugin=precision), model
+        )
+        return callback
+
+    model = sharded(mesh)
+    first = of_lightning(model)
+    train(model, rank, 3)
+    told: list[Any] = [first.state_dict()]
+    dist.broadcast_object_list(told)
+    again = of_lightning(sharded(mesh))
+    again.load_state_dict(told[0])  # after the model was sharded
+    found["Lightning"] = again.state.step, same(waiting(first.state), waiting(again.state))
+    return found
+
+
+def _copied(model: Any, other: Any) -> Any:
+    """Returns the other model with this one's weights."""
+    with torch.no_grad():
+        for parameter, given in zip(other.parameters(), model.parameters(), strict=True):
+            parameter.to_local().copy_(given.to_local())
+    return other
+
+
+@pytest.mark.parametrize("replicas", [0, 2])
+def test_the_callbacks_compress_what_fsdp2_has_sharded_and_go_on_from_checkpoints(
+    replicas: int, tmp_path: Path
+) -> None:
+    for found in run_ranks(2 * max(1, replicas), run_sharded, str(tmp_path), replicas):
+        assert found["Trainer"] == (True, 3, True) and found["Lightning"] == (3, True), found
+        assert (found["of other weights"], found["told"]) == (0, [True])
+
+
 @pytest.mark.frameworks
 @pytest.mark.filterwarnings("default")
 def test_one_rank_alone_trains_uncompressed_and_is_told(tmp_path: Path) -> None:
@@ -160,3 +251,11 @@ def test_a_trainer_goes_on_from_its_own_residuals_and_no_others(tmp_path: Path) 
 def test_a_second_fit_goes_on_from_what_the_first_one_left(tmp_path: Path) -> None:
     said = run_script(2, Path(__file__).with_name("framework_ranks.py"), "lightning", str(tmp_path)).splitlines()
     assert [line for line in said if line.startswith(("resumed", "again"))] == ["resumed: True", "again: True"], said
+
+
+@pytest.mark.frameworks
+@pytest.mark.parametrize("replicas", ["1", "2"])
+def test_what_accelerate_shards_is_compressed_and_goes_on_from_its_checkpoints(replicas: str, tmp_path: Path) -> None:
+    script = Path(__file__).with_name("framework_ranks.py")
+    said = run_script(4, script, "accelerate", str(tmp_path), replicas).splitlines()
+    assert f"{replicas}: True 6 True" in said, said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -164,13 +165,14 @@ def test_nan_in_an_uncompressed_step_is_nobodys_or_ends_the_training_on_all_rank
             assert ("a rank of another shard has given up" if other else "holds NaN or Inf") in seen[2][2], seen
 
 
-def run_gathered(rank: int) -> tuple[str, dict[str, Any], dict[str, Any]]:
-    """What `ddp.AllRanks` brings to rank 0 of a mesh without replicas, and what every rank takes back."""
+def run_gathered(rank: int, *shape: int) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    """What `ddp.AllRanks` brings to rank 0 of a mesh, and what every rank takes back."""
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard")[-len(shape) :])
     made = []
     for _ in range(2):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(16, 64))
-        fully_shard(model)
+        fully_shard(model, mesh=mesh)
         made.append((model, fsdp.compress(model, "auto", measure_link=False)))
     (model, state), (_, again) = made
     assert state.auto is not None
@@ -185,11 +187,13 @@ def run_gathered(rank: int) -> tuple[str, dict[str, Any], dict[str, Any]]:
     return said, state.state_dict()["ranks"][str(rank)], again.state_dict()["ranks"][str(rank)]
 
 
-def test_all_ranks_of_a_mesh_are_brought_together_with_what_the_controller_knows() -> None:
-    for said, own, again in run_ranks(2, run_gathered):
+@pytest.mark.parametrize("shape", [(2,), (2, 2)])
+def test_all_ranks_of_a_mesh_are_brought_together_with_what_the_controller_knows(shape: tuple[int, ...]) -> None:
+    for said, own, again in run_ranks(math.prod(shape), run_gathered, *shape):
         assert "bit for bit" in said and own["auto"] == again["auto"] and '"level":3' in own["auto"]
-        assert own["residuals"]["0.weight"].any()
-        assert torch.equal(own["residuals"]["0.weight"], again["residuals"]["0.weight"])
+        assert any(residual.any() for residual in own["residuals"].values())
+        assert own["residuals"].keys() == again["residuals"].keys()
+        assert all(torch.equal(residual, again["residuals"][name]) for name, residual in own["residuals"].items())
 
 
 class Scaler:

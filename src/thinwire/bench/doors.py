@@ -82,6 +82,15 @@ DOORS = (
     Door("HF Trainer", "with_trainer.py", needs=("transformers", "accelerate"), extra="huggingface"),
     Door("PEFT", "with_peft.py", needs=("peft",), extra="huggingface"),
     Door("Lightning", "with_lightning.py", needs=("lightning",), extra="lightning"),
+    Door("Lightning with FSDP2", "with_lightning_fsdp2.py", ranks=4, needs=("lightning",), extra="lightning"),
+    Door(
+        "Lightning with HSDP",
+        "with_lightning_fsdp2.py",
+        ranks=4,
+        arguments=("--sites", "2"),
+        needs=("lightning",),
+        extra="lightning",
+    ),
     Door("Ray Train", "with_ray.py", needs=("ray",), extra="ray", torchrun=False),
     Door("Ray engine", "with_ray_engine.py", needs=("ray",), extra="ray", torchrun=False),
 )

@@ -1,4 +1,4 @@
-"""Lightning: `Trainer(strategy="ddp", callbacks=[ThinwireCallback("3lc", sparsity=1.0)])`.
+"""Lightning: `Trainer(strategy="ddp", callbacks=[ThinwireCallback("3lc", sparsity=1.0)])`, or `ModelParallelStrategy`.
 
 Lightning wraps the model when `fit` begins, and calls `on_fit_start` right afterwards, before the first step. The
 strategy's own `ddp_comm_hook` is no way in: Lightning registers it on GPUs alone, and its state has to exist before the
@@ -15,7 +15,8 @@ from torch import nn
 
 from thinwire.codecs import Codec
 from thinwire.hooks import ddp
-from thinwire.hooks.exchange.options import with_scaler
+from thinwire.hooks.exchange.state import ExchangeState
+from thinwire.hooks.framework_models import compress_wrapped
 from thinwire.hooks.wrapping import is_distributed
 
 try:
@@ -29,13 +30,16 @@ except ImportError as error:
 class ThinwireCallback(Callback):
     """Compresses the gradients of a Lightning training with `strategy="ddp"`. Residuals are in its checkpoints.
 
+    So it does with `ModelParallelStrategy` where the module's `configure_model` calls `fully_shard`.
+
     Args:
-        codec: as in `ddp.compress`.
+        codec: as in `ddp.compress`, or `fsdp.compress`.
         **options: likewise, such as `sparsity=1.0`, `codecs={…}` or `start_step=50`. With "16-mixed" Lightning's
             GradScaler is given by itself, with `nonfinite="skip"`.
 
     Attributes:
-        state: what `ddp.compress` returned, once `fit` has begun; `print(ddp.report(callback.state))`.
+        state: what `ddp.compress` or `fsdp.compress` returned, once `fit` has begun; `ddp.report(callback.state)` or
+            `fsdp.report` says what was sent.
 
     Example::
 
@@ -44,9 +48,10 @@ class ThinwireCallback(Callback):
     """
 
     def __init__(self, codec: str | Codec = "3lc", **options: Any) -> None:
-        self.state: ddp.ThinwireState | None = None
+        self.state: ExchangeState | None = None
         self._codec, self._options = codec, options
         self._saved: Mapping[str, Any] | None = None
+        self._fits = False
         self._left: tuple[weakref.ref[LightningModule] | None, dict[str, Any] | None] = None, None
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -55,7 +60,7 @@ class ThinwireCallback(Callback):
         if not is_distributed(wrapped, trainer.world_size):
             return
         scaler = getattr(trainer.precision_plugin, "scaler", None)
-        self.state = ddp.compress(wrapped, self._codec, **with_scaler(self._options, scaler))
+        self.state, self._fits = compress_wrapped(wrapped, self._codec, self._options, scaler), True
         saved, self._saved = self._saved, None  # once: a later fit goes on from what this one leaves
         module, left = self._left
         if saved is not None:
@@ -68,12 +73,16 @@ class ThinwireCallback(Callback):
         return {} if self.state is None else ddp.AllRanks(self.state).state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Keeps what a checkpoint holds until the model is wrapped."""
-        self._saved = state_dict or None
+        """Keeps what a checkpoint holds until the model is wrapped; of a sharded model it comes after that."""
+        if self.state is not None and self._fits and state_dict:
+            ddp.AllRanks(self.state).load_state_dict(state_dict)
+        else:
+            self._saved = state_dict or None
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Ends the hook's threads with the training."""
         if stage == "fit" and self.state is not None:
+            self._fits = False
             if self.state.driver.failure is None:
                 self._left = weakref.ref(pl_module), self.state.state_dict()
             self.state.close()

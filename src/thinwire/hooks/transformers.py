@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from thinwire.cautions import caution
 from thinwire.codecs import Codec
 from thinwire.hooks import ddp
-from thinwire.hooks.exchange.options import with_scaler
+from thinwire.hooks.exchange.state import ExchangeState
+from thinwire.hooks.framework_models import compress_wrapped
 from thinwire.hooks.wrapping import is_distributed
 from thinwire.runtime.digests import bits_digest
 from thinwire.runtime.peers import gather, pass_on
@@ -37,16 +39,17 @@ WEIGHTS = "weights"
 
 
 class ThinwireCallback(TrainerCallback):
-    """Compresses the gradients of a Trainer that runs on several ranks. Residuals are in its checkpoints.
+    """Compresses the gradients of a Trainer on several ranks, by DDP or FSDP2. Residuals are in its checkpoints.
 
     Args:
         trainer: to which the callback is added.
-        codec: as in `ddp.compress`.
+        codec: as in `ddp.compress`, or `fsdp.compress`.
         **options: likewise, such as `sparsity=1.0`, `codecs={…}` or `start_step=50`. With float16 the Trainer's
             GradScaler is given by itself, with `nonfinite="skip"`.
 
     Attributes:
-        state: what `ddp.compress` returned, once `train` has begun; `print(ddp.report(callback.state))`.
+        state: what `ddp.compress` or `fsdp.compress` returned, once `train` has begun; `ddp.report(callback.state)` or
+            `fsdp.report` says what was sent.
 
     Example::
 
@@ -56,7 +59,7 @@ class ThinwireCallback(TrainerCallback):
     """
 
     def __init__(self, trainer: Trainer, codec: str | Codec = "3lc", **options: Any) -> None:
-        self.state: ddp.ThinwireState | None = None
+        self.state: ExchangeState | None = None
         self._trainer, self._codec, self._options = trainer, codec, options
         self._model: weakref.ref[torch.nn.Module] | None = None
 
@@ -69,7 +72,7 @@ class ThinwireCallback(TrainerCallback):
         wrapped = self._trainer.model_wrapped
         if self.state is None or self._model is None or self._model() is not wrapped:
             scaler = getattr(self._trainer.accelerator, "scaler", None)
-            self.state = ddp.compress(wrapped, self._codec, **with_scaler(self._options, scaler))
+            self.state = compress_wrapped(wrapped, self._codec, self._options, scaler)
             self._model = weakref.ref(wrapped)
         if state.global_step > 0:
             self._load(self.state, args, state)
@@ -78,29 +81,27 @@ class ThinwireCallback(TrainerCallback):
         """Writes the residuals of all ranks beside the Trainer's own files; the Trainer calls it on every rank."""
         if self.state is None:
             return
-        whole = ddp.AllRanks(self.state).state_dict()
+        whole, weights = ddp.AllRanks(self.state).state_dict(), _digest(self._trainer.model)
         if not state.is_world_process_zero:
             return
         folder = self._folder(args, state.global_step)
         if folder.is_dir():
-            torch.save({**whole, WEIGHTS: _digest(self._trainer.model)}, folder / FILE)
+            torch.save({**whole, WEIGHTS: weights}, folder / FILE)
         else:
             caution(f"the Trainer's checkpoint is not at {folder}: the residuals of all ranks are not saved")
 
-    def _load(self, state: ddp.ThinwireState, args: TrainingArguments, trained: TrainerState) -> None:
+    def _load(self, state: ExchangeState, args: TrainingArguments, trained: TrainerState) -> None:
         """Takes back what rank 0 finds, on all ranks or on none: machines may have disks of their own."""
         step, given = trained.global_step, args.resume_from_checkpoint
         folders = [*([Path(given)] if isinstance(given, str) else []), self._folder(args, step)]
         kept = self._found(folders)
-        lacking = [
-            rank for rank, has in enumerate(gather(state.driver.peers, bytes([kept is not None]))) if has == b"\0"
-        ]
+        lacking = [rank for rank, has in enumerate(gather(state.everyone, bytes([kept is not None]))) if has == b"\0"]
         if 0 not in lacking:
             if lacking:
                 sent = io.BytesIO()
                 if state.rank == 0:
                     torch.save(kept, sent)
-                data = pass_on(state.driver.peers, sent.getvalue(), lacking)
+                data = pass_on(state.everyone, sent.getvalue(), lacking)
                 if kept is None:
                     kept = torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
             assert kept is not None
@@ -130,5 +131,9 @@ class ThinwireCallback(TrainerCallback):
 
 
 def _digest(model: torch.nn.Module) -> str:
-    """Of the trained weights: residuals belong to them, and a folder may be of another run or step."""
-    return bits_digest(parameter for parameter in model.parameters() if parameter.requires_grad)
+    """Of the trained weights: residuals belong to them, and a folder may be of another run or step.
+
+    All ranks call it together, for of FSDP2 each has a part of every parameter.
+    """
+    trained = (parameter for parameter in model.parameters() if parameter.requires_grad)
+    return bits_digest(each.full_tensor() if isinstance(each, DTensor) else each for each in trained)

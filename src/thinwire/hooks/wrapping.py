@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.cautions import caution
@@ -21,6 +22,11 @@ def inside_compiled(model: object) -> object:
     while isinstance(inner := getattr(model, COMPILED, None), nn.Module):
         model = inner
     return model
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Returns whether FSDP2 has sharded the model, or parts of it."""
+    return any(isinstance(module, FSDPModule) for module in model.modules())
 
 
 def is_distributed(model: nn.Module, ranks: int) -> bool:

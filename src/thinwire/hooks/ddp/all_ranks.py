@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from safetensors.torch import load, save
 
-from thinwire.errors import ConfigError
 from thinwire.hooks.exchange.state import ExchangeState, merge
 from thinwire.runtime.peers import gather_at_first
 
@@ -19,7 +19,7 @@ class AllRanks:
     every rank writes a file of its own, the state itself is enough and nothing has to travel.
 
     Args:
-        state: what `ddp.compress` returned, or `fsdp.compress` without replicas.
+        state: what `ddp.compress` or `fsdp.compress` returned.
 
     Example::
 
@@ -35,28 +35,25 @@ class AllRanks:
         Rank 0 takes up 4 bytes for every rank and compressed parameter.
 
         Raises:
-            ConfigError: the state of a model with replicas (HSDP).
             TransportError: not every rank called it in time.
         """
-        if (together := self.state.driver.peers.size) != self.state.world_size:
-            raise ConfigError(
-                f"AllRanks brings the states of ranks together that exchange gradients, here {together} of "
-                f"{self.state.world_size}: with replicas every rank saves a file of its own, or "
-                "torch.distributed.checkpoint writes one folder"
-            )
         own = self.state.state_dict()
         if self.state.world_size == 1:
             return own
         kinds = own["ranks"][str(self.state.rank)]
-        # Of FSDP a rank's part has its controller's state as well, which is the same on all ranks.
-        same = {kind: value for kind, value in kinds.items() if not isinstance(value, Mapping)}
-        flat = {f"{k}/{name}": tensor for k, named in kinds.items() if k not in same for name, tensor in named.items()}
+        # Of FSDP a rank's part has its controller's state as well, a text: of those who hold other shards another one.
+        texts = {kind: text for kind, text in kinds.items() if isinstance(text, str)}
+        flat = {f"{k}/{name}": tensor for k, named in kinds.items() if k not in texts for name, tensor in named.items()}
+        flat |= {kind: torch.tensor(list(text.encode()), dtype=torch.uint8) for kind, text in texts.items()}
         states = []
-        for rank, data in enumerate(gather_at_first(self.state.driver.peers, save(flat))):
-            part: dict[str, Any] = {"residuals": {}, "encodes": {}, **same}
+        for rank, data in enumerate(gather_at_first(self.state.everyone, save(flat))):
+            part: dict[str, Any] = {"residuals": {}, "encodes": {}}
             for key, tensor in load(data).items():
                 kind, _, name = key.partition("/")
-                part.setdefault(kind, {})[name] = tensor
+                if kind in texts:
+                    part[kind] = bytes(tensor.tolist()).decode()
+                else:
+                    part.setdefault(kind, {})[name] = tensor
             states.append({**own, "ranks": {str(rank): part}})
         return merge(states) if states else own
 

@@ -19,6 +19,7 @@ from thinwire.hooks.guards import StepGuard
 from thinwire.runtime.collective import CollectiveDriver
 from thinwire.runtime.metrics import MetricsWriter
 from thinwire.telemetry import WarmUp
+from thinwire.transports.peers import PeerGroup
 
 FORMAT = 1
 _NOTHING = (
@@ -93,6 +94,11 @@ class ExchangeState:
     def world_size(self) -> int:
         """Number of ranks."""
         return self.core.residuals.world
+
+    @property
+    def everyone(self) -> PeerGroup:
+        """The way to all ranks, by their numbers here."""
+        return self.driver.peers
 
     @property
     def steps_skipped(self) -> int:

@@ -199,6 +199,7 @@ def compress(
         auto=auto,
         options=asked,
         ranks=everyone.names,
+        everyone=everyone,
         link_bps=asked.link_bps(peers, auto),
         guard=StepGuard(model, wrapper=model, reduced=list(model.parameters()), compressed=list(model.parameters())),
         buckets={group: _bucket(group, core.residuals) for group in groups},

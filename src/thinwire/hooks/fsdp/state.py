@@ -18,6 +18,7 @@ from thinwire.errors import TransportError
 from thinwire.hooks.exchange.state import FORMAT, ExchangeState
 from thinwire.hooks.fsdp.parameter_groups import ParameterGroup
 from thinwire.telemetry import Counters
+from thinwire.transports.peers import PeerGroup
 
 
 @dataclass(eq=False, slots=True)
@@ -70,6 +71,7 @@ class ShardedState(ExchangeState):
         "_begun",
         "_buckets",
         "_cuts",
+        "_everyone",
         "_gathered",
         "_ready",
         "_replica",
@@ -87,6 +89,7 @@ class ShardedState(ExchangeState):
         buckets: Mapping[ParameterGroup, Bucket],
         wholes: Sequence[TrainedTensor],
         cuts: Mapping[str, Cut],
+        everyone: PeerGroup,
         replica: int,
         replicas: int | None,
         shard: int,
@@ -99,6 +102,7 @@ class ShardedState(ExchangeState):
         self._buckets = buckets
         self._wholes = wholes
         self._cuts = cuts
+        self._everyone = everyone
         self._replica, self._replicas = replica, replicas
         self._shard, self._shards = shard, shards
         self._shard_group = shard_group
@@ -116,6 +120,10 @@ class ShardedState(ExchangeState):
     def world_size(self) -> int:
         """Number of ranks of the mesh."""
         return (self._replicas or 1) * self._shards
+
+    @property
+    def everyone(self) -> PeerGroup:
+        return self._everyone
 
     @property
     def beside(self) -> str:
