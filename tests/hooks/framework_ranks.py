@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+import thinwire as tw
 from thinwire.hooks import ddp, fsdp
 
 
@@ -168,10 +169,99 @@ def accelerate(folder: Path, replicas: int) -> None:
     tell(f"{replicas}: {torch.equal(*ends)} {state.step} {left(state) > 0}")
 
 
+def local_accelerate(_folder: Path) -> None:
+    """Local updates in Accelerate's loop, with gradient accumulation."""
+    accelerate: Any = importlib.import_module("accelerate")
+    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
+    net: Any = Net()
+    model, optimizer = accelerator.prepare(net, torch.optim.AdamW(net.parameters(), lr=0.01))
+    ours = tw.distribute(model, optimizer.optimizer, group=dist.group.WORLD, design="local-sgd[h=3]")
+    optimizer.optimizer = ours
+    for step in range(16):
+        with accelerator.accumulate(model):
+            each = examples()[2 * step + accelerator.process_index]
+            accelerator.backward(model(each["x"][None], each["labels"][None])["loss"])
+            optimizer.step()
+            optimizer.zero_grad()
+    tell_local(ours, net)
+
+
+def local_trainer(folder: Path) -> None:
+    """Local updates in the Trainer, put in place by a callback."""
+    transformers: Any = importlib.import_module("transformers")
+    settings = transformers.TrainingArguments(
+        output_dir=str(folder),
+        max_steps=8,
+        per_device_train_batch_size=8,
+        save_strategy="no",
+        use_cpu=True,
+        ddp_backend="gloo",
+        ddp_find_unused_parameters=False,
+        report_to=[],
+        disable_tqdm=True,
+    )
+    trainer = transformers.Trainer(Net(), settings, train_dataset=examples())
+
+    class Local(transformers.TrainerCallback):  # type: ignore[misc]
+        def on_train_begin(self, *_: Any, **__: Any) -> None:
+            optimizer, model = trainer.optimizer, trainer.model_wrapped
+            optimizer.optimizer = tw.distribute(
+                model, optimizer.optimizer, group=dist.group.WORLD, design="local-sgd[h=3]"
+            )
+
+    trainer.add_callback(Local())
+    trainer.train()
+    tell_local(trainer.optimizer.optimizer, trainer.model)
+
+
+def local_lightning(_folder: Path) -> None:
+    """Local updates in Lightning, as what `configure_optimizers` returns."""
+    pytorch: Any = importlib.import_module("lightning.pytorch")
+
+    class Module(pytorch.LightningModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = Net()
+
+        def training_step(self, batch: dict[str, torch.Tensor], _index: int) -> torch.Tensor:
+            loss: torch.Tensor = self.net(**batch)["loss"]
+            return loss
+
+        def configure_optimizers(self) -> Any:
+            inner = torch.optim.AdamW(self.parameters(), lr=0.01)
+            model = self.trainer.strategy.model
+            return tw.distribute(model, inner, group=dist.group.WORLD, design="local-sgd[h=3]")
+
+    rows: Any = examples()
+    quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = pytorch.Trainer(
+        accelerator="cpu", devices=2, strategy="ddp", max_epochs=2, enable_checkpointing=False, **quiet
+    )
+    module: Any = Module()
+    trainer.fit(module, torch.utils.data.DataLoader(rows, batch_size=8))
+    tell_local(trainer.optimizers[0], module.net)
+
+
+def tell_local(ours: Any, net: nn.Module) -> None:
+    """Says how many steps were taken, and whether replicas are equal after the last exchange and not before."""
+
+    def equal() -> bool:
+        mine = torch.cat([parameter.detach().flatten() for parameter in net.parameters()])
+        all_of_them = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+        dist.all_gather(all_of_them, mine)
+        return all(torch.equal(mine, other) for other in all_of_them)
+
+    before = equal()
+    ours.flush()
+    tell(f"local: {ours.steps_done} steps, equal {before} {equal()}")
+    ours.close()
+
+
 def main() -> None:
     if not dist.is_initialized():
         dist.init_process_group("gloo")
     ways: dict[str, Any] = {"accelerate": accelerate, "trainer": trainer, "lightning": lightning}
+    ways |= {"local accelerate": local_accelerate, "local trainer": local_trainer, "local lightning": local_lightning}
     ways[sys.argv[1]](Path(sys.argv[2]), *map(int, sys.argv[3:]))
     dist.barrier()
     dist.destroy_process_group()

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 import thinwire as tw
-from tests.hooks.local_runs import inner_optimizer, inner_step, values, wide
+from tests.hooks.local_runs import inner_optimizer, inner_step, sgd, values, wide
 from thinwire.errors import ConfigError, SessionLostError
 from thinwire.hooks.distribute import DistributedOptimizer
 from thinwire.hooks.resuming import KeptSteps, load_agreed
@@ -218,9 +219,16 @@ def main() -> None:
     tell(f"moved: {sent >= least and received >= least and sent + received < 2.5 * least}, serving {serving}")
 
     wrapped: Any = nn.parallel.DistributedDataParallel(wide(rank))
-    for model in [wrapped, torch.compile(wrapped, backend="eager")]:
+    hooked: Any = nn.parallel.DistributedDataParallel(wide(rank))
+    hooked.register_comm_hook(None, allreduce_hook)
+    asked: list[tuple[Any, dict[str, Any]]] = [
+        (wrapped, {"codec": "3lc"}),
+        (torch.compile(wrapped, backend="eager"), {"design": "update"}),
+        (hooked, {"design": "update"}),
+    ]
+    for model, options in asked:
         try:
-            tw.distribute(model, inner_optimizer("update")(model), group=dist.group.WORLD, design="update")
+            tw.distribute(model, sgd(model), group=dist.group.WORLD, **options)
             tell("nothing was refused")
         except ConfigError as error:
             tell(str(error))

@@ -259,3 +259,11 @@ def test_what_accelerate_shards_is_compressed_and_goes_on_from_its_checkpoints(r
     script = Path(__file__).with_name("framework_ranks.py")
     said = run_script(4, script, "accelerate", str(tmp_path), replicas).splitlines()
     assert f"{replicas}: True 6 True" in said, said
+
+
+@pytest.mark.frameworks
+@pytest.mark.parametrize("framework", ["accelerate", "trainer", "lightning"])
+def test_local_updates_in_a_framework_s_loop(framework: str, tmp_path: Path) -> None:
+    script = Path(__file__).with_name("framework_ranks.py")
+    said = run_script(2, script, f"local {framework}", str(tmp_path)).splitlines()
+    assert "local: 8 steps, equal False True" in said, said

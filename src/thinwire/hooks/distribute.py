@@ -13,15 +13,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.codecs import Codec
 from thinwire.errors import ConfigError
 from thinwire.hooks.joining import join, prepare
 from thinwire.hooks.optimizer import DistributedOptimizer
+from thinwire.hooks.quiet_ddp import check_quiet, keep_quiet, reducing
 from thinwire.hooks.resuming import Resumable, load_agreed
 from thinwire.hooks.several import as_one
-from thinwire.hooks.wrapping import inside_compiled
 from thinwire.policies.auto_codec import AUTO
 from thinwire.policies.compression import Compression, as_codec
 from thinwire.policies.consistency import Consistency
@@ -79,8 +78,9 @@ def distribute(
     scheduler works.
 
     Args:
-        model: any module; its parameters may be of any floating dtype, on any device. What is shared is float32: values
-            of float64 are rounded to it, the initial ones too.
+        model: any module; with local updates in a group, one that a framework has wrapped in DistributedDataParallel,
+            too, which then sends nothing. Its parameters may be of any floating dtype, on any device. What is shared is
+            float32: values of float64 are rounded to it, the initial ones too.
         optimizer: a stock torch optimizer over the model's parameters; with a design of local updates, any optimizer,
             or a list of several that share no parameter, as Muon for matrices and AdamW for what is left.
         server: `grpc://host:port`, or an open connection; a list of them for several shards.
@@ -168,9 +168,11 @@ def distribute(
     )
     if policy is None:
         chosen = chosen.with_epoch(steps_per_epoch)
-    kept, shards, state = None, None, resume
+    kept, shards, state, wrapped = None, None, resume, None
     if group is not None:
-        _check_not_reduced(model, group)
+        if (wrapped := reducing(model, group)) is not None:
+            check_quiet(model, wrapped, chosen)
+            model = wrapped.module
         shards = RankShards(group, grace_s=reconnect_s)
         rank, workers = shards.rank, shards.workers
         kept = resume if isinstance(resume, Resumable) else None
@@ -197,7 +199,7 @@ def distribute(
         state_interval=state_interval,
         settings={"seed": seed, **(settings or {})},
     )
-    return join(
+    joined = join(
         prepared,
         servers,
         kept=kept,
@@ -207,6 +209,9 @@ def distribute(
         connect_timeout_s=connect_timeout_s,
         reconnect_s=reconnect_s,
     )
+    if wrapped is not None:
+        keep_quiet(wrapped, joined)
+    return joined
 
 
 def _place(
@@ -259,16 +264,3 @@ def _without_codecs(
         raise ConfigError(f"design={name!r} brings its codecs and their options; write design={ways!r}")
     would = "codec" if codec is not None else "codec_down"
     raise ConfigError(f"design={name!r} brings its codecs; {would}=… would change them: leave one of the two out")
-
-
-def _check_not_reduced(model: nn.Module, group: dist.ProcessGroup) -> None:
-    """Raises ConfigError where DistributedDataParallel exchanges the gradients of these ranks already."""
-    inner = inside_compiled(model)
-    if not isinstance(inner, DistributedDataParallel):
-        return
-    both = {*dist.get_process_group_ranks(group)} & {*dist.get_process_group_ranks(inner.process_group)}
-    if len(both) > 1:
-        raise ConfigError(
-            "the model is wrapped in DistributedDataParallel, which sends every gradient uncompressed between the "
-            "ranks that are to exchange by thinwire: leave DistributedDataParallel out, thinwire replaces it"
-        )

@@ -218,6 +218,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Who divides the data from which step on, as pairs of both; see `hooks.sampler.ElasticSampler`."""
         return self._worker.memberships
 
+    @property
+    def closed(self) -> bool:
+        """Whether this worker has left the training."""
+        return self._worker.closed
+
     def close(self) -> None:
         """Leaves the training in good order. The model stays usable; further steps are refused."""
         self._end(None)
