@@ -178,12 +178,13 @@ def run_sharded(rank: int, folder: str, replicas: int) -> dict[str, Any]:
     sys.modules["lightning"] = types.ModuleType("lightning")
     adapter = stub("lightning.pytorch", "Callback", "LightningModule", "Trainer")
 
+    def lightning_trainer(model: Any) -> Any:
+        strategy, precision = SimpleNamespace(model=model), SimpleNamespace()
+        return SimpleNamespace(strategy=strategy, world_size=args.world_size, precision_plugin=precision)
+
     def of_lightning(model: Any) -> Any:
         callback = adapter.ThinwireCallback("3lc", sparsity=1.75, measure_link=False)
-        strategy, precision = SimpleNamespace(model=model), SimpleNamespace()
-        callback.on_fit_start(
-            SimpleNamespace(strategy=strategy, world_size=args.world_size, precision_plugin=precision), model
-        )
+        callback.on_fit_start(lightning_trainer(model), model)
         return callback
 
     model = sharded(mesh)
@@ -194,6 +195,24 @@ def run_sharded(rank: int, folder: str, replicas: int) -> dict[str, Any]:
     again = of_lightning(sharded(mesh))
     again.load_state_dict(told[0])  # after the model was sharded
     found["Lightning"] = again.state.step, same(waiting(first.state), waiting(again.state))
+    state = first.state
+    first.teardown(lightning_trainer(model), model, "fit")
+    first.setup(lightning_trainer(model), model, "fit")
+    first.on_fit_start(lightning_trainer(model), model)  # FSDP2's model is the one of the fit before
+    train(model, rank, 1, first=3)
+    found["second fit"] = first.state is state, state.step
+    # A fit that raised has no teardown, and the next one's checkpoint may come before there is a model.
+    wrapped = DistributedDataParallel(mlp())
+    first = of_lightning(wrapped)
+    train(wrapped, rank, 2)
+    told, waited = [first.state_dict()], waiting(first.state)
+    dist.broadcast_object_list(told)
+    train(wrapped, rank, 1, first=2)
+    wrapped = DistributedDataParallel(mlp())
+    first.setup(lightning_trainer(wrapped), wrapped, "fit")
+    first.load_state_dict(told[0])
+    first.on_fit_start(lightning_trainer(wrapped), wrapped)
+    found["after a failure"] = first.state.step, same(waited, waiting(first.state))
     return found
 
 
@@ -212,6 +231,7 @@ def test_the_callbacks_compress_what_fsdp2_has_sharded_and_go_on_from_checkpoint
     for found in run_ranks(2 * max(1, replicas), run_sharded, str(tmp_path), replicas):
         assert found["Trainer"] == (True, 3, True) and found["Lightning"] == (3, True), found
         assert (found["of other weights"], found["told"]) == (0, [True])
+        assert found["second fit"] == (True, 4) and found["after a failure"] == (2, True), found
 
 
 @pytest.mark.frameworks

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from thinwire.codecs import Codec, codec
+from thinwire.codecs import device as dispatch
+from thinwire.codecs import tensors as codec_tensors
 from thinwire.codecs.lag import LagBound
 from thinwire.packets import BatchedTensor
 from thinwire.policies.assignment import Partition
@@ -200,3 +202,16 @@ def test_updates_that_are_gone_on_from_in_one_pass_are_applied_led_by_and_merged
             [table], [single] = tensor.tables, other.tables
             assert table.residual is None or torch.equal(table.residual, single.residual)
             assert table.cost.payload_bytes_pull == single.cost.payload_bytes_pull > 0
+
+
+def test_tensors_on_a_device_without_kernels_are_no_business_of_the_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their contexts are on the host; their addresses are not."""
+    together = made(half=False)
+    for module, name in ((codec_tensors, "HOST_DEVICES"), (dispatch, "KERNEL_DEVICES")):
+        monkeypatch.setattr(module, name, frozenset())
+    with pytest.warns(UserWarning, match="encoded on the CPU"):
+        elsewhere = made(half=False)
+    for tensors, expected in ((together, True), (elsewhere, False)):
+        tables = Fragment(tensors, lambda: 0.0)._tables
+        assert bool(tables.ternary) == expected and (tables.batch is not None) == expected, "made before and after"
+        assert not tables.on_device

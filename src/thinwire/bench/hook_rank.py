@@ -65,6 +65,7 @@ def train(role: HookRank, stage: Stage) -> None:
         last = number + 1 == cell.steps
         if last:
             method.finish()
+            wait_for(made.device)
         seconds.append(time.perf_counter() - began)
         cpu += time.process_time() - used
         exchange += (method.exchange_seconds or 0.0) - exchanged

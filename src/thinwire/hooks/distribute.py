@@ -79,8 +79,8 @@ def distribute(
 
     Args:
         model: any module; with local updates in a group, one that a framework has wrapped in DistributedDataParallel,
-            too, which then sends nothing. Its parameters may be of any floating dtype, on any device. What is shared is
-            float32: values of float64 are rounded to it, the initial ones too.
+            too, which then sends no gradients. Its parameters may be of any floating dtype, on any device. What is
+            shared is float32: values of float64 are rounded to it, the initial ones too.
         optimizer: a stock torch optimizer over the model's parameters; with a design of local updates, any optimizer,
             or a list of several that share no parameter, as Muon for matrices and AdamW for what is left.
         server: `grpc://host:port`, or an open connection; a list of them for several shards.
@@ -171,7 +171,7 @@ def distribute(
     kept, shards, state, wrapped = None, None, resume, None
     if group is not None:
         if (wrapped := reducing(model, group)) is not None:
-            check_quiet(model, wrapped, chosen)
+            check_quiet(model, wrapped, group, chosen)
             model = wrapped.module
         shards = RankShards(group, grace_s=reconnect_s)
         rank, workers = shards.rank, shards.workers

@@ -17,7 +17,7 @@ from thinwire.codecs import Codec
 from thinwire.hooks import ddp
 from thinwire.hooks.exchange.state import ExchangeState
 from thinwire.hooks.framework_models import compress_wrapped
-from thinwire.hooks.wrapping import is_distributed
+from thinwire.hooks.wrapping import is_distributed, is_sharded
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -52,7 +52,12 @@ class ThinwireCallback(Callback):
         self._codec, self._options = codec, options
         self._saved: Mapping[str, Any] | None = None
         self._fits = False
+        self._model: weakref.ref[nn.Module] | None = None
         self._left: tuple[weakref.ref[LightningModule] | None, dict[str, Any] | None] = None, None
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Forgets a fit that has not come to its end; what a checkpoint holds is for the next one."""
+        self._fits = False
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Puts the hook on the model that the strategy has wrapped, and takes the residuals of a checkpoint."""
@@ -60,7 +65,10 @@ class ThinwireCallback(Callback):
         if not is_distributed(wrapped, trainer.world_size):
             return
         scaler = getattr(trainer.precision_plugin, "scaler", None)
-        self.state, self._fits = compress_wrapped(wrapped, self._codec, self._options, scaler), True
+        self._fits = True
+        if is_sharded(wrapped) and self.state is not None and self._model is not None and self._model() is wrapped:
+            return  # FSDP2's hooks stay for as long as the model does
+        self.state, self._model = compress_wrapped(wrapped, self._codec, self._options, scaler), weakref.ref(wrapped)
         saved, self._saved = self._saved, None  # once: a later fit goes on from what this one leaves
         module, left = self._left
         if saved is not None:
@@ -81,8 +89,8 @@ class ThinwireCallback(Callback):
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Ends the hook's threads with the training."""
-        if stage == "fit" and self.state is not None:
-            self._fits = False
+        self._fits = False
+        if stage == "fit" and self.state is not None and not is_sharded(trainer.strategy.model or pl_module):
             if self.state.driver.failure is None:
                 self._left = weakref.ref(pl_module), self.state.state_dict()
             self.state.close()

@@ -1,4 +1,4 @@
-"""DistributedDataParallel around a model of local updates, as frameworks put it: it stays, and sends nothing."""
+"""DistributedDataParallel around a model of local updates, as frameworks put it: it stays, and sends no gradients."""
 
 from __future__ import annotations
 
@@ -17,6 +17,22 @@ from thinwire.hooks.wrapping import inside_compiled
 from thinwire.policies.designs import Design
 
 
+class _Quiet:
+    """Whose gradients a wrapper keeps to its rank: the state of its communication hook. A copy of it is nobody's."""
+
+    def __init__(self) -> None:
+        self.optimizer: weakref.ref[DistributedOptimizer] | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the training has ended."""
+        trained = None if self.optimizer is None else self.optimizer()
+        return trained is None or trained.closed
+
+    def __reduce__(self) -> tuple[type[_Quiet], tuple[()]]:
+        return _Quiet, ()
+
+
 def reducing(model: nn.Module, group: dist.ProcessGroup) -> DistributedDataParallel | None:
     """Returns the DistributedDataParallel that averages gradients of these ranks already; None where none does."""
     inner = inside_compiled(model)
@@ -26,44 +42,56 @@ def reducing(model: nn.Module, group: dist.ProcessGroup) -> DistributedDataParal
     return inner if len(both) > 1 else None
 
 
-def check_quiet(model: nn.Module, wrapped: DistributedDataParallel, design: Design) -> None:
+def check_quiet(model: nn.Module, wrapped: DistributedDataParallel, group: dist.ProcessGroup, design: Design) -> None:
     """Raises ConfigError where DistributedDataParallel cannot be kept from sending gradients.
 
     Args:
         model: as it was given; `wrapped`, or compiled from it.
         wrapped: what would send.
+        group: whose ranks exchange local updates.
         design: of the training.
     """
-    if design.local is None:
+    ranks, reduced = (sorted(dist.get_process_group_ranks(each)) for each in (group, wrapped.process_group))
+    if design.local is None or ranks != reduced:
         raise ConfigError(
             "the model is wrapped in DistributedDataParallel, which sends every gradient uncompressed between the "
             "ranks that are to exchange by thinwire: leave DistributedDataParallel out, thinwire replaces it"
+            + (f"; it is over ranks {reduced}, and group= over {ranks}" if ranks != reduced else "")
         )
     if model is not wrapped:
         raise ConfigError(
             "the model is compiled with DistributedDataParallel inside, whose gradients would be sent in the graph: "
             "leave DistributedDataParallel out, or compile what it wraps"
         )
-    if wrapped._comm_hooks:
+    if any(not isinstance(state, _Quiet) for _, state in wrapped._comm_hooks):
         raise ConfigError(
             "DistributedDataParallel has a communication hook already, and local updates need one that sends nothing: "
             "leave ddp.compress, or that hook, out"
+        )
+    if wrapped.find_unused_parameters and not wrapped.static_graph:
+        caution(
+            "DistributedDataParallel(find_unused_parameters=True) has ranks tell each other at every step which "
+            "parameters they used, and so wait for each other, which local updates are to save: leave it out (of the "
+            "Trainer: ddp_find_unused_parameters=False)"
         )
 
 
 def keep_quiet(wrapped: DistributedDataParallel, optimizer: DistributedOptimizer) -> None:
     """Has every rank keep its own gradients and buffers from now on; what local steps change is exchanged instead."""
     wrapped.broadcast_buffers = False  # those of worker 0 travel with the exchanges
-    wrapped.register_comm_hook(weakref.ref(optimizer), _own_gradients)
+    ours = [state for _, state in wrapped._comm_hooks if isinstance(state, _Quiet) and state.optimizer is not None]
+    quiet = ours[0] if ours else _Quiet()
+    if not ours:  # also of a wrapper that was copied, whose reducer has no hook
+        wrapped.register_comm_hook(quiet, _own_gradients)
+    quiet.optimizer = weakref.ref(optimizer)
 
 
-def _own_gradients(optimizer, bucket):  # type: ignore[no-untyped-def]
+def _own_gradients(quiet, bucket):  # type: ignore[no-untyped-def]
     """A communication hook without communication: DDP compares annotations with types, so there are none here."""
-    trained: DistributedOptimizer | None = optimizer()
-    if trained is None or trained.closed:
+    if quiet.is_over:
         caution(
             "tw.distribute has kept this DistributedDataParallel from sending gradients, and its optimizer is closed: "
-            "every rank trains by itself. Wrap the model anew for another training"
+            "every rank trains by itself. Wrap the model anew, or give it to tw.distribute again"
         )
     values = bucket.buffer()
     done: Any = torch.futures.Future(devices=[values.device] if values.is_cuda else None)

@@ -24,7 +24,7 @@ class FragmentTables:
 
     Attributes:
         shared: their shared values, float32[n] each.
-        on_host: whether these are in the host's memory; otherwise all are on one GPU.
+        on_host: whether these are in the host's memory; otherwise some are on GPUs.
         is_plain: whether the local values are the model's own float32 memory besides.
         places: every table, with the number of its tensor; `all` are their rows.
         ternary: those that one call of `batch` encodes or decodes; `coded` are their rows, `not_coded` those of others.
@@ -65,7 +65,7 @@ class FragmentTables:
 
 
 def _is_ternary(table: WorkerTable) -> bool:
-    return table.context is not None and table.context.size > 0 and takes(table.context)
+    return table.on_host and table.context is not None and table.context.size > 0 and takes(table.context)
 
 
 def _on_device(places: Places) -> list[tuple[Places, DeviceTernary]]:

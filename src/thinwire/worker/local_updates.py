@@ -381,6 +381,7 @@ class LocalWorker(Worker):
         self._flushed_at = int(state.get("flushed_at", 0))
         if self.auto is not None and state.get("auto"):
             self.auto.load_state(state["auto"])
+            self._fragments.clear()  # which know the codecs that tables had
         self._rounds = {name: Round(**each) for name, each in state["rounds"].items()}
         for tensor in self.model.tensors:
             offset = state["offsets"].get(tensor.name)

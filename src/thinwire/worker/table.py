@@ -378,11 +378,14 @@ class WorkerTable:
 
 
 def prepare_all(tables: Sequence[WorkerTable], totals: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Does what `prepare` does, of tables on a GPU, with one wait for all norms."""
-    asked = [(table, total) for table, total in zip(tables, totals, strict=True) if table.takes_norm]
-    if asked:
-        norms = torch.stack([total.float().norm() for _, total in asked]).tolist()
-        for (table, _), norm in zip(asked, norms, strict=True):
+    """Does what `prepare` does, of tables on GPUs, with one wait for all norms of each."""
+    asked: dict[torch.device, list[tuple[WorkerTable, torch.Tensor]]] = {}
+    for table, total in zip(tables, totals, strict=True):
+        if table.takes_norm:
+            asked.setdefault(total.device, []).append((table, total))
+    for some in asked.values():
+        norms = torch.stack([total.float().norm() for _, total in some]).tolist()
+        for (table, _), norm in zip(some, norms, strict=True):
             table.note_norm(norm)
     for table in tables:
         table.keep_residual()
