@@ -20,6 +20,8 @@ from thinwire.errors import ConfigError
         (lambda: HookCell(hook="none", model="resnet8", data="python-text"), "resnet8 does not train on python-text"),
         (lambda: HookCell(hook="none", lr=-1.0), "a learning rate of -1.0"),
         (lambda: HookCell(hook="none", batch=0), "a batch of 0"),
+        (lambda: HookCell(hook="none", device="gpu"), "device 'gpu'; allowed are cpu, cuda, and one of several"),
+        (lambda: HookCell(hook="none", device="cuda:99"), "device 'cuda:99': torch .* CUDA devices here; use cpu"),
         (lambda: FsdpBench(model="nosuch"), "unknown model 'nosuch'"),
         (lambda: FsdpBench(hooks=["hsdp:nosuch"]), "unknown codec 'nosuch'"),
         (lambda: UpdatesBench(models=["nosuch"]), "unknown model 'nosuch'"),

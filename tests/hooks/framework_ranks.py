@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,24 +45,59 @@ def tell(text: object) -> None:
         print(text, flush=True)
 
 
+def plain_trainer(folder: Path, net: Net, **more: Any) -> Any:
+    """A Trainer without thinwire."""
+    transformers: Any = importlib.import_module("transformers")
+    settings = transformers.TrainingArguments(
+        output_dir=str(folder),
+        per_device_train_batch_size=8,
+        use_cpu=True,
+        ddp_backend="gloo",
+        ddp_find_unused_parameters=False,
+        report_to=[],
+        disable_tqdm=True,
+        **more,
+    )
+    return transformers.Trainer(net, settings, train_dataset=examples())
+
+
+def lightning_module(optimizer: Callable[[Any], Any]) -> Any:
+    """A module of Lightning's whose `configure_optimizers` is given."""
+    pytorch: Any = importlib.import_module("lightning.pytorch")
+
+    class Module(pytorch.LightningModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = Net()
+
+        def training_step(self, batch: dict[str, torch.Tensor], _index: int) -> torch.Tensor:
+            loss: torch.Tensor = self.net(**batch)["loss"]
+            return loss
+
+        def configure_optimizers(self) -> Any:
+            return optimizer(self)
+
+    return Module()
+
+
+def lightning_trainer(epochs: int, **more: Any) -> Any:
+    """A Trainer of Lightning's with DDP that says nothing."""
+    pytorch: Any = importlib.import_module("lightning.pytorch")
+    more |= {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    return pytorch.Trainer(accelerator="cpu", devices=2, strategy="ddp", max_epochs=epochs, **more)
+
+
+def batches() -> Any:
+    rows: Any = examples()
+    return torch.utils.data.DataLoader(rows, batch_size=8)
+
+
 def trainer(folder: Path) -> None:
     """The Trainer twice, from its checkpoint, and from another run's checkpoint of the same number."""
-    transformers: Any = importlib.import_module("transformers")
     adapter: Any = importlib.import_module("thinwire.hooks.transformers")
 
     def made(name: str, steps: int, seed: int = 0) -> tuple[Any, Any]:
-        settings = transformers.TrainingArguments(
-            output_dir=str(folder / name),
-            max_steps=steps,
-            per_device_train_batch_size=8,
-            save_steps=5,
-            use_cpu=True,
-            ddp_backend="gloo",
-            ddp_find_unused_parameters=False,
-            report_to=[],
-            disable_tqdm=True,
-        )
-        made = transformers.Trainer(Net(seed), settings, train_dataset=examples())
+        made = plain_trainer(folder / name, Net(seed), max_steps=steps, save_steps=5)
         callback = adapter.ThinwireCallback(made, "3lc", sparsity=1.75, measure_link=False)
         made.add_callback(callback)
         return made, callback
@@ -90,18 +126,6 @@ def lightning(folder: Path) -> None:
     pytorch: Any = importlib.import_module("lightning.pytorch")
     adapter: Any = importlib.import_module("thinwire.hooks.lightning")
 
-    class Module(pytorch.LightningModule):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = Net()
-
-        def training_step(self, batch: dict[str, torch.Tensor], _index: int) -> torch.Tensor:
-            loss: torch.Tensor = self.net(**batch)["loss"]
-            return loss
-
-        def configure_optimizers(self) -> torch.optim.Optimizer:
-            return torch.optim.SGD(self.parameters(), lr=0.1)
-
     class Callback(adapter.ThinwireCallback):  # type: ignore[misc]
         began: float = -1
 
@@ -111,15 +135,11 @@ def lightning(folder: Path) -> None:
     def made(epochs: int) -> tuple[Any, Any]:
         callback = Callback("3lc", sparsity=1.75, measure_link=False)
         saves = pytorch.callbacks.ModelCheckpoint(str(folder), save_last=True)
-        quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-        made = pytorch.Trainer(
-            accelerator="cpu", devices=2, strategy="ddp", max_epochs=epochs, callbacks=[callback, saves], **quiet
-        )
+        made = lightning_trainer(epochs, callbacks=[callback, saves])
         return made, callback
 
-    rows: Any = examples()
-    data: Any = torch.utils.data.DataLoader(rows, batch_size=8)
-    module = Module()
+    data = batches()
+    module = lightning_module(lambda self: torch.optim.SGD(self.parameters(), lr=0.1))
     first, callback = made(1)
     first.fit(module, data)
     saved = left(callback.state)
@@ -189,18 +209,7 @@ def local_accelerate(_folder: Path) -> None:
 def local_trainer(folder: Path) -> None:
     """Local updates in the Trainer, put in place by a callback."""
     transformers: Any = importlib.import_module("transformers")
-    settings = transformers.TrainingArguments(
-        output_dir=str(folder),
-        max_steps=8,
-        per_device_train_batch_size=8,
-        save_strategy="no",
-        use_cpu=True,
-        ddp_backend="gloo",
-        ddp_find_unused_parameters=False,
-        report_to=[],
-        disable_tqdm=True,
-    )
-    trainer = transformers.Trainer(Net(), settings, train_dataset=examples())
+    trainer = plain_trainer(folder, Net(), max_steps=8, save_strategy="no")
 
     class Local(transformers.TrainerCallback):  # type: ignore[misc]
         def on_train_begin(self, *_: Any, **__: Any) -> None:
@@ -216,30 +225,14 @@ def local_trainer(folder: Path) -> None:
 
 def local_lightning(_folder: Path) -> None:
     """Local updates in Lightning, as what `configure_optimizers` returns."""
-    pytorch: Any = importlib.import_module("lightning.pytorch")
 
-    class Module(pytorch.LightningModule):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = Net()
+    def optimizer(module: Any) -> Any:
+        inner = torch.optim.AdamW(module.parameters(), lr=0.01)
+        return tw.distribute(module.trainer.strategy.model, inner, group=dist.group.WORLD, design="local-sgd[h=3]")
 
-        def training_step(self, batch: dict[str, torch.Tensor], _index: int) -> torch.Tensor:
-            loss: torch.Tensor = self.net(**batch)["loss"]
-            return loss
-
-        def configure_optimizers(self) -> Any:
-            inner = torch.optim.AdamW(self.parameters(), lr=0.01)
-            model = self.trainer.strategy.model
-            return tw.distribute(model, inner, group=dist.group.WORLD, design="local-sgd[h=3]")
-
-    rows: Any = examples()
-    quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    trainer = pytorch.Trainer(
-        accelerator="cpu", devices=2, strategy="ddp", max_epochs=2, enable_checkpointing=False, **quiet
-    )
-    module: Any = Module()
-    trainer.fit(module, torch.utils.data.DataLoader(rows, batch_size=8))
-    tell_local(trainer.optimizers[0], module.net)
+    module, training = lightning_module(optimizer), lightning_trainer(2, enable_checkpointing=False)
+    training.fit(module, batches())
+    tell_local(training.optimizers[0], module.net)
 
 
 def tell_local(ours: Any, net: nn.Module) -> None:

@@ -101,3 +101,26 @@ def test_a_wrapper_of_other_ranks_is_not_silenced() -> None:
     """Half of the ranks would train apart from the others."""
     for rank, said in enumerate(run_ranks(4, run_halves)):
         assert f"it is over ranks [0, 1, 2, 3], and group= over {[[0, 1], [2, 3]][rank // 2]}" in said, said
+
+
+def run_resumed(rank: int) -> list[torch.Tensor]:
+    """Ends of a training at once, and of one that stopped in the middle of a round, each under a wrapper."""
+    ends, saved = [], dict[str, Any]()
+    for begin, end in ((0, 9), (0, 6), (6, 9)):
+        model: Any = DistributedDataParallel(mlp(rank))
+        if begin:
+            model.load_state_dict(saved["model"])
+        group, inner = dist.group.WORLD, adamw(model)
+        with tw.distribute(model, inner, group=group, design="local-sgd[h=4]", resume=saved.get("optimizer")) as opt:
+            for step in range(begin, end):
+                inner_step(model, opt, rank, step)
+            saved = copy.deepcopy({"model": model.state_dict(), "optimizer": opt.state_dict()})
+            opt.flush()
+            ends.append(values(model.module))
+        saved = saved if end == 6 else {}
+    return [ends[0], ends[2]]
+
+
+def test_a_wrapped_training_goes_on_from_what_every_rank_saved() -> None:
+    for whole, resumed in run_ranks(2, run_resumed):
+        assert torch.equal(whole, resumed)

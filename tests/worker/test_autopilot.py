@@ -197,3 +197,15 @@ def test_its_state_goes_on_where_it_was() -> None:
         with pytest.raises(ConfigError, match="state of codec=auto cannot be read"):
             again.auto.load_state(other)
     assert damaged != text
+
+
+def test_what_was_prepared_for_other_codecs_is_not_used_once_a_state_is_restored() -> None:
+    made, clock = worker()
+    notes: dict[int, bytes] = {}
+    for _ in range(3):
+        notes = dict.fromkeys(range(3), exchange(made, clock, 1e6, notes).note)
+    again, _ = worker()
+    before = again._fragment(again.model.tensors)
+    assert made.auto is not None and again.auto is not None and made.auto.setting != again.auto.setting
+    again.restore_position(made.position())
+    assert again._fragment(again.model.tensors) is not before and again.auto.setting == made.auto.setting
