@@ -197,7 +197,7 @@ def test_one_that_comes_when_the_others_have_ended_has_their_model_and_no_loss()
 
 def test_a_time_budget_ends_all_workers_with_one_step() -> None:
     outcomes, _ = train(Job(design="3lc[s=1.75]", workers=2, seconds=0.3))
-    assert outcomes[0].seconds >= 0.3
+    assert max(each.seconds for each in outcomes) >= 0.3, "by the clock of whoever ended it"
     assert len({(each.steps, each.weights) for each in outcomes}) == 1
 
 

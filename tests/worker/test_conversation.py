@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from thinwire.errors import ProtocolError
-from thinwire.schema import Ahead, Delta, Join, Leave, Message, Plan, Push, Refused, TableSpec, Values, Welcome
+from thinwire.schema import Ahead, Delta, Join, Leave, Members, Message, Plan, Push, Refused, TableSpec, Values, Welcome
 from thinwire.version import VERSION
 from thinwire.worker.apply_buffer import Update
 from thinwire.worker.conversation import Conversation
@@ -43,6 +43,14 @@ def begun(one: Conversation) -> Conversation:
     for table in tables:
         assert one.take(table, 0) == [Update(0, b"v", True)]
     return one
+
+
+def test_a_worker_that_another_replaced_at_once_is_gone() -> None:
+    one = begun(make())
+    for ranks, interrupted, since in [((0, 1), True, -1), ((1,), False, 3), ((0, 1), False, 3)]:
+        one.received(Members(step=2, ranks=ranks, least=1, reason="-", interrupted=interrupted, since=since), ())
+        assert one.gone == (set() if interrupted else {0})
+    assert one.memberships == ((0, (0, 1)),), "as though it had been there all the time"
 
 
 # ---- up

@@ -206,3 +206,13 @@ def test_a_process_that_takes_a_rank_at_once_need_not_send_the_statistics_that_a
         assert all(torch.equal(left[0].model["weight"], other.model["weight"]) for other in left), seed
         assert all(core.failed is None for core in cluster.cores), seed
         assert len(cluster.lives) > WORKERS, "a test of changes has some"
+        for peer, life in enumerate(cluster.lives):
+            came = [
+                later for later in cluster.lives[max(peer + 1, WORKERS) :] if min(later.knew, default=STEPS) < STEPS - 2
+            ]
+            replaced = {later.rank for later in came}
+            knows = life.player.worker.gone
+            assert life.over or replaced <= knows, (seed, "though nobody may have taken a step without it")
+            again = make_player(life.rank, design("fp32")).worker
+            again.restore_position(life.player.worker.position())
+            assert again.gone == knows

@@ -354,6 +354,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Whether it began where the others were, with no state of its own; it then takes any that they go back to."""
         return self._worker.began_late
 
+    @property
+    def gone(self) -> frozenset[int]:
+        """The ranks of workers that went, by which others may have come since."""
+        return self._worker.gone
+
     # ---- what it measured
 
     def traffic(self) -> dict[str, float]:

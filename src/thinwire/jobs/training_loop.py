@@ -179,7 +179,8 @@ class TrainingLoop:
                 f"worker {self._rank} came after {self._first} steps, and does not know how long they took: its rate "
                 "follows the time that they take here, and the run ends by the clocks of those who were there before"
             )
-        there = all(0 in ranks for _, ranks in self._opt.memberships)  # one in its place would have come late
+        # One in its place would have come late, even where it came before anybody took a step without it.
+        there = 0 not in self._opt.gone and all(0 in ranks for _, ranks in self._opt.memberships)
         if self._now() - self._began >= seconds and not (self._waits_for_scores and there):
             self._opt.stop_after_this_step()
 

@@ -50,6 +50,7 @@ class Conversation:
         transmit: what leaves with the next push.
         last_version: with which the training ends, once the shard has said so.
         memberships: who divides the data from which clock on.
+        gone: the workers that went, though another may have taken the rank since.
         begin: the clock from which on the shard expects this worker, which joined late, or was late.
         num_missed: exchanges that were made without this worker, which was late.
         saved: the steps that the shard and all its workers have checkpoints of; None where it writes none.
@@ -74,6 +75,7 @@ class Conversation:
         self.notes: dict[int, bytes] = {}
         self._echoed = 0
         self.memberships: Memberships = ((0, tuple(range(plan.workers))),)
+        self.gone: set[int] = set()
         self.begin, self.num_missed, self._missed = 0, 0, -1
         self._changed = False
         self._welcome: Welcome | None = None
@@ -263,6 +265,7 @@ class Conversation:
             case Members():
                 self.notices.append(message)
                 if message.since >= 0:
+                    self.gone.update(set(self.memberships[-1][1]) - set(message.ranks))
                     self.memberships = extended(self.memberships, message.since, message.ranks)
                     self._changed = True
             case Saved():

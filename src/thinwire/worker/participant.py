@@ -75,6 +75,7 @@ class Participant:
     ) -> None:
         self.rank, self.iteration, self.clock = rank, 0, 0
         self._own: Mapping[str, torch.Tensor] | None = None
+        self._gone_before: frozenset[int] = frozenset()  # of earlier processes
         self.began = self.began_late = self.began_bare = self.closed = self._skips_late = False
         self.counters = Counters()
         self._safe = -1
@@ -338,12 +339,18 @@ class Participant:
         self.counters.add("residuals_carried", self.counters["residuals_lost"])
         self.counters.add("residuals_lost", -self.counters["residuals_lost"])
 
+    @property
+    def gone(self) -> frozenset[int]:
+        """The workers that went: whoever has such a rank now came late, though memberships may not show it."""
+        return self._gone_before.union(*(each.gone for each in self.conversations))
+
     def position(self) -> dict[str, Any]:
         """Returns the clock and the versions of all tables; and the parameters, where no shard has them."""
         state: dict[str, Any] = {
             "clock": self.clock,
             "versions": [list(each.versions) for each in self.conversations],
             "memberships": self.memberships,
+            "gone": sorted(self.gone),
         }
         if self._design.downlink == "gradient":
             state["values"] = self._copies()
@@ -376,6 +383,7 @@ class Participant:
                 )
         self.clock = int(state["clock"])
         self.memberships = state.get("memberships", self.memberships)
+        self._gone_before = frozenset(state.get("gone", ()))
         self._own = state.get("own")
         if "values" not in state:  # the shards send all values again, which cannot be wrong
             return
