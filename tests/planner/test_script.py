@@ -111,7 +111,6 @@ with tw.distribute(model, optimizer, {options}) as optimizer:
 @pytest.mark.parametrize(
     "options",
     [
-        "group=dist.group.WORLD, design='3lc'",
         "group=dist.group.WORLD, design='local-sgd[h=2]'",
         "server='grpc://127.0.0.1:1', rank=1, workers=2, codec='3lc', sparsity=1.5",  # nobody is there, nor asked
     ],
@@ -130,7 +129,7 @@ import torch
 from torch import nn
 
 encoder, decoder, critic = nn.Linear(8, 32), nn.Linear(32, 4), nn.Linear(4, 1)
-{compiled}
+encoder = torch.compile(encoder, backend="eager")
 ours = torch.optim.SGD([*encoder.parameters(), *decoder.parameters()], lr=0.1)
 other = torch.optim.SGD(critic.parameters(), lr=0.1)
 while True:
@@ -143,12 +142,9 @@ while True:
 """
 
 
-@pytest.mark.parametrize("compiled", ["", "encoder = torch.compile(encoder, backend='eager')"])
-def test_one_optimizer_of_several_modules_is_planned_whole_and_what_another_trains_is_said(
-    compiled: str, tmp_path: Path
-) -> None:
+def test_one_optimizer_of_several_modules_is_planned_whole_and_what_another_trains_is_said(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
-    path.write_text(PARTS.format(compiled=compiled))
+    path.write_text(PARTS)
     found = profile_script([sys.executable, str(path)], os.environ, STARTUP, steps=3, threads=1)
     assert [each.name for each in found.tensors] == ["0.weight", "0.bias", "1.weight", "1.bias"]
     assert len(found.remarks) == 1 and "another optimizer trains 5 values" in found.remarks[0]
