@@ -176,7 +176,9 @@ def test_local_updates(names: dict[str, Any], tmp_path: Path) -> None:
     given = {**names, "model": model, "optimizer": torch.optim.AdamW(model.parameters())}
     with run("README.md", 1, given, part=1)["optimizer"] as optimizer:
         run("docs/local-updates.md", 2, {**names, "optimizer": optimizer})
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
         saving = {**names, "model": model, "optimizer": optimizer, "step": 2, "rank": 0, "dist": dist}
+        saving["scheduler"] = scheduler
         # What the page leaves out is the end of that process, and the next one's beginning.
         run("docs/local-updates.md", 3, {**saving, "own": optimizer.close})["optimizer"].close()
     with run("docs/autopilot.md", 1, {**names, "model": net()})["optimizer"] as optimizer:

@@ -285,7 +285,7 @@ def test_a_time_budget_ends_without_worker_zero_and_does_not_begin_anew_with_one
 
 
 def test_the_rate_of_one_that_comes_late_follows_the_time_that_earlier_steps_would_have_taken() -> None:
-    opt, now = SimpleNamespace(steps_done=40, began_late=True), Clock(stopped=True)
+    opt, now = SimpleNamespace(steps_done=40, began_late=True, began_bare=False), Clock(stopped=True)
     job = Job(design="fp32", workers=2, seconds=200.0)
     loop = TrainingLoop(job, 0, workload(job), opt, lambda event: None, None, now)  # type: ignore[arg-type]
     assert loop._progress() == 1, "nothing was timed yet: a rate that is too small does no harm"
@@ -293,6 +293,30 @@ def test_the_rate_of_one_that_comes_late_follows_the_time_that_earlier_steps_wou
     assert loop._progress() == 20 / 10 * 50 / 200
     loop.load_state_dict({"random": torch.get_rng_state(), "losses": [], "seconds": 60.0})
     assert loop._progress() == 60 / 200, "of a state of its own the time is known"
+
+
+@pytest.mark.parametrize("bare", [True, False])
+def test_a_worker_zero_that_the_others_take_for_the_one_before_ends_their_run_by_what_it_estimates(bare: bool) -> None:
+    ended: list[float] = []
+    now = Clock(stopped=True)
+    opt: Any = SimpleNamespace(
+        steps_done=40,
+        began_late=True,
+        began_bare=bare,
+        gone=frozenset(),
+        memberships=((0, (0, 1)),),
+        stop_after_this_step=lambda: ended.append(opt.steps_done),
+    )
+    job = Job(design="fp32", workers=2, seconds=8.0, eval_steps=5)
+    loop = TrainingLoop(job, 0, workload(job), opt, lambda event: None, None, now)
+    with pytest.warns(UserWarning, match="came after 40 steps, and does not know how long they took"):
+        loop._end_in_time(8.0)
+    for step in range(1, 200):
+        opt.steps_done, now.seconds = 40 + step, 0.1 * (step - 1)
+        loop._end_in_time(8.0)
+        if step > 1:
+            assert loop._elapsed_s() == pytest.approx(0.1 * (opt.steps_done - 1))
+    assert ended[0] == (81 if bare else 121), "after 8 seconds of all steps, or of its own"
 
 
 def test_a_digest_is_of_every_bit() -> None:

@@ -68,7 +68,7 @@ class LocalUpdateOptimizer(DistributedOptimizer):
         self._lengthening = lengthening if lengthening is not None and lengthening.lengthens else None
         if self._lengthening is not None:
             self._lengthening.follow(worker.model.tensors)
-        self._held, self._stepping = _held(optimizer), False
+        self._stepping = False
         self._began_with: str | None = None
         steered = next((each for each in parts(optimizer) if type(each) in KINDS), None)
         if updates.steer and steered is not None:
@@ -79,7 +79,6 @@ class LocalUpdateOptimizer(DistributedOptimizer):
             self._began_with = None
         self._follow()
         with suppress(AttributeError):  # one that never called torch's __init__ tells nobody
-            optimizer.register_load_state_dict_post_hook(self._follow)
             optimizer.register_step_post_hook(self._look_who_steps)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -150,12 +149,9 @@ class LocalUpdateOptimizer(DistributedOptimizer):
     def _check_step(self) -> None:
         """Has the weights that a step begins from; ProtocolError or ConfigError where it could not be exchanged."""
         self._local.check_open()
+        self._local.check_options()
         self._hooks.check_places()
-        if self._held != (held := _held(self._inner)):
-            raise ConfigError(
-                f"the inner optimizer holds {held} parameters and tw.distribute was given {self._held}: what has been "
-                "added is exchanged by nobody. Close this one, and distribute model and optimizer anew"
-            )
+        self._check_held()
         if self._local.model.evaluating:
             raise ProtocolError("shared weights are for evaluation; take steps outside the block")
         began_with, self._began_with = self._began_with, None
@@ -214,7 +210,3 @@ class LocalUpdateOptimizer(DistributedOptimizer):
             self._lengthening.workers = len(present[-1])
             self._lengthening.stepped(clock)
         return loss
-
-
-def _held(optimizer: torch.optim.Optimizer) -> int:
-    return sum(len(group["params"]) for group in optimizer.param_groups)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, SupportsFloat
 
 import torch
@@ -15,6 +15,7 @@ from thinwire.hooks.costs import TrainingCosts
 from thinwire.hooks.records import Recorder, residual_ratios
 from thinwire.hooks.report import TrainingReport
 from thinwire.hooks.resuming import Resumable, check_state, plainly_named
+from thinwire.hooks.several import num_held
 from thinwire.hooks.starting import agree, start
 from thinwire.policies.assignment import Assignment
 from thinwire.policies.sampling import Memberships
@@ -67,7 +68,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.outer_groups = [] if outer_groups is None else outer_groups
         """With a design of local updates the outer optimizer's parameter groups; without, none. A rate that is written
         there counts from the next push."""
-        self._inner = optimizer
+        self._inner, self._held = optimizer, num_held(optimizer)
         self.counters = worker.counters
         self.assignment = assignment
         self._worker, self._driver, self._shards = worker, driver, shards
@@ -80,6 +81,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             worker.restore_position(plainly_named(state)["position"])
         start(worker, driver, agreed, resumed=state is not None)
         self._hooks, self._joined = ModelHooks(model, worker, driver), True
+        with suppress(AttributeError):  # one that never called torch's __init__ tells nobody
+            optimizer.register_load_state_dict_post_hook(self._follow)
         self._costs.begin()
         self._recorder.begin(worker.model)
         if isinstance(resume, Resumable):
@@ -103,8 +106,22 @@ class DistributedOptimizer(torch.optim.Optimizer):
                     "overlap=False, with which it ends the training, or train in bfloat16, which needs no GradScaler"
                 )
             self._unscale()
+        self._check_held()
         self._end_step()
         return loss
+
+    def _follow(self, *_: Any) -> None:
+        """Has the dicts that the inner optimizer makes anew when it loads a state, in the list that others hold."""
+        groups = self.param_groups
+        if groups is not self._inner.param_groups:
+            groups[:], self._inner.param_groups = self._inner.param_groups, groups
+
+    def _check_held(self) -> None:
+        if self._held != (held := num_held(self._inner)):
+            raise ConfigError(
+                f"the inner optimizer holds {held} parameters and tw.distribute was given {self._held}: what has been "
+                "added is exchanged by nobody. Close this one, and distribute model and optimizer anew"
+            )
 
     def _unscale(self) -> None:
         """Divides the gradients by a GradScaler's scale, where it asks for that."""
@@ -168,11 +185,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         self.sync()
         with self._worker.model.averaged_weights():
-            self._averaged = True
+            before, self._averaged = self._averaged, True
             try:
                 yield
             finally:
-                self._averaged = False
+                self._averaged = before
 
     @contextmanager
     def shared_weights(self) -> Iterator[None]:
@@ -353,6 +370,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def began_late(self) -> bool:
         """Whether it began where the others were, with no state of its own; it then takes any that they go back to."""
         return self._worker.began_late
+
+    @property
+    def began_bare(self) -> bool:
+        """Whether it began so though it was expected: the others went back to a step that it has no state of."""
+        return self._worker.began_bare
 
     @property
     def gone(self) -> frozenset[int]:

@@ -179,6 +179,11 @@ def parts(optimizer: torch.optim.Optimizer) -> tuple[torch.optim.Optimizer, ...]
     return optimizer.optimizers if isinstance(optimizer, Several) else (optimizer,)
 
 
+def num_held(optimizer: torch.optim.Optimizer) -> int:
+    """Returns how many parameters an optimizer holds now, or those that it is made of."""
+    return sum(len(group["params"]) for each in parts(optimizer) for group in each.param_groups)
+
+
 def class_names(optimizer: torch.optim.Optimizer) -> str:
     """Returns an optimizer's class name, or the names of those that it is made of."""
     return " and ".join(type(each).__name__ for each in parts(optimizer))

@@ -37,6 +37,8 @@ OnStep = Callable[[int, int, float, nn.Module], None]
 
 PROGRESS_S = 0.25
 LOSS_STEPS = 50
+ENOUGH = 20
+"""Steps after which one that came late knows well enough how long the others had taken for theirs."""
 
 
 class TrainingLoop:
@@ -69,6 +71,7 @@ class TrainingLoop:
         self._losses: deque[float] = deque(maxlen=LOSS_STEPS)
         self._first = opt.steps_done
         self._late = opt.began_late and self._first > 0
+        self._unnoticed = self._late and opt.began_bare
         self._before = 0.0  # seconds that processes before this one have trained
         self._began = self._now()
         self._reported = self._evaluated = self._began
@@ -104,13 +107,13 @@ class TrainingLoop:
     def finish(self) -> WorkerOutcome:
         """Waits for the last updates and returns what the run came to; worker 0 evaluates it, or who is left."""
         self._opt.flush()
-        seconds = self._now() - self._began
+        own, seconds = self._now() - self._began, self._elapsed_s()
         steps, assignment = self._opt.steps_done, self._opt.assignment
         outcome = WorkerOutcome(
             rank=self._rank,
             steps=steps,
             seconds=seconds,
-            seconds_per_step=(seconds - self._before) / max(1, steps - self._first - 1),
+            seconds_per_step=(own - self._before) / max(1, steps - self._first - 1),
             train_loss=sum(self._losses) / len(self._losses) if self._losses else UNSET,
             weights=weights_digest(self._model),
             parameters=sum(each.numel() for each in self._model.parameters() if each.requires_grad),
@@ -150,7 +153,7 @@ class TrainingLoop:
         set_chance({HOST: random} if isinstance(random, torch.Tensor) else random)  # as it was: the host's alone
         self._losses.extend(state["losses"])
         self._before = state.get("seconds", 0.0)
-        self._began, self._late = self._now() - self._before, False
+        self._began, self._late, self._unnoticed = self._now() - self._before, False, False
 
     def _evaluates(self) -> bool:
         """Whether this worker evaluates at the end: worker 0, or the lowest rank left whose model is everybody's."""
@@ -164,41 +167,52 @@ class TrainingLoop:
         return self._trained_s() / self._job.seconds if self._opt.steps_done else 0.0
 
     def _trained_s(self) -> float:
-        """Seconds of the run so far; of one that came late, what all steps take at the speed of its own."""
-        seconds, steps = self._now() - self._began, self._opt.steps_done
-        if not self._late:
-            return seconds
-        timed = steps - self._first - 1
+        """Seconds of the run so far, which the rate follows."""
         # Until a step was timed the end is near, for all it knows: a rate that is too large would do harm.
-        return seconds * (steps - 1) / timed if timed > 0 else self._job.seconds or 0.0
+        return (self._job.seconds or 0.0) if self._late and self._timed < 1 else self._elapsed_s()
+
+    @property
+    def _timed(self) -> int:
+        """Steps that this worker has timed; of one that came late its own alone."""
+        return self._opt.steps_done - self._first - 1
+
+    def _elapsed_s(self, now: float | None = None) -> float:
+        """Seconds of the run until now; of one that came late, what all steps take at the speed of its own."""
+        own = (self._now() if now is None else now) - self._began
+        return own * (self._opt.steps_done - 1) / self._timed if self._late and self._timed > 0 else own
 
     def _end_in_time(self, seconds: float) -> None:
         """Makes this step the last where the time is over by this worker's own clock."""
         if self._late and self._opt.steps_done == self._first:
+            ends = "the clocks of those who were there before, or by that where they wait for its scores"
             caution(
                 f"worker {self._rank} came after {self._first} steps, and does not know how long they took: its rate "
-                "follows the time that they take here, and the run ends by the clocks of those who were there before"
+                f"follows the time that they take here, and the run ends by {ends}"
             )
         # One in its place would have come late, even where it came before anybody took a step without it.
         there = 0 not in self._opt.gone and all(0 in ranks for _, ranks in self._opt.memberships)
-        if self._now() - self._began >= seconds and not (self._waits_for_scores and there):
+        # All went back to where the others had states: they take this one for the one that they wait for.
+        waited_for = self._unnoticed and self._rank == 0 and self._timed >= ENOUGH
+        passed = self._elapsed_s() if waited_for else self._now() - self._began
+        if passed >= seconds and not (self._waits_for_scores and there):
             self._opt.stop_after_this_step()
 
     def _tell(self) -> None:
         now, steps = self._now(), self._opt.steps_done
         if now - self._reported >= PROGRESS_S:
             self._reported = now
-            seconds, loss = now - self._began, self._losses[-1]
+            seconds, loss = self._elapsed_s(now), self._losses[-1]
             self._report(Progress(step=steps, steps=self._steps, seconds=seconds, loss=loss))
         due = bool(self._job.eval_every and now - self._evaluated >= self._job.eval_every)
         due = due or bool(self._job.eval_steps and steps % self._job.eval_steps == 0)
+        due = due and not (self._late and self._timed < 1)  # there is no time to tell with it
         if due and not self.over():  # after the last step `finish` evaluates
             with self._opt.shared_weights():  # waits for the last update, and that is training
                 stopped = self._now()
                 score = evaluate(self._model, self._dataset)
                 self._evaluated = self._now()
             self._began += self._evaluated - stopped
-            self._tell_accuracy(self._evaluated - self._began, score.accuracy)
+            self._tell_accuracy(self._elapsed_s(self._evaluated), score.accuracy)
 
     def _tell_accuracy(self, seconds: float, accuracy: float) -> None:
         self._report(Accuracy(step=self._opt.steps_done, seconds=seconds, accuracy=accuracy))

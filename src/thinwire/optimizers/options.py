@@ -84,6 +84,11 @@ class ParameterGroups:
         """Rates and options, now."""
         return Settings(self.rates, tuple(portable_options(group, self._defaults) for group in self._groups))
 
+    @property
+    def changed(self) -> bool:
+        """Whether an option differs from those sent last."""
+        return self.settings.groups != self._sent
+
     def changes(self) -> Changes:
         """Returns what differs from the options sent last; from now on it counts as sent.
 
@@ -91,6 +96,11 @@ class ParameterGroups:
             ConfigError: an option changed that may not, or to a value out of range.
         """
         options = self.settings.groups
+        if len(options) != len(self._sent):
+            raise ConfigError(
+                f"the optimizer has {len(options)} parameter groups and tw.distribute was given {len(self._sent)}: "
+                "what has been added is exchanged by nobody. Close this one, and distribute model and optimizer anew"
+            )
         found = changes(self._sent, options)
         try:
             apply_changes(self._optimizer, self._sent, found)

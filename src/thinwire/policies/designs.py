@@ -133,6 +133,8 @@ class Design:
                 f"design {self.name!r} trains locally for {self.local.sync_every} steps: its consistency is "
                 f"{self.local.consistency} and its downlink delta; {self.consistency} and {self.downlink} were given"
             )
+        if self.local is not None and self.ema:
+            raise ConfigError("ema averages the weights of all steps, and with local updates each worker has its own")
         if self.auto is not None and self.local is None:
             raise ConfigError("codec=auto is of local updates, as in design='update[codec=auto]'")
         self._check_reduce()

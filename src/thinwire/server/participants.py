@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from thinwire.errors import ConfigError, ProtocolError
+from thinwire.quantities import moment_text
 from thinwire.schema import Join, Leave, Message, Plan, Refused, Resume, Scalars, Welcome
 from thinwire.server.agreement import check_plan, check_version, difference
 from thinwire.server.effects import Close, Effect, Send, refused, send_back
@@ -156,7 +157,7 @@ class Participants(Standing):
         effects += self._welcome(peer, join.rank, join.have, max(begin, awaited))
         if begin >= 0:
             # The others hear of it before the next update, for it says from when on they divide the data otherwise.
-            effects += self._tell(f"worker {join.rank} is here from step {begin} on", but=peer)
+            effects += self._tell(f"worker {join.rank} is here from {moment_text(begin, self.steps_each)} on", but=peer)
             effects += self._address(self._engine.go_on())  # where it was one too few that the others waited for
         return effects
 

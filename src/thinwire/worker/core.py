@@ -101,22 +101,37 @@ class Worker(Participant):
 
         Raises:
             ConfigError: a gradient, or a rate, was changed after gradients had left.
+            NonFiniteError: a gradient that has not left holds NaN or Inf; where none had, nothing has changed.
         """
         self.check_open()
         self._departed.end_step(self._groups)
         yield from self._pull_uncalled()
+        refuse = not self._gradients_are_usable()
         self.model.update_average()
-        if self._design.downlink == "weights":  # between exchanges, every worker trains by itself
+        if self._design.downlink == "weights" and not refuse:  # between exchanges, every worker trains by itself
             self.model.step_locally(self._groups.settings, self.iteration)
         if self._exchanging:
-            yield from self._exchange()
-        elif self._design.downlink != "weights" and not (self._skips and not self.model.gradients_are_finite()):
-            gradients = list(self.model.gradients())
-            for table, gradient in gradients:  # all of them, before any is added
-                table.check_finite(gradient)
-            for table, gradient in gradients:
+            yield from self._exchange(refuse=refuse)
+        elif self._design.downlink != "weights" and not refuse:
+            for table, gradient in self.model.gradients():
                 table.accumulate(gradient)
         self._end_iteration()
+
+    def _gradients_are_usable(self) -> bool:
+        """Looks at all gradients that wait for the end of the step; False where one is nobody's, and the step with it.
+
+        Raises:
+            NonFiniteError: one holds NaN or Inf, and the codec takes none.
+        """
+        if self._skips:
+            return self.model.gradients_are_finite()
+        if not self.pushes_early and self._design.up.nonfinite == "raise":
+            for table, gradient in self.model.gradients():
+                try:
+                    table.check_finite(gradient)
+                except NonFiniteError as error:
+                    raise NonFiniteError(f"gradient of {error}{_ABOUT_SCALERS}") from None
+        return True
 
     def _pull_uncalled(self) -> Procedure[None]:
         """Waits for the last updates of layers that this step did not call, as its forward pass did for the others.
@@ -160,8 +175,7 @@ class Worker(Participant):
     def _exchanging(self) -> bool:
         return self._policy.exchanges(self.iteration)
 
-    def _exchange(self, *, accumulated_only: bool = False) -> Procedure[None]:
-        refuse = self._skips and not self.model.gradients_are_finite()
+    def _exchange(self, *, accumulated_only: bool = False, refuse: bool = False) -> Procedure[None]:
         if self._design.share_scales:
             yield from self._share_scales(refuse=refuse)
         yield from self._push_frames(self._batching.finish())

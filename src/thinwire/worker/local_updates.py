@@ -254,7 +254,6 @@ class LocalWorker(Worker):
         tensors = self.model.tensors
         if self._flushed_at == self.iteration:
             return  # no step was taken since
-        self._flushed_at = self.iteration
         if self.iteration and not self._updates.ends_round(self.iteration - 1):
             early = [each for each in tensors if self._rounds[each.name].pushes == self.clock]
             for state in (self._rounds[each.name] for each in early):
@@ -267,6 +266,7 @@ class LocalWorker(Worker):
             yield from self._exchange_tensors(tensors)
             yield from self._advance()
             yield from self._pull_whole()
+        self._flushed_at = self.iteration
 
     def _pull_whole(self) -> Procedure[None]:
         """Waits for all answers; the local parameters are then the shared ones, whatever the updates keep."""
@@ -286,6 +286,7 @@ class LocalWorker(Worker):
     def _exchange_tensors(self, tensors: Sequence[WorkerTensor]) -> Procedure[None]:
         if any(self._rounds[tensor.name].merges_at is not None for tensor in tensors):
             yield from self._pull(tensors)  # an answer that no forward pass has waited for
+        self.check_options()
         if self.auto is not None and (yield from self.auto.begin()):
             self._fragments.clear()  # which know the codecs that tables had
         fragment = self._fragment(tensors)
@@ -307,14 +308,14 @@ class LocalWorker(Worker):
         for conversation in self._ring:
             yield from self._flush(conversation)
 
-    def _announce_options(self) -> None:
-        if self._updates.nesterov and self._groups.changes():
+    def check_options(self) -> None:
+        """Raises ConfigError where an option of the outer optimizer was changed that all workers have to know."""
+        if self._updates.nesterov and self._groups.changed:
             raise ConfigError(
                 "the outer optimizer's options were changed, and every worker adds its momentum itself: of "
                 "outer_groups the rate alone may change; another momentum is the design's, as in "
                 "'diloco[outer_momentum=0.8]'"
             )
-        super()._announce_options()
 
     def _sit_out_round(self) -> None:
         """Drops what local steps have changed anywhere in the model: NaN in one fragment is soon in all of them."""

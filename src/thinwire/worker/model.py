@@ -277,15 +277,14 @@ class WorkerModel:
             raise ConfigError(
                 f"design {self._design.name!r} averages no weights; ask for it by `ema`, as in 'terngrad[ema=0.9999]'"
             )
-        averages = self._with_current()
+        averages = [tensor.values.clone() for tensor in self.tensors] if self.evaluating else self._with_current()
         trained = [tensor.values.clone() for tensor in self.tensors]
-        self.evaluating = True
-        try:
-            self._fill(averages)
-            yield
-        finally:
-            self._fill(trained)
-            self.evaluating = False
+        with self._evaluating():
+            try:
+                self._fill(averages)
+                yield
+            finally:
+                self._fill(trained)
 
     def _with_current(self) -> list[torch.Tensor]:
         for tensor in self.tensors:
@@ -304,15 +303,21 @@ class WorkerModel:
     @contextmanager
     def shared_weights(self) -> Iterator[None]:
         """Inside the block the model has the parameters that all workers share, after local steps that they do not."""
-        local = [tensor.parameter.detach().clone() for tensor in self.tensors]
-        self.evaluating = True
-        try:
+        with self._evaluating():
             for tensor in self.tensors:
                 tensor.write()
             yield
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        """Inside the block the model's weights are for evaluation alone; then they are again what they were."""
+        before, shown = self.evaluating, [tensor.parameter.detach().clone() for tensor in self.tensors]
+        self.evaluating = True
+        try:
+            yield
         finally:
-            self.evaluating = False
-            for tensor, values in zip(self.tensors, local, strict=True):
+            self.evaluating = before  # True within another block
+            for tensor, values in zip(self.tensors, shown, strict=True):
                 tensor.parameter.detach().copy_(values)
 
     # ---- state

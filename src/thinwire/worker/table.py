@@ -129,9 +129,9 @@ class WorkerTable:
     # ---- up
 
     def check_finite(self, gradient: torch.Tensor) -> None:
-        """Raises NonFiniteError where a gradient that is to be accumulated holds NaN or Inf."""
+        """Raises NonFiniteError where a gradient that is to be encoded or accumulated holds NaN or Inf."""
         if not bool(torch.isfinite(gradient).all()):
-            raise NonFiniteError(f"{self.spec.name}: holds NaN or Inf; nothing was accumulated, no state was changed")
+            raise NonFiniteError(f"{self.spec.name}: the values hold NaN or Inf; nothing was changed")
 
     def accumulate(self, gradient: torch.Tensor) -> None:
         """Adds a gradient to a later push. Raises NonFiniteError before anything is changed."""
