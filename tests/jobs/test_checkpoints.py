@@ -125,6 +125,23 @@ def test_the_newest_step_that_all_have(tmp_path: Path) -> None:
     assert checkpoints.newest(job) == 20
 
 
+def test_the_newest_step_that_enough_workers_have(tmp_path: Path) -> None:
+    """Of an elastic run: whoever died before begins with the shards' parameters, and its own files are in the way."""
+    checkpoints, job = RunCheckpoints(folder=tmp_path, every=10, resume=True), Job(workers=3)
+    files = {checkpoints.server(0): (20, 30), checkpoints.worker(0): (20, 30), checkpoints.worker(1): (20, 30)}
+    for path, steps in {**files, checkpoints.worker(2): (5, 10)}.items():
+        for step in steps:
+            checkpoint.write(path, "any", step, {})
+    for least in (None, 3):
+        with pytest.raises(ConfigError, match=r"worker-2.checkpoint: 10 and 5"):
+            checkpoints.newest(job, least)
+    assert checkpoints.newest(job, 2) == 30
+    assert checkpoints.make_way(job, 30) == [2] and checkpoints.make_way(job, None) == []
+    assert checkpoint.steps_in(checkpoints.worker(0)) == [30, 20] and not checkpoint.files_at(checkpoints.worker(2))
+    options = [checkpoints.arguments(checkpoints.worker(rank), 30) for rank in (1, 2)]
+    assert options[0][-3:] == ["--resume", "--resume-step", "30"] and options[1][-1] == "10"
+
+
 def test_a_process_that_is_started_again_resumes_whatever_the_clock_of_the_file_server_says(tmp_path: Path) -> None:
     checkpoints, job = RunCheckpoints(folder=tmp_path, every=10), Job(workers=1)
     checkpoints.check(job)

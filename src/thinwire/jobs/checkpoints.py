@@ -213,8 +213,12 @@ class RunCheckpoints:
         """Where worker `rank` writes."""
         return self.folder / f"worker-{rank}.checkpoint"
 
-    def newest(self, job: Job) -> int | None:
+    def newest(self, job: Job, min_workers: int | None = None) -> int | None:
         """The newest step of which every process has a checkpoint; None where everybody counts their own.
+
+        Args:
+            job: what is trained.
+            min_workers: how many workers have to have it, beside all servers; None: all.
 
         Raises:
             ConfigError: there is none.
@@ -222,11 +226,31 @@ class RunCheckpoints:
         found = {path: checkpoint.steps_in(path) for path in self._files(job)}
         if all(found.values()) and consistency(job.full_design().consistency).immediate:
             return None
-        common = set.intersection(*map(set, found.values()))
+        workers = [found[self.worker(rank)] for rank in range(job.workers)]
+        common = set.intersection(*(set(found[self.server(index)]) for index in range(job.shards)))
+        least = job.workers if min_workers is None else min_workers
+        common = {step for step in common if sum(step in steps for steps in workers) >= least}
         if not common:
             said = ", ".join(f"{path.name}: {' and '.join(map(str, steps)) or 'none'}" for path, steps in found.items())
             raise ConfigError(f"no step in {str(self.folder)!r} can be resumed, for not all processes have it: {said}")
         return max(common)
+
+    def make_way(self, job: Job, step: int | None) -> list[int]:
+        """Removes what workers have of other steps, which have nothing of the one that the others go on from.
+
+        Args:
+            job: what is trained.
+            step: which `newest` gave.
+
+        Returns:
+            Their ranks: they begin with the shards' parameters.
+        """
+        if step is None:
+            return []
+        lacking = [rank for rank in range(job.workers) if step not in checkpoint.steps_in(self.worker(rank))]
+        for rank in lacking:
+            checkpoint.forget_after(self.worker(rank), -1)
+        return lacking
 
     def arguments(self, path: Path, step: int | None, *, again: bool = False) -> list[str]:
         """The options of one process.
@@ -241,6 +265,7 @@ class RunCheckpoints:
         if again:
             # Killed between two renames, it has left an older name alone.
             return [*arguments, "--resume"] if checkpoint.files_at(path) else arguments
-        if self.resume:
+        begins = step is not None and not checkpoint.files_at(path)  # a worker for which `make_way` was made
+        if self.resume and not begins:
             arguments.append("--resume")
-        return arguments if step is None else [*arguments, "--resume-step", str(step)]
+        return arguments if step is None or begins else [*arguments, "--resume-step", str(step)]

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, fields
 
 import msgspec
 
+from thinwire.cautions import caution
 from thinwire.engines.events import Event
 from thinwire.errors import ConfigError, EngineError
 from thinwire.jobs.checkpoints import RunCheckpoints
@@ -98,7 +99,9 @@ def run(
     step: int | None = None
     if checkpoints is not None:
         checkpoints.check(job)
-        step = checkpoints.newest(job) if checkpoints.resume else None
+        step = checkpoints.newest(job, elastic.min_workers) if checkpoints.resume else None
+        for rank in checkpoints.make_way(job, step):
+            caution(f"worker {rank} has no checkpoint of exchange {step}: it begins with the shards' parameters")
     curve: list[CurvePoint] = []
     workers: list[WorkerOutcome] = []
 
