@@ -37,8 +37,8 @@ OnStep = Callable[[int, int, float, nn.Module], None]
 
 PROGRESS_S = 0.25
 LOSS_STEPS = 50
-ENOUGH = 20
-"""Steps after which one that came late knows well enough how long the others had taken for theirs."""
+ENOUGH = 20, 0.1
+"""Steps of its own, and their share of those before, after which one that came late knows how long the others took."""
 
 
 class TrainingLoop:
@@ -192,7 +192,8 @@ class TrainingLoop:
         # One in its place would have come late, even where it came before anybody took a step without it.
         there = 0 not in self._opt.gone and all(0 in ranks for _, ranks in self._opt.memberships)
         # All went back to where the others had states: they take this one for the one that they wait for.
-        waited_for = self._unnoticed and self._rank == 0 and self._timed >= ENOUGH
+        knows = self._timed >= max(ENOUGH[0], ENOUGH[1] * self._first)
+        waited_for = self._unnoticed and self._rank == 0 and knows
         passed = self._elapsed_s() if waited_for else self._now() - self._began
         if passed >= seconds and not (self._waits_for_scores and there):
             self._opt.stop_after_this_step()
