@@ -107,7 +107,8 @@ class TrainingLoop:
     def finish(self) -> WorkerOutcome:
         """Waits for the last updates and returns what the run came to; worker 0 evaluates it, or who is left."""
         self._opt.flush()
-        own, seconds = self._now() - self._began, self._elapsed_s()
+        now = self._now()
+        own, seconds = now - self._began, self._elapsed_s(now)
         steps, assignment = self._opt.steps_done, self._opt.assignment
         outcome = WorkerOutcome(
             rank=self._rank,
