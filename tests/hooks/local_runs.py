@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,7 +14,9 @@ import thinwire as tw
 from tests.hooks.cluster import start_server
 from thinwire.hooks.distribute import DistributedOptimizer
 from thinwire.hooks.local_optimizer import LocalUpdateOptimizer
+from thinwire.runtime.serving import serving
 from thinwire.server.core import ServerCore
+from thinwire.transports.memory import MemoryServer
 
 torch.set_num_threads(1)
 
@@ -60,6 +63,25 @@ def inner_step(model: nn.Module, optimizer: torch.optim.Optimizer, rank: int, st
 def values(model: nn.Module) -> torch.Tensor:
     tensors = [*model.parameters(), *(each for each in model.buffers() if each.is_floating_point())]
     return torch.cat([each.detach().float().reshape(-1) for each in tensors]).clone()
+
+
+@contextmanager
+def alone(
+    name: str, optimizer: Callable[[nn.Module], torch.optim.Optimizer] = sgd, **options: Any
+) -> Iterator[tuple[nn.Module, torch.optim.Optimizer, DistributedOptimizer]]:
+    """One worker and its server."""
+    with MemoryServer(serving(ServerCore())) as server:
+        model = mlp(0)
+        inner = optimizer(model)
+        with tw.distribute(
+            model, inner, server=server.connect(), rank=0, workers=1, design=name, timeout_s=10, **options
+        ) as opt:
+            yield model, inner, opt
+
+
+def weights(model: nn.Module) -> torch.Tensor:
+    """Without statistics, which a refused step's forward pass has changed."""
+    return torch.cat([each.detach().flatten() for each in model.parameters()])
 
 
 def steps(count: int) -> Callable[[int, nn.Module, DistributedOptimizer], torch.Tensor]:

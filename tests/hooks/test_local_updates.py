@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.optim.swa_utils import AveragedModel
 
 from tests.hooks.cluster import run_cluster
 from tests.hooks.local_runs import adamw, batch, inner_optimizer, inner_step, mlp, resume, sgd, steps, values, wide
@@ -97,22 +97,6 @@ def test_uncompressed_it_is_what_plain_torch_does_by_hand() -> None:
         found, _ = run_cluster(mlp, steps(13), workers=WORKERS, optimizer=adamw, design=design)
         expected = by_hand(13, h, outer, warmup, steer)
         torch.testing.assert_close(found[0], expected, rtol=1e-4, atol=1e-5, msg=design)
-
-
-def test_an_average_of_shared_weights_is_everybody_s_and_one_of_local_weights_each_worker_s_own() -> None:
-    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> list[torch.Tensor]:
-        decay: Any = get_ema_multi_avg_fn(0.9)  # type: ignore[no-untyped-call]
-        averages = [AveragedModel(model, multi_avg_fn=decay) for _ in range(2)]
-        for step in range(14):
-            inner_step(model, opt, rank, step)
-            averages[1].update_parameters(model)
-            if step % 4 == 3:
-                with opt.shared_weights():
-                    averages[0].update_parameters(model)
-        return [torch.cat([each.detach().flatten() for each in average.parameters()]) for average in averages]
-
-    (shared, own), (other, others_own) = run_cluster(mlp, train, optimizer=adamw, design="local-sgd[h=4]")[0]
-    assert torch.equal(shared, other) and not torch.equal(own, others_own)
 
 
 def test_replicas_are_equal_bit_for_bit_and_repeat_over_every_transport() -> None:

@@ -2,43 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-import thinwire as tw
 from tests.hooks.cluster import run_cluster
-from tests.hooks.local_runs import Optimizers, adamw, inner_step, mlp, sgd, values
+from tests.hooks.local_runs import Optimizers, adamw, alone, inner_step, mlp, sgd, values, weights
 from thinwire.errors import ConfigError, NonFiniteError, ProtocolError
 from thinwire.hooks.distribute import DistributedOptimizer
-from thinwire.policies.designs import design
-from thinwire.runtime.serving import serving
-from thinwire.server.core import ServerCore
-from thinwire.transports.memory import MemoryServer
-
-
-@contextmanager
-def alone(
-    name: str, optimizer: Callable[[nn.Module], torch.optim.Optimizer] = sgd, **options: Any
-) -> Iterator[tuple[nn.Module, torch.optim.Optimizer, DistributedOptimizer]]:
-    """One worker and its server."""
-    with MemoryServer(serving(ServerCore())) as server:
-        model = mlp(0)
-        inner = optimizer(model)
-        with tw.distribute(
-            model, inner, server=server.connect(), rank=0, workers=1, design=name, timeout_s=10, **options
-        ) as opt:
-            yield model, inner, opt
-
-
-def weights(model: nn.Module) -> torch.Tensor:
-    """Without statistics, which a refused step's forward pass has changed."""
-    return torch.cat([each.detach().flatten() for each in model.parameters()])
 
 
 def spoil(model: nn.Module, opt: DistributedOptimizer) -> None:
@@ -72,6 +45,19 @@ def test_a_step_with_nan_in_the_last_tensor_has_encoded_none(name: str) -> None:
         opt.sync()
         waits = any(context.get("residual") is not None for context in held["contexts"].values())
         assert waits or torch.equal(weights(model), before), "nothing of the batch that was refused has been sent"
+
+
+def test_values_whose_sum_overflows_are_finite_all_the_same() -> None:
+    with alone("3lc", overlap=False) as (model, _, opt):
+        for each in model.parameters():
+            each.grad = torch.full_like(each, 3e38)
+        held = opt._worker.model
+        assert held.not_finite() is None
+        [*_, last] = model.parameters()
+        assert last.grad is not None
+        last.grad[0] = -torch.inf
+        table = held.not_finite()
+        assert table is not None and table.spec.name == "3.bias"
 
 
 @pytest.mark.parametrize("at", [2, 3])
@@ -154,30 +140,3 @@ def test_rates_are_followed_after_the_inner_optimizer_has_loaded_a_state() -> No
         inner_step(model, opt, 0, 1)
         opt.sync()
         assert torch.equal(weights(model), before)
-
-
-@pytest.mark.parametrize("name", ["diloco[h=4]", "terngrad[ema=0.5]"])
-def test_a_block_for_evaluation_within_another_ends_itself_alone(name: str) -> None:
-    with alone(name, adamw if "diloco" in name else sgd) as (model, _, opt):
-        for step in range(2):
-            inner_step(model, opt, 0, step)
-        block: Callable[[], AbstractContextManager[None]]
-        block = opt.shared_weights if "diloco" in name else opt.averaged_weights
-        opt.sync()
-        before = weights(model)
-        with block():
-            inside = values(model)
-            with block():
-                assert torch.equal(values(model), inside)
-            assert torch.equal(values(model), inside)
-            with pytest.raises(ConfigError, match=r"state_dict\(\) inside"):
-                opt.state_dict()
-            with pytest.raises(ProtocolError, match="for evaluation"):
-                inner_step(model, opt, 0, 2)
-        assert torch.equal(weights(model), before)
-        inner_step(model, opt, 0, 2)
-
-
-def test_weights_are_not_averaged_over_steps_that_are_each_worker_s_own() -> None:
-    with pytest.raises(ConfigError, match="ema averages the weights of all steps, and with local updates each worker"):
-        replace(design("diloco[h=4]"), ema=0.9)

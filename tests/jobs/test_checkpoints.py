@@ -136,7 +136,11 @@ def test_the_newest_step_that_enough_workers_have(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=r"worker-2.checkpoint: 10 and 5"):
             checkpoints.newest(job, least)
     assert checkpoints.newest(job, 2) == 30
-    assert checkpoints.make_way(job, 30) == [2] and checkpoints.make_way(job, None) == []
+    late = Job(workers=2)
+    checkpoint.write(checkpoints.worker(1), "any", 40, {})
+    assert checkpoints.newest(late, 1) == 30, "which all have, and nobody loses anything"
+    assert checkpoints.forget_lacking(job, 30) == [2] and checkpoints.forget_lacking(job, None) == []
+    assert checkpoint.steps_in(checkpoints.worker(1)) == [40, 30]
     assert checkpoint.steps_in(checkpoints.worker(0)) == [30, 20] and not checkpoint.files_at(checkpoints.worker(2))
     options = [checkpoints.arguments(checkpoints.worker(rank), 30) for rank in (1, 2)]
     assert options[0][-3:] == ["--resume", "--resume-step", "30"] and options[1][-1] == "10"

@@ -17,6 +17,7 @@ from thinwire.hooks.report import TrainingReport
 from thinwire.hooks.resuming import Resumable, check_state, plainly_named
 from thinwire.hooks.several import num_held
 from thinwire.hooks.starting import agree, start
+from thinwire.optimizers.options import ADDED
 from thinwire.policies.assignment import Assignment
 from thinwire.policies.sampling import Memberships
 from thinwire.runtime.driver import WorkerDriver
@@ -92,6 +93,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Ends the step: pushes what has not left yet. The model changes when it is next used, or at `sync()`."""
+        self._check_held()
         loss = None
         called: Any = self._inner  # untyped in torch
         called._opt_called = True  # which a scheduler that was made for that one looks for
@@ -106,7 +108,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
                     "overlap=False, with which it ends the training, or train in bfloat16, which needs no GradScaler"
                 )
             self._unscale()
-        self._check_held()
         self._end_step()
         return loss
 
@@ -119,8 +120,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _check_held(self) -> None:
         if self._held != (held := num_held(self._inner)):
             raise ConfigError(
-                f"the inner optimizer holds {held} parameters and tw.distribute was given {self._held}: what has been "
-                "added is exchanged by nobody. Close this one, and distribute model and optimizer anew"
+                f"the inner optimizer holds {held} parameters and tw.distribute was given {self._held}: {ADDED}"
             )
 
     def _unscale(self) -> None:

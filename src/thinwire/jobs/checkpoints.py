@@ -218,7 +218,7 @@ class RunCheckpoints:
 
         Args:
             job: what is trained.
-            min_workers: how many workers have to have it, beside all servers; None: all.
+            min_workers: where no step is in all files, so many workers are enough, beside all servers; None: all.
 
         Raises:
             ConfigError: there is none.
@@ -229,14 +229,15 @@ class RunCheckpoints:
         workers = [found[self.worker(rank)] for rank in range(job.workers)]
         common = set.intersection(*(set(found[self.server(index)]) for index in range(job.shards)))
         least = job.workers if min_workers is None else min_workers
-        common = {step for step in common if sum(step in steps for steps in workers) >= least}
+        have = {step: sum(step in steps for steps in workers) for step in common}
+        common = {step for step in common if have[step] >= least}
         if not common:
             said = ", ".join(f"{path.name}: {' and '.join(map(str, steps)) or 'none'}" for path, steps in found.items())
             raise ConfigError(f"no step in {str(self.folder)!r} can be resumed, for not all processes have it: {said}")
-        return max(common)
+        return max(common, key=lambda step: (have[step], step))
 
-    def make_way(self, job: Job, step: int | None) -> list[int]:
-        """Removes what workers have of other steps, which have nothing of the one that the others go on from.
+    def forget_lacking(self, job: Job, step: int | None) -> list[int]:
+        """Removes what those workers have that lack the step which the others go on from: nobody goes back to it again.
 
         Args:
             job: what is trained.
@@ -265,7 +266,7 @@ class RunCheckpoints:
         if again:
             # Killed between two renames, it has left an older name alone.
             return [*arguments, "--resume"] if checkpoint.files_at(path) else arguments
-        begins = step is not None and not checkpoint.files_at(path)  # a worker for which `make_way` was made
+        begins = step is not None and not checkpoint.files_at(path)  # of `forget_lacking`
         if self.resume and not begins:
             arguments.append("--resume")
         return arguments if step is None or begins else [*arguments, "--resume-step", str(step)]

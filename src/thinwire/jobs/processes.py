@@ -100,7 +100,7 @@ def run(
     if checkpoints is not None:
         checkpoints.check(job)
         step = checkpoints.newest(job, elastic.min_workers) if checkpoints.resume else None
-        for rank in checkpoints.make_way(job, step):
+        for rank in checkpoints.forget_lacking(job, step):
             caution(f"worker {rank} has no checkpoint of exchange {step}: it begins with the shards' parameters")
     curve: list[CurvePoint] = []
     workers: list[WorkerOutcome] = []

@@ -4,7 +4,8 @@ The clock starts when the first step is complete on every worker, so that neithe
 initial weights is counted; it stops when the last step's update has been applied, and stands still while this worker
 evaluates. A run of some seconds is ended for all by the first worker whose clock says so, for any may die; but where
 all wait while worker 0 evaluates, which their clocks do not know, by worker 0 while it is there. One that comes late
-does not know how long the others have trained: it leaves the end to them, and its rate follows an estimate.
+does not know how long the others have trained: its rate follows an estimate, and it leaves the end to them, unless all
+went back and they take it for the worker 0 that they wait for; then it ends the run by that estimate.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ OnStep = Callable[[int, int, float, nn.Module], None]
 
 PROGRESS_S = 0.25
 LOSS_STEPS = 50
-ENOUGH = 20, 0.1
+ENOUGH_STEPS, ENOUGH_SHARE = 20, 0.1
 """Steps of its own, and their share of those before, after which one that came late knows how long the others took."""
 
 
@@ -66,12 +67,14 @@ class TrainingLoop:
         design = job.full_design()
         self._clips = not design.sends_early
         lockstep = consistency(design.consistency).terms(job.workers).lockstep
-        self._waits_for_scores = rank != 0 and lockstep and bool(job.eval_every or job.eval_steps)
+        scored = lockstep and bool(job.eval_every or job.eval_steps)
+        self._waits_for_scores = rank != 0 and scored
         self._steps = None if job.seconds is not None else self._recipe.steps
         self._losses: deque[float] = deque(maxlen=LOSS_STEPS)
         self._first = opt.steps_done
         self._late = opt.began_late and self._first > 0
-        self._unnoticed = self._late and opt.began_bare
+        # All went back to where the others had states: they take this one for the worker 0 that they wait for.
+        self._ends_late = self._late and opt.began_bare and rank == 0 and scored
         self._before = 0.0  # seconds that processes before this one have trained
         self._began = self._now()
         self._reported = self._evaluated = self._began
@@ -154,7 +157,7 @@ class TrainingLoop:
         set_chance({HOST: random} if isinstance(random, torch.Tensor) else random)  # as it was: the host's alone
         self._losses.extend(state["losses"])
         self._before = state.get("seconds", 0.0)
-        self._began, self._late, self._unnoticed = self._now() - self._before, False, False
+        self._began, self._late, self._ends_late = self._now() - self._before, False, False
 
     def _evaluates(self) -> bool:
         """Whether this worker evaluates at the end: worker 0, or the lowest rank left whose model is everybody's."""
@@ -185,17 +188,17 @@ class TrainingLoop:
     def _end_in_time(self, seconds: float) -> None:
         """Makes this step the last where the time is over by this worker's own clock."""
         if self._late and self._opt.steps_done == self._first:
-            ends = "the clocks of those who were there before, or by that where they wait for its scores"
+            ends = (
+                "that, as they wait for its scores" if self._ends_late else "the clocks of those who were there before"
+            )
             caution(
                 f"worker {self._rank} came after {self._first} steps, and does not know how long they took: its rate "
                 f"follows the time that they take here, and the run ends by {ends}"
             )
         # One in its place would have come late, even where it came before anybody took a step without it.
         there = 0 not in self._opt.gone and all(0 in ranks for _, ranks in self._opt.memberships)
-        # All went back to where the others had states: they take this one for the one that they wait for.
-        knows = self._timed >= max(ENOUGH[0], ENOUGH[1] * self._first)
-        waited_for = self._unnoticed and self._rank == 0 and knows
-        passed = self._elapsed_s() if waited_for else self._now() - self._began
+        knows = self._timed >= max(ENOUGH_STEPS, ENOUGH_SHARE * self._first)
+        passed = self._elapsed_s() if self._ends_late and knows else self._now() - self._began
         if passed >= seconds and not (self._waits_for_scores and there):
             self._opt.stop_after_this_step()
 

@@ -35,6 +35,7 @@ CHANGEABLE: Mapping[str, float] = {
 """Options that may change, each with its exclusive upper bound; the lower bound is 0."""
 LARGEST = torch.finfo(torch.float32).max
 """Of rates and options: torch computes in float32, and refuses numbers beyond."""
+ADDED = "what has been added is exchanged by nobody. Close this one, and distribute model and optimizer anew"
 
 Options = Mapping[str, Any]
 
@@ -93,14 +94,12 @@ class ParameterGroups:
         """Returns what differs from the options sent last; from now on it counts as sent.
 
         Raises:
-            ConfigError: an option changed that may not, or to a value out of range.
+            ConfigError: an option changed that may not, or to a value out of range; or there are more groups.
         """
         options = self.settings.groups
         if len(options) != len(self._sent):
-            raise ConfigError(
-                f"the optimizer has {len(options)} parameter groups and tw.distribute was given {len(self._sent)}: "
-                "what has been added is exchanged by nobody. Close this one, and distribute model and optimizer anew"
-            )
+            counts = f"{len(options)} parameter groups and tw.distribute was given {len(self._sent)}"
+            raise ConfigError(f"the optimizer has {counts}: {ADDED}")
         found = changes(self._sent, options)
         try:
             apply_changes(self._optimizer, self._sent, found)

@@ -14,6 +14,7 @@ from thinwire.packets import BatchedTensor, EncodedTensor
 from thinwire.packets.batch import rounded
 from thinwire.worker.batching import Batching
 from thinwire.worker.costs import count_pushes
+from thinwire.worker.finite import all_finite
 from thinwire.worker.fragment_tables import FragmentTables
 from thinwire.worker.rows import addresses
 from thinwire.worker.table import WorkerTable, prepare_all
@@ -191,14 +192,6 @@ class Changes:
                 table.context.sent(each)
         count_pushes(tables, nbytes, self._now() - begin)
         yield from zip(tables, frames, strict=True)
-
-
-def all_finite(tensors: Sequence[torch.Tensor]) -> list[bool]:
-    """Returns of each tensor whether its sum is finite, with one wait for the GPU that they are on."""
-    if len({each.device for each in tensors}) > 1:
-        return [math.isfinite(float(each.sum())) for each in tensors]
-    finite: list[bool] = torch.stack([each.sum() for each in tensors]).isfinite().tolist()
-    return finite
 
 
 def on_host(tensors: Sequence[torch.Tensor]) -> NDArray[np.float32]:

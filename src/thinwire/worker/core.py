@@ -106,7 +106,7 @@ class Worker(Participant):
         self.check_open()
         self._departed.end_step(self._groups)
         yield from self._pull_uncalled()
-        refuse = not self._gradients_are_usable()
+        refuse = self._refuses()
         self.model.update_average()
         if self._design.downlink == "weights" and not refuse:  # between exchanges, every worker trains by itself
             self.model.step_locally(self._groups.settings, self.iteration)
@@ -117,21 +117,18 @@ class Worker(Participant):
                 table.accumulate(gradient)
         self._end_iteration()
 
-    def _gradients_are_usable(self) -> bool:
-        """Looks at all gradients that wait for the end of the step; False where one is nobody's, and the step with it.
+    def _refuses(self) -> bool:
+        """Looks at all gradients that wait for the end of the step: whether one makes it nobody's.
 
         Raises:
-            NonFiniteError: one holds NaN or Inf, and the codec takes none.
+            NonFiniteError: one holds NaN or Inf, and such steps are not skipped.
         """
-        if self._skips:
-            return self.model.gradients_are_finite()
-        if not self.pushes_early and self._design.up.nonfinite == "raise":
-            for table, gradient in self.model.gradients():
-                try:
-                    table.check_finite(gradient)
-                except NonFiniteError as error:
-                    raise NonFiniteError(f"gradient of {error}{_ABOUT_SCALERS}") from None
-        return True
+        table = None if self.pushes_early else self.model.not_finite()
+        if table is not None and not self._skips:
+            raise NonFiniteError(
+                f"gradient of {table.spec.name}: the values hold NaN or Inf; nothing was changed{_ABOUT_SCALERS}"
+            )
+        return table is not None
 
     def _pull_uncalled(self) -> Procedure[None]:
         """Waits for the last updates of layers that this step did not call, as its forward pass did for the others.

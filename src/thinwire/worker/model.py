@@ -20,6 +20,7 @@ from thinwire.policies.designs import Design
 from thinwire.schema import Plan
 from thinwire.telemetry import Counters
 from thinwire.worker.apply_buffer import Update
+from thinwire.worker.finite import all_finite
 from thinwire.worker.table import LocalStep, WorkerTable
 
 USED_TOO_EARLY = (
@@ -226,9 +227,15 @@ class WorkerModel:
         for tensor in self.tensors:
             yield from tensor.gradients()
 
-    def gradients_are_finite(self) -> bool:
-        """Whether no gradient of this step holds NaN or Inf."""
-        return all(bool(torch.isfinite(gradient).all()) for _, gradient in self.gradients())
+    def not_finite(self) -> WorkerTable | None:
+        """Returns the first table whose gradient of this step holds NaN or Inf; None where none does."""
+        found = list(self.gradients())
+        finite = all_finite([gradient for _, gradient in found]) if found else []
+        for (table, gradient), adds_up in zip(found, finite, strict=True):
+            # A sum may overflow, but it is finite only where all values are.
+            if not (adds_up or torch.isfinite(gradient).all()):
+                return table
+        return None
 
     def step_locally(self, settings: Settings, step: int) -> None:
         """Runs the worker's own optimizer on its own gradients."""

@@ -15,7 +15,7 @@ import torch
 from thinwire.cautions import caution
 from thinwire.codecs import CheckedFrame, Codec, Context, StepOptions, open_parsed
 from thinwire.codecs.tensors import FloatArray, flatten, off_host
-from thinwire.errors import NonFiniteError, ProtocolError
+from thinwire.errors import ProtocolError
 from thinwire.frames import Flags, Frame, pack, parse
 from thinwire.optimizers.outer_momentum import OuterMomentum
 from thinwire.packets import BatchedTensor, EncodedTensor
@@ -127,11 +127,6 @@ class WorkerTable:
         return gradient.reshape(-1)[self.span].reshape(self.spec.shape)
 
     # ---- up
-
-    def check_finite(self, gradient: torch.Tensor) -> None:
-        """Raises NonFiniteError where a gradient that is to be encoded or accumulated holds NaN or Inf."""
-        if not bool(torch.isfinite(gradient).all()):
-            raise NonFiniteError(f"{self.spec.name}: the values hold NaN or Inf; nothing was changed")
 
     def accumulate(self, gradient: torch.Tensor) -> None:
         """Adds a gradient to a later push. Raises NonFiniteError before anything is changed."""
