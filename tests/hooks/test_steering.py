@@ -53,6 +53,36 @@ def test_a_step_in_the_direction_that_all_went_leaves_a_worker_alone_where_it_wa
     torch.testing.assert_close(runs[1], runs[0], rtol=1e-3, atol=1e-4)
 
 
+def test_of_several_optimizers_each_adam_is_led() -> None:
+    def split(model: nn.Module) -> list[torch.optim.Optimizer]:
+        [first, *others] = model.parameters()
+        return [torch.optim.AdamW(some, lr=0.01) for some in ([first], others)]
+
+    def whole(model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(model.parameters(), lr=0.01)
+
+    runs = [
+        run_cluster(mlp, momenta, workers=2, optimizer=optimizer, design="local-sgd[h=2,codec=fp32,steer=0.6]")[0]
+        for optimizer in (whole, split)
+    ]
+    for one, other in zip(*runs, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_what_older_states_lack_of_further_optimizers_begins_anew() -> None:
+    weights = [nn.Parameter(torch.ones(2)) for _ in range(2)]
+    first, second = (torch.optim.AdamW([each], lr=0.5) for each in weights)
+    of_first, of_both = (Steering(some, 0.6, [{"lr": 1.0}]) for some in ([first], [first, second]))
+    weights[0].grad = torch.ones(2)
+    of_first.stepped()
+    of_both.load_state_dict(of_first.state_dict())
+    assert of_both.state_dict() == {
+        **of_first.state_dict(),
+        **{name: [*of_first.state_dict()[name], 0.0] for name in ("rates", "pushed", "divisors")},
+        **{name: [*of_first.state_dict()[name], [0.0]] for name in ("decays", "pushed_decays")},
+    }
+
+
 def test_the_rates_are_those_of_the_round_also_where_its_answer_is_waited_for_at_once() -> None:
     def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> torch.Tensor:
         for step in range(8):
@@ -336,7 +366,7 @@ def test_what_leads_in_one_pass_is_what_torchs_operations_lead_by() -> None:
             adam.step()
         state = adam.state[parameter]
         state["exp_avg_sq"] = state["exp_avg_sq"].to(memory_format=memory)
-        steering = Steering(adam, 0.6, [{"lr": 1.0}])
+        steering = Steering([adam], 0.6, [{"lr": 1.0}])
         steering.stepped()
         steering.pushed()
         before = parameter.detach() + 0.01 * torch.randn_like(parameter)

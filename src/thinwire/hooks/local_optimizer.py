@@ -70,8 +70,8 @@ class LocalUpdateOptimizer(DistributedOptimizer):
             self._lengthening.follow(worker.model.tensors)
         self._stepping = False
         self._began_with: str | None = None
-        steered = next((each for each in parts(optimizer) if type(each) in KINDS), None)
-        if updates.steer and steered is not None:
+        steered = [each for each in parts(optimizer) if type(each) in KINDS]
+        if updates.steer and steered:
             self._steering = Steering(steered, updates.steer, outer_groups, of_senders=of_senders)
             worker.steering = self._steering
         super().__init__(model, optimizer, worker, driver, outer_groups=outer_groups, **settings)

@@ -50,7 +50,7 @@ class Steering:
     """Replaces a share of an optimizer's first moments at every update.
 
     Args:
-        optimizer: the worker's own, one of `KINDS`.
+        optimizers: the worker's own, each one of `KINDS`.
         share: of the moments that is replaced, above 0 and below 1.
         outer_groups: of the outer optimizer, which multiplied the mean by its rate.
         of_senders: whether shards average what sparse codecs send over those who sent it.
@@ -58,31 +58,34 @@ class Steering:
 
     def __init__(
         self,
-        optimizer: torch.optim.Optimizer,
+        optimizers: Sequence[torch.optim.Optimizer],
         share: float,
         outer_groups: Sequence[Mapping[str, Any]],
         *,
         of_senders: bool = False,
     ) -> None:
-        self._optimizer, self._share, self._outer, self._of_senders = optimizer, share, outer_groups, of_senders
+        self._optimizers, self._share, self._outer, self._of_senders = optimizers, share, outer_groups, of_senders
         self._wanes = WANES_OF_SENDERS if of_senders else WANES
         # Of every parameter group: rates of the steps since the last push, and of those that it had.
-        self._rates = [0.0] * len(optimizer.param_groups)
-        self._pushed = [0.0] * len(optimizer.param_groups)
-        self._divisors = [0.0] * len(optimizer.param_groups)
+        self._rates = [0.0] * sum(1 for _ in self._every())
+        self._pushed, self._divisors = list(self._rates), list(self._rates)
         # Of every parameter, group by group: their decay. One without a gradient takes no step, and none of it.
         self._decays = self._nothing()
         self._pushed_decays = self._nothing()
         self._outer_lr = 0.0  # of what has been pushed: it may be another when the answer comes
 
+    def _every(self) -> Iterator[tuple[torch.optim.Optimizer, Mapping[str, Any]]]:
+        """Yields each parameter group, and whose it is. An optimizer that loads a state has new ones."""
+        return ((optimizer, group) for optimizer in self._optimizers for group in optimizer.param_groups)
+
     def _nothing(self) -> list[list[float]]:
-        return [[0.0] * len(group["params"]) for group in self._optimizer.param_groups]
+        return [[0.0] * len(group["params"]) for _, group in self._every()]
 
     def stepped(self) -> None:
-        """The optimizer has taken a step, with the rates that its groups have now, and gradients are still there."""
-        for index, group in enumerate(self._optimizer.param_groups):
+        """The optimizers have taken a step, with the rates that groups have now, and gradients are still there."""
+        for index, (optimizer, group) in enumerate(self._every()):
             self._rates[index] += float(group["lr"])
-            if decay := decay_of(self._optimizer, group):
+            if decay := decay_of(optimizer, group):
                 taken = self._decays[index]
                 for place, parameter in enumerate(group["params"]):
                     if parameter.grad is not None:
@@ -105,10 +108,10 @@ class Steering:
             Of each tensor; None of all where one's moments are not plain float32 in the host's memory.
         """
         found: list[Lead | None] = [None] * len(tensors)
-        for group, rates, decays in self._groups():
+        for kept, group, rates, decays in self._groups():
             first, second = (float(beta) for beta in group["betas"])
             squares = "max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"
-            for place, state, decay in self._moments(group, decays, tensors):
+            for place, state, decay in self._moments(kept, group, decays, tensors):
                 moments, step = (state["exp_avg"], state[squares]), float(state["step"])
                 if not all(each.is_cpu and each.dtype == torch.float32 and each.is_contiguous() for each in moments):
                     return None
@@ -124,8 +127,8 @@ class Steering:
             tensors: parameters, and buffers, which have no moments.
             before: their shared values before, float32[n] each.
         """
-        for group, rates, decays in self._groups():
-            some = list(self._moments(group, decays, tensors))
+        for kept, group, rates, decays in self._groups():
+            some = list(self._moments(kept, group, decays, tensors))
             if not some:
                 continue
             first, second = (float(beta) for beta in group["betas"])
@@ -144,25 +147,30 @@ class Steering:
             own = [state["exp_avg"] for _, state, _ in some]
             torch._foreach_lerp_(own, [m.to(o.dtype) for m, o in zip(moments, own, strict=True)], self._share)
 
-    def _groups(self) -> Iterator[tuple[Mapping[str, Any], float, list[float]]]:
-        """Yields the parameter groups, what to divide their updates by, and their parameters' decay in the same steps.
+    def _groups(self) -> Iterator[tuple[Mapping[Any, Any], Mapping[str, Any], float, list[float]]]:
+        """Yields what an optimizer keeps of its parameters, a group, what to divide its updates by, and the decays.
 
-        A group whose rates were 0 is left alone: all that comes of it is what waited.
+        Decays are its parameters' own in the same steps. A group whose rates were 0 is left alone: all that comes of it
+        is what waited.
         """
-        for group, pushed, divisor, decays in zip(
-            self._optimizer.param_groups, self._pushed, self._divisors, self._pushed_decays, strict=True
+        for (optimizer, group), pushed, divisor, decays in zip(
+            self._every(), self._pushed, self._divisors, self._pushed_decays, strict=True
         ):
             if self._outer_lr * pushed > 0:
-                yield group, self._outer_lr * divisor, decays
+                yield optimizer.state, group, self._outer_lr * divisor, decays
 
     def _moments(
-        self, group: Mapping[str, Any], decays: Sequence[float], tensors: Sequence[WorkerTensor]
+        self,
+        kept: Mapping[Any, Any],
+        group: Mapping[str, Any],
+        decays: Sequence[float],
+        tensors: Sequence[WorkerTensor],
     ) -> Iterator[tuple[int, Mapping[str, Any], float]]:
         """Yields the places of a group's parameters, their states, and which share of them decay is in the update.
 
         One without gradients has no moments.
         """
-        members, kept = dict(zip(group["params"], decays, strict=True)), self._optimizer.state
+        members = dict(zip(group["params"], decays, strict=True))
         for place, tensor in enumerate(tensors):
             if tensor.parameter in members and "exp_avg" in (state := kept.get(tensor.parameter, {})):
                 some = self._of_senders and tensor.sends_some
@@ -181,14 +189,20 @@ class Steering:
 
     def load_state_dict(self, state: Mapping[str, Sequence[Any]]) -> None:
         """Restores what `state_dict` returned."""
-        self._rates, self._pushed = list(state["rates"]), list(state["pushed"])
-        # States did not have these once, and decays were a group's.
+        fresh = [0.0] * len(self._rates)
+        self._rates, self._pushed = (_with_new(state[name], fresh) for name in ("rates", "pushed"))
+        # States did not have these once, decays were a group's, and of several optimizers the first alone was led.
         [self._outer_lr] = state.get("outer", [float(self._outer[0]["lr"])])
-        self._divisors = list(state.get("divisors", state["pushed"]))
+        self._divisors = _with_new(state.get("divisors", state["pushed"]), fresh)
         self._decays, self._pushed_decays = (
             [
                 list(mine) if isinstance(mine, Sequence) else [float(mine)] * len(none)
-                for mine, none in zip(state.get(name, nothing), nothing, strict=True)
+                for mine, none in zip(_with_new(state.get(name, ()), nothing), nothing, strict=True)
             ]
             for name, nothing in (("decays", self._nothing()), ("pushed_decays", self._nothing()))
         )
+
+
+def _with_new(saved: Sequence[Any], fresh: Sequence[Any]) -> list[Any]:
+    """What a state has of the first groups, and of others what they begin with."""
+    return [*saved, *fresh[len(saved) :]]
