@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -69,6 +70,38 @@ def test_where_nothing_travelled_there_is_no_ratio(command: Command, tmp_path: P
     (tmp_path / "steps.jsonl").write_text('{"step":1,"table":"fc","numel":5}\n')
     result = command("watch", tmp_path / "steps.jsonl", "--once")
     assert "nothing travelled, of 40 B in the tensors' own dtype" in result.out
+
+
+def test_since_when_no_step_has_come(command: Command, tmp_path: Path) -> None:
+    path = tmp_path / "steps.jsonl"
+    for ago, said in ((3600, "no step for 60 min: the training has ended, or waits"), (15, "")):
+        path.write_text(f'{{"step":1,"table":"fc","numel":5,"time_s":{time.time() - ago}}}\n')
+        out = command("watch", path, "--once").out
+        assert said in out and ("no step for" in out) == bool(said), out
+
+
+def test_what_is_no_file_of_records_is_an_error_for_scripts(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "notes.jsonl").write_text("these\nare notes\n")
+    result = command("watch", tmp_path / "notes.jsonl", "--once")
+    assert result.status == 2 and "its 2 lines are no step record; give what --telemetry wrote" in result.err
+    for source, status, why in (
+        ("ftp://x/y", 2, "a file is watched, or an endpoint by http:// or https://"),
+        ("HTTP://127.0.0.1:9/metrics", 1, "cannot be read"),
+    ):
+        result = command("watch", source, "--once")
+        assert result.status == status and why in result.err, result.err
+
+
+def test_figures_are_written_where_a_signal_ends_it(
+    command: Command, steps: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def end(_: float) -> None:
+        raise SystemExit(143)  # what `cli.main` makes of SIGTERM
+
+    monkeypatch.setattr("thinwire.cli.watch.time.sleep", end)
+    result = command("watch", steps, "--json", tmp_path / "out.json")
+    assert result.status == 143
+    assert json.loads((tmp_path / "out.json").read_text())["last_step"] == 79
 
 
 def test_a_file_that_is_not_there_is_waited_for_and_interrupting_ends_well(

@@ -15,6 +15,7 @@ from torch import nn
 
 import thinwire as tw
 from thinwire.hooks import ddp, fsdp
+from thinwire.runtime.record_files import RecordFile
 
 
 class Net(nn.Module):
@@ -92,13 +93,22 @@ def batches() -> Any:
     return torch.utils.data.DataLoader(rows, batch_size=8)
 
 
+def recorded(file: Path) -> tuple[set[int], set[int], int]:
+    """Of which ranks and steps tables were recorded, and how many losses."""
+    records = list(RecordFile(file).read())
+    tables = [each for each in records if each.table]
+    losses = sum(each.loss is not None for each in records)
+    return {each.rank for each in tables}, {each.step for each in tables}, losses
+
+
 def trainer(folder: Path) -> None:
     """The Trainer twice, from its checkpoint, and from another run's checkpoint of the same number."""
     adapter: Any = importlib.import_module("thinwire.hooks.transformers")
 
     def made(name: str, steps: int, seed: int = 0) -> tuple[Any, Any]:
-        made = plain_trainer(folder / name, Net(seed), max_steps=steps, save_steps=5)
-        callback = adapter.ThinwireCallback(made, "3lc", sparsity=1.75, measure_link=False)
+        made = plain_trainer(folder / name, Net(seed), max_steps=steps, save_steps=5, logging_steps=2)
+        recorded = folder / name / "steps.jsonl"
+        callback = adapter.ThinwireCallback(made, "3lc", sparsity=1.75, measure_link=False, telemetry=recorded)
         made.add_callback(callback)
         return made, callback
 
@@ -109,6 +119,8 @@ def trainer(folder: Path) -> None:
     waited = left(callback.state)
     training.train()  # once more
     tell(f"twice: {callback.state.step} {left(callback.state) != waited}")
+    dist.barrier()
+    tell(f"recorded: {recorded(folder / 'other' / 'steps.jsonl')}")
     for name, where in (("again", "one"), ("other", "one")):
         training, callback = made(name, 6)
         given = str(folder / where / "checkpoint-5")
@@ -116,7 +128,7 @@ def trainer(folder: Path) -> None:
         with warnings.catch_warnings(record=True) as found:
             warnings.simplefilter("always")
             training.train(resume_from_checkpoint=given)
-        refused = any("or is of other weights: residuals begin at zero" in str(each.message) for each in found)
+        refused = any("or of other weights: residuals begin at zero" in str(each.message) for each in found)
         tell(f"{name}: {callback.state.step} {refused}")
         dist.barrier()
 
@@ -133,7 +145,7 @@ def lightning(folder: Path) -> None:
             self.began = left(self.state)
 
     def made(epochs: int) -> tuple[Any, Any]:
-        callback = Callback("3lc", sparsity=1.75, measure_link=False)
+        callback = Callback("3lc", sparsity=1.75, measure_link=False, telemetry=folder / "steps.jsonl")
         saves = pytorch.callbacks.ModelCheckpoint(str(folder), save_last=True)
         made = lightning_trainer(epochs, callbacks=[callback, saves])
         return made, callback

@@ -80,6 +80,9 @@ def run_resized(rank: int, folder: str) -> list[tuple[dict[str, Any], str, str]]
         state.load_state_dict(own)
     with pytest.raises(tw.ConfigError, match="format 7"):
         state.load_state_dict({**own, "format": 7})
+    for damaged in ({"step": "x"}, {"loss_scale": "x"}):
+        with pytest.raises(tw.ConfigError, match=r"the state is damaged: .*'x'"):
+            state.load_state_dict({**own, **damaged})
     if rank < 2:  # a pair of ranks, as the state was saved by
         pair = ddp.compress(DistributedDataParallel(mlp(), process_group=alone), **CODEC)
         foreign = {**own, "ranks": {str(rank): {**own["ranks"]["0"], "residuals": {"fc.weight": torch.zeros(5)}}}}

@@ -19,6 +19,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.hooks.ddp_ranks import batch, mlp, run_ranks, run_script, train
+from thinwire.runtime.record_files import RecordFile
 
 ADAPTERS = {"lightning": "lightning", "transformers": "transformers accelerate"}
 
@@ -52,7 +53,9 @@ def run_nodes(rank: int, folder: str, resumes: bool, loses: int) -> tuple[int, l
     module = mlp()
     if resumes:
         module.load_state_dict(torch.load(place / "model.pt"))
-        if rank == loses:
+        if rank == loses == 0:
+            (place / adapter.FILE).write_bytes((place / adapter.FILE).read_bytes()[:1000])  # killed while it was saved
+        elif rank == loses:
             (place / adapter.FILE).unlink(missing_ok=True)
     model = DistributedDataParallel(module)
     callback = adapter.ThinwireCallback(
@@ -60,6 +63,7 @@ def run_nodes(rank: int, folder: str, resumes: bool, loses: int) -> tuple[int, l
         "3lc",
         sparsity=1.75,
         measure_link=False,
+        telemetry=place / "steps.jsonl",
     )
     args: Any = SimpleNamespace(world_size=2, output_dir=str(place.parent), resume_from_checkpoint=None)
     with warnings.catch_warnings(record=True) as heard:
@@ -68,7 +72,13 @@ def run_nodes(rank: int, folder: str, resumes: bool, loses: int) -> tuple[int, l
     begun = callback.state.step
     waits = any(bool(each.any()) for each in callback.state.core.residuals.state_dict()["residuals"].values())
     train(model, rank, 3, first=begun)
+    callback.on_log(args, SimpleNamespace(), None, logs={"loss": 0.25})
+    callback.on_log(args, SimpleNamespace(), None, logs={"eval_loss": 0.5})
+    callback.on_train_end(args, SimpleNamespace(), None)
     if not resumes:
+        records = list(RecordFile(place / "steps.jsonl").read())
+        assert {each.step for each in records if each.table} == {0}
+        assert [(each.step, each.loss) for each in records if each.loss is not None] == [(2, 0.25)]
         torch.save(module.state_dict(), place / "model.pt")
         callback.on_save(args, SimpleNamespace(global_step=3, is_world_process_zero=rank == 0), None)
         trial = place.parent / "run-7" / "checkpoint-5"  # of a search, in which each has a folder of its own
@@ -265,6 +275,7 @@ def test_a_trainer_goes_on_from_its_own_residuals_and_no_others(tmp_path: Path) 
     said = run_script(2, Path(__file__).with_name("framework_ranks.py"), "trainer", str(tmp_path)).splitlines()
     found = [line for line in said if line.startswith(("twice", "again", "other"))]
     assert found == ["twice: 10 True", "again: 6 False", "other: 1 True"], said
+    assert f"recorded: {({0, 1}, {0}, 8)}" in said, said
 
 
 @pytest.mark.frameworks

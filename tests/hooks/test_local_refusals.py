@@ -180,6 +180,14 @@ def test_a_state_of_torchs_own_optimizer_is_told_where_it_belongs() -> None:
         without = {key: value for key, value in opt.state_dict().items() if key != "inner"}
         with pytest.raises(ConfigError, match=r"the state lacks 'inner'; .* with and without local updates"):
             opt.load_state_dict(without)
+        own = opt.state_dict()
+        with pytest.raises(ConfigError, match="the state has 0 outer groups, and this optimizer 2"):
+            opt.load_state_dict({**own, "step": 7, "outer_groups": []})
+        others = {**own["inner"], "param_groups": [{**own["inner"]["param_groups"][0], "params": [0]}]}
+        with pytest.raises(
+            ConfigError, match=r"inner optimizer has groups of \[1\] parameters, and this one's of \[5\]"
+        ):
+            opt.load_state_dict({**own, "step": 7, "inner": others})
         return steps(5)(rank, model, opt)
 
     found, _ = run_cluster(mlp, loading, workers=2, optimizer=adamw, design="local-sgd[h=4]")

@@ -341,6 +341,8 @@ def test_designs_and_settings_that_no_plan_can_be_of_are_refused(known: Known) -
             replace(Setting(), **each)
     with pytest.raises(ConfigError, match=r"designs are 'int8'; expected a list of names, as in \['int8'\]"):
         Plan(known(Setting()).profile, "int8", Setting())
+    with pytest.raises(ConfigError, match="'auto' is no design: codec='auto' chooses among none, bf16, int8 and 3lc"):
+        Plan(known(Setting()).profile, ["3lc", "auto"], Setting())
     with pytest.raises(ConfigError, match="'int4' is not in this plan, which is of fp32, 3lc"):
         known(Setting()).predict("int4", 4, 1e6)
 

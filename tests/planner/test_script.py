@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from torch import nn
 from thinwire.cli.plan import STARTUP
 from thinwire.errors import ConfigError
 from thinwire.planner.costs import mean_bits, measure_costs
+from thinwire.planner.observing import Observer, refusal
 from thinwire.planner.profile import profile
 from thinwire.planner.script import profile_script
 from thinwire.policies.designs import design
@@ -204,3 +207,36 @@ def test_a_gradient_that_is_not_finite_is_named() -> None:
     model = nn.Linear(3, 2)
     with pytest.raises(ConfigError, match="gradient of weight holds NaN or Inf"):
         profile(model, lambda: (model(torch.ones(4, 3)).sum() * torch.nan).backward(), steps=1)
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda: nn.LazyLinear(2), "'weight' of a lazy module has no shape yet"),
+        (lambda: nn.Linear(3, 2, device="meta"), "'weight' is on the meta device, without values"),
+        (lambda: nn.Linear(3, 2, dtype=torch.complex64), "'weight' has dtype torch.complex64; only floating-point"),
+        (lambda: _sharded(nn.Linear(3, 2)), "'bias' is sharded over ranks .* leave out fully_shard"),
+    ],
+)
+def test_what_has_no_values_here_or_is_never_exchanged_is_refused_before_a_step(
+    make: Callable[[], nn.Module], why: str, tmp_path: Path
+) -> None:
+    model = make()
+    with pytest.raises(ConfigError, match=why):
+        profile(model, lambda: pytest.fail("a step was made"))
+    observer = Observer(tmp_path / "profile.pt", 2)
+    observer._call(model, None)
+    with pytest.raises(SystemExit):
+        observer._stepped(torch.optim.SGD(model.parameters(), lr=0.1))
+    assert re.search(why, refusal(tmp_path / "profile.pt").read_text())
+
+
+def _sharded(model: nn.Linear) -> nn.Linear:
+    model.bias.device_mesh = "of two ranks"  # type: ignore[attr-defined]
+    return model
+
+
+def test_what_is_no_model_or_no_step_is_refused() -> None:
+    for model, step in ((3, print), (nn.Linear(3, 2), 3)):
+        with pytest.raises(ConfigError, match=r"expected a torch\.nn\.Module and a function"):
+            profile(model, step)  # type: ignore[arg-type]

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from itertools import pairwise
 from pathlib import Path
 
@@ -44,6 +47,45 @@ def test_a_file_is_followed_as_it_grows(tmp_path: Path) -> None:
     assert (old.step, old.rank, old.encode_s, old.time_s, old.itemsize, old.loss) == (3, 1, 0.5, 0.0, 4, None)
     path.write_bytes(OLD)
     assert list(file.read()) == [old], "another file is in its place"
+    longer = OLD.replace(b'"step":3', b'"step":4') + OLD
+    path.write_bytes(longer)
+    assert [record.step for record in file.read()] == [4, 3], "a longer one"
+    other = tmp_path / "other.jsonl"
+    other.write_bytes(longer.replace(b'"rank":1', b'"rank":2') + longer)
+    other.replace(path)
+    assert [record.step for record in file.read()] == [4, 3, 4, 3]
+    assert list(file.read()) == []
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match="pipe is no file but a pipe or a device: give the file that --telemetry"):
+        list(RecordFile(tmp_path / "pipe").read())
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        '"numel":-1',
+        f'"numel":{10**400}',
+        '"step":-1',
+        '"rank":-1',
+        '"payload_bytes_push":-5',
+        f'"payload_bytes_pull":{1 << 62}',
+        '"itemsize":-4',
+        '"accuracy":1e300',
+        '"share":-0.5',
+        '"residual_norm":-1.0',
+        '"link_bps":-5.0',
+    ],
+)
+def test_lines_with_numbers_that_cannot_be_are_damaged(field: str, tmp_path: Path) -> None:
+    path = tmp_path / "steps.jsonl"
+    name = field.partition(":")[0]
+    others = [each for each in ('"step":1', '"table":"fc"', '"numel":5') if not each.startswith(name)]
+    path.write_text("{" + ",".join([*others, field]) + "}\n" + '{"step":1,"table":"fc","numel":5}\n')
+    file = RecordFile(path)
+    assert [record.step for record in file.read()] == [1] and file.damaged == 1
 
 
 def test_damaged_lines_are_left_out_and_counted(tmp_path: Path) -> None:
@@ -158,3 +200,33 @@ def test_an_endpoint_is_read_without_the_proxies_of_the_environment(monkeypatch:
         assert [each.table for each in RecordEndpoint(f"http://127.0.0.1:{writer.port}/metrics").read()] == ["fc"]
     finally:
         writer.close()
+
+
+def test_an_answer_that_does_not_end_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("thinwire.runtime.record_files._TIMEOUT_S", 0.2)
+    over = threading.Event()
+
+    class Slow(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            while not over.wait(0.05):
+                self.wfile.write(b"# x\n")
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Slow) as server:
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        try:
+            with pytest.raises(TransportError, match=r"cannot be read: its answer does not end within 0\.2 s"):
+                list(RecordEndpoint(f"http://127.0.0.1:{server.server_port}/metrics").read())
+        finally:
+            over.set()
+            thread.join()
+
+
+def test_a_port_that_cannot_be_is_said() -> None:
+    with pytest.raises(TransportError, match="Port out of range 0-65535"):
+        list(RecordEndpoint("http://127.0.0.1:999999/metrics").read())

@@ -20,7 +20,7 @@ from thinwire.cli import options
 from thinwire.cli.console import console, show, write_json
 from thinwire.cli.lazy import lazy
 from thinwire.cli.outputs import check_apart
-from thinwire.errors import ConfigError
+from thinwire.errors import ConfigError, FrameError
 from thinwire.frames import CODEC_NUMBERS, Flags
 from thinwire.presentation.tables import Table
 from thinwire.quantities import number_text
@@ -78,7 +78,10 @@ def _frame(file: Path, json: Path | None) -> None:
             f"{file}: {error.strerror}. Give codecs, models, data, or a file that holds a frame; "
             "designs are listed by thinwire designs"
         ) from error
-    parsed = frames.parse(content)
+    try:
+        parsed = frames.parse(content)
+    except FrameError as error:
+        raise FrameError(f"{file}: {error}") from error
     set_flags = [flag.name or "" for flag in Flags if flag & parsed.flags]
     rows: list[tuple[str, Any, str]] = [
         ("codec", parsed.codec, f"number {CODEC_NUMBERS.get(parsed.codec, 0)} on the wire; 0 is a codec sent by name"),

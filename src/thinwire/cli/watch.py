@@ -20,7 +20,7 @@ from thinwire.cli import options
 from thinwire.cli.console import console, errors, write_json
 from thinwire.cli.outputs import check_apart
 from thinwire.errors import ConfigError, TransportError
-from thinwire.quantities import counted, ms_text, nbytes_text, number_text, rate_text
+from thinwire.quantities import counted, ms_text, nbytes_text, number_text, rate_text, seconds_text
 from thinwire.runtime.record_files import RecordEndpoint, RecordFile
 from thinwire.studies.step_figures import Figures, RecordedSteps
 
@@ -28,6 +28,11 @@ app = typer.Typer()
 
 _ADDRESS = re.compile(r"[^/]+:\d+(/.*)?")
 """Of an endpoint, and hardly of a file."""
+
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+
+SILENT_S, SILENT_STEPS = 30.0, 10
+"""After so long, and so many steps' time, without a new step it is said since when."""
 
 NEWEST_NBYTES = 1 << 25
 """Of a long file only the end is read: some 80,000 records, in less than a second."""
@@ -62,12 +67,12 @@ def watch(
     All figures are of one worker and one step, means over the newest steps and all workers in the file. A file that is
     not there yet is waited for; of a folder its one *.jsonl is followed. Ctrl-C ends.
     """
-    is_url = source.startswith(("http://", "https://"))
+    is_url = source.lower().startswith(("http://", "https://"))
     if not is_url:
         source = _file(source)
         check_apart(json, [Path(source)], "the step records are")
     records = RecordEndpoint(source) if is_url else RecordFile(Path(source), NEWEST_NBYTES)
-    recorded = RecordedSteps()
+    recorded, ended = RecordedSteps(), None
 
     def look() -> Group:
         word = ""
@@ -81,31 +86,43 @@ def watch(
             word = str(error)
         if not is_url and not Path(source).exists():
             word = f"waiting for {source}, which is not there yet"
-        return frame(recorded.figures(leave_out=1), source, tensors, damaged=records.damaged, word=word)
+        figures = recorded.figures(leave_out=1)
+        return frame(figures, source, tensors, damaged=records.damaged, word=word or silence(figures, time.time()))
 
     if once:
         if not is_url and not Path(source).exists():
             raise ConfigError(f"{source}: there is no such file; start a training with --telemetry {source} first")
-        console.print(look())
+        shown = look()
+        if records.damaged and not recorded.steps:
+            lines = "its line is" if records.damaged == 1 else f"its {records.damaged:,} lines are"
+            raise ConfigError(f"{source}: {lines} no step record; give what --telemetry wrote")
+        console.print(shown)
     else:
         if not console.is_terminal:  # where figures cannot be written over, only the last ones are
             hint = "no terminal: figures are written once, at the end; --once writes those of now"
             errors.print(hint, soft_wrap=True)
-        with suppress(KeyboardInterrupt), Live(look(), console=console, auto_refresh=False) as live:
-            while True:
-                time.sleep(interval)
-                live.update(look(), refresh=True)
+        try:
+            with suppress(KeyboardInterrupt), Live(look(), console=console, auto_refresh=False) as live:
+                while True:
+                    time.sleep(interval)
+                    live.update(look(), refresh=True)
+        except SystemExit as error:  # SIGTERM, as `timeout` sends it
+            ended = error
         if not console.is_terminal:
             console.print()  # there the last frame comes without the end of its line
     write_json(json, {**asdict(recorded.figures(leave_out=1)), "damaged": records.damaged})
+    if ended is not None:
+        raise ended
 
 
 def _file(source: str) -> str:
     """Returns the file to follow: a folder's only one.
 
     Raises:
-        ConfigError: the folder has none or several, or an address lacks its http://.
+        ConfigError: the folder has none or several, or an address lacks its http://, or has another.
     """
+    if _SCHEME.match(source):
+        raise ConfigError(f"{source}: a file is watched, or an endpoint by http:// or https://")
     path = Path(source)
     if path.is_dir():
         found = sorted(path.glob("*.jsonl"))
@@ -140,6 +157,14 @@ def frame(figures: Figures, source: str, tensors: int, *, damaged: int = 0, word
     title = Text(f"{source}: step {figures.last_step:,}, {counted(figures.ranks, 'worker')}", style="bold")
     listed = _tensors(figures, tensors)
     return Group(title, grid, *([listed] if tensors else []), *below)
+
+
+def silence(figures: Figures, now: float) -> str:
+    """Returns since when no step has come, where that is long: the training has ended, died or waits."""
+    silent = now - figures.last_s
+    if not figures.last_s or silent < max(SILENT_S, SILENT_STEPS * (figures.step_s or 0.0)):
+        return ""
+    return f"no step for {seconds_text(silent)}: the training has ended, or waits"
 
 
 def _lines(figures: Figures) -> list[tuple[str, str]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -34,6 +35,8 @@ class ThinwireCallback(Callback):
 
     Args:
         codec: as in `ddp.compress`, or `fsdp.compress`.
+        telemetry: a file of JSON lines, for `thinwire watch` and `thinwire report`: every rank adds records of every
+            tenth step, and its loss as often as Lightning logs.
         **options: likewise, such as `sparsity=1.0`, `codecs={…}` or `start_step=50`. With "16-mixed" Lightning's
             GradScaler is given by itself, with `nonfinite="skip"`.
 
@@ -47,9 +50,9 @@ class ThinwireCallback(Callback):
         Trainer(strategy="ddp", devices=4, callbacks=[callback]).fit(model, data)
     """
 
-    def __init__(self, codec: str | Codec = "3lc", **options: Any) -> None:
+    def __init__(self, codec: str | Codec = "3lc", *, telemetry: str | Path | None = None, **options: Any) -> None:
         self.state: ExchangeState | None = None
-        self._codec, self._options = codec, options
+        self._codec, self._options, self._telemetry = codec, options, telemetry
         self._saved: Mapping[str, Any] | None = None
         self._fits = False
         self._model: weakref.ref[nn.Module] | None = None
@@ -68,13 +71,23 @@ class ThinwireCallback(Callback):
         self._fits = True
         if is_sharded(wrapped) and self.state is not None and self._model is not None and self._model() is wrapped:
             return  # FSDP2's hooks stay for as long as the model does
-        self.state, self._model = compress_wrapped(wrapped, self._codec, self._options, scaler), weakref.ref(wrapped)
+        self.state = compress_wrapped(wrapped, self._codec, self._options, scaler, self._telemetry)
+        self._model = weakref.ref(wrapped)
         saved, self._saved = self._saved, None  # once: a later fit goes on from what this one leaves
         module, left = self._left
         if saved is not None:
             ddp.AllRanks(self.state).load_state_dict(saved)
         elif left is not None and module is not None and module() is pl_module:
             self.state.load_state_dict(left)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Records the loss, where there is a file for it."""
+        every = trainer.log_every_n_steps
+        due = self._telemetry is not None and every > 0 and (batch_idx + 1) % every == 0
+        if due and self.state is not None and isinstance(outputs, Mapping) and "loss" in outputs:
+            self.state.record_scores(loss=outputs["loss"])
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the residuals of all ranks on rank 0, which writes them; Lightning calls it on every rank."""
@@ -90,7 +103,11 @@ class ThinwireCallback(Callback):
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Ends the hook's threads with the training."""
         self._fits = False
-        if stage == "fit" and self.state is not None and not is_sharded(trainer.strategy.model or pl_module):
+        if stage != "fit" or self.state is None:
+            return
+        if is_sharded(trainer.strategy.model or pl_module):
+            self.state.between_steps()  # records the last step, if it was measured
+        else:
             if self.state.driver.failure is None:
                 self._left = weakref.ref(pl_module), self.state.state_dict()
             self.state.close()

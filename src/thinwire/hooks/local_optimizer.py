@@ -16,7 +16,7 @@ from thinwire.hooks.lengthening import Lengthening
 from thinwire.hooks.moments import forget_what_is_not_finite
 from thinwire.hooks.optimizer import DistributedOptimizer
 from thinwire.hooks.report import TrainingReport
-from thinwire.hooks.resuming import check_state
+from thinwire.hooks.resuming import check_inner_state, check_state
 from thinwire.hooks.several import parts
 from thinwire.hooks.steering import KINDS, Steering
 from thinwire.policies.local_updates import LocalUpdates
@@ -131,7 +131,8 @@ class LocalUpdateOptimizer(DistributedOptimizer):
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        check_state(state_dict, "inner", len(self.param_groups))
+        check_state(state_dict, "inner", self.param_groups)
+        check_inner_state(state_dict, self._inner, self.outer_groups)
         if "position" in state_dict:
             self._local.check_position(state_dict["position"])  # before what other updates have no residuals of
         super().load_state_dict(state_dict)

@@ -322,7 +322,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Raises:
             ConfigError: it is of another optimizer or another rank, or a parameter of this model is missing in it.
         """
-        check_state(state_dict, "contexts", len(self.param_groups))
+        check_state(state_dict, "contexts", self.param_groups)
         if self._shards is not None and self._joined and state_dict.get("shard"):
             raise ConfigError(
                 "the state holds this rank's shard, which is taken back before ranks meet: give it as "
@@ -333,8 +333,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 f"the state is of rank {rank}, and this is rank {self._worker.rank}: each resumes from its own, which "
                 "holds what its gradients have not sent yet"
             )
+        step, before = int(state_dict["step"]), self._worker.iteration
         self._worker.model.load_state_dict(plainly_named(state_dict))
-        before, self._worker.iteration = self._worker.iteration, int(state_dict["step"])  # which decides what is due
+        self._worker.iteration = step  # which decides what is due
         self._costs.pass_over(self._worker.iteration - before)
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
             group.update(saved)

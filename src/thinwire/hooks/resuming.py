@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -205,13 +205,13 @@ def load_agreed(resume: Mapping[str, Any] | Resumable | None, group: dist.Proces
     return kept.load(max(common)) if said[dist.get_rank(group)][1] else None
 
 
-def check_state(state: Mapping[str, Any], key: str, groups: int) -> None:
+def check_state(state: Mapping[str, Any], key: str, groups: Sequence[Mapping[str, Any]]) -> None:
     """Raises ConfigError where a state is not of an optimizer that `distribute` returned, before anything is changed.
 
     Args:
         state: that is to be loaded.
         key: what states of that kind of optimizer have.
-        groups: how many parameter groups this one has.
+        groups: this one's parameter groups.
     """
     if key not in state and "state" in state:
         where = (
@@ -229,8 +229,26 @@ def check_state(state: Mapping[str, Any], key: str, groups: int) -> None:
             f"the state lacks {key!r}; it has {', '.join(map(str, state))}. States with and without local updates "
             "cannot take each other's place: start from the model's weights"
         )
-    if len(state["param_groups"]) != groups:
-        raise ConfigError(f"the state has {len(state['param_groups'])} parameter groups, and this optimizer {groups}")
+    if len(state["param_groups"]) != len(groups):
+        found = len(state["param_groups"])
+        raise ConfigError(f"the state has {found} parameter groups, and this optimizer {len(groups)}")
+
+
+def check_inner_state(state: Mapping[str, Any], inner: torch.optim.Optimizer, outer: Sequence[object]) -> None:
+    """Raises ConfigError where a state's optimizers are not those of a local optimizer, before anything is changed.
+
+    Args:
+        state: that is to be loaded, of which `check_state` said nothing.
+        inner: the user's own optimizer.
+        outer: parameter groups of the outer one.
+    """
+    # An optimizer may keep its state in a way of its own.
+    both = state["inner"].get("param_groups", inner.param_groups), inner.param_groups
+    kept, here = ([len(group["params"]) for group in each] for each in both)
+    if kept != here:
+        raise ConfigError(f"the state's inner optimizer has groups of {kept} parameters, and this one's of {here}")
+    if len(state["outer_groups"]) != len(outer):
+        raise ConfigError(f"the state has {len(state['outer_groups'])} outer groups, and this optimizer {len(outer)}")
 
 
 def plainly_named(state: Mapping[str, Any]) -> dict[str, Any]:

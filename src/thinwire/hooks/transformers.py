@@ -44,6 +44,8 @@ class ThinwireCallback(TrainerCallback):
     Args:
         trainer: to which the callback is added.
         codec: as in `ddp.compress`, or `fsdp.compress`.
+        telemetry: a file of JSON lines, for `thinwire watch` and `thinwire report`: every rank adds records of every
+            tenth step, and the losses that the Trainer logs.
         **options: likewise, such as `sparsity=1.0`, `codecs={…}` or `start_step=50`. With float16 the Trainer's
             GradScaler is given by itself, with `nonfinite="skip"`.
 
@@ -58,9 +60,12 @@ class ThinwireCallback(TrainerCallback):
         trainer.train()
     """
 
-    def __init__(self, trainer: Trainer, codec: str | Codec = "3lc", **options: Any) -> None:
+    def __init__(
+        self, trainer: Trainer, codec: str | Codec = "3lc", *, telemetry: str | Path | None = None, **options: Any
+    ) -> None:
         self.state: ExchangeState | None = None
         self._trainer, self._codec, self._options = trainer, codec, options
+        self._telemetry = telemetry
         self._model: weakref.ref[torch.nn.Module] | None = None
 
     def on_train_begin(
@@ -72,10 +77,31 @@ class ThinwireCallback(TrainerCallback):
         wrapped = self._trainer.model_wrapped
         if self.state is None or self._model is None or self._model() is not wrapped:
             scaler = getattr(self._trainer.accelerator, "scaler", None)
-            self.state = compress_wrapped(wrapped, self._codec, self._options, scaler)
+            if self.state is not None:
+                self.state.close()  # of a wrapper that the Trainer trains no longer
+            self.state = compress_wrapped(wrapped, self._codec, self._options, scaler, self._telemetry)
             self._model = weakref.ref(wrapped)
         if state.global_step > 0:
             self._load(self.state, args, state)
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Records the loss, where there is a file for it; the Trainer calls it on every rank."""
+        if self.state is not None and logs and "loss" in logs:
+            self.state.record_scores(loss=float(logs["loss"]))
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Records the last step, if it was measured; a second `train()` goes on with the same hook."""
+        if self.state is not None:
+            self.state.between_steps()
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Writes the residuals of all ranks beside the Trainer's own files; the Trainer calls it on every rank."""
@@ -86,7 +112,9 @@ class ThinwireCallback(TrainerCallback):
             return
         folder = self._folder(args, state.global_step)
         if folder.is_dir():
-            torch.save({**whole, WEIGHTS: weights}, folder / FILE)
+            part = folder / f"{FILE}.part"
+            torch.save({**whole, WEIGHTS: weights}, part)
+            part.replace(folder / FILE)
         else:
             caution(f"the Trainer's checkpoint is not at {folder}: the residuals of all ranks are not saved")
 
@@ -108,8 +136,8 @@ class ThinwireCallback(TrainerCallback):
             ddp.AllRanks(state).load_state_dict(kept)
             return
         caution(
-            f"the Trainer goes on from step {step}, and {folders[0] / FILE} is not there on rank 0, or is of other "
-            "weights: residuals begin at zero. For a checkpoint in another place give "
+            f"the Trainer goes on from step {step}, and {folders[0] / FILE} is not there on rank 0, or is damaged, "
+            "or of other weights: residuals begin at zero. For a checkpoint in another place give "
             "TrainingArguments(resume_from_checkpoint=FOLDER)"
         )
 
@@ -124,9 +152,12 @@ class ThinwireCallback(TrainerCallback):
         own = _digest(self._trainer.model)
         for file in (folder / FILE for folder in folders):
             if file.exists():
-                kept: dict[str, Any] = torch.load(file, weights_only=True, map_location="cpu")
-                if kept.pop(WEIGHTS, own) == own:
-                    return kept
+                try:
+                    kept: dict[str, Any] = torch.load(file, weights_only=True, map_location="cpu")
+                    if kept.pop(WEIGHTS, own) == own:
+                        return kept
+                except Exception as error:  # torch and pickle have many; the other ranks wait for what is found
+                    caution(f"{file} cannot be read: {error}")
         return None
 
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -82,7 +82,10 @@ class Observer:
             self._hooks.close()
             self._called.clear()
             inner = [_unwrapped(each) for each in called]
-            self._watch = Watch(inner[0] if len(inner) == 1 else nn.ModuleList(inner), self._steps, called)
+            try:
+                self._watch = Watch(inner[0] if len(inner) == 1 else nn.ModuleList(inner), self._steps, called)
+            except ConfigError as error:
+                self._refuse(error)
             self._optimizer = optimizer
             self._hooks.enter_context(self._watch.watching())
         elif optimizer is self._optimizer:  # of several, the first that trains a module ends a step
@@ -112,15 +115,23 @@ class Observer:
                 f"another optimizer trains {left_out:,} values: neither they nor its steps are in this plan, which is "
                 f"of the {sum(own.values()):,} values of the first optimizer that steps"
             )
+        try:
+            found = watch.profile()
+        except ConfigError as error:
+            self._refuse(error)
         if self._path is not None:
             part = self._path.with_suffix(".part")
-            try:
-                torch.save(_as_dict(watch.profile()), part)
-            except ConfigError as error:
-                part.write_text(str(error))
-                part.replace(refusal(self._path))
-            else:
-                part.replace(self._path)
+            torch.save(_as_dict(found), part)
+            part.replace(self._path)
+        raise SystemExit(0)
+
+    def _refuse(self, error: ConfigError) -> NoReturn:
+        """Writes why there can be no profile, and ends the script."""
+        self._finished = True
+        if self._path is not None:
+            part = self._path.with_suffix(".part")
+            part.write_text(str(error))
+            part.replace(refusal(self._path))
         raise SystemExit(0)
 
 

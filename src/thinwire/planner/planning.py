@@ -53,6 +53,11 @@ def plannable(designs: Sequence[str | Design]) -> dict[str, Design]:
     """
     if isinstance(designs, str):  # a sequence too, of letters
         raise ConfigError(f"designs are {designs!r}; expected a list of names, as in [{designs!r}]")
+    if "auto" in designs:
+        raise ConfigError(
+            "'auto' is no design: codec='auto' chooses among none, bf16, int8 and 3lc while it trains. Plan those; in "
+            "the brackets of local updates, as in 'local-sgd[h=4,codec=auto]', what it takes there is planned"
+        )
     given = [each if isinstance(each, Design) else design(each) for each in (UNCOMPRESSED, *designs)]
     for each in given:
         exchange_every(each)

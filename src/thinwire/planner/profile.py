@@ -14,9 +14,11 @@ from statistics import median, quantiles
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from thinwire.errors import ConfigError
+from thinwire.hooks.exchange.ranks import check_floating
 from thinwire.hooks.wrapping import inside_compiled
 from thinwire.planner.optimizers import Trainer, trainer_of
 
@@ -97,7 +99,7 @@ def profile(model: nn.Module, step: Callable[[], object], *, steps: int = STEPS)
         steps: that are measured, after two that are not.
 
     Raises:
-        ConfigError: no trained parameter, or a step without a backward pass.
+        ConfigError: no trained parameter, one that cannot be exchanged, or a step without a backward pass.
 
     Example:
         >>> model = nn.Linear(20, 10)
@@ -105,6 +107,10 @@ def profile(model: nn.Module, step: Callable[[], object], *, steps: int = STEPS)
         >>> [each.name for each in measured.tensors], measured.step_s > 0, len(measured.gradients)
         (['weight', 'bias'], True, 3)
     """
+    given: tuple[object, object] = model, step
+    if not (isinstance(given[0], nn.Module) and callable(given[1])):
+        kinds = " and ".join(type(each).__name__ for each in given)
+        raise ConfigError(f"expected a torch.nn.Module and a function that makes a step; {kinds} came")
     watch = Watch(model, steps)
     with watch.watching():
         while not watch.done:
@@ -112,6 +118,23 @@ def profile(model: nn.Module, step: Callable[[], object], *, steps: int = STEPS)
             step()
             watch.end()
     return watch.profile()
+
+
+def _check_exchanged(name: str, parameter: nn.Parameter) -> None:
+    """Raises ConfigError for a parameter that has no values here, or none that are exchanged."""
+    if is_lazy(parameter):
+        raise ConfigError(f"parameter {name!r} of a lazy module has no shape yet: run one forward pass first")
+    if parameter.is_meta:
+        raise ConfigError(
+            f"parameter {name!r} is on the meta device, without values, and steps are measured: call to_empty() and "
+            "fill it first"
+        )
+    if hasattr(parameter, "device_mesh"):
+        raise ConfigError(
+            f"parameter {name!r} is sharded over ranks (a DTensor), and what sharded models exchange cannot be left "
+            "out of their steps: leave out fully_shard while the model is profiled"
+        )
+    check_floating(name, parameter.dtype)
 
 
 @dataclass
@@ -154,11 +177,13 @@ class Watch:
         called: the modules that the training calls, where they are not the model itself: what wraps it, or parts of it.
 
     Raises:
-        ConfigError: no trained parameter, or no step to measure.
+        ConfigError: no trained parameter, one that cannot be exchanged, or no step to measure.
     """
 
     def __init__(self, model: nn.Module, steps: int = STEPS, called: Sequence[nn.Module] = ()) -> None:
         self._trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
+        for name, each in self._trained.items():
+            _check_exchanged(name, each)
         if not any(each.numel() for each in self._trained.values()):
             raise ConfigError("the model has no trained parameter that holds a value; there is nothing to exchange")
         if steps < 1:

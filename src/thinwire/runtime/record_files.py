@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import http.client
 import math
+import stat
 import time
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -25,9 +27,15 @@ from thinwire.telemetry import StepRecord
 _CHUNK_NBYTES = 1 << 22
 _LONGEST_S = 1e12
 """A time above this, 30,000 years, was measured by no clock."""
+_MOST = 1 << 62
+"""Nothing that is counted comes to more."""
+_MARK_NBYTES = 4096
+"""The end of what was read is remembered: where something else stands there, it is another file."""
 MAX_LINE_NBYTES = 1 << 20
 """A record takes some 400 bytes; a longer line than this is of some other file."""
 _TIMEOUT_S = 5.0
+_LONGEST_NBYTES = 1 << 26
+"""Of what an endpoint answers: some 100,000 tensors."""
 _MOST_STEPS = 1000
 """Of so many steps between two looks at an endpoint records are made."""
 
@@ -40,7 +48,7 @@ class RecordFile:
         newest_nbytes: of a file that is there already, only so much of its end is read; None: all.
 
     Attributes:
-        damaged: lines so far that are no step records, or have times that cannot be.
+        damaged: lines so far that are no step records, or have numbers that cannot be.
 
     Example:
         >>> import tempfile
@@ -55,6 +63,7 @@ class RecordFile:
         self.path, self.damaged = path, 0
         self._newest = newest_nbytes
         self._offset: int | None = None
+        self._mark = b""  # what stands before it
         self._decoder = msgspec.json.Decoder(StepRecord)
 
     def read(self, *, ended: bool = False) -> Iterator[StepRecord]:
@@ -67,6 +76,11 @@ class RecordFile:
             ConfigError: the file cannot be read.
         """
         try:
+            kind = stat.S_IFMT(self.path.stat().st_mode)
+            if kind not in (stat.S_IFREG, stat.S_IFDIR):  # a pipe would be waited for
+                raise ConfigError(
+                    f"{self.path} is no file but a pipe or a device: give the file that --telemetry wrote"
+                )
             with self.path.open("rb") as file:
                 size = file.seek(0, 2)
                 if self._offset is None:
@@ -74,21 +88,27 @@ class RecordFile:
                     if self._offset:
                         file.seek(self._offset)
                         self._offset += len(file.readline(MAX_LINE_NBYTES))
-                elif size < self._offset:
-                    self._offset = 0  # somebody emptied it or put another in its place
+                else:
+                    file.seek(max(0, self._offset - len(self._mark)))
+                    if size < self._offset or file.read(len(self._mark)) != self._mark:
+                        self._offset, self._mark = 0, b""  # somebody emptied it or put another in its place
                 file.seek(self._offset)
                 while lines := self._next_lines(file.read(_CHUNK_NBYTES)):
-                    self._offset += len(lines)
+                    self._pass(lines)
                     file.seek(self._offset)
                     yield from self._records(lines)
                 if ended:
                     file.seek(self._offset)
-                    self._offset += len(rest := file.read(MAX_LINE_NBYTES))
+                    self._pass(rest := file.read(MAX_LINE_NBYTES))
                     yield from self._records(rest)
         except FileNotFoundError:
             return
         except OSError as error:
             raise ConfigError(f"{self.path} cannot be read: {error.strerror or error}") from error
+
+    def _pass(self, lines: bytes) -> None:
+        self._offset = (self._offset or 0) + len(lines)
+        self._mark = (self._mark + lines[-_MARK_NBYTES:])[-_MARK_NBYTES:]
 
     @staticmethod
     def _next_lines(chunk: bytes) -> bytes:
@@ -104,11 +124,25 @@ class RecordFile:
                 except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                     self.damaged += 1
                     continue
-                times = record.time_s, record.encode_s, record.decode_s, record.wait_s
-                if all(0 <= each <= _LONGEST_S for each in times):
+                if _can_be(record):
                     yield record
                 else:
                     self.damaged += 1
+
+
+def _can_be(record: StepRecord) -> bool:
+    """Whether a record's numbers are within what can be measured and counted; JSON has others."""
+    times = record.time_s, record.encode_s, record.decode_s, record.wait_s
+    counts = (record.step, record.rank, record.numel, record.payload_bytes_push, record.payload_bytes_pull)
+    others = (record.staleness, record.itemsize, record.ways, record.serving_ranks)
+    shares = record.share, record.accuracy or 0.0
+    positive = record.residual_norm or 0.0, record.residual_lag or 0.0, record.link_bps or 0.0
+    return (
+        all(0 <= each <= _LONGEST_S for each in times)
+        and all(0 <= each < _MOST for each in (*counts, *others))
+        and all(0 <= each <= 1 for each in shares)
+        and all(0 <= each < math.inf for each in positive)
+    )
 
 
 class RecordEndpoint:
@@ -142,8 +176,9 @@ class RecordEndpoint:
         from prometheus_client.parser import text_string_to_metric_families
 
         try:
+            _ = urlsplit(self.url).port  # which no other call looks at: 65536 more would be the same port
             with self._direct.open(self.url, timeout=_TIMEOUT_S) as answer:
-                families = list(text_string_to_metric_families(answer.read().decode()))
+                families = list(text_string_to_metric_families(_all_of(answer).decode()))
         except (OSError, ValueError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", error)
             raise TransportError(
@@ -175,6 +210,16 @@ class RecordEndpoint:
         self._before = found
         # Whoever adds records up takes an earlier step behind a later one for a training that went back.
         yield from sorted(records, key=attrgetter("step"))
+
+
+def _all_of(answer: http.client.HTTPResponse) -> bytes:
+    """Reads an answer that must end soon: the timeout of a connection is of each of its bytes."""
+    begin, found = time.monotonic(), bytearray()
+    while chunk := answer.read1(1 << 16):
+        found += chunk
+        if len(found) > _LONGEST_NBYTES or time.monotonic() - begin > _TIMEOUT_S:
+            raise ValueError(f"its answer does not end within {_TIMEOUT_S:g} s or {_LONGEST_NBYTES:,} bytes")
+    return bytes(found)
 
 
 def _spread(record: StepRecord, taken: int, last: StepRecord | None) -> Iterator[StepRecord]:

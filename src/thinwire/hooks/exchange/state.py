@@ -308,6 +308,10 @@ class ExchangeState:
                 f"the state has reduce={reduce!r} and this run {self._reduce!r}: residuals are in its units"
             )
         self._check_group(state)
+        try:  # before anything is changed
+            step, loss_scale = int(state["step"]), float(state["loss_scale"])
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"the state is damaged: {error}") from error
         self.driver.wait_step()
         if self._records is not None:
             self._records.end_step()
@@ -315,8 +319,7 @@ class ExchangeState:
             self._load_residuals(state)
         if self._guard is not None:
             self._guard.forget()
-        self.step = int(state["step"])
-        self._loss_scale = float(state["loss_scale"])
+        self.step, self._loss_scale = step, loss_scale
         if self._scaler is None and self._loss_scale not in (0.0, 1.0):
             self.core.residuals.scale(1 / self._loss_scale)
             self._loss_scale = 1.0

@@ -16,7 +16,7 @@ from thinwire.codecs import Codec, decode_all
 from thinwire.codecs.device import NOTHING_LOST
 from thinwire.codecs.registry import decode
 from thinwire.collective.exchange import abort_packet
-from thinwire.errors import FrameError, NonFiniteError, ProtocolError
+from thinwire.errors import FrameError, NonFiniteError, ProtocolError, ThinwireError
 from thinwire.frames import parse as parse_frame
 from thinwire.hooks.fsdp.parameter_groups import AllGather, ParameterGroup
 from thinwire.hooks.fsdp.passes import Passes
@@ -116,7 +116,8 @@ class CodedAllGather(AllGather):
     def _exchange(self, shard: torch.Tensor) -> list[Sequence[bytes | memoryview]]:
         """Sends this rank's frames to all others; returns every rank's, in rank order."""
         peers, begin = self._peers, time.perf_counter()
-        frames, packet, failure = list[bytes](), bytearray(), None
+        frames, packet = list[bytes](), bytearray()
+        failure: ThinwireError | None = None
         try:
             parts = zip(self._codecs, self._group.gathered(shard), self._group.gathered_names, strict=True)
             frames = [codec.encode(part, name=name) for codec, part, name in parts]
@@ -135,8 +136,10 @@ class CodedAllGather(AllGather):
         found: list[Sequence[bytes | memoryview]] = [frames] * peers.size
         for transfer in receives:
             received = peers.wait(transfer)
-            if failure is None:
+            try:
                 found[transfer.peer] = self._read(transfer.peer, received)
+            except ThinwireError as error:  # not before all have come: what is left under way meets the next gather
+                failure = failure or error
         for transfer in sends:
             peers.wait(transfer)
         if failure is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -212,15 +211,14 @@ class ShardedState(ExchangeState):
                 self.step += 1
                 self.between_steps()
             return
-        for each in ready:
-            each.wait()
-            # Before the newest is exchanged: its residuals may have been rescaled on FSDP's stream.
-            each.group.wait_reduced()
-        self._exchange_newest(last=True)
-        exchanged = self._exchanging
-        self._ready = []
-        own, failure = Outcome.TAKEN, None
+        own, failure, exchanged = Outcome.TAKEN, None, self._exchanging
         try:
+            for each in ready:
+                each.wait()
+                # Before the newest is exchanged: its residuals may have been rescaled on FSDP's stream.
+                each.group.wait_reduced()
+            self._exchange_newest(last=True)
+            self._ready = []
             self.driver.wait_step()
             undone = self.auto is not None and self.auto.flush.look()
             if undone or self.core.steps_skipped > skipped:
@@ -271,8 +269,14 @@ class ShardedState(ExchangeState):
         if self._shard_group is None or exchanged:
             return own
         worst = torch.tensor(own.value, device=device)
-        with suppress(*([RuntimeError] if own is Outcome.FAILED else [])):
-            dist.all_reduce(worst, op=dist.ReduceOp.MAX, group=self._shard_group)
+        try:
+            work = dist.all_reduce(worst, op=dist.ReduceOp.MAX, group=self._shard_group, async_op=True)
+            work.wait(2 * self._everyone.timeout)  # whoever is kept waiting by a replica comes after that timeout
+        except RuntimeError as error:
+            if own is not Outcome.FAILED:  # else what it raises says why
+                raise TransportError(
+                    f"the ranks of the other shards do not say what became of a step: {error}"
+                ) from error
         return Outcome(int(worst.item()))
 
     # ---- checkpoints
