@@ -376,6 +376,8 @@ def test_arguments_that_cannot_be() -> None:
         ({"codec": "auto"}, r"of local updates, as in tw.distribute\(…, design='update\[codec=auto\]'\)"),
         ({"design": "update", "codec": "auto"}, r"design='update' brings its codecs; 'update\[codec=auto\]' has auto"),
         ({"sparsity": 2.0}, "sparsity"),
+        ({"design": "update", "s": 1.5}, r"design='update' brings its codecs .*; write design='update\[s=1\.5\]'"),
+        ({"design": "3lc", "elastic": True}, "tw.distribute has no elastic, nor has the design: .*elastic"),
         ({"sparsty": 1.0}, "did you mean 'sparsity'"),
         ({"reduce": "max"}, "reduce"),
         ({"rank": -1, "workers": 4}, "rank"),

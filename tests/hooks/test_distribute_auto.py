@@ -169,7 +169,7 @@ def test_designs_say_what_is_wrong_with_their_options() -> None:
         ("update[codec=auto,target=size]", "target='size'; allowed are 'time' and 'bytes'"),
         ("streaming-diloco[codec=auto]", "fragments=1 and delay=0 go with it"),
         ("local-sgd[h=4,delay=1,codec=auto]", "fragments=1 and delay=0 go with it"),
-        ("update[lag_limit=5]", "unknown option 'lag_limit'"),
+        ("update[lag_limit=5]", "only codec=auto takes lag_limit, and the codec here is 3lc"),
     ):
         with pytest.raises(ConfigError, match=re.escape(expected)):
             find_design(name)
@@ -186,8 +186,11 @@ def test_a_limit_that_no_3lc_keeps_is_warned_of(caplog: pytest.LogCaptureFixture
     ("other", "expected"),
     [
         ("local-sgd[h=2]", r"this worker's design has (codec=auto|a fixed codec), the others' (codec=auto|a fixed)"),
-        ("local-sgd[h=2,codec=auto,lag_limit=8]", "lag"),
-        ("local-sgd[h=2,codec=auto,target=bytes]", "local: this worker plans .*target=(bytes|time)"),
+        ("local-sgd[h=2,codec=auto,lag_limit=8]", "lag_limit: this worker has [58], the others [58]; start all"),
+        (
+            "local-sgd[h=2,codec=auto,target=bytes]",
+            "target: this worker has (bytes|time), the others (bytes|time); start",
+        ),
     ],
 )
 def test_workers_agree_that_and_how_the_codec_is_chosen(other: str, expected: str) -> None:

@@ -39,6 +39,7 @@ def test_designs_say_what_is_wrong_with_their_options() -> None:
             "unknown option 'outer_speed'; local updates have h, .*outer, outer_lr, .*and their codec 3lc has .*spars",
         ),
         ("local-sgd[h=2,nesterov=true]", "nesterov needs an outer_momentum"),
+        ("local-sgd[h=4,codec=3lc,lag_limit=5]", "only codec=auto takes lag_limit, and the codec here is 3lc"),
     ):
         with pytest.raises(ConfigError, match=expected):
             find_design(name)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 
@@ -68,7 +71,10 @@ def test_a_limit_that_leaves_no_3lc_is_warned_of(
 
 
 def test_what_cannot_be() -> None:
-    with pytest.raises(ConfigError, match=r"lag_limit=0; it is a number of steps above 0"):
-        AutoCodec(lag_limit=0)
+    for limit in (0, 10**400):
+        with pytest.raises(ConfigError, match=rf"lag_limit={str(limit)[:60]}.*; it is a number of steps above 0"):
+            AutoCodec(lag_limit=limit)
+    given: Any = np.int64(5)
+    assert AutoCodec(lag_limit=given).agreement() == AutoCodec().agreement()
     with pytest.raises(ConfigError, match="target='size'; allowed are 'time' and 'bytes'"):
         AutoCodec(target="size")  # type: ignore[arg-type]

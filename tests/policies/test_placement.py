@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from thinwire.errors import ConfigError
@@ -127,6 +127,9 @@ def test_sharded_cuts_a_table_much_heavier_than_a_servers_mean_into_few_parts() 
 
 
 @given(tables_of(20, st.integers(1, 5000)), SERVERS)
+@example(
+    [Sized(str(i), n, w) for i, (n, w) in enumerate([(1, 1.0), (1, 1.0), (181, 0.99999), (1, 0.99999), (1, 1.0)])], 4
+)
 def test_sharded_deals_out_in_the_models_order_where_no_table_weighs_more_than_the_mean(
     tables: list[Sized], servers: int
 ) -> None:

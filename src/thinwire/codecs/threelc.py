@@ -48,8 +48,8 @@ class ThreeLC(Scheme):
         clip: the share of the largest magnitude that m is taken from, 0.5 … 1 (not in the paper): with less than 1,
             larger values are sent in part, fewer become zero, and less waits in the residual all in all. With s = 1 no
             value leaves more than half of the largest magnitude there.
-        lag: the most steps that may wait in a residual (not in the paper): contexts then choose s from 1 to `sparsity`
-            by what they measure, see `LagBound`; without a residual s is 1. None: s is `sparsity`.
+        lag: where more steps wait in a residual, s is lowered (not in the paper): contexts choose it, from 1 to
+            `sparsity`, by what they measure, see `LagBound`; without a residual s is 1. None: s is `sparsity`.
         layout: `"stride"` packs contiguous groups of five (1–17 % smaller on real gradients);
             `"partition"` the paper's five partitions. The frame says which.
         zero_run: False is the paper's "No ZRE" row: exactly 1.6 bits a value.

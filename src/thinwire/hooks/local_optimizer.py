@@ -118,6 +118,7 @@ class LocalUpdateOptimizer(DistributedOptimizer):
         """
         if self._local.model.evaluating and not self._averaged:
             raise ConfigError("state_dict() inside `with opt.shared_weights():` is of the shared ones: call it outside")
+        self._hooks.await_updates()  # as the model's own state_dict() does, before or after this one
         state = super().state_dict()  # in a group it waits for the last exchange, which tells those below something
         steering = {} if self._steering is None else {"steering": self._steering.state_dict()}
         lengthening = {} if self._lengthening is None else {"lengthening": self._lengthening.state_dict()}
@@ -166,10 +167,7 @@ class LocalUpdateOptimizer(DistributedOptimizer):
                 "with outer_lr=null the shared parameters move by the inner optimizer's rate, and its groups have "
                 f"{[float(group['lr']) for group in self.param_groups]}: give all groups one rate, or set outer_lr"
             )
-        # An answer that no layer's call has waited for would take this step's place.
-        for tensor in () if self._local.idle else self._local.model.tensors:
-            if self._local.awaits(tensor):
-                self._driver.run(self._local.pull(tensor))
+        self._hooks.await_updates()  # an answer that no layer's call has waited for would take this step's place
 
     def _weights_digest(self) -> str:
         """Of this worker's own parameters, which are in the model's state and not in this one's.

@@ -61,7 +61,8 @@ class Sized:
 
     def share(self, part: Partition) -> float:
         """Returns the weight of one of the table's partitions, in bytes: its part of the values."""
-        return self.nbytes * part.numel / self.numel
+        # Exactly all of it for a whole table: equal loads, to which the next one may go, would differ by rounding.
+        return self.nbytes if part.numel == self.numel else self.nbytes * part.numel / self.numel
 
 
 @dataclass(frozen=True)

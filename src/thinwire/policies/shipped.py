@@ -135,6 +135,8 @@ def _check_options(of: str, given: Mapping[str, Any]) -> None:
     codec_id = parse_name(of, "codec", short={"s": "sparsity"})[0]
     known = [name for name in codec(codec_id).config() if name != "id"]
     if unknown := [name for name in given if name not in known]:
+        if unknown[0] in ("lag_limit", "target"):
+            raise ConfigError(f"only codec=auto takes {unknown[0]}, and the codec here is {codec_id}")
         raise ConfigError(
             f"unknown option {unknown[0]!r}; local updates have {', '.join(OPTIONS)}, codec, codec_down, small and "
             f"reduce, and their codec {codec_id} has {', '.join(known)}"

@@ -44,7 +44,7 @@ class ModelHooks:
         disable: Any = torch.compiler.disable  # untyped in torch
         takes_reason = "reason" in signature(disable).parameters  # torch 2.6 does not
         reason = {"reason": _WHY_NOT_WHOLE} if takes_reason else {}
-        self._pull, self._pull_all = disable(self._pull_now, **reason), disable(self._pull_all_now, **reason)
+        self._pull, self._pull_all = disable(self._pull_now, **reason), disable(self.await_updates, **reason)
         self._tensors = worker.model.tensors
         self._is_called = False
         self._traced: list[Callable[[], int]] = []
@@ -72,6 +72,8 @@ class ModelHooks:
                 before = partial(self._before_layer, own, len(self._traced))
                 self._handles.append(module.register_forward_pre_hook(before, prepend=True))
                 self._traced.append(self._when_traced(own))
+        register_before_state: Any = model.register_state_dict_pre_hook  # untyped in torch
+        self._handles.append(register_before_state(self._before_state))
         for tensor in self._tensors:
             if tensor.parameter.requires_grad:
                 register: Any = tensor.parameter.register_post_accumulate_grad_hook  # untyped in torch
@@ -146,6 +148,15 @@ class ModelHooks:
         """A copy of the model, such as one of averaged weights, or one that is saved, takes part in nothing."""
         return _hooks_of_copy, ()
 
+    def await_updates(self) -> None:
+        """Waits for, and applies, what a forward pass would wait for."""
+        if not self._worker.idle:
+            self._pull_now(range(len(self._tensors)))
+
+    def _before_state(self, *_: Any) -> None:
+        if not self._is_copy:
+            self.await_updates()
+
     def _before_model(self, own: list[int], *_: Any) -> None:
         if self._is_copy:
             return
@@ -191,10 +202,6 @@ class ModelHooks:
             return 0
 
         return cast("Callable[[], int]", _constant(traced))
-
-    def _pull_all_now(self) -> None:
-        if not self._worker.idle:
-            self._pull_now(range(len(self._tensors)))
 
     def _pull_now(self, indices: Iterable[int]) -> None:
         for index in indices:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import msgspec
@@ -27,6 +28,8 @@ ABOUT_FROZEN = (
     ". They are not sent: before tw.distribute load the same values on every worker, or draw them from the same seed. "
     f"Where they differ on purpose, or are filled later, give all workers settings={{{FROZEN!r}: 'own'}}"
 )
+_AUTO = re.compile(r"auto=(?P<lag_limit>[^,]+),target=(?P<target>\w+)")
+"""What `AutoCodec.agreement` writes."""
 TRIAL = 2.0**-60
 """What a plan's codecs are tried out with: a value below every scale that their options may fix."""
 
@@ -165,9 +168,18 @@ def _table_difference(ours: tuple[TableSpec, ...], theirs: tuple[TableSpec, ...]
 
 
 def _auto_difference(ours: str, theirs: str) -> str | None:
-    """Of what workers that push updates agree on besides, whether their codec is chosen for every exchange."""
-    here, there = ("auto=" in each for each in (ours, theirs))
-    if here == there or not (ours and theirs):
+    """Of what workers that push updates agree on besides, whether and how codecs are chosen for every exchange."""
+    here, there = (_AUTO.search(each) for each in (ours, theirs))
+    if not (ours and theirs):
+        return None
+    if here and there:
+        for name in ("lag_limit", "target"):
+            if here[name] != there[name]:
+                return (
+                    f"{name}: this worker has {there[name]}, the others {here[name]}; start all workers with the same"
+                )
+        return None
+    if not (here or there):
         return None
     some, others = ("codec=auto", "a fixed codec") if there else ("a fixed codec", "codec=auto")
     return f"this worker's design has {some}, the others' {others}: start all workers with the same"

@@ -6,9 +6,10 @@ whichever it is.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from numbers import Real
+from typing import Any
 
 import torch
 
@@ -19,6 +20,8 @@ from thinwire.errors import ConfigError
 
 LAG_LIMIT = 5.0
 """Steps that may wait in a residual, unless told otherwise."""
+MOST_LAG = 1e9
+"""More steps than any training has: a limit below this."""
 TERNARY_LAG = 2.0
 """The least lag of 3LC: even with s = 1 two to four steps wait. Below it there is no 3LC among the levels."""
 INT8_LAG = 0.25
@@ -74,7 +77,7 @@ def levels(lag_limit: float = LAG_LIMIT) -> tuple[Level, ...]:
     """Returns the settings that a limit of the lag allows, from the mildest to the strongest.
 
     Args:
-        lag_limit: the most steps that may wait in a residual.
+        lag_limit: so many steps that wait in a residual lower s; codecs that keep more in any case are left out.
 
     Raises:
         ConfigError: a limit that is no positive number.
@@ -85,9 +88,11 @@ def levels(lag_limit: float = LAG_LIMIT) -> tuple[Level, ...]:
         >>> [level.name for level in levels(1.5)]
         ['uncompressed', 'bf16', 'int8']
     """
-    number = isinstance(lag_limit, int | float) and not isinstance(lag_limit, bool)
-    if not number or not 0 < lag_limit < math.inf:
-        raise ConfigError(f"lag_limit={lag_limit!r}; it is a number of steps above 0, as in lag_limit=5")
+    given: Any = lag_limit  # NumPy's integers, too
+    number = isinstance(given, Real) and not isinstance(given, bool)
+    if not number or not 0 < given < MOST_LAG:
+        raise ConfigError(f"lag_limit={given!r:.80}; it is a number of steps above 0, as in lag_limit=5")
+    lag_limit = float(given)
     found = [
         Level("uncompressed", None, 1.0, 32.0, 0.0),
         Level("bf16", codec("bf16", error_feedback=True), 1.0, 16.0, 2.5),

@@ -294,7 +294,7 @@ class Pilot:
     def _choose(self, expected: list[float], most: int, notes: int) -> None:
         """Changes the setting if another has been wanted for long enough; `notes` have come since the last decision."""
         memory, costs_s = self.memory, self._weighed(expected)
-        best, place = min(costs_s), wanted(costs_s)
+        best, place = max(min(costs_s), 1e-9), wanted(costs_s)  # medians may come to nothing
         if memory.level > most:
             self._change(place, "steps are critical")
             return
