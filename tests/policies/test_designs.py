@@ -55,6 +55,19 @@ def test_options_go_to_the_codec_both_ways() -> None:
     assert mps.down == codec("topk", entropy="zstd", error_feedback=True)
 
 
+def test_a_codec_that_selects_is_of_pushes_alone_and_has_the_designs_options() -> None:
+    found, own = design("diloco[h=30,codec=blocktopk]"), design("diloco[h=30]")
+    assert (found.up.id, found.up.config()["k"], found.up.config()["bits"]) == ("blocktopk", 768, 3)
+    assert (found.down, found.compression) == (own.down, own.compression), "what is left out of a pull waits everywhere"
+    assert design("diloco[codec=blocktopk[k=512],bits=2]").up.config() | {"k": 512, "bits": 2} == (
+        design("diloco[codec=blocktopk,k=512,bits=2]").up.config()
+    )
+    both = design("diloco[codec=blocktopk,codec_down=blocktopk[k=9]]")
+    assert (both.up.config()["k"], both.down.config()["k"]) == (768, 9)
+    assert design("sparseloco[codec=topk]").down.id == "topk", "its own selects as well"
+    assert design("diloco[codec=int8]").down.id == "int8"
+
+
 def test_every_option_of_a_designs_codec_goes_in_its_brackets() -> None:
     for name in designs().keys() - LOCAL_KINDS.keys():
         for feedback in (False, None):

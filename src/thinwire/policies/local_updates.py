@@ -248,6 +248,7 @@ class Kind:
         down_options: of the pulls' codec where it is the same, besides.
         down: of the pulls, by name.
         small: of biases, norm layers and small tensors, both ways, by name.
+        others: options of other codecs that are named in place of `codec`, by their id, where they are not defaults.
         reduce: how the shards aggregate what the workers push.
         steers_by_some: whether it steers by the few values that a codec sends of an update, too, where shards average
             over those who sent them.
@@ -260,6 +261,7 @@ class Kind:
     down_options: Mapping[str, Any] = field(default_factory=dict)
     down: str | None = None
     small: str = "bf16"
+    others: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     reduce: Reduce = "mean"
     steers_by_some: bool = False
 
@@ -274,6 +276,8 @@ _FINE = {"clip": 0.75, "entropy": "zstd"}
 than plain DDP, and .007 nats above itself uncoded (docs/local-updates-measured.md)."""
 _SMALL = "3lc[clip=0.7,entropy=zstd]"
 """A frame for each small tensor costs processor time, which an exchange in 30 steps has."""
+_SELECTED = {"blocktopk": {"k": 768, "bits": 3}}
+"""3/16 of the values: fewer wait for too many rounds where there are some dozens (docs/local-updates-measured.md)."""
 _RARER = {"sparsity": 1.75, "lag": 4, "entropy": "zstd"}
 """What one step changed may wait a little: with a bound on the lag half as much is sent, and nothing is lost."""
 STEERS_FROM = 4
@@ -296,12 +300,14 @@ KINDS: dict[str, Kind] = {
         updates=replace(_NESTEROV, keep_unsent=1.0),
         options=_FINE,
         small=_SMALL,
+        others=_SELECTED,
     ),
     "streaming-diloco": Kind(
         about="DiLoCo by fragments, each at its own step, answered some steps later (Douillard et al. 2025)",
         updates=replace(_NESTEROV, fragments=3, delay=1, keep=0.5),
         options=_FINER,
         small=_SMALL,
+        others=_SELECTED,
     ),
     "sparseloco": Kind(
         about="h local steps, 64 values of each 64 × 64 tile in 2 bits, averaged over those who sent them (SparseLoCo)",

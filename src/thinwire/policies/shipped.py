@@ -105,18 +105,25 @@ def _local(kind: Kind) -> Callable[..., dict[str, Any]]:
                 "auto": auto,
             }
         _check_options(codec or kind.codec, own)
-        up = {"nonfinite": "skip", **({} if codec else kind.options), **own}
-        down_codec = codec_down or (None if codec else kind.down)
-        down = {**up, **({} if codec else kind.down_options), **own}
-        down = {key: value for key, value in down.items() if key not in ("nonfinite", "error_scale")}
-        pushes = codec_by_name(codec or kind.codec, **up)
-        pulls = codec_by_name(down_codec) if down_codec else codec_by_name(codec or kind.codec, **down)
+        given = {**_options_of(kind, codec), **own}
+        pushes = codec_by_name(codec or kind.codec, **{"nonfinite": "skip", **given})
+        # What is left out of a pull waits at all workers: in place of a codec that selects, pulls have the design's.
+        selects = codec is not None and pushes.scheme.sends_some and not codec_by_name(kind.codec).scheme.sends_some
+        if pulled := codec_down or (None if codec else kind.down):
+            pulls = codec_by_name(pulled)
+        elif selects:
+            pulls = codec_by_name(kind.codec, **kind.options)
+        else:
+            down = {**given, **({} if codec else kind.down_options), **own}
+            pulls = codec_by_name(
+                codec or kind.codec, **{k: v for k, v in down.items() if k not in ("nonfinite", "error_scale")}
+            )
         sends_some = pushes.scheme.sends_some or pulls.scheme.sends_some
         averages_senders = kind.steers_by_some and "senders" in reduce
         if "steer" not in timetable and sends_some and not averages_senders:
             local = replace(local, steer=0.0)  # what waited in residuals for many rounds is not one round's work
         if small is None:
-            small = "fp32" if pushes.id == "fp32" else "bf16" if codec else kind.small
+            small = "fp32" if pushes.id == "fp32" else kind.small if selects or not codec else "bf16"
         return {
             "up": pushes,
             "down": pulls,
@@ -128,6 +135,11 @@ def _local(kind: Kind) -> Callable[..., dict[str, Any]]:
         }
 
     return make
+
+
+def _options_of(kind: Kind, named: str | None) -> Mapping[str, Any]:
+    """A design's options of its own codec, or of one that is named in its place."""
+    return kind.others.get(parse_name(named, "codec")[0], {}) if named else kind.options
 
 
 def _check_options(of: str, given: Mapping[str, Any]) -> None:
