@@ -38,7 +38,7 @@ def test_the_newest_gradients_leave_after_what_fsdp_has_reduced() -> None:
     ready = [SimpleNamespace(group=group, wait=lambda: None) for group in groups]
     state: Any = SimpleNamespace(
         _ready=ready,
-        _begun=True,
+        _pass=-1,
         _exchanging=False,
         _worst=lambda own, device: calls.append(f"{own.name} on {device}"),
         core=SimpleNamespace(steps_skipped=0),

@@ -208,13 +208,16 @@ def run_alone(rank: int) -> list[int]:
             model(torch.randn(4, 16)).sum().backward()
             with torch.no_grad():
                 model(torch.randn(4, 16))
+        both = [model(torch.randn(4, 16)).sum() for _ in range(2)]
+        for loss in both:  # two steps, as on several ranks
+            loss.backward()
         found.append(state.step)
     return found
 
 
 def test_one_rank_alone_counts_its_steps() -> None:
     """A loop over `state.step` ends also where an elastic job has shrunk to one rank."""
-    assert run_ranks(1, run_alone) == [[3, 3]]
+    assert run_ranks(1, run_alone) == [[5, 5]]
 
 
 def test_of_what_all_steps_gather_the_report_has_the_share_of_compressed_ones(ranks: list[dict[str, Any]]) -> None:

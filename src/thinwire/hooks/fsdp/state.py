@@ -67,11 +67,11 @@ class ShardedState(ExchangeState):
     merge_name = "fsdp.merge"
 
     __slots__ = (
-        "_begun",
         "_buckets",
         "_cuts",
         "_everyone",
         "_gathered",
+        "_pass",
         "_ready",
         "_replica",
         "_replicas",
@@ -107,7 +107,7 @@ class ShardedState(ExchangeState):
         self._shard_group = shard_group
         self._gathered = gathered
         self._ready: list[Ready] = []
-        self._begun = False
+        self._pass = -1
         self.gathers = Counters()
 
     @property
@@ -157,7 +157,7 @@ class ShardedState(ExchangeState):
 
     def begin_forward(self) -> None:
         """Forgets a backward pass that was broken off: FSDP's own `reset_iter_state` discards its gradients."""
-        self._ready, self._begun = [], True
+        self._ready = []
         for group in self._buckets:
             group.check_hooks()
 
@@ -205,9 +205,10 @@ class ShardedState(ExchangeState):
         is a step, if it would reduce them on several.
         """
         ready, skipped = self._ready, self.core.steps_skipped
-        begun, self._begun = self._begun, False  # several roots may end one pass
+        # Private in torch: which backward pass ends. Several roots may end one.
+        before, self._pass = self._pass, torch._C._current_graph_task_id()
         if not ready:
-            if self.world_size == 1 and begun and any(group.reduces for group in self._buckets):
+            if self.world_size == 1 and self._pass != before and any(group.reduces for group in self._buckets):
                 self.step += 1
                 self.between_steps()
             return
