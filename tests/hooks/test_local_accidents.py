@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 import warnings
+from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -14,8 +15,8 @@ from torch import nn
 
 import thinwire as tw
 from tests.hooks.cluster import run_cluster, start_server
-from tests.hooks.local_runs import adamw, batch, inner_step, mlp, resume, steps, values
-from thinwire.errors import ConfigError, ProtocolError
+from tests.hooks.local_runs import adamw, alone, batch, inner_step, mlp, resume, steps, values
+from thinwire.errors import ConfigError, ProtocolError, TransportError
 from thinwire.hooks.distribute import DistributedOptimizer
 from thinwire.policies.designs import design as find_design
 from thinwire.server.core import ServerCore
@@ -187,3 +188,31 @@ def test_moments_that_are_not_finite_are_forgotten_together() -> None:
 
     for found in run_cluster(mlp, overflowing, workers=2, optimizer=adamw, design="local-sgd[h=2]")[0]:
         assert found.abs().max() < 2
+
+
+@pytest.mark.parametrize("design", ["local-sgd[h=4]", "3lc"])
+def test_states_are_taken_of_what_is_there_where_an_exchange_cannot_be_waited_for(design: str) -> None:
+    with alone(design) as (model, _, opt):
+        for step in range(4):
+            inner_step(model, opt, 0, step)
+        assert not opt._worker.idle, "an answer is on its way"
+        opt._driver._runner = threading.get_ident()  # a signal's handler, while this thread waits for a message
+        before = values(model)
+        model.state_dict()
+        assert torch.equal(values(model), before)
+        opt._driver._runner = None
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(opt._driver, "run", _lost)
+            for each in (model, opt):
+                with pytest.warns(UserWarning, match=r"the state is of before the last exchange, .*: worker 1 is gone"):
+                    each.state_dict()
+        model.state_dict()
+        assert not any(map(opt._worker.awaits, opt._worker.model.tensors))
+        for step in range(4, 8):
+            inner_step(model, opt, 0, step)
+    assert opt.state_dict()["step"] == 8, "and of one that is closed"
+
+
+def _lost(procedure: Generator[Any, Any, Any]) -> Any:
+    procedure.close()
+    raise TransportError("worker 1 is gone")

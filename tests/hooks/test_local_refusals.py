@@ -75,6 +75,25 @@ def test_a_resumed_worker_with_other_settings_is_told_what_differs() -> None:
         ("sparseloco[h=4,steer=0]", 1, ConfigError, "state is of h=2 and this training has h=4: resume with"),
         ("sparseloco[h=2,fragments=2]", 1, ConfigError, "state is of fragments=1 and this training has fragments=2"),
         ("sparseloco[h=2,outer_lr=0.5]", 1, ConfigError, "state is of outer_lr=0.65 and this training has"),
+        (
+            "sparseloco[h=2,reduce=mean,codec=auto]",
+            1,
+            ConfigError,
+            "state is of codec=blocktopk and this training has codec=auto: ",
+        ),
+        (
+            "sparseloco[h=2,reduce=mean,codec=int8]",
+            1,
+            ConfigError,
+            "state is of codec.id='blocktopk', codec_down.id='blocktopk', ",
+        ),
+        ("sparseloco[h=2,k=65]", 1, ConfigError, "state is of codec.k=64, codec_down.k=74 and this training has codec"),
+        (
+            "sparseloco[h=2,small=bf16]",
+            1,
+            ConfigError,
+            "state is of compression='by-shape.small=3lc.* has compression=",
+        ),
         ("sparseloco[h=2,reduce=mean]", 1, ProtocolError, "reduce: this worker plans 'mean', the others 'clipped-mean"),
         (
             "sparseloco[h=2]",

@@ -59,9 +59,10 @@ def test_a_codec_that_selects_is_of_pushes_alone_and_has_the_designs_options() -
     found, own = design("diloco[h=30,codec=blocktopk]"), design("diloco[h=30]")
     assert (found.up.id, found.up.config()["k"], found.up.config()["bits"]) == ("blocktopk", 768, 3)
     assert (found.down, found.compression) == (own.down, own.compression), "what is left out of a pull waits everywhere"
-    assert design("diloco[codec=blocktopk[k=512],bits=2]").up.config() | {"k": 512, "bits": 2} == (
-        design("diloco[codec=blocktopk,k=512,bits=2]").up.config()
-    )
+    for given in ("codec=blocktopk[k=512]", "codec=blocktopk,k=512"):
+        with_own = design(f"diloco[{given}]").up.config()
+        assert (with_own["k"], with_own["bits"]) == (512, 2), "options of one's own come with the codec's defaults"
+    assert design("diloco[codec=blocktopk,block=512]").up.config()["k"] == 64
     both = design("diloco[codec=blocktopk,codec_down=blocktopk[k=9]]")
     assert (both.up.config()["k"], both.down.config()["k"]) == (768, 9)
     assert design("sparseloco[codec=topk]").down.id == "topk", "its own selects as well"

@@ -227,6 +227,25 @@ def test_an_answer_that_does_not_end_is_not_waited_for(monkeypatch: pytest.Monke
             thread.join()
 
 
+def test_an_answer_that_was_cut_off_is_no_record() -> None:
+    class Cut(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", "60")
+            self.end_headers()
+            self.wfile.write(b'thinwire_steps_total{rank="0",table="fc"} 10')
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Cut) as server:
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        with pytest.raises(TransportError, match="cannot be read: IncompleteRead"):
+            list(RecordEndpoint(f"http://127.0.0.1:{server.server_port}/metrics").read())
+        thread.join()
+
+
 def test_a_port_that_cannot_be_is_said() -> None:
     with pytest.raises(TransportError, match="Port out of range 0-65535"):
         list(RecordEndpoint("http://127.0.0.1:999999/metrics").read())

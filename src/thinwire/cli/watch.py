@@ -32,7 +32,7 @@ _ADDRESS = re.compile(r"[^/]+:\d+(/.*)?")
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
 SILENT_S, SILENT_STEPS = 30.0, 10
-"""After so long, and so many steps' time, without a new step it is said since when."""
+"""After so long, and so many recorded steps' time, without a new one it is said since when."""
 
 NEWEST_NBYTES = 1 << 25
 """Of a long file only the end is read: some 80,000 records, in less than a second."""
@@ -162,7 +162,7 @@ def frame(figures: Figures, source: str, tensors: int, *, damaged: int = 0, word
 def silence(figures: Figures, now: float) -> str:
     """Returns since when no step has come, where that is long: the training has ended, died or waits."""
     silent = now - figures.last_s
-    if not figures.last_s or silent < max(SILENT_S, SILENT_STEPS * (figures.step_s or 0.0)):
+    if not figures.last_s or silent < max(SILENT_S, SILENT_STEPS * (figures.record_s or 0.0)):
         return ""
     return f"no step for {seconds_text(silent)}: the training has ended, or waits"
 

@@ -258,15 +258,13 @@ def _without_codecs(
     name = design if isinstance(design, str) else design.name
     if codec == AUTO:
         raise ConfigError(f"design={name!r} brings its codecs; {name.partition('[')[0] + '[codec=auto]'!r} has auto")
-    if options:
-        inside = ",".join(f"{key}={value}" for key, value in sorted(options.items()))
-        ways = f"{name[:-1]},{inside}]" if name.endswith("]") else f"{name}[{inside}]"
-        try:
-            find_design(ways)
-        except ConfigError as error:
-            raise ConfigError(
-                f"tw.distribute has no {', '.join(sorted(options))}, nor has the design: {error}"
-            ) from error
-        raise ConfigError(f"design={name!r} brings its codecs and their options; write design={ways!r}")
-    would = "codec" if codec is not None else "codec_down"
-    raise ConfigError(f"design={name!r} brings its codecs; {would}=… would change them: leave one of the two out")
+    if codec is not None or codec_down is not None:
+        would = "codec" if codec is not None else "codec_down"
+        raise ConfigError(f"design={name!r} brings its codecs; {would}=… would change them: leave one of the two out")
+    inside = ",".join(f"{key}={value}" for key, value in sorted(options.items()))
+    ways = f"{name[:-1]},{inside}]" if name.endswith("]") else f"{name}[{inside}]"
+    try:
+        find_design(ways)
+    except ConfigError as error:
+        raise ConfigError(f"tw.distribute has no {', '.join(sorted(options))}, nor has the design: {error}") from error
+    raise ConfigError(f"design={name!r} brings its codecs and their options; write design={ways!r}")

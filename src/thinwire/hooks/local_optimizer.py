@@ -118,7 +118,6 @@ class LocalUpdateOptimizer(DistributedOptimizer):
         """
         if self._local.model.evaluating and not self._averaged:
             raise ConfigError("state_dict() inside `with opt.shared_weights():` is of the shared ones: call it outside")
-        self._hooks.await_updates()  # as the model's own state_dict() does, before or after this one
         state = super().state_dict()  # in a group it waits for the last exchange, which tells those below something
         steering = {} if self._steering is None else {"steering": self._steering.state_dict()}
         lengthening = {} if self._lengthening is None else {"lengthening": self._lengthening.state_dict()}

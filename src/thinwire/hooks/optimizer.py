@@ -283,9 +283,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Returns the residuals, accumulated gradients, random streams, options and the worker's own optimizer's state.
 
-        After `sync()`, together with the model's state and the shards' checkpoints of the same step, it is all that
-        `distribute(…, resume=state)` needs to go on bit for bit. In a group it holds this rank's shard as well, and
-        waits for the last exchange by itself; every rank saves its own.
+        Together with the model's state and the shards' checkpoints of the same step it is all that
+        `distribute(…, resume=state)` needs to go on bit for bit. It waits for the last exchange, and so does the
+        model's. In a group it holds this rank's shard as well; every rank saves its own.
 
         Raises:
             ConfigError: the model has its averaged weights for now, from which no training goes on.
@@ -293,6 +293,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self._averaged:
             raise ConfigError("state_dict() inside `with opt.averaged_weights():` is of the averages: call it outside")
         shard: dict[str, Any] = {}
+        self._hooks.settle()  # as the model's own state_dict() does, before or after this one
         if self._shards is not None:
             if not self._worker.closed:
                 self.sync()

@@ -244,7 +244,7 @@ def check_inner_state(state: Mapping[str, Any], inner: torch.optim.Optimizer, ou
     """
     # An optimizer may keep its state in a way of its own.
     both = state["inner"].get("param_groups", inner.param_groups), inner.param_groups
-    kept, here = ([len(group["params"]) for group in each] for each in both)
+    kept, here = ([len(group.get("params", ())) for group in each] for each in both)
     if kept != here:
         raise ConfigError(f"the state's inner optimizer has groups of {kept} parameters, and this one's of {here}")
     if len(state["outer_groups"]) != len(outer):

@@ -190,7 +190,9 @@ class Steering:
     def load_state_dict(self, state: Mapping[str, Sequence[Any]]) -> None:
         """Restores what `state_dict` returned."""
         fresh = [0.0] * len(self._rates)
-        self._rates, self._pushed = (_with_new(state[name], fresh) for name in ("rates", "pushed"))
+        # A round that they have begun is not one to steer by: all of its update, and a part of its rates.
+        self._rates = _with_new(state["rates"], [-math.inf] * len(fresh))
+        self._pushed = _with_new(state["pushed"], fresh)
         # States did not have these once, decays were a group's, and of several optimizers the first alone was led.
         [self._outer_lr] = state.get("outer", [float(self._outer[0]["lr"])])
         self._divisors = _with_new(state.get("divisors", state["pushed"]), fresh)
@@ -205,4 +207,4 @@ class Steering:
 
 def _with_new(saved: Sequence[Any], fresh: Sequence[Any]) -> list[Any]:
     """What a state has of the first groups, and of others what they begin with."""
-    return [*saved, *fresh[len(saved) :]]
+    return [*saved, *fresh[len(saved) :]][: len(fresh)]

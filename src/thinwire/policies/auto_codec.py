@@ -41,6 +41,7 @@ class AutoCodec:
 
     def __post_init__(self) -> None:
         levels(self.lag_limit)
+        object.__setattr__(self, "lag_limit", float(self.lag_limit))
         if self.target not in get_args(Target):
             raise ConfigError(f"target={self.target!r}; allowed are 'time' and 'bytes'")
 

@@ -285,4 +285,6 @@ def _by_id(design_id: str, name: str, options: dict[str, Any]) -> Design:
             if not isinstance(found, Design):
                 raise ConfigError(f"design {name!r}: {point.value} returned {found!r:.80}, which is no Design")
             return found
+    if design_id == "auto":
+        raise ConfigError("'auto' is a codec: with tw.distribute write design='local-sgd[h=4,codec=auto]'")
     raise ConfigError(f"unknown design {design_id!r}{guess(design_id, designs())}; there are {', '.join(designs())}")

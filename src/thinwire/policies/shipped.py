@@ -105,7 +105,7 @@ def _local(kind: Kind) -> Callable[..., dict[str, Any]]:
                 "auto": auto,
             }
         _check_options(codec or kind.codec, own)
-        given = {**_options_of(kind, codec), **own}
+        given = {**_options_of(kind, codec, own), **own}
         pushes = codec_by_name(codec or kind.codec, **{"nonfinite": "skip", **given})
         # What is left out of a pull waits at all workers: in place of a codec that selects, pulls have the design's.
         selects = codec is not None and pushes.scheme.sends_some and not codec_by_name(kind.codec).scheme.sends_some
@@ -137,9 +137,13 @@ def _local(kind: Kind) -> Callable[..., dict[str, Any]]:
     return make
 
 
-def _options_of(kind: Kind, named: str | None) -> Mapping[str, Any]:
-    """A design's options of its own codec, or of one that is named in its place."""
-    return kind.others.get(parse_name(named, "codec")[0], {}) if named else kind.options
+def _options_of(kind: Kind, named: str | None, given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A design's options of its own codec, or of one that is named in its place with none of these."""
+    if not named:
+        return kind.options
+    codec_id, own = parse_name(named, "codec")
+    found = kind.others.get(codec_id, {})
+    return {} if {"block", *found} & {*own, *given} else found
 
 
 def _check_options(of: str, given: Mapping[str, Any]) -> None:

@@ -54,6 +54,7 @@ class WorkerDriver:
         self._counters = counters or Counters()
         self._lost = False
         self._running = threading.RLock()
+        self._runner: int | None = None
 
     def run(self, procedure: Procedure[T]) -> T:
         """Carries out a procedure's effects one by one; returns what it returns.
@@ -71,14 +72,20 @@ class WorkerDriver:
             with torch.inference_mode(False), torch.no_grad():
                 return self.run(procedure)
         with self._running:
-            begin = time.perf_counter()
+            begin, outer, self._runner = time.perf_counter(), self._runner, threading.get_ident()
             try:
                 return self._carry_out(procedure)
             except SessionLostError:
                 self._lost = True
                 raise
             finally:
+                self._runner = outer
                 self._counters.add("exchange_seconds", time.perf_counter() - begin)
+
+    @property
+    def runs_here(self) -> bool:
+        """Whether this thread is carrying out a procedure: a signal's handler has come in between."""
+        return self._runner == threading.get_ident()
 
     def _carry_out(self, procedure: Procedure[T]) -> T:
         while True:

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from thinwire.cautions import caution
-from thinwire.errors import ConfigError
+from thinwire.errors import ConfigError, ThinwireError
 from thinwire.runtime.driver import WorkerDriver
 from thinwire.worker.core import Worker
 from thinwire.worker.model import WorkerTensor
@@ -73,7 +73,7 @@ class ModelHooks:
                 self._handles.append(module.register_forward_pre_hook(before, prepend=True))
                 self._traced.append(self._when_traced(own))
         register_before_state: Any = model.register_state_dict_pre_hook  # untyped in torch
-        self._handles.append(register_before_state(self._before_state))
+        self._handles.append(register_before_state(self.settle))
         for tensor in self._tensors:
             if tensor.parameter.requires_grad:
                 register: Any = tensor.parameter.register_post_accumulate_grad_hook  # untyped in torch
@@ -153,9 +153,17 @@ class ModelHooks:
         if not self._worker.idle:
             self._pull_now(range(len(self._tensors)))
 
-    def _before_state(self, *_: Any) -> None:
-        if not self._is_copy:
+    def settle(self, *_: Any) -> None:
+        """Waits for them before a state is taken; where they do not come, the state is of before, and that is said.
+
+        Not within a procedure of this thread's, whose message would be taken: a signal's handler saves what there is.
+        """
+        if self._is_copy or self._worker.closed or self._driver.runs_here:
+            return
+        try:
             self.await_updates()
+        except ThinwireError as error:
+            caution(f"the state is of before the last exchange, whose end could not be waited for: {error}")
 
     def _before_model(self, own: list[int], *_: Any) -> None:
         if self._is_copy:

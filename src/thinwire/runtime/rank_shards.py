@@ -131,6 +131,8 @@ class RankShards:
         plain = {} if state is None else state.get("shard") or {}
         if state is None:
             mine = "none"
+        elif "position" not in state and "param_groups" in state:
+            mine = "one of torch's own optimizer: load it into that one, before tw.distribute is called, without resume"
         elif not plain:
             mine = (
                 "one that holds no shard: it was taken in a training with servers, or where a rank's tensors were at "

@@ -135,12 +135,12 @@ def _can_be(record: StepRecord) -> bool:
     times = record.time_s, record.encode_s, record.decode_s, record.wait_s
     counts = (record.step, record.rank, record.numel, record.payload_bytes_push, record.payload_bytes_pull)
     others = (record.staleness, record.itemsize, record.ways, record.serving_ranks)
-    shares = record.share, record.accuracy or 0.0
     positive = record.residual_norm or 0.0, record.residual_lag or 0.0, record.link_bps or 0.0
     return (
         all(0 <= each <= _LONGEST_S for each in times)
         and all(0 <= each < _MOST for each in (*counts, *others))
-        and all(0 <= each <= 1 for each in shares)
+        and 0 <= record.share <= 1
+        and 0 <= (record.accuracy or 0.0) <= 100  # of who records per cent
         and all(0 <= each < math.inf for each in positive)
     )
 
@@ -219,6 +219,8 @@ def _all_of(answer: http.client.HTTPResponse) -> bytes:
         found += chunk
         if len(found) > _LONGEST_NBYTES or time.monotonic() - begin > _TIMEOUT_S:
             raise ValueError(f"its answer does not end within {_TIMEOUT_S:g} s or {_LONGEST_NBYTES:,} bytes")
+    if answer.length:  # which `read1` lets pass
+        raise http.client.IncompleteRead(bytes(found), answer.length)
     return bytes(found)
 
 

@@ -47,7 +47,8 @@ class Figures:
         steps: that the means are of.
         warm_up: first steps that were left out.
         last_step: the newest, from 0; −1 before the first.
-        last_s: when the last of its ranks ended it, in seconds since 1970; 0 where times were not recorded.
+        last_s: when any rank recorded last, in seconds since 1970; 0 where times were not recorded.
+        record_s: from a recorded step to the next; None where times were not recorded.
         ranks: that recorded.
         step_s: from the end of a step to the end of the next, pauses included; None where times were not recorded.
         median_step_s: likewise the median, which pauses for an evaluation do not move.
@@ -89,6 +90,7 @@ class Figures:
     shared: bool = False
     serving_ranks: int = 0
     last_s: float = 0.0
+    record_s: float | None = None
 
     @property
     def exchange_s(self) -> float:
@@ -287,7 +289,8 @@ class RecordedSteps:
             tables=tuple(tables),
             shared=any(each.shared for each in chosen),
             serving_ranks=max((each.serving_ranks for each in chosen), default=0),
-            last_s=max((each.time_s for each in self._steps[steps[-1]].values()), default=0.0) if steps else 0.0,
+            last_s=max((each.time_s for ranks in self._steps.values() for each in ranks.values()), default=0.0),
+            record_s=statistics.fmean(seconds) * (steps[-1] - steps[0]) / max(1, len(steps) - 1) if seconds else None,
         )
 
 
