@@ -12,7 +12,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 
 import thinwire as tw
 from tests.hooks.local_runs import inner_optimizer, inner_step, sgd, values, wide
-from thinwire.errors import ConfigError, SessionLostError
+from thinwire.errors import ConfigError, ProtocolError, SessionLostError
 from thinwire.hooks.distribute import DistributedOptimizer
 from thinwire.hooks.resuming import KeptSteps, load_agreed
 from thinwire.telemetry import StepRecord
@@ -55,7 +55,7 @@ def run(design: str, begin: int, at: int | None = None, checkpoint: Any = None) 
 def refused(design: str, checkpoint: Any) -> str:
     try:
         run(design, 0, checkpoint=checkpoint)
-    except ConfigError as error:
+    except (ConfigError, ProtocolError) as error:
         return str(error)
     return "nothing was refused"
 
@@ -193,6 +193,8 @@ def main() -> None:
     tell(f"one for all: {refused('local-sgd[h=4]', everybodys[0])}")
     tell(f"unlike: {refused('local-sgd[h=4]', early if rank else kept)}")
     tell(f"one begins: {refused('local-sgd[h=4]', None if rank else kept)}")
+    tell(f"differ: {refused(f'local-sgd[h={2 + rank}]', None)}")
+    tell(f"plain: {refused('local-sgd[h=4]', {**kept, 'opt': sgd(wide(rank)).state_dict()})}")
     without = {**kept, "opt": {key: value for key, value in kept["opt"].items() if key != "shard"}}
     tell(f"without: {refused('local-sgd[h=4]', without)}")
     shard = kept["opt"]["shard"]

@@ -176,6 +176,7 @@ def join(
             dialling["options"] = (credentials or Credentials()).worker(worker.rank)
         else:
             shards.resume(prepared.resume if isinstance(prepared.resume, Mapping) else None)
+            shards.agree(prepared.planned.plans)
             ways.extend(shards.open())
             dialling["dial"] = shards.dial
         connections = connect_all(ways, ranks=shards is not None, **dialling)

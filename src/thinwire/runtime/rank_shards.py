@@ -1,11 +1,12 @@
 """Shards without a server process: every rank of a process group serves a share of the model to all of them.
 
-The group is used at the start, to tell the others each rank's certificate and its address. All else goes over the same
-conversations as with servers of their own, so that both modes have one mechanism.
+The group is used at the start: ranks look whether they plan the same, and tell the others their certificates and
+addresses. All else goes over the same conversations as with servers of their own, so that both modes have one
+mechanism.
 
-Every rank draws a key and signs a throw-away certificate for it, with its rank in the name. Only certificates travel
-through the group, and no rank talks to anybody whose certificate did not: who is not in the group is not let in, and
-who listens on the way reads nothing.
+Every rank draws a key and signs a throw-away certificate for it, with its rank in the name. No key travels through the
+group, and no rank talks to anybody whose certificate did not: who is not in the group is not let in, and who listens on
+the way reads nothing.
 """
 
 from __future__ import annotations
@@ -20,14 +21,18 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch.distributed as dist
+import xxhash
 
-from thinwire.errors import ConfigError
+from thinwire.errors import ConfigError, ProtocolError
 from thinwire.runtime.checkpoint import Snapshot, from_plain
 from thinwire.runtime.connection import has_ended
 from thinwire.runtime.serving import serving
+from thinwire.schema import Plan
 from thinwire.security.admission import Admission, worker_name
 from thinwire.security.certificates import self_signed
+from thinwire.server.agreement import difference
 from thinwire.server.core import ServerCore
 from thinwire.transports import sockets
 from thinwire.transports.addresses import is_loopback
@@ -76,6 +81,23 @@ class RankShards:
         self._others: list[str] = []
         self._server: SocketServer | None = None
         self._loop: Loop | None = None
+
+    def agree(self, plans: Sequence[Plan]) -> None:
+        """Looks whether all ranks plan the same, one for each shard; every rank calls it, before `open`.
+
+        Raises:
+            ProtocolError: on all ranks, where one plans otherwise than rank 0.
+        """
+        packed = msgspec.msgpack.encode(plans)
+        if len({*_gather(xxhash.xxh3_64_hexdigest(packed), self._group, self.workers)}) == 1:
+            return
+        found: list[Any] = [None] * self.workers
+        dist.all_gather_object(found, packed, group=self._group)
+        first, *others = (msgspec.msgpack.decode(each, type=tuple[Plan, ...]) for each in found)
+        for rank, theirs in enumerate(others, 1):
+            for told in map(difference, first, theirs):  # options that are a rank's own are none
+                if told is not None:
+                    raise ProtocolError(f"rank {rank} of {self.workers} would train otherwise than rank 0: {told}")
 
     def open(self) -> list[str | Connection]:
         """Starts serving; returns the addresses of all ranks' shards, and to its own shard a connection.
