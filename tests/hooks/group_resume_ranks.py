@@ -26,8 +26,9 @@ def parameters(model: nn.Module) -> torch.Tensor:
 
 def saved(model: nn.Module, opt: DistributedOptimizer) -> Any:
     """As a script keeps it, in a file that torch reads without pickle."""
-    state, file = opt.state_dict(), io.BytesIO()  # which waits for the last exchange by itself
-    torch.save({"model": model.state_dict(), "opt": state}, file)
+    saves: list[tuple[str, Any]] = [("model", model), ("opt", opt)]  # either waits for the last exchange by itself
+    file = io.BytesIO()
+    torch.save({name: each.state_dict() for name, each in (saves if opt.rank else reversed(saves))}, file)
     file.seek(0)
     return torch.load(file, weights_only=True)
 

@@ -109,6 +109,7 @@ def test_what_is_no_design() -> None:
         "fp32[placement=3]": r"design 'fp32\[placement=3\]': placement 3",
         "terngrad[consistency=ssp[5]]": r"design 'terngrad\[consistency=ssp\[5\]\]': ",
         "4lc": r"unknown design '4lc' \(did you mean '3lc'\?\); there are fp32, .*3lc",
+        "auto": r"'auto' is a codec: with tw\.distribute write design='local-sgd\[h=4,codec=auto\]'",
         "": r"design ''; expected an id with options in brackets, as in 3lc\[s=1.75\]",
         "3lc[s=1.75": r"expected an id with options",
         "3lc s=1.75": r"expected an id with options",

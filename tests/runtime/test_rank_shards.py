@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 
+import msgspec
 import pytest
 import torch
 import torch.distributed as dist
@@ -16,7 +17,7 @@ from torch._C._distributed_c10d import HashStore, TCPStore
 
 import thinwire as tw
 from tests.server.conversation import Shard, make_plan
-from thinwire.errors import ConfigError, TransportError
+from thinwire.errors import ConfigError, ProtocolError, TransportError
 from thinwire.hooks.optimizer import FAILED_S
 from thinwire.packets import pack
 from thinwire.runtime import rank_shards
@@ -27,6 +28,7 @@ from thinwire.server.effects import Send
 from thinwire.transports import sockets
 from thinwire.transports.base import Connection
 from thinwire.transports.sockets import SocketOptions
+from thinwire.version import VERSION
 
 
 @pytest.fixture
@@ -103,6 +105,30 @@ def test_what_cannot_be_opens_nothing(group: dist.ProcessGroup) -> None:
     with pytest.raises(ConfigError, match=r"give either server=.* or group="):
         tw.distribute(model, optimizer, group=group, server="grpc://127.0.0.1:1", design="update")
     assert not serving()
+
+
+def test_ranks_that_plan_otherwise_are_told_in_what_unless_they_are_of_another_thinwire(
+    group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two ranks, of which the other says what it is given here."""
+    mine = make_plan()
+    theirs = msgspec.structs.replace(mine, reduce="sum")
+    found = [msgspec.msgpack.encode((mine,)), msgspec.msgpack.encode((theirs,))]
+    shards = RankShards(group)
+    shards.workers = 2
+
+    def gather(into: list[bytes], _own: bytes, *, group: object) -> None:
+        into[:] = found
+
+    monkeypatch.setattr(dist, "all_gather_object", gather)
+    monkeypatch.setattr(rank_shards, "_gather", lambda own, *_: [own, f"{VERSION} another"])
+    with pytest.raises(ProtocolError, match="rank 1 of 2 would train otherwise than rank 0: reduce: this worker plans"):
+        shards.agree((mine,))
+    monkeypatch.setattr(rank_shards, "_gather", lambda own, *_: [own, "0.0.0 another"])
+    shards.agree((mine,))  # who joins is told
+    monkeypatch.setattr(rank_shards, "_gather", lambda own, *_: [own, f"{VERSION} another"])
+    found[1] = found[0]  # in options of its own alone, which are none of a plan's
+    shards.agree((mine,))
 
 
 def test_on_several_machines_somebody_must_know_an_address(

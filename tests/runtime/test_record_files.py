@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import os
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from itertools import pairwise
 from pathlib import Path
@@ -202,48 +204,50 @@ def test_an_endpoint_is_read_without_the_proxies_of_the_environment(monkeypatch:
         writer.close()
 
 
+@contextmanager
+def answering(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[RecordEndpoint]:
+    """An endpoint that answers once, as it is told."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            answer(self)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        yield RecordEndpoint(f"http://127.0.0.1:{server.server_port}/metrics")
+        thread.join()
+
+
 def test_an_answer_that_does_not_end_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("thinwire.runtime.record_files._TIMEOUT_S", 0.2)
     over = threading.Event()
 
-    class Slow(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            while not over.wait(0.05):
-                self.wfile.write(b"# x\n")
+    def slow(handler: BaseHTTPRequestHandler) -> None:
+        handler.end_headers()
+        while not over.wait(0.05):
+            handler.wfile.write(b"# x\n")
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Slow) as server:
-        thread = threading.Thread(target=server.handle_request)
-        thread.start()
+    with answering(slow) as endpoint:
         try:
             with pytest.raises(TransportError, match=r"cannot be read: its answer does not end within 0\.2 s"):
-                list(RecordEndpoint(f"http://127.0.0.1:{server.server_port}/metrics").read())
+                list(endpoint.read())
         finally:
             over.set()
-            thread.join()
 
 
 def test_an_answer_that_was_cut_off_is_no_record() -> None:
-    class Cut(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("Content-Length", "60")
-            self.end_headers()
-            self.wfile.write(b'thinwire_steps_total{rank="0",table="fc"} 10')
+    def cut(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_header("Content-Length", "60")
+        handler.end_headers()
+        handler.wfile.write(b'thinwire_steps_total{rank="0",table="fc"} 10')
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Cut) as server:
-        thread = threading.Thread(target=server.handle_request)
-        thread.start()
-        with pytest.raises(TransportError, match="cannot be read: IncompleteRead"):
-            list(RecordEndpoint(f"http://127.0.0.1:{server.server_port}/metrics").read())
-        thread.join()
+    with answering(cut) as endpoint, pytest.raises(TransportError, match="cannot be read: IncompleteRead"):
+        list(endpoint.read())
 
 
 def test_a_port_that_cannot_be_is_said() -> None:

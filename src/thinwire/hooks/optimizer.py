@@ -293,9 +293,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self._averaged:
             raise ConfigError("state_dict() inside `with opt.averaged_weights():` is of the averages: call it outside")
         shard: dict[str, Any] = {}
-        self._hooks.settle()  # as the model's own state_dict() does, before or after this one
-        if self._shards is not None:
-            if not self._worker.closed:
+        if self._shards is None:
+            self._hooks.settle()  # as the model's own state_dict() does, before or after this one
+        else:
+            if not (self._worker.closed or self._driver.runs_here):
                 self.sync()
             shard["shard"] = self._shards.state_dict(self._worker.clock)
             if shard["shard"] is None:

@@ -39,6 +39,7 @@ from thinwire.transports.addresses import is_loopback
 from thinwire.transports.base import Connection, Identity
 from thinwire.transports.sockets import Loop, SocketOptions, SocketServer
 from thinwire.transports.trust import Tls
+from thinwire.version import VERSION
 
 _LOOK_S, _FAREWELL_S = 1.0, 2.0
 """How often it looks whether a rank has died, and for how long it then stays, so that others see who died first."""
@@ -89,7 +90,9 @@ class RankShards:
             ProtocolError: on all ranks, where one plans otherwise than rank 0.
         """
         packed = msgspec.msgpack.encode(plans)
-        if len({*_gather(xxhash.xxh3_64_hexdigest(packed), self._group, self.workers)}) == 1:
+        said = _gather(f"{VERSION} {xxhash.xxh3_64_hexdigest(packed)}", self._group, self.workers)
+        # Of another thinwire, whose plans this one may not read, who joins is told.
+        if len({*said}) == 1 or len({each.partition(" ")[0] for each in said}) > 1:
             return
         found: list[Any] = [None] * self.workers
         dist.all_gather_object(found, packed, group=self._group)

@@ -17,8 +17,6 @@ from thinwire.cautions import caution
 from thinwire.errors import ConfigError, NonFiniteError, ProtocolError
 from thinwire.optimizers.options import ParameterGroups
 from thinwire.policies.designs import Design
-from thinwire.policies.differences import differences
-from thinwire.policies.local_updates import option_of
 from thinwire.schema import Plan
 from thinwire.worker.apply_buffer import Update
 from thinwire.worker.autopilot import RoundAutopilot
@@ -27,6 +25,7 @@ from thinwire.worker.effects import Procedure
 from thinwire.worker.fragment import Fragment, Pulled
 from thinwire.worker.model import USED_TOO_EARLY, PlannedTensor, WorkerTensor
 from thinwire.worker.rows import Lead
+from thinwire.worker.same_updates import check_same, coded_by
 from thinwire.worker.table import NO_GRADIENT, WorkerTable
 
 
@@ -100,7 +99,7 @@ class LocalWorker(Worker):
             )
         self.void = False
         self.steering: Steers | None = None
-        self._updates, self._coded = design.local, _coded_by(design)
+        self._updates = design.local
         # Workers push at the same time. Each begins with another shard, so that no shard's link is to take everybody's
         # first message while the others' are idle. In a group a rank's own shard, which has no link, comes last.
         first = (self.rank + 1) % len(self.conversations)
@@ -343,7 +342,7 @@ class LocalWorker(Worker):
         return {
             **super().position(),
             "local": asdict(self._updates),
-            "coded": self._coded,
+            "coded": coded_by(self._design),
             "flushed_at": self._flushed_at,
             "rounds": {name: asdict(state) for name, state in self._rounds.items()},
             "offsets": {
@@ -354,27 +353,7 @@ class LocalWorker(Worker):
 
     def check_position(self, state: Mapping[str, Any]) -> None:
         """Raises ConfigError where what `position` returned is of other local updates."""
-        mine, saved = asdict(self._updates), state.get("local")
-        if saved is None:
-            raise ConfigError("the state is of a training without local updates: start from the model's weights")
-        saved = {
-            "warmup": 0,
-            "settle": mine["settle"],
-            "steer": mine["steer"],
-            "lengthen": False,
-            **saved,
-        }  # which states did not have once
-        differing = [(option_of(key), saved.get(key), mine[key]) for key in mine if saved.get(key) != mine[key]]
-        if not differing:  # states did not say how they are coded once
-            differing = _coded_otherwise(state.get("coded", self._coded), self._coded)
-        if differing:
-            raise ConfigError(
-                "the state is of "
-                + ", ".join(f"{name}={there}" for name, there, _ in differing)
-                + " and this training has "
-                + ", ".join(f"{name}={here}" for name, _, here in differing)
-                + ": resume with the same, or start from the model's weights"
-            )
+        check_same(state, self._design)
 
     def restore_position(self, state: Mapping[str, Any]) -> None:
         """Restores what `position` returned.
@@ -394,21 +373,3 @@ class LocalWorker(Worker):
             # Where the tensor is, which need not be where it was; a copy, for it is written to.
             tensor.offset = None if offset is None else offset.to(tensor.values.device, copy=True)
             tensor.unsent = 0.0
-
-
-def _coded_by(design: Design) -> dict[str, Any]:
-    """Returns what a design codes exchanges by, for a state."""
-    small = {"compression": str(design.compression)}
-    if design.auto is not None:
-        return {"codec": design.auto.agreement(), **small}
-    up, down = ({k: v for k, v in each.config().items() if k != "threads"} for each in (design.up, design.down))
-    return {"codec": up, "codec_down": down, **small}  # how many threads encode is each machine's own
-
-
-def _coded_otherwise(saved: Mapping[str, Any], mine: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Returns by what a state's exchanges were coded otherwise: a name, what is there, and what is here."""
-    there, here = saved["codec"], mine["codec"]
-    if isinstance(there, str) != isinstance(here, str):
-        there, here = ("auto" if isinstance(each, str) else each["id"] for each in (there, here))
-        return [("codec", there, here)]
-    return [(path.removeprefix("."), there, here) for path, there, here in differences(saved, mine, "")]

@@ -1,0 +1,64 @@
+"""Whether a state is of the same local updates as a training that goes on from it: timetable and codecs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from thinwire.errors import ConfigError
+from thinwire.policies.designs import Design
+from thinwire.policies.differences import differences
+from thinwire.policies.local_updates import option_of
+
+Differing = list[tuple[str, Any, Any]]
+"""An option's name, what the state has, and what this training has."""
+
+
+def coded_by(design: Design) -> dict[str, Any]:
+    """Returns what a design codes exchanges by, for a state.
+
+    Example:
+        >>> from thinwire.policies.designs import design
+        >>> coded_by(design("local-sgd[codec=auto]"))
+        {'codec': 'auto=5,target=time', 'compression': 'by-shape[small=bf16]'}
+    """
+    small = {"compression": design.compression}
+    if design.auto is not None:
+        return {"codec": design.auto.agreement(), **small}
+    # How many threads encode is each machine's own.
+    up, down = ({k: v for k, v in each.config().items() if k != "threads"} for each in (design.up, design.down))
+    return {"codec": up, "codec_down": down, **small}
+
+
+def check_same(state: Mapping[str, Any], design: Design) -> None:
+    """Raises ConfigError where the position in a state is of other local updates than a design's."""
+    if state.get("local") is None:
+        raise ConfigError("the state is of a training without local updates: start from the model's weights")
+    if differing := _planned_otherwise(state["local"], design) or _coded_otherwise(state.get("coded"), design):
+        raise ConfigError(
+            "the state is of "
+            + ", ".join(f"{name}={there}" for name, there, _ in differing)
+            + " and this training has "
+            + ", ".join(f"{name}={here}" for name, _, here in differing)
+            + ": resume with the same, or start from the model's weights"
+        )
+
+
+def _planned_otherwise(saved: Mapping[str, Any], design: Design) -> Differing:
+    assert design.local is not None
+    mine = asdict(design.local)
+    # Which states did not have once.
+    there = {"warmup": 0, "settle": mine["settle"], "steer": mine["steer"], "lengthen": False, **saved}
+    return [(option_of(key), there.get(key), mine[key]) for key in mine if there.get(key) != mine[key]]
+
+
+def _coded_otherwise(saved: Mapping[str, Any] | None, design: Design) -> Differing:
+    if saved is None:  # states did not say it once, and shards see what differs
+        return []
+    mine = coded_by(design)
+    there, here = saved.get("codec", {}), mine["codec"]
+    if isinstance(there, str) != isinstance(here, str):
+        there, here = ("auto" if isinstance(each, str) else each.get("id") for each in (there, here))
+        return [("codec", there, here)]
+    return [(path.removeprefix("."), there, here) for path, there, here in differences(saved, mine, "")]
