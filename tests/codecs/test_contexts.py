@@ -234,10 +234,16 @@ def test_a_damaged_state_changes_nothing() -> None:
         ({"seed": "x"}, "the state's seed is 'x'"),
         ({"residual": torch.full((4,), math.nan)}, "holds NaN or Inf"),
         ({"residual": torch.full((4,), 1e300, dtype=torch.float64)}, "holds NaN or Inf"),
+        ({"residual": [0.0] * 4}, r"the state's residual is no tensor of floats: \[0\.0"),
+        ({"residual": torch.zeros(4).to_sparse()}, "no tensor of floats"),
+        ({"residual": torch.zeros(4, device="meta")}, "no tensor of floats"),
+        ({"residual": torch.zeros(4, dtype=torch.complex64)}, "no tensor of floats"),
     ):
         with pytest.raises(tw.ConfigError, match=message):
             context.load_state_dict({**good, "step": 9, **wrong})
         now = context.state_dict()
         assert now["step"] == 1 and torch.equal(now["residual"], good["residual"])
+    with pytest.raises(tw.ConfigError, match=r"the state is \[1\]; expected what state_dict returned"):
+        context.load_state_dict([1])  # type: ignore[arg-type]
     with pytest.raises(tw.ConfigError, match=r"seed is 1\.0; it must be a whole number"):
         tw.codec("qsgd").context(torch.zeros(4), seed=1.0)  # type: ignore[arg-type]

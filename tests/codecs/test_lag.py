@@ -167,6 +167,12 @@ def test_the_state_comes_back_and_damage_is_refused() -> None:
     train(bound, other, parted, steps=9)
     assert bound.changing().tolist() == other.changing().tolist() == parted.changing().tolist()
     assert 1 < bound.lag < 4, "a third of what is lacking is sent at every step"
-    for wrong in (torch.zeros(3), torch.full((4,), -1.0), torch.full((4,), torch.nan)):
+    kept = bound.state_dict()
+    wrongs: list[object] = [torch.zeros(3), torch.full((4,), -1.0), torch.full((4,), torch.nan), "x", {}]
+    for wrong in wrongs:
         with pytest.raises(tw.ConfigError, match="state of a lag"):
             bound.load_state_dict({"changing": wrong, "before": torch.zeros(30)})
+    for damaged in ({}, 5, kept | {"before": "x"}, kept | {"before": torch.zeros(30, device="meta")}):
+        with pytest.raises(tw.ConfigError, match="state of a lag"):
+            bound.load_state_dict(damaged)  # type: ignore[arg-type]
+    assert all(torch.equal(kept[name], now) for name, now in bound.state_dict().items())

@@ -10,10 +10,10 @@ import torch.distributed as dist
 
 import thinwire as tw
 from tests.hooks.local_runs import adamw, inner_step, mlp
-from thinwire.hooks import optimizer as module
+from thinwire.hooks import ending
 
 torch.set_num_threads(1)
-module.FAILED_S = 1.0
+ending.FAILED_S = 1.0
 
 
 class Mine(Exception):

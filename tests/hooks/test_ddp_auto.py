@@ -359,7 +359,7 @@ def test_a_report_reckons_with_the_link_that_was_measured_last() -> None:
 
 def test_one_rank_without_auto_is_refused_by_the_setting_s_name() -> None:
     for first, second, third in run_ranks(2, run_refusals):
-        assert "rank 1 has codec.id = 'auto' and rank 0 has 'fixed'; every rank" in first
+        assert "rank 1 has codec.id = 'auto' and rank 0 has '3lc'; every rank" in first
         assert "rank 1 has codec.lag_limit = 4.0 and rank 0 has 3.0; every rank" in second
         assert "rank 1 has scaler = 'given' and rank 0 has None; every rank" in third
 

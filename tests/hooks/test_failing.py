@@ -14,7 +14,7 @@ from tests.hooks.ddp_ranks import run_script
 from tests.hooks.local_runs import mlp, sgd
 from thinwire.errors import SessionLostError
 from thinwire.hooks.distribute import DistributedOptimizer
-from thinwire.hooks.optimizer import FAILED_S
+from thinwire.hooks.ending import FAILED_S
 
 
 def test_a_rank_that_fails_waits_for_no_silent_one_and_its_error_is_what_is_raised() -> None:

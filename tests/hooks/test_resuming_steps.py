@@ -35,6 +35,16 @@ def test_the_newest_states_are_kept_and_no_more() -> None:
         assert kept.steps() == {12: (12, 9, 6), 15: (15, 12, 9, 6), 18: (18, 15)}[clock], "a shard has no newer one"
 
 
+def test_one_that_was_never_let_in_takes_any_step() -> None:
+    """It takes the place of one that died: the beginning that it has is another training's."""
+    model = nn.Linear(2, 1)
+    kept = KeptSteps(model)
+    assert (kept.steps(), kept.steps(), kept.steps()) == (None, (), ())
+    assert kept.load(50) is None and kept.load(0) is None, "the beginning is one as well"
+    kept.began(at(0))
+    assert kept.steps() == (0,)
+
+
 def test_others_hear_what_is_kept_before_anything_is_pushed() -> None:
     """Else they might go on without this worker, and forget the one step that it has."""
     said: list[tuple[int, ...]] = []

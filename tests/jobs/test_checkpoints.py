@@ -107,6 +107,11 @@ def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path) -> None:
             assert isinstance(outcome, WorkerOutcome), outcome
             assert (outcome.weights, outcome.steps) == (whole.weights, STEPS), job
         assert isinstance(resumed[0], WorkerOutcome) and resumed[0].train_loss == whole.train_loss
+        before, now = whole.traffic, resumed[0].traffic
+        assert all(now[name] == before[name] for name in ("payload_bytes_push", "values_push", "steps"))
+        # The parameters with which it went on, where servers have them.
+        more = now["payload_bytes_pull"] - before["payload_bytes_pull"]
+        assert more == 4 * (now["values_pull"] - before["values_pull"]) in (0, 4 * whole.parameters)
 
 
 def test_the_newest_step_that_all_have(tmp_path: Path) -> None:

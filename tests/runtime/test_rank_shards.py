@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import HashStore, TCPStore
 import thinwire as tw
 from tests.server.conversation import Shard, make_plan
 from thinwire.errors import ConfigError, ProtocolError, TransportError
-from thinwire.hooks.optimizer import FAILED_S
+from thinwire.hooks.ending import FAILED_S
 from thinwire.packets import pack
 from thinwire.runtime import rank_shards
 from thinwire.runtime.rank_shards import RankShards, own_host

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import shutil
 import stat
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography import x509
@@ -40,6 +43,26 @@ def test_a_folder_that_cannot_be_is_named(pki: Pki, tmp_path: Path) -> None:
     for folder, why in ((tmp_path / "file" / "folder", "Not a directory"), (tmp_path / ("x" * 300), "name too long")):
         with pytest.raises(ConfigError, match=f"{folder} cannot be written: .*{why}; choose another folder"):
             make_starter(folder, pki.authority, workers=1, hosts=["a"])
+
+
+def test_a_disk_that_is_full_leaves_nothing_in_the_way(
+    pki: Pki, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, made = tmp_path / "certs", list[Path]()
+
+    def filling(path: Path, *given: Any) -> int:
+        made.append(path)
+        if len(made) == 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return opened(path, *given)
+
+    opened = os.open
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", filling)
+        with pytest.raises(ConfigError, match="cannot be written: No space left on device; choose another folder"):
+            make_starter(folder, pki.authority, workers=1, hosts=["127.0.0.1"])
+    assert len(made) == 3 and not [*folder.iterdir()]
+    assert make_starter(folder, pki.authority, workers=1, hosts=["127.0.0.1"])
 
 
 def test_an_ipv6_host_may_have_its_brackets(pki: Pki) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -56,6 +57,24 @@ def test_means_leave_out_the_first_steps() -> None:
     assert (weight.table, weight.codec, weight.push_nbytes, weight.lag) == ("fc.weight", "3lc", 100, 20)
     assert (bias.ratio, bias.lag) == (1.0, None)
     assert RecordedSteps(training()).figures(leave_out=0).encode_s == pytest.approx((5 + 19 * 0.1) / 20)
+
+
+def test_tables_of_ranks_that_are_not_at_one_step_add_up_to_the_whole() -> None:
+    """Ranks append to one file as they come: a slow one's first steps stand behind another's later ones."""
+    records = sorted(training(), key=lambda each: each.step + 7 * each.rank)
+    figures = RecordedSteps(records).figures()
+    assert sum(each.push_nbytes for each in figures.tables) == figures.push_nbytes == 120
+    assert sum(each.pull_nbytes for each in figures.tables) == figures.pull_nbytes == 80
+
+
+def test_steps_that_come_again_after_a_restart_count_once() -> None:
+    recorded = RecordedSteps(training(12))
+    for record in training(12, first=8):
+        recorded.add(replace(record, payload_bytes_push=10 * record.payload_bytes_push))
+    figures = recorded.figures(leave_out=8)
+    assert (figures.steps, figures.push_nbytes) == (12, 1200)
+    assert sum(each.push_nbytes for each in figures.tables) == 1200
+    assert sum(each.push_nbytes for each in recorded.figures(leave_out=0).tables) == pytest.approx((8 + 120) * 6)
 
 
 def local_updates(steps: int, *, h: int = 4) -> Iterator[StepRecord]:

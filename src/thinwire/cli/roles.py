@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import signal
 import threading
 import time
@@ -135,6 +136,8 @@ def server(
     keepalive_s = None if min_workers is None else max(1.0, worker_grace_s / 2)
     transport = credentials.server(grpc_options(shape, keepalive_s=keepalive_s, health=health))
     writing = nullcontext() if checkpointer is None else closing(checkpointer)
+    # What torch imports when an optimizer is made takes seconds, in which a server that listens would answer nobody.
+    importlib.import_module("torch._dynamo")
     tell = Told()
     telling = nullcontext() if written is None else closing(written)
     with telling, writing, grpc_server.serve(handler, listen, options=transport) as running:
@@ -144,7 +147,7 @@ def server(
             tell(f"listening on grpc://{running.address}; Ctrl-C ends it")
             if insecure:
                 tell("insecure: whoever reaches this address can take part, or read what is sent")
-        progress = ServingProgress(core, tell, time.monotonic, worker_grace_s)
+        progress = ServingProgress(core, tell, time.monotonic, worker_grace_s, min_workers)
         over = False
         while not over:
             over = ended.wait(0.2) or running.wait(0)
@@ -243,7 +246,7 @@ def _resumes(file: Path | None, every: int, resume: bool, if_there: bool, step: 
     """Whether a role goes on from a checkpoint.
 
     Raises:
-        ConfigError: options that are of use only beside others.
+        ConfigError: options that are of use only beside others, or a file that is there and would be replaced.
     """
     if step is not None and not resume:
         raise ConfigError(f"--resume-step {step} is of --resume, without which the training begins anew: give both")
@@ -252,7 +255,13 @@ def _resumes(file: Path | None, every: int, resume: bool, if_there: bool, step: 
         raise ConfigError(f"{option} goes on from a checkpoint: say which with --checkpoint FILE")
     if every != options.CHECKPOINT_EVERY and file is None:
         raise ConfigError("--checkpoint-every writes checkpoints: say where with --checkpoint FILE")
-    return resume or (if_there and file is not None and bool(checkpoint_files.files_at(file)))
+    there = [] if file is None else checkpoint_files.files_at(file)
+    if there and not (resume or if_there):
+        raise ConfigError(
+            f"{str(there[0])!r} is the checkpoint of a training, which this one would replace: --resume goes on from "
+            "it; for another training give another file, or remove it and those beside it"
+        )
+    return resume or (if_there and bool(there))
 
 
 def _checkpoint_files(file: Path | None) -> list[Path]:

@@ -44,12 +44,19 @@ class ServingProgress:
         tell: takes a line.
         now: a time in seconds.
         grace_s: how long a worker whose connection broke is waited for, in seconds.
+        min_workers: below so many nothing is updated; None where all are needed anyway.
     """
 
     def __init__(
-        self, core: Served, tell: Callable[[str], None], now: Callable[[], float], grace_s: float = 0.0
+        self,
+        core: Served,
+        tell: Callable[[str], None],
+        now: Callable[[], float],
+        grace_s: float = 0.0,
+        min_workers: int | None = None,
     ) -> None:
         self._core, self._tell, self._now, self._grace_s = core, tell, now, grace_s
+        self._least = min_workers or 0
         self._broken: dict[int, float] = {}
         self._told_broken: set[int] = set()
         self._here: set[int] = set()
@@ -104,12 +111,19 @@ class ServingProgress:
                 self._tell(f"worker {rank} lost its connection at {at}; waited for, {self._grace_s:g} s at most")
 
     def _tell_who_is_missing(self, here: set[int]) -> None:
-        """Every ten seconds in which workers are here, and others have never come."""
+        """Every ten seconds in which workers are here, and others have never come, or too few are here."""
         never = sorted(set(self._core.missing) - here - self._seen)
-        if not (here and never):
+        too_few = len(here | set(self._core.left)) < self._least
+        if not (here and (never or too_few)):
             self._waited = self._now()
         elif self._now() - self._waited >= PROGRESS_S:
             self._waited = self._now()
+            if too_few:
+                self._tell(
+                    f"{counted(len(here), 'worker')} here, and --min-workers is {self._least}: nothing is updated "
+                    "until more come"
+                )
+                return
             told = ", ".join(map(str, never[:8])) + (", …" if len(never) > 8 else "")
             self._tell(
                 f"waiting for worker{'s' * (len(never) > 1)} {told}, which {'has' if len(never) == 1 else 'have'} "

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any, Unpack
 
+import numpy as np
 import torch
 
 from thinwire import frames
@@ -39,6 +41,7 @@ from thinwire.codecs.tensors import (
     aligned_zeros,
     flatten,
     flatten_on_device,
+    is_dense,
     off_host,
     refuse_meta,
 )
@@ -367,6 +370,8 @@ class Context:
             ConfigError: the state is of another shape, of a codec with (or without) error feedback, or damaged; the
                 context is then what it was.
         """
+        if not isinstance(state, Mapping):
+            raise ConfigError(f"{self.name}: the state is {state!r:.60}; expected what state_dict returned")
         step, seed = (_whole(f"{self.name}: the state's {what}", state.get(what)) for what in ("step", "seed"))
         if step < 0:
             raise ConfigError(f"{self.name}: the state's step is {step}; it must be at least 0")
@@ -375,6 +380,8 @@ class Context:
             kept = "keeps" if self._residual is not None else "does not keep"
             raise ConfigError(f"{self.name}: this context {kept} a residual and the state says otherwise")
         if residual is not None and self._residual is not None:
+            if not (is_dense(residual) or isinstance(residual, np.ndarray)) or "float" not in str(residual.dtype):
+                raise ConfigError(f"{self.name}: the state's residual is no tensor of floats: {residual!r:.60}")
             if tuple(residual.shape) != self.shape:
                 raise ConfigError(
                     f"{self.name}: the state's residual has shape {tuple(residual.shape)}, not {self.shape}"

@@ -6,7 +6,7 @@ The arithmetic is in `thinwire.kernels.numba.lag`. A `LagBound` belongs to one r
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -76,7 +76,7 @@ class LagBound:
 
     def restore(self, changing: NDArray[np.float64] | torch.Tensor) -> None:
         """Takes back what `changing` returned. Raises ConfigError where it cannot be that."""
-        values = torch.as_tensor(changing, dtype=torch.float64, device="cpu").numpy()
+        values = _numbers(changing, torch.float64)
         largest = self._state[kernel.ASKED]
         if values.shape != self.changing().shape or not np.isfinite(values).all() or values.min() < 0:
             raise ConfigError(f"the state of a lag is {values.tolist()}; expected 4 numbers of 0 or more")
@@ -89,7 +89,9 @@ class LagBound:
         return {"changing": torch.from_numpy(self.changing())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes the state back. Raises ConfigError where it is none."""
+        """Takes the state back. Raises ConfigError where it is none; the bound is then what it was."""
+        if not isinstance(state, Mapping) or "changing" not in state:
+            raise ConfigError(f"the state of a lag is {state!r:.60}; expected what state_dict returned")
         self.restore(state["changing"])
 
 
@@ -127,8 +129,17 @@ class DeltaLagBound(LagBound):
         return {**super().state_dict(), **before}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        before = _numbers(state.get("before", ()) if isinstance(state, Mapping) else (), torch.float32)
         super().load_state_dict(state)
-        self._before = torch.as_tensor(state.get("before", ()), dtype=torch.float32, device="cpu").clone().numpy()
+        self._before = before
+
+
+def _numbers(found: Any, dtype: torch.dtype) -> NDArray[Any]:
+    """Returns numbers of a state in memory of their own. Raises ConfigError where there are none."""
+    try:
+        return torch.as_tensor(found, dtype=dtype, device="cpu").numpy().copy()
+    except (TypeError, ValueError, RuntimeError, NotImplementedError) as error:
+        raise ConfigError(f"the state of a lag holds {found!r:.60} in place of numbers: {error}") from error
 
 
 def follow_tensors(encoded: Iterable[tuple[LagBound | None, torch.Tensor, torch.Tensor | None]]) -> None:

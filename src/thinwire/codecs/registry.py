@@ -225,7 +225,7 @@ class Registry:
         if bracket and name in self._schemes:
             given = ", ".join(_SHORT.get(key := each.partition("=")[0], key) + "=…" for each in options.split(","))
             return f": a codec's options are arguments, as in {name!r}, {given}"
-        return _guess(name, list(self._schemes)) if isinstance(codec_id, str) else ""
+        return _guess(name, [*self._schemes, "auto"]) if isinstance(codec_id, str) else ""
 
 
 def _guess(word: str, allowed: list[str]) -> str:

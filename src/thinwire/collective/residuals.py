@@ -19,6 +19,7 @@ import torch
 from thinwire.codecs import Context
 from thinwire.codecs.lag import LagBound
 from thinwire.codecs.scheme import stream_seed
+from thinwire.codecs.tensors import is_dense
 from thinwire.collective.owners import counts_of, owned, with_owners
 from thinwire.errors import ConfigError
 from thinwire.policies.assignment import Partition, Sized
@@ -320,10 +321,31 @@ def _no_lags(slices: int) -> torch.Tensor:
     return torch.zeros(slices, len(LagBound(1, 1).changing()), dtype=torch.float64, device="cpu")
 
 
+def check_form(state: object, of: str) -> None:
+    """Looks at the residuals of a rank, whatever its tensors are.
+
+    Args:
+        state: what `Residuals.state_dict` returned, or that and more.
+        of: whose it is, for messages.
+
+    Raises:
+        ConfigError: there are no dense tensors by name in it, or what was not sent is not finite.
+    """
+    if not isinstance(state, Mapping):
+        raise ConfigError(f"the state is damaged: the part of {of} is a {type(state).__name__}")
+    for kind in ("residuals", "encodes", "lags"):
+        tensors = state.get(kind, {})
+        if not isinstance(tensors, Mapping) or not all(is_dense(each) for each in tensors.values()):
+            raise ConfigError(f"the state is damaged: the {kind} of {of} are no tensors by name")
+    for name, residual in state.get("residuals", {}).items():
+        if not residual.dtype.is_floating_point or not residual.isfinite().all():
+            raise ConfigError(f"the state is damaged: what {of} has not sent of {name!r} is not finite")
+
+
 def check_state(tensors: Sequence[TrainedTensor], state: Mapping[str, Any]) -> None:
     """Raises ConfigError where a rank's state is not of these tensors and codecs."""
     own = {tensor.name: tensor.numel for tensor in tensors if not tensor.uncompressed}
-    found = {name: value.numel() for name, value in state["residuals"].items()}
+    found = {name: value.numel() for name, value in state.get("residuals", {}).items()}
     if own != found:
         wrong = sorted(name for name in {*own, *found} if own.get(name) != found.get(name))
         here, there = ([sizes.get(name) for name in wrong[:4]] for sizes in (own, found))
@@ -331,5 +353,5 @@ def check_state(tensors: Sequence[TrainedTensor], state: Mapping[str, Any]) -> N
             f"the state does not fit: {wrong[:4]} are here {here} and in the state {there} values; load it with "
             "the model and the exclusions it was saved with"
         )
-    if lacking := sorted(own.keys() - state["encodes"].keys()):
+    if lacking := sorted(own.keys() - state.get("encodes", {}).keys()):
         raise ConfigError(f"the state is damaged: it does not say how often {lacking[0]!r} was encoded")

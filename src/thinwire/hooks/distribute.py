@@ -180,6 +180,8 @@ def distribute(
     servers = [server] if isinstance(server, str | Connection) else list(server or ())
     if shards is None and not servers:
         raise ConfigError("no server was given")
+    if twice := sorted({each for each in servers if isinstance(each, str) and servers.count(each) > 1}):
+        raise ConfigError(f"{twice[0]} is given twice: every server is one shard, and has a part of the model")
     prepared = prepare(
         model,
         optimizer,

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from thinwire.errors import SessionLostError
+from thinwire.hooks import ending
 from thinwire.hooks.lengthening import NAME as LENGTHENED
 from thinwire.hooks.lengthening import Lengthening
 from thinwire.hooks.local_optimizer import LocalUpdateOptimizer
@@ -184,12 +185,17 @@ def join(
         joined = _optimizer(prepared, driver, metrics)
         if kept is not None:
             kept.began(joined)
+        if shards is None:  # ranks hear of one that is gone by its process group
+            ending.joined(joined)
         return joined
     except BaseException as error:
         release(prepared.model)
-        if driver is not None and isinstance(error, SessionLostError):
+        if driver is not None:
             with suppress(Exception):  # what is raised is why it could not join, and the rest is closed as well
-                driver.close()  # the shards that are left know that it comes again
+                if isinstance(error, SessionLostError):
+                    driver.close()  # the shards that are left know that it comes again
+                else:
+                    driver.close(ending.FAILED_S, ending.failure_text(error))
         for connection in connections:
             with suppress(Exception):
                 connection.close()

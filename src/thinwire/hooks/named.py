@@ -24,7 +24,8 @@ from thinwire.errors import ConfigError
 from thinwire.hooks.exchange.options import GATHER_MB, ExchangeOptions
 from thinwire.hooks.exchange.ranks import check_floating
 from thinwire.hooks.exchange.report import Report, report
-from thinwire.hooks.exchange.state import ExchangeState, merge
+from thinwire.hooks.exchange.saved import merge
+from thinwire.hooks.exchange.state import ExchangeState
 from thinwire.policies.compression import MIN_NUMEL
 from thinwire.runtime.collective import CollectiveDriver
 from thinwire.security.credentials import Credentials

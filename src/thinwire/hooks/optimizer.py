@@ -11,6 +11,7 @@ from torch import nn
 
 from thinwire.cautions import caution
 from thinwire.errors import ConfigError, SessionLostError
+from thinwire.hooks import ending
 from thinwire.hooks.costs import TrainingCosts
 from thinwire.hooks.records import Recorder, residual_ratios
 from thinwire.hooks.report import TrainingReport
@@ -25,12 +26,6 @@ from thinwire.runtime.metrics import MetricsWriter
 from thinwire.runtime.model_hooks import ModelHooks
 from thinwire.runtime.rank_shards import RankShards
 from thinwire.worker.core import Worker
-
-MOST_FAILURE = 500
-"""Characters of what the others are told of a failure here."""
-FAILED_S = 5.0
-"""Where an exception ends a training here, how long shards may take to let this worker go, and then how long the ranks
-that this one serves are served, in seconds: somebody waits to read what went wrong."""
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
@@ -244,9 +239,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Leaves the training in good order. The model stays usable; further steps are refused."""
         self._end(None)
 
+    def leave_soon(self, failure: str) -> None:
+        """Leaves, and waits for nobody for long. Args: `failure`, what went wrong here, in words, for the others."""
+        self._end(ending.FAILED_S, failure)
+
     def _end(self, within_s: float | None, failure: str = "") -> None:
         if not self._worker.closed:
             self._worker.closed = True
+            ending.left(self)
             with ExitStack() as ends:  # from the last to the first, each of them whatever becomes of the others
                 if self._shards is not None:
                     ends.callback(self._shards.close, self._driver.timeout_s if within_s is None else within_s)
@@ -259,13 +259,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         # One that goes back with the others must have said so; `sys.exit()` at the end of a training is no failure.
-        ends_well = error is None or isinstance(error, SessionLostError)
-        ends_well = ends_well or (isinstance(error, SystemExit) and not error.code)
-        if ends_well:
+        ends_well = isinstance(error, SessionLostError) or (isinstance(error, SystemExit) and not error.code)
+        if error is None or ends_well:
             self._end(None)
         else:
-            text = f"{type(error).__name__}: {error}"[:MOST_FAILURE].rstrip(": ")
-            self._end(FAILED_S, text.encode("utf-8", "replace").decode())  # a file's name may hold half a character
+            self.leave_soon(ending.failure_text(error))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Refused: what is copied or pickled would take part in no training.

@@ -89,8 +89,9 @@ def make_plan(
     name = class_names(optimizer) if local is None else local.outer
     if local is None and ALLOWED.get(name) is not type(optimizer):
         told = f"{type(optimizer).__module__}.{name}" if name in ALLOWED else name
+        one = "; it runs one for all: give one optimizer with parameter groups" if " and " in name else ""
         raise ConfigError(
-            f"the server runs {', '.join(ALLOWED)}; {told} is none of them. A design of local updates, such as "
+            f"the server runs {', '.join(ALLOWED)}; {told} is none of them{one}. A design of local updates, such as "
             "'update', runs any optimizer at the workers"
         )
     if local is None:

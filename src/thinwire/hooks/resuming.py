@@ -106,7 +106,7 @@ class KeptSteps(Resumable):
         check_count("keep", keep, 1)
         self._model, self._keep = model, keep
         self.extra: dict[str, Any] = {}
-        self._began = self._takes_any = False
+        self._asked = self._takes_part = self._takes_any = False
         self._states = {0: self._state(None, {})}
 
     def add(self, opt: Optimizer, **extra: Any) -> None:
@@ -117,16 +117,18 @@ class KeptSteps(Resumable):
             **extra: what else makes the training repeatable, such as the position in the data.
         """
         opt.sync()
+        self._takes_part = True
         self._states[opt.clock] = self._state(opt.state_dict(), extra)
         stay = {*needed(self._states, opt.announce_checkpoints(self._states)), *sorted(self._states)[-self._keep :]}
         self._states = {step: state for step, state in self._states.items() if step in stay}
 
     def steps(self) -> tuple[int, ...] | None:
-        """See `Resumable`: None at the first time, when the training begins."""
-        began, self._began = self._began, True
-        if not began:
+        """See `Resumable`: None at the first time, when the training begins, and any until this worker was let in."""
+        asked, self._asked = self._asked, True
+        if not asked:
             return None
-        return () if self._takes_any else tuple(sorted(self._states, reverse=True))
+        # A process that takes the place of one that died has never had the beginning of this training.
+        return () if self._takes_any or not self._takes_part else tuple(sorted(self._states, reverse=True))
 
     def buffers(self) -> Collection[str] | None:
         """See `Resumable`."""
@@ -134,7 +136,7 @@ class KeptSteps(Resumable):
 
     def began(self, opt: Optimizer) -> None:
         """See `Resumable`."""
-        self._takes_any = opt.began_late
+        self._takes_part, self._takes_any = True, opt.began_late
         opt.announce_checkpoints(self._states)
 
     def load(self, step: int) -> Mapping[str, Any] | None:

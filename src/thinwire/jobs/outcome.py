@@ -103,6 +103,10 @@ class RunOutcome(msgspec.Struct, frozen=True, kw_only=True):
     passive and adaptive consistency), values are counted at every step, exchanged or not: bits are then per parameter
     and step, and the ratio is over float32 at every step. Interface counters are the kernel's, at the workers' links.
 
+    A run that was resumed has the bytes, values and seconds of the processes before as well, until the checkpoint.
+    Seconds of encoding, decoding and waiting are a worker's mean and of all steps, with the first, in which kernels
+    compile, and which `seconds` leaves out.
+
     Of workers that were late or died: `missed_exchanges` were made without one of them, `residuals_lost` began empty
     in its new process, and `residuals_carried` came from its checkpoint.
     """

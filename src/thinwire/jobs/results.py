@@ -237,6 +237,7 @@ def read_runs(path: Path, kinds: Sequence[type[R]]) -> list[Run[R]]:
 
 def runs_of(text: str, path: Path, kinds: Sequence[type[R]]) -> list[Run[R]]:
     """Returns the runs in the text of a file; see `read_runs`."""
+    wrong = f"{path} does not hold results of this kind; choose another place"
     try:
         data = json.loads(text)
         if any(f'"{word}"' in text for word in _NUMBERS):
@@ -246,8 +247,12 @@ def runs_of(text: str, path: Path, kinds: Sequence[type[R]]) -> list[Run[R]]:
             kind: Any = Union[tuple(kinds)]  # noqa: UP007  # of a sequence, which X | Y cannot spell
             file: _File[R] = msgspec.convert(data, _File[kind], str_keys=True)
             return file.runs
+    except json.JSONDecodeError as error:
+        if text.startswith("{"):
+            wrong = f"{path} is damaged, no JSON from character {error.pos:,} on; move it away, or choose another place"
+        raise ConfigError(wrong) from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ConfigError(f"{path} does not hold results of this kind; choose another place") from error
+        raise ConfigError(wrong) from error
     raise ConfigError(f"{path} has format {version!r}, expected {FORMAT}; choose another place")
 
 

@@ -76,6 +76,7 @@ class TrainingLoop:
         # All went back to where the others had states: they take this one for the worker 0 that they wait for.
         self._ends_late = self._late and opt.began_bare and rank == 0 and scored
         self._before = 0.0  # seconds that processes before this one have trained
+        self._traffic_before: dict[str, float] = {}  # and what they have sent and received until then
         self._began = self._now()
         self._reported = self._evaluated = self._began
 
@@ -121,7 +122,7 @@ class TrainingLoop:
             train_loss=sum(self._losses) / len(self._losses) if self._losses else UNSET,
             weights=weights_digest(self._model),
             parameters=sum(each.numel() for each in self._model.parameters() if each.requires_grad),
-            traffic=self._opt.traffic(),
+            traffic=self._traffic(),
             compute_share=self._opt.report().compute_share,
             placement=PlacementSummary(
                 loads=list(assignment.loads()),
@@ -147,17 +148,22 @@ class TrainingLoop:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """What the loop itself keeps between steps: chance, recent losses, and the time, which a rate may follow."""
+        """What the loop itself keeps between steps: chance, late losses, traffic, and the time, which rates follow."""
         losses, seconds = list(self._losses), self._trained_s()
-        return {"random": chance_of(self._model), "losses": losses, "seconds": seconds}
+        return {"random": chance_of(self._model), "losses": losses, "seconds": seconds, "traffic": self._traffic()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes back what `state_dict` gave."""
         random = state["random"]
         set_chance({HOST: random} if isinstance(random, torch.Tensor) else random)  # as it was: the host's alone
         self._losses.extend(state["losses"])
-        self._before = state.get("seconds", 0.0)
+        self._before, self._traffic_before = state.get("seconds", 0.0), state.get("traffic", {})
         self._began, self._late, self._ends_late = self._now() - self._before, False, False
+
+    def _traffic(self) -> dict[str, float]:
+        """Sums of the run so far, of processes before this one as well."""
+        now, before = self._opt.traffic(), self._traffic_before
+        return {name: now.get(name, 0) + before.get(name, 0) for name in {**now, **before}}
 
     def _evaluates(self) -> bool:
         """Whether this worker evaluates at the end: worker 0, or the lowest rank left whose model is everybody's."""

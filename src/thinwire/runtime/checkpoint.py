@@ -258,6 +258,8 @@ def _header(file: Path, disk: Disk) -> tuple[Header, dict[str, str]]:
         header: Header = json.loads(metadata["thinwire"])
         if not {"format", "kind", "step", "state"} <= header.keys():
             raise ValueError(f"it has {sorted(header)}")
+        if type(header["step"]) is not int or header["step"] < 0:
+            raise ValueError(f"it is of step {header['step']!r}")
     except (OSError, KeyError, AttributeError, TypeError, ValueError, RecursionError) as error:
         raise ConfigError(f"{str(file)!r} is no checkpoint, or it is damaged: {error}") from error
     if header["format"] != FORMAT:

@@ -123,14 +123,26 @@ def pass_on(group: PeerGroup, data: bytes, needy: Sequence[int]) -> bytes:
     return data
 
 
-def agree(group: PeerGroup, settings: Mapping[str, Any]) -> None:
+def agree(
+    group: PeerGroup,
+    settings: Mapping[str, Any],
+    *,
+    when: str = "call compress",
+    wanted: str = "every rank must call compress with the same model and arguments",
+) -> None:
     """Compares settings, JSON values by name, with those of rank 0.
+
+    Args:
+        group: all ranks call it.
+        settings: of this rank; what differs is named in their order.
+        when: what all ranks do then, for messages.
+        wanted: what the message of those that differ asks for.
 
     Raises:
         ProtocolError: they differ on some rank; the message names it and the setting, on every rank.
         TransportError: not every rank called it in time.
     """
-    own = json.dumps(settings, sort_keys=True).encode()
+    own = json.dumps(list(settings.items()), sort_keys=True).encode()
     try:
         digests = gather(group, hashlib.blake2b(own, digest_size=32).digest())
         if all(digest == digests[0] for digest in digests):
@@ -139,18 +151,18 @@ def agree(group: PeerGroup, settings: Mapping[str, Any]) -> None:
     except TransportError as error:
         raise TransportError(
             f"rank {group.rank} could not reach every rank within {group.timeout.total_seconds():g} s; all of them "
-            f"must call compress: {error}"
+            f"must {when}: {error}"
         ) from error
-    first = json.loads(texts[0])
+    first = dict(json.loads(texts[0]))
     for rank, text in enumerate(texts):
-        other = json.loads(text)
-        for key in sorted({*first, *other}):
+        other = dict(json.loads(text))
+        for key in {**first, **other}:
             if found := list(differences(other.get(key), first.get(key), key)):
                 leave(group, FAREWELL)  # the others have to read the same before this rank's connections go
                 told = ", ".join(
                     f"rank {rank} has {path} = {here} and rank 0 has {there}" for path, here, there in found
                 )
-                raise ProtocolError(f"{told}; every rank must call compress with the same model and arguments")
+                raise ProtocolError(f"{told}; {wanted}")
 
 
 def measure_link(group: PeerGroup, *, enough_s: float = _PROBE_ENOUGH_S, least_nbytes: int = 0) -> float:

@@ -255,7 +255,8 @@ class ServerHandler:
                 case Close(peer, message):
                     if isinstance(message, Refused) and self._core.failed is None:  # a failure is told once, at the end
                         reason = "".join(each if each.isprintable() else "?" for each in message.reason)
-                        _log.warning("a worker was refused: %s", reason)
+                        what = "worker's session has ended" if message.lost else "worker was refused"
+                        _log.warning("a %s: %s", what, reason)
                     self._sender.close(peer, None if message is None else pack(message))
         if effects and self._checkpointer is not None:  # updates are also made as time passes, or as workers go
             self._do(self._checkpointer.write_if_due())

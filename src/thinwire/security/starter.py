@@ -37,6 +37,7 @@ def make_starter(folder: Path, authority: Authority, *, workers: int, hosts: Seq
     issued += [authority.issue(name, [name], "worker") for name in map(worker_name, range(workers))]
     tokens = [f"rank={rank} {new_token()}\n".encode() for rank in range(workers)]
     contents = [part for each in issued for part in (each.certificate, each.key)] + [b"".join(tokens), *tokens]
+    written = list[Path]()
     files = dict(zip(files_in(folder, workers), contents, strict=True))
     try:
         if there := sorted(file.name for file in files if file.exists()):
@@ -47,8 +48,11 @@ def make_starter(folder: Path, authority: Authority, *, workers: int, hosts: Seq
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for path, content in files.items():
             with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                written.append(path)
                 file.write(content)
     except OSError as error:
+        for path in written:  # a disk that is full; half of them would be in the way of the next try
+            path.unlink(missing_ok=True)
         raise ConfigError(f"{folder} cannot be written: {error.strerror}; choose another folder") from error
     return list(files)
 

@@ -28,6 +28,10 @@ ABOUT_FROZEN = (
     ". They are not sent: before tw.distribute load the same values on every worker, or draw them from the same seed. "
     f"Where they differ on purpose, or are filled later, give all workers settings={{{FROZEN!r}: 'own'}}"
 )
+_OF_SHARDS = (
+    ". Where the model is the same, the servers are not: name all of them on every worker, in one order, and give each "
+    "the checkpoint that it wrote"
+)
 _AUTO = re.compile(r"auto=(?P<lag_limit>[^,]+),target=(?P<target>\w+)")
 """What `AutoCodec.agreement` writes."""
 TRIAL = 2.0**-60
@@ -135,7 +139,8 @@ def difference(ours: Plan, theirs: Plan, *, begun: bool = False) -> str | None:
             "resumes, with as many as it began with; with another number it begins anew from the model's weights"
         )
     return (
-        _auto_difference(ours.local, theirs.local)
+        _kind_difference(ours.local, theirs.local)
+        or _auto_difference(ours.local, theirs.local)
         or _table_difference(ours.tables, theirs.tables)
         or _field_difference(ours, theirs)
         or _setting_difference(ours.settings, theirs.settings)
@@ -148,7 +153,7 @@ def _table_difference(ours: tuple[TableSpec, ...], theirs: tuple[TableSpec, ...]
     there = {spec.name: spec for spec in theirs}
     for name, spec in there.items():
         if name not in here:
-            return f"this worker's model has a tensor {name!r} that the others' do not have"
+            return f"this worker's model has a tensor {name!r} that the others' do not have{_OF_SHARDS}"
         if spec.shape != here[name].shape:
             return (
                 f"tensor {name!r} has shape {spec.shape} in this worker's model and {here[name].shape} in the others'"
@@ -160,11 +165,18 @@ def _table_difference(ours: tuple[TableSpec, ...], theirs: tuple[TableSpec, ...]
             )
     for name in here:
         if name not in there:
-            return f"this worker's model lacks the tensor {name!r} that the others' have"
+            return f"this worker's model lacks the tensor {name!r} that the others' have{_OF_SHARDS}"
     for name, spec in there.items():
-        if spec != here[name]:
-            return f"tensor {name!r}: this worker plans {spec}, the others {here[name]}"
+        for path, mine, other in differences(msgspec.to_builtins(spec), msgspec.to_builtins(here[name]), name):
+            return f"tensor {path}: this worker plans {mine}, the others {other}"
     return None
+
+
+def _kind_difference(ours: str, theirs: str) -> str | None:
+    if bool(ours) == bool(theirs):
+        return None
+    some, others = ("updates (local updates)", "gradients") if theirs else ("gradients", "updates (local updates)")
+    return f"this worker's design pushes {some}, the others' {others}: start all workers with the same"
 
 
 def _auto_difference(ours: str, theirs: str) -> str | None:

@@ -47,7 +47,10 @@ class ServerCore(Participants):
     ) -> None:
         super().__init__(min_workers, skips_late=straggler_grace_s is not None, first=first)
         if straggler_grace_s is not None and min_workers is None:
-            raise ConfigError("a grace for stragglers needs min_workers: with fewer no update is made without them")
+            raise ConfigError(
+                "a grace for stragglers (--straggler-grace-s) needs min_workers (--min-workers): say how many workers "
+                "are enough for an update without those that are late"
+            )
         self.stragglers = None if straggler_grace_s is None else Stragglers(straggler_grace_s)
         self._late: set[int] = set()
         self._initial: list[tuple[Values, tuple[EncodedTensor, ...]]] = []
@@ -243,4 +246,4 @@ class ServerCore(Participants):
         if self._engine is not None:
             raise ConfigError("this shard has begun a training; a state is loaded before anybody joins")
         self._engine, self._initialised = engine_of(state, self._min_workers), True
-        self._gathered = self._resumed = True  # they were, before that state was taken
+        self._gathered, self._resumed_at = True, self.step  # they were, before that state was taken

@@ -251,7 +251,7 @@ class Participants(Standing):
         others = self.finished or self._ranks.keys() - {holder, *(self._interrupted if lost else ())}
         # They went back without it, and may have removed what it has: it begins late, where shards have parameters.
         given_up = rank not in self._engine.members.ranks and self._engine.plan.downlink != "gradient"
-        if (self._progressed or given_up) and rank not in self._returning and others:
+        if (given_up or not self._loses_nothing) and rank not in self._returning and others:
             reason = (
                 f"worker {rank} resumes at exchange {named(steps) or 'any'}, and the others go on at {self.step}: "
                 "start it without its checkpoint, or resume all workers and shards from the same step"
@@ -261,7 +261,7 @@ class Participants(Standing):
         if holder is not None:
             effects += self._replace(holder, rank) if holder in self._rollback.voters else send_back([holder])
             self._ranks.pop(holder, None)
-        if not self._progressed:  # they joined a shard that was resumed, and lose nothing
+        if self._loses_nothing:  # they joined a shard that was resumed
             effects += send_back(self._ranks)
             self._ranks.clear()
         effects += self._rollback.add(peer, rank, steps)
@@ -287,7 +287,7 @@ class Participants(Standing):
         sent, which they may where the training goes on without those that died.
         """
         assert self._engine is not None
-        has_all = self._initialised and not self._resumed and self._engine.plan.downlink != "gradient"
+        has_all = self._initialised and self._resumed_at < 0 and self._engine.plan.downlink != "gradient"
         return self._engine.newest if has_all and not self.checkpoints and self._min_workers is not None else -1
 
     def _voted(self, peer: int, message: Message) -> list[Effect]:

@@ -42,7 +42,8 @@ class Standing:
         self._returning: set[int] = set()
         self._away: set[int] = set()
         self._rollback = Rollback()
-        self._initialised = self._progressed = self._gathered = self._resumed = False
+        self._initialised = self._progressed = self._gathered = False
+        self._resumed_at = -1
         self._failed: str | None = None
         self._maxima = Maxima()
         self._digests = Digests()
@@ -78,6 +79,11 @@ class Standing:
         """Whether a state can be taken: every parameter has had as many updates, or all are counted one by one."""
         engine = self._engine
         return engine is None or engine.terms.immediate or engine.step == engine.newest
+
+    @property
+    def _loses_nothing(self) -> bool:
+        """Whether all may go back to where this shard is: nothing has come yet, or no update since it was resumed."""
+        return not self._progressed or (self._engine is not None and self._engine.newest == self._resumed_at)
 
     @property
     def over(self) -> bool:

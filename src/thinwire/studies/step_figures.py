@@ -185,6 +185,8 @@ class RecordedSteps:
             self._lost_before = None
         for later in [each for each in self._steps if each >= step]:
             self._steps[later].pop(rank, None)
+        for sums in self._tables.values():
+            sums.go_back(rank, step)
 
     def _warm_up(self, steps: Sequence[int]) -> int:
         """Returns how many of these steps compile kernels, or start something else."""
@@ -301,8 +303,8 @@ def _table_figures(name: str, sums: TableSums, first: int) -> TableFigures:
         table=name,
         codec=sums.codec,
         numel=sums.numel,
-        push_nbytes=found.push_nbytes / found.records,
-        pull_nbytes=found.pull_nbytes / found.records,
+        push_nbytes=found.push_nbytes / max(1, found.records),
+        pull_nbytes=found.pull_nbytes / max(1, found.records),
         ratio=found.plain_nbytes / nbytes if nbytes else 0.0,
         lag=max(sums.lags.values(), default=None),
         residual_norm=max(sums.norms.values(), default=None),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -87,12 +88,18 @@ class TableSum:
     pull_nbytes: int = 0
     plain_nbytes: int = 0
 
-    def __add__(self, record: StepRecord) -> TableSum:
+    @classmethod
+    def of(cls, record: StepRecord) -> TableSum:
+        """Returns what one record comes to."""
+        plain = record.ways * record.plain_way_nbytes
+        return cls(1, record.payload_bytes_push, record.payload_bytes_pull, plain)
+
+    def __add__(self, other: TableSum) -> TableSum:
         return TableSum(
-            self.records + 1,
-            self.push_nbytes + record.payload_bytes_push,
-            self.pull_nbytes + record.payload_bytes_pull,
-            self.plain_nbytes + record.ways * record.plain_way_nbytes,
+            self.records + other.records,
+            self.push_nbytes + other.push_nbytes,
+            self.pull_nbytes + other.pull_nbytes,
+            self.plain_nbytes + other.plain_nbytes,
         )
 
     def __sub__(self, other: TableSum) -> TableSum:
@@ -105,6 +112,43 @@ class TableSum:
 
 
 @dataclass(slots=True)
+class _RankSums:
+    """One table's records of one rank, which come in the order of its steps; those of several ranks do not."""
+
+    codec: str = ""
+    whole: TableSum = field(default_factory=TableSum)
+    changed: TableSum = field(default_factory=TableSum)
+    """Of all records until the codec was what it is now."""
+    before: Thinned[TableSum] = field(default_factory=Thinned)
+    """Of all records until that of a step."""
+
+    def add(self, record: StepRecord) -> None:
+        if record.codec != self.codec:
+            self.codec, self.changed = record.codec, self.whole
+        self.before.add(record.step, self.whole)
+        self.whole += TableSum.of(record)
+
+    def since(self, step: int) -> TableSum:
+        """Returns the sum of the records from a step on, as far as they are of the newest codec."""
+        first = next((before for at, before in self.before.points if at >= step), self.whole)
+        return self.whole - max(first, self.changed, key=lambda each: each.records)
+
+    def keep(self, first: int, last: int | None = None) -> None:
+        """Forgets where sums of other steps than these began."""
+        kept = [each for each in self.before.points if first <= each[0] and (last is None or each[0] < last)]
+        if len(kept) < len(self.before.points):
+            self.before = Thinned()
+            for at, value in kept:
+                self.before.add(at, value)
+
+    def go_back(self, step: int) -> None:
+        """Takes out what came of a step and those after it: it comes again."""
+        self.whole = next((before for at, before in self.before.points if at >= step), self.whole)
+        self.changed = min(self.changed, self.whole, key=lambda each: each.records)
+        self.keep(0, step)
+
+
+@dataclass(slots=True)
 class TableSums:
     """One table's records, of all ranks and steps."""
 
@@ -113,19 +157,12 @@ class TableSums:
     lags: dict[int, float] = field(default_factory=dict)
     norms: dict[int, float] = field(default_factory=dict)
     curve: Thinned[float] = field(default_factory=Thinned)
-    whole: TableSum = field(default_factory=TableSum)
-    changed: TableSum = field(default_factory=TableSum)
-    """Of all records until the codec was what it is now."""
-    before: Thinned[TableSum] = field(default_factory=Thinned)
-    """Of all records until those of a step."""
+    ranks: defaultdict[int, _RankSums] = field(default_factory=lambda: defaultdict(_RankSums))
 
     def add(self, record: StepRecord) -> None:
         """Takes one record."""
-        if record.codec != self.codec:
-            self.changed = self.whole
         self.codec, self.numel = record.codec, record.numel
-        self.before.add(record.step, self.whole)
-        self.whole += record
+        self.ranks[record.rank].add(record)
         if record.residual_lag is not None:
             self.lags[record.rank] = record.residual_lag
             if record.rank == min(self.lags):
@@ -136,16 +173,18 @@ class TableSums:
     def since(self, step: int) -> TableSum:
         """Returns the sum of the records from a step on, as far as they are of the newest codec; of all of that codec
         where there is none."""
-        first = next((before for at, before in self.before.points if at >= step), self.changed)
-        return self.whole - max(first, self.changed, key=lambda each: each.records)
+        now = [each for each in self.ranks.values() if each.codec == self.codec]
+        found = sum((each.since(step) for each in now), TableSum())
+        return found if found.records else sum((each.whole - each.changed for each in now), TableSum())
 
     def keep(self, step: int) -> None:
         """Forgets what came of earlier steps, but for what is now."""
-        if self.before.points and self.before.points[0][0] < step:
-            kept = [each for each in self.before.points if each[0] >= step]
-            self.before = Thinned()
-            for at, value in kept:
-                self.before.add(at, value)
+        for each in self.ranks.values():
+            each.keep(step)
+
+    def go_back(self, rank: int, step: int) -> None:
+        """Takes out what came of a rank's step and those after it: it comes again."""
+        self.ranks[rank].go_back(step)
 
 
 def _larger(one: float | None, other: float | None) -> float | None:

@@ -13,6 +13,6 @@ from thinwire.hooks.ddp.all_ranks import AllRanks
 from thinwire.hooks.ddp.hook import compress, thinwire_hook
 from thinwire.hooks.ddp.state import ThinwireState
 from thinwire.hooks.exchange.report import Report, report
-from thinwire.hooks.exchange.state import merge
+from thinwire.hooks.exchange.saved import merge
 
 __all__ = ["AllRanks", "Report", "ThinwireState", "compress", "merge", "report", "thinwire_hook"]

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from safetensors.torch import load, save
 
-from thinwire.hooks.exchange.state import ExchangeState, merge
+from thinwire.hooks.exchange.saved import merge
+from thinwire.hooks.exchange.state import ExchangeState
 from thinwire.runtime.peers import gather_at_first
 
 

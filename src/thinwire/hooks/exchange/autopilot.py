@@ -8,6 +8,7 @@ which nobody will be told is not measured.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
 import time
@@ -30,7 +31,7 @@ from thinwire.policies.autopilot.notes import NOTE_NBYTES, StepNote, pack_note, 
 from thinwire.policies.autopilot.pilot import Pilot, Target
 from thinwire.policies.autopilot.probing import PROBE_ENOUGH_S, probe
 from thinwire.runtime.collective import CollectiveDriver
-from thinwire.runtime.peers import Gathering, measure_link
+from thinwire.runtime.peers import Gathering, agree, measure_link
 
 LOOK_EVERY = 4
 """Notes from one look at the lag, which changes as seldom, and at the norm where s is 1, to the next."""
@@ -111,6 +112,7 @@ class ExchangeAutopilot:
         self._looked_at = -1
         self._alarm: Alarm | None = None
         self.piggyback: Piggyback | None = None
+        self._compared = False
 
     def listen(self, group: dist.ProcessGroup, tensors: list[torch.Tensor]) -> None:
         """Has ranks tell each other what unmeasured steps wait for; where gradients are small, on their all-reduces.
@@ -149,7 +151,10 @@ class ExchangeAutopilot:
 
         Raises:
             TransportError: a rank is gone.
+            ProtocolError: at the first step, ranks begin from different states.
         """
+        if not self._compared:
+            self._compare(step)
         now = time.perf_counter()
         self.settle()
         if self._arrived:
@@ -269,6 +274,18 @@ class ExchangeAutopilot:
         return self.pilot.describe(self.level, self.changed_at, "step")
 
     # ---- a step
+
+    def _compare(self, step: int) -> None:
+        """Compares with the other ranks what their messages go by: a state may have been loaded on some of them alone.
+
+        A compressed exchange says so by itself; an all-reduce of another size ends the process, in gloo's own thread.
+        """
+        pilot = hashlib.blake2b(self.pilot.state().encode(), digest_size=8).hexdigest()
+        since = {"note": self._since_note, "alarm": 0 if self._alarm is None else self._alarm.state.since}
+        settings = {"setting": self.level, "told": self._told_level, "since": since, "controller": pilot}
+        wanted = "load the state of one step on every rank, or on none"
+        agree(self._driver.peers, {"step": step} | settings, when="take the first step", wanted=wanted)
+        self._compared = True
 
     def _take(self) -> None:
         """Takes what all ranks have told of a step: of an ordinary one, not all have."""

@@ -205,7 +205,7 @@ class ExchangeOptions:
         Where one rank alone has a controller, ranks are told of the `id`, and of nothing that only it has.
         """
         if not settings:
-            return {"id": "fixed"}
+            return {"id": self.codec if isinstance(self.codec, str) else self.codec.id}
         auto = self._auto
         names = [level.name for level in settings]
         return {"id": AUTO, "lag_limit": float(auto.lag_limit), "target": auto.target, "settings": names}

@@ -15,13 +15,13 @@ from thinwire.errors import ConfigError
 from thinwire.hooks.exchange.autopilot import ExchangeAutopilot
 from thinwire.hooks.exchange.options import ExchangeOptions
 from thinwire.hooks.exchange.records import ExchangeRecords
+from thinwire.hooks.exchange.saved import FORMAT, check_saved
 from thinwire.hooks.guards import StepGuard
 from thinwire.runtime.collective import CollectiveDriver
 from thinwire.runtime.metrics import MetricsWriter
 from thinwire.telemetry import WarmUp
 from thinwire.transports.peers import PeerGroup
 
-FORMAT = 1
 _NOTHING = (
     "this was copied or pickled as an object, and nothing of the hook's state is in it: save state.state_dict(), and "
     "give it to load_state_dict of what compress returns"
@@ -295,11 +295,7 @@ class ExchangeState:
         """
         if isinstance(state, _Copied):
             raise ConfigError(_NOTHING)
-        if not isinstance(state, Mapping) or state.get("format") != FORMAT:
-            found = repr(state.get("format")) if isinstance(state, Mapping) else f"none: it is a {type(state).__name__}"
-            raise ConfigError(f"the state has format {found}; this thinwire reads {FORMAT}")
-        if lacking := [key for key in ("world_size", "step", "loss_scale", "ranks") if key not in state]:
-            raise ConfigError(f"the state is damaged: it has no {' and no '.join(lacking)}")
+        check_saved(state)
         if ("replicas" in state) != ("replicas" in self.layout()):
             was, here = ("FSDP", "DDP") if "replicas" in state else ("DDP", "FSDP")
             raise ConfigError(f"the state is of a model under {was}, and this one is under {here}: shards are others")
@@ -308,10 +304,6 @@ class ExchangeState:
                 f"the state has reduce={reduce!r} and this run {self._reduce!r}: residuals are in its units"
             )
         self._check_group(state)
-        try:  # before anything is changed
-            step, loss_scale = int(state["step"]), float(state["loss_scale"])
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"the state is damaged: {error}") from error
         self.driver.wait_step()
         if self._records is not None:
             self._records.end_step()
@@ -319,7 +311,7 @@ class ExchangeState:
             self._load_residuals(state)
         if self._guard is not None:
             self._guard.forget()
-        self.step, self._loss_scale = step, loss_scale
+        self.step, self._loss_scale = int(state["step"]), float(state["loss_scale"])
         if self._scaler is None and self._loss_scale not in (0.0, 1.0):
             self.core.residuals.scale(1 / self._loss_scale)
             self._loss_scale = 1.0
@@ -378,28 +370,3 @@ class _Copied:
     def load_state_dict(self, state: Mapping[str, Any]) -> str:
         """Raises ConfigError: nothing is kept here."""
         raise ConfigError(_NOTHING)
-
-
-def merge(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns one state that holds every rank's, for a run with another number of ranks.
-
-    Args:
-        states: the `state_dict()` of every rank, in any order.
-
-    Raises:
-        ConfigError: they are not of one run at one step.
-
-    Example:
-        >>> parts = [{"format": 1, "world_size": 2, "step": 5, "loss_scale": 1.0, "ranks": {r: {}}} for r in "01"]
-        >>> sorted(merge(parts)["ranks"])
-        ['0', '1']
-    """
-    if not states:
-        raise ConfigError("merge needs at least one state")
-    first = states[0]
-    for state in states:
-        for key in ("format", "world_size", "replicas", "group", "step", "loss_scale"):
-            if state.get(key) != first.get(key):
-                there, here = first.get(key), state.get(key)
-                raise ConfigError(f"states of different runs or steps: {key} is {there!r} and {here!r}")
-    return {**first, "ranks": {rank: part for state in states for rank, part in state["ranks"].items()}}

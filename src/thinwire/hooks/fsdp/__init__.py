@@ -11,7 +11,7 @@ The exchange itself is `thinwire.collective`, driven by `thinwire.runtime.collec
 from __future__ import annotations
 
 from thinwire.hooks.exchange.report import Report, report
-from thinwire.hooks.exchange.state import merge
+from thinwire.hooks.exchange.saved import merge
 from thinwire.hooks.fsdp.hook import compress
 from thinwire.hooks.fsdp.state import ShardedState
 

@@ -14,7 +14,8 @@ from thinwire.collective.core import Bucket
 from thinwire.collective.cut import Cut, shards_of, whole_outstanding
 from thinwire.collective.residuals import TrainedTensor, blank_state, partition
 from thinwire.errors import TransportError
-from thinwire.hooks.exchange.state import FORMAT, ExchangeState
+from thinwire.hooks.exchange.saved import FORMAT, check_saved
+from thinwire.hooks.exchange.state import ExchangeState
 from thinwire.hooks.fsdp.parameter_groups import ParameterGroup
 from thinwire.telemetry import Counters
 from thinwire.transports.peers import PeerGroup
@@ -298,7 +299,8 @@ class ShardedState(ExchangeState):
         given: Any = state
         if not isinstance(given, Mapping):
             return super().load_state_dict(given)  # which says so
-        ranks, alike = state.get("ranks", {}), all(state.get(key) == value for key, value in self.layout().items())
+        check_saved(state)
+        ranks, alike = state["ranks"], all(state.get(key) == value for key, value in self.layout().items())
         kept = ranks.get(str(self.rank) if alike else "0", {})
         return super().load_state_dict({**state, "auto": kept["auto"]} if "auto" in kept else state)
 
