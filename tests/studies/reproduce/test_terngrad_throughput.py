@@ -45,5 +45,6 @@ def test_vggnet_doubles_as_the_paper_says() -> None:
         each.images_per_s for cell, each in found.items() if (cell.network, cell.cluster) == ("vggnet-a", "infiniband")
     ]
     assert rates[ALGORITHM][-1] / rates[FLOAT32][-1] == pytest.approx(2.0, rel=0.1)
-    [claims, _] = ENTRY.study.show(found).tables
+    [claims, _, strong] = ENTRY.study.show(found).tables
     assert "2.13×" in claims.lines[1] and "+31%" in claims.lines[0]
+    assert strong.lines[0][1:] == ["771", "63", "16", "4.85×", "4.54×"], "one batch of 128 divided by 64"

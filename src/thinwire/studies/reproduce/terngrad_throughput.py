@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from thinwire.errors import ConfigError
-from thinwire.planner.all_reduce import Machines, Sent, communication_s, weak_step_s
+from thinwire.planner.all_reduce import Machines, Sent, communication_s, strong_step_s, weak_step_s
 from thinwire.planner.architectures import architecture
 from thinwire.presentation.charts import Chart, Panel, Series
 from thinwire.presentation.tables import Table
@@ -157,6 +157,13 @@ def implied_images_per_s(cluster: str, network: str, gpus: int, what: str, speed
     return _BATCH[network] / (computing_s + copied_s) if computing_s > 0 else 0.0
 
 
+def strong_images_per_s(cluster: str, network: str, gpus: int, what: str) -> float:
+    """Returns the throughput where a single GPU's batch is divided among all GPUs (equations 27 and 28)."""
+    profiled_s = _BATCH[network] / _CLUSTERS[cluster].images_per_s[network]
+    copied = sent(network, FLOAT32, 1).cpu_nbytes
+    return _BATCH[network] / strong_step_s(machines(cluster, gpus), sent(network, what, gpus), profiled_s, copied)
+
+
 def _cells(_: Scale) -> Sequence[ThroughputCell]:
     return [ThroughputCell(network=network, cluster=cluster) for cluster in _CLUSTERS for network in _BATCH]
 
@@ -194,6 +201,20 @@ def _show(found: Mapping[ThroughputCell, ThroughputFinding]) -> Shown:
         sizes.append(
             [f"{cell.network}, {_CLUSTERS[cell.cluster].title}", *(f"{slow[at]:,.0f}" for at in points), *speedups]
         )
+    strong = []
+    for cell in found:
+        rates = [
+            [strong_images_per_s(cell.cluster, cell.network, gpus, what) for gpus in (1, 8, 64)]
+            for what in (FLOAT32, ALGORITHM)
+        ]
+        strong.append(
+            [
+                f"{cell.network}, {_CLUSTERS[cell.cluster].title}",
+                *(f"{rate:,.0f}" for rate in rates[0]),
+                *(f"{fast / slow:.2f}×" for slow, fast in zip(*(each[1:] for each in rates), strict=True)),
+            ]
+        )
+    divided = [f"float32 at {gpus}" for gpus in (1, 8, 64)] + [f"speed-up at {gpus}" for gpus in (8, 64)]
     header = ["", "paper", LITERAL, ALGORITHM, "against the paper", "images/s of a GPU", "at which it is the paper's"]
     more = ["", *(f"float32 at {gpus}" for gpus in (8, 64, 512)), *(f"speed-up at {gpus}" for gpus in (8, 64, 512))]
     return Shown(
@@ -205,6 +226,7 @@ def _show(found: Mapping[ThroughputCell, ThroughputFinding]) -> Shown:
         tables=[
             Table(header, claims, "Speed-ups that the paper states"),
             Table(more, sizes, "Modelled images a second"),
+            Table(["", *divided], strong, "Strong scaling, equations 27 and 28: one GPU's batch divided among all"),
         ],
         charts=[Chart(name="terngrad-figure-5", caption="Modelled training throughput.", panels=panels)],
         notes=[
