@@ -281,15 +281,9 @@ class ReconnectingConnection(Connection):
             if self._connection is not broken:
                 return
             reconnection = self._session.reconnect(error)
-            _log.warning(
-                "the connection to %s broke: %s. It is tried again, for %g s at most",
-                self.address,
-                error,
-                self._patience_s,
-            )
             with self._counting:
                 self._counted = None
-            connection = self._carry_out(reconnection, broken)
+            connection = self._carry_out(reconnection, broken, error)
             with self._counting:
                 ended = self._session.over is not None  # by another thread, in the meantime
                 if not ended:
@@ -303,9 +297,10 @@ class ReconnectingConnection(Connection):
             with contextlib.suppress(TransportError):
                 broken.abort()
 
-    def _carry_out(self, reconnection: Reconnection, broken: Connection) -> Connection:
-        """Runs the procedure; returns the connection that takes the broken one's place."""
+    def _carry_out(self, reconnection: Reconnection, broken: Connection, why: TransportError) -> Connection:
+        """Runs the procedure; returns the connection that takes the place of the one that `why` broke."""
         candidate: Connection | None = None
+        told = False
         answer: bytes | None = None
         failure: TransportError | None = None
         try:
@@ -321,6 +316,12 @@ class ReconnectingConnection(Connection):
                         case Drain():
                             answer = broken.receive(0)
                         case Dial(within_s):
+                            if not told:  # not before: where the server has ended the session, that is what is raised
+                                told = True
+                                _log.warning(
+                                    "the connection to %s broke: %s. It is tried again, for %g s at most",
+                                    *(self.address, why, self._patience_s),
+                                )
                             candidate = self._dial(within_s)
                         case Transmit(packet):
                             assert candidate is not None

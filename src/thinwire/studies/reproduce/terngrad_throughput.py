@@ -203,15 +203,15 @@ def _show(found: Mapping[ThroughputCell, ThroughputFinding]) -> Shown:
         )
     strong = []
     for cell in found:
-        rates = [
+        both = [
             [strong_images_per_s(cell.cluster, cell.network, gpus, what) for gpus in (1, 8, 64)]
             for what in (FLOAT32, ALGORITHM)
         ]
         strong.append(
             [
                 f"{cell.network}, {_CLUSTERS[cell.cluster].title}",
-                *(f"{rate:,.0f}" for rate in rates[0]),
-                *(f"{fast / slow:.2f}×" for slow, fast in zip(*(each[1:] for each in rates), strict=True)),
+                *(f"{rate:,.0f}" for rate in both[0]),
+                *(f"{fast / slow:.2f}×" for slow, fast in zip(*(each[1:] for each in both), strict=True)),
             ]
         )
     divided = [f"float32 at {gpus}" for gpus in (1, 8, 64)] + [f"speed-up at {gpus}" for gpus in (8, 64)]
