@@ -44,6 +44,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--batch", type=int, default=16, help="examples per rank and step")
     parser.add_argument("--lr", type=float, default=0.02)
+    parser.add_argument("--seed", type=int, default=0, help="of the first weights and the order of the data")
     args = parser.parse_args()
 
     try:
@@ -53,12 +54,14 @@ def main() -> None:
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.set_num_threads(1)
-    torch.manual_seed(0)
-    batches = Batches(dataset, rank=rank, workers=world, batch=args.batch, seed=0)
+    torch.manual_seed(args.seed)
+    batches = Batches(dataset, rank=rank, workers=world, batch=args.batch, seed=args.seed)
 
     model = DistributedDataParallel(network(dataset.in_shape, dataset.num_classes))
     state = ddp.compress(model, codec="3lc", sparsity=1.0, entropy="zstd")
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
+    # Over the last fifth of the steps the rate falls to 0: what residuals hold is sent before the end.
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, 5 * (1 - step / args.steps)))
 
     began = time.perf_counter()
     for step, (x, y) in zip(range(args.steps), batches, strict=False):
@@ -66,6 +69,7 @@ def main() -> None:
         loss = nn.functional.cross_entropy(model(x), y)
         loss.backward()
         optimizer.step()
+        schedule.step()
         if rank == 0 and (step + 1) % 100 == 0:
             print(f"step {step + 1}: loss {loss.item():.3f}", flush=True)
     seconds = time.perf_counter() - began

@@ -232,6 +232,8 @@ def test_a_role_resumes_where_any_of_its_files_is_there(command: Command, tmp_pa
     assert "'nowhere' is no address" in command(*arguments).err, "there is none: it begins"
     (tmp_path / "file.previous").write_bytes(b"it was killed between two renames")
     assert "file.previous' is no checkpoint, or it is damaged" in command(*arguments).err
+    replaced = command("server", "--checkpoint", file, "--listen", "nowhere")
+    assert replaced.status == 2 and "file.previous' is the checkpoint of a training, which this one" in replaced.err
 
 
 def test_a_server_that_resumes_at_the_end_says_that_nothing_is_left_to_train(command: Command, tmp_path: Path) -> None:

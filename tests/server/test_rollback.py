@@ -232,6 +232,23 @@ def test_a_gradient_that_came_to_a_resumed_shard_before_the_others_did_is_given_
     assert "the others go on at 5" in str(fresh.ended[20]), "they have made updates since"
 
 
+def test_a_resumed_shard_that_went_back_further_has_made_updates_at_the_step_it_was_resumed_at() -> None:
+    shard, states = kept(2, 4)
+    fresh = Shard(shard.plan, begin=False)
+    fresh.core.load_state_dict(states[4])
+    fresh.core.checkpoints = states
+    for rank in (0, 1):
+        vote(fresh, 10 + rank, (2,))
+    for peer in (10, 11):
+        fresh.say(peer, Resume(step=2))
+    for step in (2, 3):
+        for rank in (0, 1):
+            fresh.push(10 + rank, step, fresh.frames(rank, step))
+    fresh.core.interrupted(10)
+    vote(fresh, 20, (4,))
+    assert "the others go on at 4" in str(fresh.ended[20]) and not lost(fresh, 11)
+
+
 def test_the_beginning_is_a_step_as_well() -> None:
     shard, states = kept()
     states[0] = {}

@@ -110,6 +110,11 @@ def server(
         worker_grace_s = ENDING_GRACE_S if min_workers is None else ELASTIC_GRACE_S
     credentials = Credentials(ca=tls_ca, cert=tls_cert, key=tls_key, token_file=token_file, insecure=insecure)
     resume = _resumes(checkpoint, checkpoint_every, resume, resume_if_there, resume_step)
+    if not resume and checkpoint is not None and (there := checkpoint_files.files_at(checkpoint)):
+        raise ConfigError(
+            f"{str(there[0])!r} is the checkpoint of a training, which this one would replace: --resume goes on from "
+            "it; for another training give another file, or remove it and those beside it"
+        )
     check_apart(journal, _checkpoint_files(checkpoint), "the checkpoint is written")
     checkpointer = None
     if checkpoint is not None:
@@ -246,7 +251,7 @@ def _resumes(file: Path | None, every: int, resume: bool, if_there: bool, step: 
     """Whether a role goes on from a checkpoint.
 
     Raises:
-        ConfigError: options that are of use only beside others, or a file that is there and would be replaced.
+        ConfigError: options that are of use only beside others.
     """
     if step is not None and not resume:
         raise ConfigError(f"--resume-step {step} is of --resume, without which the training begins anew: give both")
@@ -255,13 +260,7 @@ def _resumes(file: Path | None, every: int, resume: bool, if_there: bool, step: 
         raise ConfigError(f"{option} goes on from a checkpoint: say which with --checkpoint FILE")
     if every != options.CHECKPOINT_EVERY and file is None:
         raise ConfigError("--checkpoint-every writes checkpoints: say where with --checkpoint FILE")
-    there = [] if file is None else checkpoint_files.files_at(file)
-    if there and not (resume or if_there):
-        raise ConfigError(
-            f"{str(there[0])!r} is the checkpoint of a training, which this one would replace: --resume goes on from "
-            "it; for another training give another file, or remove it and those beside it"
-        )
-    return resume or (if_there and bool(there))
+    return resume or (if_there and file is not None and bool(checkpoint_files.files_at(file)))
 
 
 def _checkpoint_files(file: Path | None) -> list[Path]:

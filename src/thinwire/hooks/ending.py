@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import atexit
+import os
 import sys
+from contextlib import suppress
 from typing import Protocol
 
 from thinwire.cautions import caution
@@ -38,23 +40,28 @@ def failure_text(error: BaseException) -> str:
 
 def joined(part: Leaving) -> None:
     """Has a part that is not left when the process ends say goodbye: the server would wait for it to return."""
-    if not _here:
-        atexit.unregister(_say_goodbye)
-        atexit.register(_say_goodbye)
     _here.append(part)
 
 
 def left(part: Leaving) -> None:
     """Says that a part was left."""
-    _here[:] = [each for each in _here if each is not part]
+    with suppress(ValueError):
+        _here.remove(part)
 
 
 def _say_goodbye() -> None:
-    error = getattr(sys, "last_value", None)  # what ended the script, where an exception did
-    for part in tuple(_here):
-        if error is None:
-            caution(
-                "this process ends, and has not left its training: close() of what tw.distribute returned does, or "
-                "`with opt:` around the loop. It says goodbye now"
-            )
-        part.leave_soon("" if error is None else failure_text(error))
+    # What ended the script, where an exception did; at a prompt it may be of long ago.
+    error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
+    forgotten = tuple(_here)
+    for part in forgotten:
+        with suppress(Exception):  # the others are to be left as well
+            part.leave_soon("" if error is None else failure_text(error))
+    if forgotten and error is None:
+        caution(
+            "this process ends and has not left its training, and says goodbye now: close() of what tw.distribute "
+            "returned does that at once, or `with opt:` around the loop"
+        )
+
+
+atexit.register(_say_goodbye)
+os.register_at_fork(after_in_child=_here.clear)  # a child takes part in nothing

@@ -130,10 +130,19 @@ class WorkerDriver:
             raise failures[0]
 
     def _close_soon(self, until: float, failure: str) -> None:
-        """Says goodbye to all shards before any answer is waited for: one that is silent keeps no other from it."""
-        for conversation in self._conversations:
-            with suppress(TransportError, ProtocolError):
-                self.run(conversation.leave(returning=self._lost, failure="" if self._lost else failure))
+        """Says goodbye to all shards before any answer is waited for: one that is silent keeps no other from it.
+
+        A shard that has not let this worker in is told nothing: it may come again. Nor is any where another thread
+        waits for an answer for longer.
+        """
+        if self._running.acquire(timeout=max(0.0, until - time.perf_counter())):
+            try:
+                for conversation in self._conversations:
+                    if conversation.welcomed:
+                        with suppress(TransportError, ProtocolError):
+                            self.run(conversation.leave(returning=self._lost, failure="" if self._lost else failure))
+            finally:
+                self._running.release()
         for connection in self._connections:
             with suppress(TransportError, ProtocolError):
                 while connection.receive(max(0.0, until - time.perf_counter())) is not None:

@@ -327,6 +327,8 @@ class Participants(Standing):
                 return self._fail(f"this shard cannot go back to step {step}: {error}")
             self._initialised = step > 0 or not self._engine.tables
         self._progressed = False
+        if self._resumed_at >= 0:
+            self._resumed_at = step
         self._rollback, self._maxima, self._digests = Rollback(), Maxima(), Digests()
         self._saved.went_back(step)
         self._returning.clear()

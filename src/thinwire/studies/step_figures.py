@@ -1,7 +1,7 @@
 """Figures of a training from its step records: what `thinwire watch` shows of the latest steps and a report of all.
 
-Records are summed as they come, so that a long run takes memory by its steps and ranks, not by its tables. The first
-steps, in which everything compiles, are left out of every mean as soon as there are others.
+Records are summed as they come, so that a long run takes memory by its steps and ranks; of a table a hundred sums a
+rank are kept. The first steps, in which everything compiles, are left out of every mean as soon as there are others.
 """
 
 from __future__ import annotations

@@ -10,6 +10,8 @@ from typing import Generic, TypeVar
 from thinwire.telemetry import StepRecord
 
 _MOST_POINTS = 1000
+_RANK_POINTS = 128, 32
+"""Of one table and rank, and of these the first, among which the warm-up ends."""
 
 
 V = TypeVar("V")
@@ -18,22 +20,27 @@ V = TypeVar("V")
 class Thinned(Generic[V]):
     """A curve of any length kept in at most a thousand points: every second one goes when there are more.
 
+    Args:
+        most: points.
+        whole: of the first so many none goes.
+
     >>> curve = Thinned[float]()
     >>> for step in range(5000): curve.add(step, 2.0 * step)
     >>> len(curve.points) <= 1000, curve.points[1]
     (True, (8, 16.0))
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = _MOST_POINTS, whole: int = 0) -> None:
         self.points: list[tuple[int, V]] = []
+        self._most, self._whole = most, whole
         self._every, self._count = 1, 0
 
     def add(self, step: int, value: V) -> None:
         """Takes the next point."""
         if self._count % self._every == 0:
             self.points.append((step, value))
-            if len(self.points) > _MOST_POINTS:
-                self.points, self._every = self.points[::2], 2 * self._every
+            if len(self.points) > self._most:
+                self.points[self._whole :], self._every = self.points[self._whole :: 2], 2 * self._every
         self._count += 1
 
 
@@ -119,7 +126,7 @@ class _RankSums:
     whole: TableSum = field(default_factory=TableSum)
     changed: TableSum = field(default_factory=TableSum)
     """Of all records until the codec was what it is now."""
-    before: Thinned[TableSum] = field(default_factory=Thinned)
+    before: Thinned[TableSum] = field(default_factory=lambda: Thinned(*_RANK_POINTS))
     """Of all records until that of a step."""
 
     def add(self, record: StepRecord) -> None:
@@ -135,9 +142,12 @@ class _RankSums:
 
     def keep(self, first: int, last: int | None = None) -> None:
         """Forgets where sums of other steps than these began."""
-        kept = [each for each in self.before.points if first <= each[0] and (last is None or each[0] < last)]
-        if len(kept) < len(self.before.points):
-            self.before = Thinned()
+        points = self.before.points
+        if last is None and (not points or first <= points[0][0]):
+            return
+        kept = [each for each in points if first <= each[0] and (last is None or each[0] < last)]
+        if len(kept) < len(points):
+            self.before = Thinned(*_RANK_POINTS)
             for at, value in kept:
                 self.before.add(at, value)
 

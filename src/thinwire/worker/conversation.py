@@ -205,6 +205,11 @@ class Conversation:
         """Says which checkpoints this worker has, as `Saved` does."""
         yield Send(self.shard, Saved(steps=steps, safe=safe))
 
+    @property
+    def welcomed(self) -> bool:
+        """Whether the shard has let this worker in."""
+        return self._welcome is not None
+
     def leave(self, *, returning: bool = False, failure: str = "") -> Procedure[None]:
         """Sends the last message.
 
