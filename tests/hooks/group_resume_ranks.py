@@ -175,7 +175,7 @@ def main() -> None:
         tell("begins")
     except ConfigError as error:
         tell(str(error))
-    kept_alone._states = {7 + rank: kept_alone._states[0]}
+    kept_alone._states, kept_alone._takes_part = {7 + rank: kept_alone._states[0]}, True
     try:
         load_agreed(kept_alone, world)
         tell("nothing was refused")

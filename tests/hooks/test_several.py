@@ -239,7 +239,7 @@ def test_lists_that_cannot_be_are_refused_in_words(make: Callable[[nn.Module], A
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({}, "the server runs SGD, .*; SGD and AdamW is none of them. A design of local updates"),
+        ({}, "the server runs SGD, .*; SGD and AdamW is none of them; it runs one for all: give one"),
         ({"design": "demo"}, "torch.optim.SGD without momentum and was given SGD and AdamW"),
     ],
 )

@@ -252,11 +252,15 @@ def test_leaving_waits_for_the_server_and_a_broken_session_is_dropped() -> None:
 
 def test_whoever_fails_says_goodbye_to_all_and_waits_for_no_silent_shard() -> None:
     silent, other = Script(), Script(None)
-    conversations = [Conversation(shard, make_plan(), rank=0) for shard in range(2)]
-    connections = [MemoryServer(script).connect() for script in (silent, other)]
+    stranger = Script(None)
+    conversations = [Conversation(shard, make_plan(), rank=0) for shard in range(3)]
+    for conversation in conversations[:2]:
+        conversation.received(Welcome(send_values=False, step=0), ())
+    connections = [MemoryServer(script).connect() for script in (silent, other, stranger)]
     driver = WorkerDriver(conversations, connections, timeout_s=600)
     driver.close(within_s=0.1)
     assert [kind_of(packet) for packet in silent.heard + other.heard] == [Leave, Leave]
+    assert not stranger.heard, "it has not let this worker in, which may come again"
     driver.close(within_s=0.1)  # they are closed
 
 
