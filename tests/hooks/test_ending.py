@@ -43,7 +43,6 @@ main()
             "OSError: no disk",
             "worker 0 went away at step 3: it failed with OSError: no disk",
         ),
-        ("opt.close()", "", None),
         ("import os; child = os.fork(); child or sys.exit(0); os.waitpid(child, 0); opt.close()", "", None),
     ],
 )
