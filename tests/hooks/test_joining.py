@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import thinwire as tw
-from thinwire.errors import ConfigError, DeadlineError, SessionLostError
+from thinwire.errors import ConfigError, DeadlineError, SessionLostError, StepMismatchError
 from thinwire.hooks import joining
 from thinwire.hooks.distribute import DistributedOptimizer
 from thinwire.runtime.driver import WorkerDriver
@@ -67,6 +67,30 @@ def test_where_shards_do_not_let_an_optimizer_go_its_writers_are_closed(monkeypa
             with pytest.raises(DeadlineError, match="did not confirm"):
                 opt.close()
     assert written.closed == 1
+
+
+def test_a_server_that_is_given_twice_is_named_before_anything_is_opened() -> None:
+    with pytest.raises(ConfigError, match=r"grpc://127\.0\.0\.1:1 is given twice: every server is one shard"):
+        distribute(["grpc://127.0.0.1:1", "grpc://127.0.0.1:2", "grpc://127.0.0.1:1"])
+
+
+def test_one_that_was_let_in_and_cannot_go_on_says_why() -> None:
+    model = nn.Linear(4, 4)
+    with MemoryServer(serving(ServerCore())) as server:
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        with tw.distribute(model, sgd, server=server.connect(), codec="fp32") as opt:
+            opt.zero_grad()
+            model(torch.ones(1, 4)).sum().backward()
+            opt.step()
+            opt.sync()
+            saved = opt.state_dict()
+    core = ServerCore()
+    with (
+        MemoryServer(serving(core)) as fresh,
+        pytest.raises(StepMismatchError, match="this worker resumes at exchange 1"),
+    ):
+        distribute(fresh.connect(), resume=saved)
+    assert core.failed is not None and "it failed with StepMismatchError: this worker resumes at" in core.failed
 
 
 @pytest.mark.parametrize("option", ["timeout_s", "connect_timeout_s", "reconnect_s"])

@@ -162,6 +162,10 @@ def test_damage_anywhere_is_noticed(tmp_path: Path) -> None:
         path.write_bytes(bad)
         with pytest.raises(ConfigError, match=r"damaged|is no checkpoint|has format|a \w*'s"):
             checkpoint.read(path, "test")
+    for step in ("x", None, [1], -1, True):
+        checkpoint.write(path, "test", step, {})  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match=r"damaged: it is of step"):
+            checkpoint.steps_in(path)
     for length in (0, 7, 100, len(good) - 1):
         path.write_bytes(good[:length])
         with pytest.raises(ConfigError, match="damaged"):

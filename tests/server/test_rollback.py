@@ -5,34 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tests.server.conversation import Shard, make_plan
-from thinwire.schema import Join, Leave, Message, Offer, Resume, Welcome
-
-BACK = Leave(returning=True)
-
-
-def kept(*steps: int, min_workers: int | None = None) -> tuple[Shard, dict[int, dict[str, Any]]]:
-    """A shard that has trained to step 5, and its states of some steps."""
-    shard = Shard(make_plan(state=True), min_workers=min_workers)
-    states: dict[int, dict[str, Any]] = {}
-    shard.core.checkpoints = states
-    for step in range(5):
-        if step in steps:
-            states[step] = shard.core.state_dict()
-        shard.step(step)
-    return shard, states
-
-
-def vote(shard: Shard, peer: int, steps: tuple[int, ...]) -> None:
-    shard.say(peer, Join(rank=peer % 10, plan=shard.plan, steps=steps))
-
-
-def last(shard: Shard, peer: int) -> Message | None:
-    return shard.told[peer][-1][0] if shard.told[peer] else None
-
-
-def lost(shard: Shard, peer: int) -> bool:
-    """Whether a peer was told to join again."""
-    return shard.ended.get(peer) == "the workers go back to an earlier step"
+from tests.server.votes import BACK, kept, last, lost, vote
+from thinwire.schema import Leave, Offer, Resume, Welcome
 
 
 def test_all_go_back_to_the_newest_step_that_everybody_has_and_train_the_same_again() -> None:
@@ -193,60 +167,6 @@ def test_one_that_comes_after_the_offer_takes_part_in_it() -> None:
     vote(shard, 32, ())
     shard.carry_out(shard.core.closed(11, "connection reset"))
     assert last(shard, 30) == last(shard, 32) == Offer(steps=(2,)), "nobody waits for one that died"
-
-
-def test_who_has_joined_a_resumed_shard_in_the_plain_way_comes_again() -> None:
-    shard, states = kept(2)
-    fresh = Shard(shard.plan, begin=False)
-    fresh.core.load_state_dict(states[2])
-    fresh.join(1)
-    vote(fresh, 10, (2,))
-    assert lost(fresh, 1)
-    fresh.join(1)
-    assert lost(fresh, 1), "the others are about to go back"
-    vote(fresh, 11, ())
-    for peer in (10, 11):
-        assert last(fresh, peer) == Offer(steps=(2,))
-        fresh.say(peer, Resume(step=2))
-    assert fresh.core.step == 2 and isinstance(fresh.told[10][1][0], Welcome)
-
-
-def test_a_gradient_that_came_to_a_resumed_shard_before_the_others_did_is_given_up() -> None:
-    shard, states = kept(2)
-    fresh = Shard(shard.plan, begin=False)
-    fresh.core.load_state_dict(states[2])
-    fresh.core.checkpoints = states
-    fresh.join(1)
-    fresh.push(1, 2, fresh.frames(1, 2))
-    vote(fresh, 10, (2,))
-    assert lost(fresh, 1) and 10 not in fresh.ended
-    vote(fresh, 11, ())
-    for peer in (10, 11):
-        fresh.say(peer, Resume(step=2))
-    for step in range(2, 5):
-        for rank in (0, 1):
-            fresh.push(10 + rank, step, fresh.frames(rank, step))
-    assert fresh.core.failed is None and fresh.bits() == shard.bits()
-    fresh.core.interrupted(10)
-    vote(fresh, 20, (2,))
-    assert "the others go on at 5" in str(fresh.ended[20]), "they have made updates since"
-
-
-def test_a_resumed_shard_that_went_back_further_has_made_updates_at_the_step_it_was_resumed_at() -> None:
-    shard, states = kept(2, 4)
-    fresh = Shard(shard.plan, begin=False)
-    fresh.core.load_state_dict(states[4])
-    fresh.core.checkpoints = states
-    for rank in (0, 1):
-        vote(fresh, 10 + rank, (2,))
-    for peer in (10, 11):
-        fresh.say(peer, Resume(step=2))
-    for step in (2, 3):
-        for rank in (0, 1):
-            fresh.push(10 + rank, step, fresh.frames(rank, step))
-    fresh.core.interrupted(10)
-    vote(fresh, 20, (4,))
-    assert "the others go on at 4" in str(fresh.ended[20]) and not lost(fresh, 11)
 
 
 def test_the_beginning_is_a_step_as_well() -> None:

@@ -240,7 +240,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._end(None)
 
     def leave_soon(self, failure: str) -> None:
-        """Leaves, and waits for nobody for long. Args: `failure`, what went wrong here, in words, for the others."""
+        """Leaves the training within some seconds, whoever does not answer; the model stays usable.
+
+        Args:
+            failure: what went wrong here, in words, for the others; empty where nothing did.
+        """
         self._end(ending.FAILED_S, failure)
 
     def _end(self, within_s: float | None, failure: str = "") -> None:

@@ -307,7 +307,7 @@ class ExchangeState:
         self.driver.wait_step()
         if self._records is not None:
             self._records.end_step()
-        with nullcontext() if self.auto is None else self.auto.loading(state.get("auto") or ""):
+        with nullcontext() if self.auto is None else self.auto.loading(self._controller_of(state)):
             self._load_residuals(state)
         if self._guard is not None:
             self._guard.forget()
@@ -317,6 +317,10 @@ class ExchangeState:
             self._loss_scale = 1.0
         self.between_steps()
         return self.resumed
+
+    def _controller_of(self, state: Mapping[str, Any]) -> str:
+        """Returns what a state has of `codec="auto"`; empty where it is of a fixed codec."""
+        return state.get("auto") or ""
 
     def _check_group(self, state: Mapping[str, Any]) -> None:
         """Raises ConfigError for a state of other ranks of a larger job, which have a model or shards of their own."""

@@ -14,7 +14,7 @@ from thinwire.collective.core import Bucket
 from thinwire.collective.cut import Cut, shards_of, whole_outstanding
 from thinwire.collective.residuals import TrainedTensor, blank_state, partition
 from thinwire.errors import TransportError
-from thinwire.hooks.exchange.saved import FORMAT, check_saved
+from thinwire.hooks.exchange.saved import FORMAT
 from thinwire.hooks.exchange.state import ExchangeState
 from thinwire.hooks.fsdp.parameter_groups import ParameterGroup
 from thinwire.telemetry import Counters
@@ -294,15 +294,9 @@ class ShardedState(ExchangeState):
         state["ranks"][str(self.rank)]["auto"] = state.pop("auto")
         return state
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> str:
-        """Takes a state back, on every rank; see `ExchangeState.load_state_dict`."""
-        given: Any = state
-        if not isinstance(given, Mapping):
-            return super().load_state_dict(given)  # which says so
-        check_saved(state)
-        ranks, alike = state["ranks"], all(state.get(key) == value for key, value in self.layout().items())
-        kept = ranks.get(str(self.rank) if alike else "0", {})
-        return super().load_state_dict({**state, "auto": kept["auto"]} if "auto" in kept else state)
+    def _controller_of(self, state: Mapping[str, Any]) -> str:
+        alike = all(state.get(key) == value for key, value in self.layout().items())
+        return state["ranks"].get(str(self.rank) if alike else "0", {}).get("auto") or super()._controller_of(state)
 
     def blank_state_dict(self, world_size: int, *, replicas: int | None = None) -> dict[str, Any]:
         """Returns a state of all ranks of another run, filled with zeros.
