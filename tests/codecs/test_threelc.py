@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
-import thinwire as tw
 from tests.codecs import samples
 from tests.codecs.contract import naming
+
+import thinwire as tw
 from thinwire.codecs import threelc
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from tests.kernels import oracle
+
 from thinwire.kernels.numba import Workspace, decode_ternary, encode_ternary
 from thinwire.kernels.numba.jit import frozen
 from thinwire.kernels.numba.zero_run import zero_run_decode, zero_run_encode

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from tests.kernels import oracle
+
 from thinwire.errors import ConfigError, FrameError, NonFiniteError
 from thinwire.executor import InTurn, Threads
 from thinwire.kernels.numba import Workspace, decode_ternary, encode_ternary
