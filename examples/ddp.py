@@ -11,17 +11,14 @@ import time
 
 import torch
 import torch.distributed as dist
+from tasks import Batches, evaluate, load
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from thinwire.errors import ThinwireError
 from thinwire.hooks import ddp
-from thinwire_lab.workloads.batches import Batches
-from thinwire_lab.workloads.data import data
-from thinwire_lab.workloads.evaluate import evaluate
 
 
-def network(in_shape: tuple[int, ...], classes: int) -> nn.Module:
+def network(in_shape: torch.Size) -> nn.Module:
     """A small convolutional network."""
     channels, height, width = in_shape
     return nn.Sequential(
@@ -34,30 +31,27 @@ def network(in_shape: tuple[int, ...], classes: int) -> nn.Module:
         nn.Flatten(),
         nn.Linear(32 * (height // 4) * (width // 4), 128),
         nn.ReLU(),
-        nn.Linear(128, classes),
+        nn.Linear(128, 10),
     )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default="digits", help="digits, which ship with the package, fashion-mnist or mnist")
+    parser.add_argument("--data", default="digits", help="digits, which lie beside this file, or fashion-mnist")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--batch", type=int, default=16, help="examples per rank and step")
     parser.add_argument("--lr", type=float, default=0.02)
     parser.add_argument("--seed", type=int, default=0, help="of the first weights and the order of the data")
     args = parser.parse_args()
 
-    try:
-        dataset = data(args.data)
-    except ThinwireError as error:  # says what to do, before the ranks wait for each other
-        raise SystemExit(f"error: {error}") from None
+    data = load(args.data)
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.set_num_threads(1)
     torch.manual_seed(args.seed)
-    batches = Batches(dataset, rank=rank, workers=world, batch=args.batch, seed=args.seed)
+    batches = Batches(data, rank=rank, world=world, batch=args.batch, seed=args.seed)
 
-    model = DistributedDataParallel(network(dataset.in_shape, dataset.num_classes))
+    model = DistributedDataParallel(network(data.train_x.shape[1:]))
     state = ddp.compress(model, codec="3lc", sparsity=1.0, entropy="zstd")
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
     # Over the last fifth of the steps the rate falls to 0: what residuals hold is sent before the end.
@@ -75,8 +69,8 @@ def main() -> None:
     seconds = time.perf_counter() - began
 
     if rank == 0:
-        score = evaluate(model.module, dataset)
-        print(f"{args.steps} steps in {seconds:.1f} s, test accuracy {score.accuracy:.2%}")
+        accuracy, _ = evaluate(model.module, data)
+        print(f"{args.steps} steps in {seconds:.1f} s, test accuracy {accuracy:.2%}")
         print(ddp.report(state))
     dist.barrier()  # nobody leaves while another is still at work
     dist.destroy_process_group()

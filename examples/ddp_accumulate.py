@@ -8,13 +8,11 @@ import contextlib
 
 import torch
 import torch.distributed as dist
+from tasks import Batches, evaluate, load
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.hooks import ddp
-from thinwire_lab.workloads.batches import Batches
-from thinwire_lab.workloads.data import data
-from thinwire_lab.workloads.evaluate import evaluate
 
 
 def main() -> None:
@@ -27,8 +25,8 @@ def main() -> None:
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    dataset = data("digits")
-    batches = Batches(dataset, rank=rank, workers=world, batch=8, seed=0)
+    data = load("digits")
+    batches = Batches(data, rank=rank, world=world, batch=8, seed=0)
 
     model = DistributedDataParallel(nn.Sequential(nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)))
     state = ddp.compress(model, codec="3lc", sparsity=1.0, entropy="zstd")
@@ -45,7 +43,7 @@ def main() -> None:
 
     if rank == 0:
         print(f"{state.step} exchanges for {args.steps * args.accumulate} backward passes")
-        print(f"test accuracy {evaluate(model.module, dataset).accuracy:.2%}")
+        print(f"test accuracy {evaluate(model.module, data)[0]:.2%}")
     dist.barrier()  # nobody leaves while another is still at work
     dist.destroy_process_group()
 

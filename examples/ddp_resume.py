@@ -12,14 +12,11 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from tasks import Batches, digest, evaluate, load
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.hooks import ddp
-from thinwire_lab.jobs.training_loop import weights_digest
-from thinwire_lab.workloads.batches import Batches
-from thinwire_lab.workloads.data import data
-from thinwire_lab.workloads.evaluate import evaluate
 
 
 def main() -> None:
@@ -32,8 +29,8 @@ def main() -> None:
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    dataset = data("digits")
-    batches = Batches(dataset, rank=rank, workers=world, batch=8, seed=0)
+    data = load("digits")
+    batches = Batches(data, rank=rank, world=world, batch=8, seed=0)
 
     model = DistributedDataParallel(nn.Sequential(nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)))
     state = ddp.compress(model, codec="3lc", sparsity=1.0)
@@ -68,8 +65,8 @@ def main() -> None:
             "batches": json.dumps(batches.state_dict()),
         }
         torch.save(saved, shared)
-        accuracy = evaluate(model.module, dataset).accuracy
-        print(f"step {state.step} on {world} ranks: accuracy {accuracy:.2%}, weights {weights_digest(model.module)}")
+        accuracy = evaluate(model.module, data)[0]
+        print(f"step {state.step} on {world} ranks: accuracy {accuracy:.2%}, weights {digest(model.module)}")
     dist.barrier()  # nobody leaves while another is still at work
     dist.destroy_process_group()
 

@@ -18,14 +18,11 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from tasks import Batches, digest, evaluate, load
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.hooks import ddp
-from thinwire_lab.jobs.training_loop import weights_digest
-from thinwire_lab.workloads.batches import Batches
-from thinwire_lab.workloads.data import data
-from thinwire_lab.workloads.evaluate import evaluate
 
 
 class Training:
@@ -33,9 +30,9 @@ class Training:
 
     def __init__(self) -> None:
         torch.manual_seed(0)
-        self.dataset = data("digits")
+        self.data = load("digits")
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
-        self.batches = Batches(self.dataset, rank=self.rank, workers=self.world, batch=8, seed=0)
+        self.batches = Batches(self.data, rank=self.rank, world=self.world, batch=8, seed=0)
         layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
         self.model = DistributedDataParallel(layers)
         self.state = ddp.compress(self.model, codec="3lc", sparsity=1.0)
@@ -102,8 +99,8 @@ def main() -> None:
             training.save(args.folder)
     if training.rank == 0:
         trained = training.model.module
-        accuracy = evaluate(trained, training.dataset).accuracy
-        print(f"step {training.state.step}: accuracy {accuracy:.2%}, weights {weights_digest(trained)}")
+        accuracy = evaluate(trained, training.data)[0]
+        print(f"step {training.state.step}: accuracy {accuracy:.2%}, weights {digest(trained)}")
     dist.barrier()  # nobody leaves while another is still at work
     dist.destroy_process_group()
 

@@ -8,14 +8,12 @@ import argparse
 
 import torch
 import torch.distributed as dist
+from tasks import Batches, evaluate, load
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from thinwire.hooks import fsdp
-from thinwire_lab.workloads.batches import Batches
-from thinwire_lab.workloads.data import data
-from thinwire_lab.workloads.evaluate import evaluate
 
 
 def main() -> None:
@@ -28,8 +26,8 @@ def main() -> None:
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    dataset = data("digits")
-    batches = Batches(dataset, rank=rank, workers=world, batch=8, seed=0)
+    data = load("digits")
+    batches = Batches(data, rank=rank, world=world, batch=8, seed=0)
     shape = (args.sites, world // args.sites) if args.sites else (world,)
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard")[-len(shape) :])
 
@@ -45,9 +43,9 @@ def main() -> None:
         nn.functional.cross_entropy(model(x), y).backward()
         optimizer.step()
 
-    score = evaluate(model, dataset)  # on every rank: a forward pass gathers the parameters
+    accuracy, _ = evaluate(model, data)  # on every rank: a forward pass gathers the parameters
     if rank == 0:
-        print(f"{args.steps} steps on a mesh of {shape}, test accuracy {score.accuracy:.2%}")
+        print(f"{args.steps} steps on a mesh of {shape}, test accuracy {accuracy:.2%}")
         print(fsdp.report(state))
     dist.barrier()  # nobody leaves while another is still at work
     dist.destroy_process_group()

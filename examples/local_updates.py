@@ -10,12 +10,9 @@ import argparse
 
 import torch
 import torch.distributed as dist
+from tasks import Batches, Transformer, cross_entropy, evaluate, load
 
 import thinwire as tw
-from thinwire_lab.workloads.batches import Batches
-from thinwire_lab.workloads.data import data
-from thinwire_lab.workloads.evaluate import cross_entropy, evaluate
-from thinwire_lab.workloads.models import model as make_model
 
 
 def main() -> None:
@@ -28,9 +25,9 @@ def main() -> None:
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.set_num_threads(1)
-    dataset = data("python-text")
-    batches = Batches(dataset, rank=rank, workers=world, batch=4, seed=0)
-    model = make_model("byte-transformer", num_classes=dataset.num_classes, in_shape=dataset.in_shape, seed=0)
+    data = load("text")
+    batches = Batches(data, rank=rank, world=world, batch=4)
+    model = Transformer()
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, betas=(0.9, 0.95), weight_decay=0.1)
     optimizer = tw.distribute(model, optimizer, group=dist.group.WORLD, design=args.design)  # 1
 
@@ -52,7 +49,7 @@ def main() -> None:
     if rank == 0:
         plain = 2 * 4 * sum(parameter.numel() for parameter in model.parameters())
         print(report)
-        print(f"held-out loss {evaluate(model, dataset).loss:.3f} nats a byte")
+        print(f"held-out loss {evaluate(model, data)[1]:.3f} nats a byte")
         print(f"{sent / 1000:.1f} kB a step with the first values, {plain / sent:.0f}x less than float32 both ways")
     dist.destroy_process_group()
 

@@ -8,17 +8,13 @@ the same on every rank, in place of a checkpoint that every rank would load.
 """
 
 import argparse
-from dataclasses import replace
 
 import torch
 import torch.distributed as dist
+from tasks import Batches, Transformer, cross_entropy, evaluate, load
 from torch import nn
 
 import thinwire as tw
-from thinwire_lab.workloads.batches import Batches
-from thinwire_lab.workloads.data import data
-from thinwire_lab.workloads.evaluate import cross_entropy, evaluate
-from thinwire_lab.workloads.models import model as make_model
 
 
 class LoRA(nn.Module):
@@ -49,7 +45,8 @@ def add_adapters(model: nn.Module, rank: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--design", default="local-sgd[h=4]", help="update, local-sgd, diloco, streaming-diloco, …")
-    parser.add_argument("--model", default="byte-transformer-1m")
+    parser.add_argument("--width", type=int, default=160)
+    parser.add_argument("--blocks", type=int, default=3)
     parser.add_argument("--rank", type=int, default=8, help="of the adapters")
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--lr", type=float, default=4e-3)
@@ -58,14 +55,13 @@ def main() -> None:
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.set_num_threads(1)
-    dataset = data("python-text")
-    batches = Batches(dataset, rank=rank, workers=world, batch=4, seed=0)
-    model = make_model(args.model, num_classes=dataset.num_classes, in_shape=dataset.in_shape, seed=0)
+    data = load("text")
+    batches = Batches(data, rank=rank, world=world, batch=4)
+    model = Transformer(args.width, args.blocks)
     add_adapters(model, args.rank)
-    tested = replace(dataset, test_x=dataset.test_x[::16], test_y=dataset.test_y[::16])
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer: torch.optim.Optimizer = torch.optim.AdamW(trained, lr=args.lr, betas=(0.9, 0.95), weight_decay=0.0)
-    before = evaluate(model, tested).loss if rank == 0 else 0.0
+    before = evaluate(model, data, every=16)[1] if rank == 0 else 0.0
     optimizer = tw.distribute(model, optimizer, group=dist.group.WORLD, design=args.design)  # the only difference …
 
     with optimizer:  # … but for this block, and its last line
@@ -83,7 +79,7 @@ def main() -> None:
         adapters = sum(parameter.numel() for parameter in trained)
         whole = sum(parameter.numel() for parameter in model.parameters())
         print(f"adapters: {adapters:,} of {whole:,} parameters")
-        print(f"held-out loss {before:.3f} before, {evaluate(model, tested).loss:.3f} after, in nats a byte")
+        print(f"held-out loss {before:.3f} before, {evaluate(model, data, every=16)[1]:.3f} after, in nats a byte")
         print(
             f"{sent / 1000:.2f} kB a step with the first values, {8 * adapters / sent:.0f}x less than float32 both ways"
         )

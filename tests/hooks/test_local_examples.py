@@ -23,7 +23,7 @@ def test_a_transformer_with_adamw() -> None:
 
 
 def test_only_adapters_travel() -> None:
-    arguments = ("--model", "byte-transformer", "--rank", "4", "--steps", "16")
+    arguments = ("--width", "64", "--blocks", "2", "--rank", "4", "--steps", "16")
     text = run_script(2, EXAMPLES / "lora.py", *arguments)
     adapters, whole = figure(r"adapters: ([0-9,]+) of", text), figure(r"of ([0-9,]+) parameters", text)
     assert (adapters, whole - adapters) == (8192, 120_064)

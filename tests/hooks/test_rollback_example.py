@@ -18,15 +18,16 @@ from thinwire.server.core import ServerCore
 from thinwire.transports.base import Connection
 from thinwire.transports.memory import MemoryServer
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "rollback.py"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "server_mode.py"
 STEPS, EVERY, DIES_AT = 13, 3, 8
 
 
 @pytest.fixture
 def example(monkeypatch: pytest.MonkeyPatch) -> Any:
-    spec = importlib.util.spec_from_file_location("rollback_example", EXAMPLE)
+    spec = importlib.util.spec_from_file_location("server_mode_example", EXAMPLE)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    monkeypatch.syspath_prepend(EXAMPLE.parent)
     monkeypatch.setitem(sys.modules, spec.name, module)
     spec.loader.exec_module(module)
     monkeypatch.setattr(module, "EVERY", EVERY)
@@ -48,12 +49,12 @@ def trained(example: Any, monkeypatch: pytest.MonkeyPatch, file: Path, dies_at: 
 
     batch = example.batch
 
-    def deadly(rank: int, step: int) -> Any:
-        if (rank, step, len(lives)) == (0, dies_at, 1):
+    def deadly(batches: Any, step: int) -> Any:
+        if (batches.rank, step, len(lives)) == (0, dies_at, 1):
             lives[0].stop(grace_s=0)
             checkpointers[0].close()  # a process that dies writes no more; here its thread would
             live(True)
-        return batch(rank, step)
+        return batch(batches, step)
 
     built = threading.Event()  # torch has one random generator: worker 0's model, which becomes everybody's, is first
 

@@ -4,16 +4,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from thinwire_lab.bench.designs import DesignsBench
-from thinwire_lab.bench.doors import DoorsBench
-from thinwire_lab.bench.hostile import HostileBench
-from thinwire_lab.bench.server import ServerBench
-from thinwire_lab.bench.transports import TransportsBench
 
 from thinwire_lab.bench.clock import ClockBench
 from thinwire_lab.bench.codecs import CodecsBench
@@ -34,21 +28,16 @@ GIVEN: dict[type[Bench[Any, Any]], dict[str, Any]] = {
     BackupDeath: {},
     ClockBench: {"model": "mlp", "data": "digits"},
     CodecsBench: {},
-    DesignsBench: {},
-    DoorsBench: {"examples": Path(__file__).parents[2] / "examples" / "doors"},
     FsdpBench: {},
     HooksBench: {},
-    HostileBench: {},
     LossRace: {},
     MemoryBench: {},
     PaysBench: {},
     RaceBench: {},
-    ServerBench: {},
     ServerDeath: {},
     Soak: {},
     Storm: {},
     Storms: {"runs": 2},
-    TransportsBench: {},
     UpdatesBench: {},
     WorkerDeath: {},
 }
@@ -100,13 +89,12 @@ OTHER: dict[str, Any] = {
     "MemoryBench.ranks": 8,
     "LossRace.data": "python-text[train=1000]",
     "LossRace.models": ["byte-transformer"],
-    "ServerBench.workers": [3],
     "UpdatesBench.data": "python-text[train=1000]",
     "UpdatesBench.models": ["byte-transformer"],
 }
 """Another value of options that are no number; of those that are, another number will do."""
 SAME = (
-    *("DoorsBench.examples", "LossRace.margin", "LossRace.files", "LossRace.lr"),
+    *("LossRace.margin", "LossRace.lr"),
     *("Storms.design", *(f"{name}Bench.device" for name in ("Codecs", "Hooks", "Memory", "Race")), "LossRace.device"),
 )
 """Options that change nothing of what is measured: where scripts are, and what is said of losses. A file of `files` is

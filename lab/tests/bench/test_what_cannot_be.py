@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from thinwire_lab.bench.server import ServerBench
 
 from thinwire.errors import ConfigError
 from thinwire_lab.bench.fsdp import FsdpBench
@@ -25,7 +24,6 @@ from thinwire_lab.bench.updates import UpdatesBench
         (lambda: FsdpBench(model="nosuch"), "unknown model 'nosuch'"),
         (lambda: FsdpBench(hooks=["hsdp:nosuch"]), "unknown codec 'nosuch'"),
         (lambda: UpdatesBench(models=["nosuch"]), "unknown model 'nosuch'"),
-        (lambda: ServerBench(designs=["nosuch"]), "unknown design 'nosuch'"),
     ],
 )
 def test_refused_at_once(made: Callable[[], object], said: str) -> None:

@@ -4,64 +4,68 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
-from lab.tests.jobs.outcomes import run_outcome
 from tests.cli.commands import Result
-from thinwire_lab.bench.transports import Step, TransportCell, TransportsBench
 
-from thinwire.errors import EngineError
+from thinwire.planner.transport_costs import TransportCosts
+from thinwire_lab.bench.clock import ClockBench, Clocked
 from thinwire_lab.bench.options import QUICK, PaysOptions
 from thinwire_lab.bench.pays import PaysBench
-from thinwire_lab.cli import bench
-from thinwire_lab.jobs import cluster, in_process
+from thinwire_lab.cli import bench, measuring
+from thinwire_lab.jobs import cluster
 from thinwire_lab.jobs.job import Job
-from thinwire_lab.jobs.outcome import RunOutcome
 
 Command = Callable[..., Result]
 
 
-def test_tables_and_data_and_going_on(command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    made: list[TransportCell] = []
+CLOCK = ("bench", "clock", "--designs", "fp32,int8,3lc", "--links", "none", "--workers", 2, "--workers", 4)
 
-    def measure(bench: TransportsBench, cell: TransportCell, before: object, tell: Callable[[str], None]) -> Step:
+
+def stand_in(monkeypatch: pytest.MonkeyPatch, seconds: Callable[[Job], float]) -> None:
+    """Has `bench clock` measure nothing."""
+
+    def measure(bench: ClockBench, cell: Job, before: object, tell: Callable[[str], None]) -> Clocked:
         tell("going")
+        return Clocked(measured_s=seconds(cell), modelled_s=0.5, shaping="none", cores=1, costs=TransportCosts())
+
+    monkeypatch.setattr(ClockBench, "measure", measure)
+
+
+def test_interrupted_bench_keeps_its_runs_and_resumes(
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    made: list[Job] = []
+
+    def seconds(cell: Job) -> float:
         if len(made) == 4:
             raise KeyboardInterrupt
         made.append(cell)
-        return Step(seconds_per_step=0.01 * len(made), shaping="none")
+        return 0.01 * len(made)
 
-    monkeypatch.setattr(TransportsBench, "measure", measure)
-    file = tmp_path / "new" / "transports.json"
-    arguments = ("bench", "transports", "--link", "none", "--rounds", 1, "--json", file)
+    stand_in(monkeypatch, seconds)
+    file = tmp_path / "new" / "clock.json"
+    arguments = (*CLOCK, "--json", file)
     result = command(*arguments)
     assert result.status == 130 and "interrupted" in result.err
-    assert "10.0 … 10.0" in result.out and f"wrote {file}" in result.out.replace("\n", "")
+    assert "0.0100" in result.out and f"wrote {file}" in result.out.replace("\n", "")
     assert len(json.loads(file.read_text())["runs"]) == 4
+    assert command(*arguments).status == 2, "a file that is there is added to with --resume alone"
     made.clear()
     result = command(*arguments, "--resume")
     assert (result.status, result.err) == (0, "") and len(made) == 2
     written = json.loads(file.read_text())
-    assert [row["seconds_per_step"] for row in written["rows"]] == [0.01, 0.02, 0.03, 0.04, 0.01, 0.02]
-    made.clear()
-    assert command(*arguments[:-2]).status == 130 and len(made) == 4, "without --resume all is measured again"
+    assert [row["measured_s"] for row in written["rows"]] == [0.01, 0.02, 0.03, 0.04, 0.01, 0.02]
 
 
-def test_what_failed_is_told_and_the_rest_goes_on(
-    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def run(job: Job) -> RunOutcome:
-        if job.design == "fp32":
-            raise EngineError("no luck [today]")
-        return run_outcome(train_loss=0.5)
-
-    monkeypatch.setattr(in_process, "run", run)
-    result = command("bench", "designs", "--designs", "fp32,int8", "--models", "mlp")
-    assert result.status == 1
-    assert "mlp, fp32: EngineError: no luck [today]" in result.out and "mlp, int8: ok" in result.out
-    assert "FAILED" in result.out and "0.500" in result.out
-    assert result.err.startswith("error: 1 of 2 failed, the first of them ")
+def test_tables_that_cannot_be_written_are_one_line(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch, lambda cell: 0.01)
+    monkeypatch.setattr(bench, "measure", partial(measuring.measure, markdown=Path("/dev/full")))
+    result = command(*CLOCK)
+    assert result.status == 2 and "0.0100" in result.out
+    assert result.err == "error: /dev/full cannot be written: No space left on device. Choose another place\n"
 
 
 def test_links_that_cannot_be_shaped_are_said_before_anything_is_measured(
@@ -85,7 +89,7 @@ def test_buckets_of_no_size_are_refused(command: Command, monkeypatch: pytest.Mo
 def test_a_file_of_other_results_is_left_alone(command: Command, tmp_path: Path) -> None:
     file = tmp_path / "other.json"
     file.write_text('{"format": 1, "runs": [{}]}')
-    result = command("bench", "transports", "--json", file, "--resume")
+    result = command(*CLOCK, "--json", file, "--resume")
     assert result.status == 2 and "does not hold results of this kind" in result.err
     assert file.read_text() == '{"format": 1, "runs": [{}]}'
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from thinwire.cli.roles import rejoining
 
 from thinwire.engines.events import Event
 from thinwire.errors import SessionLostError, StepMismatchError
@@ -20,6 +19,7 @@ from thinwire.runtime.shard_checkpoints import Checkpointer
 from thinwire.server.core import ServerCore
 from thinwire.transports.base import Connection
 from thinwire.transports.memory import MemoryServer
+from thinwire_lab.cli.worker import rejoining
 from thinwire_lab.jobs import in_process
 from thinwire_lab.jobs.checkpoints import KIND, RunCheckpoints, WorkerCheckpoint
 from thinwire_lab.jobs.events import Checkpointed

@@ -3,7 +3,7 @@
 A hook is named as torch names its own, or by our codec, with `start_step` in the same brackets:
 `3lc[s=1.75,start_step=50]` is what `ddp.compress(model, "3lc", sparsity=1.75, start_step=50)` registers. PowerSGD can
 begin late too. A design of local updates, as in `diloco[h=30]`, trains through `tw.distribute` in place of DDP, among
-the same ranks and on the same links. `server:DESIGN` is any design, with a parameter server in place of the other ranks.
+the same ranks and on the same links. `server:DESIGN` is any design at a parameter server.
 """
 
 from __future__ import annotations

@@ -10,8 +10,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from thinwire.cli.options import OPTIONS, split_names, takes
+from thinwire.cli.options import split_names
 from thinwire.errors import ConfigError
+from thinwire_lab.cli.options import OPTIONS, takes
 from thinwire_lab.jobs.job import Job
 
 

@@ -9,20 +9,17 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 from tests.cli.commands import THINWIRE, Full, Result
-from thinwire_lab.bench.transports import Step, TransportCell, TransportsBench
 
 from thinwire.cli import outputs
 from thinwire.cli.console import write_json
 from thinwire.codecs import codec
 from thinwire.errors import ConfigError
 from thinwire_lab.bench import harness
-from thinwire_lab.cli import measuring
 
 Command = Callable[..., Result]
 
@@ -37,7 +34,6 @@ NOWHERE = "/proc/nope/x"
         ["reproduce", "3lc-table-2", "--out", NOWHERE],
         ["plan", "--out", f"{NOWHERE}.svg"],
         ["demo", "--png", "picture.jpgx"],
-        ["bench", "designs", "--json", f"{NOWHERE}.json"],
         ["bench", "pays", "--markdown", f"{NOWHERE}.md"],
     ],
     ids=lambda arguments: " ".join(arguments[:2]),
@@ -118,17 +114,6 @@ def test_data_do_not_take_the_place_of_a_key(name: str, tmp_path: Path, command:
     result = command("certs", folder, "--workers", 2, "--json", folder / name)
     assert result.status == 2 and "is where a certificate, a key or a token is made" in result.err
     assert not folder.exists() or list(folder.iterdir()) == []
-
-
-def test_tables_that_cannot_be_written_are_one_line(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    def measure(bench: TransportsBench, cell: TransportCell, before: object, tell: Callable[[str], None]) -> Step:
-        return Step(seconds_per_step=0.01, shaping="none")
-
-    monkeypatch.setattr(TransportsBench, "measure", measure)
-    monkeypatch.setattr("thinwire_lab.cli.bench.measure", partial(measuring.measure, markdown=Path("/dev/full")))
-    result = command("bench", "transports", "--link", "none", "--rounds", 1)
-    assert result.status == 2 and "10.0" in result.out
-    assert result.err == "error: /dev/full cannot be written: No space left on device. Choose another place\n"
 
 
 @pytest.mark.parametrize(
