@@ -265,7 +265,7 @@ def test_every_session_prints_what_its_page_says() -> None:
 
 # ---- commands
 
-FIRST_STEPS = ("docs/quick-start.md", "docs/parameter-server.md", "docs/fine-tuning.md", "docs/observability.md")
+FIRST_STEPS = ("docs/quick-start.md", "docs/parameter-server.md", "docs/frameworks.md", "docs/observability.md")
 
 
 ELSEWHERE_RUN = {
