@@ -265,7 +265,7 @@ def test_every_session_prints_what_its_page_says() -> None:
 
 # ---- commands
 
-FIRST_STEPS = ("docs/quick-start.md", "docs/parameter-server.md", "docs/frameworks.md", "docs/observability.md")
+FIRST_STEPS = ("docs/quick-start.md", "docs/frameworks.md")
 
 
 ELSEWHERE_RUN = {
@@ -303,4 +303,4 @@ def test_the_first_commands_of_a_reader_run(tmp_path: Path) -> None:
             done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=580)
             assert done.returncode == 0, f"{page}: {block}{done.stderr[-3000:]}"
             ran += 1
-    assert ran == 5
+    assert ran == 3
