@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import itertools
 import random
-import re
 import statistics
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -34,7 +32,6 @@ from thinwire.policies.placement import (
 )
 from thinwire_lab.workloads.models import model
 
-DOC = Path(__file__).parents[2] / "docs" / "placement.md"
 SERVERS = st.integers(1, 9)
 POLICIES: list[Placement] = [
     *(Heuristic(), RoundRobin(), Greedy(), Uniform(), Uniform(min_numel=7), Sharded(), Sharded(min_numel=50, align=3)),
@@ -263,7 +260,6 @@ def test_figure_5_2_layer_sizes(resnet: list[Sized]) -> None:
 
 
 def test_figure_5_3_balance_on_four_servers(resnet: list[Sized]) -> None:
-    rows = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in DOC.read_text().splitlines()]
     for policy, percent in (
         (Uniform(), 0.0),
         (RoundRobin(), 2.61),
@@ -274,9 +270,6 @@ def test_figure_5_3_balance_on_four_servers(resnet: list[Sized]) -> None:
     ):
         placed = policy.place(resnet, 4)
         assert placed.coefficient_of_variation() == pytest.approx(percent, abs=0.005), policy
-        ours = next(row[2] for row in rows if row[:1] == [policy.id] and row[-1].endswith(")") and "%" in row[-1])
-        millions = placed.standard_deviation() / 1e6
-        assert ours == f"{placed.coefficient_of_variation():.2f} % ({millions:.3f})", policy
 
 
 def test_the_published_heuristic_is_the_one_of_rising_size(resnet: list[Sized]) -> None:
@@ -301,14 +294,10 @@ def test_the_published_round_robin_is_that_of_an_unknown_order(resnet: list[Size
 # Names
 
 
-def test_names_options_and_documentation() -> None:
+def test_names_and_options() -> None:
     assert list(placements.POLICIES.known()) == [
         *("heuristic", "round-robin", "greedy", "uniform", "sharded", "balanced", "rows")
     ]
-    documented = re.findall(
-        r"^\| `([\w-]+)(?:\[.*?\])?`(?: \(default\))? \| [^|]* \| (?:Wu 2018|collective)", DOC.read_text(), re.M
-    )
-    assert sorted(documented) == sorted(placements.POLICIES.known())
     assert placement("heuristic") == Heuristic()
     assert placement("uniform[min=1024]") == placement("uniform[min_numel=1024]") == Uniform(min_numel=1024)
     assert placement("sharded[min=9]") == Sharded(min_numel=9)

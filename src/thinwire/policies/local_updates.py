@@ -273,16 +273,16 @@ _FINER = {"clip": 0.7, "entropy": "zstd"}
 """What several steps changed is sent so seldom that a residual's lag costs more than values do, and than zstd does."""
 _FINE = {"clip": 0.75, "entropy": "zstd"}
 """A sixteenth less to send than with .7, for .03 nats where both ends add the momentum themselves: 1,016 times less
-than plain DDP, and .007 nats above itself uncoded (docs/local-updates-measured.md)."""
+than plain DDP, and .007 nats above itself uncoded."""
 _SMALL = "3lc[clip=0.7,entropy=zstd]"
 """A frame for each small tensor costs processor time, which an exchange in 30 steps has."""
 _SELECTED = {"blocktopk": {"k": 768, "bits": 3}}
-"""3/16 of the values: fewer wait for too many rounds where there are some dozens (docs/local-updates-measured.md)."""
+"""3/16 of the values: fewer wait for too many rounds where there are some dozens."""
 _RARER = {"sparsity": 1.75, "lag": 4, "entropy": "zstd"}
 """What one step changed may wait a little: with a bound on the lag half as much is sent, and nothing is lost."""
 STEERS_FROM = 4
 """Inner steps from which `local-sgd` steers unless told otherwise: after one or two, what the codec rounded weighs more
-than what workers drifted apart (docs/local-updates-measured.md)."""
+than what workers drifted apart."""
 _NESTEROV = LocalUpdates(sync_every=30, outer_lr=0.7, outer_momentum=0.9, nesterov=True)
 
 KINDS: dict[str, Kind] = {

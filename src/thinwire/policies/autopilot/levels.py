@@ -29,7 +29,7 @@ INT8_LAG = 0.25
 MULTIPLIERS = (1.0, 1.25, 1.5, 1.75, 1.9)
 """The largest s of each level; a bound on the lag lowers it for each tensor."""
 STEPS = (1.0, 1.08, 1.08, 1.18, 1.18)
-"""How many times the steps of s = 1 a training takes to the same accuracy, by s; `docs/autopilot.md` has where from."""
+"""How many times the steps of s = 1 a training takes to the same accuracy, by s; `docs/auto.md` has where from."""
 
 
 def steps_of(sparsity: float) -> float:
