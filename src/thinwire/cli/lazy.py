@@ -3,8 +3,8 @@
 Strategy: importing torch takes longer than everything else that `--help` and a misspelt option need, so neither may
 import it. The table of commands in `main` names modules and one-line descriptions; `add_lazy` adds a command whose
 module is imported when the command is chosen. A command's module declares options only, and `lazy` stands for the
-modules that its body computes with. This is the one place of thinwire that imports inside a function; files that use `lazy` name the same
-modules under TYPE_CHECKING, where the type checker and the import contract read them.
+modules that its body computes with. This is the one place of thinwire that imports inside a function; files that
+use `lazy` name the same modules under TYPE_CHECKING, where the type checker and the import contract read them.
 """
 
 from __future__ import annotations
