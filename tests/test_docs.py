@@ -173,3 +173,44 @@ def test_every_error_text_is_one_of_ours() -> None:
     for text in told:
         for part in " ".join(text.split()).split("…"):
             assert any(part in each for each in texts), f"no message says {part!r}"
+
+
+# ---- the papers
+
+PAPERS = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", PAGES["docs/papers.md"], re.M | re.S))
+NUMBERED = {
+    "3LC": {"table": ["1", "2"], "figure": ["1", "2", "3", "4", "5", "6"]},
+    "TernGrad": {"table": ["1", "2", "3"], "figure": ["1", "2", "3", "4", "5"]},
+    "DoubleSqueeze": {"table": [], "figure": ["1", "2", "3", "4", "5", "6"]},
+    "Øland & Raj": {"table": [], "figure": ["1", "2", "3", "4", "5"]},
+    "Wu 2018": {
+        "table": ["1.1", "4.1"],
+        "figure": ["1.1", "2.1", "2.2", "2.3", "2.4", "4.1", "4.2", *(f"5.{n}" for n in range(1, 9))],
+    },
+}
+
+
+def numbered(heads: list[str], kind: str) -> list[str]:
+    """The numbers that headings name, as in `figures 1, 2, 4` or `figures 5.4 to 5.8`."""
+    found: list[str] = []
+    for numbers in re.findall(rf"\b{kind}s? ((?:[\d.]+(?:, (?=\d)| and (?=\d)| to (?=\d))?)+)", " ".join(heads)):
+        if " to " in numbers:
+            first, last = numbers.split(" to ")
+            chapter, _, least = first.rpartition(".")
+            found += [f"{chapter}.{n}".lstrip(".") for n in range(int(least), int(last.rpartition(".")[2]) + 1)]
+        else:
+            found += re.findall(r"[\d.]*\d", numbers)
+    return found
+
+
+def test_every_table_and_figure_of_the_papers_is_told_of() -> None:
+    """Each item has a file, a command, a test or another page that shows it, or says that and why it was not done."""
+    assert list(PAPERS) == list(NUMBERED)
+    for paper, text in PAPERS.items():
+        items = re.findall(r"^\* \*\*(.+?)\*\* (.*?)(?=^\* |\Z)", text, re.M | re.S)
+        for kind, numbers in NUMBERED[paper].items():
+            told = numbered([head.lower() for head, _ in items], kind)
+            assert sorted(set(told)) == numbers, f"{paper}: {kind}s {told}"
+        for head, body in items:
+            shown = [span for span in spans(body) if span.endswith(".py") or span.startswith(("thinwire ", "make "))]
+            assert shown or "**Not done**: " in body or ".md)" in body, f"{paper}, {head}"
