@@ -148,7 +148,7 @@ def test_the_newest_step_that_enough_workers_have(tmp_path: Path) -> None:
     assert checkpoint.steps_in(checkpoints.worker(1)) == [40, 30]
     assert checkpoint.steps_in(checkpoints.worker(0)) == [30, 20] and not checkpoint.files_at(checkpoints.worker(2))
     options = [checkpoints.arguments(checkpoints.worker(rank), 30) for rank in (1, 2)]
-    assert options[0][-3:] == ["--resume", "--resume-step", "30"] and options[1][-1] == "10"
+    assert options[0][-1:] == ["--resume=30"] and options[1][-1] == "10"
 
 
 def test_a_process_that_is_started_again_resumes_whatever_the_clock_of_the_file_server_says(tmp_path: Path) -> None:
