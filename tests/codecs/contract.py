@@ -130,8 +130,6 @@ ENROLLED: list[Enrolled] = [
     three_lc(1.75),
     three_lc(1.9, layout="partition"),
     three_lc(1.5, zero_run=False),
-    three_lc(layout="partition", paper_literal=True),
-    three_lc(1.5, coalesce="paper", threads=3),
     three_lc(1.75, entropy="zstd", bits=None),
     three_lc(clip=0.5),
     three_lc(clip=0.7, entropy="zstd", bits=None),

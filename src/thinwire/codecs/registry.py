@@ -149,7 +149,6 @@ class Registry:
         *,
         out: Tensor | None = None,
         accumulate: bool = False,
-        threads: int = 1,
     ) -> torch.Tensor:
         """Decodes one frame of any codec.
 
@@ -157,7 +156,6 @@ class Registry:
             frame: the bytes of exactly one frame.
             out: filled in place and returned, where given; any floating dtype, of the frame's shape.
             accumulate: adds into `out` instead of overwriting it, without a temporary for contiguous float32.
-            threads: how many threads may share one large 3LC tensor, whoever encoded it how; 0 means one for each core.
 
         Returns:
             A tensor of the encoded shape and dtype on the CPU; or `out`.
@@ -178,7 +176,7 @@ class Registry:
             check_out(out, head.shape)  # before a zstd stage is undone: nobody makes room for another shape
         checked = self.open_parsed(head)
         if out is not None:
-            checked.decode(out, accumulate=accumulate, threads=threads)
+            checked.decode(out, accumulate=accumulate)
             if not isinstance(out, torch.Tensor):
                 return torch.from_numpy(out)
             if not out.is_inference():  # what autograd has saved of it is no longer what it was
@@ -189,7 +187,7 @@ class Registry:
             result = empty(parsed.dtype, parsed.shape)
         except (RuntimeError, MemoryError) as error:
             raise FrameError(f"a tensor of shape {parsed.shape} does not fit this machine's memory") from error
-        checked.decode(result, accumulate=False, threads=threads)
+        checked.decode(result, accumulate=False)
         return result
 
     def open_frame(self, frame: bytes | bytearray | memoryview) -> CheckedFrame:

@@ -58,16 +58,12 @@ def _scales(frames: Sequence[Frame]) -> list[float]:
 
 
 class _ThreeLC(DeviceCoder[ThreeLC]):
-    def encodes(self, scheme: ThreeLC) -> bool:
-        return scheme.coalesce == "canonical"  # the paper's joins depend on the number of threads
-
     def start(self, scheme: ThreeLC, entries: Sequence[Entry], values: list[torch.Tensor], **given: Any) -> Pending:
         return encode_ternary(
             values,
             sparsity=scheme.multiplier_at(entries[0].step),
             layout=scheme.layout,
             zero_run=scheme.zero_run,
-            paper_literal=scheme.paper_literal,
             **given,
         )
 
