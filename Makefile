@@ -17,12 +17,12 @@ $(VENV)/.pip:
 	$(PIP) setuptools wheel
 	touch $@
 
-$(VENV)/.base: $(VENV)/.pip pyproject.toml constraints.txt
-	$(PIP) -e '.[all]'
+$(VENV)/.base: $(VENV)/.pip pyproject.toml lab/pyproject.toml constraints.txt
+	$(PIP) -e '.[all]' -e ./lab
 	touch $@
 
-$(VENV)/.dev: $(VENV)/.pip pyproject.toml constraints.txt
-	$(PIP) -e '.[all,dev]'
+$(VENV)/.dev: $(VENV)/.pip pyproject.toml lab/pyproject.toml constraints.txt
+	$(PIP) -e '.[all,dev]' -e ./lab
 	touch $(VENV)/.base $@
 
 demo: $(VENV)/.base  ## two designs side by side over an emulated thin link
@@ -49,14 +49,11 @@ test-long: $(VENV)/.dev  ## bars at their full number of steps: half an hour, pr
 $(FRAMEWORKS)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(FRAMEWORKS)
 	$(FRAMEWORKS)/$(PIP_INSTALL) setuptools wheel
-	$(FRAMEWORKS)/$(PIP_INSTALL) -e '.[all,huggingface,lightning,ray]' hypothesis psutil pytest pytest-timeout
+	$(FRAMEWORKS)/$(PIP_INSTALL) -e '.[all,huggingface,lightning,ray]' -e ./lab hypothesis psutil pytest pytest-timeout
 	touch $@
 
 test-frameworks: $(FRAMEWORKS)/.installed  ## Accelerate, the HF Trainer, Lightning, PEFT and Ray Train, really run
-	$(FRAMEWORKS)/bin/pytest -p no:cacheprovider -m frameworks tests/bench/test_doors.py tests/hooks/test_frameworks.py \
-		tests/engines/test_ray_engine.py tests/jobs/test_on_ray.py
-	rm -f out/doors.json
-	$(FRAMEWORKS)/bin/thinwire bench doors --json out/doors.json $(ARGS)
+	$(FRAMEWORKS)/bin/pytest -p no:cacheprovider -m frameworks tests/hooks tests/engines lab/tests/jobs $(ARGS)
 
 test-versions: $(VENV)/.dev  ## hooks, FSDP2 and codecs on versions of torch: make test-versions ARGS='2.11.0 2.13.0'
 	$(BIN)/python -m tests.versions $(ARGS)

@@ -16,9 +16,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.errors import ThinwireError
 from thinwire.hooks import ddp
-from thinwire.workloads.batches import Batches
-from thinwire.workloads.data import data
-from thinwire.workloads.evaluate import evaluate
+from thinwire_lab.workloads.batches import Batches
+from thinwire_lab.workloads.data import data
+from thinwire_lab.workloads.evaluate import evaluate
 
 
 def network(in_shape: tuple[int, ...], classes: int) -> nn.Module:

@@ -12,9 +12,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.hooks import ddp
-from thinwire.workloads.batches import Batches
-from thinwire.workloads.data import data
-from thinwire.workloads.evaluate import evaluate
+from thinwire_lab.workloads.batches import Batches
+from thinwire_lab.workloads.data import data
+from thinwire_lab.workloads.evaluate import evaluate
 
 
 def main() -> None:

@@ -22,10 +22,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.hooks import ddp
-from thinwire.jobs.training_loop import weights_digest
-from thinwire.workloads.batches import Batches
-from thinwire.workloads.data import data
-from thinwire.workloads.evaluate import evaluate
+from thinwire_lab.jobs.training_loop import weights_digest
+from thinwire_lab.workloads.batches import Batches
+from thinwire_lab.workloads.data import data
+from thinwire_lab.workloads.evaluate import evaluate
 
 
 class Training:

@@ -12,10 +12,10 @@ import torch
 import torch.distributed as dist
 
 import thinwire as tw
-from thinwire.workloads.batches import Batches
-from thinwire.workloads.data import data
-from thinwire.workloads.evaluate import cross_entropy, evaluate
-from thinwire.workloads.models import model as make_model
+from thinwire_lab.workloads.batches import Batches
+from thinwire_lab.workloads.data import data
+from thinwire_lab.workloads.evaluate import cross_entropy, evaluate
+from thinwire_lab.workloads.models import model as make_model
 
 
 def main() -> None:

@@ -49,8 +49,8 @@ def forks_for_programs(request: pytest.FixtureRequest) -> Iterator[None]:
     """
     with pytest.MonkeyPatch.context() as patch:
         if any(map(request.path.is_relative_to, FORKED)) and request.path not in PROGRAMS:
-            from thinwire.engines import local
-            from thinwire.jobs.forks import forks
+            from thinwire_lab.engines import local
+            from thinwire_lab.jobs.forks import forks
 
             patch.setattr(local, "Programs", forks)
         yield

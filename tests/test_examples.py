@@ -19,13 +19,12 @@ from typing import Any
 
 import pytest
 import torch
+from tests.hooks.cluster import start_server
 from torch import nn
 
 import thinwire as tw
-from tests.hooks.cluster import start_server
 from thinwire.codecs import registry
 from thinwire.errors import ProtocolError
-from thinwire.jobs.job import Job
 from thinwire.plugins import load_or_warn
 from thinwire.policies.assignment import Sized
 from thinwire.policies.consistency import consistency
@@ -33,6 +32,7 @@ from thinwire.policies.designs import design
 from thinwire.policies.naming import plugins
 from thinwire.policies.placement import placement
 from thinwire.server.core import ServerCore
+from thinwire_lab.jobs.job import Job
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "extending.md").read_text()

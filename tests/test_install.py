@@ -86,7 +86,7 @@ panel = Panel(title="", x_label="", y_label="", series=[Series(label="a", x=[1.0
 for drawn in (to_matplotlib, to_plotly):
     print(told(lambda: drawn(Chart(name="one", caption="", panels=[panel]))))
 
-import thinwire.bench.hostile  # as every process of a benchmark does, also where none of them is a server
+import thinwire_lab.bench.hostile  # as every process of a benchmark does, also where none of them is a server
 """
 
 
@@ -224,8 +224,8 @@ def test_wheel_and_source_archive_install_into_a_fresh_environment(tmp_path: Pat
     link(base, folder)
     code = """
 import importlib.util as find, thinwire.hooks.ddp, thinwire.hooks.fsdp, thinwire.hooks.distribute, thinwire as tw
-from thinwire.bench.codec_sample import recorded
-from thinwire.workloads.data import data
+from thinwire.reports.codec_sample import recorded
+from thinwire_lab.workloads.data import data
 assert not any(map(find.find_spec, ("grpc", "typer", "matplotlib", "prometheus_client")))
 print(tw.__file__, data("digits"), len(recorded()))
 """

@@ -17,10 +17,10 @@ from types import FrameType
 from typing import Any
 
 import torch
+from tests.hooks.cluster import start_server
 from torch import nn
 
 import thinwire as tw
-from tests.hooks.cluster import start_server
 from thinwire.server.core import ServerCore
 
 PAGE = (Path(__file__).parents[1] / "docs" / "a-gradients-journey.md").read_text()

@@ -26,6 +26,11 @@ DISTRIBUTIONS = {
 """What pip knows each module by; pyproject.toml says in which extra it is."""
 
 
+LAB = "comes with thinwire-lab, which is not installed: pip install ./lab"
+"""The end of a sentence about what the second distribution of this repository brings."""
+LAB_COMMANDS = frozenset({"demo", "train", "worker", "compare", "reproduce", "bench", "race", "chaos"})
+
+
 def missing(what: str, *modules: str) -> ConfigError:
     """Returns the error of `what`, which needs modules that are not installed.
 

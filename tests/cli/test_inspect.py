@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from tests.cli.commands import Result
+
 from thinwire.codecs import codec, registry
-from thinwire.workloads.models import models
+from thinwire_lab.workloads.models import models
 
 Command = Callable[..., Result]
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 import typer
-
-import thinwire as tw
 from tests.cli.commands import Result
 from tests.server.conversation import Shard
+
+import thinwire as tw
 from thinwire.cli import main
 from thinwire.runtime import checkpoint
 
@@ -220,8 +220,8 @@ def test_misuse_is_one_line_and_status_2(command: Command) -> None:
 
 
 def test_metrics_that_nobody_would_reach_are_refused(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("thinwire.cli.train.with_privileges", lambda link, shaping: None)
-    monkeypatch.setattr("thinwire.jobs.cluster.available", lambda: (True, ""))
+    monkeypatch.setattr("thinwire_lab.cli.train.with_privileges", lambda link, shaping: None)
+    monkeypatch.setattr("thinwire_lab.jobs.cluster.available", lambda: (True, ""))
     result = command("train", "--link", "1mbit", "--metrics-port", 9464)
     assert result.status == 2 and "add --shaping application, or take --telemetry FILE in its place" in result.err
 
@@ -304,8 +304,8 @@ def test_data_that_is_missing_or_has_no_such_part_is_told_before_processes_start
     def started(*_: object, **__: object) -> None:
         pytest.fail("processes were to be started")
 
-    monkeypatch.setattr("thinwire.jobs.processes.run_cluster", started)
-    monkeypatch.setattr("thinwire.bench.hook_runs._Run", started)
+    monkeypatch.setattr("thinwire_lab.jobs.processes.run_cluster", started)
+    monkeypatch.setattr("thinwire_lab.bench.hook_runs._Run", started)
     missing = ["--model", "resnet8", "--data", "cifar10", "--data-root", tmp_path]
     hooks = ["bench", "hooks", "--data", "cifar10", "--data-root", tmp_path, "--links", "none", "--hook", "none"]
     for arguments, status, text in (

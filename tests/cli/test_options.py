@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from thinwire.cli.options import OPTIONS, split_names, takes
 from thinwire.errors import ConfigError
-from thinwire.jobs.job import Job
+from thinwire_lab.jobs.job import Job
 
 
 def test_every_field_of_a_job_has_an_option() -> None:

@@ -14,14 +14,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from tests.cli.commands import THINWIRE, Full, Result
-from thinwire.bench import harness
-from thinwire.bench.transports import Step, TransportCell, TransportsBench
-from thinwire.cli import measuring, outputs
+from thinwire_lab.bench.transports import Step, TransportCell, TransportsBench
+
+from thinwire.cli import outputs
 from thinwire.cli.console import write_json
 from thinwire.codecs import codec
 from thinwire.errors import ConfigError
+from thinwire_lab.bench import harness
+from thinwire_lab.cli import measuring
 
 Command = Callable[..., Result]
 
@@ -124,7 +125,7 @@ def test_tables_that_cannot_be_written_are_one_line(command: Command, monkeypatc
         return Step(seconds_per_step=0.01, shaping="none")
 
     monkeypatch.setattr(TransportsBench, "measure", measure)
-    monkeypatch.setattr("thinwire.cli.bench.measure", partial(measuring.measure, markdown=Path("/dev/full")))
+    monkeypatch.setattr("thinwire_lab.cli.bench.measure", partial(measuring.measure, markdown=Path("/dev/full")))
     result = command("bench", "transports", "--link", "none", "--rounds", 1)
     assert result.status == 2 and "10.0" in result.out
     assert result.err == "error: /dev/full cannot be written: No space left on device. Choose another place\n"

@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 import xxhash
-
-import thinwire as tw
 from tests.codecs import samples
 from tests.codecs.contract import ENROLLED, Enrolled
+
+import thinwire as tw
 
 FOLDER = Path(__file__).with_name("golden")
 INDEX = FOLDER / "index.json"

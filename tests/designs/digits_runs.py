@@ -20,12 +20,12 @@ from thinwire.policies.designs import design as find_design
 from thinwire.runtime.serving import serving
 from thinwire.server.core import ServerCore
 from thinwire.transports.memory import MemoryServer
-from thinwire.workloads.batches import Batches
-from thinwire.workloads.data import data
-from thinwire.workloads.evaluate import cross_entropy, evaluate
-from thinwire.workloads.models import model as make_model
-from thinwire.workloads.recipe import build_optimizer, schedule
-from thinwire.workloads.recipes import recipe
+from thinwire_lab.workloads.batches import Batches
+from thinwire_lab.workloads.data import data
+from thinwire_lab.workloads.evaluate import cross_entropy, evaluate
+from thinwire_lab.workloads.models import model as make_model
+from thinwire_lab.workloads.recipe import build_optimizer, schedule
+from thinwire_lab.workloads.recipes import recipe
 
 torch.set_num_threads(1)
 

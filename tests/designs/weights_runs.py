@@ -21,8 +21,8 @@ from thinwire.policies.designs import design as find_design
 from thinwire.runtime.serving import serving
 from thinwire.server.core import ServerCore
 from thinwire.transports.memory import MemoryServer
-from thinwire.workloads.data import data, datasets
-from thinwire.workloads.models import model as make_model
+from thinwire_lab.workloads.data import data, datasets
+from thinwire_lab.workloads.models import model as make_model
 
 IMAGES = min((info.name for info in datasets() if info.name.endswith("mnist") and info.present), key=len, default="")
 """MNIST's name is the shorter one; empty where neither is here."""

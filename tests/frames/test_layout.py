@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-
-import thinwire as tw
 from tests.frames.bytes_of import frame, varint
 from tests.wire_format import ROOT, section, table
+
+import thinwire as tw
 from thinwire.codecs import entropy_stage
 from thinwire.frames import layout
 

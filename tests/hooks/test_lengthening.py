@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 import torch
+from tests.hooks.cluster import run_cluster, start_server
+from tests.hooks.local_runs import adamw, inner_step, mlp, resume, sgd, steps, values
 from torch import nn
 
 import thinwire as tw
-from tests.hooks.cluster import run_cluster, start_server
-from tests.hooks.local_runs import adamw, inner_step, mlp, resume, sgd, steps, values
 from thinwire.codecs import codec
 from thinwire.errors import ConfigError
 from thinwire.hooks.distribute import DistributedOptimizer

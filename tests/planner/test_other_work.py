@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from thinwire.engines.utilisation import Sample
 from thinwire.planner import other_work
 from thinwire.planner.other_work import OtherWork
+from thinwire.planner.utilisation import Sample
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from torch import nn
 
 from thinwire import plan
 from thinwire.errors import ConfigError
-from thinwire.jobs.virtual_time import Sharing
 from thinwire.planner import planning
 from thinwire.planner.costs import TensorCosts, exchange_every, measure_costs
 from thinwire.planner.exchange_work import ExchangeWork
@@ -21,9 +20,10 @@ from thinwire.planner.peer_costs import PeerCosts
 from thinwire.planner.planning import UNCOMPRESSED, Plan
 from thinwire.planner.predictions import Setting
 from thinwire.planner.profile import Profile, TensorSeconds, profile
+from thinwire.planner.transport_costs import Sharing
 from thinwire.planner.verdict import designs_table, picture, verdict, workers_table
-from thinwire.planner.workload import profile_workload
 from thinwire.policies.designs import Design, design
+from thinwire_lab.workloads.profiling import profile_workload
 
 VALUES = (3300, 3200)
 

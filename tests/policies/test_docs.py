@@ -13,7 +13,7 @@ from thinwire.cli.options import split_names
 from thinwire.policies.compression import codec_by_name
 from thinwire.policies.designs import Design, design, designs
 from thinwire.policies.local_updates import LocalUpdates
-from thinwire.studies.compare import Comparison
+from thinwire_lab.studies.compare import Comparison
 
 PAGE = (Path(__file__).parents[2] / "docs" / "designs.md").read_text()
 LIST, RESULTS = PAGE.split("\n## Results\n")

@@ -32,7 +32,7 @@ from thinwire.policies.placement import (
     Uniform,
     placement,
 )
-from thinwire.workloads.models import model
+from thinwire_lab.workloads.models import model
 
 DOC = Path(__file__).parents[2] / "docs" / "placement.md"
 SERVERS = st.integers(1, 9)

@@ -10,13 +10,13 @@ import threading
 from pathlib import Path
 
 import pytest
-
 from tests.cli.commands import thinwire
+
 from thinwire.errors import ConfigError
-from thinwire.jobs.checkpoints import RunCheckpoints
-from thinwire.jobs.job import Job
 from thinwire.runtime import claim
 from thinwire.runtime.claim import claimed
+from thinwire_lab.jobs.checkpoints import RunCheckpoints
+from thinwire_lab.jobs.job import Job
 
 HOLDS = """
 import sys, time

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from thinwire.errors import ConfigError, TransportError
+from thinwire.reports.step_figures import RecordedSteps
 from thinwire.runtime.metrics import JsonLines, Prometheus
 from thinwire.runtime.record_files import MAX_LINE_NBYTES, RecordEndpoint, RecordFile
-from thinwire.studies.step_figures import RecordedSteps
 from thinwire.telemetry import StepRecord
 
 RECORDS = [

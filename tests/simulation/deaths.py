@@ -8,6 +8,7 @@ from __future__ import annotations
 from random import Random
 
 from tests.simulation.scenario import TRAININGS, Fault, Scenario
+
 from thinwire.policies.consistency import consistency
 from thinwire.policies.designs import design
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tests.simulation.scheduler import Host
+
 from thinwire.runtime.disk import Bytes
 
 if TYPE_CHECKING:

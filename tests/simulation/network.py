@@ -14,6 +14,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from tests.simulation.scheduler import Host, Killed, Scheduler
+
 from thinwire.errors import TransportError
 from thinwire.packets import kind_of
 from thinwire.schema import Delta

@@ -16,8 +16,8 @@ from tests.simulation.scenario import Scenario
 from tests.simulation.scheduler import Host, Killed, Process, Scheduler
 from tests.simulation.watch import Watch
 from tests.simulation.worker import WorkerProcess
+
 from thinwire.errors import DeadlineError, SessionLostError, StepMismatchError
-from thinwire.jobs.checkpoints import KIND, WorkerCheckpoint
 from thinwire.packets import EncodedTensor
 from thinwire.policies.consistency import consistency
 from thinwire.runtime import checkpoint
@@ -26,6 +26,7 @@ from thinwire.runtime.shard_checkpoints import Checkpointer
 from thinwire.schema import Message, Push
 from thinwire.server.core import ServerCore
 from thinwire.server.effects import Effect
+from thinwire_lab.jobs.checkpoints import KIND, WorkerCheckpoint
 
 RESTART_S = 0.3
 MAX_LIVES = 16

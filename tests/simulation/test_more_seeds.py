@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from tests.simulation.__main__ import run
 from tests.simulation.deaths import deaths
 

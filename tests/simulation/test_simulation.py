@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from tests.simulation.__main__ import hunt
 from tests.simulation.bugs import BUGS
 from tests.simulation.cluster import play

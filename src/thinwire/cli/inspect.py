@@ -7,35 +7,30 @@ All write their JSON before they print anything: standard output may take nothin
 from __future__ import annotations
 
 from dataclasses import asdict
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
-from rich.progress import Progress
 
 from thinwire import frames
-from thinwire.bench import codec_sample
 from thinwire.cli import options
 from thinwire.cli.console import console, show, write_json
 from thinwire.cli.lazy import lazy
 from thinwire.cli.outputs import check_apart
 from thinwire.errors import ConfigError, FrameError
+from thinwire.extras import LAB
 from thinwire.frames import CODEC_NUMBERS, Flags
+from thinwire.plugins import load
 from thinwire.presentation.tables import Table
-from thinwire.quantities import number_text
+from thinwire.reports import codec_sample
 from thinwire.version import VERSION
 
 if TYPE_CHECKING:
     from thinwire import codecs as registered
-    from thinwire.bench import sample
     from thinwire.policies import designs as shipped
-    from thinwire.workloads import data, models
-    from thinwire.workloads import download as downloading
 else:
-    registered, sample, shipped = map(lazy, ("thinwire.codecs", "thinwire.bench.sample", "thinwire.policies.designs"))
-    data, models = lazy("thinwire.workloads.data"), lazy("thinwire.workloads.models")
-    downloading = lazy("thinwire.workloads.download")
+    registered, shipped = lazy("thinwire.codecs"), lazy("thinwire.policies.designs")
 
 app = typer.Typer()
 
@@ -60,11 +55,11 @@ def inspect(
     match what:
         case "codecs":
             _codecs(json)
-        case "models":
-            write_json(json, models.models())
-            console.print("\n".join(models.models()))
-        case "data":
-            _data(root, download, json)
+        case "models" | "data":
+            listing = next((point for point in entry_points(group="thinwire.inspect") if point.name == what), None)
+            if listing is None:
+                raise ConfigError(f"thinwire inspect {what} {LAB}")
+            load(listing)(json, **({"root": root, "download": download} if what == "data" else {}))
         case _:
             check_apart(json, [Path(what)], "the frame is")
             _frame(Path(what), json)
@@ -151,33 +146,6 @@ def _codecs(json: Path | None) -> None:
     show(Table(["codec", "what it is", "options"], lines, left=3))
 
 
-def _data(root: Path | None, download: str | None, json: Path | None) -> None:
-    folder = None
-    if download is not None:
-        folder = _fetch(download, data.cache_folder() / download if root is None else root / download)
-    rows: list[dict[str, Any]] = [
-        {**asdict(info), "present": info.present, "where": None if info.where is None else str(info.where)}
-        for info in data.datasets(root=root)
-    ]
-    write_json(json, rows)
-    if folder is not None:
-        console.print(escape(f"{download}: {folder}"))
-    lines = [[row["name"], row["description"], row["where"] or "missing", row["how"]] for row in rows]
-    show(Table(["data set", "what it is", "here", "how to get it"], lines, left=4))
-
-
-def _fetch(name: str, folder: Path) -> Path:
-    with Progress(console=console, disable=not console.is_terminal) as progress:
-        tasks: dict[str, Any] = {}
-
-        def advance(file: str, done: int, total: int) -> None:
-            if file not in tasks:
-                tasks[file] = progress.add_task(file, total=total)
-            progress.update(tasks[file], completed=done)
-
-        return downloading.download(name, folder, advance)
-
-
 @app.command(epilog="Example: thinwire designs 'mps[staleness=2]' --json mps.json")
 def designs(
     names: Annotated[list[str] | None, typer.Argument(help="Designs, options in brackets; by default all.")] = None,
@@ -191,33 +159,15 @@ def designs(
         show(Table(["choice", "value"], list(spell(choices).items()), title, left=2))
 
 
-@app.command(epilog="Example: thinwire codecs --measure --json codecs.json")
-def codecs(
-    measure: Annotated[
-        bool, typer.Option("--measure", help="Compute the figures here, which compiles every kernel: a minute or less.")
-    ] = False,
-    json: options.Json = None,
-) -> None:
-    """List every codec with its ratio and relative error on real gradients, as recorded or as measured here."""
-    rows = sample.sample_codecs() if measure else codec_sample.recorded()
+@app.command(epilog="Example: thinwire codecs --json codecs.json")
+def codecs(json: options.Json = None) -> None:
+    """List every codec with its ratio and relative error on real gradients, as recorded."""
+    rows = codec_sample.recorded()
     write_json(json, [asdict(row) for row in rows])
-    header = ["codec", "bits/value", "ratio", "relative error", "after ten steps with residual"]
-    lines = [
-        [
-            row.codec,
-            f"{row.bits_per_value:.3f}",
-            f"{row.ratio:.1f}×",
-            f"{row.relative_error:.3f}",
-            number_text(row.after_feedback, ".3f"),
-        ]
-        for row in rows
-    ]
-    console.print("Weight gradients of the digits MLP after 60 steps; each codec with its defaults, no zstd stage.")
-    show(Table(header, lines))
-    if not measure:
-        console.print(f"Recorded with thinwire {VERSION}; --measure computes the figures here.")
-        if others := codec_sample.not_recorded():
-            console.print(f"Not in the record, from other packages: {', '.join(others)}.")
+    show(codec_sample.table(rows))
+    console.print(f"Recorded with thinwire {VERSION}.")
+    if others := codec_sample.not_recorded():
+        console.print(f"Not in the record, from other packages: {', '.join(others)}.")
 
 
 def spell(choices: dict[str, Any]) -> dict[str, str]:

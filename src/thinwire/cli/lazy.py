@@ -1,9 +1,9 @@
 """Imports that wait: a command's module until the command is chosen, and what it computes with until it runs.
 
 Strategy: importing torch takes longer than everything else that `--help` and a misspelt option need, so neither may
-import it. The table of commands in `main` names modules and one-line descriptions; `lazy_command` imports such a module
-when its command is chosen. A command's module declares options only, and `lazy` stands for the modules that its body
-computes with. This is the one place of thinwire that imports inside a function; files that use `lazy` name the same
+import it. The table of commands in `main` names modules and one-line descriptions; `add_lazy` adds a command whose
+module is imported when the command is chosen. A command's module declares options only, and `lazy` stands for the
+modules that its body computes with. This is the one place of thinwire that imports inside a function; files that use `lazy` name the same
 modules under TYPE_CHECKING, where the type checker and the import contract read them.
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import typer
 from rich.markup import escape
 from typer.core import TyperCommand
 from typer.main import get_group
@@ -49,8 +50,14 @@ class LazyCommand(TyperCommand):
         return command
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        """Parses the command line with the loaded command's options; the returned context is that command's."""
-        return self.load().make_context(info_name, args, parent, **extra)
+        """Parses the command line with the loaded command's options; the returned context is that command's.
+
+        `--resume` may stand alone where it takes a value: then it is `--resume=newest`.
+        """
+        command = self.load()
+        resumes = any("--resume" in each.opts and not each.is_flag for each in command.params)
+        given = ["--resume=newest" if resumes and each == "--resume" else each for each in args]
+        return command.make_context(info_name, given, parent, **extra)
 
 
 def _filled(text: str) -> str:
@@ -62,6 +69,22 @@ def _filled(text: str) -> str:
     return "\n\n".join(" ".join(each.split()) for each in text.split("\n\n"))
 
 
-def lazy_command(module: str) -> type[LazyCommand]:
-    """Returns the class of the commands that the Typer application `app` of a module holds."""
-    return type("LazyCommand", (LazyCommand,), {"module": module})
+def add_lazy(
+    app: typer.Typer, name: str, about: str, module: str, *, hidden: bool = False, panel: str | None = None
+) -> None:
+    """Adds a command that is imported when it is chosen.
+
+    Args:
+        app: to which it is added.
+        name: of the command.
+        about: the first paragraph of its description.
+        module: whose Typer application `app` holds it.
+        hidden: it is not listed.
+        panel: of the list of commands.
+    """
+    loaded = type("LazyCommand", (LazyCommand,), {"module": module})
+    app.command(name, help=about, hidden=hidden, cls=loaded, rich_help_panel=panel)(_by_its_options)
+
+
+def _by_its_options() -> None:
+    """The command's own module says what it does."""

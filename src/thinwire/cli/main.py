@@ -8,146 +8,67 @@ import signal
 import sys
 import warnings
 from contextlib import suppress
+from importlib.metadata import entry_points
 from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
+from typer.core import TyperGroup
 
 import thinwire
 from thinwire.cli.console import Interrupted, drop_output, errors
-from thinwire.cli.lazy import lazy_command
+from thinwire.cli.lazy import add_lazy
 from thinwire.errors import ConfigError, ThinwireError
-from thinwire.extras import DISTRIBUTIONS, missing
+from thinwire.extras import DISTRIBUTIONS, LAB, LAB_COMMANDS, missing
+from thinwire.plugins import load
 
 INTERRUPTED = 130
 """The exit status that typer turns Ctrl-C into, after everything was cleaned up."""
 
+
+class _Commands(TyperGroup):
+    """The commands; the name of one that comes with the lab says so where the lab is not installed."""
+
+    def resolve_command(self, context: Any, args: list[str]) -> Any:
+        if args and args[0] in LAB_COMMANDS and self.get_command(context, args[0]) is None:
+            raise ConfigError(f"thinwire {args[0]} {LAB}")
+        return super().resolve_command(context, args)
+
+
 app = typer.Typer(
+    cls=_Commands,
     help="Train PyTorch models over thin wires: every state change packed 20–160× smaller, accuracy kept.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-bench = typer.Typer(
-    help="Measure codecs, transports, servers, hooks and whole trainings on this machine.", no_args_is_help=True
-)
-chaos = typer.Typer(
-    help="Kill, freeze and cut off real processes, and see the training end right.", no_args_is_help=True
-)
+COMMANDS: dict[str, dict[str, str]] = {
+    "server": {
+        "server": "Serve one training: the first worker brings the model and the optimizer; ends when all workers "
+        "have left.",
+    },
+    "certs": {
+        "certs": "Make a certificate authority, a server's and workers' certificates, and tokens. Nothing is "
+        "overwritten.",
+    },
+    "plan": {"plan": "Predict the seconds of a step by design, link and workers, and say whether compression pays."},
+    "watch": {"watch": "Show a training while it runs: speed, bytes, ratio, lag and its largest tensors."},
+    "report": {
+        "report": "Make one page of a training's step records: times, bytes, ratio, lag, accuracy, and a verdict.",
+    },
+    "inspect": {
+        "inspect": "Explain the bytes of a frame; list codecs, models or data sets. (Designs: `thinwire designs`.)",
+        "codecs": "List every codec with its ratio and relative error on real gradients, as recorded.",
+        "designs": "List designs with every choice spelled out: codecs both ways, consistency, placement and the rest.",
+    },
+}
+"""Module of `thinwire.cli` and, by the command's name, the first paragraph of its description."""
 
-COMMANDS: list[tuple[typer.Typer, str, dict[str, str]]] = [
-    (app, "demo", {"demo": "Train digits twice over a thin link, uncompressed and with 3LC, each in the same time."}),
-    (
-        app,
-        "train",
-        {
-            "train": "Train a model with a server and N workers on this machine, over an emulated link; or on a Ray "
-            "cluster."
-        },
-    ),
-    (
-        app,
-        "compare",
-        {
-            "compare": "Compare designs on links: accuracy from full runs, seconds per step from short runs on every "
-            "link."
-        },
-    ),
-    (
-        app,
-        "plan",
-        {"plan": "Predict the seconds of a step by design, link and workers, and say whether compression pays."},
-    ),
-    (app, "watch", {"watch": "Show a training while it runs: speed, bytes, ratio, lag and its largest tensors."}),
-    (
-        app,
-        "report",
-        {"report": "Make one page of a training's step records: times, bytes, ratio, lag, accuracy, and a verdict."},
-    ),
-    (app, "reproduce", {"reproduce": "Make tables and figures of the papers again, and show ours beside the paper's."}),
-    (
-        app,
-        "roles",
-        {
-            "server": "Serve one training: the first worker brings the model and the optimizer; ends when all workers "
-            "have left.",
-            "worker": "Train as one worker. All workers are started with the same options but `--rank`.",
-        },
-    ),
-    (
-        app,
-        "certs",
-        {
-            "certs": "Make a certificate authority, a server's and workers' certificates, and tokens. Nothing is "
-            "overwritten."
-        },
-    ),
-    (
-        app,
-        "inspect",
-        {
-            "inspect": "Explain the bytes of a frame; list codecs, models or data sets. (Designs: `thinwire designs`.)",
-            "designs": "List designs with every choice spelled out: codecs both ways, consistency, placement and the "
-            "rest.",
-            "codecs": "List every codec with its ratio and relative error on real gradients, as recorded or as "
-            "measured here.",
-        },
-    ),
-    (
-        bench,
-        "bench",
-        {
-            "codecs": "Encode and decode speed on one thread, beside memcpy, the two-pass floor, plain torch and raw "
-            "compressors.",
-            "transports": "What a step costs without computation: 30 small tensors from every worker, by size of the "
-            "messages.",
-            "hooks": "Measure DDP hooks: seconds per step, CPU time and bytes at the interface.",
-            "fsdp": "FSDP2 and HSDP on thin links, stock and compressed: seconds per step, bytes, and the loss after "
-            "some steps.",
-            "race": "Race DDP hooks to a test accuracy, or language models to a held-out loss.",
-            "server": "CPU seconds of the server's process per step, with ready-made gradients in place of workers.",
-            "updates": "What local updates cost of the processor: a step alone, with plain DDP and with the design, in "
-            "turn.",
-            "memory": "What a rank takes of memory with every method: bytes a parameter, between steps and at most.",
-            "clock": "The computed clock of runs in one process, beside processes behind links that the kernel shapes.",
-            "pays": "Does compression pay? Measured steps of every method on every link, beside what the planner "
-            "predicts.",
-            "designs": "Train every model with every design for a few steps: finished, loss finite, replicas equal?",
-            "doors": "Run a script of each framework: are replicas equal, do residuals survive, how many lines change?",
-            "hostile": "Attack a server: its memory and threads, and how long an honest worker waits.",
-            "role": "One process of a benchmark; the others start it.",
-        },
-    ),
-    (
-        chaos,
-        "chaos",
-        {
-            "worker-death": "Kill a worker at a random step and start the same command again.",
-            "backup-death": r"Kill as many workers as backup\[b] has to spare, for good.",
-            "server-death": "Kill the server and start it again with --resume: the weights must be those of an "
-            "undisturbed training.",
-            "storm": "Strike one long training after every so many rounds: goodput, accuracy, and no gradient lost or "
-            "counted twice.",
-            "storms": "Strike many short trainings, of all designs, with faults of all kinds.",
-            "soak": "Let workers come and go for an hour, and watch the server's memory, descriptors and threads.",
-        },
-    ),
-]
-"""Group, module of `thinwire.cli` and, by the command's name, the first paragraph of its description."""
-HIDDEN = {"role"}
-
-
-def _by_their_options() -> None:
-    """What a command of the table does is in its own module."""
-
-
-for _group, _module, _described in COMMANDS:
+for _module, _described in COMMANDS.items():
     for _name, _about in _described.items():
-        _group.command(_name, help=_about, hidden=_name in HIDDEN, cls=lazy_command(f"thinwire.cli.{_module}"))(
-            _by_their_options
-        )
-app.add_typer(bench, name="bench")
-app.add_typer(chaos, name="chaos")
+        add_lazy(app, _name, _about, f"thinwire.cli.{_module}")
+for _point in entry_points(group="thinwire.commands"):
+    load(_point)(app)
 
 
 def _version(show: bool) -> None:

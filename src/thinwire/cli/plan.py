@@ -17,17 +17,17 @@ from thinwire.cli.options import split_names, was_given
 from thinwire.cli.outputs import STANDARD_OUTPUT, check_apart, picture
 from thinwire.errors import ConfigError
 from thinwire.extras import require
-from thinwire.jobs.virtual_time import TransportCosts
 from thinwire.planner.rounds import EXCHANGE_SHARE, check_share
+from thinwire.planner.transport_costs import TransportCosts
 from thinwire.quantities import seconds_text
 
 if TYPE_CHECKING:
+    from thinwire.planner import models, planning, predictions, script, verdict
     from thinwire.planner import other_work as other_working
-    from thinwire.planner import planning, predictions, script, verdict, workload
 else:
     planning, verdict = lazy("thinwire.planner.planning"), lazy("thinwire.planner.verdict")
     predictions = lazy("thinwire.planner.predictions")
-    workload, script = lazy("thinwire.planner.workload"), lazy("thinwire.planner.script")
+    models, script = lazy("thinwire.planner.models"), lazy("thinwire.planner.script")
     other_working = lazy("thinwire.planner.other_work")
 
 app = typer.Typer()
@@ -41,8 +41,8 @@ FOR_ADAM = ("update", "local-sgd[h=4]")
 
 
 @app.command(
-    epilog="Example: thinwire plan --model lenet5 --data fashion-mnist --link 50mbit --workers 8 --out plan.svg; "
-    "thinwire plan --mode collective --link 50mbit --workers 8 -- torchrun --standalone --nproc-per-node 1 train.py"
+    epilog="Example: thinwire plan --link 50mbit --workers 8 -- torchrun --standalone --nproc-per-node 1 train.py; "
+    "thinwire plan --model train:make --link 50mbit --servers 2 --out plan.svg"
 )
 def plan(
     context: typer.Context,
@@ -50,8 +50,14 @@ def plan(
         list[str] | None,
         typer.Argument(metavar="[-- COMMAND …]", help="A training script of your own, as it is started."),
     ] = None,
-    model: options.Model = "mlp",
-    data: options.Data = "digits",
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:FUNCTION",
+            help="A function that returns a model and what makes its next step; or a bundled model of thinwire-lab.",
+        ),
+    ] = None,
+    data: Annotated[str | None, typer.Option(help="The data set of a bundled model.")] = None,
     designs: Annotated[
         str,
         typer.Option(
@@ -67,8 +73,8 @@ def plan(
         str | None,
         typer.Option(
             metavar="MODE",
-            help="server: parameter servers; collective: DDP and FSDP. By default collective for a script of your own, "
-            "unless --servers is given, and server for all else.",
+            help="server: parameter servers; collective: DDP and FSDP under torchrun. By default collective, unless "
+            "--servers is given.",
         ),
     ] = None,
     servers: Annotated[int, typer.Option(min=1, help="How many server shards hold the model.")] = 1,
@@ -80,9 +86,8 @@ def plan(
     exchange_share: Annotated[
         float, typer.Option(help="Of the time, what exchanges of local updates may take: which h is enough for that?")
     ] = EXCHANGE_SHARE,
-    batch: Annotated[int | None, typer.Option(min=1, help="Examples per worker and step.")] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="A bundled model's examples per worker and step.")] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps that are measured.")] = 32,
-    seed: options.Seed = 0,
     out: Annotated[
         Path | None, typer.Option(dir_okay=False, callback=picture, help="Draw step time by link rate into this file.")
     ] = None,
@@ -99,7 +104,7 @@ def plan(
     check_apart(json, [out], "the picture is drawn")
     check_share(exchange_share)
     if mode is None:
-        mode = "collective" if command and not was_given(context, "servers") else "server"
+        mode = "server" if was_given(context, "servers") else "collective"
     setting = predictions.Setting(
         link=link,
         workers=workers,
@@ -112,17 +117,21 @@ def plan(
     planning.plannable(split_names(designs))  # what is wrong with them is said before a script has run
     other_work = other_working.OtherWork()
     threads = None if cores is None else 1  # processes that share processors have one thread each
+    if command and model:
+        raise ConfigError(f"--model {model} and a script: give one of them")
     if command:
-        given = [name for name in ("model", "data", "batch", "seed") if was_given(context, name)]
-        if given:
-            raise ConfigError(f"--{given[0]} is of the models that come with thinwire; give it to the script itself")
         printed = STANDARD_ERROR if json == STANDARD_OUTPUT else None  # where the JSON goes, it goes alone
         measured = script.profile_script(command, os.environ, STARTUP, steps=steps, threads=threads, stdout=printed)
         what = "the script"
-    else:
+    elif model:
         with busy(f"making {steps} steps of {model}"):
-            measured = workload.profile_workload(model, data, batch=batch, seed=seed, steps=steps, threads=threads)
+            measured = models.profile_model(model, data=data, batch=batch, steps=steps, threads=threads)
         what = model
+    else:
+        raise ConfigError(
+            "say what trains: a script, as in thinwire plan -- torchrun --nproc-per-node 1 train.py; or "
+            "--model MODULE:FUNCTION, which returns a model and what makes its next step"
+        )
     compared = split_names(designs)
     if measured.trainer.name in verdict.ADAPTIVE and not was_given(context, "designs"):
         compared += FOR_ADAM

@@ -14,16 +14,16 @@ from thinwire.cli import options
 from thinwire.cli.console import console, say_wrote, write_json
 from thinwire.cli.lazy import lazy
 from thinwire.cli.outputs import check_apart
-from thinwire.studies.files import REPORT
 
 if TYPE_CHECKING:
     from thinwire.presentation import page
-    from thinwire.studies import recorded_run, training_page
+    from thinwire.reports import recorded_run, training_page
 else:
-    page, training_page = lazy("thinwire.presentation.page"), lazy("thinwire.studies.training_page")
-    recorded_run = lazy("thinwire.studies.recorded_run")
+    page, training_page = lazy("thinwire.presentation.page"), lazy("thinwire.reports.training_page")
+    recorded_run = lazy("thinwire.reports.recorded_run")
 
 app = typer.Typer()
+REPORT = "report.html"
 
 Run = Annotated[Path, typer.Argument(metavar="FILE|DIR", help="What --telemetry wrote, or a folder with it.")]
 Out = Annotated[

@@ -21,8 +21,8 @@ from thinwire.cli.console import console, errors, write_json
 from thinwire.cli.outputs import check_apart
 from thinwire.errors import ConfigError, TransportError
 from thinwire.quantities import counted, ms_text, nbytes_text, number_text, rate_text, seconds_text
+from thinwire.reports.step_figures import Figures, RecordedSteps
 from thinwire.runtime.record_files import RecordEndpoint, RecordFile
-from thinwire.studies.step_figures import Figures, RecordedSteps
 
 app = typer.Typer()
 

@@ -59,6 +59,19 @@ class Said(Event, frozen=True, kw_only=True):
     text: str
 
 
+class Listening(Event, frozen=True, kw_only=True):
+    """A server accepts connections at `address`, `host:port`."""
+
+    address: str
+
+
+class Served(Event, frozen=True, kw_only=True):
+    """A server's training is over."""
+
+    wire_bytes_sent: int
+    wire_bytes_received: int
+
+
 def reader(kinds: Sequence[type[Event]]) -> Callable[[str], Event | None]:
     """Returns a function that reads a line: the event in it, or None where it is something else.
 

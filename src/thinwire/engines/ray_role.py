@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import os
 import queue
+import signal
+import subprocess
 import sys
 import threading
 import traceback
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
+from thinwire.engines.ending import end_all
 from thinwire.engines.engine import TAIL_LINES
-from thinwire.engines.events import Said
-from thinwire.engines.local import LocalEngine
+from thinwire.engines.parent_watch import with_parent_watch
 
-_NAME = "role"
+_DRAIN_S = 2.0  # after an end: how long its output may stay open
 _LOOK_S = 0.5  # how long `events` may keep other calls waiting
 
 RoleEvent = tuple[str, Any]
@@ -32,8 +35,8 @@ class RoleActor:
 
     def __init__(self) -> None:
         self._life = uuid.uuid4().hex  # another one after a death
-        self._engine: LocalEngine | None = None
-        self._called: queue.SimpleQueue[RoleEvent] | None = None
+        self._process: subprocess.Popen[str] | None = None
+        self._heard: queue.SimpleQueue[RoleEvent] | None = None
 
     def run(self, arguments: Sequence[str], python: bool, environment: dict[str, str]) -> tuple[str, int, int]:
         """Starts a process.
@@ -46,13 +49,23 @@ class RoleActor:
         Returns:
             This life of the actor, the process id of the actor and that of the process.
         """
-        self._engine = LocalEngine([], lines=True, environment=environment)
-        self._engine.start(_NAME, [*([sys.executable] if python else []), *arguments])
-        return self._life, os.getpid(), self._engine.pids[_NAME]
+        heard = self._heard = queue.SimpleQueue()
+        process = self._process = subprocess.Popen(
+            with_parent_watch([*([sys.executable] if python else []), *arguments]),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=os.environ | environment,
+            encoding="utf-8",
+            errors="replace",
+            start_new_session=True,
+        )
+        threading.Thread(target=_listen, args=(process, heard), name="lines", daemon=True).start()
+        return self._life, os.getpid(), process.pid
 
     def call(self, function: Callable[[], object]) -> tuple[str, int, int]:
         """Calls a function in a thread. Returns as `run`."""
-        called = self._called = queue.SimpleQueue()
+        called = self._heard = queue.SimpleQueue()
 
         def work() -> None:
             try:
@@ -67,19 +80,7 @@ class RoleActor:
 
     def events(self) -> list[RoleEvent]:
         """Returns what the role has said since, in order; nothing after a while in which it has said nothing."""
-        if self._called is not None:
-            return _all(self._called)
-        if self._engine is None:
-            return [("idle", None)]
-        found: list[RoleEvent] = []
-        came = self._engine.receive(_LOOK_S)
-        while came is not None:
-            if isinstance(came[1], Said):
-                found.append(("line", came[1].text))
-            else:
-                found.append(("ended", (came[1], [])))
-            came = self._engine.receive(0)
-        return found
+        return [("idle", None)] if self._heard is None else _all(self._heard)
 
     def leave(self, life: str) -> None:
         """Dies, so that Ray starts this actor again; nothing where it has done so since that life."""
@@ -88,8 +89,27 @@ class RoleActor:
 
     def stop(self) -> None:
         """Ends the process with all that it has started."""
-        if self._engine is not None:
-            self._engine.stop()
+        if self._process is not None:
+            end_all(self._process)
+
+
+def _listen(process: subprocess.Popen[str], heard: queue.SimpleQueue[RoleEvent]) -> None:
+    """Passes on a process's lines, and how it ended."""
+    reader = threading.Thread(target=_read, args=(process, heard), daemon=True)
+    reader.start()
+    status = process.wait()
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)  # its own children would hold the pipe open
+    reader.join(_DRAIN_S)
+    heard.put(("ended", (status, [])))
+
+
+def _read(process: subprocess.Popen[str], heard: queue.SimpleQueue[RoleEvent]) -> None:
+    assert process.stdout is not None
+    with process.stdout:
+        for line in process.stdout:
+            if line.strip():
+                heard.put(("line", line.rstrip()))
 
 
 def _all(box: queue.SimpleQueue[RoleEvent]) -> list[RoleEvent]:

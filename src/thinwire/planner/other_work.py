@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from thinwire.engines.utilisation import Sample, sample
+from thinwire.planner.utilisation import Sample, sample
 
 SHARE = 0.1
 """Of all processors' time: less is what any system does beside."""

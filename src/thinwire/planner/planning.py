@@ -13,7 +13,6 @@ from functools import cached_property
 
 from thinwire.errors import ConfigError
 from thinwire.hooks.exchange.options import GATHER_MB
-from thinwire.jobs.virtual_time import TCP_HEADERS_NBYTES, TCP_PAYLOAD_NBYTES, Sharing, TransportCosts
 from thinwire.planner.costs import TensorCosts, all_reduces, exchange_every, mean_bits, measure_costs, with_workers
 from thinwire.planner.exchange_work import NONE, ExchangeWork, measure_exchange_work
 from thinwire.planner.parameter_server import SHARED_USE, Cluster, Layer, Link, step_s
@@ -22,6 +21,7 @@ from thinwire.planner.places import among_ranks, largest_share, on_servers
 from thinwire.planner.predictions import WORKERS, Prediction, Setting, Summary
 from thinwire.planner.profile import Profile
 from thinwire.planner.rounds import EXCHANGE_SHARE, Round, check_share
+from thinwire.planner.transport_costs import TCP_HEADERS_NBYTES, TCP_PAYLOAD_NBYTES, Sharing, TransportCosts
 from thinwire.planner.variants import choice, variants
 from thinwire.policies.designs import Design, design
 from thinwire.worker.transmit_buffer import CHUNK_NBYTES

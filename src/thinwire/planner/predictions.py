@@ -8,10 +8,10 @@ from typing import Literal
 
 import msgspec
 
-from thinwire.engines.links import parse_rate
 from thinwire.errors import ConfigError
-from thinwire.jobs.virtual_time import TransportCosts
+from thinwire.planner.transport_costs import TransportCosts
 from thinwire.policies.naming import check_count
+from thinwire.transports.links import parse_rate
 
 WORKERS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 """Numbers of workers that every plan answers for; the last is the most that one is made of."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from thinwire.engines.links import Rate
 from thinwire.planner.planning import UNCOMPRESSED, WORTH, Plan
 from thinwire.planner.predictions import Setting, Summary
 from thinwire.policies.autopilot.levels import steps_of
 from thinwire.presentation.charts import Chart, Panel, Series, to_matplotlib
 from thinwire.presentation.tables import Table
 from thinwire.quantities import counted, rate_text, seconds_text
+from thinwire.transports.links import Rate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -6,8 +6,8 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-
 from tests.kernels import oracle
+
 from thinwire.kernels.numba.stochastic import collect_kept, kept_positions, scatter
 
 UNITS = 1 << 24

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 import thinwire as tw
-from thinwire.bench import codecs, device_figures
-from thinwire.bench.codec_figures import Figure
-from thinwire.bench.codecs import CodecsBench, Speed
+from thinwire_lab.bench import codecs, device_figures
+from thinwire_lab.bench.codec_figures import Figure
+from thinwire_lab.bench.codecs import CodecsBench, Speed
 
 pytestmark = pytest.mark.gpu
 

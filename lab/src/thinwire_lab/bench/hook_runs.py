@@ -1,0 +1,242 @@
+"""One measured run of a DDP hook, or of what trains beside it: its ranks, its link, and what it came to.
+
+Ranks join and warm up over unlimited links (uncompressed steps of a large model take half a minute at 10 Mbit/s, and
+PowerSGD begins with two), then the links become thin and the clock starts. Bytes are what the kernel counted at each
+rank's link. The figures are a rank's median step, its CPU time beside that of the same steps without any exchange,
+and the curve of test accuracy over seconds of training, evaluations left out. Local updates exchange once in a period
+of steps, so their median step is that of the periods' means.
+
+What a run reports on its way is enough for its figures: one that is cut short, or fails, keeps its curve.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from itertools import pairwise
+
+from msgspec import UNSET
+
+from thinwire.engines.events import Event, Listening
+from thinwire.engines.roles import START_TIMEOUT_S, own_command
+from thinwire.errors import EngineError, ThinwireError
+from thinwire_lab.bench.courses import Course
+from thinwire_lab.bench.courses import course as course_of
+from thinwire_lab.bench.harness import Figures, Tell
+from thinwire_lab.bench.hook_cells import Ended, HookCell, HookRank, Scored, hook
+from thinwire_lab.bench.rank_events import SILENCE_S, Stepped, Stopped, Warm
+from thinwire_lab.bench.rank_group import RankGroup, Traffic, role_command
+from thinwire_lab.engines.local import LocalEngine
+from thinwire_lab.engines.namespaces import available
+from thinwire_lab.engines.starters import Starter
+from thinwire_lab.jobs.cluster import SERVER, Links, choose_links
+from thinwire_lab.jobs.outcome import CurvePoint
+from thinwire_lab.workloads.data import data
+
+RankCommand = Callable[[HookRank], list[str]]
+
+
+class HookRun(Figures, frozen=True, kw_only=True):
+    """What one run came to; None where it was not measured, or the run did not get there.
+
+    Attributes:
+        seconds_per_step: median over rank 0's steps; of local updates over the means of whole periods.
+        cpu_seconds_alone: of the same step without any exchange.
+        compute_share: of the steps' time, 0 … 1, what exchanges left for computing; of local updates alone.
+        sent_bytes_per_step: mean over ranks, as the kernel counted them.
+        seconds: of training, evaluations left out.
+        ended: `steps`, `target` (reached), `limit` (cut short) or `error`.
+        test_loss: at the end, in nats a byte, of text.
+        lr: the largest learning rate, where it was chosen from a grid.
+        report: what `ddp.report` says of a hook of ours.
+    """
+
+    seconds_per_step: float | None = None
+    seconds_per_step_mean: float | None = None
+    cpu_seconds_per_step: float | None = None
+    cpu_seconds_alone: float | None = None
+    compute_share: float | None = None
+    sent_bytes_per_step: float | None = None
+    received_bytes_per_step: float | None = None
+    curve: list[CurvePoint]
+    seconds_to_target: float | None = None
+    test_accuracy: float | None = None
+    test_loss: float | None = None
+    lr: float | None = None
+    steps_done: int
+    seconds: float
+    ended: str
+    shaping: str = ""
+    report: str = ""
+    error: str | None = None
+
+
+def measure(
+    cell: HookCell,
+    *,
+    limit_s: float | None = None,
+    tell: Tell = lambda text: None,
+    command: RankCommand = role_command,
+    counted: bool = False,
+    course: Course | None = None,
+    starter: Starter | None = None,
+) -> HookRun:
+    """Measures one run. One that fails keeps what it got to, and `error` says how.
+
+    Args:
+        cell: what to run.
+        limit_s: end the run once it has trained for so many seconds, after a whole period between exchanges; None
+            lets it go on.
+        tell: takes words on progress.
+        command: of a rank's process.
+        counted: have the kernel make links, and count their bytes, without a limit too, where it may.
+        course: what the links carry while it trains, in place of the cell's rate and of `limit_s`.
+        starter: makes the processes; by default each is a program of its own.
+
+    Raises:
+        ConfigError, DataError: what no run of this data can do without; nothing was started.
+    """
+    data(cell.data, root=cell.data_root)
+    run = _Run(cell, tell)
+    try:
+        kernel = cell.link is not None or course is not None or (counted and available()[0])
+        course = course or course_of(cell.link, limit_s, hook(cell.hook).period)
+        links = choose_links(str(course.rate(0.0, ()) or "none"), "kernel" if kernel else "auto")
+        run.play(links, course, command, starter)
+        return run.figures(links)
+    except ThinwireError as error:
+        return HookRun(
+            curve=run.curve,
+            steps_done=len(run.elapsed),
+            seconds=max(run.elapsed, default=0.0),
+            ended="error",
+            error=f"{type(error).__name__}: {error}",
+        )
+
+
+class _Run:
+    """What the ranks of one run have reported so far, and the bytes since the clock started."""
+
+    def __init__(self, cell: HookCell, tell: Tell) -> None:
+        self.cell, self.tell = cell, tell
+        self.elapsed: list[float] = []
+        self.curve: list[CurvePoint] = []
+        self.ended: list[Ended] = []
+        self.traffic: Traffic | None = None
+
+    def play(self, links: Links, course: Course, command: RankCommand, starter: Starter | None) -> None:
+        """Starts the ranks, opens their gates, and collects what they report until they end or the course does."""
+        ranks, served = range(self.cell.ranks), hook(self.cell.hook).served
+        hosts = [f"rank {rank}" for rank in ranks] if links.shaping == "kernel" else []
+        kinds: list[type[Event]] = [Warm, Stepped, Scored, Stopped, Ended, Listening]
+        with RankGroup(kinds, hosts=hosts, also=[SERVER] if served else [], starter=starter) as group:
+            server = _start_server(group.engine, private=bool(hosts)) if served else None
+            roles = [
+                HookRank(
+                    cell=self.cell,
+                    rank=rank,
+                    master=group.master,
+                    gate=group.gate,
+                    server=server,
+                )
+                for rank in ranks
+            ]
+            group.start(roles, command)
+            self._follow(group, course)
+
+    def _follow(self, group: RankGroup, course: Course) -> None:
+        waiting, timed, began = 0, False, 0.0
+        heard = time.monotonic()
+        while group.engine.running:
+            came = group.engine.poll(course.poll_s if timed and course.poll_s is not None else SILENCE_S)
+            now = time.monotonic()
+            if came is not None:
+                heard = now
+                self._take(came[1], group)
+                waiting += isinstance(came[1], (Warm, Stopped))
+            elif now - heard >= SILENCE_S:
+                raise EngineError(f"no rank has reported anything for {SILENCE_S:g} s")
+            if waiting == self.cell.ranks:
+                waiting, timed = 0, not timed
+                if timed:
+                    began = now
+                    group.begin(course.rate(0.0, ()))
+                else:
+                    self.traffic = group.end()
+            elif timed:
+                wanted = course.rate(now - began, self.elapsed)
+                if wanted is None:
+                    self.traffic = group.traffic()
+                    return
+                group.make_thin(wanted)
+
+    def _take(self, event: Event, group: RankGroup) -> None:
+        match event:
+            case Stepped(step=step, seconds=seconds):
+                self.elapsed.append(seconds)
+                score = f", {self.curve[-1].text()}" if self.curve else ""
+                self.tell(f"step {step} of {self.cell.steps}, {seconds:.1f} s of training{score}")
+            case Scored(step=step, seconds=seconds, accuracy=accuracy, loss=loss):
+                nbytes = None if loss is UNSET else group.sent_nbytes()
+                sent = UNSET if nbytes is None else nbytes / self.cell.ranks
+                point = CurvePoint(step=step, seconds=seconds, accuracy=accuracy, loss=loss, sent_bytes=sent)
+                self.curve.append(point)
+            case Ended():
+                self.ended.append(event)
+
+    def figures(self, links: Links) -> HookRun:
+        """Returns what the run came to.
+
+        Raises:
+            EngineError: the ranks ended with different models.
+        """
+        cell, elapsed, curve, ended = self.cell, self.elapsed, self.curve, self.ended
+        if len({each.weights for each in ended}) > 1:
+            raise EngineError(f"{cell.hook}: the ranks ended with different models; no hook here allows that")
+        period = hook(cell.hook).period
+        # One step of a period exchanges: the median of single steps would be of those that exchange nothing.
+        ends = [0.0, *elapsed][::period] if len(elapsed) >= period else [0.0, elapsed[-1]]
+        means = [(after - before) / min(period, len(elapsed)) for before, after in pairwise(ends)]
+        share = 1 / (len(elapsed) * cell.ranks)
+        sent, received = (None, None) if self.traffic is None else (share * nbytes for nbytes in self.traffic)
+        target = next((point for point in curve if cell.target is not None and point.accuracy >= cell.target), None)
+        whole = len(ended) == cell.ranks
+        spent = [each.exchange_seconds for each in ended if each.exchange_seconds is not None]
+        return HookRun(
+            seconds_per_step=statistics.median(means),
+            seconds_per_step_mean=elapsed[-1] / len(elapsed),
+            cpu_seconds_per_step=sum(each.cpu_seconds for each in ended) * share if whole else None,
+            cpu_seconds_alone=statistics.fmean(each.cpu_seconds_alone for each in ended) if whole else None,
+            compute_share=1 - statistics.fmean(spent) / elapsed[-1] if whole and spent else None,
+            sent_bytes_per_step=sent,
+            received_bytes_per_step=received,
+            curve=curve,
+            seconds_to_target=target.seconds if target else None,
+            test_accuracy=curve[-1].accuracy if curve else None,
+            test_loss=curve[-1].loss or None if curve else None,
+            steps_done=len(elapsed),
+            seconds=elapsed[-1],
+            ended="target" if target else "steps" if whole else "limit",
+            shaping=links.shaping,
+            report=next((each.report for each in ended if each.report), ""),
+        )
+
+
+def _start_server(engine: LocalEngine, *, private: bool) -> str:
+    """Starts a parameter server, which nobody but ranks has a link to where it is private; returns its address."""
+    serving = own_command("server", "--listen", engine.listen_at(SERVER), *(["--insecure"] if private else []))
+    engine.start(SERVER, [*serving, "--events"], host=SERVER if private else None)
+    return f"grpc://{engine.wait_for(SERVER, Listening, START_TIMEOUT_S).address}"
+
+
+def last_line(error: str) -> str:
+    """What a hook died of, for a table; the ranks' tracebacks before it, a screen or two, are in the file of results.
+
+    >>> last_line("EngineError: rank 1 ended; last lines:\\n    [rank1]: NonFiniteError: w\\nstopped: rank 0")
+    '[rank1]: NonFiniteError: w'
+    >>> last_line("EngineError: the ranks ended with different models")
+    'EngineError: the ranks ended with different models'
+    """
+    quoted = [line.strip() for line in error.splitlines() if line.startswith("    ")]  # as the engine quotes a process
+    return quoted[-1] if quoted else error

@@ -1,0 +1,122 @@
+"""DDP hooks side by side: the grid of models, links, seeds and hooks, and the tables that its runs make."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+from thinwire.errors import ConfigError
+from thinwire.presentation.charts import Chart
+from thinwire.presentation.tables import Table
+from thinwire.quantities import nbytes_text
+from thinwire_lab.bench import charts
+from thinwire_lab.bench.courses import course
+from thinwire_lab.bench.harness import Bench, Measured, Tell, median, unusual
+from thinwire_lab.bench.hook_cells import NOTES, HookCell, hook, timed
+from thinwire_lab.bench.hook_runs import HookRun, last_line, measure
+from thinwire_lab.bench.options import HooksOptions
+
+
+@dataclass(kw_only=True)
+class HooksBench(HooksOptions, Bench[HookCell, HookRun]):
+    """Seconds per step, CPU time and bytes of every hook: models × links × hooks × seeds.
+
+    Local updates take as many steps more as make whole periods between exchanges, in the warm-up too; a hook with a
+    `start_step` warms up for at least so many steps, so that those which are measured are compressed.
+
+    Args:
+        models: names.
+        hooks: names that `hook` knows.
+        links: rates of every rank's link; `none` or `unlimited` is no limit.
+        data, ranks, steps, batch, lr, bucket_cap_mb, data_root, device: see `HookCell`.
+        seeds: how many runs of each, with seeds `seed`, `seed` + 1, ….
+
+    Raises:
+        ConfigError: nothing to measure, or a cell that cannot be.
+    """
+
+    kinds = (HookRun,)
+    defaults: ClassVar[Mapping[str, Any]] = {"recipe": None, "device": "cpu"}
+
+    def __post_init__(self) -> None:
+        if not self.cells():
+            raise ConfigError("nothing to measure: name at least one model, one hook and one link")
+        self.serves = any(hook(name).served for name in self.hooks)
+
+    def cell(self, model: str, link: str, seed: int, name: str) -> HookCell:
+        """Returns one run."""
+        own: dict[str, Any] = {
+            each.name: getattr(self, each.name) for each in fields(HookCell) if hasattr(self, each.name)
+        }
+        rate = None if link in ("none", "unlimited") else link
+        mine = {"hook": name, "model": model, "link": rate, "seed": seed}
+        return HookCell(**own | mine)
+
+    def clocked(self, cell: HookCell) -> HookCell:
+        """Returns the run whose seconds per step are wanted."""
+        return timed(cell)
+
+    def key(self, cell: HookCell, number: int) -> dict[str, Any]:
+        return {**super().key(cell, number), "recipe": unusual(cell.recipe(), "scales", "loss", "l1")}
+
+    def cells(self) -> list[HookCell]:
+        return [
+            self.clocked(self.cell(model, link, seed, name))
+            for model in self.models
+            for link in self.links
+            for seed in range(self.seed, self.seed + self.seeds)
+            for name in self.hooks
+        ]
+
+    def thin_link(self) -> tuple[str | None, str]:
+        thin = next((cell.link for cell in self.cells() if cell.link), None)
+        return None if thin is None else str(course(thin).rate(0.0, ())), "kernel"
+
+    def failed(self, figures: HookRun) -> bool:
+        return figures.error is not None
+
+    def notes(self, measured: Measured[HookCell, HookRun]) -> list[str]:
+        ids = dict.fromkeys(hook(cell.hook).id for cell in measured)
+        failed = [f"{cell} failed: {last_line(run.error)}" for cell, [run] in measured.items() if run.error]
+        return [*(f"{name}: {NOTES[name]}" for name in ids if name in NOTES), *failed]
+
+    def measure(self, cell: HookCell, before: Measured[HookCell, HookRun], tell: Tell) -> HookRun:
+        return measure(cell, tell=tell)
+
+    def tables(self, measured: Measured[HookCell, HookRun]) -> list[Table]:
+        """A line for each link and hook, per step and rank, medians over the seeds; accuracies of all seeds.
+
+        The speed-up is over plain DDP on the same link, where that was run; `added` is CPU time beyond that of the same
+        steps without any exchange.
+        """
+        tables = []
+        for model in dict.fromkeys(cell.model for cell in measured):
+            rows: dict[tuple[str | None, str], list[HookRun]] = {}
+            for cell, [run] in measured.items():
+                if cell.model == model:
+                    rows.setdefault((cell.link, cell.hook), []).extend([run] if run.error is None else [])
+            lines = [_line(link, name, runs, rows.get((link, "none"))) for (link, name), runs in rows.items()]
+            header = ["link", "hook", "step ms", "speed-up", "CPU ms", "added", "sent", "accuracy"]
+            tables.append(Table(header, lines, f"{model}, {self.ranks} ranks, {self.data}", left=2))
+        return tables
+
+    def chart(self, measured: Measured[HookCell, HookRun]) -> Chart | None:
+        steps = {cell: run.seconds_per_step for cell, [run] in measured.items() if run.seconds_per_step is not None}
+        return charts.step_times(steps) if steps else None
+
+
+def _line(link: str | None, name: str, runs: list[HookRun], plain: list[HookRun] | None) -> list[str]:
+    if not runs:
+        return [link or "unlimited", name, "failed", *[""] * 5]
+    step, cpu, alone = (
+        1e3 * median(runs, key) for key in ("seconds_per_step", "cpu_seconds_per_step", "cpu_seconds_alone")
+    )
+    sent = [run.sent_bytes_per_step for run in runs if run.sent_bytes_per_step is not None]
+    return [
+        *(link or "unlimited", name, f"{step:.1f}"),
+        f"{1e3 * median(plain, 'seconds_per_step') / step:.1f}×" if plain else "",
+        *(f"{cpu:.1f}", f"{cpu - alone:.1f}", "not counted" if not sent else nbytes_text(statistics.median(sent))),
+        ", ".join(f"{run.test_accuracy:.2%}" for run in runs if run.test_accuracy is not None),
+    ]

@@ -1,0 +1,144 @@
+"""What a method takes of memory at every rank, in bytes a parameter.
+
+Libraries and compiled kernels take some hundred megabytes whatever the model is. So models of two sizes are trained,
+and what the larger one takes more is divided by how many more parameters it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from thinwire.errors import ConfigError, EngineError
+from thinwire_lab.bench.fsdp_cells import KINDS, SITES, check_method
+from thinwire_lab.bench.harness import Bench, Column, Figures, Measured, Tell, column, median
+from thinwire_lab.bench.hook_cells import hook
+from thinwire_lab.bench.memory_cells import ALONE, STATUS, Held, MemoryCell, MemoryRank
+from thinwire_lab.bench.options import MemoryOptions
+from thinwire_lab.bench.rank_events import SILENCE_S
+from thinwire_lab.bench.rank_group import RankGroup
+from thinwire_lab.jobs.devices import device as find_device
+
+
+class MemoryRun(Figures, frozen=True, kw_only=True):
+    """What one cell came to, of the rank that has most.
+
+    Attributes:
+        held: bytes a parameter between two steps: parameters, gradients and the optimizer's moments included.
+        peak: bytes a parameter, at most, from the beginning on.
+        fixed_nbytes: bytes that do not depend on the model.
+        host: of ranks on a GPU, whose memory the others are of: bytes a parameter of the process's own.
+    """
+
+    held: float
+    peak: float
+    fixed_nbytes: float
+    host: float | None = None
+
+
+_COLUMNS: Sequence[Column[Any, Any]] = (
+    ("method", lambda cell, _runs: cell.method),
+    column("bytes a parameter", "held", "{:.1f}"),
+    column("at most", "peak", "{:.1f}"),
+    ("whatever the model", lambda _cell, runs: f"{min(run.fixed_nbytes for run in runs) / 1e6:.0f} MB"),
+)
+
+
+@dataclass(kw_only=True)
+class MemoryBench(MemoryOptions, Bench[MemoryCell, MemoryRun]):
+    """Methods, one after the other.
+
+    Args:
+        hooks: `alone`, names that `hook` knows but those with servers and other people's, and `fsdp:` or `hsdp:`
+            before a codec or `none`.
+        ranks: how many train on this machine.
+        layers: of the two models, a million parameters each.
+        device: where they are; ranks share a GPU, on which FSDP2 cannot be measured.
+        seed: of the training.
+
+    Raises:
+        ConfigError: a method that is not one of those, sizes that are no two, no such device, or a system without
+            Linux's `/proc`.
+    """
+
+    kinds = (MemoryRun,)
+    columns = _COLUMNS
+    forms: ClassVar[Mapping[str, str]] = {"beyond plain DDP": "+.1f"}
+    defaults: ClassVar[Mapping[str, Any]] = {"device": "cpu"}
+
+    def __post_init__(self) -> None:
+        find_device(self.device)
+        if self.device != "cpu":
+            self.columns = (*self.columns, column("on the host", "host", "{:.1f}"))
+            if self.hooks == MemoryOptions.hooks:
+                self.hooks = [name for name in self.hooks if not name.startswith(KINDS)]
+            if sharded := [name for name in self.hooks if name.startswith(KINDS)]:
+                raise ConfigError(
+                    f"{', '.join(sharded)}: ranks share one GPU here, and NCCL, which shards need, takes one rank of it"
+                )
+        for name in self.hooks:
+            _check(name, self.ranks)
+        if len(self.layers) != 2 or not 0 < self.layers[0] < self.layers[1]:
+            raise ConfigError(f"models of {list(self.layers)} layers; needed are two numbers, the larger one last")
+        if self.ranks < 2:
+            raise ConfigError(f"{self.ranks} ranks; needed are 2")
+        if not STATUS.exists():
+            raise ConfigError(f"a process's memory is read from {STATUS}, which only Linux has")
+
+    def cells(self) -> list[MemoryCell]:
+        small, large = self.layers
+        return [
+            MemoryCell(method=name, ranks=self.ranks, layers=(small, large), device=self.device, seed=self.seed)
+            for name in self.hooks
+        ]
+
+    def measure(self, cell: MemoryCell, before: Measured[MemoryCell, MemoryRun], tell: Tell) -> MemoryRun:
+        small, large = (self._held(cell, layers) for layers in cell.layers)
+        more = large.numel - small.numel
+        held = (large.held - small.held) / more
+        return MemoryRun(
+            held=held,
+            peak=(large.peak - small.peak) / more,
+            fixed_nbytes=small.held - held * small.numel,
+            host=None if cell.device == "cpu" else (large.host - small.host) / more,
+        )
+
+    def _held(self, cell: MemoryCell, layers: int) -> Held:
+        held: list[Held] = []
+        with RankGroup([Held]) as group:
+            group.start(
+                [MemoryRank(cell=cell, layers=layers, rank=rank, master=group.master) for rank in range(cell.ranks)]
+            )
+            for _, event in group.engine.events(silence_s=SILENCE_S):
+                if isinstance(event, Held):
+                    held.append(event)
+        if len(held) != cell.ranks:
+            raise EngineError(f"{cell}: {len(held)} of {cell.ranks} ranks ended")
+        return Held(
+            numel=held[0].numel,
+            held=max(each.held for each in held),
+            peak=max(each.peak for each in held),
+            host=max(each.host for each in held),
+        )
+
+    def compared(self, cell: MemoryCell, measured: Measured[MemoryCell, MemoryRun]) -> dict[str, float | None]:
+        plain = [run for at, runs in measured.items() if at.method == "none" for run in runs]
+        return {"beyond plain DDP": median(measured[cell], "held") - median(plain, "held") if plain else None}
+
+    def line(self, cell: MemoryCell, figures: MemoryRun) -> str:
+        return f"{cell}: {figures.held:.1f} bytes a parameter, {figures.peak:.1f} at most"
+
+
+def _check(name: str, ranks: int) -> None:
+    """Raises ConfigError where a method cannot be measured here."""
+    if name == ALONE:
+        return
+    if name.startswith(KINDS):
+        check_method(name)
+        if name.startswith("hsdp:") and ranks % SITES:
+            raise ConfigError(f"{name}: {ranks} ranks; {SITES} sites need a multiple of it")
+        return
+    named = hook(name)
+    if named.served:
+        raise ConfigError(f"method {name!r} needs a server; here ranks train among themselves")

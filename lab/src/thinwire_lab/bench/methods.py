@@ -1,0 +1,145 @@
+"""What a rank trains with: plain DDP, a hook of torch's or ours, local updates, or other people's optimizers.
+
+Every method has the same training loop around it: `model` is called, `optimizer`'s rates follow the schedule, and
+`step` ends a step.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from thinwire.hooks import ddp
+from thinwire.hooks.distribute import distribute
+from thinwire.policies.auto_codec import AUTO
+from thinwire.policies.designs import Design
+from thinwire_lab.bench.hook_cells import POWERSGD, HookCell, hook
+
+POWERSGD_BUCKET_MB = 100
+_closed: list[Method] = []
+"""Models of ranks that are done, until the process ends: torch, which frees DDP's wrapper, waits for gloo's thread with
+the interpreter's lock held, and that thread may be waiting for the lock, to free the last collective's tensors."""
+
+
+class Method:
+    """A model and its optimizer; nothing is exchanged.
+
+    Args:
+        model: to call.
+        optimizer: whose rates the schedule writes.
+
+    Attributes:
+        clips: whether clipping has an effect after the backward pass; otherwise gradients have left by then.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self.model, self.optimizer, self.clips = model, optimizer, True
+
+    @property
+    def exchange_seconds(self) -> float | None:
+        """What exchanges have taken of the training loop so far; None where they are not told apart from it."""
+        return None
+
+    def step(self) -> None:
+        """Takes a step, with the gradients that the backward pass left."""
+        self.optimizer.step()
+
+    def finish(self) -> None:
+        """Exchanges what local steps have changed since the last exchange."""
+
+    def shared_weights(self) -> AbstractContextManager[None]:
+        """Gives the model the parameters that all ranks share, within the block."""
+        return nullcontext()
+
+    def report(self) -> str:
+        """Returns what our own hook says of the training."""
+        return ""
+
+    def close(self) -> None:
+        """Ends what the method opened; the model stays until the process ends."""
+        _closed.append(self)
+
+
+class Hooked(Method):
+    """DDP with the cell's hook."""
+
+    def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer, cell: HookCell) -> None:
+        cap = cell.bucket_cap_mb or (POWERSGD_BUCKET_MB if cell.hook.startswith(POWERSGD) else None)
+        model = DistributedDataParallel(module, bucket_cap_mb=cap)
+        super().__init__(model, optimizer)
+        self._state = install(model, cell)
+
+    def report(self) -> str:
+        return "" if self._state is None else str(ddp.report(self._state))
+
+
+class Distributed(Method):
+    """A design: every rank serves a share of the model, or a parameter server has it all.
+
+    Args:
+        module: to train.
+        optimizer: of its parameters.
+        design: how.
+        seed: of random codecs.
+        server: its address; None: the ranks share the model among themselves.
+    """
+
+    def __init__(
+        self, module: nn.Module, optimizer: torch.optim.Optimizer, design: Design, seed: int, server: str | None = None
+    ) -> None:
+        if server is None:
+            self._opt = distribute(module, optimizer, group=dist.group.WORLD, design=design, seed=seed)
+        else:
+            rank, ranks = dist.get_rank(), dist.get_world_size()
+            self._opt = distribute(module, optimizer, server=server, rank=rank, workers=ranks, design=design, seed=seed)
+        super().__init__(module, self._opt)
+        self.clips = not design.sends_early
+
+    @property
+    def exchange_seconds(self) -> float:
+        return self._opt.traffic().get("exchange_seconds", 0.0)
+
+    def finish(self) -> None:
+        self._opt.flush()
+
+    def shared_weights(self) -> AbstractContextManager[None]:
+        return self._opt.shared_weights()
+
+    def close(self) -> None:
+        self._opt.close()
+        super().close()
+
+
+def install(model: DistributedDataParallel, cell: HookCell) -> ddp.ThinwireState | None:
+    """Registers the cell's hook. Returns our state where it is ours."""
+    named = hook(cell.hook)
+    if named.codec is not None:
+        # The link is not thin yet: measuring it here would only mislead.
+        return ddp.compress(model, named.codec, start_step=named.start_step, seed=cell.seed, measure_link=False)
+    if named.auto is not None:
+        return ddp.compress(model, AUTO, start_step=named.start_step, seed=cell.seed, measure_link=False, **named.auto)
+    if named.id == "fp16":
+        model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    elif named.id == "bf16":
+        model.register_comm_hook(None, bf16_hook)
+    elif named.id.startswith(POWERSGD):
+        state = powerSGD_hook.PowerSGDState(
+            process_group=None,
+            matrix_approximation_rank=int(named.id.removeprefix(POWERSGD)),
+            start_powerSGD_iter=named.start_step,
+        )
+        model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    return None
+
+
+def bf16_hook(_state, bucket):  # type: ignore[no-untyped-def]
+    """What torch's bf16 hook does, on gloo: DDP compares annotations with types, so there are none here."""
+    buffer = bucket.buffer()
+    narrow = buffer.to(torch.bfloat16).div_(dist.get_world_size())
+    future = dist.all_reduce(narrow, async_op=True).get_future()
+    return future.then(lambda done: buffer.copy_(done.value()[0]))

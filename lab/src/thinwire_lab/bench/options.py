@@ -1,0 +1,188 @@
+"""What each benchmark may be asked to be: plain values with their defaults, which a command line can show.
+
+Nothing here knows which values can be, so that `thinwire bench hooks --help` imports no torch; the benchmarks do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+STOCK = ("none", "fp16", "bf16", "powersgd-1", "powersgd-2", "powersgd-4")
+"""What torch ships, and `none` for plain DDP."""
+
+OURS = ("3lc[s=1.0]", "3lc[s=1.75,entropy=zstd]", "onebit", "topk")
+"""What of ours is measured unless told otherwise: any codec may be, options in brackets."""
+
+LATE = "3lc[s=1.75,entropy=zstd,start_step=25]"
+"""Without the uncompressed steps it diverges at the rate that all share: its residual lags more steps than that."""
+
+RUNNERS = ("3lc[s=1.0]", "powersgd-1", LATE, "powersgd-2", "powersgd-4", "fp16", "bf16")
+"""Who runs unless told otherwise. Whoever sends little comes first: the best time so far is what stops the others."""
+
+RACERS = (
+    *("none", "bf16", "powersgd-1", "powersgd-2", "powersgd-4", "3lc[s=1.0]"),
+    *("update", "local-sgd[h=4]", "diloco[h=30]", "diloco[h=30,codec=fp32]"),
+)
+"""Who runs unless told otherwise: torch's hooks, ours, and local updates with and without a codec."""
+
+
+@dataclass(kw_only=True)
+class CodecsOptions:
+    """Of `CodecsBench`, which says what they are."""
+
+    only: Sequence[str] = ()
+    elements: Sequence[int] = (25_600_000, 1_000_000)
+    zero_fraction: Sequence[float] = (0.6, 0.8, 0.9, 0.95, 0.99, 0.999)
+    turns: int = 9
+    device: str = "cpu"
+
+
+@dataclass(kw_only=True)
+class HooksOptions:
+    """Of `HooksBench`, which says what they are."""
+
+    models: Sequence[str] = ("lenet", "resnet20", "mlp-5m")
+    hooks: Sequence[str] = (*STOCK, *OURS)
+    links: Sequence[str] = ("10mbit", "100mbit", "1gbit", "none")
+    data: str = "fashion-mnist"
+    ranks: int = 4
+    steps: int = 20
+    batch: int | None = None
+    lr: float | None = None
+    seeds: int = 1
+    seed: int = 0
+    bucket_cap_mb: int | None = None
+    data_root: str | None = None
+    device: str = "cpu"
+
+
+@dataclass(kw_only=True)
+class UpdatesOptions:
+    """Of `UpdatesBench`, which says what they are."""
+
+    models: Sequence[str] = ("byte-transformer-1m",)
+    designs: Sequence[str] = ("update",)
+    data: str = "python-text"
+    ranks: int = 4
+    steps: int = 6
+    blocks: int = 7
+    batch: int = 4
+    seed: int = 0
+    rounds: int = 1
+
+
+@dataclass(kw_only=True)
+class MemoryOptions:
+    """Of `MemoryBench`, which says what they are."""
+
+    hooks: Sequence[str] = (
+        *("alone", "none", "powersgd-4", "3lc[s=1.0,entropy=zstd]", "auto[target=bytes]"),
+        *("update", "local-sgd[h=4]", "diloco[h=30]", "streaming-diloco[h=30]", "sparseloco[h=30]"),
+        *("fsdp:none", "fsdp:3lc[s=1.0,entropy=zstd]", "hsdp:none", "hsdp:3lc[s=1.0,entropy=zstd]"),
+    )
+    ranks: int = 4
+    layers: Sequence[int] = (12, 44)
+    device: str = "cpu"
+    seed: int = 0
+    rounds: int = 1
+
+
+@dataclass(kw_only=True)
+class FsdpOptions:
+    """Of `FsdpBench`, which says what they are."""
+
+    hooks: Sequence[str] = (
+        "hsdp:none",
+        "hsdp:3lc[s=1.0,entropy=zstd]",
+        "fsdp:none",
+        "fsdp:3lc[s=1.0,entropy=zstd,gather=int8]",
+    )
+    link: str = "10mbit"
+    model: str = "mlp-5m"
+    data: str = "fashion-mnist"
+    steps: int = 300
+    short_steps: int = 4
+    batch: int = 16
+    lr: float = 0.02
+    seed: int = 0
+    rounds: int = 1
+
+
+@dataclass(kw_only=True)
+class RaceOptions(HooksOptions):
+    """Of `RaceBench`, which says what they are."""
+
+    target_accuracy: float = 0.8
+    models: Sequence[str] = ("lenet",)
+    hooks: Sequence[str] = RUNNERS
+    links: Sequence[str] = ("10mbit", "100mbit")
+    steps: int = 1000
+    eval_every: int = 25
+    eval_examples: int = 2000
+    give_up: float = 3.0
+
+
+@dataclass(kw_only=True)
+class LossRaceOptions(HooksOptions):
+    """Of `LossRace`, which says what they are."""
+
+    models: Sequence[str] = ("byte-transformer-1m",)
+    hooks: Sequence[str] = RACERS
+    links: Sequence[str] = ("10mbit", "100mbit")
+    data: str = "python-text"
+    rates: Sequence[float] = (2e-3, 4e-3, 8e-3)
+    steps: int = 1000
+    eval_every: int = 50
+    eval_examples: int = 512
+    timed_steps: int = 40
+    timed_seconds: float = 120.0
+    margin: float = 0.1
+
+
+@dataclass(kw_only=True)
+class ClockOptions:
+    """Of `ClockBench`, which says what they are."""
+
+    designs: Sequence[str] = ("fp32", "3lc[s=1.75]")
+    links: Sequence[str] = ("10mbit", "100mbit")
+    workers: Sequence[int] = (2, 4, 8)
+    model: str = "lenet5"
+    data: str = "fashion-mnist"
+    steps: int = 40
+    servers: int = 1
+    rounds: int = 1
+    shaping: str = "auto"
+
+
+METHODS = (
+    *("none", "int8", "3lc[s=1.0]", "3lc[s=1.75]", "auto"),
+    *("server:fp32", "server:int8", "server:3lc[s=1.0]", "server:3lc[s=1.75]"),
+    *("local-sgd[h=4,codec=fp32]", "local-sgd[h=4,codec=int8]", "local-sgd[h=4,codec=3lc]"),
+    "local-sgd[h=4,codec=auto]",
+)
+"""Of each kind the uncompressed one comes first."""
+
+PAYS_MODELS = ("mlp", "lenet5", "resnet8", "byte-transformer", "lenet", "byte-transformer-1m")
+PAYS_LINKS = ("none", "1gbit", "100mbit", "50mbit", "10mbit")
+QUICK: dict[str, Any] = {
+    "models": ("mlp", "lenet5"),
+    "links": ("none", "100mbit", "10mbit"),
+    "methods": tuple(name for name in METHODS if "int8" not in name and "1.75" not in name),
+    "seconds": 2.0,
+}
+
+
+@dataclass(kw_only=True)
+class PaysOptions:
+    """Of `PaysBench`, which says what they are."""
+
+    models: Sequence[str] = PAYS_MODELS
+    methods: Sequence[str] = METHODS
+    links: Sequence[str] = PAYS_LINKS
+    data: str = "fashion-mnist"
+    ranks: int = 4
+    seconds: float = 3.0
+    cores: int | None = None
+    seed: int = 0

@@ -1,0 +1,239 @@
+"""What measured sweeps say: speed-ups over uncompressed training, and how good predictions were."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from thinwire.planner.planning import WORTH
+from thinwire.presentation.tables import Table
+from thinwire.quantities import number_text
+from thinwire_lab.bench.harness import Figures, Measured
+from thinwire_lab.bench.hook_cells import SERVED, hook
+
+KINDS = {"ddp": "DDP hook", "server": "server", "local": "local updates"}
+CLOSE = 1.05
+"""A verdict is right where what it advises is measured at most so many times as slow as the other choice."""
+BARS = (0.10, 0.20)
+"""What predictions are to keep to: the median and the worst difference, as shares of the measured seconds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweptMethod:
+    """A model, and a way to train it, on all links: their rates with commas between."""
+
+    model: str
+    method: str
+    data: str
+    links: str
+    ranks: int
+    seconds: float
+    seed: int
+
+    def __str__(self) -> str:
+        return f"{self.model}, {self.method}"
+
+    @property
+    def rates(self) -> list[str]:
+        """The links, from fast to slow."""
+        return self.links.split(",")
+
+    @property
+    def kind(self) -> str:
+        """One of `KINDS`."""
+        named = hook(self.method)
+        return "server" if named.served else "local" if named.design is not None else "ddp"
+
+    @property
+    def period(self) -> int:
+        """Steps between two exchanges; methods of different ones are not held against each other."""
+        return hook(self.method).period
+
+    @property
+    def uncompressed(self) -> bool:
+        """Whether the others of its kind are held against it."""
+        named = hook(self.method)
+        return named.id == "none" or not named.compresses
+
+
+class AtLink(Figures, frozen=True, kw_only=True):
+    """Seconds of a step at one link."""
+
+    link: str
+    measured_s: float
+    predicted_s: float
+
+    @property
+    def error(self) -> float:
+        """By how much the prediction exceeds the measured seconds, as a share of those."""
+        return self.predicted_s / self.measured_s - 1
+
+
+class Paid(Figures, frozen=True, kw_only=True):
+    """One sweep.
+
+    Attributes:
+        at: by link; without those that it did not get to.
+        alone_s: a worker's step without any exchange, as the planner measured it.
+        error: how it ended, where it did not get to all.
+    """
+
+    at: list[AtLink]
+    alone_s: float
+    error: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """Models at links: what compression brings to training of one kind; None where it was not measured.
+
+    Attributes:
+        model, link, kind: where.
+        period: steps between two exchanges.
+        plain_s: measured seconds of an uncompressed step.
+        best: the fastest fixed method that compresses, as measured.
+        best_speedup: of it over uncompressed.
+        auto_speedup: of `codec="auto"`.
+        advised: what the planner would take; the name of the uncompressed method where it would not compress.
+        advised_speedup: that it predicts.
+        right: what it advises is measured at most 1.05 times as slow as the best choice between that and the other.
+    """
+
+    model: str
+    link: str
+    kind: str
+    period: int
+    plain_s: float
+    best: str | None
+    best_speedup: float | None
+    auto_speedup: float | None
+    advised: str | None
+    advised_speedup: float | None
+    right: bool | None
+
+
+def pays_table(measured: Measured[SweptMethod, Paid], workers: int) -> Table:
+    """Returns a line for each model, link, kind and period."""
+    lines = [
+        [
+            *(row.model, row.link, _kind(row), milliseconds(row.plain_s)),
+            *(number_text(row.best_speedup, ".2f", "×"), _short(row.best), number_text(row.auto_speedup, ".2f", "×")),
+            *(number_text(row.advised_speedup, ".2f", "×"), _short(row.advised)),
+            "–" if row.right is None else "right" if row.right else "wrong",
+        ]
+        for row in compare(measured)
+    ]
+    header = ["model", "link", "kind", "uncompressed, ms", "best fixed", "which", "auto"]
+    title = f"Does it pay? {workers} workers, speed-ups over uncompressed training of the same kind"
+    return Table([*header, "predicted", "advised", "verdict"], lines, title, left=3)
+
+
+def prediction_tables(measured: Measured[SweptMethod, Paid]) -> list[Table]:
+    """Returns a table for each model: milliseconds by method and link."""
+    tables = []
+    for model in dict.fromkeys(cell.model for cell in measured):
+        own = {cell: run for cell, [run, *_] in measured.items() if cell.model == model}
+        links = list(dict.fromkeys(link for cell in own for link in cell.rates))
+        lines = []
+        for cell, run in own.items():
+            found = {at.link: f"{milliseconds(at.measured_s)} ({at.error:+.0%})" for at in run.at}
+            lines.append([cell.method, *(found.get(link, "–") for link in links)])
+        tables.append(Table(["method", *links], lines, f"{model}: measured ms a step (the prediction's error)"))
+    return tables
+
+
+def compare(measured: Measured[SweptMethod, Paid]) -> list[Compared]:
+    """Returns what compression brings, by model, link, kind and period; without what has no uncompressed run."""
+    rows = []
+    ways = sorted({(cell.kind, cell.period) for cell in measured}, key=lambda way: (list(KINDS).index(way[0]), way[1]))
+    for model in dict.fromkeys(cell.model for cell in measured):
+        for link in dict.fromkeys(link for cell in measured for link in cell.rates):
+            for way in ways:
+                found = {
+                    cell: at
+                    for cell, [run, *_] in measured.items()
+                    if cell.model == model and (cell.kind, cell.period) == way
+                    for at in run.at
+                    if at.link == link
+                }
+                plain = next((at for cell, at in found.items() if cell.uncompressed), None)
+                if plain is not None:
+                    rows.append(_compared(model, link, *way, plain, found))
+    return rows
+
+
+def _kind(row: Compared) -> str:
+    return KINDS[row.kind] if row.period == 1 else f"{KINDS[row.kind]}, h={row.period}"
+
+
+def _compared(
+    model: str, link: str, kind: str, period: int, plain: AtLink, found: Mapping[SweptMethod, AtLink]
+) -> Compared:
+    auto = next((at for cell, at in found.items() if hook(cell.method).chooses), None)
+    fixed = {cell.method: at for cell, at in found.items() if not cell.uncompressed and not hook(cell.method).chooses}
+    own = next(cell.method for cell, at in found.items() if at is plain)
+    best = min(fixed, key=lambda name: fixed[name].measured_s, default=None)
+    likely = min(fixed, key=lambda name: fixed[name].predicted_s, default=None)
+    speedup = plain.predicted_s / fixed[likely].predicted_s if likely else None
+    compress = speedup is not None and speedup >= WORTH
+    right = None
+    if likely is not None:
+        chosen, other = (fixed[likely], plain) if compress else (plain, fixed[likely])
+        right = chosen.measured_s <= CLOSE * other.measured_s
+    return Compared(
+        model=model,
+        link=link,
+        kind=kind,
+        period=period,
+        plain_s=plain.measured_s,
+        best=best,
+        best_speedup=plain.measured_s / fixed[best].measured_s if best else None,
+        auto_speedup=plain.measured_s / auto.measured_s if auto else None,
+        advised=likely if compress else own if likely else None,
+        advised_speedup=speedup,
+        right=right,
+    )
+
+
+def summary(measured: Measured[SweptMethod, Paid]) -> dict[str, str]:
+    """Returns how good the predictions are, a sentence by kind; `auto`, which has no prediction of its own, is out."""
+    said = {}
+    rows = compare(measured)
+    for kind, title in KINDS.items():
+        errors = [
+            abs(at.error)
+            for cell, [run, *_] in measured.items()
+            if cell.kind == kind and not hook(cell.method).chooses
+            for at in run.at
+        ]
+        verdicts = [row.right for row in rows if row.kind == kind and row.right is not None]
+        if errors:
+            within = sum(each <= BARS[0] for each in errors)
+            said[kind] = (
+                f"{title}: predictions differ from measured steps by {statistics.median(errors):.0%} (median) and "
+                f"{max(errors):.0%} (worst), {within} of {len(errors)} within {BARS[0]:.0%}; "
+                f"{sum(verdicts)} of {len(verdicts)} verdicts right"
+            )
+    return said
+
+
+def _short(name: str | None) -> str:
+    """Returns a method's codec, for a table whose lines say the rest.
+
+    >>> _short("server:int8"), _short("local-sgd[h=4,codec=3lc[s=1.5]]"), _short("none"), _short(None)
+    ('int8', '3lc[s=1.5]', 'none', '–')
+    """
+    if name is None:
+        return "–"
+    codec = name.partition("codec=")[2].removesuffix("]")
+    return codec or name.removeprefix(SERVED)
+
+
+def milliseconds(seconds: float) -> str:
+    """Returns milliseconds with the digits that count.
+
+    >>> milliseconds(0.012345), milliseconds(1.23456)
+    ('12.3', '1235')
+    """
+    return f"{1e3 * seconds:.0f}" if seconds >= 0.1 else f"{1e3 * seconds:.3g}"

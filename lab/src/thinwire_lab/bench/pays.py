@@ -1,0 +1,269 @@
+"""Does it pay? Measured step times of every way to train beside the planner's predictions, on links of many rates.
+
+One run sweeps a method over all links: its processes start once, warm up without a limit, and train on while the links
+change. What is measured at a link is the median step; speed-ups are over uncompressed training of the same kind, by
+DDP, at a parameter server, or with local updates. The planner sees the same model, batch and machine, and nothing of
+the runs: its profile is measured before them, one thread at work as in each rank.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, ClassVar
+
+from thinwire.codecs import Codec
+from thinwire.engines.engine import ENVIRONMENT
+from thinwire.errors import ConfigError
+from thinwire.planner.costs import exchange_every, mean_bits
+from thinwire.planner.models import torch_threads
+from thinwire.planner.peer_costs import PeerCosts
+from thinwire.planner.planning import UNCOMPRESSED, Plan
+from thinwire.planner.predictions import Setting
+from thinwire.planner.transport_costs import TransportCosts
+from thinwire.planner.variants import choice, fixed_codec
+from thinwire.policies.auto_codec import AutoCodec
+from thinwire.policies.designs import Design, design
+from thinwire.presentation.tables import Table
+from thinwire.transports.links import first_thin, parse_rate
+from thinwire_lab.bench.courses import Sweep
+from thinwire_lab.bench.harness import Bench, Measured, Tell
+from thinwire_lab.bench.hook_cells import BATCHES, Hook, HookCell, hook
+from thinwire_lab.bench.hook_runs import last_line, measure
+from thinwire_lab.bench.options import PaysOptions
+from thinwire_lab.bench.pay_rows import (
+    AtLink,
+    Paid,
+    SweptMethod,
+    compare,
+    milliseconds,
+    pays_table,
+    prediction_tables,
+    summary,
+)
+from thinwire_lab.bench.peer_costs import measure_peer_costs
+from thinwire_lab.bench.sharing import measure_sharing
+from thinwire_lab.bench.transport_costs import measure_costs
+from thinwire_lab.engines.starters import Forks
+from thinwire_lab.workloads.models import TEXT_MODELS
+from thinwire_lab.workloads.profiling import profile_workload
+from thinwire_lab.workloads.recipes import recipe
+
+LIBRARIES = (
+    *("thinwire.cli.main", "thinwire_lab.cli.bench", "thinwire.cli.roles", "thinwire.runtime.serving"),
+    *("thinwire.transports.grpc.server", "torch._dynamo"),
+    # All roles of benchmarks, which their command looks through, and what trains in the one that is measured here.
+    *(
+        f"thinwire_lab.bench.{name}"
+        for name in ("transports", "server", "hook_rank", "fsdp_cells", "hostile", "peer_costs", "sharing")
+    ),
+)
+"""What ranks and servers import, once for all of them."""
+
+TEXT = "python-text"
+WARM_EXCHANGES = 3
+"""Before the first link: whatever is compiled when it is first called has been by then."""
+AUTO_SETTLES = 10
+"""Exchanges in which `auto` finds out about a link that has changed, and which are not counted."""
+PROFILED_STEPS = 160
+"""Some seconds of most models: a pause of the machine is in few of them."""
+STEPS = 5000
+"""More than any sweep takes."""
+
+
+@dataclass(kw_only=True)
+class PaysBench(PaysOptions, Bench[SweptMethod, Paid]):
+    """Models × methods, each swept over the links.
+
+    Args:
+        models: to train.
+        methods: names that `hook` knows; of each kind, and each number of steps between exchanges, an uncompressed
+            one, which the others are held against.
+        links: rates of every process's link, from fast to slow.
+        data: of models that see images.
+        ranks: how many train.
+        seconds: that a method trains at each link, and at least two exchanges.
+        cores: processors that all share; None: as many as this machine has.
+        seed: of weights and batches.
+
+    Raises:
+        ConfigError: a method or a link that cannot be, or nothing to measure.
+    """
+
+    _forks: Forks | None = field(default=None, init=False, repr=False)
+    _closing: ExitStack = field(default_factory=ExitStack, init=False, repr=False)
+    _plans: dict[str, dict[str, Plan]] = field(default_factory=dict, init=False, repr=False)
+
+    kinds = (Paid,)
+    serves = True
+    key_options = ("cores",)
+    left: ClassVar[int] = 3
+
+    def __post_init__(self) -> None:
+        if not self.cells() or not self.links or not self.seconds > 0:
+            raise ConfigError("nothing to measure: name at least one model, one method and one link, and some seconds")
+        for name in self.methods:
+            for made in _planned(name):
+                exchange_every(made)  # raises where the planner knows no step of it
+        for cell in self.cells():
+            recipe(cell.model, cell.data)
+
+    def cells(self) -> list[SweptMethod]:
+        links = ",".join(str(parse_rate(link)) for link in self.links)
+        return [
+            SweptMethod(
+                model=model,
+                method=name,
+                data=TEXT if model in TEXT_MODELS else self.data,
+                links=links,
+                ranks=self.ranks,
+                seconds=self.seconds,
+                seed=self.seed,
+            )
+            for model in self.models
+            for name in self.methods
+        ]
+
+    def thin_link(self) -> tuple[str | None, str]:
+        return first_thin(self.links), "kernel"
+
+    def failed(self, figures: Paid) -> bool:
+        return figures.error is not None
+
+    @cached_property
+    def transport(self) -> TransportCosts:
+        """What a message to or from a server costs on this machine, measured once."""
+        return measure_costs()
+
+    @cached_property
+    def peers(self) -> PeerCosts:
+        """What messages between ranks cost on this machine, measured once."""
+        return measure_peer_costs(self.ranks)
+
+    # ---- one sweep
+
+    def measure(self, cell: SweptMethod, before: Measured[SweptMethod, Paid], tell: Tell) -> Paid:
+        tell("profile")
+        plan = self._plan(cell)
+        rates = [parse_rate(link) for link in cell.rates]
+        named = hook(cell.method)
+        settle = AUTO_SETTLES if named.chooses else 2
+        sweep = Sweep(rates, cell.seconds, period=named.period, settle=settle)
+        run = measure(
+            HookCell(
+                hook=cell.method,
+                model=cell.model,
+                data=cell.data,
+                ranks=cell.ranks,
+                steps=STEPS,
+                warmup=WARM_EXCHANGES * named.period,
+                seed=cell.seed,
+                eval_examples=1,
+            ),
+            tell=lambda text: tell(f"{cell.rates[min(len(sweep.step_s), len(rates) - 1)]}: {text}"),
+            course=sweep,
+            starter=self._starter(),
+        )
+        at = [
+            AtLink(link=link, measured_s=seconds, predicted_s=_predicted_s(plan, cell, rate.bps or math.inf))
+            for link, rate, seconds in zip(cell.rates, rates, sweep.step_s, strict=False)
+        ]
+        missing = f"only {len(at)} of {len(rates)} links within {STEPS} steps" if len(at) < len(rates) else None
+        return Paid(at=at, alone_s=plan.profile.step_s, error=run.error or missing)
+
+    def close(self) -> None:
+        self._closing.close()
+
+    def _starter(self) -> Forks:
+        if self._forks is None:
+            self._forks = self._closing.enter_context(Forks(LIBRARIES, ENVIRONMENT))
+        return self._forks
+
+    def _plan(self, cell: SweptMethod) -> Plan:
+        """The plan of a model in one mode; no rank is running while it is measured."""
+        if cell.model not in self._plans:
+            batch = BATCHES.get(cell.model, recipe(cell.model, cell.data).batch)
+            profile = profile_workload(
+                cell.model, cell.data, batch=batch, seed=cell.seed, steps=PROFILED_STEPS, threads=1
+            )
+            cores = self.cores or os.cpu_count()
+            sharing = measure_sharing(
+                cell.model, cell.data, batch=batch, ranks=cell.ranks, cores=cores, starter=self._starter()
+            )
+            made = {}
+            for mode in ("server", "collective"):
+                names = [name for name in self.methods if (mode == "server") == hook(name).served]
+                planned = [each for name in names for each in _planned(name)]
+                setting = Setting(workers=cell.ranks, mode=mode, cores=cores)
+                made[mode] = Plan(
+                    profile,
+                    planned,
+                    setting,
+                    transport=self.transport,
+                    peers=self.peers,
+                    sharing=sharing,
+                )
+                with torch_threads(1):
+                    made[mode].costs, made[mode].works  # measured now, while nothing else runs
+            self._plans = {cell.model: made}
+        return self._plans[cell.model]["server" if cell.kind == "server" else "collective"]
+
+    # ---- what is said
+
+    def line(self, cell: SweptMethod, figures: Paid) -> str:
+        if figures.error is not None:
+            return f"{cell}: failed: {last_line(figures.error)}"
+        steps = ", ".join(f"{each.link} {milliseconds(each.measured_s)} ({each.error:+.0%})" for each in figures.at)
+        return f"{cell}, ms a step and the prediction's error: {steps}"
+
+    def tables(self, measured: Measured[SweptMethod, Paid]) -> list[Table]:
+        return [pays_table(measured, self.ranks), *prediction_tables(measured)]
+
+    def sections(self, measured: Measured[SweptMethod, Paid]) -> dict[str, Any]:
+        return {**super().sections(measured), "pays": compare(measured), "predictions": summary(measured)}
+
+    def notes(self, measured: Measured[SweptMethod, Paid]) -> list[str]:
+        return [sentence for sentence in summary(measured).values() if sentence]
+
+
+def _planned(name: str) -> list[Design]:
+    """Returns the design that the planner takes for a hook; for DDP's controller, one for each of its settings."""
+    named: Hook = hook(name)
+    if named.start_step and (named.auto is not None or named.codec is not None):
+        raise ConfigError(f"method {name!r}: start_step: every step that is measured is compressed; leave it out")
+    if named.auto is not None:
+        settings = AutoCodec(**named.auto).settings(uncompressed=True)
+        return [
+            design(UNCOMPRESSED) if each.codec is None else _coded(f"{name}: {each.name}", fixed_codec(each))
+            for each in settings
+        ]
+    if named.design is not None:
+        return [named.design]
+    if named.id == "none":
+        return [design(UNCOMPRESSED)]
+    if named.codec is None:
+        raise ConfigError(f"method {name!r}: the planner knows designs and our codecs, and none of torch's hooks")
+    return [_coded(name, named.codec)]
+
+
+def _coded(name: str, codec: Codec) -> Design:
+    """What a hook with this codec is to the planner."""
+    return replace(design("3lc"), name=name, up=codec, down=codec)
+
+
+def _predicted_s(plan: Plan, cell: SweptMethod, bps: float) -> float:
+    """The predicted step; of DDP's controller that of the setting that it is to find, whatever else is measured."""
+    names = [each.name for each in _planned(cell.method)]
+    place = 0
+    if (options := hook(cell.method).auto) is not None:
+        auto = AutoCodec(**options)
+        place = choice(
+            auto,
+            auto.settings(uncompressed=True),
+            step_s=lambda place: plan.step_s(names[place], cell.ranks, bps),
+            bits=lambda place: sum(mean_bits(plan.costs[names[place]], plan.profile)),
+        )
+    return plan.step_s(names[place], cell.ranks, bps)

@@ -1,0 +1,58 @@
+"""The lab's commands, which `thinwire` finds under the entry point `thinwire.commands`.
+
+Nothing here imports what a command computes with: `thinwire --help` reads this table alone.
+"""
+
+from __future__ import annotations
+
+import typer
+
+from thinwire.cli.lazy import add_lazy
+
+PANEL = "Lab (thinwire-lab)"
+COMMANDS = {
+    "demo": "Train digits twice over a thin link, uncompressed and with 3LC, each in the same time.",
+    "train": "Train a model with a server and N workers on this machine, over an emulated link; or on a Ray cluster.",
+    "worker": "Train as one worker. All workers are started with the same options but `--rank`.",
+    "compare": "Compare designs on links: accuracy from full runs, seconds per step from short runs on every link.",
+    "race": "Race DDP hooks to a test accuracy, or language models to a held-out loss.",
+    "reproduce": "Make tables and figures of the papers again, and show ours beside the paper's.",
+}
+BENCH = {
+    "codecs": "Encode and decode speed on one thread, beside memcpy, the two-pass floor, plain torch and raw "
+    "compressors.",
+    "sample": "Measure every codec's ratio and error on real gradients: the record that `thinwire codecs` shows.",
+    "hooks": "Measure DDP hooks: seconds per step, CPU time and bytes at the interface.",
+    "fsdp": "FSDP2 and HSDP on thin links, stock and compressed: seconds per step, bytes, and the loss after some "
+    "steps.",
+    "race": "Race DDP hooks to a test accuracy, or language models to a held-out loss.",
+    "updates": "What local updates cost of the processor: a step alone, with plain DDP and with the design, in turn.",
+    "memory": "What a rank takes of memory with every method: bytes a parameter, between steps and at most.",
+    "clock": "The computed clock of runs in one process, beside processes behind links that the kernel shapes.",
+    "pays": "Does compression pay? Measured steps of every method on every link, beside what the planner predicts.",
+    "role": "One process of a benchmark; the others start it.",
+}
+CHAOS = {
+    "worker-death": "Kill a worker at a random step and start the same command again.",
+    "backup-death": r"Kill as many workers as backup\[b] has to spare, for good.",
+    "server-death": "Kill the server and start it again with --resume: the weights must be those of an undisturbed "
+    "training.",
+    "storm": "Strike one long training after every so many rounds: goodput, accuracy, and no gradient lost or counted "
+    "twice.",
+    "storms": "Strike many short trainings, of all designs, with faults of all kinds.",
+    "soak": "Let workers come and go for an hour, and watch the server's memory, descriptors and threads.",
+}
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Adds the lab's commands to the application of `thinwire`."""
+    for name, about in COMMANDS.items():
+        add_lazy(app, name, about, f"thinwire_lab.cli.{name}", panel=PANEL)
+    for group, commands, about in (
+        ("bench", BENCH, "Measure codecs, hooks and whole trainings on this machine."),
+        ("chaos", CHAOS, "Kill, freeze and cut off real processes, and see the training end right."),
+    ):
+        grouped = typer.Typer(help=about, no_args_is_help=True)
+        for name, said in commands.items():
+            add_lazy(grouped, name, said, f"thinwire_lab.cli.{group}", hidden=name == "role")
+        app.add_typer(grouped, name=group, rich_help_panel=PANEL)

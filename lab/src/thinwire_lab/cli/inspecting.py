@@ -1,0 +1,56 @@
+"""What `thinwire inspect models` and `thinwire inspect data` list: entry points of the group `thinwire.inspect`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.markup import escape
+from rich.progress import Progress
+
+from thinwire.cli.console import console, show, write_json
+from thinwire.cli.lazy import lazy
+from thinwire.presentation.tables import Table
+
+if TYPE_CHECKING:
+    from thinwire_lab.workloads import data as data_sets
+    from thinwire_lab.workloads import download as downloading
+    from thinwire_lab.workloads import models as bundled
+else:
+    data_sets, bundled = lazy("thinwire_lab.workloads.data"), lazy("thinwire_lab.workloads.models")
+    downloading = lazy("thinwire_lab.workloads.download")
+
+
+def models(json: Path | None) -> None:
+    """Lists the names of the bundled models."""
+    write_json(json, bundled.models())
+    console.print("\n".join(bundled.models()))
+
+
+def data(json: Path | None, *, root: Path | None, download: str | None) -> None:
+    """Lists data sets, and downloads one where it is asked to."""
+    folder = None
+    if download is not None:
+        folder = _fetch(download, data_sets.cache_folder() / download if root is None else root / download)
+    rows: list[dict[str, Any]] = [
+        {**asdict(info), "present": info.present, "where": None if info.where is None else str(info.where)}
+        for info in data_sets.datasets(root=root)
+    ]
+    write_json(json, rows)
+    if folder is not None:
+        console.print(escape(f"{download}: {folder}"))
+    lines = [[row["name"], row["description"], row["where"] or "missing", row["how"]] for row in rows]
+    show(Table(["data set", "what it is", "here", "how to get it"], lines, left=4))
+
+
+def _fetch(name: str, folder: Path) -> Path:
+    with Progress(console=console, disable=not console.is_terminal) as progress:
+        tasks: dict[str, Any] = {}
+
+        def advance(file: str, done: int, total: int) -> None:
+            if file not in tasks:
+                tasks[file] = progress.add_task(file, total=total)
+            progress.update(tasks[file], completed=done)
+
+        return downloading.download(name, folder, advance)

@@ -1,0 +1,98 @@
+"""A benchmark's grid, measured behind a progress bar: what came out is shown and written, also when it is stopped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.markup import escape
+
+from thinwire.cli.console import Lines, bars, console, save_picture, say_wrote, show
+from thinwire.cli.lazy import lazy
+from thinwire.cli.outputs import STANDARD_OUTPUT, check_apart
+from thinwire.errors import ConfigError, EngineError
+from thinwire.extras import require
+from thinwire.presentation.page import write_page
+from thinwire.presentation.tables import markdown as as_markdown
+from thinwire_lab.cli.privileges import with_privileges
+
+if TYPE_CHECKING:
+    from thinwire_lab.bench import harness
+    from thinwire_lab.jobs import cluster, results
+else:
+    harness = lazy("thinwire_lab.bench.harness")
+    cluster, results = lazy("thinwire_lab.jobs.cluster"), lazy("thinwire_lab.jobs.results")
+
+
+def measure(
+    bench: harness.Bench[Any, Any],
+    json: Path | None,
+    resume: bool,
+    png: Path | None = None,
+    markdown: Path | None = None,
+) -> None:
+    """Measures a grid behind a progress bar, and shows and writes what came out, also when it is interrupted.
+
+    Raises:
+        ConfigError: nothing to resume from, a file of results that would be replaced, one file for two things, or what
+            it needs is not installed.
+        EngineError: a measurement failed; the others were made.
+    """
+    if resume and json is None:
+        raise ConfigError("--resume goes on from a file of results: say which with --json FILE")
+    if json == STANDARD_OUTPUT:
+        raise ConfigError("a measurement's --json is a file, to which every run that is finished is added: name one")
+    if json is not None and json.is_file() and not resume:
+        raise ConfigError(f"{json} is there already: add to it with --resume, or give another file")
+    for other, what in ((png, "the picture is drawn"), (markdown, "the tables are written")):
+        check_apart(json, [other], what)
+    check_apart(markdown, [png], "the picture is drawn")
+    if bench.serves:
+        require("a parameter server", "grpc")
+    if png is not None:
+        require("the picture of --png", "matplotlib")
+    link, shaping = bench.thin_link()
+    with_privileges(link, shaping)
+    if link is not None:
+        cluster.choose_links(link, shaping)  # what cannot be shaped is said before anything is measured
+    stored: results.Results[harness.Figures] = results.Results(
+        json, bench.kinds, defaults=bench.stored_defaults(), fresh=not resume
+    )
+    measured: dict[Any, list[harness.Figures]] = {}
+    lines = Lines()
+    try:
+        with bars(transient=True) as bar:
+            task = bar.add_task("measuring", total=None, text="")
+
+            def on_cell(number: int, total: int, cell: Any) -> None:
+                bar.update(task, completed=number - 1, total=total, description=escape(str(cell)), text="")
+                lines.say(f"{number}/{total}  {cell}", always=True)
+
+            def on_result(cell: Any, figures: harness.Figures) -> None:
+                if (line := bench.line(cell, figures)) is not None:
+                    console.print(escape(line), highlight=False)
+
+            harness.run(
+                bench,
+                stored,
+                measured,
+                on_cell=on_cell,
+                on_result=on_result,
+                tell=lambda text: bar.update(task, text=text),
+            )
+    finally:
+        if measured:
+            for table in bench.tables(measured):
+                show(table)
+            for note in bench.notes(measured):
+                console.print(escape(note), highlight=False)
+            if json is not None and json.exists():
+                say_wrote(json)
+            if markdown is not None:
+                texts = [*map(as_markdown, bench.tables(measured)), *bench.notes(measured)]
+                write_page(markdown, "\n\n".join(texts) + "\n")
+                say_wrote(markdown)
+            if png is not None and (chart := bench.chart(measured)) is not None:
+                save_picture(chart, png)
+    if failed := [cell for cell, runs in measured.items() if any(map(bench.failed, runs))]:
+        raise EngineError(f"{len(failed)} of {len(measured)} failed, the first of them {failed[0]}")

@@ -1,0 +1,209 @@
+"""`thinwire reproduce`: tables and figures of the papers, made again, beside the papers' own numbers."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from datetime import timedelta
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+from rich.progress import TaskID
+
+from thinwire.cli.console import Lines, bars, console, show, write_json
+from thinwire.cli.lazy import lazy
+from thinwire.cli.outputs import check_apart, writable_folder
+from thinwire.errors import ConfigError
+from thinwire.presentation.tables import Table
+from thinwire_lab.cli import options
+from thinwire_lab.cli.privileges import with_privileges
+from thinwire_lab.studies.files import BESIDE, REPORT, RESULTS
+
+if TYPE_CHECKING:
+    from thinwire_lab.studies.reproduce import catalog
+    from thinwire_lab.studies.reproduce import run as making
+    from thinwire_lab.studies.reproduce.entry import Cell, Entry
+else:
+    catalog, making = lazy("thinwire_lab.studies.reproduce.catalog"), lazy("thinwire_lab.studies.reproduce.run")
+
+app = typer.Typer()
+
+LIST = "list"
+
+
+class Scale(StrEnum):
+    """How long the runs are."""
+
+    quick = "quick"
+    full = "full"
+
+
+What = Annotated[
+    list[str], typer.Argument(help="`list`, `all`, a paper (3lc), or an item of one (3lc-table-2); or several of them.")
+]
+Out = Annotated[Path, typer.Option(file_okay=False, help="Folder of results.json, report.html and pictures.")]
+Length = Annotated[Scale, typer.Option(help="quick: at most ten minutes a paper on two cores; full: for results.")]
+
+Seeds = Annotated[
+    int | None,
+    typer.Option(min=1, help="Only so many of the scale's seeds; the rest can be added later. By default all."),
+]
+Kept = Annotated[
+    bool,
+    typer.Option(
+        "--kept", help="Run nothing: show the items whose runs the folder holds, with as many seeds as it has of them."
+    ),
+]
+
+Jobs = Annotated[
+    int,
+    typer.Option(min=1, help="Runs at a time, a process and about 1 GB each; what measures seconds runs alone anyway."),
+]
+Join = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--join",
+        exists=True,
+        dir_okay=False,
+        help="A results.json, report.html or results.zst of elsewhere, whose runs count as made; several times.",
+    ),
+]
+
+
+@app.command(
+    epilog="Example: thinwire reproduce 3lc-table-2 --scale quick --out out/3lc; "
+    "thinwire reproduce all --kept --out out/3lc"
+)
+def reproduce(
+    what: What,
+    scale: Length = Scale.quick,
+    seeds: Seeds = None,
+    kept: Kept = False,
+    join: Join = None,
+    jobs: Jobs = 1,
+    out: Out = Path("thinwire-reproduce"),
+    json: options.Json = None,
+) -> None:
+    """Make tables and figures of the papers again, and show ours beside the paper's.
+
+    Runs that are in results.json already are not made again: a command that was interrupted goes on where it was, and
+    items that need the same runs share them. The page holds its runs too (if they take over 1 MiB, results.zst beside
+    it does): with --join, another folder goes on from it.
+    """
+    if LIST in [name.lower() for name in what]:
+        if others := [name for name in what if name.lower() != LIST]:
+            raise ConfigError(f"`list` stands alone, and names everything; leave out {', '.join(others)}")
+        _list(json)
+        return
+    chosen = list({entry.id: entry for name in what for entry in catalog.entries(name)}.values())
+    if not kept and any(entry.study is not None and entry.study.links for entry in chosen):
+        with_privileges("10mbit", "auto")
+    writable_folder(out)
+    check_apart(json, [out / RESULTS, out / REPORT, out / BESIDE], "the runs are kept, or the page is written")
+    check_apart(json, join or [], "runs to join are")
+    fewer = ("" if seeds is None else f" --seeds {seeds}") + (" --kept" if kept else "")
+    fewer += "".join(f" --join {shlex.quote(str(path))}" for path in join or [])
+    command = f"thinwire reproduce {' '.join(what)} --scale {scale.value}{fewer} --out {shlex.quote(str(out))}"
+    try:
+        made = _run(chosen, scale, seeds, kept, join or [], jobs, out, command)
+    except KeyboardInterrupt:
+        more = ("" if jobs == 1 else f" --jobs {jobs}") + ("" if json is None else f" --json {shlex.quote(str(json))}")
+        console.print(f"what is done is kept; go on with: {escape(command + more)}", soft_wrap=True)
+        raise
+    named = ("id", "title", "status", "why")
+    shown = [{name: getattr(entry, name) for name in named} | vars(each) for entry, each in made.shown]
+    # Before anything else is printed: standard output may take nothing.
+    write_json(json, {"command": command, "entries": shown, "left_out": [entry.id for entry in made.left_out]})
+    for entry, each in made.shown:
+        console.print(f"\n[bold]{entry.id}[/] {escape(entry.title)}", soft_wrap=True)
+        told = [each.setting, *([entry.why] if entry.status == "scaled" else [])]
+        console.print(escape(" ".join(told)), highlight=False)
+        for table in each.tables:
+            show(table)
+        for note in each.notes:
+            console.print(escape(note), highlight=False)
+    if made.left_out:
+        left = ", ".join(entry.id for entry in made.left_out)
+        console.print(f"\nnot all runs are there of {left}", soft_wrap=True, highlight=False)
+    _say_wrote(made.files)
+    if pictures := making.draw_charts(made, out):  # last: where there is no room for them, all else is there
+        _say_wrote(pictures)
+
+
+def _say_wrote(files: Sequence[Path]) -> None:
+    console.print(f"wrote {', '.join(map(str, files))}", markup=False, soft_wrap=True)
+
+
+def _run(
+    chosen: list[Entry],
+    scale: Scale,
+    seeds: int | None,
+    kept: bool,
+    join: list[Path],
+    jobs: int,
+    out: Path,
+    command: str,
+) -> making.Reproduced:
+    bars = RunBars()
+    with bars.progress:
+        return making.reproduce(
+            chosen,
+            scale.value,
+            out,
+            kinds=catalog.finding_kinds(),
+            command=command,
+            seeds=seeds,
+            kept=kept,
+            join=join,
+            jobs=jobs,
+            on_cell=bars.began,
+            on_progress=bars.told,
+        )
+
+
+class RunBars:
+    """A bar for each run that is going on; runs that are over are lines above, so that they do not fill the screen."""
+
+    def __init__(self) -> None:
+        self.progress = bars()
+        self._lines = Lines()
+        self._tasks: dict[Cell, TaskID] = {}
+
+    def began(self, number: int, total: int, cell: Cell) -> None:
+        """Shows a run; see `making.OnCell`."""
+        self._lines.say(f"{number}/{total} {cell}", always=True)
+        self._tasks[cell] = self.progress.add_task(escape(f"{number}/{total} {cell}"), total=1.0, text="starting")
+
+    def told(self, cell: Cell, share: float, text: str) -> None:
+        """Moves a run's bar, or ends it; see `making.OnCellProgress`."""
+        if share < 1 or text:
+            self.progress.update(self._tasks[cell], completed=share, text=text)
+            return
+        task = self._tasks.pop(cell)
+        [over] = [each for each in self.progress.tasks if each.id == task]
+        self.progress.remove_task(task)
+        if console.is_terminal:
+            took = timedelta(seconds=int(over.elapsed or 0))
+            console.print(f"{over.description}: {took}", highlight=False, soft_wrap=True)
+
+
+def _list(json: Path | None) -> None:
+    names = ("id", "paper", "shows", "status", "why", "minutes")
+    write_json(json, [{name: getattr(entry, name) for name in names} for entry in catalog.CATALOG])
+    lines = [
+        [
+            entry.id,
+            entry.status,
+            entry.shows + (f" ({entry.why})" if entry.status in ("impossible", "drawing") else ""),
+            f"{entry.minutes:g}" if entry.minutes else "–",
+        ]
+        for entry in catalog.CATALOG
+    ]
+    show(
+        Table(
+            ["id", "status", "what it shows", "minutes"], lines, "minutes of quick on two idle cores, estimated", left=3
+        )
+    )

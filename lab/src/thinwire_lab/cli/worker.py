@@ -1,0 +1,173 @@
+"""`thinwire worker`: one worker that trains a bundled model, by hand, on any machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from msgspec import UnsetType
+
+from thinwire.cautions import caution
+from thinwire.cli.console import Told, report, write_json
+from thinwire.cli.lazy import lazy
+from thinwire.cli.outputs import STANDARD_OUTPUT, check_apart
+from thinwire.cli.resuming import checkpoint_names, resuming
+from thinwire.cli.server import grpc_options
+from thinwire.errors import ConfigError, SessionLostError, StepMismatchError
+from thinwire.security import Credentials
+from thinwire_lab.cli import options
+from thinwire_lab.cli.options import takes
+from thinwire_lab.jobs.options import JobOptions
+
+if TYPE_CHECKING:
+    from thinwire.engines.events import Event
+    from thinwire.runtime import claim, connection, metrics
+    from thinwire_lab.jobs import checkpoints, training
+    from thinwire_lab.jobs import events as told
+    from thinwire_lab.jobs import job as jobs
+    from thinwire_lab.jobs.outcome import WorkerOutcome
+else:
+    checkpoints, told = lazy("thinwire_lab.jobs.checkpoints"), lazy("thinwire_lab.jobs.events")
+    jobs, training = lazy("thinwire_lab.jobs.job"), lazy("thinwire_lab.jobs.training")
+    claim, connection = lazy("thinwire.runtime.claim"), lazy("thinwire.runtime.connection")
+    metrics = lazy("thinwire.runtime.metrics")
+
+app = typer.Typer()
+
+
+@app.command(
+    epilog="Example, on each of four machines, with rank 0 … 3: "
+    "thinwire worker --server grpc://10.0.0.1:7070 --rank 0 --workers 4 --design '3lc[s=1.75]' "
+    "--tls-cert certs/worker-0.pem --tls-key certs/worker-0.key --tls-ca certs/ca.pem --token-file certs/worker-0.token"
+)
+@takes(JobOptions, without=("link", "servers", "servers_on_workers"))
+def worker(
+    given: JobOptions,
+    server: Annotated[list[str], typer.Option(help="A server's address, grpc://host:port; repeat for several shards.")],
+    rank: Annotated[int, typer.Option(min=0, help="This worker's number, 0 … workers − 1.")] = 0,
+    telemetry: options.Telemetry = None,
+    metrics_port: options.MetricsPort = None,
+    tensorboard: options.TensorBoard = None,
+    connect_timeout: Annotated[float, typer.Option(min=0, max=1e6, help="Seconds to wait for the server.")] = 60.0,
+    reconnect_s: Annotated[
+        float, typer.Option(min=0, max=1e6, help="Seconds to try again when a connection breaks.")
+    ] = 60.0,
+    checkpoint: options.Checkpoint = None,
+    checkpoint_every: options.CheckpointEvery = options.CHECKPOINT_EVERY,
+    resume: options.Resume = None,
+    tls_cert: options.TlsCert = None,
+    tls_key: options.TlsKey = None,
+    tls_ca: options.TlsCa = None,
+    token_file: options.TokenFile = None,
+    insecure: options.Insecure = False,
+    shape: options.Shape = None,
+    events: options.Events = False,
+    json: options.Json = None,
+) -> None:
+    """Train as one worker. All workers are started with the same options but `--rank`."""
+    start = resuming(checkpoint, checkpoint_every, resume)
+    for file in (telemetry, json):
+        check_apart(file, checkpoint_names(checkpoint), "the checkpoint is written")
+    check_apart(json, [telemetry], "the step records are written")
+    for each in server:  # before data are read and the model is made
+        connection.server_address(each)
+    if events and json == STANDARD_OUTPUT:
+        raise ConfigError("--events and --json - both write to standard output: give --json a file")
+    job, mine = jobs.Job(**vars(given)), None
+    if checkpoint is not None:
+        mine = checkpoints.WorkerCheckpoint(
+            path=checkpoint, every=checkpoint_every, resume=start.resumes, step=start.step
+        )
+    credentials = Credentials(ca=tls_ca, cert=tls_cert, key=tls_key, token_file=token_file, insecure=insecure)
+    transport = credentials.worker(rank, grpc_options(shape))
+    tell = Told()
+
+    def train(kept: checkpoints.WorkerCheckpoint | None, returning: bool) -> WorkerOutcome:
+        return training.run_worker(
+            replace(job, servers=len(server)),
+            rank=rank,
+            servers=lambda: connection.connect_all(
+                server, connect_timeout_s=connect_timeout, reconnect_s=reconnect_s, options=transport
+            ),
+            metrics=open_metrics(rank, telemetry, metrics_port, tensorboard),
+            report=report if events else partial(_tell, tell),
+            connect_timeout_s=connect_timeout,
+            checkpoint=kept,
+            returning=returning,
+        )
+
+    with nullcontext() if checkpoint is None else claim.claimed(checkpoint, resumes=start.resumes):
+        outcome = rejoining(train, mine)
+    write_json(json, outcome)
+
+
+def rejoining(
+    train: Callable[[checkpoints.WorkerCheckpoint | None, bool], WorkerOutcome],
+    kept: checkpoints.WorkerCheckpoint | None,
+) -> WorkerOutcome:
+    """Trains, and joins again where a shard no longer knows this worker.
+
+    All workers and shards then go back to the newest step of which everybody has a checkpoint, and the run ends with
+    the bits of one that nothing disturbed. A worker without checkpoints goes on with the shards' parameters and an
+    empty residual. One that was away while the others went on does so from where they are, with the residuals of its
+    newest checkpoint, unless it was to resume from a step of its own.
+
+    Args:
+        train: trains with these checkpoints; the second argument says whether it was in the training before.
+        kept: this worker's checkpoints, if it writes any.
+
+    Raises:
+        StepMismatchError: as said.
+    """
+    returning = False
+    while True:
+        try:
+            return train(kept, returning)
+        except SessionLostError as error:
+            returning = True
+            # Where it is to go back to is agreed on; the step of the command line was that of the first time. There it
+            # has the residuals of then, also where it went on with later ones meanwhile.
+            if kept is not None:
+                kept = replace(kept, step=None, residuals=False, resume=kept.resume and bool(kept.own()))
+            caution(f"{error}. This worker joins again")
+        except StepMismatchError as error:
+            if not returning and (kept is None or not kept.resume or kept.step is not None):
+                raise
+            returning = False
+            own = () if kept is None else kept.own()  # where it began anew, other files are of a run before
+            there = any(step > 0 for step in own)
+            if kept is not None:
+                kept = replace(kept, resume=kept.resume and there, residuals=there, written=set(own))
+            whose = "the residuals of its newest checkpoint" if there else "empty residuals"
+            caution(f"{error}. This worker goes on where they are, with {whose}")
+
+
+def open_metrics(
+    rank: int, telemetry: Path | None, metrics_port: int | None, tensorboard: Path | None
+) -> list[metrics.MetricsWriter]:
+    """Opens the chosen metrics writers. All workers append to the file of JSON lines; worker 0 alone has the others."""
+    writers: list[metrics.MetricsWriter] = []
+    if telemetry is not None:
+        writers.append(metrics.JsonLines(telemetry))
+    if metrics_port is not None and rank == 0:
+        writers.append(metrics.Prometheus(metrics_port))
+    if tensorboard is not None and rank == 0:
+        writers.append(metrics.TensorBoard(tensorboard))
+    return writers
+
+
+def _tell(tell: Callable[[str], None], event: Event) -> None:
+    match event:
+        case told.Progress():
+            tell(f"step {event.step:,}  {event.seconds:.1f} s  loss {event.loss:.4f}")
+        case told.Accuracy():
+            tell(f"step {event.step:,}  test accuracy {event.accuracy:.2%}")
+        case told.Done(outcome=outcome):
+            late = isinstance(outcome.train_loss, UnsetType)
+            loss = "the others were at the end" if late else f"loss {outcome.train_loss:.4f}"
+            tell(f"{outcome.steps:,} steps in {outcome.seconds:.1f} s, {loss}")

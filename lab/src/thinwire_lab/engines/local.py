@@ -1,0 +1,221 @@
+"""Processes of this machine: they start, what they report is read, and nothing is left behind.
+
+Each process runs a command that the caller gives, behind its own thin link where there is a `Fabric`, in a session of
+its own, so that Ctrl-C in a terminal reaches the launcher alone, and is killed with its launcher (`parent_watch`).
+Processes report events (`events`) on standard output; the last other lines that they print are kept, and shown when one
+fails. What follows from an end is every engine's (`engine`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO
+
+from thinwire.engines.engine import ENVIRONMENT, Again, Command, Engine, Role
+from thinwire.engines.events import Event, Said, reader
+from thinwire.errors import ConfigError, EngineError
+from thinwire_lab.engines.namespaces import Fabric
+from thinwire_lab.engines.starters import Process, Programs, Starter
+
+PORT = 7070
+"""Of servers in a fabric, where every host has all ports to itself."""
+_DRAIN_S = 2.0  # after an end: how long its streams may stay open in somebody else's hands
+
+Start = Callable[[Sequence[str]], Process]
+"""Starts a command where its process belongs."""
+
+
+def free_port() -> int:
+    """Returns a port of 127.0.0.1 that nobody listens at, for who has to say one before the process that takes it."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class _Child(Role):
+    """One process. What it reports, and last of all its exit status, goes to the engine's inbox beside its name."""
+
+    def __init__(
+        self,
+        engine: LocalEngine,
+        name: str,
+        command: Sequence[str],
+        start: Start,
+        again: Again,
+        restarts: int,
+        optional: bool,
+    ) -> None:
+        super().__init__(name, again, restarts, optional)
+        self.engine, self.start = engine, start
+        self.process = start(command)
+        self.watcher = threading.Thread(target=self._watch, name=f"watch {name}", daemon=True)
+        self.watcher.start()
+
+    def signal(self, signum: int) -> None:
+        """Sends a signal to the process and to whatever it has started; nothing if it has ended."""
+        if self.process.poll() is None:
+            self._signal_group(signum)
+
+    def _watch(self) -> None:
+        readers = [
+            threading.Thread(target=self._read, args=(stream, reports), daemon=True)
+            for stream, reports in ((self.process.stdout, True), (self.process.stderr, False))
+            if stream is not None
+        ]
+        for each in readers:
+            each.start()
+        status = self.process.wait()
+        # Its own children (data loaders, say) would hold the streams open and outlive the run.
+        self._signal_group(signal.SIGKILL)
+        for each in readers:
+            each.join(_DRAIN_S)
+        self.engine.inbox.put((self.name, status))
+
+    def _read(self, stream: IO[str], reports: bool) -> None:
+        with stream:
+            for line in stream:
+                event = self.engine.read(line) if reports else None
+                if event is not None:
+                    self.engine.inbox.put((self.name, event))
+                elif line.strip():
+                    self.tail.append(line.rstrip())
+                    if self.engine.passes_lines:
+                        self.engine.inbox.put((self.name, Said(text=line.rstrip())))
+
+    def _signal_group(self, signum: int) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signum)
+
+
+class LocalEngine(Engine[_Child]):
+    """The processes of one run, each with one thread for its arithmetic.
+
+    Start processes from a thread that lives until `stop` (the main one, as a rule): a child is tied to the
+    thread that started it. The methods are for one thread at a time.
+
+    Args:
+        kinds: the classes of the events that the processes report.
+        fabric: the thin links to put processes on, or None to use the machine's own network.
+        environment: variables to set for each process on top of what it inherits.
+        grace_s: how long `stop` waits between asking and killing, in seconds.
+        lines: pass on what processes print besides events, as `Said`.
+        starter: makes the processes; by default each is a program of its own.
+
+    Example:
+        >>> import sys
+        >>> class Sum(Event, frozen=True, kw_only=True):
+        ...     value: int
+        >>> report = 'import json; print(json.dumps({"event": "sum", "value": 1 + 1}))'
+        >>> with LocalEngine([Sum]) as engine:
+        ...     engine.start("worker 0", [sys.executable, "-c", report])
+        ...     list(engine.events())
+        [('worker 0', Sum(value=2))]
+    """
+
+    def __init__(
+        self,
+        kinds: Sequence[type[Event]],
+        *,
+        fabric: Fabric | None = None,
+        environment: Mapping[str, str] | None = None,
+        grace_s: float = 5.0,
+        lines: bool = False,
+        starter: Starter | None = None,
+    ) -> None:
+        super().__init__()
+        self.read = reader(kinds)
+        self.passes_lines = lines
+        self.inbox = queue.SimpleQueue[tuple[str, Event | int]]()
+        self._fabric, self._grace_s, self._starter = fabric, grace_s, starter or Programs()
+        self._environment = ENVIRONMENT | dict(environment or {})
+
+    @property
+    def pids(self) -> dict[str, int]:
+        return {name: child.process.pid for name, child in self._roles.items()}
+
+    def listen_at(self, host: str) -> str:
+        return "127.0.0.1:0" if self._fabric is None else f"{self._fabric.addresses[host]}:{PORT}"
+
+    def start(
+        self,
+        name: str,
+        command: Command,
+        *,
+        host: str | None = None,
+        namespaces: Sequence[str] = (),
+        restarts: int = 0,
+        again: Again | None = None,
+        optional: bool = False,
+    ) -> None:
+        """Starts a process.
+
+        Args:
+            name: what to call it in events and errors; taken again only where its process has ended.
+            command: a program and its arguments.
+            host: the fabric's host to run it in; it must have one if and only if the engine has a fabric.
+            namespaces: files of others that it enters.
+            restarts: how often it is started again where it fails, before that ends the run.
+            again: returns the command of a later start, or None where it cannot be started again; by default the same.
+            optional: the run goes on where it fails for good.
+
+        Raises:
+            ConfigError: a name that is in use, a host without a fabric or the reverse, an unknown host.
+            EngineError: the fabric is closed, or no process could be made. A command that cannot be found
+                shows later, as a process that ended with status 127.
+        """
+        if name in self.running:
+            raise ConfigError(f"a process called {name!r} has been started already; give each its own name")
+        if (host is None) != (self._fabric is None):
+            given = "no host was given" if host is None else f"host {host!r} was given"
+            links = "no fabric" if self._fabric is None else "a fabric"
+            raise ConfigError(f"{name}: {given}, but the engine has {links}; give both or neither")
+
+        network = [] if self._fabric is None or host is None else [self._fabric.namespace(host)]
+
+        def in_its_place(command: Sequence[str]) -> Process:
+            return self._starter.start(command, self._environment, [*network, *namespaces])
+
+        self._spawn(name, command, in_its_place, again or (lambda: command), restarts, optional)
+
+    def _spawn(self, name: str, command: Command, start: Start, again: Again, restarts: int, optional: bool) -> None:
+        if callable(command):
+            raise ConfigError(f"{name}: a process of its own runs a program, and this is a call")
+        try:
+            self._roles[name] = _Child(self, name, command, start, again, restarts, optional)
+        except (OSError, EngineError) as error:
+            raise EngineError(f"{name} could not be started: {error}") from error
+
+    def signal(self, name: str, signum: int) -> None:
+        """Sends a signal to a process and to whatever it has started; nothing if it has ended."""
+        self._roles[name].signal(signum)
+
+    def stop(self) -> None:
+        """Asks every process to end (SIGTERM), waits `grace_s` for all, kills the rest."""
+        for child in self._roles.values():
+            child.signal(signal.SIGTERM)
+        deadline = time.monotonic() + self._grace_s
+        for child in self._roles.values():
+            child.watcher.join(max(0.0, deadline - time.monotonic()))
+        for child in self._roles.values():
+            child.signal(signal.SIGKILL)
+        for child in self._roles.values():
+            child.watcher.join()
+
+    def receive(self, timeout_s: float | None) -> tuple[str, Event | int] | None:
+        try:
+            name, came = self.inbox.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+        if isinstance(came, int):
+            self._roles[name].status = came
+        return name, came
+
+    def _start_again(self, role: _Child, command: Command) -> None:
+        self._spawn(role.name, command, role.start, role.again, role.restarts - 1, role.optional)

@@ -1,0 +1,298 @@
+"""Thin links made by the kernel: a network namespace per process, joined by a bridge, each link with a rate.
+
+    worker 0: eth0 ─── h1 ┐
+    worker 1: eth0 ─── h2 ┼ br0 (the fabric's namespace)
+    server:   eth0 ─── h3 ┘
+
+A queue at each eth0 limits what its host sends, a queue at the other end of the pair what it receives. The
+namespaces have no names: each lives as long as one idle holder process, and the holders die with the
+launcher, however it dies. The kernel then removes namespaces, interfaces and queues; nothing is cleaned up by
+hand.
+
+Needs `ip`, `tc`, `nsenter`, `unshare` and the right to make namespaces: root, the machine's or that of a user namespace
+of one's own, which a command enters by starting itself again (`system_tools.reexec_in_user_namespace`).
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Literal
+
+from thinwire.engines.parent_watch import with_parent_watch
+from thinwire.errors import ConfigError, EngineError
+from thinwire.transports.links import Rate
+from thinwire_lab.engines.system_tools import TIMEOUT_S, WHO_MAY, entering, find_tools, run_tool
+
+MAX_HOSTS = 253  # the addresses 10.77.0.1 to .253
+_NOTHING = "pfifo limit 0"  # a queue that drops every packet
+TCP_PACKET_NBYTES = 14 + 20 + 32  # Ethernet, IPv4 and TCP headers of each packet, timestamps on
+
+# A namespace inherits the machine's congestion control, so runs on two machines could differ. Cubic is the
+# usual default, but a namespace may only set it where the machine allows it to everybody; reno is always
+# allowed, and cubic behaves like it on short paths. IPv6 is off because its neighbour chatter would be counted
+# as traffic. The last `cat` holds the namespace.
+_HOLDER_SCRIPT = """
+cd /proc/sys/net
+echo 1 > ipv6/conf/default/disable_ipv6
+echo cubic > ipv4/tcp_congestion_control || echo reno > ipv4/tcp_congestion_control
+cat ipv4/tcp_congestion_control || echo unknown
+exec cat
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """Bytes and packets that crossed one end of a link. A large segment counts as the packets it became."""
+
+    nbytes: int = 0
+    packets: int = 0
+
+    def __add__(self, other: Count) -> Count:
+        return Count(self.nbytes + other.nbytes, self.packets + other.packets)
+
+    @property
+    def payload_nbytes(self) -> int:
+        """Bytes above TCP: without the Ethernet, IP and TCP headers (timestamps on) of each packet."""
+        return self.nbytes - TCP_PACKET_NBYTES * self.packets
+
+
+def address_of(number: int) -> str:
+    """Returns the IPv4 address of a fabric's host by its number, from 1, in the order in which hosts are given."""
+    return f"10.77.0.{number}"
+
+
+class Fabric:
+    """Hosts on one switch, each behind a link of its own rate, while this object and its process live.
+
+    Args:
+        rates: the hosts' names, and the rate of each one's link, the same both ways.
+
+    Attributes:
+        addresses: each host's IPv4 address, by name, in the order given.
+        congestion_control: TCP's in every host, as read back: `cubic` or `reno`, where one could be set.
+
+    Raises:
+        ConfigError: no hosts, or more than 253.
+        EngineError: a namespace or link could not be made; nothing is left behind.
+
+    Example (root, or inside `reexec_in_user_namespace`)::
+
+        with Fabric({"server": parse_rate("10mbit"), "worker 0": parse_rate("10mbit")}) as fabric:
+            subprocess.Popen(fabric.inside("server", ["my-server", "--bind", fabric.addresses["server"]]))
+            …
+            fabric.sent("server").nbytes
+    """
+
+    def __init__(self, rates: Mapping[str, Rate]) -> None:
+        if not 1 <= len(rates) <= MAX_HOSTS:
+            raise ConfigError(f"a fabric of {len(rates)} hosts; expected 1 to {MAX_HOSTS}")
+        self._tools = find_tools()
+        self._rates = dict(rates)
+        self.addresses = {host: address_of(number) for number, host in enumerate(rates, start=1)}
+        self._ports = {host: f"h{number}" for number, host in enumerate(rates, start=1)}
+        self._holders: dict[str | None, subprocess.Popen[str]] = {}  # None is the fabric's own
+        # Counted by queues that set_rate has replaced by another kind, as (sent, received).
+        self._carried = dict.fromkeys(rates, (Count(), Count()))
+        try:
+            self.congestion_control = self._hold([None, *rates])
+            self._connect()
+        except BaseException:
+            self.close()
+            raise
+
+    def inside(self, host: str, argv: Sequence[str]) -> list[str]:
+        """The command that runs `argv` in a host's network. It keeps its process id and standard streams.
+
+        Raises:
+            ConfigError: no such host.
+            EngineError: the fabric is closed.
+        """
+        return entering([self.namespace(host)], argv)
+
+    def namespace(self, host: str) -> str:
+        """The file of a host's namespace. Errors as for `inside`."""
+        return self._namespace(self._known(host))
+
+    def sent(self, host: str) -> Count:
+        """What has left a host, with all Ethernet, IP and TCP headers, ACKs and retransmits.
+
+        Raises:
+            ConfigError: no such host.
+            EngineError: the fabric is closed, or `tc` failed.
+        """
+        return self._carried[self._known(host)][0] + self._count(host, "eth0")
+
+    def received(self, host: str) -> Count:
+        """What has come to a host, counted as in `sent` and raising the same."""
+        return self._carried[self._known(host)][1] + self._count(None, self._ports[host])
+
+    def set_rate(self, host: str, rate: Rate) -> None:
+        """Change one host's link, as `set_rates` does, and raising the same."""
+        self.set_rates({host: rate})
+
+    def set_rates(self, rates: Mapping[str, Rate]) -> None:
+        """Change hosts' links, both ways, while they are in use. Counters go on.
+
+        Packets that are queued stay, unless an unlimited link becomes limited, or the reverse: then they are lost, and
+        TCP sends them again. A packet that is larger than the burst of a new, slower rate would never leave, and hold
+        up all behind it; so what is queued leaves at the old rate first, which takes up to 0.2 s.
+
+        Raises:
+            ConfigError: no such host.
+            EngineError: the fabric is closed, or `tc` failed.
+        """
+        for host, rate in rates.items():
+            if (rate.bps is None) != (self._rates[self._known(host)].bps is None):
+                self._carried[host] = (self.sent(host), self.received(host))
+        self._let_out(
+            {host: rate for host, rate in rates.items() if rate.burst_nbytes < self._rates[host].burst_nbytes}
+        )
+        self._replace({host: rate.qdisc() for host, rate in rates.items()})
+        self._rates.update(rates)
+
+    def cut(self, host: str, way: Literal["both", "out", "in"] = "both") -> None:
+        """Let nothing leave a host (`out`), come to it (`in`), or neither, until `set_rate`. Counters go on.
+
+        Raises:
+            ConfigError: no such host.
+            EngineError: the fabric is closed, or `tc` failed.
+        """
+        if self._rates[self._known(host)].bps is not None:  # a queue of another kind has counters of its own
+            sent, received = self._carried[host]
+            sent, received = self.sent(host) if way != "in" else sent, self.received(host) if way != "out" else received
+            self._carried[host] = sent, received
+        if way != "in":
+            self._run(host, "tc", f"qdisc replace dev eth0 root {_NOTHING}")
+        if way != "out":
+            self._run(None, "tc", f"qdisc replace dev {self._ports[host]} root {_NOTHING}")
+
+    def close(self) -> None:
+        """Let the namespaces go. One that still has a process in it stays, cut off, until that one ends."""
+        for holder in self._holders.values():
+            holder.kill()
+        for holder in self._holders.values():
+            holder.communicate()
+        self._holders.clear()
+
+    def __enter__(self) -> Fabric:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _hold(self, names: Sequence[str | None]) -> str:
+        """Make a namespace for each name, all at once, and return the congestion control that they have."""
+        command = with_parent_watch([self._tools["unshare"], "--net", "--", "sh", "-c", _HOLDER_SCRIPT])
+        for name in names:
+            self._holders[name] = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                start_new_session=True,  # Ctrl-C in the terminal is the launcher's to handle
+            )
+        congestion_control = ""
+        for holder in self._holders.values():
+            assert holder.stdout is not None
+            congestion_control = holder.stdout.readline().strip()
+            if not congestion_control:
+                holder.kill()
+                reason = holder.communicate()[1].strip()
+                raise EngineError(f"cannot make a network namespace: {reason}; {WHO_MAY}")
+        return congestion_control
+
+    def _connect(self) -> None:
+        """Wire every host to the bridge and give each end its queue."""
+        links = ["link add br0 type bridge", "link set br0 up"]
+        queues = []
+        for host, port in self._ports.items():
+            links.append(f"link add {port} type veth peer name eth0 netns {self._holders[host].pid}")
+            links.append(f"link set {port} master br0 up")
+            queues.append(f"qdisc replace dev {port} root {self._rates[host].qdisc()}")
+        self._run(None, "ip", *links)
+        self._run(None, "tc", *queues)
+        for host, address in self.addresses.items():
+            self._run(host, "ip", "link set lo up", f"addr add {address}/24 dev eth0", "link set eth0 up")
+            self._run(host, "tc", f"qdisc replace dev eth0 root {self._rates[host].qdisc()}")
+
+    def _known(self, host: str) -> str:
+        if host not in self.addresses:
+            raise ConfigError(f"no host {host!r} in this fabric; it has {', '.join(self.addresses)}")
+        return host
+
+    def _namespace(self, name: str | None) -> str:
+        if name not in self._holders:
+            raise EngineError("this fabric is closed; make a new one")
+        return f"/proc/{self._holders[name].pid}/ns/net"
+
+    def _enter(self, name: str | None, argv: Sequence[str]) -> list[str]:
+        return entering([self._namespace(name)], argv)
+
+    def _run(self, name: str | None, tool: str, *lines: str) -> str:
+        """Run lines of `ip` or `tc` in a namespace, in one process; what they show is JSON."""
+        argv = [self._tools[tool], "-statistics", "-json", "-batch", "-"]
+        return run_tool(self._enter(name, argv), "\n".join(lines) + "\n")
+
+    def _replace(self, queues: Mapping[str, str]) -> dict[tuple[str | None, str], dict[str, int]]:
+        """Give hosts' links their queues, at both ends; one of the same kind stays, and what waits in it.
+
+        Returns:
+            The queues' numbers afterwards, by namespace and device.
+        """
+        devices: dict[str | None, dict[str, str]] = {host: {"eth0": queue} for host, queue in queues.items()}
+        devices[None] = {self._ports[host]: queue for host, queue in queues.items()}
+        found = {}
+        for name, changed in devices.items():
+            lines = [f"qdisc replace dev {device} root {queue}" for device, queue in changed.items()]
+            shown = self._run(name, "tc", *lines, *(f"qdisc show dev {device}" for device in changed)).splitlines()
+            found.update({(name, device): _numbers(line) for device, line in zip(changed, shown, strict=True)})
+        return found
+
+    def _let_out(self, rates: Mapping[str, Rate]) -> None:
+        """Before these rates: wait until no packet is queued any more that is larger than their bursts."""
+        limited = [host for host, rate in rates.items() if self._rates[host].bps is not None]
+        found = self._replace({host: self._rates[host].qdisc(int(rates[host].burst_nbytes)) for host in limited})
+        until = time.monotonic() + TIMEOUT_S
+        for (name, device), queue in found.items():
+            last = queue["bytes"] + queue["backlog"]
+            while queue["bytes"] < last:
+                if time.monotonic() > until:
+                    raise EngineError(f"{device}: {last - queue['bytes']} bytes have not left in {TIMEOUT_S:g} s")
+                time.sleep(0.005)
+                queue = self._queue(name, device)
+
+    def _count(self, name: str | None, device: str) -> Count:
+        """What a device's queue has let out."""
+        queue = self._queue(name, device)
+        return Count(queue["bytes"], queue["packets"])
+
+    def _queue(self, name: str | None, device: str) -> dict[str, int]:
+        """The numbers of a device's queue."""
+        return _numbers(self._run(name, "tc", f"qdisc show dev {device}"))
+
+
+def _numbers(shown: str) -> dict[str, int]:
+    """What `tc -s -j` shows of a device's queue."""
+    roots: list[dict[str, Any]] = [queue for queue in json.loads(shown) if queue.get("root")]
+    return {key: sum(int(queue[key]) for queue in roots) for key in ("bytes", "packets", "backlog")}
+
+
+def available() -> tuple[bool, str]:
+    """Whether this process can make a `Fabric`, found out by making a small one.
+
+    Returns:
+        True and "", or False and the reason, fit to be shown: a tool that is missing, or what was refused.
+    """
+    try:
+        with Fabric({"probe": Rate(10_000_000)}):
+            return True, ""
+    except EngineError as error:
+        return False, str(error)

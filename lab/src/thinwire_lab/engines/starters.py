@@ -1,0 +1,208 @@
+"""How an engine makes a process of a command: by starting the program, or by a fork of one that has imported it.
+
+Both enter the namespaces that they are told (`/proc/PID/ns/net`), set the same environment, and tie the process's life
+to this one's. A fork is for commands that start the same Python module again and again: `fork_server`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import IO, Any, Protocol
+
+from thinwire.engines.parent_watch import with_parent_watch
+from thinwire.errors import EngineError
+from thinwire_lab.engines import fork_server
+from thinwire_lab.engines.system_tools import entering
+
+START_S = 120.0
+"""How long the imports may take."""
+
+
+def _module_of(argv: Sequence[str]) -> list[str] | None:
+    """Returns the module that a command runs by this Python, and its arguments; None where it is no module."""
+    starts = ([sys.executable, *flags, "-m"] for flags in ((), ("-P",)))
+    return next((list(argv[len(start) :]) for start in starts if list(argv[: len(start)]) == start), None)
+
+
+class Process(Protocol):
+    """What is asked of a process."""
+
+    pid: int
+
+    @property
+    def stdout(self) -> IO[str] | None:
+        """What it prints."""
+
+    @property
+    def stderr(self) -> IO[str] | None:
+        """What it complains of."""
+
+    def poll(self) -> int | None:
+        """Returns how it ended; None while it runs."""
+
+    def wait(self) -> int:
+        """Waits for its end, and returns how it ended: its exit status, or minus the signal that killed it."""
+
+
+class Starter(Protocol):
+    """Makes processes."""
+
+    def start(self, argv: Sequence[str], environment: Mapping[str, str], namespaces: Sequence[str]) -> Process:
+        """Starts a process in a session of its own.
+
+        Args:
+            argv: the command, program first.
+            environment: variables on top of what it inherits.
+            namespaces: files of those that it enters.
+
+        Raises:
+            OSError: it cannot be started.
+            EngineError: likewise.
+        """
+
+
+class Programs:
+    """Starts every command as a program."""
+
+    def start(self, argv: Sequence[str], environment: Mapping[str, str], namespaces: Sequence[str]) -> Process:
+        """See `Starter`."""
+        # `env` sets them in the child: this process need not read its own environment to add to it.
+        command = ["env", *(f"{key}={value}" for key, value in environment.items()), *argv]
+        return subprocess.Popen(
+            with_parent_watch(entering(namespaces, command)),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+            errors="replace",
+            start_new_session=True,
+        )
+
+
+class _Fork:
+    """A process that the fork server has been asked for."""
+
+    def __init__(self, streams: Sequence[IO[str]]) -> None:
+        self.stdout, self.stderr = streams
+        self.pid, self.error = -1, ""
+        self.answered, self._ended = threading.Event(), threading.Event()
+        self._status: int | None = None
+
+    def take(self, answer: Mapping[str, Any]) -> None:
+        """The server says how it began, or how it ended."""
+        if "status" in answer:
+            self._status = answer["status"]
+            self._ended.set()
+            return
+        self.pid, self.error = answer.get("pid", -1), answer.get("error", "")
+        self.answered.set()
+
+    def poll(self) -> int | None:
+        """See `Process`."""
+        return self._status
+
+    def wait(self) -> int:
+        """See `Process`."""
+        self._ended.wait()
+        assert self._status is not None
+        return self._status
+
+
+class Forks:
+    """Starts commands `python -m MODULE …` as forks of one process that has imported what they need.
+
+    Args:
+        libraries: what it imports; they may start no threads.
+        environment: of the process, and of all forks.
+
+    Raises:
+        EngineError: it cannot import them, or has more than one thread then. A fork that is asked for later may raise
+            it, too.
+
+    Example:
+        >>> with Forks(["json"], {}) as forks:
+        ...     process = forks.start([sys.executable, "-m", "json.tool", "--help"], {}, [])
+        ...     with process.stdout, process.stderr:
+        ...         print(process.stdout.readline().split()[0], process.wait())
+        usage: 0
+    """
+
+    def __init__(self, libraries: Sequence[str], environment: Mapping[str, str]) -> None:
+        self._programs, self._number = Programs(), 0
+        self._forks: dict[int, _Fork] = {}
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = [sys.executable, fork_server.__file__, str(theirs.fileno()), *libraries]
+        with theirs:
+            self._server = subprocess.Popen(
+                with_parent_watch(["env", *(f"{key}={value}" for key, value in environment.items()), *command]),
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                pass_fds=[theirs.fileno()],
+            )
+        self._reader = threading.Thread(target=self._read, name="ends of forks", daemon=True)
+        self._reader.start()
+
+    def start(self, argv: Sequence[str], environment: Mapping[str, str], namespaces: Sequence[str]) -> Process:
+        """See `Starter`. What is no Python module is started as a program."""
+        if (module := _module_of(argv)) is None:
+            return self._programs.start(argv, environment, namespaces)
+        pipes = [os.pipe() for _ in range(2)]
+        fork = _Fork([open(end, encoding="utf-8", errors="replace") for end, _ in pipes])  # noqa: SIM115
+        self._number += 1
+        self._forks[self._number] = fork
+        request = {
+            "number": self._number,
+            "module": module,
+            "environment": dict(environment),
+            "namespaces": list(namespaces),
+        }
+        try:
+            socket.send_fds(self._socket, [json.dumps(request).encode()], [end for _, end in pipes])
+        except OSError as error:
+            fork.take({"error": f"the process that forks is gone: {error}"})
+        finally:
+            for _, end in pipes:
+                os.close(end)
+        if not fork.answered.wait(START_S):
+            fork.error = f"no answer within {START_S:g} s"
+        if fork.pid < 0:
+            fork.stdout.close()
+            fork.stderr.close()
+            raise EngineError(f"cannot fork {module[0]}: {fork.error}")
+        return fork
+
+    def close(self) -> None:
+        """Ends the process that forks, and with it all forks."""
+        self._server.kill()
+        self._server.wait()
+        self._reader.join()
+        self._socket.close()
+
+    def __enter__(self) -> Forks:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _read(self) -> None:
+        """Takes the server's answers, until it is gone: then all of its forks are."""
+        with suppress(ConnectionResetError):  # it has gone with a request unread
+            while data := self._socket.recv(fork_server.MAX_NBYTES):
+                answer = json.loads(data)
+                self._forks[answer["number"]].take(answer)
+                if "pid" not in answer:
+                    del self._forks[answer["number"]]
+        for fork in self._forks.values():
+            fork.take({"error": "the process that forks is gone; its last words are above"})
+            fork.take({"status": -signal.SIGKILL})

@@ -1,0 +1,207 @@
+"""Checkpoints of a whole run: which files its processes write, and from which step all of them can go on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from thinwire.errors import ConfigError
+from thinwire.policies.consistency import consistency
+from thinwire.runtime import checkpoint
+from thinwire.runtime.checkpoint_folder import CheckpointFolder
+from thinwire.runtime.checkpointing import FILES, CheckpointWriter, check_space, try_out
+from thinwire.runtime.disk import Disk
+from thinwire.runtime.shard_checkpoints import shard_nbytes
+from thinwire_lab.jobs.job import Job
+from thinwire_lab.workloads.data import data
+from thinwire_lab.workloads.models import model
+
+KIND = "worker"
+FREE = frozenset({"link", "data_root", "eval_every", "eval_steps", "servers_on_workers"})
+"""What a resumed run may have otherwise: none of it changes a bit of the weights."""
+
+
+@dataclass(kw_only=True)
+class WorkerCheckpoint:
+    """One worker's checkpoints.
+
+    Args:
+        path: of its file.
+        every: exchanges between two checkpoints.
+        resume: whether to go on from one.
+        step: from that of this step; None takes the newest that all workers and shards have.
+        written: the steps of the states that are this worker's own, 0 for the beginning. With `resume` all files are.
+        residuals: what is taken, from its newest state, are the residuals alone: the others have gone on.
+        takes_any: this worker began where the others were: it can go back to any step, where it has no state of its
+            own with the shards' parameters.
+        disk: the file system.
+    """
+
+    path: Path
+    every: int
+    resume: bool = False
+    step: int | None = None
+    written: set[int] = field(default_factory=set)
+    residuals: bool = False
+    takes_any: bool = False
+    disk: Disk = checkpoint.LOCAL
+
+    def writer(
+        self, model_nbytes: int, on_written: Callable[[int], None], executor: Executor | None = None
+    ) -> CheckpointWriter:
+        """Opens what writes them. Where this worker has begun before, and goes back, its disk is not tried again.
+
+        Args:
+            model_nbytes: bytes of the model's parameters.
+            on_written: called with the step of a checkpoint that is on the disk.
+            executor: as for `CheckpointWriter`.
+
+        Raises:
+            ConfigError: no file can be written there, or there is no room for three.
+        """
+        if not self.written:
+            try_out(self.path, worker_nbytes(model_nbytes), self.disk, resumes=self.resume)
+
+        def written(step: int) -> None:
+            self.written.add(step)
+            on_written(step)
+
+        return CheckpointWriter(
+            self.path, KIND, self.every, on_written=written, disk=self.disk, executor=executor, tried=True
+        )
+
+    def steps(self) -> tuple[int, ...]:
+        """The steps of the states that this worker can go on from, newest first; of none: it takes any."""
+        if self.step is not None:
+            return (self.step,)
+        return () if self.takes_any else self.own()
+
+    def began(self, clock: int, *, late: bool) -> None:
+        """This worker takes part from an exchange on; `late`: where the others were, with no state of its own."""
+        self.takes_any = late
+        self.written.update(self.own())
+        if clock == 0:
+            self.written.add(0)
+            checkpoint.remove_needless(self.path, None, self.disk)  # another run's
+
+    def own(self) -> tuple[int, ...]:
+        """The steps of which it has states of its own, newest first."""
+        there = {*checkpoint.steps_in(self.path, self.disk)}
+        return tuple(sorted(there if self.resume else self.written & {*there, 0}, reverse=True))
+
+    def forget_after(self, step: int) -> None:
+        """Removes its own states of later steps, once all workers go on from this one."""
+        if max(self.own(), default=0) > step:
+            checkpoint.forget_after(self.path, step, self.disk)
+            self.written.difference_update([each for each in self.written if each > step])
+
+    @staticmethod
+    def state(job: Job, rank: int, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns what goes into the file: a worker's state, and whose it is."""
+        return {"job": asdict(job), "rank": rank, **state}
+
+    def read(self, job: Job, rank: int) -> dict[str, Any] | None:
+        """Returns the state to go on from, or to take residuals from, so far as this worker alone can say.
+
+        Returns:
+            None, where it begins.
+
+        Raises:
+            ConfigError: no such file, a damaged one, or one of another job or worker.
+        """
+        if self.residuals:
+            return self.read_step(job, rank, max(self.own()))
+        return self.read_step(job, rank, self.step) if self.resume else None
+
+    def read_step(self, job: Job, rank: int, step: int | None) -> dict[str, Any]:
+        """Returns the state of a step, or the newest. Errors as for `read`."""
+        state = checkpoint.read(self.path, KIND, step)
+        defaults = {each.name: each.default for each in fields(Job)}  # of what jobs did not have yet
+        ours, theirs = {"rank": rank, **asdict(job)}, {"rank": state["rank"], **defaults, **state["job"]}
+        for key in sorted(ours.keys() - FREE):
+            if ours[key] != theirs.get(key):
+                raise ConfigError(
+                    f"checkpoint {str(self.path)!r} is of a run with {key}={theirs.get(key)!r}; this one has "
+                    f"{key}={ours[key]!r}"
+                )
+        return state
+
+
+def worker_nbytes(model_nbytes: int) -> int:
+    """Returns about how many bytes a worker's file takes: parameters and residuals."""
+    return 2 * model_nbytes
+
+
+def num_parameters(job: Job) -> int:
+    """Returns how many values a job's model trains."""
+    dataset = data(job.data, root=job.data_root, context=job.recipe().context)
+    trained = model(job.model, num_classes=dataset.num_classes, in_shape=dataset.in_shape, seed=job.seed)
+    return sum(each.numel() for each in trained.parameters() if each.requires_grad)
+
+
+class RunCheckpoints(CheckpointFolder):
+    """The checkpoints of all processes of a run: shards and workers, in one folder."""
+
+    def check(self, job: Job) -> None:
+        """Makes the folder, and finds out whether all processes can write their files.
+
+        Raises:
+            ConfigError: as for `check_files`, or there is no room.
+        """
+        self.check_files(self._files(job))
+        needed = 0
+        for path, nbytes in self._files(job, 4 * num_parameters(job)).items():
+            needed += nbytes * (FILES - len(checkpoint.files_at(path)))
+        check_space(self.folder, checkpoint.LOCAL.free(self.folder), needed)
+
+    def _files(self, job: Job, model_nbytes: int = 0) -> dict[Path, int]:
+        """Every process's file, and about how many bytes it takes."""
+        shards = dict.fromkeys(map(self.server, range(job.shards)), shard_nbytes(model_nbytes) // job.shards)
+        return shards | dict.fromkeys(map(self.worker, range(job.workers)), worker_nbytes(model_nbytes))
+
+    def worker(self, rank: int) -> Path:
+        """Where worker `rank` writes."""
+        return self.folder / f"worker-{rank}.checkpoint"
+
+    def newest(self, job: Job, min_workers: int | None = None) -> int | None:
+        """The newest step of which every process has a checkpoint; None where everybody counts their own.
+
+        Args:
+            job: what is trained.
+            min_workers: where no step is in all files, so many workers are enough, beside all servers; None: all.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        found = {path: checkpoint.steps_in(path) for path in self._files(job)}
+        if all(found.values()) and consistency(job.full_design().consistency).immediate:
+            return None
+        workers = [found[self.worker(rank)] for rank in range(job.workers)]
+        common = set.intersection(*(set(found[self.server(index)]) for index in range(job.shards)))
+        least = job.workers if min_workers is None else min_workers
+        have = {step: sum(step in steps for steps in workers) for step in common}
+        common = {step for step in common if have[step] >= least}
+        if not common:
+            said = ", ".join(f"{path.name}: {' and '.join(map(str, steps)) or 'none'}" for path, steps in found.items())
+            raise ConfigError(f"no step in {str(self.folder)!r} can be resumed, for not all processes have it: {said}")
+        return max(common, key=lambda step: (have[step], step))
+
+    def forget_lacking(self, job: Job, step: int | None) -> list[int]:
+        """Removes what those workers have that lack the step which the others go on from: nobody goes back to it again.
+
+        Args:
+            job: what is trained.
+            step: which `newest` gave.
+
+        Returns:
+            Their ranks: they begin with the shards' parameters.
+        """
+        if step is None:
+            return []
+        lacking = [rank for rank in range(job.workers) if step not in checkpoint.steps_in(self.worker(rank))]
+        for rank in lacking:
+            checkpoint.forget_after(self.worker(rank), -1)
+        return lacking

@@ -1,0 +1,156 @@
+"""Servers and workers as real processes, each behind its own link.
+
+With privileges the link is the kernel's: a network namespace for each process and `tc tbf` in both directions; without,
+a token bucket inside each process's transport. An engine starts the processes: this machine's, or another's (`on_ray`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from thinwire.engines.engine import Engine
+from thinwire.engines.events import Event, Listening
+from thinwire.engines.roles import OnEvent, Roles, RunningRoles
+from thinwire.errors import ConfigError, EngineError
+from thinwire.extras import require
+from thinwire.transports.links import Rate, parse_rate
+from thinwire_lab.engines.local import LocalEngine
+from thinwire_lab.engines.namespaces import Fabric, available
+from thinwire_lab.engines.starters import Starter
+
+Shaping = Literal["kernel", "application", "none"]
+OnStart = Callable[[Mapping[str, int]], None]
+OpenEngine = Callable[[Sequence[type[Event]], Sequence[str]], AbstractContextManager[Engine[Any]]]
+"""Opens an engine for these kinds of events on these hosts."""
+Private = Callable[[int | None], list[str]]
+"""Returns a worker's options of credentials by its rank, or the servers'."""
+
+SERVER = "server"
+UNKNOWN = dict.fromkeys(("THINWIRE_TLS_CERT", "THINWIRE_TLS_KEY", "THINWIRE_TLS_CA", "THINWIRE_TOKEN_FILE"), "")
+"""Of the environment: whose certificate somebody has for another training is nothing to processes of this machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """How the links of a run are made; `note` says why not by the kernel, where that was wanted."""
+
+    shaping: Shaping
+    rate: Rate
+    note: str = ""
+
+
+def choose_links(link: str | None, wanted: str = "auto") -> Links:
+    """Decides who shapes the links.
+
+    Args:
+        link: a rate, or None for no limit.
+        wanted: `auto` takes the kernel where it may, `kernel` insists, `application` never asks for privileges.
+
+    Raises:
+        ConfigError: a rate or a choice that cannot be.
+        EngineError: `kernel`, and it is not possible here.
+    """
+    rate = parse_rate(link or "none")
+    if wanted not in ("auto", "kernel", "application"):
+        raise ConfigError(f"shaping {wanted!r}; allowed are auto, kernel and application")
+    if wanted == "application":
+        return Links("application" if rate.bps else "none", rate)
+    if rate.bps is None and wanted == "auto":
+        return Links("none", rate)
+    possible, reason = available()
+    if possible:
+        return Links("kernel", rate)
+    if wanted == "kernel":
+        raise EngineError(f"the kernel cannot shape links here: {reason}")
+    return Links("application", rate, f"kernel shaping is not possible here: {reason}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where roles run: behind which links, started by whom, with whose credentials.
+
+    Args:
+        links: how the links are made.
+        open_engine: what starts processes; None: this machine does.
+        starter: of this machine's processes; by default each is a program of its own.
+        private: the options of every role's credentials; where the kernel makes the links there are none.
+    """
+
+    links: Links
+    open_engine: OpenEngine | None = None
+    starter: Starter | None = None
+    private: Private = lambda rank: []
+
+    @property
+    def has_hosts(self) -> bool:
+        """Whether each role has to be started on one of the nodes."""
+        return self.links.shaping == "kernel" or self.open_engine is not None
+
+    @contextmanager
+    def opened(self, kinds: Sequence[type[Event]], hosts: Sequence[str]) -> Iterator[tuple[Engine[Any], Fabric | None]]:
+        """Opens an engine for these kinds of events on these nodes, and their links where the kernel makes them."""
+        with ExitStack() as stack:
+            fabric = None
+            if self.links.shaping == "kernel":
+                fabric = stack.enter_context(Fabric(dict.fromkeys(hosts, self.links.rate)))
+            if self.open_engine is not None:
+                yield stack.enter_context(self.open_engine(kinds, hosts)), fabric
+            else:
+                local = LocalEngine(kinds, fabric=fabric, starter=self.starter, environment=UNKNOWN, lines=True)
+                yield stack.enter_context(local), fabric
+
+    def arguments(self, rank: int | None) -> list[str]:
+        """Returns what a worker's command, by its rank, or a server's has of this place."""
+        if self.links.shaping == "kernel":
+            return ["--insecure"]  # nobody else has a link to these namespaces
+        shape = ["--shape", str(self.links.rate)] if self.links.shaping == "application" else []
+        return [*shape, *self.private(rank)]
+
+
+def run_cluster(
+    roles: Roles, place: Place, kinds: Sequence[type[Event]], on_event: OnEvent, *, on_start: OnStart | None = None
+) -> dict[str, int]:
+    """Starts servers and workers, passes on what they report, and returns when all have ended.
+
+    Args:
+        roles: what runs.
+        place: where.
+        kinds: the classes of the events that the processes report, besides `Listening`.
+        on_event: called with each process's name and event.
+        on_start: called with the ids of all processes, by name, when they have been started.
+
+    Returns:
+        With kernel shaping the interface counters of the workers' nodes, named as in `RunOutcome`.
+
+    Raises:
+        ConfigError: servers on workers' nodes where links are made by each process for itself.
+        EngineError: a process failed; the message holds its last output. Nothing is left running.
+    """
+    require("a parameter server", "grpc")
+    if roles.servers_on_workers and place.links.shaping == "application":
+        raise ConfigError(
+            "a server on every worker's node shares that node's link, and application shaping gives each process a "
+            "link of its own; use kernel shaping, or no limit"
+        )
+    with place.opened([Listening, *kinds], roles.hosts) as (engine, fabric):
+        running = RunningRoles(roles, engine, place.arguments, on_hosts=place.has_hosts)
+        running.start_servers()
+        running.start_workers()
+        if on_start is not None:
+            on_start(engine.pids)
+        running.follow(on_event)
+        return _interfaces(fabric, roles.worker_names) if fabric else {}
+
+
+def _interfaces(fabric: Fabric, workers: Sequence[str]) -> dict[str, int]:
+    """What the kernel counted at the workers' links: everything, and what is left without TCP/IP headers."""
+    counters: dict[str, int] = {}
+    for way, count in (("push", fabric.sent), ("pull", fabric.received)):
+        counts = [count(worker) for worker in workers]
+        counters[f"interface_bytes_{way}"] = sum(each.nbytes for each in counts)
+        counters[f"interface_packets_{way}"] = sum(each.packets for each in counts)
+        counters[f"interface_payload_bytes_{way}"] = sum(each.payload_nbytes for each in counts)
+    return counters

@@ -1,0 +1,31 @@
+"""One process from which servers and workers are forked, for programs that start many of them.
+
+A process of its own takes three seconds of a processor to import what a role needs, which is more than many a short run
+computes; a fork takes a hundredth.
+"""
+
+from __future__ import annotations
+
+import atexit
+from functools import cache
+
+from thinwire.engines.engine import ENVIRONMENT
+from thinwire_lab.engines.starters import Forks
+
+LIBRARIES = (
+    *("thinwire.cli.main", "thinwire.cli.roles", "thinwire_lab.jobs.training", "thinwire.runtime.connection"),
+    *("thinwire.runtime.serving", "thinwire.transports.grpc.server", "torch._dynamo"),
+)
+"""What servers and workers import; the last one torch does when an optimizer is made."""
+
+
+@cache
+def forks() -> Forks:
+    """Returns what forks servers and workers: made when it is first asked for, closed when this program ends.
+
+    Raises:
+        EngineError: it cannot be made.
+    """
+    made = Forks(LIBRARIES, ENVIRONMENT)
+    atexit.register(made.close)
+    return made

@@ -1,0 +1,342 @@
+"""One run in one process whose clock is computed: many workers on few cores, in the time that a cluster would take.
+
+The cores, codecs and bytes are the real ones. What a step takes is put together from what was measured and what is
+known: every worker's and server's processor seconds, measured as they compute one after the other, and every message's
+way over links of a given rate. Whoever is earliest by its own clock goes on, so that everything happens in the order
+of computed time. A `RunOutcome` of such a run says `modelled` for its shaping: its seconds are no measurement.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+
+import msgspec
+
+from thinwire.engines.events import Event
+from thinwire.engines.roles import OnEvent
+from thinwire.errors import ConfigError, DeadlineError, EngineError, ThinwireError, TransportError
+from thinwire.planner.transport_costs import Sharing, TransportCosts
+from thinwire.runtime.serving import serving
+from thinwire.server.core import ServerCore
+from thinwire.transports.base import Connection, wire_nbytes
+from thinwire.transports.links import parse_rate
+from thinwire.transports.memory import MemoryServer
+from thinwire.transports.shaped import burst_nbytes
+from thinwire_lab.jobs.events import Accuracy
+from thinwire_lab.jobs.job import Job
+from thinwire_lab.jobs.outcome import CurvePoint, RunOutcome, WorkerOutcome, summarise
+from thinwire_lab.jobs.training import run_worker
+from thinwire_lab.jobs.virtual_time import Agenda, ModelledLinks, Processors
+
+MODELLED = "modelled"
+"""The `shaping` of a run whose seconds are computed."""
+
+
+def run(
+    job: Job,
+    *,
+    cores: int | None = None,
+    costs: TransportCosts | None = None,
+    sharing: Sharing | None = None,
+    on_event: OnEvent = lambda process, event: None,
+) -> RunOutcome:
+    """Trains once, by the computed clock.
+
+    Args:
+        job: what to train; its link is of any rate.
+        cores: processors that all workers and servers share; None: each has one of its own.
+        costs: of the transport; by default gRPC's, see `TransportCosts`.
+        sharing: what workers and servers that compute at the same time on shared processors take from each other; None:
+            nothing.
+        on_event: called with each worker's name and event.
+
+    Raises:
+        ConfigError: the job has a time budget, or a device that is no processor.
+        EngineError: a worker failed.
+    """
+    if job.seconds is not None:
+        raise ConfigError("a run with a computed clock has a number of steps, no time budget")
+    if job.device != "cpu":
+        raise ConfigError(f"device {job.device!r}: the computed clock counts a processor's seconds; use cpu")
+    cluster = _Cluster(job, Processors(cores), costs or TransportCosts(), sharing or Sharing(), on_event)
+    workers = cluster.run()
+    outcome = summarise(job, workers, cluster.curve, rate=parse_rate(job.link or "none"), shaping=MODELLED)
+    return msgspec.structs.replace(outcome, in_process=True)
+
+
+class _Cluster:
+    """The workers' threads, the servers, and whose turn it is.
+
+    Exactly one thread computes at a time: the one that called `run`, which has what was noted happen and plays the
+    servers, or the worker that it lets go on until that one waits for a message.
+    """
+
+    def __init__(
+        self, job: Job, processors: Processors, costs: TransportCosts, sharing: Sharing, on_event: OnEvent
+    ) -> None:
+        self.job, self.processors, self.costs, self.sharing = job, processors, costs, sharing
+        self.agenda = Agenda()
+        bps = parse_rate(job.link or "none").bps
+        burst_bytes = 0.0 if bps is None else burst_nbytes(bps)
+        self.links = ModelledLinks(self.agenda, bps, latency_s=costs.latency_s, burst_bytes=burst_bytes)
+        self.curve: list[CurvePoint] = []
+        self.shards = [_Shard(self, index) for index in range(job.shards)]
+        self.workers = [_Worker(self, rank, on_event) for rank in range(job.workers)]
+        self.yielded = threading.Semaphore(0)
+
+    def run(self) -> list[WorkerOutcome]:
+        """Runs until every worker has ended; returns what they came to."""
+        for worker in self.workers:
+            worker.thread.start()
+        try:
+            while any(worker.outcome is None for worker in self.workers):
+                self._go_on()
+        finally:
+            self._end()
+        return [worker.outcome for worker in self.workers if worker.outcome is not None]
+
+    def node(self, shard: int) -> str:
+        """Returns whose link a shard's messages cross."""
+        return f"worker {shard}" if self.job.servers_on_workers else f"server {shard}"
+
+    def send(self, sender: str, receiver: str, nbytes: int, ready_s: float, arrived: Callable[[float], None]) -> None:
+        """Sends a message over the links when the time has come at which it is ready."""
+        self.agenda.note(ready_s, lambda now_s: self.links.send(sender, receiver, nbytes, now_s, arrived))
+
+    def book(self, begin_s: float, seconds: float) -> float:
+        """Keeps a processor busy from a time that may be still to come; returns for how long, as it is shared."""
+        lasts_s = seconds * self.stretch(begin_s)
+        self.agenda.note(begin_s, partial(self.processors.book, seconds=lasts_s))
+        return lasts_s
+
+    def stretch(self, begin_s: float) -> float:
+        """Returns how many times as long as measured something takes that begins at a time."""
+        # Whoever begins beside another one is held up; who has the machine to itself is not.
+        return self.sharing.stretch if self.processors.contended(begin_s) else 1.0
+
+    def _go_on(self) -> None:
+        ready = [worker for worker in self.workers if worker.ready]
+        first = min(ready, key=lambda worker: worker.begins_s, default=None)
+        if first is not None and first.begins_s < self.agenda.next_s:
+            first.go_on()
+            if isinstance(first.error, ThinwireError):
+                raise EngineError(f"a worker failed: {first.error}") from first.error
+            if first.error is not None:
+                raise first.error
+        elif self.agenda.next_s < float("inf"):
+            self.agenda.advance()
+        else:
+            waiting = [worker.name for worker in self.workers if worker.outcome is None]
+            raise EngineError(f"{', '.join(waiting)}: waiting for messages that nobody will send")
+
+    def _end(self) -> None:
+        for shard in self.shards:
+            shard.server.stop(grace_s=0)
+        for worker in self.workers:
+            worker.stop()
+
+
+class _Worker:
+    """One worker's thread and clock.
+
+    Attributes:
+        ready: it could go on; otherwise it waits for a message, or has ended.
+        outcome, error: how it ended.
+    """
+
+    def __init__(self, cluster: _Cluster, rank: int, on_event: OnEvent) -> None:
+        self.name, self._cluster, self._rank, self._on_event = f"worker {rank}", cluster, rank, on_event
+        self.thread = threading.Thread(target=self._run, name=self.name, daemon=True)
+        self.outcome: WorkerOutcome | None = None
+        self.error: BaseException | None = None
+        self.ready = True
+        self.stopped = False
+        self._turn = threading.Semaphore(0)
+        self._clock_s = self._begin_s = 0.0
+        self._began_cpu_s, self._stretch = 0.0, 1.0
+
+    @property
+    def begins_s(self) -> float:
+        """When it can go on: it is ready, and there is a processor."""
+        return self._cluster.processors.begins(self._clock_s)
+
+    def now(self) -> float:
+        """Returns its clock: when it went on, and what it has computed since. For its own thread."""
+        return self._begin_s + self._stretch * (time.thread_time() - self._began_cpu_s)
+
+    def go_on(self) -> None:
+        """Lets it compute until it waits or ends. For the cluster's thread."""
+        self._begin_s = self.begins_s
+        self._stretch = self._cluster.stretch(self._begin_s)
+        self._turn.release()
+        self._cluster.yielded.acquire()
+
+    def wake(self, now_s: float) -> None:
+        """A message is there that it may wait for."""
+        if not self.ready and self.outcome is None:
+            self._clock_s = max(self._clock_s, now_s)
+            self.ready = True
+
+    def let_others(self, *, until_woken: bool) -> None:
+        """Stops computing, until it is woken or only until whatever comes before its clock has happened."""
+        self._stand(ready=not until_woken)
+        self._cluster.yielded.release()
+        self._turn.acquire()
+        self._resume()
+
+    def book_message(self, when_s: float, nbytes: int) -> None:
+        """Keeps a processor busy with a message that its transport sends or receives at a time."""
+        costs = self._cluster.costs
+        self._cluster.book(when_s, costs.worker_message_s + nbytes * costs.byte_s)
+
+    def stop(self) -> None:
+        """Ends its thread, which finds its sessions over."""
+        self.stopped = True
+        while self.thread.is_alive():
+            self._turn.release()
+            self.thread.join(0.01)
+
+    def connect(self) -> list[_ModelledConnection]:
+        """Connects to every shard."""
+        return [shard.connect(self) for shard in self._cluster.shards]
+
+    def _run(self) -> None:
+        self._turn.acquire()
+        if self.stopped:  # before its first turn: another worker failed, or somebody has pressed Ctrl-C
+            return
+        self._resume()
+        try:
+            self.outcome = run_worker(
+                self._cluster.job, rank=self._rank, servers=self.connect, report=self._report, now=self.now
+            )
+        except BaseException as error:  # the cluster's thread raises it
+            self.error = error
+        self._stand(ready=False)
+        self._cluster.yielded.release()
+
+    def _report(self, event: Event) -> None:
+        if isinstance(event, Accuracy):
+            self._cluster.curve.append(event.point())
+        self._on_event(self.name, event)
+
+    def _stand(self, *, ready: bool) -> None:
+        self._clock_s = self.now()
+        self._cluster.processors.book(self._begin_s, self._clock_s - self._begin_s)
+        self.ready = ready
+
+    def _resume(self) -> None:
+        self._began_cpu_s = time.thread_time()
+        if self.stopped:
+            raise TransportError("the run has ended")
+
+
+class _Shard:
+    """One server, whose sessions are those of the memory transport; messages come to it when their time has come."""
+
+    def __init__(self, cluster: _Cluster, index: int) -> None:
+        self._cluster, self._index = cluster, index
+        self.server = MemoryServer(serving(ServerCore()))
+        self._connections: list[_ModelledConnection] = []
+        self._free_s = 0.0
+
+    @property
+    def node(self) -> str:
+        """Whose link its messages cross."""
+        return self._cluster.node(self._index)
+
+    def connect(self, worker: _Worker) -> _ModelledConnection:
+        """Begins a worker's session."""
+        connection = _ModelledConnection(self._cluster, worker, self, self.server.connect())
+        self._connections.append(connection)
+        return connection
+
+    def handle(self, call: Callable[[], None], nbytes: int, now_s: float) -> None:
+        """Has the server take a message, once it is free, and sends what it answers."""
+        if self._free_s > now_s:
+            self._cluster.agenda.note(self._free_s, partial(self.handle, call, nbytes))
+            return
+        began_s = time.thread_time()
+        call()
+        self.work(now_s, time.thread_time() - began_s + self._message_s(nbytes))
+        for connection in self._connections:
+            connection.answered()
+
+    def send(self, worker: str, nbytes: int, arrived: Callable[[float], None]) -> None:
+        """Sends a message as soon as the server has done what it is at."""
+        free_s = self.work(self._free_s, self._message_s(nbytes))
+        self._cluster.send(self.node, worker, nbytes, free_s, arrived)
+
+    def work(self, begin_s: float, seconds: float) -> float:
+        """Keeps the server and a processor busy; returns when the server is free again."""
+        self._free_s = begin_s + self._cluster.book(begin_s, seconds)
+        return self._free_s
+
+    def _message_s(self, nbytes: int) -> float:
+        return self._cluster.costs.server_message_s + nbytes * self._cluster.costs.byte_s
+
+
+class _ModelledConnection(Connection):
+    """A worker's session with a shard; a message arrives when the links have carried it.
+
+    Args:
+        cluster: whose links they are.
+        worker: whose session it is.
+        shard: with whom.
+        inner: the session itself, on the memory transport.
+    """
+
+    def __init__(self, cluster: _Cluster, worker: _Worker, shard: _Shard, inner: Connection) -> None:
+        self._cluster, self._worker, self._shard, self._inner = cluster, worker, shard, inner
+        self._arrived: deque[bytes | None] = deque()
+        self._over = False
+        self.address = inner.address
+
+    def send(self, packet: bytes) -> None:
+        self.bytes_sent += wire_nbytes(packet)
+        self._leave(partial(self._inner.send, packet), wire_nbytes(packet))
+
+    def receive(self, timeout_s: float | None = None) -> bytes | None:
+        if timeout_s == 0 and not self._arrived:
+            self._worker.let_others(until_woken=False)
+            if not self._arrived:
+                raise DeadlineError(f"nothing has come from {self.address}")
+        while not self._arrived:
+            self._worker.let_others(until_woken=True)
+        packet = self._arrived.popleft()
+        if packet is not None:
+            self.bytes_received += wire_nbytes(packet)
+        return packet
+
+    def close(self, timeout_s: float = 30.0) -> None:
+        self._leave(self._inner.close, 0)
+
+    def abort(self) -> None:
+        self._leave(self._inner.abort, 0)
+
+    def answered(self) -> None:
+        """Sends to the worker what the server has said in this session. For the cluster's thread."""
+        while not self._over:
+            try:
+                packet = self._inner.receive(0)
+            except DeadlineError:
+                return
+            except TransportError:  # the worker has left
+                packet = None
+            self._over = packet is None
+            nbytes = 0 if packet is None else wire_nbytes(packet)
+            self._shard.send(self._worker.name, nbytes, partial(self._arrive, packet))
+
+    def _leave(self, call: Callable[[], None], nbytes: int) -> None:
+        now_s = self._worker.now()
+        self._worker.book_message(now_s, nbytes)
+        handle = partial(self._shard.handle, call, nbytes)
+        self._cluster.send(self._worker.name, self._shard.node, nbytes, now_s, handle)
+
+    def _arrive(self, packet: bytes | None, now_s: float) -> None:
+        self._worker.book_message(now_s, 0 if packet is None else wire_nbytes(packet))
+        self._arrived.append(packet)
+        self._worker.wake(now_s)

@@ -1,0 +1,161 @@
+"""One training run whose server and workers are real processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+
+import msgspec
+
+from thinwire.cautions import caution
+from thinwire.engines.events import Event
+from thinwire.engines.roles import OnEvent, Roles
+from thinwire.errors import ConfigError, EngineError
+from thinwire_lab.jobs.checkpoints import RunCheckpoints
+from thinwire_lab.jobs.cluster import SERVER, OnStart, Place, choose_links, run_cluster
+from thinwire_lab.jobs.events import KINDS, Accuracy, Done
+from thinwire_lab.jobs.job import Job
+from thinwire_lab.jobs.outcome import CurvePoint, RunOutcome, WorkerOutcome, summarise
+from thinwire_lab.jobs.workload import check
+
+_NOT_THE_WORKERS = ("link", "servers", "servers_on_workers")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Elastic:
+    """What the servers do about workers that die or are late.
+
+    Args:
+        min_workers: the run goes on without workers that died while so many are left; None: with all of them.
+        worker_grace_s: how long one that lost its connection is waited for, in seconds; None: the server's own.
+        straggler_grace_s: how much later than usual one may be, in seconds; None: they are waited for.
+
+    Example:
+        >>> Elastic(min_workers=2, straggler_grace_s=0.5).arguments()
+        ['--min-workers', '2', '--straggler-grace-s', '0.5']
+
+    Raises:
+        ConfigError: a grace for stragglers without `min_workers`.
+    """
+
+    min_workers: int | None = None
+    worker_grace_s: float | None = None
+    straggler_grace_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.straggler_grace_s is not None and self.min_workers is None:
+            raise ConfigError("--straggler-grace-s goes on without late workers: say with how many, --min-workers M")
+
+    def check(self, workers: int) -> None:
+        """Raises ConfigError where the servers would wait for more workers than a run of so many ever has."""
+        if self.min_workers is not None and self.min_workers > workers:
+            raise ConfigError(
+                f"--min-workers {self.min_workers} of {workers} workers: nothing would be updated before so many have "
+                f"joined; give at most {workers}"
+            )
+
+    def arguments(self) -> list[str]:
+        """Returns the options of a server's command."""
+        given = ((each.name, getattr(self, each.name)) for each in fields(self))
+        named = (("--" + name.replace("_", "-"), value) for name, value in given if value is not None)
+        return [text for name, value in named for text in (name, str(value))]
+
+
+FIXED = Elastic()
+"""All workers take part, from the first step to the last."""
+
+
+def run(
+    job: Job,
+    *,
+    place: Place | None = None,
+    on_event: OnEvent = lambda process, event: None,
+    worker_options: Sequence[str] = (),
+    checkpoints: RunCheckpoints | None = None,
+    elastic: Elastic = FIXED,
+    max_restarts: int = 0,
+    on_start: OnStart | None = None,
+) -> RunOutcome:
+    """Trains once.
+
+    Args:
+        job: what to train.
+        place: where, behind the job's links; None: on this machine, and the kernel makes them where it may.
+        on_event: called with each process's name and event, as it is reported.
+        worker_options: further options of every worker's command: where its telemetry goes.
+        checkpoints: where and how often every process writes a checkpoint, and whether to go on from there.
+        elastic: what the servers do about workers that die or are late.
+        max_restarts: how often each worker that fails is started again, and each server that writes checkpoints.
+        on_start: called with the ids of all processes, by name, when they have been started.
+
+    Raises:
+        ConfigError: there is nothing to resume, a job that cannot be resumed, one that has no workload (see
+            `jobs.workload`), or fewer workers than the servers wait for.
+        DataError: the data set is missing or damaged.
+        EngineError: a process failed; the message holds its last output. Nothing is left running.
+    """
+    elastic.check(job.workers)
+    check([job])
+    place = place or Place(links=choose_links(job.link))
+    step: int | None = None
+    if checkpoints is not None:
+        checkpoints.check(job)
+        step = checkpoints.newest(job, elastic.min_workers) if checkpoints.resume else None
+        for rank in checkpoints.forget_lacking(job, step):
+            caution(f"worker {rank} has no checkpoint of exchange {step}: it begins with the shards' parameters")
+    curve: list[CurvePoint] = []
+    workers: list[WorkerOutcome] = []
+
+    def collect(process: str, event: Event) -> None:
+        match event:
+            case Accuracy():
+                # Workers that went back to a checkpoint evaluate steps again.
+                curve[:] = [*(point for point in curve if point.step < event.step), event.point()]
+            case Done(outcome=outcome):
+                workers.append(outcome)
+        on_event(process, event)
+
+    def server(index: int, again: bool) -> list[str]:
+        kept = [] if checkpoints is None else checkpoints.arguments(checkpoints.server(index), step, again=again)
+        return ["server", *elastic.arguments(), *kept]
+
+    def worker(rank: int, addresses: list[str], again: bool) -> list[str]:
+        more = [] if checkpoints is None else checkpoints.arguments(checkpoints.worker(rank), step, again=again)
+        return [*worker_arguments(job, rank, addresses), *worker_options, *more]
+
+    roles = Roles(
+        workers=job.workers,
+        worker=worker,
+        servers=job.shards,
+        server=server,
+        servers_on_workers=job.servers_on_workers,
+        servers_return=checkpoints is not None,
+        min_workers=elastic.min_workers,
+        max_restarts=max_restarts,
+    )
+    try:
+        interfaces = run_cluster(roles, place, KINDS, collect, on_start=on_start)
+    except EngineError as error:
+        if max_restarts and checkpoints is None and str(error).startswith(SERVER):
+            raise EngineError(
+                f"{error}\nA server can be started again where everybody writes checkpoints: give --checkpoint-dir"
+            ) from None
+        raise
+    outcome = summarise(job, workers, curve, rate=place.links.rate, shaping=place.links.shaping)
+    return msgspec.structs.replace(outcome, **interfaces)
+
+
+def worker_arguments(job: Job, rank: int, addresses: Sequence[str]) -> list[str]:
+    """Returns the command line of one worker, the same that a person would type.
+
+    Example:
+        >>> worker_arguments(Job(design="fp32", steps=9), 2, ["10.0.0.1:7070"])[:9]
+        ['worker', '--rank', '2', '--server', 'grpc://10.0.0.1:7070', '--design', 'fp32', '--model', 'mlp']
+    """
+    arguments = ["worker", "--rank", str(rank)]
+    for address in addresses:
+        arguments += ["--server", f"grpc://{address}"]
+    for name, value in asdict(job).items():
+        if value is not None and name not in _NOT_THE_WORKERS:
+            arguments += [f"--{name.replace('_', '-')}", str(value)]
+    return arguments

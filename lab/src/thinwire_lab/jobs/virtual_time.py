@@ -1,0 +1,128 @@
+"""Time that is computed: processors, links and what happens when, for a cluster that one process stands in for.
+
+What comes to a link or a processor is served in order, one thing at a time. A message flows through its sender's link
+and its receiver's at once, so that alone it takes as long as the slower of them needs, and those of many senders queue
+at their one receiver. Nothing here measures anything or knows what a message is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from heapq import heappop, heappush
+
+from thinwire.errors import ConfigError
+from thinwire.planner.transport_costs import TCP_HEADERS_NBYTES, TCP_PAYLOAD_NBYTES
+from thinwire.transports.shaped import TokenBucket
+
+
+class Agenda:
+    """What is to happen, by time; what is of one time happens in the order in which it was noted."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[float, int, Callable[[float], None]]] = []
+        self._noted = 0
+
+    def note(self, when: float, happen: Callable[[float], None]) -> None:
+        """Has `happen` called with the time, in seconds, when its time has come."""
+        heappush(self._waiting, (when, self._noted, happen))
+        self._noted += 1
+
+    @property
+    def next_s(self) -> float:
+        """When the next thing happens; infinity where nothing is noted."""
+        return self._waiting[0][0] if self._waiting else float("inf")
+
+    def advance(self) -> None:
+        """Has the next thing happen."""
+        when, _, happen = heappop(self._waiting)
+        happen(when)
+
+
+class Processors:
+    """Processors that all processes share.
+
+    A worker's computing holds one from its beginning to its end. What others wake up for, a message in most cases, is
+    short: it begins at once, as a scheduler lets it, and whatever comes next on that processor begins later by as much.
+
+    Args:
+        cores: how many; None: every process has its own and never waits for one.
+    """
+
+    def __init__(self, cores: int | None) -> None:
+        if cores is not None and cores < 1:
+            raise ConfigError(f"{cores} cores; at least 1 is needed, or None for one of its own for each process")
+        self._free: list[float] | None = None if cores is None else [0.0] * cores
+
+    def begins(self, ready_s: float) -> float:
+        """Returns when something that is ready at a time finds a free processor."""
+        return ready_s if self._free is None else max(ready_s, min(self._free))
+
+    def contended(self, begin_s: float) -> bool:
+        """Returns whether something else still computes when something begins on the processor that is free first."""
+        return self._free is not None and max(self._free) > begin_s
+
+    def book(self, begin_s: float, seconds: float) -> None:
+        """Keeps the processor that is free first busy for so many seconds from `begin_s`, or from when it is free."""
+        if self._free is not None:
+            first = self._free.index(min(self._free))
+            self._free[first] = max(self._free[first], begin_s) + seconds
+
+
+class ModelledLinks:
+    """Every process's link to one switch, of one rate, the same both ways.
+
+    Each way is a token bucket like the kernel's queue in `engines.namespaces`: after a pause a burst passes at once.
+    A message flows through its sender's bucket and its receiver's at the same time.
+
+    Args:
+        agenda: where what comes later is noted.
+        bps: bits a second, headers included; None is no limit.
+        latency_s: added to every message.
+        burst_bytes: that pass a link at once after a pause.
+
+    Example:
+        Two senders of 1,448,000 bytes, and one receiver, at 12.112 Mbit/s: one message takes a second.
+
+        >>> agenda, arrived = Agenda(), []
+        >>> links = ModelledLinks(agenda, 12_112_000)
+        >>> for sender in ("a", "b"):
+        ...     links.send(sender, "c", 1_448_000, 0.0, arrived.append)
+        >>> while agenda.next_s < float("inf"):
+        ...     agenda.advance()
+        >>> [round(seconds, 3) for seconds in arrived]
+        [1.0, 2.0]
+    """
+
+    def __init__(self, agenda: Agenda, bps: int | None, *, latency_s: float = 0.0, burst_bytes: float = 0.0) -> None:
+        self._agenda, self._bps, self._latency_s, self._burst_bytes = agenda, bps, latency_s, burst_bytes
+        self._out: dict[Hashable, TokenBucket] = {}
+        self._in: dict[Hashable, TokenBucket] = {}
+        self._sent: dict[Hashable, float] = {}
+
+    def send(
+        self, sender: Hashable, receiver: Hashable, nbytes: int, ready_s: float, arrived: Callable[[float], None]
+    ) -> None:
+        """Sends a message as soon as its sender's link is free.
+
+        Args:
+            sender, receiver: whose links; one name for both crosses no link.
+            nbytes: of the message above TCP.
+            ready_s: when it is there to be sent, in seconds; never before an earlier call's of this sender.
+            arrived: called when it has arrived, with the time in seconds.
+        """
+        if sender == receiver or self._bps is None:
+            self._agenda.note(ready_s + self._latency_s, arrived)
+            return
+        crossing = nbytes + TCP_HEADERS_NBYTES * -(-nbytes // TCP_PAYLOAD_NBYTES)
+        begins_s = max(ready_s, self._sent.get(sender, ready_s))
+        sent_s = self._sent[sender] = ready_s + self._bucket(self._out, sender).delay(crossing, ready_s)
+
+        def flow(now_s: float) -> None:
+            received_s = now_s + self._bucket(self._in, receiver).delay(crossing, now_s)
+            self._agenda.note(max(sent_s, received_s) + self._latency_s, arrived)
+
+        self._agenda.note(begins_s, flow)
+
+    def _bucket(self, of: dict[Hashable, TokenBucket], name: Hashable) -> TokenBucket:
+        assert self._bps is not None
+        return of.setdefault(name, TokenBucket(self._bps, self._burst_bytes))

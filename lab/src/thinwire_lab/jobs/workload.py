@@ -1,0 +1,53 @@
+"""A job's data, model, optimizer and batches, as every worker makes them; and whether a job has them at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from thinwire_lab.jobs.devices import device
+from thinwire_lab.jobs.job import Job
+from thinwire_lab.workloads.training import Training, training
+
+
+def workload(job: Job, rank: int = 0) -> Training:
+    """Returns a worker's part; the model is on the job's device.
+
+    Args:
+        job: what to train.
+        rank: the worker's number.
+
+    Raises:
+        ConfigError: a model that the data does not suit, fewer examples than a batch for every worker, or a device that
+            is not here.
+        DataError: the data set is missing or damaged.
+
+    Example:
+        >>> made = workload(Job(model="mlp", data="digits", workers=4))
+        >>> made.dataset, made.batches.batches_per_epoch
+        (<Dataset digits: 1,347 train, 450 test, (1, 8, 8)>, 42)
+    """
+    return training(
+        job.recipe(),
+        data=job.data,
+        rank=rank,
+        workers=job.workers,
+        seed=job.seed,
+        data_root=job.data_root,
+        device=device(job.device),
+    )
+
+
+def check(jobs: Iterable[Job]) -> None:
+    """Says in one sentence what would be a traceback of every worker later. Errors are those of `workload`.
+
+    Args:
+        jobs: what is to be trained; nothing comes to a device.
+    """
+    seen = set()
+    for job in jobs:
+        alike = replace(job, device="cpu", seed=0)
+        key = (job.model, job.data, job.data_root, job.workers, repr(job.recipe()))
+        if key not in seen:
+            seen.add(key)
+            workload(alike)

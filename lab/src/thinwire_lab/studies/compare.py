@@ -1,0 +1,270 @@
+"""Designs × links × seeds × models, in as few seconds as an honest answer takes.
+
+Strategy: 3LC's accelerated measurement (§4.3). A link changes how long a step takes and not what it
+computes, so a design's accuracy comes from one full run on an unlimited link, and its seconds per step on a thin link
+from a short run there, whose learning rates sweep the whole schedule. Every run is kept in `results.json` as soon as
+it is over, under the job that made it; a run that is there already is not made again. The caller says how to train, and
+nothing here knows how a result is printed or drawn.
+
+A job tells one run from another, its data by the folder where that is not the usual one, and text by a digest, for it
+is the library of the Python that runs. Which version made a run is not in it: where there are several, a note says so.
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from thinwire.codecs import Codec
+from thinwire.errors import ConfigError, EngineError
+from thinwire.policies.consistency import Local, consistency
+from thinwire.transports.links import parse_rate
+from thinwire_lab.jobs.job import Job
+from thinwire_lab.jobs.outcome import RunOutcome
+from thinwire_lab.jobs.results import Results, Run
+from thinwire_lab.jobs.workload import check
+from thinwire_lab.studies.compare_rows import ComparedCell, Row, tabulate
+from thinwire_lab.studies.files import RESULTS
+from thinwire_lab.studies.machines import mixed, mixed_versions
+from thinwire_lab.studies.options import ComparisonOptions
+from thinwire_lab.workloads.data import data, datasets
+from thinwire_lab.workloads.models import TEXT_MODELS
+
+SWEPT_SHARE = 10
+"""Where frames shrink as training goes on, a short run is at least this part, a tenth, of the full one (3LC §4.3)."""
+_LONGEST_PERIOD = 100_000
+_WARM_UP = re.compile(r"\bwarmup\s*=\s*[^],]+")
+
+Train = Callable[[Job], RunOutcome]
+OnJob = Callable[[int, int, Job], None]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A run that ended with an EngineError; it is tried again next time."""
+
+    job: dict[str, Any]
+    error: str
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What `results.json` holds: the comparison, its rows, its failures, and all runs, of other comparisons too.
+
+    `notes` are sentences on the rows.
+    """
+
+    comparison: Comparison
+    rows: Sequence[Row]
+    failures: Sequence[Failure]
+    runs: Sequence[Run[RunOutcome]]
+    notes: Sequence[str] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison(ComparisonOptions):
+    """What is compared with what.
+
+    Args:
+        options: see `ComparisonOptions`.
+
+    Raises:
+        ConfigError: nothing to compare, or a job that cannot be.
+    """
+
+    def __post_init__(self) -> None:
+        for name in ("designs", "links", "models"):
+            given = getattr(self, name)
+            if not given:
+                raise ConfigError(f"no {name} to compare; give at least one")
+            told_apart = {str(parse_rate(link)) for link in given} if name == "links" else set(given)
+            if len(told_apart) < len(given):
+                raise ConfigError(f"{name} {', '.join(given)}: one is named twice")
+        if self.seeds < 1:
+            raise ConfigError(f"{self.seeds} seeds; at least 1 is needed")
+        for name, steps in (("steps", self.steps), ("short_steps", self.short_steps)):
+            if steps is not None and steps < 2:
+                raise ConfigError(f"{name}={steps}; at least 2 are needed, for the first is not timed")
+        for model in self.models:
+            for design in self.designs:
+                self.full(model, design)
+
+    def full(self, model: str, design: str) -> Job:
+        """Returns the run that an accuracy comes from, with seed 0: on an unlimited link, every number spelled out."""
+        jobs_own = {field.name for field in fields(Job)}
+        shared = {name: value for name, value in vars(self).items() if name in jobs_own}
+        job = Job(design=design, model=model, **shared)
+        recipe = job.recipe()
+        return replace(job, steps=recipe.steps, batch=recipe.batch, lr=recipe.lr)
+
+    def cells(self) -> dict[ComparedCell, tuple[Job, Job]]:
+        """Returns, by model, design, link and seed, the runs that accuracy and seconds per step come from.
+
+        On a link without a limit they are one and the same. Cells come seed by seed, so that an early end leaves
+        whole tables of fewer seeds.
+        """
+        cells: dict[ComparedCell, tuple[Job, Job]] = {}
+        for model in self.models:
+            for design in self.designs:
+                full = self.full(model, design)
+                short = _short(full, self.short_steps)
+                for link in self.links:
+                    rate = parse_rate(link)
+                    timed = full if rate.bps is None else replace(short, link=str(rate))
+                    for seed in range(self.seeds):
+                        cells[model, design, link, seed] = replace(full, seed=seed), replace(timed, seed=seed)
+        return dict(sorted(cells.items(), key=lambda item: item[0][3]))
+
+
+def jobs(cells: Mapping[ComparedCell, tuple[Job, Job]]) -> list[Job]:
+    """Returns every run that the cells need, once, in their order."""
+    return list(dict.fromkeys(job for pair in cells.values() for job in pair))
+
+
+def compare(comparison: Comparison, folder: Path, train: Train, *, on_job: OnJob = lambda *_: None) -> Findings:
+    """Makes the runs that `folder/results.json` does not hold yet, and returns what that file then says.
+
+    Args:
+        comparison: what to compare.
+        folder: made where it is missing; the file in it is written anew after every run.
+        train: makes one run, as `jobs.processes.run` does, and returns its outcome.
+        on_job: called before each run with its number, how many runs there are in all, and its job.
+
+    Raises:
+        ConfigError: the file cannot be read or written, or is none of ours; or a run has no workload (`jobs.workload`).
+        DataError: text to train on is missing or damaged.
+    """
+    place, digests = _data_place(comparison), _text_digests(comparison)
+
+    def key(job: Job) -> dict[str, Any]:
+        return asdict(job) | digests.get(job.model, {}) | {"data_root": place, "shaping": comparison.shaping}
+
+    # A choice that jobs did not have yet when a run was stored counts as left at its default; so does the data's
+    # folder, which was once not stored. Text of which no digest was stored is the same where the Python is.
+    defaults: dict[str, Any] = {field.name: field.default for field in fields(Job)}
+    python = platform.python_version()
+
+    def lacking(run: Run[RunOutcome]) -> dict[str, Any]:
+        return defaults | (digests.get(str(run.job.get("model")), {}) if run.machine.python == python else {})
+
+    results = Results(folder / RESULTS, [RunOutcome], defaults=lacking)
+    cells = comparison.cells()
+    needed, timed = jobs(cells), {short for _, short in cells.values()}
+    keys, timed_keys = ([key(job) for job in each] for each in (needed, timed))
+    failures: list[Failure] = []
+    check(job for job in needed if results.find(key(job)) is None)
+
+    def save() -> Findings:
+        rows = tabulate(cells, lambda job: results.find(key(job)))
+        results.save({"comparison": comparison, "rows": rows, "failures": failures})
+        clocked = (run for run in results.runs if run.outcome.in_process is not True)
+        shown = [run for run in clocked if results.whole(run) in timed_keys]
+        made = [run for run in results.runs if results.whole(run) in keys]
+        notes = [*mixed(run.machine for run in shown), *mixed_versions(run.machine for run in made)]
+        return Findings(comparison, rows, failures, results.runs, notes)
+
+    for number, job in enumerate(needed, 1):
+        stored = results.find(key(job))
+        # A run in one process has an accuracy; where this comparison wants its seconds too, it is made again.
+        untimed = stored is not None and stored.in_process is True and job in timed and not comparison.in_process
+        if stored is not None and not untimed:
+            continue
+        on_job(number, len(needed), job)
+        try:
+            results.add(key(job), train(job))
+        except EngineError as error:
+            failures.append(Failure(job=key(job), error=str(error)))
+        save()
+    return save()
+
+
+def varies(codec: Codec) -> bool:
+    """Whether the size of a codec's frames depends on the values in them, found by encoding two kinds.
+
+    >>> from thinwire.policies.compression import codec_by_name
+    >>> varies(codec_by_name("3lc")), varies(codec_by_name("3lc[zero_run=false]"))
+    (True, False)
+    """
+    even = torch.linspace(-1, 1, 4096)
+    return len(codec.encode(even)) != len(codec.encode(even**9))
+
+
+def _data_place(comparison: Comparison) -> str | None:
+    """Returns `data_root` as a whole path; None where the data are then those that are found without it."""
+    name, root = comparison.data.partition("[")[0], comparison.data_root
+    if root is None:
+        return None
+    given, usual = ({each.name: each.where for each in datasets(root=place)}.get(name) for place in (root, None))
+    same = given is not None and usual is not None and given.resolve() == usual.resolve()
+    return None if same else str(Path(root).resolve())
+
+
+def _text_digests(comparison: Comparison) -> dict[str, dict[str, str]]:
+    """Returns by model what tells one text from another, as a field of keys; nothing of models that read no text."""
+    digests = {}
+    for model in comparison.models:
+        if model in TEXT_MODELS:
+            context = comparison.full(model, comparison.designs[0]).recipe().context
+            text = data(comparison.data, root=comparison.data_root, context=context)
+            digests[model] = {"data_digest": text.digest()}
+    return digests
+
+
+def _short(full: Job, least: int) -> Job:
+    """Returns a run that shows a design's speed: enough of its schedule, and whole periods between exchanges.
+
+    A warm-up, whose steps all exchange, is shortened with the rest, so that as large a share of the timed steps
+    exchanges as of the full run's.
+    """
+    assert full.steps is not None
+    warm_up, period = _rhythm(full)
+    rest = full.steps - warm_up
+    short_rest = -(-_wanted(full, least) * rest // (full.steps * period)) * period
+    # The first step is not timed, in either run: it is of the warm-up where there is one.
+    short_warm_up = 1 + -(-(warm_up - 1) * short_rest // rest) if warm_up else 0
+    steps = short_warm_up + short_rest
+    short = None if steps >= full.steps else _with_warm_up(replace(full, steps=steps), period, warm_up, short_warm_up)
+    if short is not None:
+        return short
+    return replace(full, steps=warm_up + rest // period * period) if rest >= period else full
+
+
+def _wanted(full: Job, least: int) -> int:
+    """Returns how many steps are to be timed at least: more where frames shrink as training goes on."""
+    assert full.steps is not None
+    design = full.full_design()
+    # Which codecs another package's policy takes is known only where the tensors are: it may take any.
+    shrink = design.compression != "by-shape" or varies(design.up) or varies(design.down)
+    return max(least, full.steps // SWEPT_SHARE) if shrink else least
+
+
+def _rhythm(full: Job) -> tuple[int, int]:
+    """Returns how many steps of a warm-up exchange one by one, and how many steps there are to an exchange after it."""
+    assert full.steps is not None and full.batch is not None
+    design = full.full_design()
+    policy = consistency(design.consistency)
+    if design.every == "epoch":
+        dataset = data(full.data, root=full.data_root, context=full.recipe().context)
+        return 0, max(1, len(dataset.train_x) // full.workers // full.batch)  # one that does not fit is refused later
+    if isinstance(policy, Local) and policy.warmup < full.steps:
+        return policy.warmup, policy.steps
+    return 0, next((step + 1 for step in range(_LONGEST_PERIOD) if policy.exchanges(step)), 1)
+
+
+def _with_warm_up(job: Job, period: int, old: int, new: int) -> Job | None:
+    """Returns the job with a new warm-up in the place of the old one.
+
+    None where the names of design and policy do not say it, as of a design of another package.
+    """
+    if new == old:
+        return job
+    design, given = (name and _WARM_UP.sub(f"warmup={new}", name) for name in (job.design, job.consistency))
+    assert design is not None
+    made = replace(job, design=design, consistency=given)
+    return made if consistency(made.full_design().consistency) == Local(steps=period, warmup=new) else None

@@ -1,0 +1,222 @@
+"""The results of a comparison as one page of HTML that needs nothing else: tables, pictures, and how they came about.
+
+It shows what `compare` returned and computes nothing of its own but units.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from dataclasses import fields
+from html import escape
+from typing import Any
+
+from thinwire.presentation.charts import Chart, Panel, Series, to_svg
+from thinwire.presentation.page import document, table_html
+from thinwire.presentation.tables import Table
+from thinwire.quantities import counted, seconds_text
+from thinwire_lab.jobs.describe import choices, servers_of
+from thinwire_lab.jobs.job import Job
+from thinwire_lab.jobs.outcome import RunOutcome
+from thinwire_lab.jobs.results import Run
+from thinwire_lab.studies.compare import Failure, Findings
+from thinwire_lab.studies.compare_rows import Row
+from thinwire_lab.workloads.models import TEXT_MODELS
+
+_DEFAULTS = {field.name: field.default for field in fields(Job)}
+
+
+def page(findings: Findings) -> str:
+    """Returns the page as text."""
+    asked = findings.comparison
+    title = f"{len(asked.designs)} designs on {', '.join(asked.links)}"
+    parts = [f"<h1>{escape(title)}</h1>", _how(findings)]
+    for model in asked.models:
+        rows = [row for row in findings.rows if row.model == model]
+        parts += [f"<h2>{escape(model)} on {escape(asked.data)}</h2>", table_html(designs_table(rows))]
+        if (times := times_table(rows)) is not None:
+            parts.append(table_html(times))
+        if any(row.training_seconds for row in rows):
+            parts.append(_image(accuracies(rows), "accuracy against training time"))
+        parts += ["<h3>By link</h3>", table_html(links_table(rows))]
+    parts += [f"<p>{escape(note)}</p>" for note in findings.notes]
+    if findings.failures:
+        parts.append("<h2>Runs that failed</h2>")
+        parts += [_failure(failure) for failure in findings.failures]
+    parts += ["<h2>Every run</h2>", table_html(runs_table(findings.runs))]
+    return document(title, parts)
+
+
+def designs_table(rows: Sequence[Row], title: str | None = None) -> Table:
+    """Returns a line for each design of one model: how good it gets, and how much it sends."""
+    text = any(row.model in TEXT_MODELS for row in rows)
+    lines = [
+        [
+            row.design,
+            *([figure(row, "test_loss", 3)] if text else []),
+            figure(row, "test_accuracy", 2, 100),
+            figure(row, "accuracy_difference", 2, 100, sign="+"),
+            f"{figure(row, 'bits_per_value_push', 3, std=False)} / {figure(row, 'bits_per_value_pull', 3, std=False)}",
+            figure(row, "compression_ratio", 1, std=False),
+        ]
+        for row in reversed({row.design: row for row in reversed(rows)}.values())
+    ]
+    header = ["design", *(["nats a byte"] if text else []), "accuracy %", "difference", "bits up / down", "ratio"]
+    return Table(header, lines, title)
+
+
+def times_table(rows: Sequence[Row]) -> Table | None:
+    """Returns a line for each design of one model: seconds per step and speed-up on every link that was timed.
+
+    None where none was.
+    """
+    links = list(dict.fromkeys(row.link for row in rows if row.seconds_per_step is not None))
+    if not links:
+        return None
+    lines = []
+    for design in dict.fromkeys(row.design for row in rows):
+        mine = {row.link: row for row in rows if row.design == design}
+        lines.append([design, *(_time_text(mine[link]) for link in links)])
+    return Table(["seconds per step", *links], lines)
+
+
+def _time_text(row: Row) -> str:
+    if row.seconds_per_step is None:
+        return "–"
+    faster = "" if row.speedup is None else f", {figure(row, 'speedup', 1, std=False)}×"
+    return f"{figure(row, 'seconds_per_step', 4)} s{faster}"
+
+
+def links_table(rows: Sequence[Row]) -> Table:
+    """Returns a line for each link and design: what was timed, and how long a full run would take."""
+    lines = [
+        [
+            row.link,
+            row.design,
+            str(row.timed_runs),
+            "–" if row.timed_steps is None else f"{row.timed_steps:,} of {row.steps or 0:,}",
+            figure(row, "seconds_per_step", 4),
+            figure(row, "speedup", 2),
+            "–" if row.training_seconds is None else seconds_text(row.training_seconds),
+            ", ".join(row.shaping) or "–",
+        ]
+        for row in sorted(rows, key=lambda row: [other.link for other in rows].index(row.link))
+    ]
+    return Table(["link", "design", "runs", "timed steps", "s/step", "speed-up", "full run", "shaped by"], lines)
+
+
+def runs_table(runs: Sequence[Run[RunOutcome]]) -> Table:
+    """Returns a line for each stored run, whatever it was for."""
+    header = ["design", "model", "data", "link", "seed", "workers", "servers", "steps", "batch", "rate", "chosen"]
+    lines = [
+        [
+            *(_of(job, "design"), _of(job, "model"), _data_of(job), f"{outcome.link} ({outcome.shaping})"),
+            *(_of(job, "seed"), _of(job, "workers"), servers_of(job)),
+            *(f"{outcome.steps:,}", _of(job, "batch"), _of(job, "lr"), choices(job) or "–"),
+            *(f"{outcome.seconds:.1f}", f"{100 * outcome.test_accuracy:.2f}"),
+        ]
+        for job, outcome in ((run.job, run.outcome) for run in runs)
+    ]
+    return Table([*header, "seconds", "accuracy %"], lines)
+
+
+def _of(job: dict[str, Any], name: str) -> str:
+    """Returns what a stored job says, or its default: a file may be of before there was a choice; – for neither."""
+    value = job.get(name, _DEFAULTS.get(name))
+    if value is None:
+        return "–"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _data_of(job: dict[str, Any]) -> str:
+    name, where, digest = _of(job, "data"), job.get("data_root"), job.get("data_digest")
+    return name + ("" if where is None else f" in {where}") + ("" if digest is None else f", digest {digest}")
+
+
+def figure(row: Row, name: str, digits: int, scale: float = 1.0, *, std: bool = True, sign: str = "") -> str:
+    """Returns a row's mean as text, with its standard deviation where there is one; – where nothing was measured.
+
+    Args:
+        row: of a comparison.
+        name: the mean's.
+        digits: behind the point.
+        scale: what the mean is multiplied by, 100 for a percentage.
+        std: whether to give the standard deviation.
+        sign: "+" shows the sign of positive numbers too.
+    """
+    mean = getattr(row, name)
+    if mean is None:
+        return "–"
+    text = f"{scale * mean:{sign}.{digits}f}"
+    deviation = getattr(row, f"{name}_std") if std else None
+    return text if deviation is None else f"{text} ± {scale * deviation:.{digits}f}"
+
+
+def _how(findings: Findings) -> str:
+    asked = findings.comparison
+    machines = list(dict.fromkeys(f"{run.machine.processor}, {run.machine.system}" for run in findings.runs))
+    seeds = ", ".join(map(str, range(asked.seeds)))
+    text = (
+        f"{counted(asked.workers, 'worker')}; servers: {servers_of(vars(asked))}; seeds {seeds}. Accuracy, bits and "
+        "ratio come from full runs on an unlimited link; seconds per step come from short runs on each link, at least "
+        f"{asked.short_steps} steps. ± is one standard deviation over seeds. Difference and speed-up are against "
+        f"{asked.designs[0]}, seed by seed. Bits are payload per value, small uncompressed tensors included; of "
+        "designs whose steps go without an exchange, per parameter and step, as the ratio is over float32 at every "
+        "step. The time of a full run is extrapolated: its steps at the seconds per step of that link."
+    )
+    chosen = choices(vars(asked))
+    more = [f"Chosen for every design: {chosen}."] if chosen else []
+    more += [f"Measured on: {'; '.join(machines)}." if machines else "Nothing has been measured yet."]
+    return "".join(f"<p>{escape(part)}</p>" for part in (text, *more))
+
+
+def _failure(failure: Failure) -> str:
+    job = failure.job
+    what = f"{job['design']}, {job['model']}, {job['link'] or 'no limit'}, seed {job['seed']}"
+    return f'<p class="failure">{escape(what)}: {escape(failure.error)}</p>'
+
+
+def accuracies(rows: Sequence[Row]) -> Chart:
+    """Returns accuracy over the time of a full run, a panel for each link, as in 3LC's figure 4."""
+    panels = []
+    for link in dict.fromkeys(row.link for row in rows if row.training_seconds):
+        series = [
+            Series(
+                label=row.design,
+                x=[row.training_seconds],
+                y=[100 * row.test_accuracy],
+                error=None if row.test_accuracy_std is None else [100 * row.test_accuracy_std],
+            )
+            for row in rows
+            if row.link == link and row.training_seconds and row.test_accuracy is not None
+        ]
+        panels.append(
+            Panel(
+                title=link,
+                x_label="seconds of a full run",
+                y_label="test accuracy (%)",
+                series=series,
+                kind="points",
+                x_log=True,
+            )
+        )
+    return Chart(name="accuracies", caption="Test accuracy by the time of a full run.", panels=panels)
+
+
+def _image(chart: Chart, alt: str) -> str:
+    data = base64.b64encode(to_svg(chart).encode()).decode()
+    return f'<img alt="{escape(alt)}" src="data:image/svg+xml;base64,{data}">'
+
+
+def curves(runs: Sequence[RunOutcome], title: str) -> Chart:
+    """Returns each run's test accuracy over the seconds of training."""
+    series = [
+        Series(
+            label=f"{run.design}: {run.steps:,} steps, {run.test_accuracy:.1%}",
+            x=[point.seconds for point in run.curve],
+            y=[100 * point.accuracy for point in run.curve],
+        )
+        for run in runs
+    ]
+    panel = Panel(title=title, x_label="seconds of training", y_label="test accuracy (%)", series=series)
+    return Chart(name="curves", caption="Test accuracy over the time of training.", panels=[panel])

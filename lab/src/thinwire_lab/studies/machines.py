@@ -1,0 +1,35 @@
+"""What is said where runs that are held against each other are of several machines, or of several versions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from thinwire_lab.jobs.results import Machine
+
+
+def mixed(machines: Iterable[Machine]) -> list[str]:
+    """Returns a note on the machines that runs were timed on; none where it is one.
+
+    >>> from thinwire_lab.jobs.results import machine
+    >>> mixed([machine(), machine()])
+    []
+    """
+    # Without their threads: those are of the process that stored a run, and depend on what else it did before.
+    names = dict.fromkeys(f"{m.processor}, {m.system}, torch {m.torch}" for m in machines)
+    if len(names) < 2:
+        return []
+    told = f"Runs were timed on different machines: {'; '.join(names)}."
+    return [f"{told} A ratio of their seconds is one of machines as well."]
+
+
+def mixed_versions(machines: Iterable[Machine]) -> list[str]:
+    """Returns a note on the versions of thinwire that made runs; none where it is one, or is not stored.
+
+    >>> from thinwire_lab.jobs.results import machine
+    >>> mixed_versions([machine(), machine()])
+    []
+    """
+    versions = dict.fromkeys(m.thinwire for m in machines if m.thinwire)
+    if len(versions) < 2:
+        return []
+    return [f"Runs were made by thinwire {' and '.join(versions)}. In another folder, all are made by one."]

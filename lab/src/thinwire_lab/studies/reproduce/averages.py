@@ -1,0 +1,165 @@
+"""Trainings that average whole weights once an epoch, as cells (Øland & Raj, sections 2 and 5).
+
+Kept by epoch: test accuracy, bits a weight before and after Huffman's code, and where a cell asks for it the root mean
+square of the loss's derivative and the weights' entropy, layer by layer. Biases travel as floats and are not counted.
+Worker 0 is looked at just after the exchange that ends an epoch: its weights are the average then, as it was decoded.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+from torch import nn
+
+from thinwire.codecs.entropy import MIN_SAMPLE, Entropy
+from thinwire.kernels.numba.rounding import bin_values, entropy_of
+from thinwire.kernels.numba.select import sample_of
+from thinwire_lab.jobs import in_process
+from thinwire_lab.jobs.history import HistoryRecorder
+from thinwire_lab.jobs.job import Job
+from thinwire_lab.studies.reproduce.entry import Finding, OnProgress
+from thinwire_lab.studies.reproduce.job_cells import JobCell, following
+
+NETWORK = "mlp-tanh"
+FLOATS = "float"
+"""The design that averages the same weights uncompressed."""
+SHARES = (1.0, 0.1, 0.03, 0.01)
+HISTOGRAM_BITS = (2, 4, 6, 8)
+Exchange = Literal["server", "peers"]
+"""How weights travel (section 2 allows both). `server`: it averages what workers send, and codes the average again.
+`peers`: every worker sends its weights to all others, who average what they decode; nothing is coded twice."""
+
+
+class AveragesFinding(Finding, frozen=True, kw_only=True):
+    """What a training came to, one value for each epoch.
+
+    Attributes:
+        accuracies: on the test set, 0 … 1.
+        coded: bits a weight as they were sent, Huffman's table included, mean over workers.
+        raw: bits of a bin's number, mean over the weights of the average; 32 of floats.
+        rms: of the derivative of the loss, ℓ1's included, over an epoch's batches, by layer.
+        entropies: of the average's weights, by layer, by `HISTOGRAM_BITS`, by `SHARES`.
+    """
+
+    accuracies: list[float]
+    coded: list[float]
+    raw: list[float]
+    rms: list[list[float]]
+    entropies: list[list[list[list[float]]]]
+
+    @property
+    def accuracy(self) -> float:
+        """Mean of the last tenth of the epochs."""
+        last = self.accuracies[-max(1, len(self.accuracies) // 10) :]
+        return sum(last) / len(last)
+
+    @property
+    def peak(self) -> int:
+        """The epoch, from 1, at which accuracy is highest: the paper's convergence."""
+        return 1 + max(range(len(self.accuracies)), key=self.accuracies.__getitem__)
+
+
+class AveragesCell(JobCell, frozen=True, kw_only=True):
+    """One training of the tanh network; `probes`: derivatives and entropies are recorded.
+
+    Where peers exchange, a server computes the average that each of them would, and its answer is not counted.
+    """
+
+    timed = False
+    finding = AveragesFinding
+
+    design: str
+    data: str
+    workers: int
+    epochs: int
+    steps_per_epoch: int
+    batch: int
+    seed: int = 0
+    probes: bool = False
+    exchange: Exchange = "server"
+
+    def __str__(self) -> str:
+        among = ", among peers" if self.exchange == "peers" else ""
+        return f"{self.design}{among}, {self.data}, {self.epochs} epochs, seed {self.seed}"
+
+    def job(self, **more: Any) -> Job:
+        """Returns the run."""
+        floats = self.design == FLOATS
+        return super().job(
+            design="entropy" if floats else self.design,
+            codec_up="fp32" if floats else None,
+            codec_down="fp32" if floats or self.exchange == "peers" else None,
+            model=NETWORK,
+            steps=self.epochs * self.steps_per_epoch,
+            eval_steps=self.steps_per_epoch,
+            **more,
+        )
+
+    def run(self, on_progress: OnProgress) -> AveragesFinding:
+        """Makes the training."""
+        job, recorder = self.job(), HistoryRecorder()
+        scheme = job.full_design().up.scheme
+        probe = _Probe(self, scheme if isinstance(scheme, Entropy) else None)
+        outcome = in_process.run(job, on_event=following(on_progress), history=recorder, on_step=probe.stepped)
+        accuracies = [point.accuracy for point in outcome.curve if point.step < outcome.steps]
+        return AveragesFinding(
+            accuracies=[*accuracies, outcome.test_accuracy],
+            coded=[bits for bits in recorder.history().bits_push if bits > 0],
+            raw=probe.raw,
+            rms=probe.rms,
+            entropies=probe.entropies,
+        )
+
+
+class _Probe:
+    """Watches worker 0."""
+
+    def __init__(self, cell: AveragesCell, codec: Entropy | None) -> None:
+        self._cell, self._codec = cell, codec
+        self._squares: list[float] = []
+        self.raw: list[float] = []
+        self.rms: list[list[float]] = []
+        self.entropies: list[list[list[list[float]]]] = []
+
+    def stepped(self, rank: int, step: int, loss: float, model: nn.Module) -> None:
+        if rank:
+            return
+        matrices = [parameter for parameter in model.parameters() if parameter.ndim > 1]
+        squares = [0.0 if each.grad is None else float(each.grad.square().mean()) for each in matrices]
+        self._squares = [a + b for a, b in zip(self._squares or [0.0] * len(squares), squares, strict=True)]
+        if (step + 1) % self._cell.steps_per_epoch:
+            return
+        rms = [(each / self._cell.steps_per_epoch) ** 0.5 for each in self._squares]
+        self._squares = []
+        weights = [each.detach().numpy().reshape(-1) for each in matrices]
+        numel = sum(each.size for each in weights)
+        if self._codec is None:
+            self.raw.append(32.0)
+        else:
+            bits = [self._codec.num_bits(each, g) for each, g in zip(weights, rms, strict=True)]
+            self.raw.append(sum(b * each.size for b, each in zip(bits, weights, strict=True)) / numel)
+        if self._cell.probes:
+            self.rms.append(rms)
+            self.entropies.append([[[entropy(each, m, f) for f in SHARES] for m in HISTOGRAM_BITS] for each in weights])
+
+
+def entropy(weights: np.ndarray[tuple[int, ...], np.dtype[np.float32]], num_bits: int, share: float) -> float:
+    """Returns the entropy of a share of the weights in 2**num_bits bins, at least 1,000 weights or all (algorithm 1).
+
+    >>> entropy(np.linspace(-1, 1, 4096, dtype=np.float32), 2, 1.0)
+    2.0
+    """
+    sample = sample_of(weights, sample_size(weights.size, share))
+    bins = np.empty(sample.size, np.int32)
+    bin_values(sample, low=float(weights.min()), high=float(weights.max()), num_bits=num_bits, out=bins)
+    return entropy_of(bins)
+
+
+def sample_size(numel: int, share: float) -> int:
+    """Returns how many of a layer's weights a share of them is taken to be.
+
+    >>> [sample_size(19_600, share) for share in (0.1, 0.03, 0.01)], sample_size(500, 0.1)
+    ([1960, 1000, 1000], 500)
+    """
+    return min(numel, max(MIN_SAMPLE, int(np.ceil(share * numel))))

@@ -1,0 +1,234 @@
+"""Wu 2018: how fast machines train that are each worker and server (§4.3), against a single machine that trains alone.
+
+The thesis has four machines with a GPU each on 1 Gbit/s Ethernet. Here the modelled clock gives every machine a
+processor as fast as this one, and a link that is as thin as the thesis's beside what its worker generates: table 1.1
+says how many bits of gradients a machine makes in a second, 0.75 of its link with ResNet and 2.0 of it with
+Inception-v4. So one network stands for several. A run times the single machine just before and after itself: a machine
+that is busy with other work slows both.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from thinwire.errors import EngineError
+from thinwire.transports.links import parse_rate
+from thinwire_lab.jobs import modelled
+from thinwire_lab.jobs.job import Job
+from thinwire_lab.jobs.outcome import RunOutcome
+from thinwire_lab.studies.reproduce.entry import Finding, OnProgress, Scale
+from thinwire_lab.studies.reproduce.job_cells import JobCell, following
+from thinwire_lab.studies.reproduce.stand_ins import Pair, stand_in
+from thinwire_lab.studies.reproduce.timings import MESSAGES
+from thinwire_lab.workloads.training import training
+
+NODES: dict[Scale, int] = {"tiny": 2, "quick": 4, "full": 4}
+"""Machines; the thesis has four."""
+RESNET, DENSENET, INCEPTION = 0.7465, 0.2072, 2.0062
+"""Gigabits of gradients that a machine generates in a second (table 1.1), and so shares of a link of 1 Gbit/s."""
+TENSORFLOW = "fp32[placement=round-robin]"
+TRADITIONAL = "fp32[transmission=traditional]"
+SYNC = "fp32"
+SYNC_TOP = "mps[consistency=bsp]"
+STALE = "fp32[consistency=ssp[staleness=5,mode=passive]]"
+STALE_TOP = "mps"
+TRADITIONAL_TOP = "mps[consistency=bsp,transmission=traditional]"
+TRADITIONAL_STALE = "fp32[consistency=ssp[staleness=5,mode=passive],transmission=traditional]"
+TRADITIONAL_STALE_TOP = "mps[transmission=traditional]"
+LABELS = {
+    TENSORFLOW: "sync, round-robin",
+    TRADITIONAL: "traditional",
+    SYNC: "sync",
+    SYNC_TOP: "sync, top 1 %",
+    STALE: "stale 5",
+    STALE_TOP: "stale 5, top 1 %",
+    TRADITIONAL_TOP: "traditional, top 1 %",
+    TRADITIONAL_STALE: "traditional, stale 5",
+    TRADITIONAL_STALE_TOP: "traditional, stale 5, top 1 %",
+}
+"""Designs as the thesis names them; all but `traditional` are wait-free, and all but the first placed by algorithm 2.
+The first stands for the thesis's TensorFlow: variables placed in turn, synchronous, gradients sent as they come."""
+SCALED = (
+    "The thesis: ResNet-110, GoogLeNet and Inception-v4 on four machines with a GPU each. Here a smaller network and a "
+    "processor for each GPU; links are as thin as there beside the gradients that a machine generates. Smaller tensors "
+    "make what a message costs weigh more."
+)
+MODELLED = (
+    "Seconds of several machines are modelled: real bytes and codecs, processor seconds as measured here, a processor "
+    "for each machine, and computed links. The single machine's are measured, of a plain loop without thinwire, just "
+    f"before and after each run. {MESSAGES}"
+)
+FIRST = 7
+"""Steps of a short run, whose seconds and bytes are taken off: the first weights, and what its end waits for."""
+TRIES = 5
+"""Pairs of a short and a long run, until it is given up that the long one takes longer."""
+STEPS: dict[Scale, int] = {"tiny": 13, "quick": 19, "full": 67}
+"""A multiple of 6 more than those: after so many a worker of staleness 5 exchanges, and never twice as often."""
+
+
+class MachineCell(JobCell, frozen=True, kw_only=True):
+    """Base class of what machines train: the thesis's canonical SGD of rate 0.1."""
+
+    design: str
+    model: str
+    data: str
+    workers: int
+    steps: int
+    batch: int = 16
+    lr: float = 0.1
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    schedule: str = "constant"
+    seed: int = 0
+
+    def job(self, **more: Any) -> Job:
+        """Returns the run, with a server on every worker's machine."""
+        return super().job(servers_on_workers=True, **more)
+
+
+class NodesFinding(Finding, frozen=True, kw_only=True):
+    """What a run came to.
+
+    Attributes:
+        seconds_per_step: by the modelled clock.
+        single_s: of a step of a single machine, measured.
+        link: rate of every machine's link.
+        sent_bytes: of packets that a machine sends in a step, as worker and as server, to itself as well.
+    """
+
+    seconds_per_step: float
+    single_s: float
+    link: str
+    sent_bytes: float
+
+
+class NodesCell(MachineCell, frozen=True, kw_only=True):
+    """A short run on links of which a machine generates a share."""
+
+    finding = NodesFinding
+
+    generated: float
+
+    def __str__(self) -> str:
+        return f"{self.design}, {self.model}, machines: {self.workers}, generated: {self.generated:g} of a link"
+
+    def run(self, on_progress: OnProgress) -> NodesFinding:
+        """Makes the run, and times a single machine before and after it."""
+        single = single_steps(self.job())
+        link = thin_link(self, self.generated, statistics.median(single))
+        modelled.run(self.job(link=link, steps=2))  # kernels are loaded, memory is there
+        seconds_per_step, sent_bytes = steady(
+            lambda: modelled.run(self.job(link=link, steps=FIRST)),
+            lambda: modelled.run(self.job(link=link), on_event=following(on_progress)),
+        )
+        return NodesFinding(
+            seconds_per_step=seconds_per_step,
+            single_s=statistics.median([*single, *single_steps(self.job())]),
+            link=link,
+            sent_bytes=sent_bytes / self.workers,
+        )
+
+
+Found = Mapping[NodesCell, NodesFinding]
+
+
+def steady(short: Callable[[], RunOutcome], long: Callable[[], RunOutcome]) -> tuple[float, float]:
+    """Returns the seconds and the bytes of a step, by what the longer of two runs has more.
+
+    What each run has once counts in neither: the first weights, and the exchange at its end, which no step hides. Where
+    other work made the short run the longer one, both are made again.
+
+    Args:
+        short, long: make a run.
+
+    Raises:
+        EngineError: the long one never took longer, so that nothing can be said of a step.
+    """
+    for _ in range(TRIES):
+        less, more = short(), long()
+        first_s, whole_s = (each.seconds_per_step * (each.steps - 1) for each in (less, more))
+        if whole_s > first_s:
+            first_nbytes, whole_nbytes = (each.wire_bytes_push + each.wire_bytes_pull for each in (less, more))
+            steps = more.steps - less.steps
+            return (whole_s - first_s) / steps, (whole_nbytes - first_nbytes) / steps
+    raise EngineError(
+        f"a run of {more.steps} steps took {whole_s:.3g} s and one of {less.steps} {first_s:.3g} s, in the last of "
+        f"{TRIES} pairs: other work on this machine is longer than these steps; run it again when nothing else does"
+    )
+
+
+def speedup(cell: NodesCell, finding: NodesFinding) -> float:
+    """Returns iterations a second of all machines together, over those of a single machine (Wu 2018, chapter 5)."""
+    return cell.workers * finding.single_s / finding.seconds_per_step
+
+
+def pair(scale: Scale, network: str = "resnet20") -> Pair:
+    """Returns model and data: a network on Fashion-MNIST, or a perceptron on the digits where that is not installed."""
+    return stand_in(scale, (network, "fashion-mnist[test=200]"))
+
+
+def nodes(
+    designs: Sequence[str],
+    scale: Scale,
+    generated: float,
+    *,
+    workers: int | None = None,
+    network: str = "resnet20",
+) -> list[NodesCell]:
+    """Returns the runs of some designs, on as many machines as the scale has unless it is said."""
+    chosen, examples = pair(scale, network)
+    machines, steps = workers or NODES[scale], STEPS[scale]
+    return [
+        NodesCell(design=each, model=chosen, data=examples, workers=machines, generated=generated, steps=steps)
+        for each in designs
+    ]
+
+
+def setting(found: Found) -> str:
+    """Returns in a sentence what was run."""
+    cells = list(found)
+    networks = " and ".join(dict.fromkeys(cell.model for cell in cells))
+    machines = ", ".join(str(each) for each in sorted({cell.workers for cell in cells}))
+    links = []
+    for share in sorted({cell.generated for cell in cells}):
+        rates = [parse_rate(finding.link).bps or 0 for cell, finding in found.items() if cell.generated == share]
+        links.append(f"{min(rates) / 1e6:.0f} … {max(rates) / 1e6:.0f} Mbit/s, of which a machine generates {share:g}")
+    return (
+        f"{networks} on {cells[0].data.partition('[')[0]}, {machines} machines that are worker and server, batches of "
+        f"{cells[0].batch}, {cells[0].steps - FIRST} timed steps, links of {'; '.join(links)}."
+    )
+
+
+def thin_link(cell: MachineCell, generated: float, single_s: float) -> str:
+    """Returns the rate of which a machine generates a share, if one of its steps takes `single_s` seconds."""
+    return f"{generated_bps(cell.job(), single_s) / generated / 1e6:.1f}mbit"
+
+
+def generated_bps(job: Job, single_s: float) -> float:
+    """Returns the bits of gradients that a machine generates in a second: 32 a value and step."""
+    net = training(job.recipe(), data=job.data, data_root=job.data_root).model
+    return 32 * sum(each.numel() for each in net.parameters()) / single_s
+
+
+def single_steps(job: Job, steps: int = 6) -> list[float]:
+    """Trains alone, with nothing of thinwire's, and returns the processor seconds of each step.
+
+    Args:
+        job: whose model, data and recipe.
+        steps: that are timed, after two that are not.
+    """
+    torch.set_num_threads(1)
+    made = training(job.recipe(), data=job.data, seed=job.seed, data_root=job.data_root)
+    seconds = []
+    for _ in range(steps + 2):
+        began_s = time.thread_time()
+        made.optimizer.zero_grad()
+        made.backward()
+        made.optimizer.step()
+        seconds.append(time.thread_time() - began_s)
+    return seconds[2:]

@@ -1,0 +1,149 @@
+"""Wu 2018, figures 5.2 and 5.3: the layer sizes of three networks, and how evenly placements spread them.
+
+Nothing is trained. Layer sizes are the published networks', as data; placements are the ones that trainings use.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from thinwire.policies.assignment import Sized
+from thinwire.policies.placement import placement
+from thinwire.presentation.charts import Chart, Panel, Series
+from thinwire.presentation.tables import Table
+from thinwire_lab.studies.architectures import architecture
+from thinwire_lab.studies.reproduce.entry import Cell, Entry, Finding, OnProgress, Scale, Shown, Study
+
+SERVERS = 4
+_NETWORKS = {"resnet110": "ResNet", "googlenet": "GoogLeNet", "inception-v4": "Inception-v4"}
+_RISING = "greedy, rising size"
+"""What the code does that the thesis published with algorithm 2, which says falling size."""
+_POLICIES = {
+    "uniform[min=0]": "uniform split",
+    "round-robin": "round-robin",
+    "heuristic": "heuristic (algorithm 2)",
+    _RISING: "smallest first (the thesis' published code)",
+}
+# Coefficient of variation in percent, and deviation in millions of values, as read from figure 5.3.
+_PRINTED = {
+    "resnet110": {"uniform[min=0]": "0 %", "round-robin": "16.65 % (.07)", _RISING: "2.71 % (.01)"},
+    "googlenet": {"uniform[min=0]": "0 %", "round-robin": "61.93 % (1.08)", _RISING: "18.87 % (.40)"},
+    "inception-v4": {"uniform[min=0]": "0 %", "round-robin": "22.78 % (2.01)", _RISING: "5.77 % (.62)"},
+}
+
+
+class NetworkFinding(Finding, frozen=True, kw_only=True):
+    """Layer sizes and balance.
+
+    Attributes:
+        histogram: tensors by the power of ten of their number of values, rounded down.
+        variations: by policy, the coefficient of variation in percent.
+        deviations: by policy, the standard deviation in millions of values.
+        partitions: by policy, how many pieces there are.
+    """
+
+    histogram: dict[int, int]
+    variations: dict[str, float]
+    deviations: dict[str, float]
+    partitions: dict[str, int]
+
+
+class NetworkCell(Cell, frozen=True, kw_only=True):
+    """One network, placed on so many servers."""
+
+    timed = False
+    finding = NetworkFinding
+
+    network: str
+    servers: int = SERVERS
+
+    def __str__(self) -> str:
+        return f"{_NETWORKS[self.network]} on {self.servers} servers"
+
+    def run(self, on_progress: OnProgress) -> NetworkFinding:
+        """Places the network by every policy."""
+        tensors = architecture(self.network)
+        tables = [Sized(each.name, each.numel, each.numel) for each in tensors]
+        placed = {name: placement(name).place(tables, self.servers) for name in _POLICIES if name != _RISING}
+        rising = sorted(tables, key=lambda table: table.numel)
+        placed[_RISING] = placement("greedy").place(rising, self.servers)
+        powers = [int(math.log10(each.numel)) for each in tensors]
+        return NetworkFinding(
+            histogram={power: powers.count(power) for power in range(max(powers) + 1)},
+            variations={name: each.coefficient_of_variation() for name, each in placed.items()},
+            deviations={name: each.standard_deviation() / 1e6 for name, each in placed.items()},
+            partitions={name: sum(map(len, each.partitions)) for name, each in placed.items()},
+        )
+
+
+def _cells(_: Scale) -> Sequence[NetworkCell]:
+    return [NetworkCell(network=network) for network in _NETWORKS]
+
+
+Found = Mapping[NetworkCell, NetworkFinding]
+_SETTING = f"Published layer sizes of ResNet-110, GoogLeNet and Inception-v4; {SERVERS} servers; nothing is trained."
+
+
+def _show_sizes(found: Found) -> Shown:
+    powers = range(max(power for finding in found.values() for power in finding.histogram) + 1)
+    names = [f"10^{power}" for power in powers]
+    series, lines = [], []
+    for cell, finding in found.items():
+        counts = [finding.histogram.get(power, 0) for power in powers]
+        series.append(Series(label=_NETWORKS[cell.network], x=names, y=counts))
+        lines.append([_NETWORKS[cell.network], *map(str, counts), f"{sum(counts)}"])
+    panel = Panel(title="", x_label="values from … on", y_label="tensors", series=series, kind="bars")
+    return Shown(
+        setting=_SETTING,
+        tables=[Table(["tensors with so many values or more", *names, "all"], lines, "Layer sizes")],
+        charts=[Chart(name="mps-figure-5.2", caption="Tensors by size.", panels=[panel])],
+        notes=["The thesis prints bars without numbers. Like there, ResNet has many small tensors and no large one."],
+    )
+
+
+def _show_variation(found: Found) -> Shown:
+    lines, series = [], []
+    names = [_NETWORKS[cell.network] for cell in found]
+    for policy, label in _POLICIES.items():
+        series.append(Series(label=label, x=names, y=[finding.variations[policy] for finding in found.values()]))
+        for cell, finding in found.items():
+            lines.append(
+                [
+                    *(_NETWORKS[cell.network], label),
+                    _PRINTED[cell.network].get(policy, "–"),
+                    f"{finding.variations[policy]:.2f} % ({finding.deviations[policy]:.3f})",
+                    str(finding.partitions[policy]),
+                ]
+            )
+    header = ["network", "placement", "paper (millions of values)", "ours (millions of values)", "partitions"]
+    panel = Panel(title="", x_label="", y_label="coefficient of variation, %", series=series, kind="bars")
+    return Shown(
+        setting=_SETTING,
+        tables=[Table(header, sorted(lines, key=lambda line: names.index(line[0])), "Variation of load", left=2)],
+        charts=[Chart(name="mps-figure-5.3", caption="Variation of the servers' loads.", panels=[panel])],
+        notes=[
+            "Round-robin depends on nothing but the order of the tensors; the thesis does not give TensorFlow's. With "
+            "GoogLeNet's weights and biases in turn, two of four servers get all weights. The "
+            "thesis' heuristic figures stand beside the placement that its published code makes, smallest tensors "
+            "first: the three deviations come out as printed, GoogLeNet's on another mean. Algorithm 2, largest first, "
+            "is what thinwire does, and leaves next to nothing. The thesis does not say which GoogLeNet it took, nor "
+            "with which classifiers.",
+        ],
+    )
+
+
+ENTRIES = tuple(
+    Entry(
+        paper="mps",
+        item=item,
+        shows=shows,
+        status="done",
+        minutes=0.1,
+        study=Study(cells=_cells, show=show),
+    )
+    for item, shows, show in (
+        ("figure-5.2", "layer sizes of three models", _show_sizes),
+        ("figure-5.3", "variation of placement strategies", _show_variation),
+    )
+)

@@ -1,0 +1,180 @@
+"""Wu 2018, figure 5.6: how busy processors and links are by consistency, compression and transmission.
+
+Measured: processes behind links of the kernel, sampled while they train. A machine is a worker and a server, as in the
+thesis; the worker's processor stands for the GPU.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from itertools import pairwise
+
+from thinwire.engines.events import Event
+from thinwire.planner.utilisation import Sample
+from thinwire.presentation.charts import Chart, Panel, Series
+from thinwire.presentation.tables import Table
+from thinwire.transports.links import parse_rate
+from thinwire_lab.engines.utilisation import Sampler
+from thinwire_lab.jobs import processes
+from thinwire_lab.jobs.cluster import Place, choose_links
+from thinwire_lab.jobs.events import Done, Progress
+from thinwire_lab.jobs.forks import forks
+from thinwire_lab.studies.reproduce.entry import Finding, OnProgress, Scale, Shown, Study, scaled
+from thinwire_lab.studies.reproduce.job_cells import following
+from thinwire_lab.studies.reproduce.mps_nodes import (
+    LABELS,
+    RESNET,
+    STALE,
+    STALE_TOP,
+    SYNC,
+    SYNC_TOP,
+    TRADITIONAL,
+    MachineCell,
+    pair,
+    single_steps,
+    thin_link,
+)
+
+MACHINES = 2
+"""As many as two cores carry."""
+_STEPS: dict[Scale, int] = {"tiny": 200, "quick": 37, "full": 181}
+"""Tiny ones are of a perceptron, a few milliseconds each: fewer would end before there are two samples."""
+# Of figure 5.6: GPU and network, in percent.
+_PRINTED = {
+    TRADITIONAL: (21.78, 31.78),
+    SYNC: (34.92, 54.59),
+    SYNC_TOP: (43.02, 2.87),
+    STALE: (57.67, 15.02),
+    STALE_TOP: (70.03, 0.79),
+}
+SCALED = (
+    "The thesis: four machines with a GPU each. Here two machines, whose workers and servers share two cores: a server "
+    "takes from its worker's processor what it takes from nobody's GPU there. Links are as thin as there beside the "
+    "gradients that a machine generates."
+)
+
+
+class UtilisationFinding(Finding, frozen=True, kw_only=True):
+    """What was sampled while all workers trained, shares of 0 … 1, an interval each.
+
+    Attributes:
+        seconds: of each interval's end, from the beginning.
+        processor: of a core, by worker's processes, the mean.
+        machine: of all cores, by everything that ran on this computer.
+        network: of the links' rate, sent and received, the mean; zeros without a link.
+        link: rate of every machine's link.
+        shaping: who made it.
+    """
+
+    seconds: list[float]
+    processor: list[float]
+    machine: list[float]
+    network: list[float]
+    link: str
+    shaping: str
+
+
+class UtilisationCell(MachineCell, frozen=True, kw_only=True):
+    """A short run of processes, sampled."""
+
+    finding = UtilisationFinding
+
+    generated: float
+
+    def __str__(self) -> str:
+        return f"{self.design}, {self.model}, machines as processes: {self.workers}, sampled"
+
+    def run(self, on_progress: OnProgress) -> UtilisationFinding:
+        """Makes the run."""
+        link = thin_link(self, self.generated, statistics.median(single_steps(self.job())))
+        links = choose_links(link)
+        if links.shaping == "application":  # which gives the two processes of a machine a link each
+            link, links = "none", choose_links(None)
+        with ExitStack() as sampling:
+            pids: dict[str, int] = {}
+            samplers: list[Sampler] = []
+            follow = following(on_progress)
+
+            def on_event(process: str, event: Event) -> None:
+                follow(process, event)
+                if isinstance(event, Progress) and not samplers and event.step > 1:
+                    samplers.append(sampling.enter_context(Sampler(pids)))
+                elif isinstance(event, Done):
+                    sampling.close()
+
+            place = Place(links=links, starter=forks())
+            outcome = processes.run(self.job(link=link), place=place, on_event=on_event, on_start=pids.update)
+        return utilisation(samplers[0].samples if samplers else [], link, outcome.shaping)
+
+
+Found = Mapping[UtilisationCell, UtilisationFinding]
+
+
+def _cells(scale: Scale) -> Sequence[UtilisationCell]:
+    model, data = pair(scale)
+    return [
+        UtilisationCell(design=design, model=model, data=data, workers=MACHINES, steps=_STEPS[scale], generated=RESNET)
+        for design in _PRINTED
+    ]
+
+
+def utilisation(samples: Sequence[Sample], link: str, shaping: str) -> UtilisationFinding:
+    """Returns shares of each interval between samples."""
+    bps = parse_rate(link).bps
+    finding = UtilisationFinding(seconds=[], processor=[], machine=[], network=[], link=link, shaping=shaping)
+    for before, after in pairwise(samples):
+        seconds = after.time_s - before.time_s
+        workers = [each for each in after.processor_s if each.startswith("worker") and each in before.processor_s]
+        used = [after.processor_s[each] - before.processor_s[each] for each in workers]
+        carried = [sum(after.nbytes[each]) - sum(before.nbytes[each]) for each in workers]
+        finding.seconds.append(after.time_s - samples[0].time_s)
+        finding.processor.append(statistics.fmean(used) / seconds if used else 0.0)
+        finding.machine.append((after.machine_busy_s - before.machine_busy_s) / (after.machine_s - before.machine_s))
+        both_ways = 0.0 if bps is None or not carried else 8 * statistics.fmean(carried) / (2 * bps * seconds)
+        finding.network.append(both_ways)
+    return finding
+
+
+def _show(found: Found) -> Shown:
+    cells = {cell.design: finding for cell, finding in found.items()}
+    lines, processor, network = [], list[Series](), list[Series]()
+    for design, printed in _PRINTED.items():
+        finding = cells[design]
+        means = [_percent(each) for each in (finding.processor, finding.network, finding.machine)]
+        gpu, wire = (f"{each:.2f} %" for each in printed)
+        lines.append([LABELS[design], gpu, means[0], wire, means[1], means[2]])
+        for panel, values in ((processor, finding.processor), (network, finding.network)):
+            panel.append(Series(label=LABELS[design], x=finding.seconds, y=[100 * each for each in values]))
+    header = ["", "GPU, thesis", "worker's core, ours", "network, thesis", "network, ours", "all of this computer"]
+    panels = [
+        Panel(title="worker's processor", x_label="time (s)", y_label="of a core (%)", series=processor),
+        Panel(title="link", x_label="time (s)", y_label="of its rate (%)", series=network),
+    ]
+    first = next(iter(found))
+    links = sorted({f"{finding.link} by the {finding.shaping}" for finding in found.values()})
+    return Shown(
+        setting=(
+            f"{first.model} on {first.data.partition('[')[0]}, {first.workers} machines, a worker's and a server's "
+            f"process each, {first.steps} steps, links: {', '.join(links)}. Sampled from /proc while they trained."
+        ),
+        tables=[Table(header, lines, "Utilisation, means over the time of training")],
+        charts=[Chart(name="mps-figure-5.6", caption="Utilisation while training, measured.", panels=panels)],
+        notes=[
+            "The thesis does not say of what network utilisation is a percentage: ours is of the link's rate, the mean "
+            "of both ways, headers included. The last column is everything that ran on this computer: near 100 % a "
+            "worker waits for a processor, and not for the network.",
+        ],
+    )
+
+
+def _percent(values: Sequence[float]) -> str:
+    return f"{100 * statistics.fmean(values):.2f} %" if values else "too short"
+
+
+ENTRIES = (
+    scaled("mps", SCALED)(
+        "figure-5.6", "processor and network utilisation over time", 2, Study(cells=_cells, show=_show, links=True)
+    ),
+)

@@ -1,0 +1,70 @@
+"""The methods that DoubleSqueeze §5.1 compares, and on what: plain SGD at the workers, what is compressed on the way.
+
+SGD itself is the same design without a codec, so that nothing but the codecs differs: MEM-SGD pulls float32 averages,
+and with float32 pushes no residual is left.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from thinwire_lab.studies.reproduce.entry import Scale
+from thinwire_lab.studies.reproduce.stand_ins import SMALL, Pair, stand_in
+from thinwire_lab.studies.reproduce.trainings import TrainingCell
+
+SGD = "SGD"
+_DESIGNS = {
+    "DoubleSqueeze 1-bit": "doublesqueeze-1bit",
+    "MEM-SGD 1-bit": "mem-sgd-1bit",
+    "QSGD": "qsgd-ds",
+    "DoubleSqueeze top-k": "doublesqueeze-topk",
+    "MEM-SGD top-k": "mem-sgd-topk",
+    "Top-k SGD": "topk-sgd",
+}
+ONE_BIT = ("DoubleSqueeze 1-bit", "MEM-SGD 1-bit", "QSGD", SGD)
+TOP_K = ("DoubleSqueeze top-k", "MEM-SGD top-k", "Top-k SGD", SGD)
+"""As figures 1 to 3 and 4 to 6 name them."""
+
+
+def choices(method: str) -> tuple[str, str | None]:
+    """Returns the `design` and the `codec_up` of a `jobs.job.Job` that make a method.
+
+    >>> choices("QSGD"), choices("SGD")
+    (('qsgd-ds', None), ('mem-sgd-1bit', 'fp32'))
+    """
+    return ("mem-sgd-1bit", "fp32") if method == SGD else (_DESIGNS[method], None)
+
+
+def method(design: str, codec_up: str | None) -> str:
+    """Returns the method of a design: the inverse of `choices`.
+
+    >>> method("qsgd-ds", None), method("mem-sgd-1bit", "fp32")
+    ('QSGD', 'SGD')
+    """
+    return SGD if codec_up == "fp32" else next(name for name, known in _DESIGNS.items() if known == design)
+
+
+def pair(scale: Scale) -> Pair:
+    """Returns the model and the data of a scale: of losses and of seconds the same, for they are one paper's."""
+    return stand_in(scale, ("lenet5", "fashion-mnist")) if scale == "full" else SMALL
+
+
+class PlainCell(TrainingCell, frozen=True, kw_only=True):
+    """One training; `codec_up` in place of the design's own."""
+
+    codec_up: str | None = None
+
+    @classmethod
+    def of(cls, method: str, **others: Any) -> PlainCell:
+        """Returns the training of a method; `others` are fields of the cell."""
+        design, codec_up = choices(method)
+        return cls(design=design, codec_up=codec_up, **others)
+
+    @property
+    def method(self) -> str:
+        """As in the paper's legends."""
+        return method(self.design, self.codec_up)
+
+    def __str__(self) -> str:
+        where = f"{self.model} on {self.data}, {self.workers} workers, {self.steps:,} steps"
+        return f"{self.method}, {where}, rate {self.lr:g}, seed {self.seed}"

@@ -1,0 +1,136 @@
+"""Linear speed-up in the number of workers, the claim of DoubleSqueeze's corollary 2: steps to a loss, by workers.
+
+Each worker keeps its batch, and the rate grows with the number of workers. The noise of an average of n gradients is n
+times smaller, so that n times the rate is as good for it, and the loss is reached in 1/n of the steps; errors of
+compression are to be of higher order and must not change that. A single worker at the rate of eight is the control: it
+takes the long steps with the noise of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+
+from thinwire.presentation.charts import Chart, Panel, Series
+from thinwire.presentation.tables import Table
+from thinwire.quantities import counted
+from thinwire_lab.studies.reproduce.entry import Scale, Shown, Study, scaled
+from thinwire_lab.studies.reproduce.plain_sgd import SGD, PlainCell
+from thinwire_lab.studies.reproduce.trainings import TrainingFinding
+
+METHODS = ("DoubleSqueeze 1-bit", "DoubleSqueeze top-k", SGD)
+WORKERS: dict[Scale, Sequence[int]] = {"tiny": (1, 2), "quick": (1, 2, 4, 8), "full": (1, 2, 4, 8)}
+BATCH = 4
+LR_OF_ONE = 0.0125
+"""Eight times this is a stable rate of all methods."""
+TARGET = 0.25
+"""Loss in nats, far above what is reached, so that every schedule is at its first rate there."""
+WINDOW = 1024
+"""Examples over whose losses a mean is taken."""
+
+_EXAMPLES: dict[Scale, int] = {"tiny": 32, "quick": 12_000, "full": 24_000}
+_SEEDS: dict[Scale, int] = {"tiny": 1, "quick": 1, "full": 3}
+_SCALED = (
+    "The paper proves it and has no figure of it. The theorem is of the mean squared gradient after T steps; the "
+    "training loss stands for it. A perceptron on the digits is an easy case: its gradients agree at the beginning, "
+    "and what one step bears bounds the speed-up of larger numbers of workers."
+)
+
+Found = Mapping[PlainCell, TrainingFinding]
+
+
+def cells(scale: Scale) -> list[PlainCell]:
+    """Returns the runs: of all numbers of workers the same number of examples, and the control."""
+    rates = [(each, each) for each in WORKERS[scale]]
+    return [
+        PlainCell.of(
+            method,
+            model="mlp",
+            data="digits",
+            workers=workers,
+            steps=_EXAMPLES[scale] // BATCH // workers,
+            eval_steps=0,
+            batch=BATCH,
+            lr=LR_OF_ONE * factor,
+            seed=seed,
+        )
+        for seed in range(_SEEDS[scale])
+        for method in METHODS
+        for workers, factor in [*rates, (1, max(WORKERS[scale]))]
+    ]
+
+
+def steps_to(losses: Sequence[float], target: float, window: int) -> int | None:
+    """Returns after how many steps the mean of the last `window` losses is at most `target`; None if it never is.
+
+    >>> steps_to([4.0, 2.0, 1.0, 1.0], target=1.5, window=2), steps_to([4.0], target=1.0, window=1)
+    (3, None)
+    """
+    window = max(1, window)
+    total = sum(losses[: window - 1])
+    for end in range(window, len(losses) + 1):
+        total += losses[end - 1]
+        if total <= target * window:
+            return end
+        total -= losses[end - window]
+    return None
+
+
+def show(found: Found) -> Shown:
+    """Returns steps and speed-ups by method and number of workers."""
+    numbers = sorted({cell.workers for cell in found})
+    most = max(numbers)
+    lines, series = [], [Series(label="linear, as proved", x=numbers, y=numbers, role="paper")]
+    for method in METHODS:
+        one = _steps(found, method, 1, 1)
+        steps = {workers: _steps(found, method, workers, workers) for workers in numbers}
+        speedups = {n: one / each for n, each in steps.items() if one is not None and each is not None}
+        for workers, each in steps.items():
+            speedup = f"{speedups[workers]:.2f}×" if workers in speedups else "–"
+            lines.append([method, str(workers), f"{LR_OF_ONE * workers:g}", _text(each), f"{workers}×", speedup])
+        alone = _steps(found, method, 1, most)
+        gained = "–" if one is None or alone is None else f"{one / alone:.2f}×"
+        lines.append([method, "1", f"{LR_OF_ONE * most:g}", _text(alone), "control", gained])
+        series.append(Series(label=method, x=list(speedups), y=list(speedups.values())))
+    header = ["", "workers", "rate", f"steps to {TARGET:g}", "theorem", "ours"]
+    panel = Panel(title="", x_label="workers", y_label="speed-up in steps", series=series)
+    first, _ = next(iter(found.items()))
+    seeds = counted(len({cell.seed for cell in found}), "seed")
+    return Shown(
+        setting=(
+            f"{first.model} on {first.data}, 1 to {most} workers of {BATCH} examples, plain SGD at "
+            f"{LR_OF_ONE:g} a worker, {seeds}, in one process."
+        ),
+        tables=[Table(header, lines, "Steps to a training loss, by workers", left=2)],
+        charts=[
+            Chart(
+                name="doublesqueeze-speedup", caption=f"Steps to a loss of {TARGET:g}, of one worker's.", panels=[panel]
+            )
+        ],
+        notes=[
+            f"The loss is the mean of the workers', over the last {WINDOW:,} examples. The control shows what of the "
+            "speed-up is the rate's alone: where one worker bears eight times the rate, noise does not bound it yet, "
+            "and the rows show that compression stands the longer steps; where it does not, averaging earned them."
+        ],
+    )
+
+
+def _steps(found: Found, method: str, workers: int, factor: int) -> float | None:
+    """Mean over seeds; None where a run did not get there."""
+    window = WINDOW // BATCH // workers
+    runs = [f for c, f in found.items() if (c.method, c.workers, c.lr) == (method, workers, LR_OF_ONE * factor)]
+    steps = [steps_to(each.history.losses, TARGET, window) for each in runs]
+    reached = [each for each in steps if each is not None]
+    return fmean(reached) if reached and len(reached) == len(steps) else None
+
+
+def _text(steps: float | None) -> str:
+    return "not reached" if steps is None else f"{steps:,.0f}"
+
+
+SPEEDUP = scaled("doublesqueeze", _SCALED)(
+    "speedup",
+    "steps to a loss by the number of workers, the theorem's claim",
+    2,
+    Study(cells=cells, show=show),
+)

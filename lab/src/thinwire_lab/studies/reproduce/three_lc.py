@@ -1,0 +1,177 @@
+"""3LC (Lim, Andersen, Kaminsky 2019): its tables and figures.
+
+The paper trains ResNet-110 on CIFAR-10 with ten GPUs. Here LeNet-5 trains on Fashion-MNIST, or a small perceptron on
+the digits where Fashion-MNIST is not installed, with as many workers as the scale says; all entries share the runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from statistics import fmean
+
+from thinwire.presentation.charts import Chart, Panel, Series, smooth
+from thinwire.presentation.tables import Table
+from thinwire_lab.studies.reproduce.entry import Entry, Shown, Study, scaled
+from thinwire_lab.studies.reproduce.three_lc_riddles import LAG, REVERSALS
+from thinwire_lab.studies.reproduce.three_lc_runs import (
+    MULTIPLIERS,
+    SCALED,
+    Found,
+    by_multiplier,
+    mean,
+    setting,
+    trainings,
+)
+from thinwire_lab.studies.reproduce.three_lc_times import figure_3, figure_5, table_1
+from thinwire_lab.studies.reproduce.trainings import TrainingCell, TrainingFinding
+
+NO_ZRE = "3lc[zero_run=false]"
+
+# Ratio and bits of table 2, by multiplier.
+_TABLE_2 = {NO_ZRE: (20.0, 1.60), "1.0": (39.4, 0.812), "1.5": (70.9, 0.451), "1.75": (107.0, 0.298)}
+_TABLE_2 |= {"1.9": (160.0, 0.200)}
+_CROSSOVER = 0.7
+
+
+def _show_table_2(found: Found) -> Shown:
+    lines, push, pull, printed = [], [], [], []
+    rows = {NO_ZRE: NO_ZRE, **{each: by_multiplier(each) for each in MULTIPLIERS}}
+    for label, design in rows.items():
+        up = mean(found, design, lambda each: fmean(each.history.bits_push))
+        down = mean(found, design, lambda each: fmean(each.history.bits_pull[1:]))
+        everything = mean(found, design, lambda each: each.compression_ratio)
+        ratio, bits = _TABLE_2[label]
+        push.append(up)
+        pull.append(down)
+        printed.append(bits)
+        lines.append(
+            [
+                "No ZRE" if label == NO_ZRE else f"s = {label}",
+                *(f"{ratio:g}×", f"{64 / (up + down):.1f}×", f"{bits:.3f}"),
+                *(f"{(up + down) / 2:.3f}", f"{up:.3f}", f"{down:.3f}", f"{everything:.1f}×"),
+            ]
+        )
+    header = ["", "ratio, paper", "ratio, ours", "bits, paper", "bits, ours", "push", "pull", "ratio, all tensors"]
+    names = ["No ZRE", *MULTIPLIERS]
+    bars = [Series(label="paper, both ways", x=names, y=printed, role="paper")]
+    bars += [Series(label="push", x=names, y=push), Series(label="pull", x=names, y=pull)]
+    panel = Panel(title="", x_label="sparsity multiplier", y_label="bits a value", series=bars, kind="bars")
+    falls = all(a > b for values in (push, pull) for a, b in pairwise(values[1:]))
+    order = "fall with s both ways, as in the paper" if falls else "do not fall with every step of s, as they do there"
+    return Shown(
+        setting=setting(found),
+        tables=[Table(header, lines, "Average traffic compression")],
+        charts=[Chart(name="3lc-table-2", caption="Payload bits a value of compressed tensors.", panels=[panel])],
+        notes=[
+            f"Bits {order}. Bits and ratio are of compressed tensors, as in the paper; the last column counts all that "
+            "travels, biases and norm layers as well."
+        ],
+    )
+
+
+def _show_figure_6(found: Found) -> Shown:
+    panels, lines = [], []
+    for multiplier in ("1.0", "1.75"):
+        [*histories] = [each.history for cell, each in found.items() if cell.design == by_multiplier(multiplier)]
+        steps = len(histories[0].losses)
+        push = [fmean([each.bits_push[step] for each in histories]) for step in range(steps)]
+        pull = [fmean([each.bits_pull[step] for each in histories]) for step in range(steps)]
+        series = []
+        for label, values in (("push", push), ("pull", pull)):
+            x, y = smooth(values[1:], most=100)
+            series.append(Series(label=label, x=[(1 + each) / steps for each in x], y=y))
+        panels.append(
+            Panel(title=f"s = {multiplier}", x_label="share of the steps", y_label="bits a value", series=series)
+        )
+        crossing = crossover(push[1:], pull[1:])
+        ours = "pushes stay smaller" if crossing is None else f"{crossing:.0%} of the steps"
+        lines.append([f"s = {multiplier}", f"about {_CROSSOVER:.0%} of the steps", ours])
+    return Shown(
+        setting=setting(found),
+        tables=[Table(["pushes become larger than pulls after", "paper", "ours"], lines)],
+        charts=[Chart(name="3lc-figure-6", caption="Compressed size per value by step.", panels=panels)],
+        notes=[
+            "The paper explains it so: a pull carries what many workers found and has fewer zeros; late in training "
+            "gradients are mostly noise, without the few large values that make all others zero. The first step, "
+            "whose pull nobody has averaged yet, is left out."
+        ],
+    )
+
+
+def _show_figure_4(found: Found) -> Shown:
+    losses, accuracies, lines = [], [], []
+    for design in dict.fromkeys(cell.design for cell in found):
+        mine = [finding for cell, finding in found.items() if cell.design == design]
+        curves = [each.history.losses for each in mine]
+        x, y = smooth([fmean(step) for step in zip(*curves, strict=True)], most=60)
+        losses.append(Series(label=design, x=x, y=y))
+        steps = [step for step, _ in mine[0].evaluations]
+        points = [100 * fmean([each.evaluations[i][1] for each in mine]) for i in range(len(steps))]
+        accuracies.append(Series(label=design, x=steps, y=points))
+        half = next(i for i, step in enumerate(steps) if 2 * step >= steps[-1])
+        lines.append([design, f"{y[-1]:.3f}", f"{points[half]:.2f}", f"{points[-1]:.2f}"])
+    panels = [
+        Panel(title="training loss", x_label="step", y_label="loss (nats)", series=losses),
+        Panel(title="test accuracy", x_label="step", y_label="accuracy (%)", series=accuracies),
+    ]
+    return Shown(
+        setting=setting(found),
+        tables=[Table(["design", "last loss", "accuracy % half-way", "at the end"], lines)],
+        charts=[Chart(name="3lc-figure-4", caption="Loss, smoothed, and accuracy by step.", panels=panels)],
+        notes=[
+            "The paper: but for 3LC, designs with less traffic have a higher training loss, and their accuracy rises "
+            "more slowly; 3LC stays close to float."
+        ],
+    )
+
+
+def crossover(push: Sequence[float], pull: Sequence[float], windows: int = 50) -> float | None:
+    """Returns the share of the run from which on pushes are larger than pulls to its end; None if they never are.
+
+    Args:
+        push, pull: bits by step.
+        windows: the run is cut into so many, and means are compared.
+
+    >>> crossover([1, 1, 3, 3], [2, 2, 2, 2], windows=4), crossover([1, 1], [2, 2])
+    (0.5, None)
+    """
+    ups, downs = (smooth(values, most=windows)[1] for values in (push, pull))
+    last = max((index for index, (up, down) in enumerate(zip(ups, downs, strict=True)) if up <= down), default=-1)
+    return None if last == len(ups) - 1 else (last + 1) / len(ups)
+
+
+def _study(designs: Sequence[str], show: Callable[[Found], Shown]) -> Study[TrainingCell, TrainingFinding]:
+    return Study(cells=lambda scale: trainings(designs, scale), show=show)
+
+
+_SWEEP = [NO_ZRE, *map(by_multiplier, MULTIPLIERS)]
+
+_REPRESENTATIVE = ["fp32", "stoch3", "sparse5", "local2", by_multiplier("1.0")]
+
+
+_entry = scaled("3lc", SCALED)
+
+ENTRIES = (
+    Entry(
+        paper="3lc",
+        item="figure-1",
+        shows="point-to-point compression of two layers",
+        status="drawing",
+        why="explains compression contexts",
+    ),
+    Entry(paper="3lc", item="figure-2", shows="steps of the codec", status="drawing", why="explains the codec"),
+    _entry("table-1", "speed-up on three links, and accuracy, of ten designs", 3, table_1()),
+    _entry("figure-3", "training time and accuracy at 25 to 100 % of the steps, three links", 4, figure_3()),
+    _entry("figure-4", "training loss and test accuracy by step", 2, _study(_REPRESENTATIVE, _show_figure_4)),
+    _entry("figure-5", "training time and accuracy by sparsity multiplier", 3, figure_5()),
+    _entry("table-2", "compression ratio and bits by sparsity multiplier", 2, _study(_SWEEP, _show_table_2)),
+    _entry(
+        "figure-6",
+        "compressed size per value by step, push and pull",
+        1,
+        _study([by_multiplier("1.0"), by_multiplier("1.75")], _show_figure_6),
+    ),
+    LAG,
+    REVERSALS,
+)

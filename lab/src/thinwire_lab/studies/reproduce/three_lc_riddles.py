@@ -1,0 +1,218 @@
+"""Two measurements that 3LC's paper does not have, of what a large sparsity multiplier costs.
+
+*Lag*: what accuracy s = 1.75 loses to s = 1.0, by the number of steps and by workers and batch, beside the steps by
+which its residuals are late. *Reversals*: how many of the values that a pull carries have the other sign than the one
+before at the same place, and so take back what was sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from operator import mul
+from statistics import fmean
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from torch import nn
+
+from thinwire.presentation.charts import Chart, Panel, Series, smooth
+from thinwire.presentation.tables import Table
+from thinwire.quantities import counted
+from thinwire_lab.studies.reproduce.entry import OnProgress, Scale, Shown, Study, scaled
+from thinwire_lab.studies.reproduce.three_lc_runs import MULTIPLIERS, SCALED, Found, by_multiplier, setting, trainings
+from thinwire_lab.studies.reproduce.three_lc_times import PRINTED
+from thinwire_lab.studies.reproduce.trainings import TrainingCell, TrainingFinding, train
+
+SHARES = (0.25, 0.5, 1.0, 2.0)
+"""Of the standard number of steps; those up to 1 are figure 3's runs."""
+MANY: dict[Scale, tuple[int, int]] = {"tiny": (3, 8), "quick": (10, 32), "full": (10, 32)}
+"""Workers and batch of the paper."""
+RATES = (0.02, 0.005)
+"""The digits' recipe, and a quarter of it."""
+_CALM, _SPARSE = by_multiplier("1.0"), by_multiplier("1.75")
+_REVERSAL_STEPS: dict[Scale, int] = {"tiny": 6, "quick": 1500, "full": 3000}
+_REVERSAL_SEEDS: dict[Scale, int] = {"tiny": 1, "quick": 1, "full": 3}
+
+
+class ReversalsFinding(TrainingFinding, frozen=True, kw_only=True):
+    """What a training came to, and its pulls step by step.
+
+    Attributes:
+        sent: share of the compressed values that a pull changes.
+        reversed: share of these whose last change had the other sign.
+    """
+
+    sent: list[float]
+    reversed: list[float]
+
+
+class Pulls:
+    """Compares one worker's weights from step to step.
+
+    >>> pulls, layer = Pulls(), nn.Linear(2, 1, bias=False)
+    >>> for weights in ([0.0, 0.0], [1.0, 0.0], [0.0, 1.0]):
+    ...     layer.weight.data[:] = torch.tensor(weights)
+    ...     pulls.look(layer)
+    >>> pulls.sent, pulls.reversed
+    ([0.5, 1.0], [0.0, 0.5])
+    """
+
+    def __init__(self) -> None:
+        self._before: np.ndarray[Any, np.dtype[np.float32]] | None = None
+        self._last: np.ndarray[Any, np.dtype[np.float32]] | None = None
+        self.sent: list[float] = []
+        self.reversed: list[float] = []
+
+    def look(self, model: nn.Module) -> None:
+        """Takes the weights after a step; biases and norms, which travel uncompressed, are left out."""
+        matrices = [each.detach().reshape(-1) for each in model.parameters() if each.ndim > 1]
+        now = torch.cat(matrices).numpy()
+        if self._before is None or self._last is None:
+            self._before, self._last = now, np.zeros_like(now)
+            return
+        signs = np.sign(now - self._before)
+        sent = signs != 0
+        turned = signs * self._last < 0
+        self.sent.append(float(sent.mean()))
+        self.reversed.append(float(turned.sum() / max(1, sent.sum())))
+        self._last = np.where(sent, signs, self._last)
+        self._before = now
+
+
+class ReversalsCell(TrainingCell, frozen=True, kw_only=True):
+    """A training whose pulls are looked at."""
+
+    finding = ReversalsFinding
+
+    def run(self, on_progress: OnProgress) -> ReversalsFinding:
+        """Makes the training."""
+        pulls = Pulls()
+
+        def on_step(rank: int, step: int, loss: float, model: nn.Module) -> None:
+            if rank == 0:
+                pulls.look(model)
+
+        trained = train(self, on_progress, on_step=on_step)
+        return trained.grown(ReversalsFinding, sent=pulls.sent, reversed=pulls.reversed)
+
+
+def _reversal_cells(scale: Scale) -> Sequence[ReversalsCell]:
+    return [
+        ReversalsCell(
+            design=by_multiplier(multiplier),
+            model="mlp",
+            data="digits",
+            workers=4,
+            steps=_REVERSAL_STEPS[scale],
+            eval_steps=0,
+            lr=rate,
+            seed=seed,
+        )
+        for seed in range(_REVERSAL_SEEDS[scale])
+        for rate in RATES
+        for multiplier in MULTIPLIERS
+    ]
+
+
+def _show_reversals(found: Mapping[ReversalsCell, ReversalsFinding]) -> Shown:
+    lines, panels = [], []
+    for rate in RATES:
+        series = []
+        for multiplier in MULTIPLIERS:
+            runs = [f for c, f in found.items() if (c.design, c.lr) == (by_multiplier(multiplier), rate)]
+            curve = [fmean(step) for step in zip(*(each.reversed for each in runs), strict=True)]
+            x, y = smooth(curve, most=60)
+            series.append(Series(label=f"s = {multiplier}", x=x, y=[100 * each for each in y]))
+            turned = fmean(sum(map(mul, f.sent, f.reversed)) / max(1e-12, sum(f.sent)) for f in runs)
+            push = fmean(fmean(f.history.bits_push) for f in runs)
+            pull = fmean(fmean(f.history.bits_pull[1:]) for f in runs)
+            lag, accuracy = fmean(f.lag for f in runs), fmean(f.accuracy for f in runs)
+            lines.append(
+                [
+                    *(f"{rate:g}", f"s = {multiplier}", f"{push:.3f}", f"{pull:.3f}"),
+                    *(f"{turned:.1%}", f"{lag:.0f}", f"{accuracy:.2%}"),
+                ]
+            )
+        title = f"rate {rate:g}"
+        panels.append(Panel(title=title, x_label="step", y_label="reversed of what is sent, %", series=series))
+    first, finding = next(iter(found.items()))
+    seeds = counted(len({cell.seed for cell in found}), "seed")
+    header = ["rate", "", "bits, push", "bits, pull", "reversed of the values pulled", "lag, steps", "accuracy"]
+    return Shown(
+        setting=(
+            f"{first.model} on {first.data}, {first.workers} workers of {finding.batch} examples, {first.steps:,} "
+            f"steps, cosine decay, {seeds}, in one process."
+        ),
+        tables=[Table(header, lines, "Reversals", left=2)],
+        charts=[Chart(name="3lc-reversals", caption="Values that take back the one before.", panels=panels)],
+        notes=[
+            "A value is reversed where a pull changes a weight against the direction in which the pull before that "
+            "changed it. Bits are of compressed tensors, as in table 2. At a large s a value that is just large enough "
+            "to be sent leaves a remainder of nearly its own size and the other sign, which is sent soon after."
+        ],
+    )
+
+
+def _lag_cells(scale: Scale) -> Sequence[TrainingCell]:
+    workers, batch = MANY[scale]
+    designs = (_CALM, _SPARSE)
+    by_steps = [cell for share in SHARES for cell in trainings(designs, scale, share=share)]
+    many = [msgspec.structs.replace(each, workers=workers, batch=batch) for each in trainings(designs, scale)]
+    return [*by_steps, *many]
+
+
+def _show_lag(found: Found) -> Shown:
+    lines, lost, budgets = [], [], []
+    usual = next(iter(found)).workers, next(iter(found.values())).batch
+    settings = dict.fromkeys((c.workers, f.batch, c.steps) for c, f in found.items())
+    for workers, batch, steps in settings:
+        by_seed: dict[str, dict[int, TrainingFinding]] = {_CALM: {}, _SPARSE: {}}
+        for cell, finding in found.items():
+            if (cell.workers, finding.batch, cell.steps) == (workers, batch, steps):
+                by_seed[cell.design][cell.seed] = finding
+        calm, sparse = by_seed[_CALM], by_seed[_SPARSE]
+        points = [100 * (sparse[seed].accuracy - calm[seed].accuracy) for seed in calm]
+        lags = fmean(f.lag for f in calm.values()), fmean(f.lag for f in sparse.values())
+        if (workers, batch) == usual:
+            budgets.append(steps)
+            lost.append(fmean(points))
+        lines.append(
+            [
+                *(f"{workers} × {batch}", f"{steps:,}", f"{fmean(f.accuracy for f in calm.values()):.2%}"),
+                *(f"{fmean(f.accuracy for f in sparse.values()):.2%}", f"{fmean(points):+.2f}"),
+                *(f"{min(points):+.2f} … {max(points):+.2f}", f"{lags[0]:.0f}", f"{lags[1]:.0f}"),
+                f"{lags[1] / steps:.2%}",
+            ]
+        )
+    header = ["workers × batch", "steps", "s = 1.0", "s = 1.75", "difference, points", "by seed"]
+    header += ["lag at 1.0, steps", "at 1.75", "of the training"]
+    printed = round(PRINTED[_SPARSE][-1] - PRINTED[_CALM][-1], 2)
+    paper = Series(label="paper, 25,600 steps", x=[budgets[0], budgets[-1]], y=[printed, printed], role="paper")
+    series = [paper, Series(label=f"{usual[0]} workers of {usual[1]}", x=budgets, y=lost)]
+    panel = Panel(title="", x_label="steps", y_label="s = 1.75 minus s = 1.0, points", series=series, x_log=True)
+    return Shown(
+        setting=setting(found),
+        tables=[Table(header, lines, "What s = 1.75 loses", left=1)],
+        charts=[Chart(name="3lc-lag", caption="Accuracy of s = 1.75 beside s = 1.0, by steps.", panels=[panel])],
+        notes=[
+            f"The paper's table 1 has {printed:+.2f} points with 10 workers of 32 examples and 25,600 steps. The lag "
+            "is the largest residual at the end in units of a step's update: how late a change arrives."
+        ],
+    )
+
+
+_entry = scaled("3lc", SCALED)
+LAG = _entry(
+    "lag",
+    "what s = 1.75 loses to s = 1.0 by steps, workers and batch",
+    3,
+    Study(cells=_lag_cells, show=_show_lag),
+)
+REVERSALS = _entry(
+    "reversals",
+    "values that a pull takes back, by sparsity multiplier and rate",
+    2,
+    Study(cells=_reversal_cells, show=_show_reversals),
+)

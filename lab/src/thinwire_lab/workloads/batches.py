@@ -1,0 +1,126 @@
+"""Whose examples come next: an endless, reproducible sequence of batches for one worker.
+
+Strategy: which rows they are is `policies/sampling.py`'s to say: no example goes to two workers, and none twice in an
+epoch, also where workers come and go. What does not fill a whole batch is left out of that epoch. Chance comes from
+(seed, epoch, rank, step) and not from a running generator, so the position is the whole state and resuming is exact. It
+refuses to know of models and rates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from thinwire.errors import ConfigError
+from thinwire.policies.sampling import Memberships, Segments, SharedEpochs, generator
+from thinwire_lab.workloads.augment import crop_and_flip, distort
+from thinwire_lab.workloads.dataset import Dataset
+
+
+class Batches(Iterator[tuple[torch.Tensor, torch.Tensor]]):
+    """An infinite iterator over (inputs, targets) for one worker.
+
+    Args:
+        dataset: where examples come from.
+        rank: this worker, 0 … workers − 1; a higher one takes part once `follow` has said so.
+        workers: number of workers that share the data.
+        batch: examples per batch and worker.
+        seed: the same on every worker.
+        augment: random crop and flip, or what a data set with a `crop` has in its place (images only).
+        segments: whether a worker's part of the data is `drawn` anew each epoch, or `fixed`; see `SharedEpochs`.
+
+    Attributes:
+        step: number of the next batch, from 0.
+        batches_per_epoch: batches that one epoch gives each worker while nobody comes or goes.
+
+    Raises:
+        ConfigError: a rank that takes no part, or fewer examples than one batch per worker.
+
+    >>> from thinwire_lab.workloads.data import data
+    >>> batches = Batches(data("digits"), rank=0, workers=4, batch=8, seed=0)
+    >>> inputs, targets = next(batches)
+    >>> inputs.shape, inputs.dtype, targets.shape, targets.dtype, batches.batches_per_epoch
+    (torch.Size([8, 1, 8, 8]), torch.float32, torch.Size([8]), torch.int64, 42)
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        *,
+        rank: int,
+        workers: int,
+        batch: int,
+        seed: int,
+        augment: bool = False,
+        segments: Segments = "drawn",
+    ) -> None:
+        if workers < 1 or rank < 0:
+            raise ConfigError(f"rank {rank} of {workers} workers; expected a rank from 0 to workers − 1")
+        if augment and len(dataset.in_shape) != 3:
+            raise ConfigError(f"{dataset.name} holds no images: it cannot be augmented")
+        self.dataset = dataset
+        self.rank = rank
+        self.workers = workers
+        self.batch = batch
+        self.seed = seed
+        self.augment = augment
+        self.segments = segments
+        first = ((0, tuple(range(workers))),)
+        self._shared = SharedEpochs(
+            len(dataset.train_x), batch=batch, seed=seed, memberships=first, name=dataset.name, segments=segments
+        )
+        self.batches_per_epoch = len(dataset.train_x) // workers // batch
+        self.step = 0
+
+    def __next__(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The next batch: inputs (batch, *in_shape) as a model reads them, int64 targets."""
+        rows = self._shared.rows(self.rank, self.step)
+        x = self.dataset.train_x[rows]
+        if self.augment:
+            chance = generator(self.seed, self._shared.epoch, self.rank + 1, self._shared.index)
+            side = self.dataset.crop
+            x = crop_and_flip(x, chance) if side is None else distort(x, side, chance)
+        self.step += 1
+        return self.dataset.inputs(x), self.dataset.train_y[rows].long()
+
+    def follow(self, memberships: Memberships, step: int) -> None:
+        """Goes on where a worker is before this step, with those who take part from which step on."""
+        if memberships != self._shared.memberships:
+            self._shared.follow(memberships)
+        self.step = step
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position, for an exact resume; the same on every worker, and plain JSON."""
+        epoch = max(0, self.step - 1) // self.batches_per_epoch
+        return {
+            "dataset": self.dataset.name,
+            "num_examples": len(self.dataset.train_x),
+            "seed": self.seed,
+            "segments": self.segments,
+            "workers": self.workers,
+            "batch": self.batch,
+            "epoch": epoch,
+            "index": self.step - epoch * self.batches_per_epoch,
+            "memberships": [[step, list(ranks)] for step, ranks in self._shared.memberships],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues where `state` was taken: the next batch is the one that would have come.
+
+        With another number of workers or another batch size the slices differ, and the rest of the epoch
+        cannot be told apart from what was seen: then it continues with the next whole epoch.
+
+        Raises:
+            ConfigError: the state belongs to other data, another seed or other segments; the position is unchanged.
+        """
+        mine, state = self.state_dict(), {"segments": "drawn", **state}  # which older states do not say
+        for key in ("dataset", "num_examples", "seed", "segments"):
+            if state.get(key) != mine[key]:
+                raise ConfigError(f"the saved batches have {key} {state.get(key)!r}, these have {mine[key]!r}")
+        if all(state[key] == mine[key] for key in ("workers", "batch")):
+            saved = tuple((step, tuple(ranks)) for step, ranks in state["memberships"])
+            self.follow(saved, state["epoch"] * self.batches_per_epoch + state["index"])
+        else:
+            self.step = (state["epoch"] + 1) * self.batches_per_epoch

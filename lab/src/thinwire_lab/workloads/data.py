@@ -1,0 +1,205 @@
+"""A data set by its name, and where it is or how to get it.
+
+Strategy: one explicit table. A data set of files is looked for in the folder the caller names, and only
+there; without one in our cache and then where Debian's packages put data. What is missing is an error that
+says how to get it: nothing downloads by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from weakref import WeakValueDictionary
+
+from thinwire.errors import ConfigError, DataError, guess
+from thinwire.policies.naming import parse_name
+from thinwire_lab.workloads import cifar10, digits, idx, python_text
+from thinwire_lab.workloads.dataset import Dataset, part
+
+SYSTEM_FOLDER = Path("/usr/share/datasets")
+_in_use = WeakValueDictionary[tuple[str, Path, int | None], Dataset]()
+"""What somebody in this process holds, by name, place and context: 64 workers in one process share one copy."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataInfo:
+    """What `datasets` tells about one data set.
+
+    Attributes:
+        name: its name.
+        description: one line for people.
+        where: the folder or file it is read from; None if it is missing.
+        how: how to get it.
+    """
+
+    name: str
+    description: str
+    where: Path | None
+    how: str
+
+    @property
+    def present(self) -> bool:
+        """Whether `data(name)` would find it."""
+        return self.where is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Source:
+    """One data set: `present` is what makes a folder it; one with a `home` is not looked for; `text` has a context."""
+
+    description: str
+    how: str
+    present: Callable[[Path], bool]
+    load: Callable[..., Dataset]
+    home: Callable[[], Path] | None = None
+    text: bool = False
+
+
+_SOURCES: dict[str, _Source] = {
+    "digits": _Source(
+        description="handwritten digits, 8×8 grey pixels, 1,347 train and 450 test (UCI optdigits)",
+        how="part of thinwire; if it is missing, reinstall",
+        present=lambda path: path.is_file(),
+        load=lambda path: digits.digits(),
+        home=lambda: digits.FILE,
+    ),
+    "fashion-mnist": _Source(
+        description="clothes, 28×28 grey pixels, 60,000 train and 10,000 test (Zalando)",
+        how="thinwire inspect data --download fashion-mnist, or apt-get install dataset-fashion-mnist",
+        present=idx.present,
+        load=lambda folder: idx.idx_dataset("fashion-mnist", folder),
+    ),
+    "mnist": _Source(
+        description="handwritten digits, 28×28 grey pixels, 60,000 train and 10,000 test",
+        how="thinwire inspect data --download mnist",
+        present=idx.present,
+        load=lambda folder: idx.idx_dataset("mnist", folder),
+    ),
+    "cifar10": _Source(
+        description="small photographs, 32×32 colour pixels, 50,000 train and 10,000 test",
+        how="thinwire inspect data --download cifar10",
+        present=cifar10.present,
+        load=cifar10.cifar10,
+    ),
+    "python-text": _Source(
+        description="source of this Python's standard library, 64 bytes of context, or what the recipe says",
+        how="part of Python; Debian keeps it in libpython3-stdlib",
+        present=python_text.present,
+        load=python_text.python_text,
+        home=python_text.standard_library,
+        text=True,
+    ),
+}
+
+
+def cache_folder() -> Path:
+    """Where downloads go unless the caller says otherwise: .cache/thinwire in the user's home folder.
+
+    Raises:
+        DataError: there is none, as for a user whom the machine does not know, where HOME is not set.
+    """
+    try:
+        return Path.home() / ".cache" / "thinwire"
+    except RuntimeError as error:
+        raise DataError(
+            "this user has no home folder to keep data sets in: set HOME, or name a folder (root, --root)"
+        ) from error
+
+
+def data(name: str, *, root: Path | str | None = None, context: int | None = None) -> Dataset:
+    """Loads a data set, or returns the one that is loaded already; nobody may change its tensors.
+
+    Args:
+        name: one of the names that `datasets` lists, options in brackets as in `mnist[train=4000,test=1000]`: so many
+            examples of each set, the same at every call; `unit=true` gives pixels from 0 to 1 in place of
+            standardised ones; `cifar10[crop=24]` the middle of each image, in training a random window where the recipe
+            changes images (`augment.distort`).
+        root: the only folder to look in: the files lie there or in its subfolder `name`. Without it: our
+            cache, then /usr/share/datasets. Data sets that come with thinwire or Python are never looked for.
+        context: of text, how many bytes an example holds; None is the data set's usual.
+
+    Raises:
+        ConfigError: an unknown name or option, more examples than there are, or a context of images.
+        DataError: it is missing (the message says how to get it) or damaged.
+
+    >>> data("digits")
+    <Dataset digits: 1,347 train, 450 test, (1, 8, 8)>
+    >>> data("digits[train=100]")
+    <Dataset digits[train=100]: 100 train, 450 test, (1, 8, 8)>
+    """
+    if "[" in name:
+        whole, cut = parse_name(name, "data set")
+        if unknown := cut.keys() - {"train", "test", "unit", "crop"}:
+            raise ConfigError(
+                f"{name}: unknown option {sorted(unknown)[0]!r}; a data set has train, test, unit and crop"
+            )
+        return part(data(whole, root=root, context=context), name=name, **cut)
+    source, places = _source(name), _places(name, root)
+    if context is not None and not source.text:
+        raise ConfigError(f"{name} is no text: it has no context to choose")
+    cut = {} if context is None else {"context": context}
+    for place in places:
+        if source.present(place):
+            key = name, place, context
+            if (found := _in_use.get(key)) is None:
+                _in_use[key] = found = source.load(place, **cut)
+            return found
+    raise DataError(f"the data set {name} is not in {' and '.join(map(str, places))}: {source.how}")
+
+
+def datasets(*, root: Path | str | None = None) -> list[DataInfo]:
+    """Every data set, and where it is or how to get it. Nothing is loaded.
+
+    Args:
+        root: as for `data`.
+
+    >>> [info.name for info in datasets()]
+    ['digits', 'fashion-mnist', 'mnist', 'cifar10', 'python-text']
+    """
+    return [
+        DataInfo(
+            name=name,
+            description=source.description,
+            where=_where(name, root),
+            how=source.how,
+        )
+        for name, source in _SOURCES.items()
+    ]
+
+
+def is_here(name: str) -> bool:
+    """Whether `data(name)` would find it. Nothing is loaded.
+
+    Args:
+        name: as for `data`; what stands in brackets makes no difference.
+
+    Raises:
+        ConfigError: an unknown name.
+
+    >>> is_here("digits[train=100]")
+    True
+    """
+    return _where(name.partition("[")[0], None) is not None
+
+
+def _where(name: str, root: Path | str | None) -> Path | None:
+    source = _source(name)
+    return next((place for place in _places(name, root) if source.present(place)), None)
+
+
+def _source(name: str) -> _Source:
+    if name not in _SOURCES:
+        raise ConfigError(f"unknown data set {name!r}{guess(name, _SOURCES)}; the data sets are {', '.join(_SOURCES)}")
+    return _SOURCES[name]
+
+
+def _places(name: str, root: Path | str | None) -> list[Path]:
+    if (home := _SOURCES[name].home) is not None:
+        return [home()]
+    if root is not None:
+        return [Path(root) / name, Path(root)]
+    try:
+        return [cache_folder() / name, SYSTEM_FOLDER / name]
+    except DataError:  # nobody can have put anything there
+        return [SYSTEM_FOLDER / name]

@@ -1,0 +1,176 @@
+"""What a data set is, whichever file it came from.
+
+Strategy: examples stay as small as they came (one byte per pixel), so that ten worker processes can hold
+Fashion-MNIST at once; a batch becomes float32, shifted and scaled, only when it is used. A data set refuses
+to know about files, shards and training.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+import xxhash
+
+from thinwire.errors import ConfigError, DataError
+from thinwire_lab.workloads.augment import centre, standardise
+
+Task = Literal["classification", "bytes"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Dataset:
+    """A training and a test set.
+
+    Attributes:
+        name: the name that `thinwire_lab.workloads.data.data` knows it by.
+        train_x: uint8, (examples, *in_shape); with a `crop` whole images.
+        train_y: uint8 labels, (examples,); for "bytes" (examples, context).
+        test_x: as `train_x`.
+        test_y: as `train_y`.
+        mean: float32, broadcasts against `in_shape`; subtracted by `inputs`. Unused for "bytes".
+        std: as `mean`; `inputs` divides by it.
+        num_classes: number of classes, or the size of the vocabulary.
+        task: "classification" (one label per example) or "bytes" (one next byte per position).
+        crop: side of the square that a model sees of an image, which `inputs` cuts from the middle and standardises by
+            itself; None shows the whole.
+    """
+
+    name: str
+    train_x: torch.Tensor
+    train_y: torch.Tensor
+    test_x: torch.Tensor
+    test_y: torch.Tensor
+    mean: torch.Tensor
+    std: torch.Tensor
+    num_classes: int = 10
+    task: Task = "classification"
+    crop: int | None = None
+
+    def __post_init__(self) -> None:
+        whole = tuple(self.train_x.shape[1:])
+        for part, x, y in (("train", self.train_x, self.train_y), ("test", self.test_x, self.test_y)):
+            if len(x) == 0 or len(x) != len(y) or tuple(x.shape[1:]) != whole:
+                raise DataError(
+                    f"{self.name}: {len(x)} {part} examples of shape {tuple(x.shape[1:])} with {len(y)} "
+                    f"labels; expected as many labels as examples, at least one, of shape {whole}"
+                )
+            if int(y.max()) >= self.num_classes:
+                raise DataError(
+                    f"{self.name}: {part} label {int(y.max())} of {self.num_classes} classes: the "
+                    "files are damaged, get the data set again"
+                )
+
+    @property
+    def in_shape(self) -> tuple[int, ...]:
+        """The shape of one example, as a model sees it."""
+        shape = tuple(self.train_x.shape[1:])
+        return shape if self.crop is None else (shape[0], self.crop, self.crop)
+
+    def digest(self) -> str:
+        """Returns a digest of the training set: workers that learn together must have the same."""
+        digest = xxhash.xxh3_64()
+        for tensor in (self.train_x, self.train_y):
+            digest.update(repr(tuple(tensor.shape)).encode())
+            digest.update(tensor.contiguous().numpy().data)
+        return digest.hexdigest()
+
+    def inputs(self, x: torch.Tensor) -> torch.Tensor:
+        """What a model reads: float32 pixels, standardised; for "bytes" int64.
+
+        Args:
+            x: rows of `train_x` or `test_x`, as they are or augmented.
+        """
+        if self.task == "bytes":
+            return x.long()
+        if self.crop is not None:
+            return standardise(centre(x, self.crop))
+        return x.float().sub_(self.mean.to(x.device)).div_(self.std.to(x.device))
+
+    def __repr__(self) -> str:
+        return f"<Dataset {self.name}: {len(self.train_x):,} train, {len(self.test_x):,} test, {self.in_shape}>"
+
+
+def part(
+    dataset: Dataset,
+    *,
+    name: str,
+    train: int | None = None,
+    test: int | None = None,
+    unit: bool = False,
+    crop: int | None = None,
+) -> Dataset:
+    """Returns some examples of a data set, chosen by chance and yet always the same, or a part of each.
+
+    Args:
+        dataset: the whole.
+        name: of the part.
+        train, test: so many examples of each set; None takes all.
+        unit: pixels are read as 0 … 1, not standardised: black is 0, and what is always black trains no weight.
+        crop: see `Dataset`.
+
+    Raises:
+        ConfigError: more examples than there are, or fewer than one; a crop of what is no image, or too large, or with
+            `unit`.
+    """
+    if crop is not None:
+        _check_crop(dataset, name, crop, unit)
+
+    def some(x: torch.Tensor, wanted: int | None) -> torch.Tensor:
+        if wanted is None:
+            return torch.arange(len(x))
+        if isinstance(wanted, bool) or not isinstance(wanted, int) or not 0 < wanted <= len(x):
+            raise ConfigError(f"{name}: {wanted!r} examples of {len(x)}; expected a number from 1 to {len(x)}")
+        return torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:wanted]
+
+    trained, tested = some(dataset.train_x, train), some(dataset.test_x, test)
+    return replace(
+        dataset,
+        name=name,
+        train_x=dataset.train_x[trained],
+        train_y=dataset.train_y[trained],
+        test_x=dataset.test_x[tested],
+        test_y=dataset.test_y[tested],
+        mean=torch.zeros_like(dataset.mean) if unit else dataset.mean,
+        std=torch.full_like(dataset.std, float(dataset.train_x.max())) if unit else dataset.std,
+        crop=crop,
+    )
+
+
+def _check_crop(dataset: Dataset, name: str, crop: object, unit: bool) -> None:
+    if dataset.task == "bytes":
+        raise ConfigError(f"{name} is text: it cannot be cropped")
+    if unit:
+        raise ConfigError(f"{name}: each crop is standardised by itself; leave out crop or unit")
+    largest = min(dataset.train_x.shape[-2:])
+    if isinstance(crop, bool) or not isinstance(crop, int) or not 0 < crop <= largest:
+        raise ConfigError(f"{name}: a crop of {crop!r}; expected a side from 1 to {largest} pixels")
+
+
+def pixel_statistics(images: torch.Tensor, *, per_channel: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean and standard deviation of uint8 images, exact, without a float copy of them.
+
+    Args:
+        images: uint8, (examples, channels, height, width).
+        per_channel: one value per channel (shape (channels, 1, 1)) rather than one for all (shape (1, 1, 1)).
+
+    Returns:
+        float32 mean and standard deviation; the latter is 1 where all pixels are equal.
+
+    >>> image = torch.tensor([0, 4], dtype=torch.uint8).view(1, 1, 1, 2)
+    >>> mean, std = pixel_statistics(image, per_channel=True)
+    >>> mean.item(), std.item()
+    (2.0, 2.0)
+    """
+    groups = [images[:, c] for c in range(images.shape[1])] if per_channel else [images]
+    levels = torch.arange(256, dtype=torch.float64)
+    means, stds = [], []
+    for group in groups:
+        share = torch.bincount(group.reshape(-1), minlength=256).double() / group.numel()
+        mean = (share * levels).sum()
+        means.append(mean)
+        stds.append((share * (levels - mean) ** 2).sum().sqrt())
+    std = torch.stack(stds)
+    std[std == 0] = 1.0
+    return torch.stack(means).float().view(-1, 1, 1), std.float().view(-1, 1, 1)

@@ -1,0 +1,131 @@
+"""A model by its name.
+
+Strategy: one explicit table from names to builders. A model is built under its own seed, so the same seed
+gives the same weights on every worker and the caller's random state is left as it was.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from importlib.util import find_spec
+from itertools import pairwise
+
+import torch
+from torch import nn
+
+from thinwire.errors import ConfigError, guess
+from thinwire_lab.workloads.cifarnet import cifarnet
+from thinwire_lab.workloads.lenet import lenet, lenet5
+from thinwire_lab.workloads.resnet import ResNet
+from thinwire_lab.workloads.transformer import ByteTransformer, TinyGPT2
+from thinwire_lab.workloads.vector import OneVector
+
+Shape = tuple[int, ...]
+
+
+def mlp(
+    in_shape: tuple[int, ...],
+    hidden: tuple[int, ...],
+    num_classes: int,
+    activation: type[nn.Module] = nn.ReLU,
+) -> nn.Sequential:
+    """A multi-layer perceptron: flatten, then linear layers with `activation` between them.
+
+    Args:
+        in_shape: shape of one example, without the batch.
+        hidden: widths of the hidden layers.
+        num_classes: width of the output layer, which has no activation (logits).
+        activation: the class of the activation.
+
+    Returns:
+        A module from (batch, *in_shape) to (batch, num_classes).
+
+    >>> sum(p.numel() for p in mlp((8, 8), (128, 64), 10).parameters())
+    17226
+    """
+    widths = (math.prod(in_shape), *hidden)
+    layers: list[nn.Module] = [nn.Flatten()]
+    for fan_in, fan_out in pairwise(widths):
+        layers += [nn.Linear(fan_in, fan_out), activation()]
+    layers.append(nn.Linear(widths[-1], num_classes))
+    return nn.Sequential(*layers)
+
+
+def tanh_mlp(in_shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
+    """Øland & Raj's network (section 3), 784–392–50–10: 327,428 weights at 784 inputs.
+
+    Weights begin small and normal, with a deviation of 1/4 of fan-in to the power of −1/2, and biases at 0: units of
+    tanh are far from their ends, and a light ℓ1 penalty can bring weights that nothing trains to 0.
+    """
+    network = mlp(in_shape, (392, 50), num_classes, nn.Tanh)
+    with torch.no_grad():
+        for layer in network:
+            if isinstance(layer, nn.Linear):
+                layer.weight.normal_(std=0.25 / layer.in_features**0.5)
+                layer.bias.zero_()
+    return network
+
+
+_MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
+    "mlp": lambda shape, classes: mlp(shape, (128, 64), classes),
+    "mlp-tanh": tanh_mlp,
+    # 4,946,658 parameters at 784 inputs and ten classes: large layers, little arithmetic.
+    "mlp-5m": lambda shape, classes: mlp(shape, (1600, 2048, 200), classes),
+    "lenet5": lenet5,
+    "lenet": lenet,
+    "cifarnet": cifarnet,
+    # All parameters in one tensor, for codecs that are to see the whole model.
+    "mlp-vector": lambda shape, classes: OneVector(mlp(shape, (128, 64), classes)),
+    "lenet5-vector": lambda shape, classes: OneVector(lenet5(shape, classes)),
+    "resnet8": lambda shape, classes: ResNet(shape, classes, 1, widths=(12, 24, 48), stem_stride=2),
+    "resnet20": lambda shape, classes: ResNet(shape, classes, 3),
+    "resnet110": lambda shape, classes: ResNet(shape, classes, 18),
+    "byte-transformer": ByteTransformer,
+    # About 1, 3 and 10 million parameters, tied embeddings.
+    "byte-transformer-1m": lambda shape, classes: ByteTransformer(shape, classes, 160, 3, 4, tied=True),
+    "byte-transformer-3m": lambda shape, classes: ByteTransformer(shape, classes, 256, 4, 4, tied=True),
+    "byte-transformer-10m": lambda shape, classes: ByteTransformer(shape, classes, 320, 8, 5, tied=True),
+    "gpt2-tiny": TinyGPT2,
+}
+_NEEDS = {"gpt2-tiny": "transformers"}
+TEXT_MODELS = ("byte-transformer", "byte-transformer-1m", "byte-transformer-3m", "byte-transformer-10m", "gpt2-tiny")
+"""Models that read bytes, and train on text alone."""
+
+
+def models() -> list[str]:
+    """The names that `model` knows, without those whose library is not installed.
+
+    >>> models()[:3]
+    ['mlp', 'mlp-tanh', 'mlp-5m']
+    """
+    return [name for name in _MODELS if name not in _NEEDS or find_spec(_NEEDS[name]) is not None]
+
+
+def model(name: str, *, num_classes: int, in_shape: tuple[int, ...], seed: int) -> nn.Module:
+    """Builds the model called `name`, with initial weights that depend on `seed` alone.
+
+    Args:
+        name: one of `models()`.
+        num_classes: number of classes, or the size of the vocabulary for text.
+        in_shape: shape of one example: (channels, height, width), or (context,) for text.
+        seed: seed of the initial weights.
+
+    Returns:
+        A module in training mode, on the CPU, from (batch, *in_shape) to logits (batch, num_classes), for
+        text from (batch, context) to (batch, context, num_classes).
+
+    Raises:
+        ConfigError: an unknown name, a shape that the model cannot read, or a library that is not installed.
+
+    >>> net = model("lenet5", num_classes=10, in_shape=(1, 28, 28), seed=0)
+    >>> net(torch.zeros(2, 1, 28, 28)).shape
+    torch.Size([2, 10])
+    """
+    if name not in _MODELS:
+        raise ConfigError(f"unknown model {name!r}{guess(name, models())}; the models are {', '.join(models())}")
+    if num_classes < 2:
+        raise ConfigError(f"num_classes is {num_classes}; a model needs at least 2 classes")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return _MODELS[name](tuple(in_shape), num_classes)

@@ -1,0 +1,64 @@
+"""A plan's profile of a model that comes with thinwire, trained as its recipe says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from torch import nn
+
+from thinwire.planner.models import torch_threads
+from thinwire.planner.profile import STEPS, Profile, profile
+from thinwire_lab.workloads.recipe import for_workers
+from thinwire_lab.workloads.recipes import recipe
+from thinwire_lab.workloads.training import training
+
+
+def profile_workload(
+    model: str, data: str, *, batch: int | None = None, seed: int = 0, steps: int = STEPS, threads: int | None = None
+) -> Profile:
+    """Measures some steps of a worker.
+
+    Args:
+        model: its name.
+        data: name of the data set.
+        batch: examples per step; None: the recipe's.
+        seed: of weights and batches.
+        steps: that are measured.
+        threads: of torch's arithmetic; None: as many as it takes by itself.
+
+    Raises:
+        ConfigError: unknown names.
+        DataError: the data set is not here.
+    """
+    network, step = training_step(model, data, batch=batch, seed=seed)
+    with torch_threads(threads):
+        return profile(network, step, steps=steps)
+
+
+def training_step(
+    model: str, data: str = "digits", *, rank: int = 0, workers: int = 1, batch: int | None = None, seed: int = 0
+) -> tuple[nn.Module, Callable[[], None]]:
+    """Returns a worker's network, and what makes its next step without any exchange.
+
+    Args:
+        model: its name.
+        data: name of the data set.
+        rank: of the worker.
+        workers: how many share the data.
+        batch: examples per step; None: the recipe's.
+        seed: of weights and batches.
+
+    Raises:
+        ConfigError: unknown names.
+        DataError: the data set is not here.
+    """
+    how = for_workers(recipe(model, data), workers)
+    made = training(replace(how, batch=batch or how.batch), data=data, rank=rank, workers=workers, seed=seed)
+
+    def step() -> None:
+        made.optimizer.zero_grad()
+        made.backward()
+        made.optimizer.step()
+
+    return made.model, step

@@ -1,0 +1,103 @@
+"""Text that every machine has: the source of Python's own standard library.
+
+Strategy: the library's top-level modules in alphabetical order, every tenth one held out for testing, each
+cut into windows, of 64 bytes unless told otherwise, with the byte that follows each as its target. Bytes above 127
+become 127, so the vocabulary is 128. The text depends on the interpreter's version: runs compare only under the same
+Python. Nothing is imported or executed; the files are read as bytes.
+"""
+
+from __future__ import annotations
+
+import sysconfig
+from pathlib import Path
+
+import torch
+
+from thinwire.errors import ConfigError, DataError
+from thinwire_lab.workloads.dataset import Dataset
+
+CONTEXT = 64
+VOCABULARY = 128
+HOLD_OUT_EVERY = 10
+MIN_MODULES = 20
+
+
+def standard_library() -> Path:
+    """The folder of this interpreter's standard library."""
+    return Path(sysconfig.get_path("stdlib"))
+
+
+def source_files(folder: Path) -> list[Path]:
+    """The modules that are read, in the order in which they are split.
+
+    The build's own settings (_sysconfigdata…) are left out: they differ between machines of one version.
+    """
+    return sorted(path for path in folder.glob("*.py") if path.is_file() and not path.name.startswith("_sysconfigdata"))
+
+
+def present(folder: Path) -> bool:
+    """Whether `folder` holds enough modules to train on."""
+    return len(source_files(folder)) >= MIN_MODULES
+
+
+def python_text(folder: Path | None = None, context: int = CONTEXT) -> Dataset:
+    """Windows of bytes of Python source; the target of every byte is the byte after it.
+
+    Args:
+        folder: folder of .py files; the interpreter's own standard library if not given.
+        context: bytes of a window.
+
+    Raises:
+        ConfigError: a context below 1, or longer than a text.
+        DataError: the library has no sources here (a stripped or zipped installation), or one cannot be read.
+
+    >>> dataset = python_text()
+    >>> dataset.in_shape, dataset.num_classes, bool((dataset.train_x[:, 1:] == dataset.train_y[:, :-1]).all())
+    ((64,), 128, True)
+    """
+    folder = folder or standard_library()
+    if context < 1:
+        raise ConfigError(f"a context of {context} bytes; at least 1 is needed")
+    files = source_files(folder)
+    if len(files) < MIN_MODULES:
+        raise DataError(
+            f"{folder} holds {len(files)} Python modules, expected {MIN_MODULES} or more: this installation has no "
+            "standard-library sources; install them (Debian: libpython3-stdlib) or use another data set"
+        )
+    train_text = _text([path for i, path in enumerate(files) if i % HOLD_OUT_EVERY])
+    test_text = _text([path for i, path in enumerate(files) if i % HOLD_OUT_EVERY == 0])
+    longest = min(len(train_text), len(test_text)) - 1  # the last byte is a target alone
+    if longest < 1:
+        raise DataError(
+            f"the Python modules of {folder} hold no text to train on or to test with; use another data set"
+        )
+    if context > longest:
+        raise ConfigError(
+            f"a context of {context:,} bytes; the sources in {folder} hold {len(train_text):,} bytes to train on and "
+            f"{len(test_text):,} to test with: 1 to {longest:,} are possible"
+        )
+    train, test = _windows(train_text, context), _windows(test_text, context)
+    return Dataset(
+        name="python-text",
+        task="bytes",
+        train_x=train[:, :-1].contiguous(),
+        train_y=train[:, 1:].contiguous(),
+        test_x=test[:, :-1].contiguous(),
+        test_y=test[:, 1:].contiguous(),
+        num_classes=VOCABULARY,
+        mean=torch.zeros(()),
+        std=torch.ones(()),
+    )
+
+
+def _text(files: list[Path]) -> bytes:
+    try:
+        return b"".join(path.read_bytes() for path in files)
+    except OSError as error:
+        raise DataError(f"a standard-library source cannot be read ({error})") from error
+
+
+def _windows(text: bytes, context: int) -> torch.Tensor:
+    """uint8 (windows, context + 1): one's last target is its neighbour's first input."""
+    data = torch.frombuffer(bytearray(text), dtype=torch.uint8).clamp_(max=VOCABULARY - 1)
+    return data.unfold(0, context + 1, context)

@@ -1,0 +1,129 @@
+"""What one worker trains, with what, on which examples: a recipe made into a model, an optimizer and batches.
+
+Strategy: whoever trains a model that comes with thinwire asks here, so that a plan, a benchmark and a study train what
+`thinwire train` does. Schedules and steps belong to the loops; who wraps the model, or exchanges what its gradients
+are, is not known here.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from thinwire_lab.workloads.batches import Batches
+from thinwire_lab.workloads.data import data as find_data
+from thinwire_lab.workloads.dataset import Dataset
+from thinwire_lab.workloads.dropout import add_dropout
+from thinwire_lab.workloads.losses import training_loss
+from thinwire_lab.workloads.models import model
+from thinwire_lab.workloads.recipe import Recipe, build_optimizer, clip_gradients
+
+Examples = tuple[torch.Tensor, torch.Tensor]
+"""Inputs and targets of a batch."""
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """One worker's part of a training.
+
+    Attributes:
+        recipe: by which it trains.
+        dataset: whose examples it trains on.
+        model: on `device`.
+        optimizer: of the model's parameters, at the rate that the run begins with.
+        batches: this worker's.
+        device: where the model is.
+    """
+
+    recipe: Recipe
+    dataset: Dataset
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    batches: Batches
+    device: torch.device = CPU
+
+    def backward(
+        self, examples: Examples | None = None, *, through: nn.Module | None = None, clips: bool = True
+    ) -> torch.Tensor:
+        """Adds the gradients of one batch to the parameters', and returns its loss, detached.
+
+        Args:
+            examples: the batch; None takes the next one.
+            through: what wraps the model and is called in its place, such as torch's DDP.
+            clips: clip all gradients as the recipe says; False where they have left by then.
+        """
+        inputs, targets = (each.to(self.device) for each in examples or next(self.batches))
+        outputs = (through or self.model)(inputs)
+        loss = training_loss(self.model, self.recipe, outputs, targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+        if clips:
+            clip_gradients(self.model, self.recipe)
+        return loss.detach()
+
+    def copy(self) -> Training:
+        """Returns the same training with a model, an optimizer and batches of its own; examples are not copied."""
+        return copy.deepcopy(self, {id(self.dataset): self.dataset})
+
+
+def training(
+    recipe: Recipe,
+    *,
+    data: str,
+    rank: int = 0,
+    workers: int = 1,
+    seed: int = 0,
+    data_root: str | None = None,
+    device: torch.device = CPU,
+) -> Training:
+    """Returns a worker's part.
+
+    Args:
+        recipe: of the model on the data.
+        data: name of the data set, options in brackets; a recipe's own has none.
+        rank: the worker's number.
+        workers: how many share the data.
+        seed: of weights, batches and dropout.
+        data_root: the only folder to look for the data in; None: the usual places.
+        device: where the model is to be.
+
+    Raises:
+        ConfigError: a model that the data does not suit, or fewer examples than a batch for every worker.
+        DataError: the data set is missing or damaged.
+
+    Example:
+        >>> from thinwire_lab.workloads.recipes import recipe
+        >>> made = training(recipe("mlp", "digits"), data="digits[train=500]", workers=4)
+        >>> made.dataset, made.batches.batches_per_epoch
+        (<Dataset digits[train=500]: 500 train, 450 test, (1, 8, 8)>, 15)
+        >>> losses = []
+        >>> for _ in range(50):
+        ...     made.optimizer.zero_grad()
+        ...     losses.append(made.backward().item())
+        ...     made.optimizer.step()
+        >>> losses[0] > 2 > losses[-1]
+        True
+    """
+    dataset = find_data(data, root=data_root, context=recipe.context)
+    network = model(recipe.model, num_classes=dataset.num_classes, in_shape=dataset.in_shape, seed=seed)
+    add_dropout(network, recipe.dropout, seed=seed, rank=rank)
+    network = network.to(device)
+    return Training(
+        recipe=recipe,
+        dataset=dataset,
+        model=network,
+        optimizer=build_optimizer(network, recipe),
+        batches=Batches(
+            dataset,
+            rank=rank,
+            workers=workers,
+            batch=recipe.batch,
+            seed=seed,
+            augment=recipe.augment,
+            segments=recipe.segments,
+        ),
+        device=device,
+    )

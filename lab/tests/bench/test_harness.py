@@ -1,0 +1,116 @@
+"""The harness: cells in rounds, stored at once, found again, shown as a table and as data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from thinwire_lab.bench import harness
+from thinwire_lab.bench.harness import Bench, Figures, Measured, Tell, column, milliseconds
+from thinwire_lab.jobs.results import Results
+
+
+@dataclass(frozen=True)
+class Cell:
+    name: str
+
+
+class Took(Figures, frozen=True, kw_only=True):
+    seconds: float
+    size: int | None = None
+    by: str = "clock"
+
+
+@dataclass(kw_only=True)
+class Letters(Bench[Cell, Took]):
+    names: Sequence[str] = ("a", "b")
+    rounds: int = 3
+    broken: str = ""
+
+    kinds = (Took,)
+    columns = (
+        ("name", lambda cell, runs: cell.name),
+        *milliseconds("ms", "seconds"),
+        column("size", "size"),
+        column("s", "seconds", "{:.3f}"),
+    )
+
+    def cells(self) -> list[Cell]:
+        return [Cell(name) for name in self.names]
+
+    def measure(self, cell: Cell, before: Measured[Cell, Took], tell: Tell) -> Took:
+        tell(f"measuring {cell.name}")
+        done = sum(len(runs) for runs in before.values())
+        if cell.name == self.broken:
+            raise KeyboardInterrupt
+        return Took(seconds=(1 + done) / 1000)
+
+    def failed(self, figures: Took) -> bool:
+        return figures.seconds == 0.002
+
+
+def measured_by(bench: Letters, path: Path | None, made: list[str] | None = None) -> dict[Cell, list[Took]]:
+    measured: dict[Cell, list[Took]] = {}
+    harness.run(
+        bench,
+        Results(path, bench.kinds),
+        measured,
+        on_cell=lambda number, total, cell: None if made is None else made.append(f"{number}/{total} {cell.name}"),
+    )
+    return measured
+
+
+def test_rounds_go_through_the_whole_grid_and_rows_are_their_medians(tmp_path: Path) -> None:
+    made: list[str] = []
+    bench = Letters()
+    measured = measured_by(bench, tmp_path / "file.json", made)
+    assert made == ["1/6 a", "2/6 b", "3/6 a", "4/6 b", "5/6 a", "6/6 b"]
+    [table] = bench.tables(measured)
+    assert table.header == ["name", "ms", "fastest … slowest", "size", "s"]
+    assert table.lines == [["a", "3.0", "1.0 … 5.0", "–", "0.003"], ["b", "4.0", "2.0 … 6.0", "–", "0.004"]]
+    data = json.loads((tmp_path / "file.json").read_text())
+    assert data["rows"][0] == {"name": "a", "seconds": 0.003, "size": None, "by": "clock"}
+    assert [run["job"] for run in data["runs"]][:2] == [{"name": "a", "round": 0}, {"name": "b", "round": 0}]
+
+
+def test_what_was_measured_is_not_measured_again_but_what_failed_is(tmp_path: Path) -> None:
+    path, made = tmp_path / "file.json", list[str]()
+    with pytest.raises(KeyboardInterrupt):
+        measured_by(Letters(names=("a", "b", "c"), rounds=1, broken="c"), path)
+    measured = measured_by(Letters(names=("a", "b", "c"), rounds=1), path, made)
+    assert made == ["2/3 b", "3/3 c"], "b, at 0.002 s, counts as failed"
+    assert [len(runs) for runs in measured.values()] == [1, 1, 1]
+
+
+class Nested(Figures, frozen=True, kw_only=True):
+    at: list[Took]
+    by: dict[str, float]
+    curve: list[float]
+
+
+def test_rows_are_medians_where_a_figure_is_nested_too() -> None:
+    runs = [
+        Nested(at=[Took(seconds=seconds, by=f"{seconds} s")], by={"a": 10 * seconds}, curve=[1.0] * number)
+        for number, seconds in enumerate((1.0, 5.0, 2.0))
+    ]
+    row = harness._row(Cell("x"), runs)
+    assert row["by"] == {"a": 20.0} and row["curve"] == [], "of lists of other lengths there is no median"
+    [at] = row["at"]
+    assert (at["seconds"], at["size"], at["by"]) == (2.0, None, "1.0 s")
+    missing = [Took(seconds=1.0, size=4), Took(seconds=3.0)]
+    assert harness._row(Cell("x"), missing) == {"name": "x", "seconds": 2.0, "size": 4, "by": "clock"}
+
+
+@dataclass(frozen=True)
+class Sized:
+    size: int | None
+
+
+def test_a_figure_that_was_not_measured_leaves_what_was_asked_in_the_row() -> None:
+    assert harness._row(Sized(5), [Took(seconds=1.0)]) == {"size": 5, "seconds": 1.0, "by": "clock"}
+    assert harness._row(Sized(None), [Took(seconds=1.0, size=4)])["size"] == 4
+    assert harness._row(Sized(None), [Took(seconds=1.0)])["size"] is None

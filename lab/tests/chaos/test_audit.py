@@ -1,0 +1,134 @@
+"""What a journal must show: every gradient in exactly one update, versions one by one; and what an audit finds else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import thinwire as tw
+from thinwire.runtime.journal import AnyEntry, Began, Journal, JournalReader, Planned, Took, Updated
+from thinwire.runtime.serving import serving
+from thinwire.server.core import ServerCore
+from thinwire.transports.memory import MemoryServer
+from thinwire_lab.chaos.audit import Audit
+
+
+def plan(workers: int = 2, consistency: str = "bsp") -> list[AnyEntry]:
+    return [Began(at=0.0), Planned(at=0.0, workers=workers, tables=2, state=(1,), consistency=consistency)]
+
+
+def took(rank: int, step: int) -> Took:
+    return Took(at=1.0, rank=rank, step=step, tables=(0, 1))
+
+
+def updated(version: int, *ranks: int, at: float = 1.0) -> Updated:
+    return Updated(at=at, version=version, tables=(0,), ranks=ranks)
+
+
+def audited(entries: Sequence[AnyEntry]) -> Audit:
+    audit = Audit()
+    for entry in entries:
+        audit.add(entry)
+    return audit
+
+
+def test_what_is_wrong_is_found_and_what_is_right_is_not() -> None:
+    twice: list[AnyEntry] = [took(0, 0), took(1, 0), updated(1), took(0, 1), took(1, 1), updated(2)]
+    backup, asp = plan(consistency="backup[1]"), plan(consistency="asp")
+    cases: dict[str, tuple[list[AnyEntry], list[str]]] = {
+        "in peace": ([*plan(), *twice], []),
+        "one died after its gradient": ([*plan(), took(1, 0), took(0, 0), updated(1, 0, 1)], []),
+        "one died before it": ([*plan(), took(0, 0), updated(1, 0)], []),
+        "everybody skips": ([*plan(), took(0, 0), took(1, 0), updated(1, -1)], []),
+        "a late one, with backup workers": ([*backup, took(0, 0), updated(1, 0), took(1, 0)], []),
+        "single pushes": ([*asp, took(1, 0), updated(1, 1), took(1, 1), took(0, 0), updated(2, 0), updated(3, 1)], []),
+        "a server that goes back": ([*plan(), *twice, Began(at=2.0, step=1), *twice[3:]], []),
+        "nobody's": ([*plan(), took(0, 0), updated(1)], ["names worker 1, whose gradient did not come"]),
+        "lost": ([*plan(), took(0, 0), took(1, 0), updated(1, 0)], ["lacks worker 1's gradient, which had come"]),
+        "doubled": ([*plan(), took(0, 0), took(0, 0)], ["worker 0 gave two gradients of step 0"]),
+        "a straggler's": ([*plan(), took(0, 0), updated(1, 0), took(1, 0)], []),
+        "a straggler that is back": (
+            [
+                *plan(),
+                took(0, 0),
+                updated(1, 0),
+                took(1, 1),
+                took(0, 1),
+                updated(2, 0),
+                took(1, 2),
+                took(0, 2),
+                updated(3),
+            ],
+            [],
+        ),
+        "one that was counted": ([*plan(), *twice[:3], took(1, 0)], ["a gradient of step 0 came from worker 1"]),
+        "late twice": ([*plan(), took(0, 0), updated(1, 0), took(1, 0), took(1, 0)], ["step 0 came from worker 1"]),
+        "a version twice": ([*plan(), *twice, updated(2, 0)], ["from version 2 to 2", "names worker 0"]),
+        "a version too far": ([*plan(), *twice, updated(4, -1)], ["table 0 went from version 2 to 4"]),
+        "a push twice, under asp": ([*asp, took(1, 0), updated(1, 1), updated(2, 1)], ["that never came"]),
+    }
+    for name, (entries, expected) in cases.items():
+        problems = audited(entries).problems
+        assert len(problems) == len(expected), f"{name}: {problems}"
+        for problem, part in zip(problems, expected, strict=True):
+            assert part in problem, name
+
+
+def test_what_is_counted() -> None:
+    audit = audited(
+        [
+            *plan(),
+            *(took(0, 0), took(1, 0), updated(1, at=10.0)),
+            *(took(0, 1), updated(2, 0, at=11.0)),
+            *(took(0, 2), updated(3, 0, at=12.0)),
+            *(Began(at=13.0, step=1), took(0, 1), took(1, 1), updated(2, at=15.0)),
+            *(took(0, 2), took(1, 2), updated(3, at=16.0), took(0, 3), took(1, 3), updated(4, at=20.0)),
+        ]
+    )
+    assert (audit.version, audit.missing, audit.redone, audit.late) == (4, 2, 2, 0)
+    assert audit.steps_per_second == 3 / 10, "only versions that are reached for the first time are progress"
+
+
+@pytest.mark.filterwarnings("ignore:worker 1 went away:UserWarning")
+def test_a_real_shard_keeps_its_promise_and_a_worker_dies_on_the_way(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    core = ServerCore(min_workers=1)
+    journal = Journal(path)
+    server = MemoryServer(serving(core, journal=journal))
+    models = [nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)) for _ in range(2)]
+    connections = [server.connect() for _ in models]
+    try:
+        workers = [
+            tw.distribute(
+                model,
+                torch.optim.SGD(model.parameters(), lr=0.1),
+                server=[connection],
+                rank=rank,
+                workers=2,
+                design="fp32",
+            )
+            for rank, (model, connection) in enumerate(zip(models, connections, strict=True))
+        ]
+        for step in range(5):
+            for rank, (model, worker) in enumerate(zip(models, workers, strict=True)):
+                if rank == 0 or step < 3:
+                    worker.zero_grad()
+                    model(torch.randn(6, 4)).square().mean().backward()
+                    worker.step()
+            if step == 2:
+                connections[1].abort()
+        workers[0].sync()
+    finally:
+        server.stop(grace_s=0)
+        journal.close()
+    audit, entries = Audit(), list(JournalReader(path).entries())
+    for entry in entries:
+        audit.add(entry)
+    assert audit.problems == []
+    assert (audit.version, audit.missing) == (5, 2)
+    without_last = [entry for entry in entries if not (isinstance(entry, Took) and entry.step == 4)]
+    assert "did not come" in audited(without_last).problems[0]

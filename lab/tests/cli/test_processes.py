@@ -1,0 +1,313 @@
+"""Roles by hand and Ctrl-C: the command as a person runs it, in processes of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import socket
+import subprocess
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.cli.commands import THINWIRE, Result, start
+
+from thinwire.security.starter import options_in
+from thinwire_lab.jobs import in_process
+from thinwire_lab.jobs.job import Job
+
+Command = Callable[..., Result]
+
+
+def test_a_server_and_two_workers_by_hand_with_certificates_and_tokens(command: Command, tmp_path: Path) -> None:
+    certs = tmp_path / "certs"
+    assert command("certs", certs, "--workers", 2).status == 0
+    files = {"CERT": "server.pem", "KEY": "server.key", "CA": "ca.pem"}
+    tls = {f"THINWIRE_TLS_{name}": certs / file for name, file in files.items()}
+    server = start("server", "--listen", "127.0.0.1:0", THINWIRE_TOKEN_FILE=certs / "server.token", **tls)
+    try:
+        assert server.stdout is not None
+        line = server.stdout.readline()
+        assert line.startswith("listening on grpc://127.0.0.1:")
+        address = line.split()[2].rstrip(";")
+        written = tmp_path / "0.json"
+        json_of = [written, "-"]
+        common = ("--workers", 2, "--design", "3lc[s=1.75]", "--steps", 20, "--server", address)
+        workers = [
+            start("worker", *common, "--rank", rank, "--json", json_of[rank], *options_in(certs, rank))
+            for rank in (0, 1)
+        ]
+        outs, errs = zip(*(worker.communicate(timeout=120) for worker in workers), strict=True)
+        said = [line for line in errs[0].splitlines() if not line.startswith("no server at ")]  # a busy one is late
+        assert [worker.returncode for worker in workers] == [0, 0] and said == []
+        assert "20 steps in " in outs[0] and "20 steps in " in errs[1]
+        outcomes = [json.loads(text) for text in (written.read_text(), outs[1])]
+        assert outcomes[0]["weights"] == outcomes[1]["weights"]
+        assert outcomes[0]["steps"] == outcomes[1]["steps"] == 20
+        assert server.wait(60) == 0, "it ends when all have left"
+    finally:
+        server.kill()
+        server.communicate()
+
+
+@pytest.mark.long
+def test_workers_find_back_to_a_server_that_was_killed_and_resumed(tmp_path: Path) -> None:
+    """Everybody goes back to the server's step unaided, and the weights are those of an undisturbed run."""
+    job = Job(design="3lc", workers=2, steps=60)
+    file, records = tmp_path / "server", tmp_path / "records.jsonl"
+    kept = ("--checkpoint-every", 10, "--checkpoint")
+    server = start("server", "--listen", "127.0.0.1:0", *kept, file)
+    workers: list[subprocess.Popen[str]] = []
+    try:
+        assert server.stdout is not None
+        address = server.stdout.readline().split()[2].rstrip(";")
+        common = ("--workers", job.workers, "--design", job.design, "--steps", job.steps, "--server", address)
+        workers = [
+            start(
+                *("worker", *common, "--rank", rank, *kept, tmp_path / f"worker-{rank}"),
+                *("--telemetry", records, "--json", tmp_path / f"{rank}.json"),
+            )
+            for rank in range(job.workers)
+        ]
+        while not file.exists():
+            assert server.poll() is None
+            time.sleep(0.01)
+        server.kill()
+        server.communicate()
+        server = start("server", "--listen", address.removeprefix("grpc://"), *kept, file, "--resume")
+        for worker in workers:
+            _, err = worker.communicate(timeout=120)
+            assert worker.returncode == 0, err
+            assert "This worker joins again" in err
+        assert server.wait(60) == 0
+        expected = in_process.run(job).weights
+        for rank in range(job.workers):
+            outcome = json.loads((tmp_path / f"{rank}.json").read_text())
+            assert (outcome["weights"], outcome["steps"]) == (expected, job.steps)
+    finally:
+        for process in (server, *workers):
+            process.kill()
+            process.communicate()
+
+
+def test_interrupting_a_training_leaves_no_process_behind() -> None:
+    # Where tests run in a shell's background, SIGINT is ignored, and so it would be by what they start.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    train = start("train", "--steps", 10**6, "--workers", 1, "--design", "fp32")
+    signal.signal(signal.SIGINT, before)
+    launcher = psutil.Process(train.pid)
+    children: list[psutil.Process] = []
+    try:
+        while not any("--rank" in " ".join(cmdline(child)) for child in children):
+            assert train.poll() is None
+            time.sleep(0.05)
+            children = launcher.children(recursive=True)
+        train.send_signal(signal.SIGINT)
+        _, err = train.communicate(timeout=60)
+        assert train.returncode == 130
+        assert "Traceback" not in err and "interrupted" in err
+        gone, alive = psutil.wait_procs(children, timeout=10)
+        assert len(gone) >= 2 and not alive
+    finally:
+        train.kill()
+        for child in children:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+
+
+@pytest.mark.long
+def test_a_killed_worker_is_started_again_and_goes_on_where_the_others_are(tmp_path: Path) -> None:
+    records, outcome = tmp_path / "records.jsonl", tmp_path / "outcome.json"
+    train = start(
+        *("train", "--steps", 300, "--workers", 2, "--design", "3lc", "--min-workers", 2, "--max-restarts", 1),
+        *("--telemetry", records, "--json", outcome),
+    )
+    try:
+        kill_worker(train, 1, records)
+        out, err = train.communicate(timeout=120)
+        assert train.returncode == 0, err
+        assert "worker 1 was killed by SIGKILL" in " ".join(out.split())
+        assert json.loads(outcome.read_text())["steps"] == 300
+    finally:
+        train.kill()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("after", "signum", "said"),
+    [
+        (1, signal.SIGKILL, "was killed by SIGKILL (out of memory, or by hand)"),
+        (60, signal.SIGKILL, "was killed by SIGKILL (out of memory, or by hand)"),
+        (60, signal.SIGTERM, "ended with exit status 1"),
+    ],
+)
+def test_a_killed_server_is_started_again_and_all_go_back(
+    after: int, signum: signal.Signals, said: str, tmp_path: Path
+) -> None:
+    """One of two, before its first checkpoint and after some; the run ends as an undisturbed one."""
+    job = Job(design="3lc[s=1.0]", workers=2, servers=2, steps=120)
+    records, outcome = tmp_path / "records.jsonl", tmp_path / "outcome.json"
+    train = start(
+        *("train", "--steps", job.steps, "--workers", 2, "--servers", 2, "--design", job.design, "--max-restarts", 1),
+        *("--checkpoint-dir", tmp_path, "--checkpoint-every", 20, "--telemetry", records, "--json", outcome),
+    )
+    try:
+        kill(train, ["server"], 1, records, after=after, signum=signum)
+        out, err = train.communicate(timeout=120)
+        assert train.returncode == 0, err
+        assert f"server 1 {said}; started again" in " ".join(out.split())
+        expected = in_process.run(job)
+        saved = json.loads(outcome.read_text())
+        assert saved["steps"] == job.steps and saved["weights"] == expected.weights
+        assert (saved["train_loss"], saved["test_accuracy"]) == (expected.train_loss, expected.test_accuracy)
+    finally:
+        train.kill()
+
+
+@pytest.mark.long
+def test_a_killed_server_without_checkpoints(tmp_path: Path) -> None:
+    records = tmp_path / "records.jsonl"
+    train = start("train", "--steps", 10**6, "--max-restarts", 3, "--design", "3lc", "--telemetry", records)
+    try:
+        kill(train, ["server"], 0, records)
+        _, err = train.communicate(timeout=120)
+        assert train.returncode == 1
+        assert "server 0 was killed by SIGKILL" in err
+        assert "can be started again where everybody writes checkpoints: give --checkpoint-dir" in " ".join(err.split())
+    finally:
+        train.kill()
+
+
+@pytest.mark.long
+def test_the_others_reach_the_end_without_one_that_died(tmp_path: Path) -> None:
+    records, outcome = tmp_path / "records.jsonl", tmp_path / "outcome.json"
+    train = start(
+        *("train", "--steps", 300, "--workers", 3, "--design", "3lc", "--min-workers", 2),
+        *("--telemetry", records, "--json", outcome),
+    )
+    try:
+        kill_worker(train, 2, records)
+        out, err = train.communicate(timeout=120)
+        assert train.returncode == 1, "not every worker reached the end"
+        assert "worker 2 was killed by SIGKILL" in " ".join(out.split())
+        assert "1 of 3 workers did not reach the end" in err
+        saved = json.loads(outcome.read_text())
+        assert (saved["steps"], saved["lost_workers"]) == (300, 1) and saved["test_accuracy"] > 0.8
+    finally:
+        train.kill()
+
+
+@pytest.mark.long
+def test_a_server_whose_worker_died_says_so_with_its_status(tmp_path: Path) -> None:
+    server = start("server", "--listen", "127.0.0.1:0", "--min-workers", 1, "--worker-grace-s", 1)
+    workers: list[subprocess.Popen[str]] = []
+    try:
+        assert server.stdout is not None
+        address, records = server.stdout.readline().split()[2].rstrip(";"), tmp_path / "records.jsonl"
+        common = ("--workers", 2, "--design", "3lc", "--steps", 400, "--server", address, "--telemetry", records)
+        workers = [start("worker", *common, "--rank", rank) for rank in (0, 1)]
+        while not (records.exists() and records.stat().st_size):
+            assert server.poll() is None
+            time.sleep(0.01)
+        workers[1].kill()
+        _, err = workers[0].communicate(timeout=120)
+        assert workers[0].returncode == 0, err
+        _, err = server.communicate(timeout=60)
+        assert server.returncode == 1
+        assert "the training is over at step 400, and workers 1 have not reached its end" in err
+    finally:
+        for process in (server, *workers):
+            process.kill()
+            process.communicate()
+
+
+def kill_worker(train: subprocess.Popen[str], rank: int, records: Path) -> None:
+    """Kills a worker of a training whose workers have written records of steps."""
+    kill(train, ["worker", "--rank", str(rank)], 0, records)
+
+
+def kill(
+    train: subprocess.Popen[str],
+    role: list[str],
+    number: int,
+    records: Path,
+    *,
+    after: int = 1,
+    signum: signal.Signals = signal.SIGKILL,
+) -> None:
+    """Kills one of the processes of a role, in the order of their starts, after so many steps of both workers."""
+    while not (records.exists() and records.read_text().count('"step"') >= 2 * after):
+        assert train.poll() is None
+        time.sleep(0.02)
+    children = sorted(psutil.Process(train.pid).children(recursive=True), key=lambda child: child.create_time())
+    named = ["-m", "thinwire", *role]  # after options of Python's own
+    victims = [child for child in children if named in (cmdline(child)[at : at + len(named)] for at in (1, 2))]
+    victims[number].send_signal(signum)
+
+
+def cmdline(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:  # it has ended meanwhile
+        return []
+
+
+def test_a_worker_that_is_a_container_s_first_process_goes_at_sigterm() -> None:
+    """To such a process the kernel delivers no signal that has no handler, but SIGKILL at the end of the grace time."""
+    contained = ["unshare", "--pid", "--fork", "--kill-child", "--map-root-user"]
+    if subprocess.run([*contained, "true"], capture_output=True).returncode:
+        pytest.skip("a namespace of processes needs privileges")
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        server = f"grpc://127.0.0.1:{nobody.getsockname()[1]}"
+        outer = subprocess.Popen(
+            [*contained, *THINWIRE, "worker", "--workers", "1", "--server", server, "--connect-timeout", "600"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        try:
+            nobody.settimeout(120)
+            nobody.accept()[0].close()  # it runs, and waits for a server
+            [worker] = psutil.Process(outer.pid).children()
+            worker.terminate()
+            assert outer.wait(60) == 128 + signal.SIGTERM
+        finally:
+            outer.kill()
+            outer.communicate()
+
+
+def test_nobody_who_reads_what_is_printed_is_no_reason_to_end() -> None:
+    """A reader of the server's lines that goes, and a full disk under the worker's lines and records."""
+    server = start("server", "--listen", "127.0.0.1:0")
+    try:
+        assert server.stdout is not None and server.stderr is not None
+        address = server.stdout.readline().split()[2].rstrip(";")
+        server.stdout.close()
+        options = ("--workers", "1", "--steps", "20", "--telemetry", "/dev/full")
+        with Path("/dev/full").open("w") as full:
+            worker = subprocess.run(
+                [*THINWIRE, "worker", "--server", address, *options],
+                stdout=full,
+                stderr=subprocess.PIPE,
+                text=True,
+                timeout=120,
+                check=False,
+            )
+        assert "standard output takes no more lines (No space left on device); all else goes on" in worker.stderr
+        assert "are no longer written to '/dev/full'" in worker.stderr and worker.returncode == 0, worker.stderr
+        assert server.wait(60) == 0 and "Broken pipe" in server.stderr.read()
+    finally:
+        server.kill()
+        server.wait()
+        assert server.stderr is not None
+        server.stderr.close()
+
+
+def test_what_a_worker_warns_of_reaches_whoever_started_it(command: Command) -> None:
+    with warnings.catch_warnings(action="always"):
+        result = command("train", "--workers", 1, "--steps", 3, "--telemetry", "/dev/full")
+    assert result.status == 0
+    assert "warning: step records are no longer written to '/dev/full': No space left on device" in result.err

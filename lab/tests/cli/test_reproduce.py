@@ -1,0 +1,138 @@
+"""`thinwire reproduce`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from lab.tests.studies.reproduce.test_reproduce import Toss, Tossed, entry
+from rich.console import Console
+from tests.cli.commands import Result
+
+from thinwire.cli import console as printing
+from thinwire_lab.cli import reproduce
+from thinwire_lab.studies.reproduce import catalog
+from thinwire_lab.studies.reproduce.catalog import CATALOG
+from thinwire_lab.studies.reproduce.entry import OnProgress, Scale
+
+Command = Callable[..., Result]
+
+
+def test_the_list_names_everything(command: Command, tmp_path: Path) -> None:
+    result = command("reproduce", "list", "--json", tmp_path / "list.json")
+    assert (result.status, result.err) == (0, "")
+    assert all(each.id in result.out for each in CATALOG)
+    listed = json.loads((tmp_path / "list.json").read_text())
+    assert {each["id"]: each["status"] for each in listed} == {each.id: each.status for each in CATALOG}
+
+
+def test_a_run_is_shown_and_an_interrupted_one_says_how_to_go_on(
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    toss_study = entry().study
+    assert toss_study is not None
+    chosen = [replace(entry(), study=replace(toss_study, cells=_interrupted))]
+    monkeypatch.setattr(catalog, "entries", lambda what: chosen)
+    monkeypatch.setattr(catalog, "finding_kinds", lambda: list(toss_study.kinds))
+    asked = ("reproduce", "3lc-figure-99", "--out", tmp_path / "my out")
+    result = command(*asked)
+    assert result.status == 130
+    again = f"go on with: thinwire reproduce 3lc-figure-99 --scale quick --out '{tmp_path}/my out'"
+    assert f"{again}\n" in result.out
+    result = command(*asked, "--jobs", 4, "--json", tmp_path / "my shown.json")
+    assert f"{again} --jobs 4 --json '{tmp_path}/my shown.json'\n" in result.out
+    chosen[:] = [entry()]
+    result = command(*asked, "--json", tmp_path / "shown.json")
+    assert (result.status, result.err) == (0, "")
+    assert "1/2 toss 0" in result.out and "</script> is text" in result.out and "report.html" in result.out
+    [shown] = json.loads((tmp_path / "shown.json").read_text())["entries"]
+    assert (shown["id"], shown["title"]) == ("3lc-figure-99", entry().title)
+    assert shown["tables"][0]["lines"][0][:3] == ["a < b", "1", "10"]
+    chosen[:] = [entry(), replace(entry(), item="figure-98", study=replace(toss_study, cells=_more))]
+    result = command(*asked, "3lc-figure-98", "--kept")
+    assert (result.status, result.err) == (0, "") and "not all runs are there of 3lc-figure-98" in result.out
+    assert "1/2" not in result.out
+
+
+@pytest.mark.parametrize("name", ["results.json", "report.html", "results.zst"])
+def test_json_is_not_written_over_what_the_folder_keeps(
+    name: str, command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(catalog, "entries", lambda what: [entry()])
+    (tmp_path / name).write_text("kept")
+    result = command("reproduce", "3lc-figure-99", "--out", tmp_path, "--json", tmp_path / name)
+    assert result.status == 2 and "is where the runs are kept" in result.err
+    assert (tmp_path / name).read_text() == "kept"
+
+
+def test_json_is_not_written_over_what_is_joined(
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(catalog, "entries", lambda what: [entry()])
+    monkeypatch.setattr(catalog, "finding_kinds", lambda: [Tossed])
+    joined = tmp_path / "joined.json"
+    joined.write_text('{"format": 1, "runs": []}')
+    asked = ("reproduce", "3lc-figure-99", "--out", tmp_path / "out", "--join", joined)
+    result = command(*asked, "--json", tmp_path / "x" / ".." / "joined.json")
+    assert result.status == 2 and "is where runs to join are; write to another file" in result.err
+    assert joined.read_text() == '{"format": 1, "runs": []}'
+    assert command(*asked).status == 0
+
+
+def test_where_a_picture_cannot_be_written_all_else_is(
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(catalog, "entries", lambda what: [entry()])
+    monkeypatch.setattr(catalog, "finding_kinds", lambda: [Tossed])
+    (tmp_path / "toss.svg").mkdir()
+    result = command("reproduce", "3lc-figure-99", "--out", tmp_path, "--json", tmp_path / "shown.json")
+    assert result.status == 2
+    assert result.err == f"error: {tmp_path}/toss.svg cannot be written: Is a directory. Choose another place\n"
+    assert "</script> is text" in result.out and "report.html" in result.out
+    assert [each["id"] for each in json.loads((tmp_path / "shown.json").read_text())["entries"]] == ["3lc-figure-99"]
+
+
+def test_a_list_of_what_there_is_takes_no_other_name(command: Command) -> None:
+    for names in (["list", "foo"], ["3lc", "LIST"]):
+        result = command("reproduce", *names)
+        assert result.status == 2 and result.out == ""
+        [other] = {*names} - {"list", "LIST"}
+        assert result.err == f"error: `list` stands alone, and names everything; leave out {other}\n"
+
+
+def test_on_a_terminal_runs_that_are_over_leave_the_bars_to_those_that_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = StringIO()
+    for module in (reproduce, printing):
+        monkeypatch.setattr(module, "console", Console(file=screen, force_terminal=True, height=10, width=100))
+    bars = reproduce.RunBars()
+    for number in range(1, 31):
+        cell = Toss(number=number)
+        bars.began(number, 30, cell)
+        bars.told(cell, 1.0, "drawing")
+        [task] = bars.progress.tasks
+        assert (task.description, task.fields["text"]) == (f"{number}/30 toss {number}", "drawing")
+        bars.told(cell, 1.0, "")
+        assert bars.progress.tasks == []
+    assert screen.getvalue().splitlines()[-1] == "30/30 toss 30: 0:00:00"
+
+
+def test_an_unknown_name_is_told_near_ones(command: Command) -> None:
+    result = command("reproduce", "3lc-figur-6")
+    assert result.status == 2 and "did you mean 3lc-figure-6" in result.err
+
+
+def _more(scale: Scale) -> list[Toss]:
+    return [Toss(number=7)]
+
+
+def _interrupted(scale: Scale) -> list[Toss]:
+    return [Interrupting(number=0), *_more(scale)]
+
+
+class Interrupting(Toss, frozen=True, kw_only=True, tag="Toss"):
+    def run(self, on_progress: OnProgress) -> Tossed:
+        raise KeyboardInterrupt

@@ -1,0 +1,313 @@
+"""Processes start, report, fail loudly and never stay behind, however their launcher ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from thinwire.engines.engine import TAIL_LINES
+from thinwire.engines.events import Event, Lost, Restarted, Said
+from thinwire.errors import ConfigError, EngineError
+from thinwire.transports.links import parse_rate
+from thinwire_lab.engines.local import LocalEngine
+from thinwire_lab.engines.namespaces import Fabric, available
+
+
+class Step(Event, frozen=True, kw_only=True):
+    step: int
+
+
+class Listening(Event, frozen=True, kw_only=True):
+    port: int
+
+
+class Up(Event, frozen=True, kw_only=True):
+    child: int = 0
+
+
+class Seen(Event, frozen=True, kw_only=True):
+    text: str
+
+
+KINDS = (Step, Listening, Up, Seen)
+PATIENCE_S = 20.0  # on a busy machine; nothing waits this long where all is well
+FOREVER = "exec sleep 600"
+
+
+def sh(script: str) -> list[str]:
+    return ["sh", "-c", script]
+
+
+def report(event: Event) -> str:
+    """A shell command that prints an event."""
+    return f"echo '{event.line()}'"
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that is dead and not yet collected does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in "ZX"
+
+
+def children_of(parent: int) -> set[int]:
+    tasks = Path(f"/proc/{parent}/task").iterdir()
+    return {int(child) for task in tasks for child in (task / "children").read_text().split()}
+
+
+def wait_until_gone(pids: list[int]) -> list[int]:
+    """Those that are still there when patience ends."""
+    deadline = time.monotonic() + PATIENCE_S
+    while (left := [pid for pid in pids if alive(pid)]) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return left
+
+
+def test_events_of_each_process_come_in_order_and_completely() -> None:
+    names = [f"worker {rank}" for rank in range(3)]
+    count = 'i=0; while [ $i -lt 200 ]; do echo "{\\"event\\": \\"step\\", \\"step\\": $i}"; i=$((i+1)); done'
+    with LocalEngine(KINDS) as engine:
+        for name in names:
+            engine.start(name, sh(count))
+        events = list(engine.events())
+    for name in names:
+        assert [event for process, event in events if process == name] == [Step(step=step) for step in range(200)]
+    assert len(events) == 600
+
+
+def test_waiting_for_one_event_keeps_the_others_in_order() -> None:
+    with LocalEngine(KINDS) as engine:
+        reports = (Step(step=1), Listening(port=7), Up(), Step(step=2))
+        engine.start("server", sh("; ".join(map(report, reports))))
+        assert engine.wait_for("server", Listening, PATIENCE_S) == Listening(port=7)
+        assert engine.wait_for("server", Up, PATIENCE_S) == Up()
+        assert list(engine.events()) == [("server", Step(step=1)), ("server", Step(step=2))]
+
+
+def test_processes_that_still_run_are_asked_to_go(tmp_path: Path) -> None:
+    asked = tmp_path / "asked"
+    polite = f"trap 'echo yes > {asked}; exit 0' TERM; {report(Up())}; while :; do sleep 0.02; done"
+    with LocalEngine(KINDS) as engine:
+        engine.start("server", sh(polite))
+        engine.wait_for("server", Up, PATIENCE_S)
+        assert alive(engine.pids["server"])
+    assert asked.read_text() == "yes\n"
+    assert not alive(engine.pids["server"])
+
+
+def test_what_is_not_an_event_is_not_lost_when_the_process_fails() -> None:
+    unknown, wrong = '{"event": "no such"}', '{"event": "step", "step": "x"}'
+    printed = ("warming up", "[1, 2]", "{broken", '{"step": 1}', unknown, wrong)
+    noise = "; ".join(f"echo '{line}'" for line in printed) + "; echo 'ValueError: bad gradient' >&2; exit 3"
+    with LocalEngine(KINDS) as engine:
+        engine.start("server", sh(FOREVER))
+        engine.start("worker 2", sh(noise))
+        with pytest.raises(EngineError, match="worker 2 ended with exit status 3; last lines:") as caught:
+            list(engine.events())
+        for line in (*printed, "ValueError: bad gradient"):
+            assert f"\n    {line}" in str(caught.value)
+        assert str(caught.value).endswith("stopped: server")
+        assert not any(alive(pid) for pid in engine.pids.values()), "stopped at once, not when the block ends"
+
+
+def test_only_the_last_lines_are_kept() -> None:
+    with LocalEngine(KINDS) as engine:
+        engine.start("worker 0", sh("i=0; while [ $i -lt 100 ]; do echo line $i. >&2; i=$((i+1)); done; exit 1"))
+        with pytest.raises(EngineError) as caught:
+            list(engine.events())
+    assert str(caught.value).count("line ") == TAIL_LINES
+    assert "line 99." in str(caught.value) and f"line {99 - TAIL_LINES}." not in str(caught.value)
+
+
+def test_processes_that_fail_together_are_all_named(tmp_path: Path) -> None:
+    # The worker sees the server die, and is heard of first.
+    fifo = tmp_path / "connection"
+    os.mkfifo(fifo)
+    with LocalEngine(KINDS) as engine:
+        engine.start("server", sh(f"exec 3> {fifo}; (sleep 0.1; kill -9 $$) & exec 3>&-; wait"))
+        engine.start("worker 0", sh(f"cat {fifo}; echo connection lost >&2; exit 1"))
+        with pytest.raises(EngineError) as caught:
+            list(engine.events())
+    assert "worker 0 ended with exit status 1; last lines:\n    connection lost" in str(caught.value)
+    assert "server was killed by SIGKILL (out of memory, or by hand); last lines: none" in str(caught.value)
+
+
+def test_a_command_that_is_not_there_is_named() -> None:
+    with LocalEngine(KINDS) as engine:
+        engine.start("server", ["/nowhere/at-all"])
+        with pytest.raises(EngineError, match=r"server ended with exit status 127; (.|\n)*/nowhere/at-all"):
+            engine.wait_for("server", Up, PATIENCE_S)
+
+
+def test_waiting_for_what_never_comes_ends() -> None:
+    with LocalEngine(KINDS) as engine:
+        engine.start("server", sh(f"echo loading >&2; {FOREVER}"))
+        with pytest.raises(EngineError, match=r"server did not report Up within 0.2 s\nserver was running"):
+            engine.wait_for("server", Up, timeout_s=0.2)
+        assert not alive(engine.pids["server"])
+    with LocalEngine(KINDS) as engine:
+        engine.start("server", sh(report(Step(step=1))))
+        with pytest.raises(EngineError, match="server ended before it reported Up"):
+            engine.wait_for("server", Up, PATIENCE_S)
+
+
+def test_silence_of_all_ends_a_run() -> None:
+    with LocalEngine(KINDS) as engine:
+        engine.start("worker 0", sh(FOREVER))
+        with pytest.raises(EngineError, match=r"no process has reported anything for 0.2 s\nworker 0 was running"):
+            list(engine.events(silence_s=0.2))
+
+
+def test_an_optional_process_is_killed_and_started_again_and_its_lines_are_passed_on() -> None:
+    with LocalEngine(KINDS, lines=True) as engine:
+        seen: list[tuple[str, Event]] = []
+        for turn in ("first", "second"):
+            engine.start("worker 0", sh(f"echo {turn} >&2; {FOREVER}"), optional=True)
+            while not seen or seen[-1] != ("worker 0", Said(text=turn)):
+                if (came := engine.poll(PATIENCE_S)) is not None:
+                    seen.append(came)
+            assert engine.running == {"worker 0"}
+            engine.signal("worker 0", signal.SIGKILL)
+            came = engine.poll(PATIENCE_S)
+            assert came is not None and isinstance(came[1], Lost) and "SIGKILL" in came[1].reason
+            assert engine.running == set() and engine.poll(0.0) is None
+
+
+def test_a_process_that_fails_is_started_again_with_another_command() -> None:
+    said: list[tuple[str, Event]] = []
+    commands = ["exit 0", "exit 4"]
+    with LocalEngine(KINDS) as engine:
+        engine.start("server", sh("exit 3"), restarts=2, again=lambda: sh(commands.pop()))
+        said.extend(engine.events())
+        assert [(event.reason, event.left) for _, event in said if isinstance(event, Restarted)] == [
+            ("ended with exit status 3", 1),
+            ("ended with exit status 4", 0),
+        ]
+        engine.start("worker", sh("exit 5"), restarts=2, again=lambda: None)
+        with pytest.raises(EngineError, match="worker ended with exit status 5"):
+            list(engine.events())
+
+
+def test_names_and_hosts_are_checked() -> None:
+    with LocalEngine(KINDS) as engine:
+        engine.start("worker 0", sh("exit 0"))
+        with pytest.raises(ConfigError, match="'worker 0' has been started already"):
+            engine.start("worker 0", sh("exit 0"))
+        with pytest.raises(ConfigError, match="host 'a' was given, but the engine has no fabric"):
+            engine.start("worker 1", sh("exit 0"), host="a")
+        with pytest.raises(ConfigError, match=r"no process called worker 5; there are \['worker 0'\]"):
+            engine.wait_for("worker 5", Up, PATIENCE_S)
+
+
+def test_children_inherit_the_environment_with_ours_on_top(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INHERITED", "1")
+    monkeypatch.setenv("OMP_NUM_THREADS", "64")
+    show = 'echo "{\\"event\\": \\"seen\\", \\"text\\": \\"$INHERITED $OMP_NUM_THREADS $OURS\\"}"'
+    for ours, seen in (({}, "1 1 a b"), ({"OMP_NUM_THREADS": "3"}, "1 3 a b")):
+        with LocalEngine(KINDS, environment={"OURS": "a b", **ours}) as engine:
+            engine.start("worker 0", sh(show))
+            assert list(engine.events()) == [("worker 0", Seen(text=seen))], ours
+
+
+def test_whoever_ignores_the_request_to_go_is_killed_with_its_own_children() -> None:
+    stubborn = f'trap \'\' TERM; sleep 600 & echo "{{\\"event\\": \\"up\\", \\"child\\": $!}}"; wait; {FOREVER}'
+    with LocalEngine(KINDS, grace_s=0.1) as engine:
+        engine.start("worker 0", sh(stubborn))
+        child = engine.wait_for("worker 0", Up, PATIENCE_S).child
+        assert alive(child)
+    assert wait_until_gone([child, engine.pids["worker 0"]]) == []
+    engine.stop()
+
+
+def test_children_of_a_process_that_ended_are_not_left() -> None:
+    with LocalEngine(KINDS) as engine:
+        engine.start("worker 0", sh('sleep 600 & echo "{\\"event\\": \\"up\\", \\"child\\": $!}"'))
+        up = engine.wait_for("worker 0", Up, PATIENCE_S)
+        assert list(engine.events()) == [] and wait_until_gone([up.child]) == []
+
+
+# A launcher as the command line is one: it starts a server that goes when asked, two workers and, where it may,
+# thin links; says what it has started; and waits for events that never come.
+LAUNCHER = """
+import json, os, signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+from thinwire.engines.events import Event, Lost, Said
+from thinwire.transports.links import parse_rate
+from thinwire_lab.engines.local import LocalEngine
+from thinwire_lab.engines.namespaces import Fabric, available
+
+class Up(Event, frozen=True, kw_only=True):
+    pass
+
+names = ["server", "worker 0", "worker 1"]
+fabric = Fabric(dict.fromkeys(names, parse_rate("10mbit"))) if available()[0] else None
+up = 'echo "{\\\\"event\\\\": \\\\"up\\\\"}"; '
+polite = f"trap 'echo yes > {sys.argv[1]}; exit 0' TERM; {up} while :; do sleep 0.02; done"
+with LocalEngine([Up], fabric=fabric) as engine:
+    for name in names:
+        script = polite if name == "server" else up + "exec sleep 600"
+        engine.start(name, ["sh", "-c", script], host=None if fabric is None else name)
+    for name in names:
+        engine.wait_for(name, Up, 20)
+    links = sorted({os.readlink(f"/proc/{pid}/ns/net") for pid in engine.pids.values()})
+    print(json.dumps({"pids": list(engine.pids.values()), "namespaces": links}), flush=True)
+    for event in engine.events():
+        pass
+"""
+
+
+def test_however_the_launcher_ends_no_process_and_no_namespace_is_left(tmp_path: Path) -> None:
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+        end_launcher(signum, tmp_path / signum.name)
+
+
+def end_launcher(signum: signal.Signals, asked: Path) -> None:
+    command = [sys.executable, "-c", LAUNCHER, str(asked)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as launcher:
+        assert launcher.stdout is not None
+        started = json.loads(launcher.stdout.readline())
+        assert all(alive(pid) for pid in started["pids"])
+        assert len(started["namespaces"]) == (3 if available()[0] else 1)
+        # Namespaces without a name live as long as a process is in them: the children's, and their holders.
+        everything = set(started["pids"]) | children_of(launcher.pid)
+        assert len(everything) == (7 if available()[0] else 3)
+        os.killpg(launcher.pid, signum)  # as a terminal does for Ctrl-C: to the launcher's group
+        _, complaint = launcher.communicate(timeout=PATIENCE_S)
+    assert wait_until_gone(sorted(everything)) == [], signum
+    if signum == signal.SIGINT:
+        assert asked.read_text() == "yes\n", "the server was asked, not killed"
+        assert "KeyboardInterrupt" in complaint
+    else:
+        assert launcher.returncode == -signum
+
+
+def test_processes_on_thin_links_are_in_their_hosts() -> None:
+    permitted, reason = available()
+    if not permitted:
+        pytest.skip(f"this user cannot make network namespaces here: {reason}")
+    show = (
+        "import fcntl, json, socket, struct; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); "
+        "a = fcntl.ioctl(s, 0x8915, struct.pack('256s', b'eth0')); "  # SIOCGIFADDR
+        "print(json.dumps({'event': 'seen', 'text': socket.inet_ntoa(a[20:24])}))"
+    )
+    rate = parse_rate("none")
+    with Fabric({"a": rate, "b": rate}) as fabric, LocalEngine(KINDS, fabric=fabric) as engine:
+        for host in fabric.addresses:
+            engine.start(f"on {host}", [sys.executable, "-c", show], host=host)
+        seen = {process: event.text for process, event in engine.events() if isinstance(event, Seen)}
+        with pytest.raises(ConfigError, match="no host was given, but the engine has a fabric"):
+            engine.start("astray", sh("exit 0"))
+        with pytest.raises(ConfigError, match="no host 'c' in this fabric"):
+            engine.start("astray", sh("exit 0"), host="c")
+        assert seen == {f"on {host}": address for host, address in fabric.addresses.items()}

@@ -1,0 +1,311 @@
+"""Links made by the kernel really carry what they should, count every byte, and vanish."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from thinwire.errors import ConfigError, EngineError
+from thinwire.transports.links import Rate, parse_rate
+from thinwire_lab.engines import namespaces
+from thinwire_lab.engines.namespaces import Fabric, available
+from thinwire_lab.engines.system_tools import can_unshare
+
+TEN_MBIT = parse_rate("10mbit")
+WAYS: tuple[Literal["both", "out", "in"], ...] = ("both", "out", "in")
+
+# Receives everything that each of N senders has to say, then answers each with one byte.
+RECEIVE = """
+import socket, sys
+listener = socket.create_server((sys.argv[1], 5000))
+print("up", flush=True)
+peers = [listener.accept()[0] for _ in range(int(sys.argv[2]))]
+for peer in peers:
+    while peer.recv(1 << 20):
+        pass
+for peer in peers:
+    peer.sendall(b"k")
+"""
+# Sends so many bytes and prints how many seconds it took until they were acknowledged.
+SEND = """
+import socket, sys, time
+peer = socket.create_connection((sys.argv[1], 5000))
+start = time.monotonic()
+peer.sendall(bytes(int(sys.argv[2])))
+peer.shutdown(socket.SHUT_WR)
+assert peer.recv(1) == b"k"
+print(time.monotonic() - start)
+"""
+
+
+@pytest.fixture(scope="module")
+def _permitted() -> None:
+    permitted, reason = available()
+    if not permitted:
+        pytest.skip(f"this user cannot make network namespaces here: {reason}")
+
+
+@pytest.fixture
+def fabric(_permitted: None) -> Iterator[Fabric]:
+    with Fabric(dict.fromkeys(("server", "worker 0", "worker 1"), TEN_MBIT)) as made:
+        yield made
+
+
+def transfer(fabric: Fabric, senders: list[str], nbytes: int) -> list[float]:
+    """Each sender sends `nbytes` to the server, all at once; the seconds that each needed."""
+    address = fabric.addresses["server"]
+    receive = fabric.inside("server", [sys.executable, "-c", RECEIVE, address, str(len(senders))])
+    with subprocess.Popen(receive, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        assert server.stdout.readline() == "up\n"
+        running = [
+            subprocess.Popen(
+                fabric.inside(host, [sys.executable, "-c", SEND, address, str(nbytes)]),
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for host in senders
+        ]
+        return [float(sender.communicate()[0]) for sender in running]
+
+
+def namespace_of(fabric: Fabric, host: str) -> str:
+    link = subprocess.run(fabric.inside(host, ["readlink", "/proc/self/ns/net"]), capture_output=True, text=True)
+    return link.stdout.strip()
+
+
+def holders_of(fabric: Fabric) -> list[int]:
+    """The processes that keep the fabric's namespaces, each checked to be in one of its own."""
+    pids = [holder.pid for holder in fabric._holders.values()]
+    assert len({os.readlink(f"/proc/{pid}/ns/net") for pid in [*pids, os.getpid()]}) == len(pids) + 1
+    return pids
+
+
+def test_a_link_limits_what_a_host_sends(fabric: Fabric) -> None:
+    nbytes = 300_000
+    (seconds,) = transfer(fabric, ["worker 0"], nbytes)
+    ideal = nbytes * 8 / 10e6
+    # Never faster than the wire; the other bound only says that it is this link, not a slower one.
+    assert 0.95 * ideal <= seconds <= 4 * ideal
+
+
+def test_a_link_limits_what_a_host_receives(fabric: Fabric) -> None:
+    nbytes = 150_000
+    assert max(transfer(fabric, ["worker 0", "worker 1"], nbytes)) >= 0.95 * 2 * nbytes * 8 / 10e6
+
+
+def test_a_link_is_cut_one_way_or_both_and_counters_go_on(fabric: Fabric) -> None:
+    call = "import socket, sys; print(socket.create_connection((sys.argv[1], 5001), 0.7).recv(1))"
+    answer = (
+        "import socket\ns = socket.create_server(('', 5001))\nprint(flush=True)\nwhile True: s.accept()[0].send(b'k')"
+    )
+    with subprocess.Popen(
+        fabric.inside("server", [sys.executable, "-c", answer]), stdout=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stdout is not None and server.stdout.readline()
+
+        def passes() -> bool:
+            argv = fabric.inside("worker 0", [sys.executable, "-c", call, fabric.addresses["server"]])
+            return subprocess.run(argv, capture_output=True).returncode == 0
+
+        assert passes()
+        for way in WAYS:
+            before = fabric.sent("worker 0").nbytes, fabric.received("worker 0").nbytes
+            fabric.cut("worker 0", way)
+            assert not passes(), way
+            fabric.set_rate("worker 0", TEN_MBIT)
+            assert passes(), way
+            assert fabric.sent("worker 0").nbytes > before[0] and fabric.received("worker 0").nbytes > before[1], way
+        server.kill()
+
+
+def test_counters_show_every_byte_of_the_wire_once(fabric: Fabric) -> None:
+    nbytes = 200_000
+    before = {host: (fabric.sent(host).nbytes, fabric.received(host).nbytes) for host in fabric.addresses}
+    transfer(fabric, ["worker 0"], nbytes)
+    sent = {host: fabric.sent(host).nbytes - before[host][0] for host in fabric.addresses}
+    received = {host: fabric.received(host).nbytes - before[host][1] for host in fabric.addresses}
+    # Ethernet, IP and TCP headers of full packets are 4.6 %; the rest is for a few retransmits.
+    assert 1.04 * nbytes <= sent["worker 0"] <= 1.15 * nbytes
+    assert received["server"] == pytest.approx(sent["worker 0"], abs=500)
+    assert 0 < sent["server"] < 0.1 * nbytes, "acknowledgements"
+    assert received["worker 0"] == pytest.approx(sent["server"], abs=500)
+    assert sent["worker 1"] < 500, "nobody spoke to this one, except to ask who has an address"
+
+
+def test_counters_go_on_through_changes_of_rate(fabric: Fabric) -> None:
+    nbytes = 100_000
+    counts = [(0, 0)]
+    for rate in (TEN_MBIT, parse_rate("none"), parse_rate("1gbit"), parse_rate("100mbit")):
+        fabric.set_rate("worker 0", rate)
+        fabric.set_rate("server", rate)
+        transfer(fabric, ["worker 0"], nbytes)
+        counts.append((fabric.sent("worker 0").nbytes, fabric.received("server").nbytes))
+    for (sent, received), (sent_then, received_then) in zip(counts[1:], counts, strict=False):
+        assert 1.04 * nbytes <= sent - sent_then <= 1.15 * nbytes
+        assert 1.04 * nbytes <= received - received_then <= 1.15 * nbytes
+
+
+def test_a_new_rate_is_in_force_at_both_ends(fabric: Fabric) -> None:
+    fabric.set_rate("worker 0", parse_rate("100mbit"))
+    (seconds,) = transfer(fabric, ["worker 0"], 125_000)
+    assert seconds >= 0.9 * 0.1, "the server's own 10 Mbit/s still holds"
+    show = fabric.inside("worker 0", ["tc", "-j", "qdisc", "show", "dev", "eth0"])
+    (queue,) = json.loads(subprocess.run(show, capture_output=True, text=True).stdout)
+    assert (queue["kind"], queue["options"]["rate"]) == ("tbf", 100_000_000 // 8)
+
+
+def test_packets_that_wait_while_a_link_becomes_slower_still_leave(fabric: Fabric) -> None:
+    """A queue keeps its packets; one that is larger than its new burst would stay for ever, and all behind it."""
+    nbytes, senders = 4_000_000, 4
+    rates = [parse_rate(rate) for rate in ("100mbit", "50mbit", "200mbit", "20mbit", "100mbit", "10mbit", "30mbit")]
+    fabric.set_rates(dict.fromkeys(fabric.addresses, rates[0]))
+    address, changes = fabric.addresses["server"], 0
+    receive = fabric.inside("server", [sys.executable, "-c", RECEIVE, address, str(senders)])
+    send = fabric.inside("worker 0", [sys.executable, "-c", SEND, address, str(nbytes)])
+    with subprocess.Popen(receive, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None and server.stdout.readline() == "up\n"
+        running = [subprocess.Popen(send, stdout=subprocess.DEVNULL) for _ in range(senders)]
+        try:
+            until = time.monotonic() + 30
+            while any(sender.poll() is None for sender in running):
+                assert time.monotonic() < until, f"not all has arrived: the link is stuck after {changes} changes"
+                changes += 1
+                fabric.set_rates(dict.fromkeys(fabric.addresses, rates[changes % len(rates)]))
+            assert [sender.returncode for sender in running] == [0] * senders
+            assert changes > len(rates), "the links have changed while packets waited"
+        finally:
+            server.kill()
+            for sender in running:
+                sender.kill()
+                sender.wait()
+
+
+def test_hosts_see_each_other_and_nothing_else(fabric: Fabric) -> None:
+    assert fabric.addresses == {"server": "10.77.0.1", "worker 0": "10.77.0.2", "worker 1": "10.77.0.3"}
+    devices = subprocess.run(fabric.inside("server", ["cat", "/proc/net/dev"]), capture_output=True, text=True)
+    assert {line.split(":")[0].strip() for line in devices.stdout.splitlines()[2:]} == {"lo", "eth0"}
+    assert len({namespace_of(fabric, host) for host in fabric.addresses} | {os.readlink("/proc/self/ns/net")}) == 4
+
+
+def test_the_congestion_control_is_the_one_it_names(fabric: Fabric) -> None:
+    for host in fabric.addresses:
+        read = fabric.inside(host, ["cat", "/proc/sys/net/ipv4/tcp_congestion_control"])
+        assert subprocess.run(read, capture_output=True, text=True).stdout.strip() == fabric.congestion_control
+
+
+def test_closing_leaves_no_process_and_no_namespace(fabric: Fabric) -> None:
+    holders = holders_of(fabric)
+    assert len(holders) == len(fabric.addresses) + 1, "one process for each host and one for the fabric"
+    fabric.close()
+    fabric.close()
+    # Nothing else can hold a namespace: it has no name, so no mount keeps it.
+    assert not any(Path(f"/proc/{pid}").exists() for pid in holders)
+    with pytest.raises(EngineError, match="this fabric is closed"):
+        fabric.inside("server", ["true"])
+    with pytest.raises(EngineError, match="this fabric is closed"):
+        fabric.sent("server")
+
+
+def test_an_unknown_host_is_refused_with_those_there_are(fabric: Fabric) -> None:
+    with pytest.raises(ConfigError, match="no host 'worker 9' in this fabric; it has server, worker 0, worker 1"):
+        fabric.received("worker 9")
+
+
+def test_impossible_sizes_are_refused() -> None:
+    for count in (0, 254):
+        with pytest.raises(ConfigError, match=f"a fabric of {count} hosts; expected 1 to 253"):
+            Fabric({f"host {number}": TEN_MBIT for number in range(count)})
+
+
+def test_missing_tools_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = shutil.which
+    monkeypatch.setattr(shutil, "which", lambda tool, path=None: None if tool in ("tc", "nsenter") else find("true"))
+    assert available() == (
+        False,
+        "cannot shape links: tc, nsenter not found; install iproute2 and util-linux",
+    )
+    assert not can_unshare()
+
+
+def test_a_refusal_is_explained_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    refuse = tmp_path / "refuse"
+    refuse.write_text("#!/bin/sh\necho 'unshare failed: Operation not permitted' >&2\nexit 1\n")
+    refuse.chmod(0o755)
+    monkeypatch.setattr(shutil, "which", lambda tool, path=None: str(refuse))
+    permitted, reason = available()
+    assert not permitted
+    assert reason.startswith("cannot make a network namespace: unshare failed: Operation not permitted; run as root")
+    assert not can_unshare()
+
+
+@pytest.mark.usefixtures("_permitted")
+def test_a_link_that_cannot_be_made_leaves_no_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    connect = Fabric._connect
+
+    def connect_badly(self: Fabric) -> None:
+        connect(self)
+        made.extend(holders_of(self))
+        self._run("a", "tc", "qdisc replace dev eth0 root nonsense")
+
+    monkeypatch.setattr(Fabric, "_connect", connect_badly)
+    with pytest.raises(EngineError, match=r"tc .* -batch -: .*qdisc"):
+        Fabric({"a": TEN_MBIT, "b": Rate(None)})
+    assert len(made) == 3
+    assert not any(Path(f"/proc/{pid}").exists() for pid in made)
+
+
+# What an ordinary user's command line does: it re-executes itself where it may make namespaces.
+ORDINARY = """
+import os, subprocess, sys
+from thinwire.transports.links import parse_rate
+from thinwire_lab.engines.namespaces import Fabric, available
+from thinwire_lab.engines.system_tools import can_unshare, reexec_in_user_namespace
+
+if len(sys.argv) == 1:
+    assert os.geteuid() != 0
+    assert not available()[0]
+    if not can_unshare():
+        sys.exit("no user namespaces")
+    reexec_in_user_namespace([*sys.orig_argv, str(os.getpid())])
+assert os.getpid() == int(sys.argv[1])
+assert available() == (True, ""), available()
+assert not can_unshare()
+with Fabric({"a": parse_rate("10mbit"), "b": parse_rate("10mbit")}) as fabric:
+    script = "import socket; socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(bytes(1000), ('10.77.0.2', 9))"
+    subprocess.run(fabric.inside("a", [sys.executable, "-c", script]), check=True)
+    assert fabric.sent("a").nbytes >= 1042
+print("shaped")
+"""
+
+
+def test_an_ordinary_user_gets_links_in_a_user_namespace() -> None:
+    source = str(Path(namespaces.__file__).parents[2])
+    uid = 65534 if os.geteuid() == 0 else None  # nobody
+    # Root's own interpreter and sources may be out of an ordinary user's reach.
+    for python in (sys.executable, "/usr/bin/python3"):
+        look = [python, "-c", "import sys, thinwire_lab.engines.namespaces; assert sys.version_info >= (3, 11)"]
+        try:
+            reachable = subprocess.run(look, user=uid, env={"PYTHONPATH": source}, capture_output=True)
+        except OSError:
+            continue
+        if reachable.returncode == 0:
+            break
+    else:
+        pytest.skip("no Python that an ordinary user can run reads these sources")
+    done = subprocess.run(
+        [python, "-c", ORDINARY], user=uid, env={"PYTHONPATH": source}, capture_output=True, text=True
+    )
+    if done.stderr == "no user namespaces\n":
+        pytest.skip("this machine does not let ordinary users make user namespaces")
+    assert (done.stdout, done.stderr, done.returncode) == ("shaped\n", "", 0)

@@ -1,0 +1,141 @@
+"""Processes by a fork: streams, exit codes, signals, environment and namespaces as of a program of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from lab.tests.engines.test_local import KINDS, PATIENCE_S, Up, alive, wait_until_gone
+
+from thinwire.errors import EngineError
+from thinwire.transports.links import parse_rate
+from thinwire_lab.engines.local import LocalEngine
+from thinwire_lab.engines.namespaces import Fabric, available
+from thinwire_lab.engines.starters import Forks, Process
+
+CHILD = """
+import json, os, sys, time
+kind = sys.argv[1]
+if kind == "show":
+    forked = "fork_server.py" in open(f"/proc/{os.getppid()}/cmdline").read()
+    print(sys.argv, os.environ["OURS"], "base64" in sys.modules, os.getsid(0) == os.getpid(), forked)
+    print("complaint", file=sys.stderr)
+    sys.exit(3)
+if kind == "network":
+    print(open("/proc/net/dev").read().count("eth0"), os.getcwd())
+if kind == "sleep":
+    if "with a child" in sys.argv and os.fork() == 0:
+        time.sleep(600)
+    print(json.dumps({"event": "up"}), flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def forks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Forks]:
+    (tmp_path / "child.py").write_text(CHILD)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with Forks(["base64"], {"PYTHONUNBUFFERED": "1"}) as made:
+        yield made
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "child", *arguments]
+
+
+def ended(process: Process) -> tuple[str, str, int]:
+    """What it said, what it complained of, and how it ended."""
+    assert process.stdout is not None and process.stderr is not None
+    with process.stdout as said, process.stderr as complaint:
+        return said.read(), complaint.read(), process.wait()
+
+
+def test_a_fork_is_a_process_of_its_own(forks: Forks) -> None:
+    said, complaint, status = ended(forks.start(command("show", "a b"), {"OURS": "1"}, []))
+    assert said.endswith("'show', 'a b'] 1 True True True\n") and (complaint, status) == ("complaint\n", 3)
+    _, complaint, status = ended(forks.start(command("show"), {}, []))
+    assert "KeyError: 'OURS'" in complaint and status == 1, "what one fork is told, the next is not"
+    assert ended(forks.start([sys.executable, "-c", "raise SystemExit(4)"], {}, [])) == ("", "", 4), "a program"
+
+
+def test_it_is_stopped_and_killed_like_any_other(forks: Forks) -> None:
+    with LocalEngine(KINDS, starter=forks, grace_s=1.0) as engine:
+        engine.start("worker 0", command("sleep", "with a child"), optional=True)
+        engine.wait_for("worker 0", Up, PATIENCE_S)
+        pid = engine.pids["worker 0"]
+        for signum, state in ((signal.SIGSTOP, "T"), (signal.SIGCONT, "S")):
+            engine.signal("worker 0", signum)
+            deadline = time.monotonic() + PATIENCE_S
+            while f"State:\t{state}" not in Path(f"/proc/{pid}/status").read_text():
+                assert time.monotonic() < deadline, state
+        engine.signal("worker 0", signal.SIGKILL)
+        lost = next(engine.events())[1]
+        assert "was killed by SIGKILL" in str(lost) and not Path(f"/proc/{pid}").exists(), "not even a zombie is left"
+        engine.start("worker 0", command("sleep"))
+        engine.wait_for("worker 0", Up, PATIENCE_S)
+        pid = engine.pids["worker 0"]
+    assert wait_until_gone([pid]) == []
+
+
+def test_forks_are_gone_with_the_launcher(tmp_path: Path) -> None:
+    (tmp_path / "child.py").write_text(CHILD)
+    script = (
+        "import sys; from thinwire_lab.engines.starters import Forks; forks = Forks(['base64'], {}); "
+        "process = forks.start([sys.executable, '-m', 'child', 'sleep'], {}, []); "
+        "process.stdout.readline(); print(process.pid, flush=True); process.wait()"
+    )
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, env=environment) as launcher:
+        assert launcher.stdout is not None
+        pid = int(launcher.stdout.readline())
+        assert alive(pid)
+        launcher.kill()
+    assert wait_until_gone([pid]) == []
+
+
+def test_what_cannot_be_forked_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    beside = "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()"
+    (tmp_path / "busy.py").write_text(beside)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    for library, flags, reason in (
+        ("busy", [], "2 threads run where a fork would have one"),
+        ("none", ["-P"], "that forks is gone"),
+    ):
+        with Forks([library], {}) as forks, pytest.raises(EngineError, match=f"cannot fork json: .*{reason}"):
+            forks.start([sys.executable, *flags, "-m", "json"], {}, [])
+
+
+def test_a_fork_that_the_system_refuses_is_the_only_one_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    once = """
+import errno, os
+fork, calls = os.fork, []
+def refuse_the_first():
+    calls.append(1)
+    if len(calls) == 1:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+    return fork()
+os.fork = refuse_the_first
+"""
+    (tmp_path / "once.py").write_text(once)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with Forks(["once"], {}) as forks:
+        with pytest.raises(EngineError, match="cannot fork json: Resource temporarily unavailable"):
+            forks.start([sys.executable, "-m", "json"], {}, [])
+        ended(forks.start([sys.executable, "-m", "json"], {}, []))
+
+
+def test_a_fork_enters_namespaces(forks: Forks) -> None:
+    permitted, reason = available()
+    if not permitted:
+        pytest.skip(f"this user cannot make network namespaces here: {reason}")
+    with Fabric({"a": parse_rate("none")}) as fabric:
+        said, complaint, status = ended(forks.start(command("network"), {}, [fabric.namespace("a")]))
+    assert (said.split(), complaint, status) == (["1", os.getcwd()], "", 0)

@@ -1,0 +1,72 @@
+"""Outcomes as they might be, for tests of what is made of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from thinwire_lab.jobs.outcome import PlacementSummary, RunOutcome, WorkerOutcome
+
+PLACEMENT = PlacementSummary(loads=[1.0], coefficient_of_variation=0.0, standard_deviation=0.0, digest="d")
+
+
+def worker_outcome(rank: int, **changes: Any) -> WorkerOutcome:
+    """One worker's outcome: rank 0 with scores."""
+    usual: dict[str, Any] = {
+        "steps": 5,
+        "seconds": 2.0,
+        "seconds_per_step": 0.5,
+        "train_loss": 1.0 + rank,
+        "weights": "abc",
+        "traffic": {
+            "payload_bytes_push": 100,
+            "payload_bytes_pull": 300,
+            "values_push": 1000,
+            "values_pull": 1000,
+            "wire_bytes_push": 150,
+            "wire_bytes_pull": 350,
+            "wait_seconds": 1.0,
+        },
+        "placement": PLACEMENT,
+    }
+    scores: dict[str, Any] = {"test_accuracy": 0.5, "test_loss": 1.5, "residual_ratio": {"w": 0.25}}
+    return WorkerOutcome(rank=rank, **{**usual, **(scores if rank == 0 else {}), **changes})
+
+
+def run_outcome(**changes: Any) -> RunOutcome:
+    """A run's outcome."""
+    usual: dict[str, Any] = {
+        "design": "fp32",
+        "model": "mlp",
+        "data": "digits",
+        "workers": 4,
+        "servers": 1,
+        "steps": 5,
+        "link": "none",
+        "seed": 0,
+        "seconds": 1.0,
+        "seconds_per_step": 0.25,
+        "test_accuracy": 0.75,
+        "train_loss": 0.1,
+        "payload_bytes_push": 100,
+        "payload_bytes_pull": 300,
+        "wire_bytes_push": 150,
+        "wire_bytes_pull": 350,
+        "bits_per_value_push": 0.5,
+        "bits_per_value_pull": 0.25,
+        "compression_ratio": 85.3,
+        "shaping": "none",
+        "choices": {},
+        "placement": PLACEMENT,
+        "late_pushes": 0,
+        "skipped_updates": 0,
+        "batch": 8,
+        "lr": 0.02,
+        "test_loss": 0.2,
+        "residual_ratio": {},
+        "weights": "abc",
+        "seconds_encode": 0.0,
+        "seconds_decode": 0.0,
+        "seconds_wait": 0.0,
+        "curve": [],
+    }
+    return RunOutcome(**{**usual, **changes})

@@ -1,0 +1,234 @@
+"""A run that was stopped and resumed ends with the bits of one that never was; files that do not fit are refused."""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from torch import nn
+
+from thinwire.engines.events import Event
+from thinwire.errors import ConfigError
+from thinwire.runtime import checkpoint
+from thinwire.runtime.disk import LocalDisk
+from thinwire.runtime.serving import serving
+from thinwire.runtime.shard_checkpoints import Checkpointer
+from thinwire.server.core import ServerCore
+from thinwire.transports.base import Connection
+from thinwire.transports.memory import MemoryServer
+from thinwire_lab.jobs.checkpoints import RunCheckpoints, WorkerCheckpoint
+from thinwire_lab.jobs.events import Checkpointed
+from thinwire_lab.jobs.job import Job
+from thinwire_lab.jobs.outcome import WorkerOutcome
+from thinwire_lab.jobs.training import _States, run_worker
+from thinwire_lab.workloads.batches import Batches
+
+STEPS, EVERY, STOP = 9, 2, 4
+
+
+class Stopped(Exception):
+    pass
+
+
+def run(
+    job: Job, checkpoints: RunCheckpoints, *, stop: int | None = None, together: threading.Barrier | None = None
+) -> list[WorkerOutcome | BaseException]:
+    """Trains in threads, with files; with `stop`, every worker dies after its checkpoint of that step."""
+    checkpoints.check(job)
+    step = checkpoints.newest(job) if checkpoints.resume else None
+    servers, checkpointers = [], []
+    for index in range(job.servers):
+        core = ServerCore()
+        checkpointer = Checkpointer(core, checkpoints.server(index), checkpoints.every)
+        if step is not None:
+            checkpointer.resume(step)
+        checkpointers.append(checkpointer)
+        servers.append(MemoryServer(serving(core, checkpointer=checkpointer)))
+    results: list[Any] = [None] * job.workers
+    # torch has one random generator in a process, and models are built with it: worker 0, whose weights become
+    # everybody's, builds its own before the other threads may touch the generator.
+    built = threading.Event()
+
+    def connections() -> list[str | Connection]:
+        built.set()
+        return [server.connect() for server in servers]
+
+    def work(rank: int) -> None:
+        def report(event: Event) -> None:
+            if isinstance(event, Checkpointed) and event.step == stop:
+                if together is not None:
+                    together.wait(60)
+                raise Stopped
+
+        mine = WorkerCheckpoint(
+            path=checkpoints.worker(rank), every=checkpoints.every, resume=checkpoints.resume, step=step
+        )
+        try:
+            if rank:
+                built.wait()
+            results[rank] = run_worker(job, rank=rank, servers=connections, report=report, checkpoint=mine)
+        except BaseException as error:
+            results[rank] = error
+            built.set()
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(job.workers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for server in servers:
+        server.stop()
+    for each in checkpointers:
+        each.close()
+    return results
+
+
+def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path) -> None:
+    """Momentum SGD at the server (3LC) and at the workers (DoubleSqueeze), residuals and bounds on lags both ways.
+
+    Dropout's masks go on where they were.
+    """
+    two_servers = Job(design="3lc[s=1.75,lag=3]", workers=2, servers=2, steps=STEPS, batch=16)
+    local = replace(two_servers, design="3lc[s=1.0]", servers=1, consistency="local[2]")
+    for job in (two_servers, local, Job(design="doublesqueeze-topk", workers=2, steps=STEPS, batch=16, dropout=0.25)):
+        [whole, _] = run(job, RunCheckpoints(folder=tmp_path / job.design / "whole", every=EVERY))
+        assert isinstance(whole, WorkerOutcome), whole
+        interrupted = RunCheckpoints(folder=tmp_path / job.design / "stopped", every=EVERY)
+        first = run(job, interrupted, stop=STOP)
+        assert all(isinstance(each, Stopped) for each in first), first
+        assert interrupted.newest(job) == STOP
+        resumed = run(job, RunCheckpoints(folder=interrupted.folder, every=EVERY, resume=True))
+        for outcome in resumed:
+            assert isinstance(outcome, WorkerOutcome), outcome
+            assert (outcome.weights, outcome.steps) == (whole.weights, STEPS), job
+        assert isinstance(resumed[0], WorkerOutcome) and resumed[0].train_loss == whole.train_loss
+        before, now = whole.traffic, resumed[0].traffic
+        assert all(now[name] == before[name] for name in ("payload_bytes_push", "values_push", "steps"))
+        # The parameters with which it went on, where servers have them.
+        more = now["payload_bytes_pull"] - before["payload_bytes_pull"]
+        assert more == 4 * (now["values_pull"] - before["values_pull"]) in (0, 4 * whole.parameters)
+
+
+def test_the_newest_step_that_all_have(tmp_path: Path) -> None:
+    checkpoints, job = RunCheckpoints(folder=tmp_path, every=10), Job(workers=2)
+    with pytest.raises(ConfigError, match=r"no step in .* can be resumed.*server-0.checkpoint: none, worker-0"):
+        checkpoints.newest(job)
+    for path, steps in (
+        (checkpoints.server(0), (10, 20)),
+        (checkpoints.worker(0), (10, 20)),
+        (checkpoints.worker(1), (10,)),
+    ):
+        for step in steps:
+            checkpoint.write(path, "any", step, {})
+    assert checkpoints.newest(job) == 10
+    checkpoint.write(checkpoints.worker(1), "any", 20, {})
+    assert checkpoints.newest(job) == 20
+
+
+def test_the_newest_step_that_enough_workers_have(tmp_path: Path) -> None:
+    """Of an elastic run: whoever died before begins with the shards' parameters, and its own files are in the way."""
+    checkpoints, job = RunCheckpoints(folder=tmp_path, every=10, resume=True), Job(workers=3)
+    files = {checkpoints.server(0): (20, 30), checkpoints.worker(0): (20, 30), checkpoints.worker(1): (20, 30)}
+    for path, steps in {**files, checkpoints.worker(2): (5, 10)}.items():
+        for step in steps:
+            checkpoint.write(path, "any", step, {})
+    for least in (None, 3):
+        with pytest.raises(ConfigError, match=r"worker-2.checkpoint: 10 and 5"):
+            checkpoints.newest(job, least)
+    assert checkpoints.newest(job, 2) == 30
+    late = Job(workers=2)
+    checkpoint.write(checkpoints.worker(1), "any", 40, {})
+    assert checkpoints.newest(late, 1) == 30, "which all have, and nobody loses anything"
+    assert checkpoints.forget_lacking(job, 30) == [2] and checkpoints.forget_lacking(job, None) == []
+    assert checkpoint.steps_in(checkpoints.worker(1)) == [40, 30]
+    assert checkpoint.steps_in(checkpoints.worker(0)) == [30, 20] and not checkpoint.files_at(checkpoints.worker(2))
+    options = [checkpoints.arguments(checkpoints.worker(rank), 30) for rank in (1, 2)]
+    assert options[0][-3:] == ["--resume", "--resume-step", "30"] and options[1][-1] == "10"
+
+
+def test_a_process_that_is_started_again_resumes_whatever_the_clock_of_the_file_server_says(tmp_path: Path) -> None:
+    checkpoints, job = RunCheckpoints(folder=tmp_path, every=10), Job(workers=1)
+    checkpoints.check(job)
+    checkpoint.write(checkpoints.server(0), "server", 10, {})
+    os.utime(checkpoints.server(0), (1e9, 1e9))
+    assert "--resume" in checkpoints.arguments(checkpoints.server(0), None, again=True)
+    assert "--resume" not in checkpoints.arguments(checkpoints.worker(0), None, again=True), "it has written none"
+    with pytest.raises(ConfigError, match=r"an earlier training \(server-0.checkpoint, …\).* go on .* with --resume"):
+        RunCheckpoints(folder=tmp_path, every=10).check(job)
+
+
+def test_another_run_is_refused(tmp_path: Path) -> None:
+    checkpoints = WorkerCheckpoint(path=tmp_path / "file", every=1, resume=True)
+    checkpoint.write(checkpoints.path, "worker", 7, checkpoints.state(Job(steps=50), 0, {}))
+    assert checkpoints.read(Job(steps=50, link="10mbit"), 0) is not None
+    changes: list[tuple[dict[str, Any], str]] = [
+        ({"design": "fp32"}, "is of a run with design='3lc.*'; this one has design='fp32'"),
+        ({"seed": 3}, "seed=0; this one has seed=3"),
+        ({"steps": 99}, "steps=50; this one has steps=99"),
+    ]
+    for change, text in changes:
+        with pytest.raises(ConfigError, match=text):
+            checkpoints.read(Job(**{"steps": 50, **change}), 0)
+    with pytest.raises(ConfigError, match="rank=0; this one has rank=1"):
+        checkpoints.read(Job(steps=50), 1)
+
+
+def test_path_and_room_are_tried_before_anything_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoints = RunCheckpoints(folder=tmp_path / "new" / "folder")
+    checkpoints.check(Job(steps=5))
+    assert checkpoints.folder.is_dir() and not list(checkpoints.folder.iterdir())
+    monkeypatch.setattr(LocalDisk, "free", lambda self, folder: 500_000)
+    with pytest.raises(ConfigError, match=r"checkpoints in .*folder' need about [\d.]+ MB more, and 0 MB are free"):
+        checkpoints.check(Job(steps=5, model="mlp-5m"))
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"checkpoints cannot be in '.*file/folder': Not a directory"):
+        RunCheckpoints(folder=tmp_path / "file" / "folder").check(Job(steps=5))
+
+
+def test_a_run_by_the_clock_goes_on_with_the_time_that_is_left(tmp_path: Path) -> None:
+    job = Job(design="3lc", workers=2, seconds=1000.0, batch=16)
+    interrupted = RunCheckpoints(folder=tmp_path, every=EVERY)
+    first = run(job, interrupted, stop=STOP)
+    assert all(isinstance(each, Stopped) for each in first), first
+    for rank in range(job.workers):  # hours later
+        path = interrupted.worker(rank)
+        state = checkpoint.read(path, "worker", STOP)
+        assert 0 < state["loop"]["seconds"] < 1000
+        state["loop"]["seconds"] = 2000.0
+        checkpoint.write(path, "worker", STOP, state)
+    for outcome in run(job, RunCheckpoints(folder=tmp_path, every=EVERY, resume=True)):
+        assert isinstance(outcome, WorkerOutcome), outcome
+        assert outcome.steps == STOP + 1 and outcome.seconds > 2000 and outcome.seconds_per_step < 1000
+
+
+def test_an_asynchronous_run_goes_on_from_everybodys_newest(tmp_path: Path) -> None:
+    job = Job(design="3lc[s=1.75]", workers=2, servers=2, steps=STEPS, batch=16, consistency="asp")
+    interrupted = RunCheckpoints(folder=tmp_path, every=EVERY)
+    # Who dies before the other has come ends the training, and later on that is told of it.
+    first = run(job, interrupted, stop=STOP, together=threading.Barrier(2))
+    assert all(isinstance(each, Stopped) for each in first), first
+    assert interrupted.newest(job) is None
+    resumed = RunCheckpoints(folder=tmp_path, every=EVERY, resume=True)
+    assert resumed.arguments(Path("x"), None) == ["--checkpoint", "x", "--checkpoint-every", "2", "--resume"]
+    with warnings.catch_warnings():  # whether anything was lost is chance
+        warnings.filterwarnings("ignore", "worker . goes on with exchange")
+        outcomes = run(job, resumed)
+    for outcome in outcomes:
+        assert isinstance(outcome, WorkerOutcome), outcome
+        assert outcome.steps == STEPS
+
+
+def test_a_process_that_takes_any_step_takes_none_of_the_files_of_another(tmp_path: Path) -> None:
+    """It was killed, and the same command began anew, without `--resume`: all agree on a step of the others'."""
+    path = tmp_path / "worker"
+    checkpoint.write(path, "worker", 2, {"whose": "another's"})
+    mine = WorkerCheckpoint(path=path, every=2)
+    job = Job(model="mlp", data="digits", steps=2)
+    assert mine.steps() == ()
+    for step in (2, 4):
+        assert _States(job, 0, mine, None, nn.Linear(1, 1), cast("Batches", None)).load(step) is None

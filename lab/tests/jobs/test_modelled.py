@@ -1,0 +1,77 @@
+"""A run with a computed clock: the bits of any other run, in the time that its links and processors say."""
+
+import threading
+
+import pytest
+
+from thinwire.errors import ConfigError, EngineError
+from thinwire.planner.transport_costs import Sharing, TransportCosts
+from thinwire_lab.jobs import in_process, modelled
+from thinwire_lab.jobs.job import Job
+
+FREE = TransportCosts(worker_message_s=0.0, server_message_s=0.0, byte_s=0.0, latency_s=0.0)
+
+
+def job(**changes: object) -> Job:
+    given: dict[str, object] = {"design": "fp32", "workers": 3, "steps": 4, **changes}
+    return Job(**given)  # type: ignore[arg-type]  # of a test's own making
+
+
+def test_weights_and_bytes_are_those_of_other_runs() -> None:
+    others = ({"design": "terngrad"}, {"design": "3lc[s=1.75]", "servers": 2}, {"servers_on_workers": True})
+    for changes in (*others, {"dropout": 0.25}):
+        ours, plain = modelled.run(job(link="100mbit", **changes)), in_process.run(job(**changes))
+        assert (ours.weights, ours.test_accuracy) == (plain.weights, plain.test_accuracy), changes
+        assert (ours.wire_bytes_push, ours.wire_bytes_pull) == (plain.wire_bytes_push, plain.wire_bytes_pull), changes
+        assert (ours.shaping, ours.link, ours.in_process) == ("modelled", "100mbit", True)
+
+
+def test_a_thin_link_says_how_long_a_step_is() -> None:
+    outcome = modelled.run(job(link="1mbit"), costs=FREE)
+    pushes = 8 * outcome.wire_bytes_push / 4 / 1e6  # seconds in which a step's gradients cross the server's link
+    # Updates come back while later gradients leave, or after them; computing is a matter of milliseconds.
+    assert 1.04 * pushes < outcome.seconds_per_step < 2.2 * pushes
+    shared = modelled.run(job(link="1mbit", servers_on_workers=True), costs=FREE)
+    assert shared.seconds_per_step < 0.75 * outcome.seconds_per_step  # each link has a third of the traffic
+
+
+def test_workers_hold_each_other_up_only_where_they_share_processors() -> None:
+    held_up = Sharing(slowdown=2.0, use=0.1)
+    seconds = {
+        (cores, sharing is None): modelled.run(
+            job(workers=2, steps=12), cores=cores, costs=FREE, sharing=sharing
+        ).seconds_per_step
+        for cores in (2, None)
+        for sharing in (held_up, None)
+    }
+    assert seconds[2, False] > 4 * seconds[2, True], "twenty times, of all that one computes beside the other"
+    assert seconds[None, False] < 3 * seconds[None, True], "each has a processor of its own"
+
+
+def test_messages_and_servers_are_held_up_too() -> None:
+    costly = TransportCosts(worker_message_s=0.02, server_message_s=0.01, byte_s=0.0, latency_s=0.0)
+    held_up = Sharing(slowdown=2.0, use=0.2)
+    for cores, least, most in ((2, 4.0, 10.5), (None, 0.5, 1.5)):
+        alone, beside = (
+            modelled.run(job(workers=4), cores=cores, costs=costly, sharing=sharing).seconds_per_step
+            for sharing in (None, held_up)
+        )
+        assert least * alone < beside < most * alone
+
+
+def test_workers_that_had_no_turn_yet_end_without_a_word_when_the_first_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    raised: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", raised.append)
+    with pytest.raises(EngineError, match="a worker failed: 3 workers × 1000 examples a batch do not fit"):
+        modelled.run(job(batch=1000))
+    assert not raised
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("worker")]
+
+
+def test_what_it_cannot_do_is_refused() -> None:
+    with pytest.raises(ConfigError, match="a number of steps, no time budget"):
+        modelled.run(job(steps=None, seconds=3.0))
+    gpu = job()
+    object.__setattr__(gpu, "device", "cuda")
+    with pytest.raises(ConfigError, match="counts a processor's seconds; use cpu"):
+        modelled.run(gpu)

@@ -1,0 +1,174 @@
+"""One run, end to end: processes, outcome, and bytes that the kernel counted too."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+from lab.tests.jobs.outcomes import worker_outcome
+from typer.main import get_command
+
+from thinwire.cli import roles
+from thinwire.engines.events import Event
+from thinwire.engines.roles import OnEvent
+from thinwire.errors import ConfigError, EngineError
+from thinwire_lab.engines.namespaces import available
+from thinwire_lab.jobs import in_process, processes
+from thinwire_lab.jobs.cluster import Place, choose_links
+from thinwire_lab.jobs.events import Accuracy, Done
+from thinwire_lab.jobs.job import Job
+from thinwire_lab.jobs.outcome import RunOutcome
+from thinwire_lab.jobs.processes import Elastic, run, worker_arguments
+
+PROMISED = {
+    "design": str,
+    "model": str,
+    "data": str,
+    "workers": int,
+    "servers": int,
+    "steps": int,
+    "link": str,
+    "seed": int,
+    "seconds": float,
+    "seconds_per_step": float,
+    "test_accuracy": float,
+    "train_loss": float,
+    "payload_bytes_push": int,
+    "payload_bytes_pull": int,
+    "wire_bytes_push": int,
+    "wire_bytes_pull": int,
+    "bits_per_value_push": float,
+    "bits_per_value_pull": float,
+    "compression_ratio": float,
+    "shaping": str,
+}
+
+
+class Finished:
+    """A run of two workers and a server behind thin links, and what its processes reported."""
+
+    def __init__(self) -> None:
+        self.job = Job(design="3lc[s=1.0]", workers=2, steps=40, link="100mbit", seed=3)
+        self.events: list[tuple[str, Event]] = []
+        self.outcome = run(self.job, on_event=lambda process, event: self.events.append((process, event)))
+
+
+@pytest.fixture(scope="module")
+def finished() -> Finished:
+    return Finished()
+
+
+def test_the_outcome_has_what_is_promised(finished: Finished) -> None:
+    outcome = msgspec.to_builtins(finished.outcome)
+    assert {key: type(outcome[key]) for key in PROMISED} == PROMISED
+    assert (outcome["design"], outcome["workers"], outcome["steps"], outcome["seed"]) == ("3lc[s=1.0]", 2, 40, 3)
+    assert outcome["link"] == "100mbit"
+    done = [process for process, event in finished.events if isinstance(event, Done)]
+    assert sorted(done) == ["worker 0", "worker 1"]
+    assert outcome["bits_per_value_push"] < 2 and outcome["compression_ratio"] > 10
+    for way in ("push", "pull"):
+        assert 0 < outcome[f"payload_bytes_{way}"] < outcome[f"wire_bytes_{way}"]
+
+
+def test_the_kernel_counts_the_same_bytes(finished: Finished) -> None:
+    outcome = msgspec.to_builtins(finished.outcome)
+    assert outcome["shaping"] == ("kernel" if available()[0] else "application")
+    if outcome["shaping"] == "kernel":
+        for way in ("push", "pull"):
+            counted = outcome[f"interface_payload_bytes_{way}"]
+            assert outcome[f"wire_bytes_{way}"] == pytest.approx(counted, rel=0.03)
+            assert outcome[f"interface_bytes_{way}"] > counted
+
+
+def equal_parts(outcome: RunOutcome, other: RunOutcome) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Both outcomes without what processes and links make different."""
+    both = msgspec.to_builtins(outcome), msgspec.to_builtins(other)
+    # Sessions over gRPC may outlive their connections, and send a little more for it.
+    words = (
+        "seconds",
+        "compute_share",
+        "wire",
+        "interface",
+        "curve",
+        "link",
+        "shaping",
+        "in_process",
+        "servers_on_workers",
+    )
+    one, two = ({k: v for k, v in each.items() if not any(word in k for word in words)} for each in both)
+    return one, two
+
+
+def test_a_run_in_one_process_comes_to_the_same(finished: Finished) -> None:
+    inside = in_process.run(replace(finished.job, link=None))
+    assert inside.in_process is True and inside.shaping == "none"
+    one, other = equal_parts(inside, finished.outcome)
+    assert one == other and one["weights"] and one["steps"] == 40
+
+
+def test_of_steps_that_are_evaluated_again_the_curve_has_the_latest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where all workers go back to a checkpoint, worker 0 reports accuracies of steps that it has reported before."""
+
+    def told(roles: Any, place: Any, kinds: Any, collect: OnEvent, *, on_start: Any) -> dict[str, int]:
+        for at, (step, seconds) in enumerate([(2, 1.0), (4, 2.0), (6, 3.0), (4, 2.5), (6, 3.5), (8, 4.0)]):
+            collect("worker 0", Accuracy(step=step, seconds=seconds, accuracy=at / 10))
+        collect("worker 0", Done(outcome=worker_outcome(0)))
+        return {}
+
+    monkeypatch.setattr(processes, "run_cluster", told)
+    curve = run(Job(workers=1, steps=8)).curve
+    found = [(point.step, point.seconds, point.accuracy) for point in curve]
+    assert found == [(2, 1.0, 0.0), (4, 2.5, 0.3), (6, 3.5, 0.4), (8, 4.0, 0.5)]
+
+
+def test_a_server_on_every_workers_node() -> None:
+    """Two nodes, two workers, two shards: the same weights as elsewhere, and less on the wire."""
+    job = Job(design="fp32", workers=2, steps=10, placement="uniform", servers_on_workers=True)
+    together = run(job, place=Place(links=choose_links(None, "kernel" if available()[0] else "auto")))
+    apart = in_process.run(replace(job, servers=2, servers_on_workers=False))
+    assert together.servers == 2 and together.servers_on_workers and not apart.servers_on_workers
+    one, other = equal_parts(together, apart)
+    assert one == other, "where a shard runs changes no bit"
+    if together.shaping == "kernel":
+        # A node sends half of its worker's gradients and half of the other worker's updates, and nothing to itself.
+        crossed = together.interface_payload_bytes_push
+        assert crossed == pytest.approx((together.wire_bytes_push + together.wire_bytes_pull) / 2, rel=0.05)
+
+
+def test_a_worker_that_fails_ends_the_run_with_its_last_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with a bad data folder on one machine; the server is stopped as well."""
+    usual = worker_arguments
+    monkeypatch.setattr(processes, "worker_arguments", lambda *a: [*usual(*a), "--no-such-option"])
+    with pytest.raises(EngineError, match=r"worker 0 ended with exit status 2(.|\n)*stopped: .*server"):
+        run(Job(workers=1, steps=5))
+
+
+def test_a_workers_command_line_says_all_of_the_job() -> None:
+    given: dict[str, Any] = {"design": "int8", "workers": 3, "steps": 9, "seed": 4, "batch": 2, "lr": 0.5}
+    given |= {"eval_every": 1.5, "data_root": "/data", "consistency": "ssp[staleness=2]", "compression": "by-shape"}
+    command, *rest = worker_arguments(Job(**given, servers=2), 2, ["10.0.0.1:7070", "10.0.0.2:7070"])
+    options = list(zip(rest[::2], rest[1::2], strict=True))
+    assert command == "worker"
+    addresses = [value for option, value in options if option == "--server"]
+    assert addresses == ["grpc://10.0.0.1:7070", "grpc://10.0.0.2:7070"]
+    named = dict(options)
+    assert named["--rank"] == "2" and named["--model"] == "mlp" and named["--data"] == "digits"
+    for key, value in given.items():
+        assert named["--" + key.replace("_", "-")] == str(value)
+    assert {"--seconds", "--servers", "--link"}.isdisjoint(named), "what was not given is the recipe's"
+
+
+def test_a_grace_for_stragglers_says_with_how_many_to_go_on() -> None:
+    with pytest.raises(ConfigError, match="say with how many, --min-workers M"):
+        Elastic(straggler_grace_s=1.0)
+    given = Elastic(min_workers=2, worker_grace_s=3.0, straggler_grace_s=1.5)
+    server = get_command(roles.app).commands["server"]  # type: ignore[attr-defined]  # a group of commands
+    options = server.make_context("server", given.arguments()).params
+    assert (options["min_workers"], options["worker_grace_s"], options["straggler_grace_s"]) == (2, 3.0, 1.5)
+
+
+def test_more_workers_than_there_are_cannot_be_waited_for() -> None:
+    with pytest.raises(ConfigError, match=r"--min-workers 3 of 2 workers: nothing would be updated .* give at most 2"):
+        run(Job(workers=2, steps=1), elastic=Elastic(min_workers=3))

@@ -1,0 +1,49 @@
+"""Accuracy by iteration and by time, from curves that are told."""
+
+from __future__ import annotations
+
+from thinwire_lab.studies.reproduce.entry import Cell, Finding
+from thinwire_lab.studies.reproduce.mps_convergence import ENTRIES, ConvergenceCell, ConvergenceFinding
+from thinwire_lab.studies.reproduce.mps_nodes import STALE_TOP, NodesCell, NodesFinding
+
+
+def told(cell: Cell) -> Finding:
+    """All but `stale 5, top 1 %` learn a tenth at each of nine evaluations; that one lags by one, at a third of the
+    time."""
+    assert isinstance(cell, NodesCell | ConvergenceCell)
+    ours = cell.design == STALE_TOP
+    if isinstance(cell, NodesCell):
+        return NodesFinding(seconds_per_step=0.1 if ours else 0.3, single_s=0.25, link="100mbit", sent_bytes=1.0)
+    return ConvergenceFinding(evaluations=[(10 * i, (i - ours) / 10) for i in range(1, 10)])
+
+
+def test_time_to_equal_accuracy_is_a_share_of_the_baselines() -> None:
+    by_iteration, by_time = (entry.study for entry in ENTRIES)
+    assert by_iteration is not None and by_time is not None
+    shown = by_time.show({cell: told(cell) for cell in by_time.cells("quick")})
+    last, third = shown.tables[0].lines[-1], shown.tables[0].lines[2]
+    assert third == ["60.0%", "18.00 s", "7.00 s", "15.00 s", "43%", "39%"]
+    assert "after 20, 40, 60 and 90 iterations" in shown.notes[0]
+    assert last[0] == "90.0%" and last[2] == last[-1] == "not reached"
+    shown = by_iteration.show({cell: told(cell) for cell in by_iteration.cells("full")})
+    assert [line[-1] for line in shown.tables[0].lines] == ["90.00", "90.00", "90.00", "80.00"]
+    assert "3 seeds" in shown.setting
+
+
+def test_trainings_may_run_beside_each_other_and_what_is_timed_may_not() -> None:
+    """A training's finding holds no seconds; those of figure 5.8 are of short runs."""
+    for entry in ENTRIES:
+        assert entry.study is not None
+        assert all(cell.timed == isinstance(cell, NodesCell) for cell in entry.study.cells("full"))
+
+
+def test_what_is_shown_is_of_the_last_evaluation_up_to_a_share() -> None:
+    """As in full runs: 14 evaluations at multiples of 428 iterations and one at the end; here they rise and fall."""
+    study = ENTRIES[0].study
+    assert study is not None
+    steps = [*range(428, 6000, 428), 6000]
+    curve = [(step, 0.5 + (0.2 if step == 4708 else step / 60_000)) for step in steps]
+    shown = study.show({cell: ConvergenceFinding(evaluations=curve) for cell in study.cells("full")})
+    [table] = shown.tables
+    assert table.header[1:] == [f"accuracy % after {step}" for step in ("1,284", "2,996", "4,280", "6,000")]
+    assert table.lines[0][1:] == ["52.14", "54.99", "57.13", "60.00"], "70.00 % at 4,708 is after three quarters"

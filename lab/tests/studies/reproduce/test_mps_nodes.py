@@ -1,0 +1,108 @@
+"""Machines that are worker and server: speed-ups as the thesis defines them, and what is shown of them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from thinwire.errors import EngineError
+from thinwire_lab.studies.reproduce import mps_introduction, mps_scaling, mps_speedups, stand_ins
+from thinwire_lab.studies.reproduce.entry import Cell, Finding
+from thinwire_lab.studies.reproduce.mps_nodes import (
+    STALE,
+    STALE_TOP,
+    TENSORFLOW,
+    NodesCell,
+    NodesFinding,
+    generated_bps,
+    nodes,
+    steady,
+    thin_link,
+)
+from thinwire_lab.studies.reproduce.mps_scaling import MeasuredCell, MeasuredFinding
+from thinwire_lab.studies.reproduce.timings import MESSAGES
+
+
+def told(cell: Cell) -> Finding:
+    """A finding as if all machines but the first were of use: half as much with variables in turn."""
+    assert isinstance(cell, NodesCell | MeasuredCell)
+    seconds = 0.2 if cell.design == TENSORFLOW and cell.workers > 1 else 0.1
+    if isinstance(cell, MeasuredCell):
+        return MeasuredFinding(seconds_per_step=2 * seconds, single_s=0.1, link="100mbit", shaping="kernel")
+    return NodesFinding(seconds_per_step=seconds, single_s=0.1, link="100mbit", sent_bytes=1000.0)
+
+
+class Ran(SimpleNamespace):
+    """A run of so many steps and seconds, which sent 10 bytes a step and 100 once."""
+
+    def __init__(self, steps: int, seconds: float) -> None:
+        nbytes = {"wire_bytes_push": 10 * steps, "wire_bytes_pull": 100}
+        super().__init__(steps=steps, seconds_per_step=seconds / (steps - 1), **nbytes)
+
+
+def test_a_step_is_what_a_long_run_has_more_also_where_other_work_spoils_some() -> None:
+    """Both runs are made again; where that does not help, their seconds are said."""
+    short = iter([5.0, 0.7])
+    found = steady(lambda: Ran(7, next(short)), lambda: Ran(13, 1.3))  # type: ignore[arg-type, return-value]
+    assert found == pytest.approx((0.1, 10))
+    with pytest.raises(EngineError, match=r"of 13 steps took 1\.3 s and one of 7 2 s"):
+        steady(lambda: Ran(7, 2.0), lambda: Ran(13, 1.3))  # type: ignore[arg-type, return-value]
+
+
+def test_links_are_as_thin_as_a_machine_generates() -> None:
+    [cell] = nodes([STALE_TOP], "tiny", 0.5)
+    parameters = 17_226
+    assert generated_bps(cell.job(), 0.01) == 32 * parameters * 100
+    assert thin_link(cell, 0.5, 0.01) == f"{2 * 32 * parameters * 100 / 1e6:.1f}mbit"
+    finding = cell.run(lambda *_: None)
+    assert finding.link.endswith("mbit") and finding.single_s > 0
+    [uncompressed] = nodes(["fp32"], "tiny", 0.5)
+    sent_bytes = uncompressed.run(lambda *_: None).sent_bytes
+    assert sent_bytes > 4 * finding.sent_bytes
+    # An exchange every six steps, without that of the run's end and the first weights.
+    [stale] = nodes([STALE], "tiny", 0.5)
+    assert stale.run(lambda *_: None).sent_bytes == pytest.approx(sent_bytes / 6, rel=0.02)
+
+
+def test_scaling_keeps_measured_and_modelled_apart() -> None:
+    [entry] = mps_scaling.ENTRIES
+    assert entry.study is not None and entry.study.links
+    shown = entry.study.show({cell: told(cell) for cell in entry.study.cells("quick")})
+    header, lines = shown.tables[0].header, shown.tables[0].lines
+    assert [line[0] for line in lines] == ["1", "2", "4", "8", "16"]
+    assert [title.partition(":")[0] for title in header[3:]] == ["ours, modelled"] * 2 + ["ours, measured"] * 2
+    assert lines[1][1:] == ["1.43", "1.99", "1.00", "2.00", "0.50", "1.00"]
+    assert lines[4][1:] == ["–", "–", "8.00", "16.00", "–", "–"]
+    assert "kernel, 100mbit" in shown.setting
+    for series in shown.charts[0].panels[0].series:
+        assert "measured" not in series.label
+    assert any("computed links" in note and note.endswith(MESSAGES) for note in shown.notes)
+
+
+def test_the_grid_has_one_baseline_and_every_combination(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stand_ins, "is_here", lambda name: True)
+    found = {}
+    for entry in mps_speedups.ENTRIES:
+        assert entry.study is not None
+        cells = entry.study.cells("quick")
+        found[entry.item] = entry.study.show({cell: told(cell) for cell in cells})
+        assert all(cell.workers == 4 for cell in cells)
+    placements, grid = found["figure-5.1"].tables[0].lines, found["figure-5.4"].tables[0].lines
+    assert len(placements) == 9 and len(grid) == 18
+    assert ["ResNet", "stale 5, top 1 %", "3.91", "4.00", "1.0"] in grid
+    assert [line[2] for line in placements if line[0].startswith("GoogLeNet")] == ["0.66", "0.58", "0.66"]
+
+
+def test_bits_a_second_are_the_thesis_where_the_network_is_known() -> None:
+    table, figure = (entry.study for entry in mps_introduction.ENTRIES)
+    assert table is not None and figure is not None
+    single = mps_introduction.SingleFinding(seconds=0.01, bps=1e8)
+    shown = table.show(dict.fromkeys(table.cells("quick"), single))
+    assert [line[-2:] for line in shown.tables[0].lines] == [
+        ["746.5M", "746.5M"],
+        ["207.2M", "207.4M"],
+        ["2.01G", "2,007.7M"],
+    ]
+    lines = figure.show({cell: told(cell) for cell in figure.cells("quick")}).tables[0].lines
+    assert ["ResNet", "synchronous", "4", "115 %", "50 %"] in lines and len(lines) == 12

@@ -1,0 +1,18 @@
+"""Figures 5.2 and 5.3: what the thesis printed comes out where the thesis says enough."""
+
+from thinwire_lab.studies.reproduce.mps_placement import ENTRIES
+
+
+def test_the_thesis_deviations_are_those_of_its_published_code() -> None:
+    for entry in ENTRIES:
+        assert entry.study is not None
+        found = {cell: cell.run(lambda *_: None) for cell in entry.study.cells("tiny")}
+        by_network = {cell.network: finding for cell, finding in found.items()}
+        deviations = {name: each.deviations["greedy, rising size"] for name, each in by_network.items()}
+        assert {name: round(each, 3) for name, each in deviations.items()} == {
+            "resnet110": 0.012,
+            "googlenet": 0.398,
+            "inception-v4": 0.615,
+        }, "printed .01, .40 and .62"
+        assert sum(by_network["resnet110"].histogram.values()) == 329
+        assert entry.study.show(found).tables[0].lines

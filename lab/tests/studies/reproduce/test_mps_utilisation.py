@@ -1,0 +1,45 @@
+"""Utilisation from samples that are told, and of processes that really train."""
+
+from __future__ import annotations
+
+import pytest
+
+from thinwire.planner.utilisation import Sample
+from thinwire_lab.studies.reproduce.mps_nodes import SYNC
+from thinwire_lab.studies.reproduce.mps_utilisation import ENTRIES, utilisation
+
+
+def told(second: int) -> Sample:
+    """Half a core by each worker, all by its server, half of both cores by all; 1 and 3 Mbit a second."""
+    processor_s = {"worker 0": 0.5 * second, "worker 1": 0.5 * second, "server 0": 1.0 * second}
+    nbytes = dict.fromkeys(processor_s, (125_000 * second, 375_000 * second))
+    return Sample(100.0 + second, second * 1.0, second * 2.0, processor_s, nbytes)
+
+
+def test_shares_are_of_a_core_of_all_cores_and_of_the_rate() -> None:
+    finding = utilisation([told(0), told(1), told(3)], "10mbit", "kernel")
+    assert finding.seconds == [1.0, 3.0]
+    assert finding.processor == pytest.approx([0.5, 0.5]) and finding.machine == pytest.approx([0.5, 0.5])
+    assert finding.network == pytest.approx([0.2, 0.2])
+    assert utilisation([told(0), told(1)], "none", "none").network == [0.0]
+    [entry] = ENTRIES
+    assert entry.study is not None
+    shown = entry.study.show(dict.fromkeys(entry.study.cells("quick"), finding))
+    assert shown.tables[0].lines[0] == ["traditional", "21.78 %", "50.00 %", "31.78 %", "20.00 %", "50.00 %"]
+    short = utilisation([told(0)], "10mbit", "kernel")
+    assert entry.study.show(dict.fromkeys(entry.study.cells("quick"), short)).tables[0].lines[0][2] == "too short"
+
+
+@pytest.mark.timeout(300)
+def test_processes_are_sampled_while_they_train() -> None:
+    [entry] = ENTRIES
+    assert entry.study is not None
+    [cell] = [each for each in entry.study.cells("tiny") if each.design == SYNC]
+    finding = cell.run(lambda *_: None)
+    samples = len(finding.seconds)
+    assert samples > 0 and len(finding.processor) == len(finding.machine) == len(finding.network) == samples
+    assert max(finding.processor) > 0 and 0 < max(finding.machine) <= 1.001
+    if finding.shaping == "kernel":  # otherwise a machine has no link of its own, and 0 % of it are used
+        assert finding.link.endswith("mbit") and 0 < max(finding.network) < 1.5
+    else:
+        assert finding.link == "none" and not any(finding.network)

@@ -1,0 +1,379 @@
+"""What can be reproduced is, at a tiny scale: tables, pictures, and a page that a browser shows without an error."""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import re
+import struct
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import zstandard
+from lab.tests.studies.browser import CHROMIUM, MISSING, open_page
+
+from thinwire.errors import ConfigError
+from thinwire.presentation.charts import Chart, Panel, Series
+from thinwire.presentation.tables import Table
+from thinwire.version import VERSION
+from thinwire_lab.jobs.results import Machine, Results
+from thinwire_lab.studies.files import BESIDE, REPORT, RESULTS
+from thinwire_lab.studies.reproduce import packed_runs
+from thinwire_lab.studies.reproduce.catalog import CATALOG, PAPERS, entries, finding_kinds
+from thinwire_lab.studies.reproduce.entry import Cell, Entry, Finding, OnProgress, Scale, Shown, Study
+from thinwire_lab.studies.reproduce.packed_runs import read_packed
+from thinwire_lab.studies.reproduce.run import Reproduced, draw_charts, reproduce
+
+pytestmark = pytest.mark.timeout(900)
+"""All reproductions together are half a minute of a processor, which may have much else to do."""
+
+RUNNABLE = [entry for entry in CATALOG if entry.study is not None and not entry.study.links]
+"""Entries with links start processes in namespaces: their tests are their own."""
+
+
+class Tossed(Finding, frozen=True, kw_only=True):
+    value: float
+
+
+class Toss(Cell, frozen=True, kw_only=True):
+    finding = Tossed
+    number: int
+
+    def __str__(self) -> str:
+        return f"toss {self.number}"
+
+    def run(self, on_progress: OnProgress) -> Tossed:
+        on_progress(0.5, "half")
+        return Tossed(value=10.0 * self.number)
+
+
+class Interrupted(Toss, frozen=True, kw_only=True, tag="Toss"):
+    """Ctrl-C comes during all but the first."""
+
+    def run(self, on_progress: OnProgress) -> Tossed:
+        if self.number:
+            raise KeyboardInterrupt
+        return super().run(on_progress)
+
+
+class Third(Toss, frozen=True, kw_only=True, tag="Toss"):
+    def run(self, on_progress: OnProgress) -> Tossed:
+        return Tossed(value=self.number / 3)
+
+
+def tosses(scale: Scale, kind: type[Toss] = Toss) -> list[Toss]:
+    return [kind(number=number) for number in range(2 if scale == "quick" else 3)]
+
+
+def show(found: Mapping[Toss, Tossed]) -> Shown:
+    values = [finding.value for finding in found.values()]
+    series = [
+        Series(label="ours", x=list(range(len(values))), y=values, error=[1.0] * len(values)),
+        Series(label="paper", x=[0.0, 1.0], y=[1.0, 2.0], role="paper"),
+    ]
+    bars = [Series(label="ours", x=["a", "b"], y=[1.0, 2.0]), Series(label="other", x=["a", "b"], y=[2.0, 1.0])]
+    panels = [
+        Panel(title="one", x_label="x", y_label="y", series=series),
+        Panel(title="two", x_label="x", y_label="y", series=series, kind="points", y_log=True),
+        Panel(title="three", x_label="x", y_label="y", series=bars, kind="bars"),
+    ]
+    table = Table(["", "paper", "ours", "remark"], [["a < b", "1", f"{sum(values):g}", "</script> is text"]])
+    return Shown(setting="tosses", tables=[table], charts=[Chart(name="toss", caption="a & b", panels=panels)])
+
+
+def entry(kind: type[Toss] = Toss) -> Entry:
+    study = Study(cells=lambda scale: tosses(scale, kind), show=show)
+    return Entry(paper="3lc", item="figure-99", shows="tosses", status="done", study=study)
+
+
+def run(folder: Path, scale: Scale, made: list[str], *, of: Entry) -> Reproduced:
+    told = lambda _, __, cell: made.append(str(cell))  # noqa: E731
+    return reproduce([of], scale, folder, kinds=[Tossed], command="x", on_cell=told)
+
+
+def test_a_chart_becomes_a_picture_of_each_format(tmp_path: Path) -> None:
+    made = reproduce([entry()], "quick", tmp_path, kinds=[Tossed], command="x")
+    assert [path.name for path in made.files] == [RESULTS, REPORT]
+    assert [path.name for path in draw_charts(made, tmp_path)] == ["toss.png", "toss.svg"]
+    png = (tmp_path / "toss.png").read_bytes()
+    assert png.startswith(b"\x89PNG") and struct.unpack(">II", png[16:24]) == (1650, 462)
+    assert len(png) > 20_000, "more than an empty page"
+    svg = ElementTree.parse(tmp_path / "toss.svg").getroot()
+    assert {f"axes_{number}" for number in (1, 2, 3)} <= {each.get("id") for each in svg.iter()}
+
+
+def test_a_cell_is_run_once_and_an_interrupted_run_goes_on(tmp_path: Path) -> None:
+    made: list[str] = []
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, "quick", made, of=entry(Interrupted))
+    assert made == ["toss 0", "toss 1"]
+    made.clear()
+    run(tmp_path, "quick", made, of=entry())
+    run(tmp_path, "quick", made, of=entry())
+    run(tmp_path, "full", made, of=entry())
+    assert made == ["toss 1", "toss 2"], "what is there is not run again, and another scale adds what it lacks"
+    stored = json.loads((tmp_path / RESULTS).read_text())
+    assert [each["job"] for each in stored["runs"]] == [{"kind": "Toss", "number": number} for number in range(3)]
+
+
+class Seeded(Toss, frozen=True, kw_only=True):
+    seed: int
+
+
+def test_fewer_seeds_are_a_part_of_the_runs(tmp_path: Path) -> None:
+    study = Study(
+        cells=lambda scale: [*tosses(scale), *(Seeded(number=number, seed=number) for number in range(3))],
+        show=show,
+    )
+    few = Entry(paper="3lc", item="figure-99", shows="tosses", status="done", study=study)
+    for seeds, runs in ((1, 3), (2, 4), (None, 5)):
+        made = reproduce([few], "quick", tmp_path, kinds=[Tossed], command="x", seeds=seeds)
+        stored = json.loads((tmp_path / RESULTS).read_text())["runs"]
+        values = float(made.shown[0][1].tables[0].lines[0][2])
+        assert len(stored) == runs, "cells without a seed are always run"
+        assert values == sum(each["outcome"]["value"] for each in stored), "what is shown is what was asked for"
+
+
+def test_what_is_kept_is_shown_without_a_run(tmp_path: Path) -> None:
+    def cells(scale: Scale) -> list[Toss]:
+        return [Seeded(number=number, seed=seed) for seed in range(3) for number in (2 * seed, 2 * seed + 1)]
+
+    study = Study(cells=cells, show=show)
+    seeded = Entry(paper="3lc", item="figure-98", shows="tosses", status="done", study=study)
+    made: list[str] = []
+    with pytest.raises(
+        ConfigError, match=r"holds all runs of none of these items .*of the first seed it lacks 2 of 2, such as toss 0"
+    ):
+        reproduce([seeded], "quick", tmp_path, kinds=[Tossed], command="x", kept=True)
+    run(tmp_path, "quick", made, of=seeded)
+    stored = json.loads((tmp_path / RESULTS).read_text())
+    for dropped, values in ((1, [0, 1, 2, 3]), (2, [0, 1, 2, 3]), (3, [0, 1])):  # a seed counts when it is whole
+        kept = {**stored, "runs": stored["runs"][:-dropped]}
+        (tmp_path / RESULTS).write_text(json.dumps(kept))
+        told = [each for each in stored["runs"] if each["job"]["number"] in values]
+        found = reproduce([seeded, entry()], "quick", tmp_path, kinds=[Tossed], command="x", kept=True)
+        [(shown, page)] = found.shown
+        assert shown is seeded and [each.id for each in found.left_out] == ["3lc-figure-99"]
+        assert float(page.tables[0].lines[0][2]) == sum(each["outcome"]["value"] for each in told)
+        assert len(json.loads((tmp_path / RESULTS).read_text())["runs"]) == 6 - dropped, "nothing was run"
+
+
+def test_a_page_holds_its_runs_and_another_folder_goes_on_from_it(tmp_path: Path) -> None:
+    made: list[str] = []
+    first, second = tmp_path / "first", tmp_path / "second"
+    third = entry(Third)
+    run(first, "quick", made, of=third)
+    made.clear()
+    told = lambda _, __, cell: made.append(str(cell))  # noqa: E731
+    for kept in (True, False):
+        found = reproduce(
+            *([third], "quick" if kept else "full", second),
+            kinds=[Tossed],
+            command="x",
+            kept=kept,
+            join=[first / REPORT],
+            on_cell=told,
+        )
+    assert made == ["toss 2"], "what the page holds is not run again"
+    results = Results(second / RESULTS, [Tossed])
+    assert [each.outcome.value for each in results.runs] == [0, 0.33333, 2 / 3]
+    assert found.shown[0][1].tables[0].lines[0][2] == "0.999997"
+    # What is there already stays; the page holds all runs of its folder.
+    alone = reproduce([entry()], "quick", first, kinds=[Tossed], command="x", join=[second / RESULTS])
+    assert len(alone.files) == 2 and len(read_packed(first / REPORT, [Tossed])) == 3
+    assert Results(first / RESULTS, [Tossed]).find(Toss(number=1).key()) == Tossed(value=1 / 3)
+
+
+def test_many_runs_are_kept_in_a_file_beside_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    monkeypatch.setattr(packed_runs, "MOST_IN_PAGE_NBYTES", 10)
+    run(first, "quick", [], of=entry())
+    with pytest.raises(ConfigError, match=r"which are in a results\.zst beside it"):
+        read_packed(first / REPORT, [Tossed])
+    item = [entry()]
+    found = reproduce(*(item, "quick", second), kinds=[Tossed], command="x", kept=True, join=[first / BESIDE])
+    assert found.files == [second / RESULTS, second / REPORT, second / BESIDE]
+    assert [each.outcome for each in read_packed(second / BESIDE, [Tossed])] == [Tossed(value=0), Tossed(value=10)]
+    whole = (second / BESIDE).read_bytes()
+    (tmp_path / BESIDE).write_bytes(whole[:-8])
+    with pytest.raises(ConfigError, match="are damaged"):
+        read_packed(tmp_path / BESIDE, [Tossed])
+    monkeypatch.undo()
+    again = reproduce(item, "quick", second, kinds=[Tossed], command="x")
+    assert again.files == [second / RESULTS, second / REPORT] and not (second / BESIDE).exists()
+    assert len(read_packed(second / REPORT, [Tossed])) == 2
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_where_results_are_gone_those_of_the_page_are_taken(
+    beside: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if beside:
+        monkeypatch.setattr(packed_runs, "MOST_IN_PAGE_NBYTES", 10)
+    run(tmp_path, "quick", [], of=entry())
+    assert (tmp_path / BESIDE).exists() == beside
+    (tmp_path / RESULTS).unlink()
+    made: list[str] = []
+    run(tmp_path, "full", made, of=entry())
+    assert made == ["toss 2"]
+    assert [each.outcome.value for each in Results(tmp_path / RESULTS, [Tossed]).runs] == [0, 10, 20]
+    assert len(read_packed(tmp_path / (BESIDE if beside else REPORT), [Tossed])) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [(REPORT, "<html>a page of something else</html>"), (BESIDE, "no zstd"), (REPORT, None)]
+)
+def test_what_was_never_read_is_not_written_over(
+    name: str, content: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if content is None:  # a page whose runs were beside it
+        monkeypatch.setattr(packed_runs, "MOST_IN_PAGE_NBYTES", 10)
+        run(tmp_path, "quick", [], of=entry())
+        for gone in (RESULTS, BESIDE):
+            (tmp_path / gone).unlink()
+    else:
+        (tmp_path / name).write_text(content)
+    before = (tmp_path / name).read_bytes()
+    made: list[str] = []
+    with pytest.raises(ConfigError, match=rf"results\.json is not there, .*{re.escape(name)}.*Choose another folder"):
+        run(tmp_path, "quick", made, of=entry())
+    assert made == [] and [each.name for each in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name).read_bytes() == before
+
+
+class Untimed(Toss, frozen=True, kw_only=True):
+    timed = False
+
+
+def test_seconds_of_different_machines_and_runs_of_different_versions_are_told_apart(tmp_path: Path) -> None:
+    other = Results(tmp_path / "other.json", [Tossed])
+    elsewhere = Machine(
+        processor="a slower one", system="x", python="", torch="2", numpy="", threads=1, thinwire="0.0.9"
+    )
+    for kind in (Toss, Untimed):
+        other.add(kind(number=1).key(), Tossed(value=1.0), elsewhere)
+    other.save({})
+    for kind, numbers, told in ((Toss, (0, 1), True), (Toss, (1,), False), (Untimed, (0, 1), False)):
+        cells = [kind(number=number) for number in numbers]
+        study = Study(cells=lambda scale, cells=cells: cells, show=show)  # type: ignore[misc]
+        item, folder = replace(entry(), study=study), tmp_path / f"{kind.__name__} {len(numbers)}"
+        found = reproduce(*([item], "quick", folder), kinds=[Tossed], command="x", join=[tmp_path / "other.json"])
+        notes = " ".join(found.shown[0][1].notes)
+        assert ("timed on different machines" in notes and "a slower one, x, torch 2" in notes) == told
+        assert (f"made by thinwire 0.0.9 and {VERSION}" in notes) == (len(numbers) > 1)
+
+
+def test_pages_without_results_are_refused(tmp_path: Path) -> None:
+    run(tmp_path, "quick", [], of=entry())
+    page = (tmp_path / REPORT).read_text()
+    start, whole, end = re.split(r'(?<=id="results">)([^<]*)', page, maxsplit=1)
+    huge = base64.b64encode(zstandard.ZstdCompressor().compress(bytes(64))).decode()
+    wrong = {
+        "holds no results": start[:-20] + end,
+        "results in it are damaged": start + whole[:-24] + end,
+        "(Unknown frame descriptor|damaged)": start + base64.b64encode(b"no zstd").decode() + end,
+        "does not hold results of this kind": start + huge + end,
+    }
+    for message, text in wrong.items():
+        other = tmp_path / "other.html"
+        other.write_text(text)
+        with pytest.raises(ConfigError, match=message):
+            read_packed(other, [Tossed])
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_packed(tmp_path / "none.html", [Tossed])
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Reproduced]:
+    """Everything that can be run in one process, at the tiny scale; each chart is drawn once, in one format."""
+    folder = tmp_path_factory.mktemp("tiny")
+    kinds: list[type[Finding]] = [Tossed, *finding_kinds()]
+    made = reproduce([entry(), *RUNNABLE], "tiny", folder, kinds=kinds, command="x < y")
+    assert all(path.is_file() for path in draw_charts(made, folder, ["svg"]))
+    return folder, made
+
+
+def test_every_entry_shows_something(tiny: tuple[Path, Reproduced]) -> None:
+    folder, made = tiny
+    assert [each.id for each, _ in made.shown] == ["3lc-figure-99", *(each.id for each in RUNNABLE)]
+    for each, shown in made.shown:
+        assert shown.setting and (shown.tables or shown.charts), each.id
+        for table in shown.tables:
+            assert table.lines and all(len(line) == len(table.header) for line in table.lines), each.id
+        for chart in shown.charts:
+            svg = ElementTree.parse(folder / f"{chart.name}.svg").getroot()
+            axes = [each for each in svg.iter() if str(each.get("id")).startswith("axes_")]
+            assert len(axes) == len(chart.panels) and all(len(each) > 3 for each in axes), chart.name
+    assert all(path.is_file() for path in made.files)
+    names = [chart.name for _, shown in made.shown for chart in shown.charts]
+    assert len(set(names)) == len(names)
+
+
+def test_what_was_found_is_found_again(tiny: tuple[Path, Reproduced]) -> None:
+    kinds: list[type[Finding]] = [Tossed, *finding_kinds()]
+    results = Results(tiny[0] / RESULTS, list(dict.fromkeys(kinds)))
+    for entry, shown in tiny[1].shown:
+        assert entry.study is not None
+        found = {}
+        for cell in entry.study.cells("tiny"):
+            found[cell] = results.find(cell.key())
+            assert found[cell] is not None, (entry.id, str(cell))
+        assert entry.study.show(found).tables == shown.tables, entry.id
+
+
+def test_without_zero_runs_a_value_takes_1_6_bits(tiny: tuple[Path, Reproduced]) -> None:
+    [shown] = [shown for each, shown in tiny[1].shown if each.id == "3lc-table-2"]
+    first, *_ = shown.tables[0].lines
+    assert first[0] == "No ZRE" and [float(each) for each in first[5:7]] == pytest.approx([1.6, 1.6], abs=0.002)
+
+
+@pytest.mark.skipif(not CHROMIUM, reason=MISSING)
+def test_a_browser_draws_every_chart(tiny: tuple[Path, Reproduced], tmp_path: Path) -> None:
+    folder, made = tiny
+    opened = open_page(folder / REPORT, tmp_path)
+    assert not opened.console, opened.console
+    assert "data-errors" not in opened.html.partition(">")[2][:500]
+    drawn = dict(re.findall(r'<div class="chart[^"]*" id="([^"]+)"[^>]*?( data-drawn="yes")?[^>]*>', opened.html))
+    assert drawn == {chart.name: ' data-drawn="yes"' for _, shown in made.shown for chart in shown.charts}
+    assert opened.html.count('<svg class="main-svg"') >= len(drawn)
+    text = html.unescape(re.sub(r"<[^>]+>", "", opened.html))
+    for each, shown in made.shown:
+        assert each.title in text, each.id
+        for table in shown.tables:
+            for line in [table.header, *table.lines]:
+                assert all(cell in text for cell in line), (each.id, line)
+    # The same test finds a page whose charts fail.
+    broken = tmp_path / "broken.html"
+    broken.write_text((folder / REPORT).read_text().replace('id="plotly">', 'id="plotly">!'))
+    opened = open_page(broken, tmp_path)
+    assert (
+        "data-errors" in opened.html and "data-drawn" not in opened.html.partition("<body>")[2].partition("<script")[0]
+    )
+
+
+def test_the_catalogue_is_whole_and_names_are_found() -> None:
+    ids = [each.id for each in CATALOG]
+    assert len(set(ids)) == len(ids) and {each.paper for each in CATALOG} == set(PAPERS)
+    public = {f"3lc-{item}" for item in ("table-1", "table-2", *(f"figure-{n}" for n in range(3, 7)))}
+    public |= {f"entropy-figure-{n}" for n in range(1, 6)}
+    public |= {
+        f"terngrad-{item}" for item in (*(f"figure-{n}" for n in range(2, 6)), *(f"table-{n}" for n in (1, 2, 3)))
+    }
+    public |= {f"doublesqueeze-figure-{n}" for n in range(1, 7)}
+    public |= {"mps-table-1.1", *(f"mps-figure-5.{n}" for n in range(1, 9))}
+    assert public <= set(ids), public - set(ids)
+    assert all(each.paper == "3lc" and each.study for each in entries("3lc"))
+    assert [each.id for each in entries("all")] == [each.id for paper in PAPERS for each in entries(paper)]
+    for name, meant in {"3LC": "3lc", "oland-raj": "entropy", "Modularized-Parameter-Server": "mps"}.items():
+        assert entries(name) == entries(meant)
+    for wrong, told in {
+        "3lc-tabel-2": "did you mean 3lc-table-2",
+        "nothing": "papers are 3lc, entropy",
+        "3lc-figure-2": "3lc-figure-2 cannot be run: drawing. explains the codec",
+    }.items():
+        with pytest.raises(ConfigError, match=re.escape(told)):
+            entries(wrong)

@@ -1,0 +1,106 @@
+"""Table 1 trains CifarNet in the paper's proportions, on CIFAR-10 where it is, and says what it was trained on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from lab.tests.workloads.test_cifar10 import write_set as write_cifar10
+from lab.tests.workloads.test_idx import write_set as write_idx
+
+from thinwire_lab.jobs.history import StepHistory
+from thinwire_lab.studies.reproduce.entry import Scale, Study
+from thinwire_lab.studies.reproduce.terngrad_adam import ENTRY, pair
+from thinwire_lab.studies.reproduce.terngrad_training import FLOATING, TERNARY, RecipeCell
+from thinwire_lab.studies.reproduce.trainings import TrainingFinding
+from thinwire_lab.workloads import data as registry
+
+SCALES: tuple[Scale, ...] = ("quick", "full")
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of downloads, with nothing in it, and nothing elsewhere."""
+    monkeypatch.setattr(registry, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(registry, "SYSTEM_FOLDER", tmp_path / "system")
+    return tmp_path
+
+
+def install_fashion_mnist(cache: Path) -> None:
+    (cache / "fashion-mnist").mkdir()
+    write_idx(cache / "fashion-mnist", compressed=False)
+
+
+def study() -> Study[RecipeCell, TrainingFinding]:
+    assert ENTRY.study is not None
+    return ENTRY.study
+
+
+def test_the_data_is_cifar10_or_else_fashion_mnist_or_else_the_digits(cache: Path) -> None:
+    assert pair("full") == ("mlp", "digits")
+    install_fashion_mnist(cache)
+    assert pair("full") == pair("quick") == ("cifarnet", "fashion-mnist")
+    write_cifar10(cache / "cifar10")
+    assert pair("full") == pair("quick") == ("cifarnet", "cifar10[crop=24]")
+    assert pair("tiny") == ("mlp", "digits")
+
+
+def test_batches_rates_and_the_ratio_of_steps_are_the_papers(cache: Path) -> None:
+    write_cifar10(cache / "cifar10")
+    for scale in SCALES:
+        cells = study().cells(scale)
+        assert [(cell.design, cell.workers, cell.workers * (cell.batch or 0)) for cell in cells] == [
+            *((FLOATING, 2, 128), (TERNARY, 2, 128)),
+            *((FLOATING, 16, 2048), (TERNARY, 16, 2048)),
+        ]
+        small, large = cells[0].steps, cells[2].steps
+        assert [cell.steps for cell in cells] == [small, small, large, large] and small == 16 * large
+        for cell in cells:
+            job = cell.job().recipe()
+            assert (job.optimizer, job.lr, job.schedule, job.weight_decay) == ("Adam", 2e-4, "constant", 0.004)
+            assert job.dropout == 0.0
+
+
+def test_cifarnet_trains_on_cifar10_with_two_workers_and_ternary_gradients(cache: Path) -> None:
+    write_cifar10(cache / "cifar10", records=4)
+    cell = msgspec.structs.replace(study().cells("quick")[1], batch=2, steps=2)
+    assert (cell.model, cell.data, cell.design) == ("cifarnet", "cifar10[crop=24]", TERNARY)
+    first, again = (cell.run(lambda *_: None) for _ in range(2))
+    assert first.weights == again.weights and first.history.losses == again.history.losses
+    assert cell.job().recipe().augment
+    # The last layer is ternary too, and the smallest tensor has a scale besides.
+    assert 1.6 <= first.bits_push < 2.1 and first.batch == 2
+
+
+def test_the_table_says_what_was_trained_and_how_many_steps_the_paper_takes(cache: Path) -> None:
+    install_fashion_mnist(cache)
+    history = StepHistory(
+        losses=[1.0], bits_push=[2.0], bits_pull=[2.0], payload_bytes_push=[1], payload_bytes_pull=[1], lags=[0.0]
+    )
+    accuracies = (0.8, 0.79, 0.7, 0.7125)
+    found = {
+        cell: TrainingFinding(
+            evaluations=[(cell.steps, accuracy)],
+            test_loss=1.0,
+            bits_push=2.0,
+            bits_pull=2.0,
+            compression_ratio=16.0,
+            lag=0.0,
+            lr=2e-4,
+            batch=cell.batch or 0,
+            weights="",
+            history=history,
+        )
+        for cell, accuracy in zip(study().cells("full"), accuracies, strict=True)
+    }
+    shown = study().show(found)
+    assert shown.setting.startswith("cifarnet on fashion-mnist, 50, 800 steps, one seed")
+    [table] = shown.tables
+    assert table.title is not None and "paper: cifarnet on cifar10; ours: cifarnet on fashion-mnist" in table.title
+    assert table.lines == [
+        ["128", "2", "300,000", "800", "floating", "86.56 %", "80.00%"],
+        ["128", "2", "300,000", "800", "TernGrad", "85.64 % (-0.92)", "79.00% (-1.00)"],
+        ["2,048", "16", "18,750", "50", "floating", "83.19 %", "70.00%"],
+        ["2,048", "16", "18,750", "50", "TernGrad", "82.80 % (-0.39)", "71.25% (+1.25)"],
+    ]

@@ -1,0 +1,158 @@
+"""Shards are exclusive, epochs reshuffle, and a resumed sequence is the sequence that would have come."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from thinwire.errors import ConfigError
+from thinwire_lab.workloads.augment import standardise
+from thinwire_lab.workloads.batches import Batches
+from thinwire_lab.workloads.data import data
+from thinwire_lab.workloads.dataset import Dataset
+from thinwire_lab.workloads.digits import digits
+from thinwire_lab.workloads.python_text import python_text
+
+
+@pytest.fixture(scope="module")
+def numbered() -> Dataset:
+    """103 pictures, each of which carries its own number as its label and its pixels."""
+    numbers = torch.arange(103, dtype=torch.uint8)
+    pixels = numbers.view(-1, 1, 1, 1).expand(-1, 1, 8, 8).contiguous()
+    zero, one = torch.zeros(1, 1, 1), torch.ones(1, 1, 1)
+    return replace(digits(), train_x=pixels, train_y=numbers, num_classes=103, mean=zero, std=one)
+
+
+def _epoch(dataset: Dataset, rank: int, workers: int, batch: int, epoch: int = 0, seed: int = 0) -> list[int]:
+    batches = Batches(dataset, rank=rank, workers=workers, batch=batch, seed=seed)
+    for _ in range(epoch * batches.batches_per_epoch):
+        next(batches)
+    return [int(label) for _ in range(batches.batches_per_epoch) for label in next(batches)[1]]
+
+
+def test_no_example_goes_to_two_workers_or_comes_twice_in_an_epoch(numbered: Dataset) -> None:
+    for workers, batch in [(1, 1), (4, 5), (3, 34), (10, 10)]:
+        for epoch in (0, 1, 5):
+            shards = [_epoch(numbered, rank, workers, batch, epoch) for rank in range(workers)]
+            everything = [example for shard in shards for example in shard]
+            assert len(set(everything)) == len(everything)
+            assert len(everything) == 103 // workers // batch * batch * workers
+
+
+def test_epochs_and_seeds_differ_and_repeat(numbered: Dataset) -> None:
+    first = _epoch(numbered, 1, 4, 5)
+    assert first == _epoch(numbered, 1, 4, 5)
+    assert first != _epoch(numbered, 1, 4, 5, epoch=1)
+    assert first != _epoch(numbered, 1, 4, 5, seed=1)
+    assert first != sorted(first)
+
+
+def test_in_the_long_run_every_example_is_seen(numbered: Dataset) -> None:
+    seen = {example for epoch in range(6) for example in _epoch(numbered, 0, 2, 50, epoch)}
+    assert len(seen) > 95
+
+
+def test_inputs_belong_to_their_targets(numbered: Dataset) -> None:
+    inputs, targets = next(Batches(numbered, rank=0, workers=2, batch=8, seed=3))
+    assert inputs.dtype == torch.float32 and targets.dtype == torch.int64
+    assert torch.equal(inputs[:, 0, 4, 4].long(), targets)
+
+
+def _take(batches: Batches, count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return [next(batches) for _ in range(count)]
+
+
+def test_resume_is_exact(numbered: Dataset) -> None:
+    for augment, before in itertools.product((False, True), (0, 3, 5, 12)):
+        four = [Batches(numbered, rank=rank, workers=4, batch=5, seed=7, augment=augment) for rank in (2, 2, 0)]
+        original, resumed, other_rank = four
+        _take(original, before)
+        state = json.loads(json.dumps(original.state_dict()))
+        expected = _take(original, 11)
+        resumed.load_state_dict(state)
+        for (x, y), (expected_x, expected_y) in zip(_take(resumed, 11), expected, strict=True):
+            assert torch.equal(x, expected_x) and torch.equal(y, expected_y), (augment, before)
+        _take(other_rank, before)
+        assert other_rank.state_dict() == state, "one worker's position serves all"
+
+
+def test_a_state_without_segments_is_of_drawn_ones(numbered: Dataset) -> None:
+    batches = Batches(numbered, rank=0, workers=4, batch=5, seed=7)
+    state = batches.state_dict()
+    assert state.pop("segments") == "drawn"
+    batches.load_state_dict(state)
+    fixed = Batches(numbered, rank=0, workers=4, batch=5, seed=7, segments="fixed")
+    with pytest.raises(ConfigError, match="saved batches have segments 'drawn', these have 'fixed'"):
+        fixed.load_state_dict(state)
+
+
+def test_another_number_of_workers_continues_with_the_next_epoch(numbered: Dataset) -> None:
+    four = Batches(numbered, rank=0, workers=4, batch=5, seed=7)
+    _take(four, 7)
+    two = Batches(numbered, rank=0, workers=2, batch=5, seed=7)
+    two.load_state_dict(four.state_dict())
+    assert two.step == 2 * two.batches_per_epoch
+    assert [int(label) for label in next(two)[1]] == _epoch(numbered, 0, 2, 5, epoch=2, seed=7)[:5]
+
+
+def test_foreign_states_are_refused_and_change_nothing(numbered: Dataset) -> None:
+    batches = Batches(numbered, rank=0, workers=4, batch=5, seed=7)
+    _take(batches, 2)
+    for key, value in (("dataset", "mnist"), ("num_examples", 60_000), ("seed", 8), ("segments", "fixed")):
+        with pytest.raises(ConfigError, match=f"saved batches have {key} "):
+            batches.load_state_dict({**batches.state_dict(), key: value, "epoch": 9})
+        assert batches.step == 2
+
+
+def test_augmented_pictures_differ_between_workers_epochs_and_steps_only() -> None:
+    dataset = digits()
+    plain = Batches(dataset, rank=0, workers=1, batch=1347, seed=0)
+    augmented, again = (Batches(dataset, rank=0, workers=1, batch=1347, seed=0, augment=True) for _ in range(2))
+    (x, y), (augmented_x, augmented_y), (again_x, _) = next(plain), next(augmented), next(again)
+    assert torch.equal(y, augmented_y) and torch.equal(augmented_x, again_x)
+    assert not torch.equal(x, augmented_x)
+
+
+def test_a_data_set_with_a_crop_is_distorted_where_pictures_are_augmented_and_cut_in_the_middle_elsewhere() -> None:
+    dataset = data("digits[crop=6]")
+    plain, first, again = (
+        Batches(dataset, rank=0, workers=1, batch=64, seed=0, augment=augment) for augment in (False, True, True)
+    )
+    rows = Batches(digits(), rank=0, workers=1, batch=64, seed=0)._shared.rows(0, 0)
+    x, y = next(plain)
+    assert torch.equal(x, standardise(digits().train_x[rows][:, :, 1:7, 1:7]))
+    (first_x, first_y), (again_x, _) = next(first), next(again)
+    assert first_x.shape == (64, 1, 6, 6) and torch.equal(first_y, y)
+    assert torch.equal(first_x, again_x) and not torch.equal(first_x, x)
+    torch.testing.assert_close(first_x.mean((1, 2, 3)), torch.zeros(64), atol=1e-5, rtol=0)
+    second_x, _ = next(first)
+    following = next(Batches(dataset, rank=0, workers=1, batch=64, seed=0, augment=True))[0]
+    assert torch.equal(following, first_x) and not torch.equal(second_x, first_x)
+
+
+def test_text_comes_in_windows() -> None:
+    inputs, targets = next(Batches(python_text(), rank=3, workers=4, batch=8, seed=0))
+    assert inputs.shape == targets.shape == (8, 64)
+    assert torch.equal(inputs[:, 1:], targets[:, :-1])
+
+
+def test_impossible_shards(numbered: Dataset) -> None:
+    for rank, workers, batch, message in [
+        (4, 4, 1, "rank 4 of 4 workers"),
+        (-1, 4, 1, "rank -1 of 4 workers"),
+        (0, 0, 1, "rank 0 of 0 workers"),
+        (0, 4, 26, "4 workers × 26 examples a batch do not fit digits's 103 examples: use a batch of 1 to 25"),
+        (0, 4, 0, "use a batch of 1 to 25"),
+    ]:
+        with pytest.raises(ConfigError) as caught:
+            next(Batches(numbered, rank=rank, workers=workers, batch=batch, seed=0))
+        assert message in str(caught.value)
+
+
+def test_text_cannot_be_cropped() -> None:
+    with pytest.raises(ConfigError, match="python-text holds no images"):
+        Batches(python_text(), rank=0, workers=1, batch=1, seed=0, augment=True)

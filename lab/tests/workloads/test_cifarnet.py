@@ -1,0 +1,65 @@
+"""CifarNet is the network of TernGrad's authors: layers, sizes, first weights and normalisation."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from thinwire_lab.workloads.cifarnet import ResponseNorm, cifarnet
+from thinwire_lab.workloads.models import model
+
+
+def test_the_papers_crop_has_the_tutorials_number_of_parameters() -> None:
+    net = cifarnet((3, 24, 24), 10)
+    assert [tuple(each.shape) for each in net.parameters() if each.ndim > 1] == [
+        (64, 3, 5, 5),
+        (64, 64, 5, 5),
+        (384, 2304),
+        (192, 384),
+        (10, 192),
+    ]
+    assert sum(each.numel() for each in net.parameters()) == 1_068_298
+
+
+def test_layers_stand_in_the_authors_order() -> None:
+    kinds = [type(each) for each in cifarnet((3, 32, 32), 10)]
+    first = [nn.Conv2d, nn.ReLU, nn.MaxPool2d, ResponseNorm]
+    second = [nn.Conv2d, nn.ReLU, ResponseNorm, nn.MaxPool2d]
+    assert kinds == [*first, *second, nn.Flatten, nn.Linear, nn.ReLU, nn.Linear, nn.ReLU, nn.Linear]
+
+
+def test_the_norm_is_torchs_in_values_and_gradients() -> None:
+    chance = torch.Generator().manual_seed(0)
+    for channels, reach, alpha in ((64, 4, 0.001 / 9), (64, 4, 0.5), (3, 4, 0.5), (7, 1, 0.5)):
+        maps, back = 9 * torch.randn(2, 2, channels, 6, 5, generator=chance)
+        ours, theirs = maps.clone().requires_grad_(), maps.clone().requires_grad_()
+        width = 2 * reach + 1
+        torch_norm = nn.LocalResponseNorm(width, alpha=alpha * width, beta=0.75, k=1.0)
+        mine = ResponseNorm(reach, alpha)(ours)
+        expected = torch_norm(theirs)
+        torch.testing.assert_close(mine, expected)
+        torch.autograd.backward(mine, back)
+        torch.autograd.backward(expected, back)
+        torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+def test_a_pool_covers_an_even_image_as_tensorflows_does() -> None:
+    """Its padding is one line of zeros behind the image and none before it, where windows of 3 step by 2."""
+    pool = next(each for each in cifarnet((1, 28, 28), 10) if isinstance(each, nn.MaxPool2d))
+    image = torch.rand(1, 1, 28, 28, generator=torch.Generator().manual_seed(0))
+    expected = nn.functional.max_pool2d(nn.functional.pad(image, (0, 1, 0, 1)), 3, 2)
+    assert expected.shape == (1, 1, 14, 14)
+    assert torch.equal(pool(image), expected)
+
+
+def test_first_weights_are_the_authors() -> None:
+    net = model("cifarnet", num_classes=10, in_shape=(3, 32, 32), seed=5)
+    layers = [each for each in net.modules() if isinstance(each, nn.Conv2d | nn.Linear)]
+    begun = ((0.05, 0.0), (0.05, 0.1), (0.04, 0.1), (0.04, 0.1), (1 / 192, 0.0))
+    for layer, (deviation, bias) in zip(layers, begun, strict=True):
+        weight = layer.weight.detach()
+        # What is left of a normal distribution between -2 and 2 deviates by 0.880 of it.
+        assert float(weight.std()) == pytest.approx(0.880 * deviation, rel=0.04)
+        assert 1.9 * deviation < float(weight.abs().max()) <= 2 * deviation
+        assert layer.bias is not None and (layer.bias == bias).all()

@@ -1,0 +1,147 @@
+"""Every model has the size it is known by, trains a step, and depends on its seed alone."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import pytest
+import torch
+
+from thinwire.errors import ConfigError
+from thinwire_lab.workloads.evaluate import cross_entropy
+from thinwire_lab.workloads.models import TEXT_MODELS, model, models
+
+GREY, COLOUR, DIGIT, TEXT = (1, 28, 28), (3, 32, 32), (1, 8, 8), (64,)
+
+
+def _inputs(in_shape: tuple[int, ...], num_classes: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    if len(in_shape) == 1:
+        text = torch.randint(num_classes, (2, in_shape[0] + 1), generator=generator)
+        return text[:, :-1], text[:, 1:]
+    labels = torch.randint(num_classes, (2,), generator=generator)
+    return torch.randn(2, *in_shape, generator=generator), labels
+
+
+def test_parameter_counts_and_one_training_step() -> None:
+    for name, in_shape, num_classes, size in [
+        ("mlp", DIGIT, 10, 17_226),
+        ("mlp-tanh", GREY, 10, 327_880),
+        ("mlp-5m", GREY, 10, 4_946_658),
+        ("lenet5", GREY, 10, 61_706),
+        ("lenet", GREY, 10, 431_080),
+        ("cifarnet", GREY, 10, 1_384_586),
+        ("cifarnet", COLOUR, 10, 1_756_426),
+        ("mlp-vector", DIGIT, 10, 17_226),
+        ("lenet5-vector", GREY, 10, 61_706),
+        ("resnet8", GREY, 10, 42_430),
+        ("resnet20", COLOUR, 10, 269_722),
+        ("resnet110", COLOUR, 10, 1_727_962),
+        ("byte-transformer", TEXT, 128, 120_064),
+        ("byte-transformer-1m", (96,), 128, 962_080),
+        ("byte-transformer-3m", (96,), 128, 3_212_800),
+        ("byte-transformer-10m", (96,), 128, 9_925_760),
+    ]:
+        net = model(name, num_classes=num_classes, in_shape=in_shape, seed=3)
+        assert sum(p.numel() for p in net.parameters()) == size
+        x, y = _inputs(in_shape, num_classes)
+        logits = net(x)
+        assert logits.shape == (*y.shape, num_classes)
+        torch.autograd.backward(cross_entropy(logits, y))
+        for parameter_name, parameter in net.named_parameters():
+            assert parameter.grad is not None and torch.isfinite(parameter.grad).all(), parameter_name
+            assert parameter.grad.abs().max() > 0, parameter_name
+
+
+def test_the_table_above_is_complete() -> None:
+    images = {"mlp", "mlp-tanh", "mlp-5m", "lenet5", "lenet", "cifarnet", "resnet8", "resnet20", "resnet110"}
+    images |= {"mlp-vector", "lenet5-vector"}
+    assert set(models()) | {"gpt2-tiny"} == images | set(TEXT_MODELS)
+
+
+def test_gpt2_is_there_where_its_library_is() -> None:
+    if find_spec("transformers") is None:
+        assert "gpt2-tiny" not in models()
+        with pytest.raises(ConfigError, match="pip install transformers"):
+            model("gpt2-tiny", num_classes=128, in_shape=TEXT, seed=0)
+    else:
+        net = model("gpt2-tiny", num_classes=128, in_shape=TEXT, seed=0)
+        assert net(torch.zeros(2, 64, dtype=torch.int64)).shape == (2, 64, 128)
+
+
+def test_values_in_matrices_match_the_papers_and_the_measured_payloads() -> None:
+    def matrices(name: str, in_shape: tuple[int, ...], num_classes: int = 10) -> int:
+        net = model(name, num_classes=num_classes, in_shape=in_shape, seed=0)
+        return sum(p.numel() for p in net.parameters() if p.ndim > 1)
+
+    assert matrices("mlp", DIGIT) == 17_024
+    assert matrices("lenet5", GREY) == 61_470
+    assert matrices("resnet8", GREY) == 42_060
+    assert matrices("mlp-tanh", GREY) == 327_428
+    assert matrices("byte-transformer", TEXT, 128) == 118_784
+
+
+def test_image_models_read_every_image_size_the_data_sets_have() -> None:
+    for name in ["mlp", "lenet5", "lenet", "cifarnet", "resnet8", "resnet20"]:
+        for in_shape in [DIGIT, GREY, COLOUR, (1, 9, 40)]:
+            net = model(name, num_classes=7, in_shape=in_shape, seed=0)
+            assert net(torch.zeros(2, *in_shape)).shape == (2, 7)
+
+
+def test_same_seed_same_weights_other_seed_other_weights_and_global_chance_untouched() -> None:
+    torch.manual_seed(11)
+    before = torch.get_rng_state()
+    first, again, other = (model("lenet5", num_classes=10, in_shape=GREY, seed=s) for s in (1, 1, 2))
+    assert torch.equal(torch.get_rng_state(), before)
+    pairs = list(zip(first.parameters(), again.parameters(), other.parameters(), strict=True))
+    assert all(torch.equal(a, b) for a, b, _ in pairs)
+    assert not any(torch.equal(a, c) for a, _, c in pairs)
+
+
+def test_lenet_frames_small_images_with_zeros_and_keeps_the_picture_in_the_middle() -> None:
+    net = model("lenet5", num_classes=10, in_shape=DIGIT, seed=0)
+    framed = net.get_submodule("0")(torch.ones(1, 1, 8, 8))
+    assert framed.shape == (1, 1, 16, 16)
+    assert framed.sum() == 64 and framed[0, 0, 4:12, 4:12].sum() == 64
+
+
+def test_residual_shortcut_is_the_identity_when_the_branch_is_silent() -> None:
+    net = model("resnet8", num_classes=10, in_shape=GREY, seed=0)
+    block = net.get_submodule("blocks.1")
+    torch.nn.init.zeros_(block.get_parameter("conv2.weight"))
+    x = torch.randn(2, 12, 14, 14)
+    y = block(x)
+    assert y.shape == (2, 24, 7, 7)
+    assert torch.equal(y[:, :12], x[:, :, ::2, ::2])
+    assert not y[:, 12:].any()
+
+
+def test_transformer_is_causal() -> None:
+    net = model("byte-transformer", num_classes=128, in_shape=TEXT, seed=0)
+    text = torch.randint(128, (1, 64), generator=torch.Generator().manual_seed(0))
+    changed = text.clone()
+    changed[0, 40] = (changed[0, 40] + 1) % 128
+    before, after = net(text), net(changed)
+    torch.testing.assert_close(before[:, :40], after[:, :40])
+    assert not torch.allclose(before[:, 40:], after[:, 40:])
+
+
+def test_refusals_say_what_is_allowed() -> None:
+    for name, in_shape, message in [
+        ("alexnet", GREY, "unknown model 'alexnet' (did you mean 'lenet'?); the models are mlp, "),
+        ("lenet5", (1, 7, 28), "8×8 or more, not 7×28: use 'mlp'"),
+        ("lenet", (784,), "lenet needs images"),
+        ("cifarnet", (784,), "cifarnet needs images"),
+        ("cifarnet", (3, 32, 7), "8×8 or more, not 32×7: use 'mlp'"),
+        ("resnet20", (3, 4, 4), "8×8 or more"),
+        ("resnet20", (64,), "needs images"),
+        ("byte-transformer", GREY, "in_shape is (context,)"),
+    ]:
+        with pytest.raises(ConfigError) as caught:
+            model(name, num_classes=10, in_shape=in_shape, seed=0)
+        assert message in str(caught.value)
+
+
+def test_one_class_is_refused() -> None:
+    with pytest.raises(ConfigError, match="at least 2 classes"):
+        model("mlp", num_classes=1, in_shape=DIGIT, seed=0)

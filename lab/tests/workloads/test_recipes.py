@@ -1,0 +1,143 @@
+"""Recipes carry the measured numbers, and the digits recipe really learns."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from thinwire.errors import ConfigError
+from thinwire_lab.workloads.batches import Batches
+from thinwire_lab.workloads.data import datasets
+from thinwire_lab.workloads.digits import digits
+from thinwire_lab.workloads.evaluate import cross_entropy, evaluate
+from thinwire_lab.workloads.models import TEXT_MODELS, model, models
+from thinwire_lab.workloads.recipe import Recipe, build_optimizer, schedule
+from thinwire_lab.workloads.recipes import recipe
+
+
+def test_measured_and_prescribed_numbers() -> None:
+    for name, data, design, lr, workers, batch, steps in [
+        ("mlp", "digits", None, 0.02, 4, 8, 3000),
+        ("mlp", "digits", "3lc[s=1.9]", 0.02, 4, 8, 3000),
+        ("mlp", "digits", "doublesqueeze-1bit", 0.2, 4, 8, 1500),
+        ("mlp", "digits", "mps", 0.1, 4, 8, 1500),
+        ("lenet5", "fashion-mnist", "fp32", 0.02, 4, 16, 8000),
+        ("lenet5", "fashion-mnist", "3lc[s=1.75]", 0.02, 4, 16, 8000),
+        ("lenet5", "fashion-mnist", "3lc[s=1.9]", 0.01, 4, 16, 8000),
+        ("lenet5", "fashion-mnist", "3lc[zero_run=false, sparsity=1.9]", 0.01, 4, 16, 8000),
+        ("lenet5", "fashion-mnist", "qsgd-ds", 0.1, 8, 16, 2500),
+        ("resnet8", "fashion-mnist", None, 0.05, 4, 16, 4000),
+        ("resnet110", "cifar10", "3lc[s=1.0]", 1.0, 10, 32, 25_600),
+        ("cifarnet", "cifar10[crop=24]", "terngrad[last_layer=same]", 2e-4, 2, 64, 300_000),
+    ]:
+        found = recipe(name, data, design=design)
+        assert (found.lr, found.workers, found.batch, found.steps) == (lr, workers, batch, steps)
+        assert not found.source.startswith("derived")
+
+
+def test_common_settings_and_the_two_families() -> None:
+    momentum = recipe("lenet5", "fashion-mnist", design="terngrad")
+    assert (momentum.momentum, momentum.weight_decay, momentum.schedule, momentum.final) == (0.9, 1e-4, "cosine", 0.01)
+    plain = recipe("lenet5", "fashion-mnist", design="mem-sgd-1bit")
+    assert (plain.momentum, plain.weight_decay, plain.schedule, plain.final) == (0.0, 0.0, "step", 0.1)
+    text = recipe("byte-transformer", "python-text")
+    assert text.optimizer == "Adam" and text.lr == 0.003
+    assert schedule(text, 1.0) == pytest.approx(0.0003)
+    assert text.warmup * text.steps == pytest.approx(100)
+    for size in ("1m", "3m", "10m"):
+        text = recipe(f"byte-transformer-{size}", "python-text")
+        assert (text.optimizer, text.betas, text.weight_decay, text.clip) == ("AdamW", (0.9, 0.95), 0.1, 1.0)
+        assert (text.workers, text.batch, text.steps, text.context) == (4, 4, 1000, 96)
+        assert text.warmup * text.steps == pytest.approx(30) and text.schedule == "linear"
+    paper = recipe("cifarnet", "cifar10", design="terngrad")
+    assert (paper.optimizer, paper.weight_decay, paper.dropout) == ("Adam", 0.004, 0.0)
+    assert schedule(paper, 0.0) == schedule(paper, 1.0) == 2e-4
+    assert recipe("resnet110", "cifar10").augment and not recipe("resnet8", "fashion-mnist").augment
+
+
+def test_terngrads_recipe_is_the_papers_with_the_papers_crops_alone() -> None:
+    for data in ("cifar10[crop=24]", "cifar10[train=4000,crop=24]"):
+        assert recipe("cifarnet", data).source == "TernGrad, table 1"
+    for data in ("cifar10", "cifar10[train=4000]", "cifar10[crop=28]"):
+        assert recipe("cifarnet", data).source == "derived from cifarnet on cifar10[crop=24]"
+        assert recipe("cifarnet", data).lr == 2e-4
+
+
+def test_demo_takes_a_plain_sgd_at_the_models_rate() -> None:
+    usual = recipe("byte-transformer-1m", "python-text")
+    found = recipe("byte-transformer-1m", "python-text", design="demo")
+    assert (found.optimizer, found.momentum, found.weight_decay) == ("SGD", 0.0, 0.0) and usual.optimizer == "AdamW"
+    assert (found.lr, found.clip, found.warmup) == (usual.lr, usual.clip, usual.warmup)
+
+
+def test_every_fitting_pair_has_a_recipe_that_fits_the_data() -> None:
+    images = [info.name for info in datasets() if info.name != "python-text"]
+    for name in models():
+        for data in ["python-text"] if name in TEXT_MODELS else images:
+            for design in (None, "3lc[s=1.9]", "doublesqueeze-topk"):
+                found = recipe(name, data, design=design)
+                assert (found.model, found.data) == (name, data)
+                assert found.augment == (data == "cifar10")
+                if data == "digits":
+                    assert found.workers * found.batch <= 64
+    assert recipe("lenet", "mnist").source == "derived from lenet5 on fashion-mnist"
+    assert recipe("resnet20", "cifar10").lr == 1.0
+    assert recipe("resnet20", "fashion-mnist").lr == 0.1 and not recipe("resnet20", "fashion-mnist").scales
+
+
+def test_pairs_that_cannot_be() -> None:
+    for name, data, message in [
+        ("vgg", "digits", "unknown model 'vgg'"),
+        ("mlp", "imagenet", "unknown data set 'imagenet'"),
+        ("mlp", "python-text", "mlp does not train on python-text; it trains on digits,"),
+        ("byte-transformer", "mnist", "it trains on python-text"),
+    ]:
+        with pytest.raises(ConfigError) as caught:
+            recipe(name, data)
+        assert message in str(caught.value)
+
+
+def test_a_sparsity_that_is_no_number() -> None:
+    with pytest.raises(ConfigError, match=r"sparsity in design '3lc\[s=1.2.3\]' is not a number"):
+        recipe("mlp", "digits", design="3lc[s=1.2.3]")
+
+
+def test_data_names_agree_with_the_registry() -> None:
+    for info in datasets():
+        name = "byte-transformer" if info.name == "python-text" else "mlp"
+        assert recipe(name, info.name).data == info.name
+
+
+def _train(recipe: Recipe, seed: int) -> tuple[torch.nn.Module, float]:
+    """All workers' batches in one process: the mean gradient of equal batches is the gradient of all."""
+    dataset = digits()
+    net = model(recipe.model, num_classes=10, in_shape=dataset.in_shape, seed=seed)
+    optimizer = build_optimizer(net, recipe)
+    streams = [
+        Batches(dataset, rank=rank, workers=recipe.workers, batch=recipe.batch, seed=seed)
+        for rank in range(recipe.workers)
+    ]
+    for step in range(recipe.steps):
+        for group in optimizer.param_groups:
+            group["lr"] = schedule(recipe, step / recipe.steps)
+        parts = [next(stream) for stream in streams]
+        loss = cross_entropy(net(torch.cat([x for x, _ in parts])), torch.cat([y for _, y in parts]))
+        optimizer.zero_grad()
+        torch.autograd.backward(loss)
+        optimizer.step()
+    return net, evaluate(net, dataset).accuracy
+
+
+def test_the_digits_recipe_learns_in_a_tenth_of_its_steps_and_repeats() -> None:
+    short = replace(recipe("mlp", "digits"), steps=300)
+    net, accuracy = _train(short, seed=0)
+    again, _ = _train(short, seed=0)
+    assert accuracy > 0.94
+    assert all(torch.equal(a, b) for a, b in zip(net.parameters(), again.parameters(), strict=True))
+
+
+def test_the_plain_recipe_learns_too() -> None:
+    _, accuracy = _train(replace(recipe("mlp", "digits", design="doublesqueeze-1bit"), steps=300), seed=0)
+    assert accuracy > 0.94

@@ -1,0 +1,226 @@
+"""One training as a page: what its step records say, charts to zoom in, and a verdict from the measured figures.
+
+It reads what `--telemetry` wrote, and beside it, in a folder, the run's outcome (`train --json`), which has the test
+accuracy over time. It measures nothing itself, and says "not recorded" where a file has no such field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from html import escape
+from typing import Any
+
+from thinwire.presentation.charts import Chart, Panel, Series, smooth
+from thinwire.presentation.interactive import chart_html, interactive_document
+from thinwire.presentation.page import table_html
+from thinwire.presentation.tables import Table
+from thinwire.quantities import counted, ms_text, nbytes_text, number_text, rate_text
+from thinwire.reports.recorded_run import RecordedRun
+from thinwire.reports.step_figures import Figures
+from thinwire.reports.step_sums import RankStep
+
+_BARS, _CURVES, _ROWS = 12, 8, 40
+LONG_LAG = 10.0
+"""Steps of updates that wait in a residual: 2–4 are usual at s = 1, and 11–31 at s = 1.75, where accuracy suffers."""
+
+
+def verdict(figures: Figures) -> list[str]:
+    """Returns what the measured figures mean, in sentences.
+
+    Example:
+        >>> from thinwire.reports.step_figures import RecordedSteps
+        >>> from thinwire.telemetry import StepRecord
+        >>> records = [StepRecord(step=step, table="fc", numel=250_000, payload_bytes_push=8_000, encode_s=0.004,
+        ...                       payload_bytes_pull=8_000, decode_s=0.004) for step in range(9)]
+        >>> verdict(RecordedSteps(records).figures())[0]
+        '125.0× less travels than in the tensors’ own dtype: compression pays on links below 992 Mbit/s each way.'
+    """
+    spent = figures.encode_s + figures.decode_s
+    saved = (figures.plain_nbytes - figures.push_nbytes - figures.pull_nbytes) * _each_way(figures)
+    less = f"{figures.ratio:.1f}× less travels than in the tensors’ own dtype"
+    if not figures.ratio or figures.serving_ranks == 1:  # one that serves itself needs no link
+        sentences = ["Nothing travelled."]
+    elif saved <= 0 or figures.ratio < 1.05:
+        sentences = ["Nothing is saved: as much travels as in the tensors’ own dtype."]
+    elif not spent:
+        sentences = [f"{less}; what it costs was not recorded."]
+    else:
+        sentences = [
+            f"{less}: compression pays on links below {rate_text(8 * saved / spent)} each way.",
+            f"There the link's time for {nbytes_text(saved)} is what encoding and decoding take, "
+            f"{ms_text(spent)} a step, were nothing hidden behind the computation.",
+        ]
+    if figures.step_s:
+        share, waits = figures.exchange_s / figures.step_s, figures.wait_s / figures.step_s
+        held = " The link or the slowest worker holds the training up." if waits > 0.5 else ""
+        sentences.append(
+            f"Exchanges take {share:.0%} of a step of {ms_text(figures.step_s)}, {waits:.0%} waiting.{held}"
+        )
+    if figures.lost_at is not None:
+        sentences.append(f"The loss is NaN or Inf since step {figures.lost_at}: the training has diverged.")
+    if figures.lag is not None and figures.lag > LONG_LAG:
+        sentences.append(
+            f"{figures.lag:.0f} steps of updates wait in the residual of {figures.lag_table}: a smaller sparsity "
+            "multiplier, a bound on the lag or a smaller learning rate lets them through."
+        )
+    return sentences
+
+
+def _each_way(figures: Figures) -> float:
+    """Which part of what one rank sends and gets its link carries each way.
+
+    A worker sends gradients and receives updates. Ranks that average shares of their own send and receive both, and so
+    do ranks that serve each other: as much for the others' sake as for their own, but for each one's own share.
+    """
+    if figures.serving_ranks:
+        return 1 - 1 / figures.serving_ranks
+    return 1.0 if figures.shared else 1 / max(1.0, figures.plain_nbytes / max(1, figures.plain_way_nbytes))
+
+
+def page(run: RecordedRun, command: str) -> str:
+    """Returns the page as text.
+
+    Args:
+        run: as read.
+        command: that makes the page again.
+
+    Raises:
+        ConfigError: plotly is not installed.
+    """
+    figures, title = run.figures(), f"Training: {run.name}"
+    parts = [f"<h1>{escape(title)}</h1>", *(f"<p>{escape(text)}</p>" for text in _how(run, command))]
+    parts.append(f'<p class="verdict"><b>Verdict.</b> {escape(" ".join(verdict(figures)))}</p>')
+    parts += [table_html(figures_table(run)), "<h2>Over the steps</h2>"]
+    parts += [chart_html(chart, chart.caption) for chart in charts(run)]
+    shown = f", the largest {_ROWS}" if len(figures.tables) > _ROWS else ""
+    parts += [f"<h2>Tensors{shown}</h2>", table_html(tensors_table(figures))]
+    return interactive_document(title, parts)
+
+
+def _how(run: RecordedRun, command: str) -> list[str]:
+    files = ", ".join(str(file) for file in (*run.files, *filter(None, [run.outcome_file])))
+    told = f"Read from {files}. Made by: {command}."
+    if run.recorded.runs > 1:
+        told += f" The records are of {run.recorded.runs} runs, one after the other; this is the last."
+    if run.damaged:
+        several = "lines are no step records and were" if run.damaged > 1 else "line is no step record and was"
+        told += f" {run.damaged:,} {several} left out."
+    told += f" {run.remark}" if run.remark else ""
+    if (done := run.outcome) is None:
+        return [told]
+    asked = f"{done.design}, {done.model} on {done.data}, {counted(done.workers, 'worker')}"
+    asked += f", {counted(done.steps, 'step')}"
+    return [f"{asked}, link {done.link}, seed {done.seed}.", told]
+
+
+def figures_table(run: RecordedRun) -> Table:
+    """Returns a line for each figure: of the first steps, in which everything compiles, and of the others."""
+    rest, first = run.figures(), run.recorded.figures(newest=False)
+    lines: list[tuple[str, Callable[[Figures], str]]] = [
+        ("steps", lambda f: f"{f.steps:,}"),
+        ("seconds a step, mean", lambda f: "not recorded" if f.step_s is None else f"{f.step_s:.4g}"),
+        ("seconds a step, median", lambda f: "not recorded" if f.median_step_s is None else f"{f.median_step_s:.4g}"),
+        ("encode", lambda f: ms_text(f.encode_s)),
+        ("decode and apply", lambda f: ms_text(f.decode_s)),
+        ("wait", lambda f: ms_text(f.wait_s)),
+        ("payload up", lambda f: nbytes_text(f.push_nbytes)),
+        ("payload down", lambda f: nbytes_text(f.pull_nbytes)),
+        ("in the tensors' own dtype, both ways", lambda f: nbytes_text(f.plain_nbytes)),
+        ("ratio", lambda f: f"{f.ratio:.1f}×"),
+    ]
+    scores = [("largest lag, steps", rest.lag, ".1f"), ("loss", rest.loss, ".5g"), ("accuracy", rest.accuracy, ".2%")]
+    return Table(
+        ["a worker's step, mean", f"first {first.steps}", "the others"],
+        [
+            *([name, text(first), text(rest)] for name, text in lines),
+            *([f"{name}, latest", "", f"{value:{form}}"] for name, value, form in scores if value is not None),
+        ],
+    )
+
+
+def tensors_table(figures: Figures) -> Table:
+    """Returns a line for each of the largest tensors by bytes."""
+    lines = [
+        [
+            *(each.table, each.codec or "–", f"{each.numel:,}"),
+            *(nbytes_text(each.push_nbytes), nbytes_text(each.pull_nbytes), f"{each.ratio:.1f}×"),
+            number_text(each.lag, ".1f"),
+            number_text(each.residual_norm, ".3g"),
+        ]
+        for each in figures.tables[:_ROWS]
+    ]
+    return Table(["tensor", "codec", "values", "up", "down", "ratio", "lag", "residual norm"], lines, left=2)
+
+
+def charts(run: RecordedRun) -> list[Chart]:
+    """Returns the charts of what was recorded."""
+    recorded, figures = run.recorded, run.figures()
+    steps = recorded.steps
+
+    def curve(label: str, figure: Callable[[RankStep], float | None]) -> Series:
+        return _series(label, [(step, value) for step in steps if (value := recorded.mean(step, figure)) is not None])
+
+    seconds = [_series("step", list(recorded.step_seconds().items()))] if recorded.step_seconds() else []
+    parts = [
+        curve("encode", lambda each: each.encode_s),
+        curve("decode and apply", lambda each: each.decode_s),
+        curve("wait", lambda each: each.wait_s),
+    ]
+    ways = [
+        curve("up", lambda each: each.push_nbytes),
+        curve("down", lambda each: each.pull_nbytes),
+        curve("each way in the tensors' own dtype", lambda each: each.plain_way_nbytes),
+    ]
+    ratio = curve("ratio", lambda e: e.plain_nbytes / (e.push_nbytes + e.pull_nbytes) if e.push_nbytes else None)
+    largest = figures.tables[:_BARS]
+    names = [each.table for each in largest]
+    bars = [
+        Series(label="up", x=names, y=[each.push_nbytes for each in largest]),
+        Series(label="down", x=names, y=[each.pull_nbytes for each in largest]),
+    ]
+    found = [
+        Chart(
+            name="time",
+            caption="Seconds a step, means over workers: between the ends of two steps, and what exchanges took of it. "
+            "The first steps compile, hence the logarithm.",
+            panels=[_panel("time of a step", "seconds", [*seconds, *parts], y_log=True)],
+        ),
+        Chart(
+            name="bytes",
+            caption="Payload of a worker's step by direction, and how many times more its values take uncompressed.",
+            panels=[_panel("payload", "bytes", ways, y_log=True), _panel("ratio", "times less", [ratio])],
+        ),
+        Chart(
+            name="tensors",
+            caption=f"The {len(largest)} largest of {len(figures.tables)} tensors by payload a step.",
+            panels=[Panel(title="by tensor", x_label="", y_label="bytes a step", series=bars, kind="bars")],
+        ),
+    ]
+    lags = recorded.lag_curves()
+    worst = sorted((each for each in figures.tables if each.table in lags), key=lambda each: -(each.lag or 0))
+    if worst:
+        series = [_series(each.table, lags[each.table]) for each in worst[:_CURVES]]
+        caption = f"What waits in the residual, in steps of updates, of the {len(series)} tensors with the most."
+        panels = [_panel("lag", "steps of updates", series)]
+        found.append(Chart(name="lag", caption=caption, panels=panels))
+    scores = {
+        "training loss": [(seconds, loss) for _, seconds, loss in recorded.scores("loss")],
+        "test accuracy": run.accuracies(),
+    }
+    panels = [
+        Panel(title=name, x_label="seconds", y_label=name, series=[_series(name, points)])
+        for name, points in scores.items()
+        if points
+    ]
+    if panels:
+        found.append(Chart(name="scores", caption="Over the time of training.", panels=panels))
+    return found
+
+
+def _panel(title: str, unit: str, series: Sequence[Series], *, y_log: bool = False) -> Panel:
+    return Panel(title=title, x_label="step", y_label=unit, series=series, y_log=y_log)
+
+
+def _series(label: str, points: Sequence[tuple[Any, float]]) -> Series:
+    """A curve of at most 400 points, each the mean of a window."""
+    return Series(label=label, x=smooth([float(x) for x, _ in points])[1], y=smooth([y for _, y in points])[1])
