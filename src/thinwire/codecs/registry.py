@@ -20,20 +20,18 @@ from thinwire.codecs.base import Codec
 from thinwire.codecs.blocktopk import BlockTopK
 from thinwire.codecs.decoding import CheckedFrame
 from thinwire.codecs.entropy import Entropy
-from thinwire.codecs.floats import BF16, FP16, FP32, Truncate
+from thinwire.codecs.floats import BF16, FP16, FP32
 from thinwire.codecs.int8 import Int8
-from thinwire.codecs.levels import Dithering, Votes
-from thinwire.codecs.qsgd import QSGD
-from thinwire.codecs.randomk import RandomK
+from thinwire.codecs.levels import Votes
 from thinwire.codecs.scheme import WRAPPER_OPTIONS, Scheme
 from thinwire.codecs.scratch import ScratchPool
-from thinwire.codecs.signs import MQE1, OneBit
-from thinwire.codecs.stochastic import QSGDDoubleSqueeze, Stoch3, TernGrad
+from thinwire.codecs.signs import OneBit
+from thinwire.codecs.stochastic import TernGrad
 from thinwire.codecs.tensors import Tensor, check_out, empty
 from thinwire.codecs.threelc import ThreeLC
-from thinwire.codecs.threshold import Threshold
 from thinwire.codecs.topk import TopK
 from thinwire.errors import ConfigError, FrameError, guess
+from thinwire.extras import in_lab
 from thinwire.frames import Frame
 from thinwire.plugins import load, load_or_warn
 
@@ -43,19 +41,11 @@ SHIPPED: tuple[type[Scheme], ...] = (
     BF16,
     Int8,
     ThreeLC,
-    Stoch3,
     TernGrad,
     Votes,
-    MQE1,
     OneBit,
     TopK,
     BlockTopK,
-    Threshold,
-    RandomK,
-    QSGD,
-    QSGDDoubleSqueeze,
-    Dithering,
-    Truncate,
     Entropy,
 )
 
@@ -112,6 +102,8 @@ class Registry:
         if codec_id not in self._schemes:
             if codec_id in self._broken:
                 load(self._broken[codec_id], Scheme)  # says why it cannot be
+            if error := in_lab("codec", codec_id):
+                raise error
             raise ConfigError(f"unknown codec {codec_id!r}{self._hint(codec_id)}; there are {self.ids()}")
         return self._schemes[codec_id]
 

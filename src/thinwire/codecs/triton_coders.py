@@ -198,7 +198,7 @@ class _TopK(DeviceCoder[TopK]):
         return Payload(sparse.index_payload(entry.flat.values.numel(), sent.num_sent, sent.places, sent.body))
 
     def decode(self, frames: Sequence[Frame], space: Scratch, *, outs: Sequence[torch.Tensor], **into: Any) -> None:
-        positions, chosen = sparse.read(frames[0], space)
+        positions, chosen = TopK.read(frames[0], space)
         scatter(positions, chosen, out=outs[0], **into)
 
 
