@@ -9,11 +9,11 @@ from importlib.metadata import EntryPoint, EntryPoints
 
 import pytest
 
-from thinwire import plugins
+from thinwire import frames, plugins
 from thinwire.codecs import registry
 from thinwire.codecs.floats import BF16
 from thinwire.codecs.scratch import ScratchPool
-from thinwire.errors import ConfigError
+from thinwire.errors import ConfigError, FrameError
 from thinwire.policies import designs, naming
 from thinwire.policies.compression import compression
 from thinwire.policies.consistency import POLICIES, consistency
@@ -54,6 +54,20 @@ def test_codecs_after_it_are_there() -> None:
         codecs.codec("broken")
     with pytest.raises(ConfigError, match="unknown codec 'other'; there are"):
         codecs.codec("other")
+
+
+def test_what_only_the_lab_brings_is_told_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = "'qsgd-ds' is in thinwire-lab, which is not installed: pip install ./lab"
+    monkeypatch.setattr(registry, "entry_points", lambda group: ())
+    monkeypatch.setattr(designs, "plugins", lambda group: ())
+    product = registry.Registry(registry.SHIPPED, ScratchPool())
+    with pytest.raises(ConfigError, match=f"the codec {told}"):
+        product.codec("qsgd-ds")
+    frame = frames.pack(frames.Frame("qsgd-ds", "fp32", (1,), (1.0,), 0, b"y"))
+    with pytest.raises(FrameError, match=f"not registered here: the codec {told}"):
+        product.decode(frame)
+    with pytest.raises(ConfigError, match=f"the design {told}"):
+        designs.design("qsgd-ds[packing=2bit]")
 
 
 def test_options_where_names_of_designs_have_them_are_explained() -> None:

@@ -25,6 +25,24 @@ DISTRIBUTIONS = {
 }
 """What pip knows each module by; pyproject.toml says in which extra it is."""
 
+IN_LAB = {
+    "codec": frozenset({"dithering", "mqe1", "qsgd", "qsgd-ds", "randomk", "stoch3", "threshold", "truncate"}),
+    "design": frozenset({"mqe1", "qsgd-ds", "sparse5", "stoch3"}),
+}
+"""What thinwire-lab brings, a distribution of its own in the folder lab of the repository."""
+
+
+def in_lab(kind: str, name: object) -> ConfigError | None:
+    """Returns the error of a name that only thinwire-lab knows; None for any other.
+
+    Example:
+        >>> print(in_lab("codec", "qsgd"))
+        the codec 'qsgd' is in thinwire-lab, which is not installed: pip install ./lab
+    """
+    if name not in IN_LAB[kind]:
+        return None
+    return ConfigError(f"the {kind} {name!r} is in thinwire-lab, which is not installed: pip install ./lab")
+
 
 LAB = "comes with thinwire-lab, which is not installed: pip install ./lab"
 """The end of a sentence about what the second distribution of this repository brings."""

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -130,8 +131,6 @@ ENROLLED: list[Enrolled] = [
     three_lc(1.75),
     three_lc(1.9, layout="partition"),
     three_lc(1.5, zero_run=False),
-    three_lc(layout="partition", paper_literal=True),
-    three_lc(1.5, coalesce="paper", threads=3),
     three_lc(1.75, entropy="zstd", bits=None),
     three_lc(clip=0.5),
     three_lc(clip=0.7, entropy="zstd", bits=None),
@@ -140,13 +139,9 @@ ENROLLED: list[Enrolled] = [
     enrol("3lc", {"sparsity": 1.75, "lag": 2, "clip": 0.8, "layout": "partition"}, error=of_largest(0.4), bits=1.6001),
     three_lc(error_feedback=False),
     three_lc(error_scale=0.1),
-    enrol("mqe1", bits=1.0001),
-    enrol("mqe1", {"axis": 1}, bits=1.0001),
     enrol("onebit", bits=1.0001),
     enrol("onebit", {"norm": "l1"}, bits=1.0001),
     enrol("onebit", {"zeros": "keep"}, bits=2.0001),
-    enrol("stoch3", error=of_largest(1), bits=1.6001, unbiased=True, feedback="warned"),
-    enrol("stoch3", {"packing": "2bit"}, error=of_largest(1), bits=2.0001, unbiased=True, feedback="warned"),
     enrol("terngrad", error=of_largest(1), bits=2.0001, feedback="warned"),
     enrol(
         "terngrad",
@@ -157,7 +152,6 @@ ENROLLED: list[Enrolled] = [
         feedback="warned",
     ),
     enrol("terngrad", {"sigma": "rms"}, error=of_largest(1), bits=2.0001, feedback="warned"),
-    enrol("qsgd-ds", bits=1.6001),
     enrol("votes", error=of_largest(1 / 8), bits=4.0001, residual=1 / 7),
     enrol("votes", {"workers": 512}, error=of_largest(1 / 1024), bits=11.0001, residual=1 / 1023),
     enrol("topk", error=itself, bits=0.521),
@@ -178,30 +172,6 @@ ENROLLED: list[Enrolled] = [
         largest=FLOAT32_MAX / 2,
         bits=0.3,
     ),
-    enrol("threshold", error=itself, bits=2.8),
-    enrol("threshold", {"sample": 20}, error=itself),
-    enrol("threshold", {"tau": 0.5}, error=itself),
-    enrol("threshold", {"tau": 0.5, "send": "tau", "positions": "index"}, error=itself),
-    enrol("threshold", {"send": "tau"}, error=itself, bits=1.08),
-    enrol("randomk", largest=FLOAT32_MAX / 10 * (1 - 1e-6), bits=3.3, unbiased=True, feedback="refused"),
-    enrol("randomk", {"scaled": False, "p": 0.25}, error=itself, bits=8.1),
-    enrol("qsgd", bits=1.9, unbiased=True, feedback="warned"),
-    enrol(
-        "qsgd", {"levels": 15, "bucket": 64, "norm": "max"}, error=of_largest(1 / 15), unbiased=True, feedback="warned"
-    ),
-    enrol("dithering", error=of_largest(1 / 7), bits=4.0001, unbiased=True, feedback="warned"),
-    enrol(
-        "dithering",
-        {"grid": "natural", "levels": 15},
-        error=of_largest(1 / 2),
-        bits=5.0001,
-        unbiased=True,
-        feedback="warned",
-    ),
-    enrol("dithering", {"norm": "l2", "levels": 127}, bits=8.0001, unbiased=True, feedback="warned"),
-    enrol("truncate", error=relative(2**-7, 2**-133), bits=16.0001),
-    enrol("truncate", {"bits": 0}, error=exact, bits=32.0001),
-    enrol("truncate", {"bits": 23}, error=itself, bits=9.0001),
     enrol("entropy", error=of_largest(1 / 64), bits=10.0001),
     enrol(
         "entropy", {"preset": "size", "histogram_bits": 3, "rounding": "round"}, error=of_largest(1 / 32), bits=8.0001
@@ -210,6 +180,10 @@ ENROLLED: list[Enrolled] = [
     enrol("entropy", {"mode": "rms", "gradient_rms": 3.0}, error=of_largest(1 / 256), bits=8.0001),
 ]
 
+GOLDEN = Path(__file__).with_name("golden")
+"""The folder of their golden frames."""
+
 if _elsewhere := os.environ.get("THINWIRE_ENROLLED"):
     # A module with an ENROLLED of its own, in place of ours: codecs of elsewhere are held to the same (extending.md).
-    ENROLLED[:] = importlib.import_module(_elsewhere).ENROLLED
+    _module = importlib.import_module(_elsewhere)
+    ENROLLED[:], GOLDEN = _module.ENROLLED, getattr(_module, "GOLDEN", GOLDEN)

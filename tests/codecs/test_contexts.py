@@ -246,4 +246,4 @@ def test_a_damaged_state_changes_nothing() -> None:
     with pytest.raises(tw.ConfigError, match=r"the state is \[1\]; expected what state_dict returned"):
         context.load_state_dict([1])  # type: ignore[arg-type]
     with pytest.raises(tw.ConfigError, match=r"seed is 1\.0; it must be a whole number"):
-        tw.codec("qsgd").context(torch.zeros(4), seed=1.0)  # type: ignore[arg-type]
+        tw.codec("terngrad").context(torch.zeros(4), seed=1.0)  # type: ignore[arg-type]

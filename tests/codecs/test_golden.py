@@ -51,4 +51,5 @@ def test_nothing_is_written_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Any)
     first = write_golden.write(None)
     assert len(first) == len(ENROLLED) * len(SHAPES)
     assert write_golden.write(None) == []
-    assert write_golden.write("int8") == ["int8 fp32", "int8 fp64"]
+    label = ENROLLED[0].label
+    assert write_golden.write(label) == [f"{label} fp32", f"{label} fp64"]

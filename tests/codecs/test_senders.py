@@ -18,7 +18,6 @@ CODECS: list[tuple[str, dict[str, Any]]] = [
     ("blocktopk", {"block": 64, "k": 9, "layout": "tiles", "bits": 8}),
     ("topk", {"fraction": 0.2}),
     ("topk", {"fraction": 0.2, "positions": "bitmap"}),
-    ("threshold", {"fraction": 0.2, "send": "tau"}),
 ]
 
 

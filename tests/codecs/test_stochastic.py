@@ -1,4 +1,4 @@
-"""`stoch3`, `terngrad`, `votes`, `qsgd-ds`: the papers' numbers, and what each promises beyond the contract."""
+"""`terngrad` and `votes`: the papers' numbers, and what each promises beyond the contract."""
 
 from __future__ import annotations
 
@@ -154,19 +154,6 @@ def test_votes_that_nobody_cast() -> None:
             tw.decode(tw.frames.pack(Frame("votes", "fp32", (2,), scales, 0, payload)))
 
 
-# ---- qsgd as DoubleSqueeze has it (§5.1)
-
-
-def test_qsgd_ds_is_biased_as_computed() -> None:
-    mean = mean_of(tw.codec("qsgd-ds"), torch.tensor([1.0, 0.5, 0.25, 0.125]), 4000)
-    assert mean.tolist() == pytest.approx([0.897, 0.378, 0.181, 0.088], abs=0.03)
-
-
-def test_qsgd_ds_sends_the_norm() -> None:
-    tensor = torch.from_numpy(np.random.default_rng(0).standard_normal(1000).astype(np.float32))
-    assert tw.decode(tw.codec("qsgd-ds").encode(tensor)).norm().item() == pytest.approx(tensor.norm().item(), rel=1e-5)
-
-
 # ---- randomness
 
 
@@ -176,29 +163,23 @@ def test_streams_differ_between_tensors_workers_and_steps() -> None:
     def first(codec: tw.Codec, name: str, seed: int) -> bytes:
         return codec.context(tensor, name=name, seed=seed).encode(tensor)
 
-    for id in ("stoch3", "terngrad", "qsgd-ds"):
-        with naming(id):
-            codec = tw.codec(id)
-            context = codec.context(tensor, name="a", seed=1)
-            frames = [context.encode(tensor), context.encode(tensor), first(codec, "b", 1), first(codec, "a", 2)]
-            assert len(set(frames)) == 4
-            assert first(codec, "a", 1) == frames[0]
+    codec = terngrad()
+    context = codec.context(tensor, name="a", seed=1)
+    frames = [context.encode(tensor), context.encode(tensor), first(codec, "b", 1), first(codec, "a", 2)]
+    assert len(set(frames)) == 4
+    assert first(codec, "a", 1) == frames[0]
 
 
 def test_error_feedback_warns_once_with_the_reason() -> None:
-    cases: list[str] = ["stoch3", "terngrad"]
-    for id in cases:
-        with naming(f"id={id!r}"):
-            with pytest.warns(UserWarning, match="unbiased") as caught:
-                codec = tw.codec(id, error_feedback=True)
-            assert len(caught) == 1
-            assert caught[0].filename == __file__
-            codec.context(torch.zeros(3)).encode(torch.ones(3))
+    with pytest.warns(UserWarning, match="unbiased") as caught:
+        codec = terngrad(error_feedback=True)
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+    codec.context(torch.zeros(3)).encode(torch.ones(3))
 
 
 def test_options_say_what_is_allowed() -> None:
     cases: list[tuple[str, dict[str, Any]]] = [
-        ("stoch3", {"packing": "3bit"}),
         ("terngrad", {"clip": -1.0}),
         ("terngrad", {"clip": float("nan")}),
         ("terngrad", {"sigma": "median"}),
@@ -206,7 +187,6 @@ def test_options_say_what_is_allowed() -> None:
         ("votes", {"workers": 0}),
         ("votes", {"workers": 2.0}),
         ("votes", {"scale": -1.0}),
-        ("qsgd-ds", {"packing": None}),
     ]
     for id, options in cases:
         with naming(f"id={id!r}, options={options!r}"), pytest.raises(tw.ConfigError, match="allowed are"):

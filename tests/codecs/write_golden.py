@@ -12,17 +12,16 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import torch
 import xxhash
 from tests.codecs import samples
-from tests.codecs.contract import ENROLLED, Enrolled
+from tests.codecs.contract import ENROLLED, GOLDEN, Enrolled
 
 import thinwire as tw
 
-FOLDER = Path(__file__).with_name("golden")
+FOLDER = GOLDEN
 INDEX = FOLDER / "index.json"
 STEPS = 3
 SHAPES: dict[str, tuple[int, ...]] = {"fp32": (40, 25), "fp64": (3, 5, 7)}

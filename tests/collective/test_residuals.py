@@ -230,7 +230,7 @@ def test_what_waits_of_a_slice_without_a_gradient_waits_on_where_such_are_left_o
     assert (values[1 : SIZES["w"]] == 0.5).all() and values[-1] == 1.5 and not waiting
 
 
-@pytest.mark.parametrize(("world", "codec"), [(3, tw.codec("stoch3")), (1, CODEC)])
+@pytest.mark.parametrize(("world", "codec"), [(3, tw.codec("terngrad")), (1, CODEC)])
 def test_what_nobody_would_hold_is_not_dropped_in_silence(world: int, codec: tw.Codec) -> None:
     states = [residuals.state_dict() for residuals in trained(2, down=PLAIN)]
     fresh = Residuals(tensors(codec, down=PLAIN), 0, world, mean=True, seed=0)

@@ -22,7 +22,6 @@ KERNELS: dict[str, dict[str, Any]] = {
     "int8": {"codec": "int8"},
     "onebit": {"codec": "onebit"},
     "topk": {"codec": "topk", "fraction": 0.01},
-    "stoch3": {"codec": "stoch3"},
 }
 
 

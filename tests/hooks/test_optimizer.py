@@ -117,7 +117,7 @@ def test_a_resumed_run_is_bit_for_bit_the_run_that_was_not_interrupted() -> None
     for design, policy in (
         ("mem-sgd-1bit", "bsp"),
         ("mem-sgd-topk", "local[2]"),
-        ("qsgd-ds", "ssp[2]"),
+        ("topk-sgd", "ssp[2]"),
         ("mem-sgd-topk", "adaptive[period,threshold=2]"),
     ):
         expected, _ = run(whole, design=design, consistency=policy)

@@ -6,8 +6,6 @@ function has the name of the kernel that it judges. Flat float32 or float64 arra
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -38,20 +36,19 @@ def max_magnitude(values: Floats) -> float:
     return float(np.max(np.abs(values))) if values.size else 0.0
 
 
-def pack_base243(trits: NDArray[np.int8], *, layout: str = "stride", pad: int = 1) -> Bytes:
+def pack_base243(trits: NDArray[np.int8], *, layout: str = "stride") -> Bytes:
     """Five trits to a byte, ``81*d0 + 27*d1 + 9*d2 + 3*d3 + d4`` with d = trit + 1 (3LC, section 3.2).
 
     Args:
         trits: int8[n] of -1, 0, 1.
         layout: "stride" groups five neighbours; "partition" takes one trit from each fifth of the array.
-        pad: the digit that fills the last group(s); 1 is a quantised zero, the paper's text says 0.
 
     Returns:
         uint8[ceil(n / 5)], every byte at most 242.
     """
     check_layout(layout)
     num_codes = -(-trits.size // 5)
-    digits = np.full(5 * num_codes, pad, dtype=np.uint8)
+    digits = np.ones(5 * num_codes, dtype=np.uint8)  # a quantised zero fills the last group(s)
     digits[: trits.size] = trits + 1
     groups = digits.reshape(5, num_codes).T if layout == "partition" else digits.reshape(num_codes, 5)
     packed: Bytes = (groups * WEIGHTS).sum(axis=1, dtype=np.uint8)
@@ -110,7 +107,6 @@ def encode_ternary(
     sparsity: float,
     layout: str = "stride",
     zero_run: bool = True,
-    paper_literal: bool = False,
     residual: Floats | None = None,
     residual_scale: float = 1.0,
 ) -> tuple[float, Bytes]:
@@ -128,7 +124,7 @@ def encode_ternary(
     q = (v > m / dtype(2)).astype(np.int8) - (v < -m / dtype(2)).astype(np.int8)
     if residual is not None:
         residual[:] = v - m * q.astype(values.dtype)
-    codes = pack_base243(q, layout=layout, pad=0 if paper_literal else 1)
+    codes = pack_base243(q, layout=layout)
     return float(m), zero_run_encode(codes) if zero_run else codes
 
 
@@ -153,28 +149,6 @@ def decode_ternary(
             out[q != 0] += m * q[q != 0].astype(out.dtype)
     else:
         out[:] = np.where(q == 0, out.dtype.type(0), m * q.astype(out.dtype))
-
-
-def zero_run_encode_parts(codes: Bytes, cuts: Sequence[int]) -> Bytes:
-    """The paper's parallel encoding (3LC, section 3.3): parts encoded serially, then coalesced at their borders.
-
-    The last byte of one part and the first of the next become one byte where both stand for zeros, together for at
-    most fourteen; `kernels.numba.ternary` with ``coalesce="paper"`` must give the same bytes.
-    """
-
-    def zeros(byte: int) -> int:
-        return byte - 241 if byte >= 243 else int(byte == ZERO_CODE)
-
-    encoded: list[int] = []
-    for begin, end in itertools.pairwise(cuts):
-        part = zero_run_encode(codes[begin:end]).tolist()
-        if encoded and part and zeros(encoded[-1]) and zeros(part[0]):
-            both = zeros(encoded[-1]) + zeros(part[0])
-            if both <= LONGEST_RUN:
-                encoded[-1] = 243 + both - 2
-                del part[0]
-        encoded += part
-    return np.array(encoded, dtype=np.uint8)
 
 
 def with_residual(values: Any, residual: Any, residual_scale: float) -> Any:
@@ -311,55 +285,10 @@ def widen(halves: NDArray[np.uint16], kind: str) -> NDArray[np.float32]:
     return wide
 
 
-def kept_positions(size: int, *, key: Key, kept: int) -> NDArray[np.int64]:
-    return np.flatnonzero(draws(key, size) >> np.uint32(8) < kept)
-
-
-def bucket_norms(values: Any, *, bucket: int, unit: float = 1.0) -> NDArray[np.float64]:
-    """The unit is given. Squares are added up in order."""
-    squares = (values.astype(np.float64) / unit) ** 2
-    sums = [squares[start : start + bucket].cumsum()[-1] for start in range(0, values.size, bucket)]
-    norms: NDArray[np.float64] = np.sqrt(np.array(sums)) * unit
-    return norms
-
-
-def value_of_levels(levels: Any, *, norms: Any, bucket: int, worth: Any, dtype: Any) -> Any:
-    norm = np.repeat(norms.astype(np.float64), bucket)[: levels.size]
-    return (norm * worth[levels + worth.size // 2]).astype(dtype)
-
-
 def select_top(values: Any, k: int) -> NDArray[np.int64]:
     chosen = np.sort(np.argsort(-np.abs(values), kind="stable")[:k])
     nonzero: NDArray[np.int64] = chosen[values[chosen] != 0]
     return nonzero
-
-
-def round_to_levels(values: Any, *, norms: Any, bucket: int, top: int, natural: bool, key: Key) -> NDArray[np.int16]:
-    """The level below, and one more with the right probability."""
-    norm = np.repeat(norms.astype(np.float64), bucket)[: values.size]
-    a = np.divide(np.abs(values.astype(np.float64)), norm, out=np.zeros(values.size), where=norm > 0)
-    grid = np.ldexp(1.0, np.arange(1, top + 1) - top) if natural else np.arange(1, top + 1) / top
-    if natural:
-        below = np.searchsorted(grid, a, side="right")
-        floor = np.concatenate(([0.0], grid))[below]
-        step = np.where(below == 0, grid[0], floor)
-        share = (a - floor) / step
-    else:
-        below = np.floor(a * top)
-        share = a * top - below
-    level = np.minimum(below + (uniforms(key, values.size).astype(np.float64) < share), top)
-    signed: NDArray[np.int16] = np.where(values > 0, level, -level).astype(np.int16)
-    return signed
-
-
-def bits_of_elias_gamma(levels: Any) -> str:
-    """Elias-gamma of |level| + 1 and, unless the level is 0, a sign bit: as text, in stream order."""
-    words = []
-    for level in levels.tolist():
-        number = abs(level) + 1
-        low = [str(number >> i & 1) for i in range(number.bit_length() - 1)]
-        words.append("0" * len(low) + "1" + "".join(low) + ("" if level == 0 else "01"[level < 0]))
-    return "".join(words)
 
 
 def bin_values(values: Any, *, low: float, high: float, num_bits: int) -> NDArray[np.int32]:

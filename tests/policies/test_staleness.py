@@ -87,7 +87,7 @@ def test_without_a_flush_local_steps_hold_the_rest(case: Case) -> None:
 
 
 @given(
-    codec=st.sampled_from(["fp32", "3lc", "stoch3"]),
+    codec=st.sampled_from(["fp32", "3lc", "terngrad"]),
     mode=st.sampled_from(["passive", "aggressive", "traditional"]),
     case=cases(),
 )

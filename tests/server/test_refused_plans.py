@@ -226,14 +226,6 @@ def test_another_thinwire_is_refused_whoever_comes_first() -> None:
     assert isinstance(shard.told[1][0][0], Welcome) and shard.ended.keys() == {0}
 
 
-def test_workers_may_have_as_many_threads_as_they_like() -> None:
-    one, two = (codec("3lc", sparsity=1.5, threads=threads) for threads in (1, 2))
-    shard = Shard(make_plan(up=one, down=one), begin=False)
-    shard.join(0)
-    shard.say(1, Join(rank=1, plan=make_plan(up=two, down=two)))
-    assert not shard.ended and isinstance(shard.told[1][0][0], Welcome)
-
-
 def test_an_answer_is_short_however_long_the_question() -> None:
     shard = Shard(begin=False)
     shard.join(0)

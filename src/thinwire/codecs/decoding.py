@@ -91,7 +91,7 @@ class CheckedFrame:
             )
         return cls(scheme, frame, payload_nbytes, pool)
 
-    def decode(self, out: Tensor, *, accumulate: bool, threads: int = 1) -> None:
+    def decode(self, out: Tensor, *, accumulate: bool) -> None:
         """Fills `out` in place, or adds into it.
 
         Raises:
@@ -114,7 +114,7 @@ class CheckedFrame:
                     f"{out.device.type} (4 bytes a value, where the frame held far fewer)"
                 )
         view = direct_view(out)
-        with _faults_are(frame), self.pool.lend(threads) as space:
+        with _faults_are(frame), self.pool.lend() as space:
             if view is not None and view.dtype == compute_dtype(frame.dtype):
                 scheme.decode(frame, view, accumulate, space)
             else:

@@ -1,8 +1,4 @@
-"""Whole numbers −N … N in ceil(log2(2N + 1)) bits each: `dithering` and `votes`.
-
-`dithering` rounds stochastically, without bias, to levels of one norm (DoubleSqueeze §3.2, "randomised quantisation"):
-
-    level = ±floor(a), or one more with probability a − floor(a)      a = |x| / norm · s      decoded = norm · level / s
+"""Whole numbers −N … N in ceil(log2(2N + 1)) bits each: `votes`, and the packed form that other schemes may share.
 
 `votes` is the downlink of TernGrad (§3.1). The server's mean of N workers' trits, all of scale s, is s·k / N with a
 whole k; so nothing is lost. Any other tensor is rounded to the nearest of the 2N + 1 levels.
@@ -12,7 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,14 +18,10 @@ from thinwire.codecs.scheme import Explained, Payload, Scheme, Step, finite_magn
 from thinwire.codecs.scratch import Scratch
 from thinwire.codecs.tensors import Flat, FloatArray, in_dtype
 from thinwire.errors import ConfigError, FrameError
-from thinwire.frames import Flags, Frame
+from thinwire.frames import Frame
 from thinwire.kernels.numba.integers import pack_integers, packed_nbytes, unpack_integers
-from thinwire.kernels.numba.levels import MAX_LEVELS, MAX_NATURAL_LEVELS, round_to_levels, value_of_levels
-from thinwire.kernels.numba.moments import moments
 from thinwire.kernels.numba.rounding import round_to_integers, scale_integers
 
-NATURAL = int(Flags.OPTION_A)
-"""Levels are powers of two; without it, evenly spaced."""
 MAX_WORKERS = 1 << 20
 """A float32 mean of more than this does not tell neighbouring counts apart any more."""
 SLACK = 1e-5
@@ -46,8 +38,8 @@ def width_of(top: int) -> int:
     return (2 * top).bit_length()
 
 
-class _Levels(Scheme):
-    """The packed form that the two share: its scales are what level N is worth, and N."""
+class Levels(Scheme):
+    """The packed form: its scales are what level N is worth, and N."""
 
     num_scales: ClassVar[int] = 2
 
@@ -86,77 +78,7 @@ class _Levels(Scheme):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dithering(_Levels):
-    """ceil(log2(2s + 1)) bits a value, unbiased: one norm, levels on a grid, no entropy code.
-
-    Args:
-        levels: s, without the sign and zero: 1 … 16,384, or … 64 on the natural grid.
-        grid: `"linear"`, evenly spaced levels, or `"natural"`, powers of two, finer near zero.
-        norm: what the last level is worth: `"max"` or `"l2"`.
-    """
-
-    id: ClassVar[str] = "dithering"
-    checks_finite: ClassVar[bool] = True
-    random: ClassVar[bool] = True
-    unbiased: ClassVar[bool] = True
-    option_flags: ClassVar[int] = NATURAL
-
-    levels: Annotated[int, Between(1, MAX_LEVELS)] = 7
-    grid: Literal["linear", "natural"] = "linear"
-    norm: Literal["max", "l2"] = "max"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.grid == "natural" and self.levels > MAX_NATURAL_LEVELS:
-            raise ConfigError(
-                f"dithering: levels={self.levels}; with grid='natural' allowed are whole numbers from 1 to "
-                f"{MAX_NATURAL_LEVELS}"
-            )
-
-    @property
-    def flags(self) -> int:
-        return NATURAL if self.grid == "natural" else 0
-
-    def encode(self, flat: Flat, step: Step, space: Scratch) -> Payload:
-        values, natural = flat.values, self.grid == "natural"
-        sums = moments(values, signed=False, squares=self.norm == "l2")
-        norm = sums.largest
-        if self.norm == "l2":
-            most = float(np.finfo(values.dtype).max)
-            norm = max(norm, float(values.dtype.type(min(most, float(np.sqrt(sums.squares)) * sums.unit))))
-        levels = space.array("levels.levels", values.size, np.int16)
-        norms = np.array([norm], values.dtype)
-        round_to_levels(
-            values, norms=norms, bucket=values.size, top=self.levels, natural=natural, key=step.key, out=levels
-        )
-        return self.packed(levels, norm, self.levels, space)
-
-    @classmethod
-    def decode(cls, frame: Frame, out: FloatArray, accumulate: bool, space: Scratch) -> None:
-        levels, top = cls.unpacked(frame, space)
-        norms, natural = np.array(frame.scales[:1], out.dtype), bool(frame.flags & NATURAL)
-        value_of_levels(levels, norms=norms, bucket=out.size, top=top, natural=natural, out=out, accumulate=accumulate)
-
-    @classmethod
-    def explain(cls, frame: Frame, space: Scratch) -> Explained:
-        top = cls.top(frame)
-        return {
-            "norm": (frame.scales[0], "what the last level is worth"),
-            "levels": (top, "s, without the sign and zero"),
-            "grid": (
-                "natural" if frame.flags & NATURAL else "linear",
-                "OPTION_A: level k is worth norm · 2**(k - s); without it, norm · k / s",
-            ),
-            "bits per level": (width_of(top), "level + s, the first value in the lowest bits of the first byte"),
-        }
-
-    @classmethod
-    def most(cls, frame: Frame) -> int:
-        return MAX_NATURAL_LEVELS if frame.flags & NATURAL else MAX_LEVELS
-
-
-@dataclass(frozen=True, kw_only=True)
-class Votes(_Levels):
+class Votes(Levels):
     """ceil(log2(2N + 1)) bits a value; error at most s / 2N, and none for means of N trits of scale s.
 
     Both options may be said of each step instead.

@@ -20,20 +20,18 @@ from thinwire.codecs.base import Codec
 from thinwire.codecs.blocktopk import BlockTopK
 from thinwire.codecs.decoding import CheckedFrame
 from thinwire.codecs.entropy import Entropy
-from thinwire.codecs.floats import BF16, FP16, FP32, Truncate
+from thinwire.codecs.floats import BF16, FP16, FP32
 from thinwire.codecs.int8 import Int8
-from thinwire.codecs.levels import Dithering, Votes
-from thinwire.codecs.qsgd import QSGD
-from thinwire.codecs.randomk import RandomK
+from thinwire.codecs.levels import Votes
 from thinwire.codecs.scheme import WRAPPER_OPTIONS, Scheme
 from thinwire.codecs.scratch import ScratchPool
-from thinwire.codecs.signs import MQE1, OneBit
-from thinwire.codecs.stochastic import QSGDDoubleSqueeze, Stoch3, TernGrad
+from thinwire.codecs.signs import OneBit
+from thinwire.codecs.stochastic import TernGrad
 from thinwire.codecs.tensors import Tensor, check_out, empty
 from thinwire.codecs.threelc import ThreeLC
-from thinwire.codecs.threshold import Threshold
 from thinwire.codecs.topk import TopK
 from thinwire.errors import ConfigError, FrameError, guess
+from thinwire.extras import in_lab
 from thinwire.frames import Frame
 from thinwire.plugins import load, load_or_warn
 
@@ -43,19 +41,11 @@ SHIPPED: tuple[type[Scheme], ...] = (
     BF16,
     Int8,
     ThreeLC,
-    Stoch3,
     TernGrad,
     Votes,
-    MQE1,
     OneBit,
     TopK,
     BlockTopK,
-    Threshold,
-    RandomK,
-    QSGD,
-    QSGDDoubleSqueeze,
-    Dithering,
-    Truncate,
     Entropy,
 )
 
@@ -112,6 +102,8 @@ class Registry:
         if codec_id not in self._schemes:
             if codec_id in self._broken:
                 load(self._broken[codec_id], Scheme)  # says why it cannot be
+            if error := in_lab("codec", codec_id):
+                raise error
             raise ConfigError(f"unknown codec {codec_id!r}{self._hint(codec_id)}; there are {self.ids()}")
         return self._schemes[codec_id]
 
@@ -149,7 +141,6 @@ class Registry:
         *,
         out: Tensor | None = None,
         accumulate: bool = False,
-        threads: int = 1,
     ) -> torch.Tensor:
         """Decodes one frame of any codec.
 
@@ -157,7 +148,6 @@ class Registry:
             frame: the bytes of exactly one frame.
             out: filled in place and returned, where given; any floating dtype, of the frame's shape.
             accumulate: adds into `out` instead of overwriting it, without a temporary for contiguous float32.
-            threads: how many threads may share one large 3LC tensor, whoever encoded it how; 0 means one for each core.
 
         Returns:
             A tensor of the encoded shape and dtype on the CPU; or `out`.
@@ -178,7 +168,7 @@ class Registry:
             check_out(out, head.shape)  # before a zstd stage is undone: nobody makes room for another shape
         checked = self.open_parsed(head)
         if out is not None:
-            checked.decode(out, accumulate=accumulate, threads=threads)
+            checked.decode(out, accumulate=accumulate)
             if not isinstance(out, torch.Tensor):
                 return torch.from_numpy(out)
             if not out.is_inference():  # what autograd has saved of it is no longer what it was
@@ -189,7 +179,7 @@ class Registry:
             result = empty(parsed.dtype, parsed.shape)
         except (RuntimeError, MemoryError) as error:
             raise FrameError(f"a tensor of shape {parsed.shape} does not fit this machine's memory") from error
-        checked.decode(result, accumulate=False, threads=threads)
+        checked.decode(result, accumulate=False)
         return result
 
     def open_frame(self, frame: bytes | bytearray | memoryview) -> CheckedFrame:

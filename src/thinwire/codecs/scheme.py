@@ -107,8 +107,6 @@ class Scheme(ABC):
     """Whether `encode` draws random numbers."""
     unbiased: ClassVar[bool] = False
     """Whether the mean over those numbers is the tensor itself; a residual is then warned about."""
-    private_options: ClassVar[frozenset[str]] = frozenset()
-    """Options that concern one machine alone: peers may differ in them."""
     option_flags: ClassVar[int] = 0
     """The high-byte flags (`Flags.OPTION_A` …) that its frames may carry."""
     num_scales: ClassVar[int | None] = None

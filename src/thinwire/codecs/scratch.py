@@ -14,23 +14,15 @@ import torch
 from numpy.typing import DTypeLike, NDArray
 
 from thinwire.codecs.entropy_stage import EntropyStage
-from thinwire.executor import Executor, Threads
 from thinwire.kernels.numba import Workspace
 from thinwire.kernels.triton.workspace import DeviceWorkspace
 
 
 class Scratch:
-    """What one call of a codec works with: the kernels' workspace, named arrays of any size, the zstd stage's objects.
+    """What one call of a codec works with: the kernels' workspace, named arrays, the zstd stage's objects."""
 
-    Args:
-        pool: where it comes from, and where slices of a large tensor get theirs.
-    """
-
-    def __init__(self, pool: ScratchPool) -> None:
-        self.pool = pool
+    def __init__(self) -> None:
         self.kernel = Workspace()
-        self.threads = 1
-        """How many threads the borrower lets a decoder use; 0 means one for each core."""
         self._arrays: dict[tuple[str, np.dtype[Any]], NDArray[Any]] = {}
 
     def array(self, name: str, size: int, dtype: DTypeLike) -> NDArray[Any]:
@@ -50,17 +42,16 @@ class Scratch:
 class _Loan:
     """A scratch while it is lent; a generator's context manager would cost as much as encoding a small tensor."""
 
-    __slots__ = ("_lent", "_pool", "_threads")
+    __slots__ = ("_lent", "_pool")
 
-    def __init__(self, pool: ScratchPool, threads: int) -> None:
-        self._pool, self._threads = pool, threads
+    def __init__(self, pool: ScratchPool) -> None:
+        self._pool = pool
 
     def __enter__(self) -> Scratch:
         try:
             self._lent = self._pool.idle.pop()
         except IndexError:
-            self._lent = Scratch(self._pool)
-        self._lent.threads = self._threads
+            self._lent = Scratch()
         return self._lent
 
     def __exit__(self, *_: object) -> None:
@@ -72,9 +63,6 @@ class ScratchPool:
 
     Taking from and adding to a list is atomic, so threads never share what was lent.
 
-    Args:
-        executor: runs the slices of large tensors; by default threads, which are made when first needed.
-
     Example:
         >>> pool = ScratchPool()
         >>> with pool.lend() as space:
@@ -82,8 +70,7 @@ class ScratchPool:
         3
     """
 
-    def __init__(self, executor: Executor | None = None) -> None:
-        self.executor: Executor = Threads() if executor is None else executor
+    def __init__(self) -> None:
         self.idle: list[Scratch] = []
         self._idle_on: dict[torch.device, list[DeviceWorkspace]] = {}
 
@@ -91,9 +78,9 @@ class ScratchPool:
         """A copy, in this process or another, starts empty."""
         return ScratchPool, ()
 
-    def lend(self, threads: int = 1) -> _Loan:
+    def lend(self) -> _Loan:
         """Lends a scratch, as in `with pool.lend() as space`."""
-        return _Loan(self, threads)
+        return _Loan(self)
 
     def take_on(self, device: torch.device) -> DeviceWorkspace:
         """Returns a workspace on a GPU that nothing uses any more."""

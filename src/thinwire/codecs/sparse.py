@@ -1,7 +1,7 @@
-"""Which values are sent, and the values: the payload that `topk` and `threshold` share.
+"""Which values are sent, and the values: the payload of `topk`, which other schemes may share.
 
 Positions are a bitmap (one bit a value of the tensor) or indices (for each value sent, the bits that the last index
-needs); `auto` takes the shorter. What follows are the values in full precision, or one bit each where all are ±τ.
+needs); `auto` takes the shorter. What follows are the values in full precision.
 
     bitmap:   ceil(n / 8) bytes, first value in the highest bit · values
     index:    count (varint) · ascending indices of ceil(log2 n) bits, little-endian · values · zeros
@@ -31,8 +31,6 @@ from thinwire.kernels.numba.jit import max_magnitude
 
 BITMAP = int(Flags.OPTION_A)
 """Positions are a bitmap; without it, indices."""
-SIGNS = int(Flags.OPTION_B)
-"""Every value sent is ±scale, one bit each; without it, values in full precision."""
 
 VALUES_PER_BYTE = 4096
 Positions = NDArray[np.int64]
@@ -40,7 +38,7 @@ Positions = NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True)
 class Sparse(Scheme):
-    """A scheme that sends some of the values and keeps the others. Scales are the ±τ that stand for the values.
+    """A scheme that sends some of the values and keeps the others.
 
     Args:
         positions: `"bitmap"`, `"index"` (tensors of up to 2**32 values), or `"auto"`, the shorter of the two.
@@ -49,13 +47,9 @@ class Sparse(Scheme):
     keeps_residual: ClassVar[bool] = True
     sends_some: ClassVar[bool] = True
     option_flags: ClassVar[int] = BITMAP
+    num_scales: ClassVar[int | None] = 0
 
     positions: Literal["auto", "bitmap", "index"] = "auto"
-
-    @property
-    def sends_signs(self) -> bool:
-        """Whether only ±threshold is sent."""
-        return False
 
     def check_positions(self, size: int) -> None:
         """Raises ConfigError where indices are asked for and cannot reach the last of `size` values."""
@@ -69,25 +63,23 @@ class Sparse(Scheme):
         shorter = bitmap_nbytes < index_nbytes or index_width(size) > MAX_WIDTH
         return self.positions == "bitmap" or (self.positions == "auto" and shorter)
 
-    def with_bitmap(self, bitmap: Bytes, body: Bytes, scales: tuple[float, ...], space: Scratch) -> Payload:
+    def with_bitmap(self, bitmap: Bytes, body: Bytes, space: Scratch) -> Payload:
         """What is sent where the positions are a bitmap."""
         payload = space.array("sparse.payload", bitmap.size + body.size, np.uint8)
         payload[: bitmap.size] = bitmap
         payload[bitmap.size :] = body
-        return Payload(payload, scales, BITMAP | SIGNS if scales else BITMAP)
+        return Payload(payload, flags=BITMAP)
 
-    def with_indices(
-        self, size: int, positions: Positions, body: Bytes, scales: tuple[float, ...], space: Scratch
-    ) -> Payload:
+    def with_indices(self, size: int, positions: Positions, body: Bytes, space: Scratch) -> Payload:
         """What is sent where the positions, of a tensor of `size` values, are indices."""
         count = positions.size
         words = space.array("sparse.words", -(-count * index_width(size) // 32), np.uint32)
         packed = pack_integers(positions, width=index_width(size), words=words)
-        return Payload(index_payload(size, count, packed, body), scales, SIGNS if scales else 0)
+        return Payload(index_payload(size, count, packed, body))
 
     @classmethod
     def decode(cls, frame: Frame, out: FloatArray, accumulate: bool, space: Scratch) -> None:
-        positions, values = read(frame, space)
+        positions, values = cls.read(frame, space)
         if accumulate:
             out[positions] += values
         else:
@@ -95,33 +87,52 @@ class Sparse(Scheme):
             out[positions] = values
 
     @classmethod
+    def read(cls, frame: Frame, space: Scratch) -> tuple[Positions, FloatArray]:
+        """The positions, ascending, and the values that were sent, both checked. Raises FrameError."""
+        positions, rest = _read_positions(frame, space)
+        count = positions.size
+        body = cls.body_nbytes(frame, count)
+        head = len(frame.payload) - len(rest)
+        exact = head + body if frame.flags & BITMAP else _index_nbytes(frame.size, count, body)
+        if len(frame.payload) != exact or any(rest[body:]):  # what may follow are the zeros behind indices
+            raise FrameError(f"{frame.codec}: {count} values take {body} bytes, {len(rest)} came")
+        return positions, cls.values_of(frame, rest[:body], count)
+
+    @classmethod
+    def body_nbytes(cls, frame: Frame, count: int) -> int:
+        """Bytes that the values sent take."""
+        return count * frame.itemsize
+
+    @classmethod
+    def values_of(cls, frame: Frame, body: memoryview, count: int) -> FloatArray:
+        """The values sent. Raises FrameError."""
+        values = np.frombuffer(body, np.dtype(compute_dtype(frame.dtype)).newbyteorder("<"))
+        if not np.isfinite(max_magnitude(values)):
+            raise FrameError(f"{frame.codec}: a value is NaN or Inf")
+        return values
+
+    @classmethod
     def sent(cls, frame: Frame, space: Scratch) -> Sent:
-        positions, values = read(frame, space)
+        positions, values = cls.read(frame, space)
         return Sent(positions.copy(), values.copy())
 
     @classmethod
     def explain(cls, frame: Frame, space: Scratch) -> Explained:
-        bitmap, signs = bool(frame.flags & BITMAP), bool(frame.flags & SIGNS)
-        positions, values = read(frame, space)
-        explained: Explained = {
+        bitmap = bool(frame.flags & BITMAP)
+        positions, values = cls.read(frame, space)
+        return {
             "positions": (
                 "bitmap" if bitmap else "index",
                 "OPTION_A: one bit a value of the tensor; without it, a count and ascending indices",
             ),
             "bits per position": (1 if bitmap else index_width(frame.size), "of each value, or of each value sent"),
             "values sent": (int(positions.size), f"of {frame.size}; the others decode to 0"),
-            "bits per value sent": (
-                1 if signs else 8 * values.itemsize,
-                "OPTION_B: a sign, set where positive; without it, the value in full precision",
-            ),
+            "bits per value sent": (8 * values.itemsize, "the value in full precision"),
         }
-        if signs:
-            explained["tau"] = (frame.scales[0], "the threshold: values sent decode to -tau and tau")
-        return explained
 
     @classmethod
     def max_payload_nbytes(cls, frame: Frame) -> int:
-        body = _body_nbytes(frame, frame.size)
+        body = cls.body_nbytes(frame, frame.size)
         if frame.flags & BITMAP:
             return _bitmap_nbytes(frame.size) + body
         return _index_nbytes(frame.size, frame.size, body)
@@ -132,7 +143,7 @@ class Sparse(Scheme):
         if frame.flags & BITMAP:
             return _bitmap_nbytes(frame.size)
         count, _ = _read_count(frame)
-        return _index_nbytes(frame.size, count, _body_nbytes(frame, count))
+        return _index_nbytes(frame.size, count, cls.body_nbytes(frame, count))
 
 
 def index_payload(size: int, count: int, indices: Bytes, body: Bytes) -> Bytes:
@@ -141,12 +152,6 @@ def index_payload(size: int, count: int, indices: Bytes, body: Bytes) -> Bytes:
     told = np.concatenate((np.frombuffer(pack_varint(count), np.uint8), indices, body))
     payload[: told.size] = told
     return payload
-
-
-def read(frame: Frame, space: Scratch) -> tuple[Positions, FloatArray]:
-    """The positions, ascending, and the values that were sent, both checked. Raises FrameError."""
-    positions, rest = _read_positions(frame, space)
-    return positions, _read_values(frame, positions.size, rest)
 
 
 def index_width(size: int) -> int:
@@ -162,10 +167,6 @@ def _index_nbytes(size: int, count: int, body_nbytes: int) -> int:
     """Bytes of a whole payload with indices."""
     told = len(pack_varint(count)) + packed_nbytes(count, index_width(size)) + body_nbytes
     return max(told, size // VALUES_PER_BYTE)
-
-
-def _body_nbytes(frame: Frame, count: int) -> int:
-    return -(-count // 8) if frame.flags & SIGNS else count * frame.itemsize
 
 
 def _read_count(frame: Frame) -> tuple[int, int]:
@@ -195,25 +196,3 @@ def _read_positions(frame: Frame, space: Scratch) -> tuple[Positions, memoryview
     if count and (int(positions[-1]) >= frame.size or np.any(positions[1:] <= positions[:-1])):
         raise FrameError(f"{frame.codec}: indices are not ascending, or past the last of {frame.size} values")
     return positions, payload[end:]
-
-
-def _read_values(frame: Frame, count: int, rest: memoryview) -> FloatArray:
-    """The values that were sent, checked; what may follow are the zeros behind indices."""
-    body = _body_nbytes(frame, count)
-    head = len(frame.payload) - len(rest)
-    exact = head + body if frame.flags & BITMAP else _index_nbytes(frame.size, count, body)
-    if len(frame.payload) != exact or any(rest[body:]):
-        raise FrameError(f"{frame.codec}: {count} values take {body} bytes, {len(rest)} came")
-    if len(frame.scales) != (1 if frame.flags & SIGNS else 0) or min(frame.scales, default=0.0) < 0:
-        raise FrameError(f"{frame.codec}: scales {list(frame.scales)[:4]} do not belong to these flags")
-    dtype = np.dtype(compute_dtype(frame.dtype)).newbyteorder("<")
-    if frame.flags & SIGNS:
-        positive = np.unpackbits(np.frombuffer(rest[:body], np.uint8))
-        if positive[count:].any():
-            raise FrameError(f"{frame.codec}: signs of values behind the last are set")
-        scale = dtype.type(frame.scales[0])
-        return np.where(positive[:count].view(np.bool_), scale, -scale)
-    values = np.frombuffer(rest[:body], dtype)
-    if not np.isfinite(max_magnitude(values)):
-        raise FrameError(f"{frame.codec}: a value is NaN or Inf")
-    return values

@@ -1,9 +1,8 @@
-"""Random trits: `stoch3`, `terngrad`, and `qsgd-ds`.
+"""Random trits: `terngrad`, and the packed form that other schemes of trits may share.
 
     t = sign(x) with probability |x| / s, else 0        decoded = scale · t
 
-With s = scale = max|x| the expectation is x itself (TernGrad, theorem 1's premise). They differ in what s is, in what
-the scale is, and in how they pack.
+With s = scale = max|x| the expectation is x itself (TernGrad, theorem 1's premise).
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 
 from thinwire.codecs.options import Between
-from thinwire.codecs.scheme import Explained, Payload, Scheme, Step, finite_magnitude
+from thinwire.codecs.scheme import Explained, Payload, Scheme, Step
 from thinwire.codecs.scratch import Scratch
 from thinwire.codecs.tensors import Flat, FloatArray, in_dtype
 from thinwire.errors import ConfigError
@@ -43,7 +42,7 @@ def check_covers(asked: float | None, scale: float, limit: float) -> None:
 
 
 class Trits(Scheme):
-    """The packed form that the three share."""
+    """The packed form of random trits."""
 
     random: ClassVar[bool] = True
     option_flags: ClassVar[int] = TWO_BIT
@@ -57,7 +56,7 @@ class Trits(Scheme):
     def flags(self) -> int:
         return TWO_BIT if self.packing == "2bit" else 0
 
-    def _trits(self, flat: Flat, scale: float, limit: float, step: Step, space: Scratch) -> tuple[Payload, int]:
+    def trits(self, flat: Flat, scale: float, limit: float, step: Step, space: Scratch) -> tuple[Payload, int]:
         """The payload with `scale`, and how many trits are not zero."""
         codes = space.array("trits.codes", -(-flat.values.size // DIGITS_PER_CODE[self.packing]), np.uint8)
         num_nonzero = pack_stochastic(
@@ -87,25 +86,6 @@ class Trits(Scheme):
     @classmethod
     def max_payload_nbytes(cls, frame: Frame) -> int:
         return -(-frame.size // DIGITS_PER_CODE["2bit" if frame.flags & TWO_BIT else "base243"])
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stoch3(Trits):
-    """1.6 bits a value, unbiased: the "Stoch 3-value" design that 3LC compares with (§4.2). No zero runs.
-
-    Args:
-        packing: `"base243"` packs five trits to a byte, `"2bit"` four.
-    """
-
-    id: ClassVar[str] = "stoch3"
-    checks_finite: ClassVar[bool] = True
-    unbiased: ClassVar[bool] = True
-
-    packing: Literal["base243", "2bit"] = "base243"
-
-    def encode(self, flat: Flat, step: Step, space: Scratch) -> Payload:
-        largest = finite_magnitude(flat)
-        return self._trits(flat, largest, largest, step, space)[0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +123,7 @@ class TernGrad(Trits):
         limit, asked = self.local_scale(flat.values), self.asked_scale(step)
         scale = limit if asked is None else in_dtype("terngrad: scale", asked, flat.values.dtype)
         check_covers(asked, scale, limit)
-        return self._trits(flat, scale, limit, step, space)[0]
+        return self.trits(flat, scale, limit, step, space)[0]
 
     def local_scale(self, values: FloatArray) -> float:
         """c·σ or the largest magnitude, whichever is smaller, in the type of the values."""
@@ -159,30 +139,3 @@ class TernGrad(Trits):
         if sigma <= MIN_SPREAD * sums.largest:
             return sums.largest
         return min(float(values.dtype.type(min(self.clip * sigma, sums.largest))), sums.largest)
-
-
-@dataclass(frozen=True, kw_only=True)
-class QSGDDoubleSqueeze(Trits):
-    """1.6 bits a value: what DoubleSqueeze §5.1 calls QSGD. s = max|x|, but scale = ‖x‖₂ / ‖t‖₂, so it is biased.
-
-    The multi-level unbiased scheme of the QSGD paper is `qsgd`.
-
-    Args:
-        packing: `"base243"` packs five trits to a byte, `"2bit"` four.
-    """
-
-    id: ClassVar[str] = "qsgd-ds"
-    checks_finite: ClassVar[bool] = True
-    scale_is: ClassVar[str] = "the 2-norm of v over that of the trits"
-
-    packing: Literal["base243", "2bit"] = "base243"
-
-    def encode(self, flat: Flat, step: Step, space: Scratch) -> Payload:
-        sums = moments(flat.values, signed=False)
-        payload, num_nonzero = self._trits(flat, sums.largest, sums.largest, step, space)
-        if num_nonzero == 0:
-            return payload._replace(scales=(0.0,))
-        # Few trits of a tensor near the end of its type need a scale beyond it; the largest finite number then.
-        most = float(np.finfo(flat.values.dtype).max)
-        scale = math.sqrt(sums.squares / num_nonzero) * sums.unit
-        return payload._replace(scales=(float(flat.values.dtype.type(min(scale, most))),))

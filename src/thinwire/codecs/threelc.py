@@ -8,9 +8,8 @@ The arithmetic is in `thinwire.kernels`; this file says what the frame's flags m
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 
@@ -20,10 +19,8 @@ from thinwire.codecs.scheme import Explained, Payload, Scheme, Step
 from thinwire.codecs.scratch import Scratch
 from thinwire.codecs.tensors import Flat, FloatArray
 from thinwire.errors import ConfigError
-from thinwire.executor import Executor, InTurn
 from thinwire.frames import Flags, Frame
 from thinwire.kernels.contract import FIRST_RUN
-from thinwire.kernels.numba import Workspace
 from thinwire.kernels.numba.ternary import decode_ternary, encode_ternary
 
 ZERO_RUN = int(Flags.OPTION_A)
@@ -33,10 +30,6 @@ PARTITION = int(Flags.OPTION_B)
 
 TRITS_PER_BYTE = 5
 MAX_RUN = 14
-
-MIN_SLICE = 1 << 20
-"""Values a thread must have for itself: handing a slice over takes longer than encoding a smaller one."""
-MAX_THREADS = 256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,18 +46,11 @@ class ThreeLC(Scheme):
         layout: `"stride"` packs contiguous groups of five (1–17 % smaller on real gradients);
             `"partition"` the paper's five partitions. The frame says which.
         zero_run: False is the paper's "No ZRE" row: exactly 1.6 bits a value.
-        paper_literal: pads with the digit 0 as the text says (a quantised −1), which breaks the last zero run;
-            decoders do not see the difference.
-        threads: how many threads share a tensor of 2**21 values or more; 0 takes one for each core. The bytes and the
-            residual are those of one thread.
-        coalesce: `"canonical"`, or `"paper"`, which cuts into exactly `threads` parts and joins their zero runs
-            byte by byte at the borders, as §3.3 has it: its bytes depend on the number of parts.
     """
 
     id: ClassVar[str] = "3lc"
     checks_finite: ClassVar[bool] = True
     keeps_residual: ClassVar[bool] = True
-    private_options: ClassVar[frozenset[str]] = frozenset({"threads"})
     option_flags: ClassVar[int] = ZERO_RUN | PARTITION
     num_scales: ClassVar[int] = 1
     fuses: ClassVar[bool] = True
@@ -74,9 +60,6 @@ class ThreeLC(Scheme):
     lag: Annotated[float | None, Between(1)] = None
     layout: Literal["stride", "partition"] = "stride"
     zero_run: bool = True
-    paper_literal: bool = False
-    threads: Annotated[int, Between(0, MAX_THREADS)] = 1
-    coalesce: Literal["canonical", "paper"] = "canonical"
 
     def __post_init__(self) -> None:
         try:
@@ -91,10 +74,6 @@ class ThreeLC(Scheme):
                 "(at 2 every value would round to zero and nothing would ever be sent)"
             )
         super().__post_init__()
-        if self.coalesce == "paper" and self.threads == 0:
-            raise ConfigError(
-                "3lc: coalesce='paper' with threads=0 would make other bytes on other machines; say how many"
-            )
 
     @property
     def multiplier(self) -> float:
@@ -114,35 +93,18 @@ class ThreeLC(Scheme):
     @property
     def batched(self) -> bool:
         """Whether one call of a kernel encodes many tensors with these options."""
-        literal = self.paper_literal or self.coalesce == "paper"
-        return self.layout == "stride" and self.zero_run and self.threads == 1 and not literal
+        return self.layout == "stride" and self.zero_run
 
     def encode(self, flat: Flat, step: Step, space: Scratch) -> Payload:
-        size, executor = flat.values.size, space.pool.executor
-        options: dict[str, Any] = {
-            "sparsity": self.multiplier_at(step),
-            "layout": self.layout,
-            "zero_run": self.zero_run,
-            "paper_literal": self.paper_literal,
-            "residual": step.residual,
-            "residual_scale": step.residual_scale,
-        }
-        slices = 1 if self.threads == 1 else num_slices(size, self.threads, executor)
-        if self.coalesce == "paper":
-            slices = self.threads
-        if slices == 1:
-            scale, payload = encode_ternary(flat.values, workspace=space.kernel, **options)
-            return Payload(payload, (scale,), self.flags)
-        worth = num_slices(size, slices, executor) > 1
-        with ExitStack() as loans:
-            scale, payload = encode_ternary(
-                flat.values,
-                coalesce=self.coalesce,
-                workspace=space.kernel,
-                others=_further_workspaces(space, slices, loans),
-                executor=executor if worth else InTurn(),
-                **options,
-            )
+        scale, payload = encode_ternary(
+            flat.values,
+            sparsity=self.multiplier_at(step),
+            layout=self.layout,
+            zero_run=self.zero_run,
+            residual=step.residual,
+            residual_scale=step.residual_scale,
+            workspace=space.kernel,
+        )
         return Payload(payload, (scale,), self.flags)
 
     @property
@@ -151,21 +113,15 @@ class ThreeLC(Scheme):
 
     @classmethod
     def decode(cls, frame: Frame, out: FloatArray, accumulate: bool, space: Scratch) -> None:
-        executor = space.pool.executor
-        options: dict[str, Any] = {
-            "scale": frame.scales[0],
-            "out": out,
-            "layout": "partition" if frame.flags & PARTITION else "stride",
-            "zero_run": frame.flags & ZERO_RUN != 0,
-            "accumulate": accumulate,
-        }
-        slices = 1 if space.threads == 1 else num_slices(out.size, space.threads, executor)
-        if slices == 1:
-            decode_ternary(frame.payload, workspace=space.kernel, **options)
-            return
-        with ExitStack() as loans:
-            others = _further_workspaces(space, slices, loans)
-            decode_ternary(frame.payload, workspace=space.kernel, others=others, executor=executor, **options)
+        decode_ternary(
+            frame.payload,
+            scale=frame.scales[0],
+            out=out,
+            layout="partition" if frame.flags & PARTITION else "stride",
+            zero_run=frame.flags & ZERO_RUN != 0,
+            accumulate=accumulate,
+            workspace=space.kernel,
+        )
 
     @classmethod
     def explain(cls, frame: Frame, space: Scratch) -> Explained:
@@ -191,18 +147,3 @@ class ThreeLC(Scheme):
     def min_payload_nbytes(cls, frame: Frame) -> int:
         groups = -(-frame.size // TRITS_PER_BYTE)
         return -(-groups // MAX_RUN) if frame.flags & ZERO_RUN else groups
-
-
-def num_slices(size: int, threads: int, executor: Executor) -> int:
-    """How many slices of a tensor of `size` values are worth a thread each; `threads` = 0 means one for each core.
-
-    Example:
-        >>> [num_slices(size, 4, InTurn()) for size in (1_000_000, 2_500_000, 25_600_000)]
-        [1, 2, 4]
-    """
-    return max(1, min(threads or executor.width, size // MIN_SLICE))
-
-
-def _further_workspaces(space: Scratch, slices: int, loans: ExitStack) -> list[Workspace]:
-    """One workspace for each slice but the first, which has the caller's own; they go back with `loans`."""
-    return [loans.enter_context(space.pool.lend()).kernel for _ in range(slices - 1)]

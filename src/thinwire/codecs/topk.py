@@ -54,10 +54,10 @@ class TopK(Sparse):
     def _payload(self, values: FloatArray, positions: Positions, space: Scratch) -> Payload:
         size, body = values.size, values[positions].view(np.uint8)
         if not self.takes_bitmap(size, positions.size, body.size):
-            return self.with_indices(size, positions, body, (), space)
+            return self.with_indices(size, positions, body, space)
         bitmap = space.array("topk.bitmap", -(-size // 8), np.uint8)
         set_bits(positions, bitmap)
-        return self.with_bitmap(bitmap, body, (), space)
+        return self.with_bitmap(bitmap, body, space)
 
     def count(self, size: int) -> int:
         """How many of `size` > 0 values are sent."""

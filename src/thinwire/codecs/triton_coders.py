@@ -6,8 +6,8 @@ A scheme that is not in `CODERS` runs on the CPU, and so do the options that its
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,10 +21,8 @@ from thinwire.codecs.levels import Votes, width_of
 from thinwire.codecs.scheme import Payload, Scheme
 from thinwire.codecs.scratch import Scratch
 from thinwire.codecs.signs import OneBit
-from thinwire.codecs.sparse import Sparse
-from thinwire.codecs.stochastic import QSGDDoubleSqueeze, Stoch3, TernGrad
+from thinwire.codecs.stochastic import TernGrad
 from thinwire.codecs.threelc import ThreeLC
-from thinwire.codecs.threshold import Threshold
 from thinwire.codecs.topk import TopK
 from thinwire.errors import NonFiniteError
 from thinwire.frames import Frame
@@ -37,7 +35,7 @@ from thinwire.kernels.triton.blocks import Picked, SelectedBlocks
 from thinwire.kernels.triton.dense import decode_dense, encode_int8, encode_signs
 from thinwire.kernels.triton.halves import decode_bfloat, encode_bfloat
 from thinwire.kernels.triton.integers import decode_integers
-from thinwire.kernels.triton.select import Chosen, Form, encode_from, encode_top, scatter
+from thinwire.kernels.triton.select import Chosen, Form, Selected, scatter
 from thinwire.kernels.triton.stochastic import clipped_at, decode_two_bit, encode_stochastic
 from thinwire.kernels.triton.ternary import encode_ternary
 from thinwire.kernels.triton.ternary_decode import decode_ternary
@@ -58,16 +56,12 @@ def _scales(frames: Sequence[Frame]) -> list[float]:
 
 
 class _ThreeLC(DeviceCoder[ThreeLC]):
-    def encodes(self, scheme: ThreeLC) -> bool:
-        return scheme.coalesce == "canonical"  # the paper's joins depend on the number of threads
-
     def start(self, scheme: ThreeLC, entries: Sequence[Entry], values: list[torch.Tensor], **given: Any) -> Pending:
         return encode_ternary(
             values,
             sparsity=scheme.multiplier_at(entries[0].step),
             layout=scheme.layout,
             zero_run=scheme.zero_run,
-            paper_literal=scheme.paper_literal,
             **given,
         )
 
@@ -145,24 +139,7 @@ class _OneBit(DeviceCoder[OneBit]):
         decode_dense(_payloads(frames), per_byte=8, scales=_scales(frames), outs=outs, **into)
 
 
-_Trits = TypeVar("_Trits", bound=stochastic.Trits)
-
-
-class _RandomTrits(DeviceCoder[_Trits]):
-    """What the random trits share: the packed form, and how it is read."""
-
-    def start(self, scheme: _Trits, entries: Sequence[Entry], values: list[torch.Tensor], **given: Any) -> Pending:
-        keys = [entry.step.key for entry in entries]
-        return encode_stochastic(values, keys=keys, packing=scheme.packing, **given)
-
-    def decode(self, frames: Sequence[Frame], space: Scratch, *, outs: Sequence[torch.Tensor], **into: Any) -> None:
-        if frames[0].flags & stochastic.TWO_BIT:
-            decode_two_bit(_payloads(frames), scales=_scales(frames), outs=outs, **into)
-        else:
-            decode_ternary(_payloads(frames), scales=_scales(frames), zero_run=False, outs=outs, **into)
-
-
-class _TernGrad(_RandomTrits[TernGrad]):
+class _TernGrad(DeviceCoder[TernGrad]):
     def start(self, scheme: TernGrad, entries: Sequence[Entry], values: list[torch.Tensor], **given: Any) -> Pending:
         return encode_stochastic(
             values,
@@ -180,6 +157,12 @@ class _TernGrad(_RandomTrits[TernGrad]):
         stochastic.check_covers(scheme.asked_scale(entry.step), sent.scale, sent.limit)
         return payload
 
+    def decode(self, frames: Sequence[Frame], space: Scratch, *, outs: Sequence[torch.Tensor], **into: Any) -> None:
+        if frames[0].flags & stochastic.TWO_BIT:
+            decode_two_bit(_payloads(frames), scales=_scales(frames), outs=outs, **into)
+        else:
+            decode_ternary(_payloads(frames), scales=_scales(frames), zero_run=False, outs=outs, **into)
+
     def local_scale(self, scheme: TernGrad, values: torch.Tensor, workspace: DeviceWorkspace) -> float:
         workspace.follow()
         with workspace.running():
@@ -195,60 +178,28 @@ class _TernGrad(_RandomTrits[TernGrad]):
         return float(found[1])
 
 
-class _QSGDDoubleSqueeze(_RandomTrits[QSGDDoubleSqueeze]):
-    def encodes(self, scheme: QSGDDoubleSqueeze) -> bool:
-        return False  # its scale follows from how many trits came out
-
-
-_Sparse = TypeVar("_Sparse", bound=Sparse)
-
-
-class _Selecting(DeviceCoder[_Sparse]):
-    """What schemes share that send some of the values; frames are checked and positions expanded on the host."""
-
-    def payload(self, scheme: _Sparse, entry: Entry, sent: Chosen) -> Payload:
-        require_finite_magnitude(sent.largest)
-        if sent.bitmap:
-            data = np.concatenate((sent.places, sent.body))
-        else:
-            data = sparse.index_payload(entry.flat.values.numel(), sent.num_sent, sent.places, sent.body)
-        flags = (sparse.BITMAP if sent.bitmap else 0) | (sparse.SIGNS if scheme.sends_signs else 0)
-        return Payload(data, (sent.threshold,) if scheme.sends_signs else (), flags)
+class _TopK(DeviceCoder[TopK]):
+    """Values are selected on the device; frames are checked and positions expanded on the host."""
 
     alone = True
 
-    def decode(self, frames: Sequence[Frame], space: Scratch, *, outs: Sequence[torch.Tensor], **into: Any) -> None:
-        positions, chosen = sparse.read(frames[0], space)
-        scatter(positions, chosen, out=outs[0], **into)
-
-    def form(self, scheme: _Sparse, dtype: torch.dtype) -> Callable[[int, int], Form]:
-        """How the positions of some of a tensor's values travel."""
+    def start(self, scheme: TopK, entries: Sequence[Entry], values: list[torch.Tensor], **given: Any) -> Pending:
+        itemsize = values[0].dtype.itemsize
 
         def form(size: int, count: int) -> Form:
-            body_nbytes = -(-count // 8) if scheme.sends_signs else count * dtype.itemsize
-            return Form(scheme.takes_bitmap(size, count, body_nbytes), sparse.index_width(size))
+            return Form(scheme.takes_bitmap(size, count, count * itemsize), sparse.index_width(size))
 
-        return form
+        return Selected(values, ks=[scheme.count(tensor.numel()) for tensor in values], form=form, **given)
 
+    def payload(self, scheme: TopK, entry: Entry, sent: Chosen) -> Payload:
+        require_finite_magnitude(sent.largest)
+        if sent.bitmap:
+            return Payload(np.concatenate((sent.places, sent.body)), (), sparse.BITMAP)
+        return Payload(sparse.index_payload(entry.flat.values.numel(), sent.num_sent, sent.places, sent.body))
 
-class _TopK(_Selecting[TopK]):
-    def start(self, scheme: TopK, entries: Sequence[Entry], values: list[torch.Tensor], **given: Any) -> Pending:
-        ks = [scheme.count(tensor.numel()) for tensor in values]
-        return encode_top(values, ks=ks, form=self.form(scheme, values[0].dtype), **given)
-
-
-class _Threshold(_Selecting[Threshold]):
-    def start(self, scheme: Threshold, entries: Sequence[Entry], values: list[torch.Tensor], **given: Any) -> Pending:
-        dtype = values[0].dtype
-        return encode_from(
-            values,
-            bound=None if scheme.tau is None else scheme.least(_NUMPY_TYPES[dtype]),
-            samples=[scheme.sample_size(tensor.numel()) for tensor in values],
-            fraction=scheme.fraction,
-            signs=scheme.sends_signs,
-            form=self.form(scheme, dtype),
-            **given,
-        )
+    def decode(self, frames: Sequence[Frame], space: Scratch, *, outs: Sequence[torch.Tensor], **into: Any) -> None:
+        positions, chosen = TopK.read(frames[0], space)
+        scatter(positions, chosen, out=outs[0], **into)
 
 
 class _BlockTopK(DeviceCoder[BlockTopK]):
@@ -293,11 +244,8 @@ CODERS: Mapping[type[Scheme], DeviceCoder[Any]] = {
     Int8: _Int8(),
     Votes: _Votes(),
     OneBit: _OneBit(),
-    Stoch3: _RandomTrits[Stoch3](),
     TernGrad: _TernGrad(),
-    QSGDDoubleSqueeze: _QSGDDoubleSqueeze(),
     TopK: _TopK(),
-    Threshold: _Threshold(),
     BlockTopK: _BlockTopK(),
 }
 """By class; a subclass is another scheme."""

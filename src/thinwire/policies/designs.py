@@ -15,7 +15,8 @@ from thinwire.codecs import Codec
 from thinwire.codecs.levels import Votes
 from thinwire.codecs.stochastic import TernGrad
 from thinwire.errors import ConfigError, guess
-from thinwire.plugins import load
+from thinwire.extras import in_lab
+from thinwire.plugins import load, load_or_warn
 from thinwire.policies.auto_codec import AutoCodec
 from thinwire.policies.compression import MIN_NUMEL, Compression, Exclude, check_pull_codec
 from thinwire.policies.compression import compression as find_compression
@@ -205,7 +206,7 @@ class Design:
             )
         if self.reduce not in ("mean", "sum") and not self.up.scheme.sends_some:
             raise ConfigError(
-                f"reduce={self.reduce!r} is of codecs that send some of the values (blocktopk, topk, threshold); the "
+                f"reduce={self.reduce!r} is of codecs that send some of the values (blocktopk, topk); the "
                 f"pushes are {self.up.id}, which sends all of them: use reduce='mean'"
             )
 
@@ -224,7 +225,9 @@ def designs() -> dict[str, str]:
     """Returns the ids of all designs, with what each is: ours, and those of other packages (`thinwire.designs`)."""
     found = {name: about for name, (_, about) in SHIPPED.items()}
     for point in plugins("thinwire.designs"):
-        found.setdefault(point.name, f"from {point.value}")
+        made = load_or_warn(point)
+        about = (made is not None and made.__doc__) or f"from {point.value}"
+        found.setdefault(point.name, about.partition("\n")[0])
     return found
 
 
@@ -278,13 +281,16 @@ def _by_id(design_id: str, name: str, options: dict[str, Any]) -> Design:
             raise ConfigError(f"design {name!r}: {error}") from error
     for point in plugins("thinwire.designs"):
         if point.name == design_id:
+            make = load(point)
             try:
-                found = load(point)(**options)
-            except TypeError as error:
+                found = make(**options)
+            except (TypeError, ConfigError) as error:
                 raise ConfigError(f"design {name!r}: {error}") from error
             if not isinstance(found, Design):
                 raise ConfigError(f"design {name!r}: {point.value} returned {found!r:.80}, which is no Design")
-            return found
+            return replace(found, name=name)
     if design_id == "auto":
         raise ConfigError("'auto' is a codec: with tw.distribute write design='local-sgd[h=4,codec=auto]'")
+    if absent := in_lab("design", design_id):
+        raise absent
     raise ConfigError(f"unknown design {design_id!r}{guess(design_id, designs())}; there are {', '.join(designs())}")

@@ -16,7 +16,7 @@ from thinwire.policies.naming import parse_name
 from thinwire.schema import Reduce
 
 
-def _both(codec_id: str, **fixed: Any) -> Callable[..., dict[str, Any]]:
+def both_ways(codec_id: str, **fixed: Any) -> Callable[..., dict[str, Any]]:
     """The same codec both ways; options go to it, but `error_scale` to the pushes alone."""
 
     def make(**options: Any) -> dict[str, Any]:
@@ -26,7 +26,7 @@ def _both(codec_id: str, **fixed: Any) -> Callable[..., dict[str, Any]]:
     return make
 
 
-def _average(
+def averaged(
     up: str, down: str, up_feedback: bool, down_feedback: bool | None, **fixed: Any
 ) -> Callable[..., dict[str, Any]]:
     """Workers run the optimizer on the average gradient; options go to the codec of the pushes, both ways if it is."""
@@ -43,7 +43,7 @@ def _average(
 
 
 def _local2(steps: int = 2, **options: Any) -> dict[str, Any]:
-    return {**_both("fp32")(**options), "consistency": f"local[steps={steps}]"}
+    return {**both_ways("fp32")(**options), "consistency": f"local[steps={steps}]"}
 
 
 def _terngrad(ema: float = 0.0, last_layer: str = "fp32", **options: Any) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def _entropy(**options: Any) -> dict[str, Any]:
 
 
 def _mps(staleness: int = 5, fraction: float = 0.01, **options: Any) -> dict[str, Any]:
-    both = _both("topk", error_feedback=True)(fraction=fraction, **options)
+    both = both_ways("topk", error_feedback=True)(fraction=fraction, **options)
     return {**both, "consistency": f"ssp[staleness={staleness},mode=passive]"}
 
 
@@ -163,42 +163,35 @@ _K = 1 / 32
 """DoubleSqueeze's k: 300,000 values, about 1/32 of the parameters (§5.2)."""
 
 SHIPPED: dict[str, tuple[Callable[..., dict[str, Any]], str]] = {
-    "fp32": (_both("fp32"), "no compression (3LC §4.2, 32-bit float)"),
-    "fp16": (_both("fp16"), "half precision both ways"),
-    "bf16": (_both("bf16"), "bfloat16 both ways"),
-    "int8": (_both("int8"), "255 levels (3LC §4.2, 8-bit int)"),
-    "stoch3": (_both("stoch3"), "stochastic ternary in base-3⁵, no residual (3LC §4.2, Stoch 3-value)"),
-    "mqe1": (_both("mqe1"), "1 bit, least squared error, residual (3LC §4.2, MQE 1-bit int)"),
-    "sparse5": (
-        _both("threshold", fraction=0.05, error_feedback=True),
-        "5 % of each tensor by a sampled threshold, residual (3LC §4.2, 5 % sparsification)",
-    ),
+    "fp32": (both_ways("fp32"), "no compression (3LC §4.2, 32-bit float)"),
+    "fp16": (both_ways("fp16"), "half precision both ways"),
+    "bf16": (both_ways("bf16"), "bfloat16 both ways"),
+    "int8": (both_ways("int8"), "255 levels (3LC §4.2, 8-bit int)"),
     "local2": (_local2, "transmit every 2nd step what accumulated (3LC §4.2, 2 local steps)"),
-    "3lc": (_both("3lc"), "3-value quantisation with sparsity multiplication, base-3⁵, zero runs, residuals (3LC §3)"),
+    "3lc": (
+        both_ways("3lc"),
+        "3-value quantisation with sparsity multiplication, base-3⁵, zero runs, residuals (3LC §3)",
+    ),
     "terngrad": (_terngrad, "clipped stochastic ternary up with shared scalars, exact votes down (TernGrad §3)"),
     "doublesqueeze-1bit": (
-        _average("onebit", "onebit", True, True),
+        averaged("onebit", "onebit", True, True),
         "1 bit both passes, residual on both (DoubleSqueeze algorithm 1, §5.1)",
     ),
     "doublesqueeze-topk": (
-        _average("topk", "topk", True, True, fraction=_K),
+        averaged("topk", "topk", True, True, fraction=_K),
         "top-k both passes, residual on both (DoubleSqueeze §5.1)",
     ),
     "mem-sgd-1bit": (
-        _average("onebit", "fp32", True, None),
+        averaged("onebit", "fp32", True, None),
         "1 bit with residual up, uncompressed down (DoubleSqueeze §5.1)",
     ),
     "mem-sgd-topk": (
-        _average("topk", "fp32", True, None, fraction=_K),
+        averaged("topk", "fp32", True, None, fraction=_K),
         "top-k with residual up, uncompressed down (DoubleSqueeze §5.1)",
     ),
     "topk-sgd": (
-        _average("topk", "fp32", False, None, fraction=_K),
+        averaged("topk", "fp32", False, None, fraction=_K),
         "top-k up without residual, uncompressed down (DoubleSqueeze §5.1)",
-    ),
-    "qsgd-ds": (
-        _average("qsgd-ds", "fp32", False, None),
-        "DoubleSqueeze's biased ternary up, uncompressed down (DoubleSqueeze §5.1, QSGD)",
     ),
     "entropy": (_entropy, "whole weights after each epoch, adaptive bits and Huffman code (Øland & Raj §2, §4)"),
     "mps": (_mps, "heuristic placement, passive SSP 5, top 1 % with residual (Wu 2018, ch. 4–5)"),

@@ -11,8 +11,6 @@ import numpy as np
 
 from thinwire.codecs import Codec, decode
 from thinwire.codecs.registry import codec as make_codec
-from thinwire.codecs.registry import find as find_codec
-from thinwire.codecs.registry import ids
 from thinwire.errors import ProtocolError
 from thinwire.policies.differences import differences
 from thinwire.schema import FROZEN, MAX_CODECS, MAX_GROUPS, MAX_RANK, MAX_TABLES, Plan, Settings, TableSpec
@@ -126,7 +124,6 @@ def difference(ours: Plan, theirs: Plan, *, begun: bool = False) -> str | None:
         begun: steps have been taken, in which a model may have changed its frozen parameters, as a teacher that follows
             the trained ones: those of the beginning say nothing then.
     """
-    ours, theirs = _without_private_options(ours), _without_private_options(theirs)
     if begun or not all(FROZEN in plan.settings for plan in (ours, theirs)):  # one goes on from a state, or has none
         ours, theirs = _without_frozen(ours), _without_frozen(theirs)
     if not all(spec.dtype for plan in (ours, theirs) for spec in plan.tables):  # nothing to compare
@@ -224,16 +221,6 @@ def check_version(version: str) -> None:
         raise ProtocolError(
             f"version: this worker runs thinwire {version}, the server {VERSION}; install one version on all machines"
         )
-
-
-def _without_private_options(plan: Plan) -> Plan:
-    """A plan without what concerns one machine alone, as how many threads it has."""
-    configs = []
-    for config in plan.codecs:
-        codec_id = config.get("id")
-        private = find_codec(codec_id).private_options if codec_id in ids() else ()
-        configs.append({name: value for name, value in config.items() if name not in private})
-    return msgspec.structs.replace(plan, codecs=tuple(configs))
 
 
 def _without_frozen(plan: Plan) -> Plan:

@@ -26,9 +26,7 @@ def coded_by(design: Design) -> dict[str, Any]:
     small = {"compression": design.compression}
     if design.auto is not None:
         return {"codec": design.auto.agreement(), **small}
-    # How many threads encode is each machine's own.
-    up, down = ({k: v for k, v in each.config().items() if k != "threads"} for each in (design.up, design.down))
-    return {"codec": up, "codec_down": down, **small}
+    return {"codec": design.up.config(), "codec_down": design.down.config(), **small}
 
 
 def check_same(state: Mapping[str, Any], design: Design) -> None:

@@ -47,8 +47,7 @@ def copy_of_the_package(folder: Path) -> Path:
     source = Path(thinwire.__file__).parent
     (folder / "thinwire").mkdir()
     (folder / "thinwire" / "__init__.py").touch()
-    for name in ("errors.py", "executor.py"):
-        shutil.copy(source / name, folder / "thinwire" / name)
+    shutil.copy(source / "errors.py", folder / "thinwire" / "errors.py")
     shutil.copytree(source / "kernels", folder / "thinwire" / "kernels", ignore=shutil.ignore_patterns("__pycache__"))
     return folder / "thinwire" / "kernels" / "numba"
 

@@ -57,8 +57,8 @@ def check(values: Any, residual: Any, **options: Any) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_equals_the_oracle_at_every_size_and_flag(dtype: Any) -> None:
-    flags = itertools.product(LAYOUTS, (True, False), (True, False), (1.0, 1.75), (None, 1.0, 0.1))
-    for seed, (layout, zero_run, literal, sparsity, scale) in enumerate(flags):
+    flags = itertools.product(LAYOUTS, (True, False), (1.0, 1.75), (None, 1.0, 0.1))
+    for seed, (layout, zero_run, sparsity, scale) in enumerate(flags):
         for size in SIZES:
             check(
                 gradient(size, dtype, 0.9, seed),
@@ -66,7 +66,6 @@ def test_equals_the_oracle_at_every_size_and_flag(dtype: Any) -> None:
                 sparsity=sparsity,
                 layout=layout,
                 zero_run=zero_run,
-                paper_literal=literal,
                 residual_scale=scale or 1.0,
             )
 
@@ -109,15 +108,12 @@ def test_equals_the_oracle_at_the_ends_of_the_range(dtype: Any) -> None:
     sparsity=st.floats(0.5, 1.96875, width=32),
     layout=st.sampled_from(LAYOUTS),
     zero_run=st.booleans(),
-    literal=st.booleans(),
 )
 @settings(max_examples=60, deadline=None)
-def test_what_is_sent_and_what_stays_make_the_value(
-    values: Any, sparsity: float, layout: str, zero_run: bool, literal: bool
-) -> None:
+def test_what_is_sent_and_what_stays_make_the_value(values: Any, sparsity: float, layout: str, zero_run: bool) -> None:
     residual = np.zeros_like(values)
     form: dict[str, Any] = {"layout": layout, "zero_run": zero_run}
-    scale, payload = encode(values, sparsity=sparsity, paper_literal=literal, residual=residual, **form)
+    scale, payload = encode(values, sparsity=sparsity, residual=residual, **form)
     out = np.empty_like(values)
     decode(payload, scale=scale, out=out, **form)
     assert set((out / scale).tolist() if scale else [0.0]) <= {-1.0, 0.0, 1.0}

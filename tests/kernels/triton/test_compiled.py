@@ -109,16 +109,9 @@ def launch_all(dtype: torch.dtype) -> None:
     for packing, kept in (("2bit", None), ("base243", residuals)):
         keys = [(1, 2)] * len(values)
         stochastic.encode_stochastic(values, keys=keys, packing=packing, clip=2.5, residuals=kept, workspace=space)
-    for signed, kept in product((False, True), forms):
-        select.encode_from(
-            values,
-            bound=None,
-            samples=[5, 100],
-            fraction=0.1,
-            signs=signed,
-            form=lambda size, count: select.Form(size == 7, 12),
-            residuals=kept,
-            workspace=space,
+    for kept in forms:
+        select.Selected(
+            values, ks=[1, 100], form=lambda size, _: select.Form(size == 7, 12), residuals=kept, workspace=space
         ).finish()
     for block, kept in product((64, 4096), forms):
         blocks.SelectedBlocks(

@@ -122,7 +122,6 @@ def train(where: torch.device, **options: Any) -> tuple[list[Any], list[bool]]:
     "options",
     [
         {"codec": "3lc"},
-        {"codec": "stoch3", "codec_down": "3lc"},
         {"design": "doublesqueeze-1bit"},
         {"design": "terngrad"},
         {"design": "update[codec=auto,h=1]"},

@@ -25,10 +25,6 @@ CODECS = [
     tw.codec("topk", fraction=0.1),
     tw.codec("topk", k=7, positions="bitmap", error_scale=0.3),
     tw.codec("topk", fraction=0.01, positions="index", error_feedback=False),
-    tw.codec("threshold", sample=40),
-    tw.codec("threshold", fraction=0.3, positions="index", error_scale=0.3, send="tau"),
-    tw.codec("threshold", tau=0.5, positions="bitmap"),
-    tw.codec("threshold", tau=0.25, send="tau"),
 ]
 
 
@@ -43,7 +39,7 @@ def test_odd_sizes_and_every_share_of_zeros(device: torch.device) -> None:
         check(codec, values, device)
 
 
-@pytest.mark.parametrize("codec", [CODECS[0], CODECS[4]], ids=repr)
+@pytest.mark.parametrize("codec", [CODECS[0], CODECS[2]], ids=repr)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_every_bit_at_every_magnitude(codec: tw.Codec, dtype: Any, device: torch.device) -> None:
     random = np.random.default_rng(2)
@@ -62,11 +58,6 @@ def test_of_equal_magnitudes_the_first_are_sent_across_blocks(k: int, device: to
     check(tw.codec("topk", k=k), [values, -values], device, steps=1)
 
 
-def test_more_values_than_a_sample(device: torch.device) -> None:
-    values = np.random.default_rng(3).standard_normal(2500).astype(np.float32)
-    check(tw.codec("threshold"), [values, values[:999]], device, steps=1)
-
-
 def test_indices_of_every_width(device: torch.device) -> None:
     values = [np.arange(1, size + 1, dtype=np.float32) for size in (1, 2, 3, 4, 5, 17, 33, 255, 256, 257, 513, 1025)]
     check(tw.codec("topk", fraction=1.0, positions="index"), values, device, steps=1)
@@ -76,7 +67,7 @@ def test_zeros_behind_few_indices_of_a_large_tensor(device: torch.device, monkey
     monkeypatch.setattr(batch, "TILE", 4096)
     values = np.zeros(4096 * 6, np.float32)
     values[77] = 1.0
-    check(tw.codec("threshold", tau=0.5, positions="index", send="tau"), [values], device, steps=1)
+    check(tw.codec("topk", k=1, positions="index"), [values], device, steps=1)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -102,7 +93,7 @@ def test_the_kth_largest_is_that_of_a_sorted_tensor(dtype: Any, device: torch.de
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("codec", [CODECS[0], CODECS[3], CODECS[6]], ids=repr)
+@pytest.mark.parametrize("codec", [CODECS[0], CODECS[1]], ids=repr)
 def test_what_is_not_finite_leaves_residuals_alone(codec: tw.Codec, bad: float, device: torch.device) -> None:
     tensors = [torch.ones(4, device=device), torch.tensor([1.0, bad, 0.0], device=device)]
     contexts = [codec.context(tensor, name=f"w{i}") for i, tensor in enumerate(tensors)]

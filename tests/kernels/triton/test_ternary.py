@@ -75,7 +75,7 @@ def test_bytes_residuals_and_values_are_the_oracles(space: DeviceWorkspace) -> N
         check([v for v, _ in drawn], [r for _, r in drawn], space, sparsity=sparsity, layout=layout)
 
 
-@pytest.mark.parametrize("options", [{"zero_run": False}, {"paper_literal": True}, {"residual_scale": 0.1}], ids=str)
+@pytest.mark.parametrize("options", [{"zero_run": False}, {"residual_scale": 0.1}], ids=str)
 @pytest.mark.parametrize("layout", ["stride", "partition"])
 def test_options(space: DeviceWorkspace, layout: str, options: dict[str, Any]) -> None:
     drawn = [draw(size, 0.97, "float32", seed=2) for size in (1, 7, 71, 321)]

@@ -5,8 +5,7 @@ A code is five trits, ``81*d0 + 27*d1 + 9*d2 + 3*d3 + d4`` with d = trit + 1. La
 
 Packing takes a block of 4,096 codes at a time: first one plain loop turns values into digits 0, 1, 2 (two comparisons
 with the threshold, no division) and leaves what was not sent in the residual; then the digits, still in the cache,
-become codes. With the partition layout, digits of one fifth of the array at a time are added to the codes. Any range
-of codes can be made alone, so that several threads may share a tensor.
+become codes. With the partition layout, digits of one fifth of the array at a time are added to the codes.
 
 Unpacking the stride layout, a table holds, for each code, its five values already multiplied by the scale; a code is
 one table row, written at its place (the three fillers behind it are overwritten by the next row). With the partition
@@ -100,28 +99,24 @@ def pack_trits(
     unsent: Any,
     m: Any,
     codes: Any,
-    begin: int,
-    end: int,
     partition: bool,
-    pad: Any,
     digits: Any,
 ) -> None:
-    """Makes codes number `begin` … `end` − 1 of ``sign(v) where |v| > m / 2, else 0``.
+    """Makes the codes of ``sign(v) where |v| > m / 2, else 0``; quantised zeros fill the last group(s).
 
     Args:
         values: a read-only view of finite numbers; v = values, or residual_scale·residual + values.
         others: what is to be subtracted from the values first; None: nothing.
-        residual: becomes ``v - m * q`` where the codes are made; None: nothing is kept.
+        residual: becomes ``v - m * q``; None: nothing is kept.
         residual_scale, m: in the type of the values; m is the scale.
         unsent: the share of the residual that the others began without, see `local_steps`; None: none.
-        codes: uint8[ceil(n / 5)], those of the whole array.
+        codes: uint8[ceil(n / 5)], to be filled.
         partition: the layout.
-        pad: the digit that fills the last group(s); 1 is a quantised zero, the paper's text says 0.
         digits: uint8[5 * BLOCK_CODES], scratch.
     """
     num_values, num_codes = values.size, codes.size
-    for start in range(begin, end, BLOCK_CODES):
-        size = min(BLOCK_CODES, end - start)
+    for start in range(0, num_codes, BLOCK_CODES):
+        size = min(BLOCK_CODES, num_codes - start)
         for place in range(5 if partition else 1):
             # The values whose digits of this place (of all five places, with the stride layout) make the block's codes.
             first = place * num_codes + start if partition else 5 * start
@@ -130,7 +125,7 @@ def pack_trits(
             held = None if residual is None else residual[first:last]
             less = None if others is None else others[first:last]
             _digits(values[first:last], less, held, residual_scale, unsent, m, digits)
-            _collect(digits, last - first, codes[start : start + size], place, partition, pad)
+            _collect(digits, last - first, codes[start : start + size], place, partition)
 
 
 @jit
@@ -148,10 +143,10 @@ def _digits(values: Any, others: Any, residual: Any, residual_scale: Any, unsent
 
 
 @jit
-def _collect(digits: Any, known: int, codes: Any, place: int, partition: bool, pad: Any) -> None:
+def _collect(digits: Any, known: int, codes: Any, place: int, partition: bool) -> None:
     """Pad the block's `known` digits and make codes of them; a place of the partition layout is added to the codes."""
     size = codes.size
-    digits[known : size if partition else 5 * size] = pad
+    digits[known : size if partition else 5 * size] = 1
     if not partition:
         _join(digits, codes)
     elif place == 0:
@@ -178,17 +173,11 @@ def unpack_trits(
     layout: str,
     accumulate: bool,
     workspace: Workspace,
-    first: int,
-    num_codes: int,
 ) -> None:
-    """``out = scale * q``, or ``out += scale * q``, for codes that were checked.
-
-    With the partition layout, `codes` are those from number `first` on of `num_codes`, and `out` belongs to all of
-    them; with the stride layout, a slice of the codes belongs to a slice of `out`.
-    """
+    """``out = scale * q``, or ``out += scale * q``, for codes that were checked."""
     zero, m = out.dtype.type(-0.0 if accumulate else 0.0), out.dtype.type(scale)
     if layout == "partition":
-        _unpack_partition(frozen(codes), first, num_codes, m, zero, accumulate, out)
+        _unpack_partition(frozen(codes), m, zero, accumulate, out)
     elif accumulate:
         _add_stride(frozen(codes), m, zero, workspace.digits, workspace.groups, out)
     else:
@@ -278,9 +267,9 @@ def _add_found(found: Any, table: Any, out: Any) -> None:
 
 
 @jit
-def _unpack_partition(codes: Any, first: int, num_codes: int, m: Any, zero: Any, accumulate: bool, out: Any) -> None:
+def _unpack_partition(codes: Any, m: Any, zero: Any, accumulate: bool, out: Any) -> None:
     for place in range(5):
-        begin = min(place * num_codes + first, out.size)
+        begin = min(place * codes.size, out.size)
         end = min(begin + codes.size, out.size)
         _unpack_place(codes[: end - begin], 3**place, m, zero, accumulate, out[begin:end])
 

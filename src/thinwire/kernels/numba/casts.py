@@ -1,4 +1,4 @@
-"""Floats in 16 bits, and back: IEEE half precision, and the upper half of a float32 (bfloat16), rounded or cut off.
+"""Floats in 16 bits, and back: IEEE half precision, and the upper half of a float32 (bfloat16).
 
 Integer arithmetic on the bits, which compilers turn into vector code on any machine, where a conversion instruction may
 not exist. Encoding finds the largest magnitude (as bits) in the same pass, so that one comparison afterwards tells NaN,
@@ -59,11 +59,6 @@ def to_bfloat(values: Floats, halves: Halves) -> float:
 
 BFLOAT_MAX = float(np.int32(0x7F7F7FFF).view(np.float32))
 """The largest float32 that does not round to Inf in bfloat16."""
-
-
-def upper_halves(values: NDArray[np.float32], halves: Halves) -> None:
-    """Fills `halves` with the upper 16 bits of each value: sign, exponent and seven bits of the mantissa."""
-    _upper_halves(frozen(values.view(np.uint32)), halves)
 
 
 def widen(payload: Any, *, kind: str, out: Floats, accumulate: bool) -> None:
@@ -144,12 +139,6 @@ def _to_bfloat(values: Any, halves: Any) -> Any:
         odd = np.uint32(np.uint32(bits >> np.uint32(16)) & np.uint32(1))
         halves[i] = np.uint16(np.uint32(np.uint32(bits + np.uint32(0x7FFF)) + odd) >> np.uint32(16))
     return float_of_bits(largest)
-
-
-@jit
-def _upper_halves(bits: Any, halves: Any) -> None:
-    for i in range(bits.size):
-        halves[i] = np.uint16(bits[i] >> np.uint32(16))
 
 
 @jit

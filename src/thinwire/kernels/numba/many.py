@@ -203,9 +203,9 @@ def _encode_many(
         own, less = codes[:num_codes], None if others is None else array_at(others[i], sizes[i], ONE)
         if residuals[i]:
             held = array_at(residuals[i], sizes[i], ONE)
-            pack_trits(given, less, held, residual_scales[i], unsent, m, own, 0, num_codes, False, 1, digits)
+            pack_trits(given, less, held, residual_scales[i], unsent, m, own, False, digits)
         else:
-            pack_trits(given, less, None, residual_scales[i], None, m, own, 0, num_codes, False, 1, digits)
+            pack_trits(given, less, None, residual_scales[i], None, m, own, False, digits)
         size = _encode(words, num_codes, words_at, scratch)
         for byte in heads[head_spans[i, 0] : head_spans[i, 1]]:
             frames[at] = byte

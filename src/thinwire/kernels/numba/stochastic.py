@@ -1,4 +1,4 @@
-"""What is decided by chance: uniform draws, ternary quantisation (TernGrad, equations 1–3), which values are kept.
+"""What is decided by chance: uniform draws, and ternary quantisation (TernGrad, equations 1–3).
 
 The number of value i under a key is a function of i and the key, nothing else. A 32-bit counter goes through two
 published bijective mixers (Wellons' `lowbias32` and `triple32`), one word of the key before the first and the other
@@ -10,8 +10,6 @@ encoder's choices again. The numbers repeat after 2**32 values.
 Trits are packed in the same pass, a block at a time: its random numbers and digits t + 1, then codes of five digits
 (base-3^5) or four (two bits each, the first value in the low bits). A value is kept where its magnitude exceeds
 u·scale, u uniform on multiples of 2**-24 in [0, 1): a value of the full scale is always kept, a zero never.
-
-Random selection writes every value and moves the position on only where it is kept, which leaves nothing to mispredict.
 """
 
 from __future__ import annotations
@@ -22,10 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thinwire.errors import FrameError
-from thinwire.kernels.contract import DIGITS_PER_CODE, UNIT, Bytes, Floats, Key
+from thinwire.kernels.contract import DIGITS_PER_CODE, UNIT, Bytes, Key
 from thinwire.kernels.numba.jit import frozen, jit, wide_vectors, words_apart
 
-_BLOCK_DRAWS = 1 << 12
 _BLOCK_CODES = 2048
 _PLACES = {
     "base243": (np.uint64(1 + (3 << 8) + (9 << 16) + (27 << 24) + (81 << 32)), np.uint64(32)),
@@ -195,61 +192,3 @@ def _unpack_two_bit(codes: Any, table: Any, accumulate: bool, out: Any) -> None:
     for at in range(4 * whole, out.size):
         value = table[codes[whole], at % 4]
         out[at] = out[at] + value if accumulate else value
-
-
-def collect_kept(values: Floats, *, key: Key, kept: int, factor: Any, sent: Floats) -> int:
-    """Fills `sent` with factor·v of the values whose 24 random bits are below `kept`, in order; returns how many.
-
-    Where they are not fewer than `sent` has room for, its content is undefined: call again with more.
-
-    Args:
-        values: float32[n] or float64[n].
-        key: of the random numbers.
-        kept: the probability in units of 2**-24.
-        factor: what values are multiplied by, in their type.
-        sent: of their type; n + 1 is always enough.
-
-    Example:
-        >>> sent = np.empty(4, np.float32)
-        >>> collect_kept(np.array([1, 2, 3], np.float32), key=(1, 2), kept=1 << 24, factor=np.float32(2), sent=sent)
-        3
-        >>> sent[:3].tolist()
-        [2.0, 4.0, 6.0]
-    """
-    block = np.empty(_BLOCK_DRAWS, np.int32)
-    return int(_keep(frozen(values), values.size, *start_of(key), np.int32(kept), factor, block, sent))
-
-
-def kept_positions(size: int, *, key: Key, kept: int, positions: NDArray[Any]) -> int:
-    """How many of `size` values are kept; their positions, ascending, are in `positions` if it has room for one more.
-
-    `positions` is never written past its end, whatever the key. It is int32, or int64 for 2**31 values and more.
-    """
-    block = np.empty(_BLOCK_DRAWS, np.int32)
-    return int(_keep(None, size, *start_of(key), np.int32(kept), None, block, positions))
-
-
-def scatter(values: Floats, positions: NDArray[Any], out: Floats, accumulate: bool) -> None:
-    """``out`` = 0 but for ``out[positions] = values``; or ``out[positions] += values``. Positions are in range."""
-    if not accumulate:
-        out.fill(0)
-    _scatter(frozen(values), frozen(positions), accumulate, out)
-
-
-@jit
-def _keep(values: Any, size: int, start: Any, key1: Any, kept: Any, factor: Any, block: Any, out: Any) -> Any:
-    """Collects factor·v of the values that are kept, or their positions where values are None; returns how many."""
-    count: Any = 0
-    last = out.size - 1
-    for first in range(0, size, block.size):
-        fill_draws(np.uint32(start + np.uint32(first)), key1, block)
-        for i in range(min(block.size, size - first)):
-            out[min(count, last)] = first + i if values is None else values[first + i] * factor
-            count += np.int64(block[i] < kept)
-    return count
-
-
-@jit
-def _scatter(values: Any, positions: Any, accumulate: bool, out: Any) -> None:
-    for i in range(positions.size):
-        out[positions[i]] = out[positions[i]] + values[i] if accumulate else values[i]

@@ -3,16 +3,13 @@
 Magnitude bits, read as integers, order like magnitudes. Count how many values have each of the 256 leading bytes; the
 byte in which the k-th largest lies is then known, and how many lie above it. Count the next byte of the values that
 share it, and so on to the last: four passes over float32, eight over float64, whatever the values are. What is left of
-k then says how many of the values equal to the k-th belong to the k largest. A threshold may come from a sample, which
-is the CPU's.
+k then says how many of the values equal to the k-th belong to the k largest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -20,14 +17,10 @@ import triton.language as tl
 from thinwire.kernels.triton.batch import (
     Batch,
     Tables,
-    byte_span,
     find_block,
     load_block,
-    load_sum,
     magnitude_bits,
-    num_values,
 )
-from thinwire.kernels.triton.stochastic import draw
 
 _DIGIT = 8  # bits
 _BINS = tl.constexpr(1 << _DIGIT)
@@ -60,21 +53,6 @@ def kth_largest(batch: Batch, ks: torch.Tensor) -> Kth:
     return Kth(prefix, left)
 
 
-def sampled_bounds(
-    batch: Batch, values: Sequence[torch.Tensor], samples: Sequence[int], fraction: float
-) -> torch.Tensor:
-    """The magnitude bits that the given fraction of each tensor's sample reaches."""
-    workspace = batch.workspace
-    sizes = [min(size, tensor.numel()) for size, tensor in zip(samples, values, strict=True)]
-    ends = np.cumsum(sizes)
-    sampled = workspace.array("sample.values", int(ends[-1]), batch.dtype)
-    pieces = [sampled[end - size : end] for end, size in zip(ends.tolist(), sizes, strict=True)]
-    places = Batch(pieces, None, per_byte=1, workspace=workspace, name="sample")
-    _sample[(places.num_blocks,)](places.tables, sampled, batch.tables, enable_fp_fusion=False)
-    ks = np.array([max(1, round(fraction * size)) for size in sizes], np.int64)
-    return kth_largest(places, workspace.upload("sample.ks", ks)).bits
-
-
 @triton.jit(do_not_specialize=["shift"])
 def _count_digits(prefix: tl.tensor, counts: tl.tensor, shift: tl.tensor, batch: Tables) -> None:
     tensor, byte = find_block(batch)
@@ -86,17 +64,3 @@ def _count_digits(prefix: tl.tensor, counts: tl.tensor, shift: tl.tensor, batch:
     bin = tl.arange(0, _BINS)
     # Most bins are empty: gradients have few exponents.
     tl.atomic_add(counts + tensor * _BINS + bin, found.to(tl.int64), mask=found > 0, sem="relaxed")
-
-
-@triton.jit
-def _sample(places: Tables, sampled: tl.tensor, batch: Tables) -> None:
-    """One value from a random place of each of equal stretches; all values where the sample is the tensor."""
-    tensor, at = find_block(places)
-    count, first = byte_span(places, tensor)
-    size = num_values(batch, tensor)
-    begin, end = at * size // count, (at + 1) * size // count
-    zero = tl.zeros_like(at)
-    index = begin + (draw(at, zero, zero).to(tl.int64) * (end - begin) >> 24)
-    known = at < count
-    v = load_sum(batch, tensor, 0, index, known)
-    tl.store(sampled + first + at, v, mask=known)

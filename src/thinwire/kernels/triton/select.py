@@ -1,4 +1,4 @@
-"""Values of large magnitude, with their places, and the residual without them: `topk` and `threshold` of a batch.
+"""Values of large magnitude, with their places, and the residual without them: `topk` of a batch.
 
 A value is sent where its magnitude is above a bound, or equals it and is among the first `quota` values that do. Two
 steps with the host between them, because only the counts say how long a payload is and in which form its positions
@@ -19,8 +19,6 @@ import triton.language as tl
 from numpy.typing import NDArray
 
 from thinwire.kernels.triton.batch import (
-    INTEGER_TYPES,
-    Batch,
     Given,
     Tables,
     allow,
@@ -32,7 +30,7 @@ from thinwire.kernels.triton.batch import (
     store_residual,
 )
 from thinwire.kernels.triton.dense import put
-from thinwire.kernels.triton.order import Kth, kth_largest, sampled_bounds
+from thinwire.kernels.triton.order import kth_largest
 from thinwire.kernels.triton.workspace import DeviceWorkspace
 
 _ALIGN = 8  # bytes: places and values of every tensor begin at whole words
@@ -44,15 +42,13 @@ class Chosen(NamedTuple):
 
     Attributes:
         largest: the largest magnitude.
-        threshold: the magnitude that all values sent reach.
         num_sent: how many values are sent.
         bitmap: whether `places` is a bitmap, uint8[ceil(n / 8)]; else indices of `width` bits, one behind the other.
         places: uint8, where the values belong.
-        body: uint8, the values, or a bit for each that is positive.
+        body: uint8, the values.
     """
 
     largest: float
-    threshold: float
     num_sent: int
     bitmap: bool
     places: NDArray[np.uint8]
@@ -66,10 +62,10 @@ class Form(NamedTuple):
     width: int
 
 
-def encode_top(
-    values: Sequence[torch.Tensor], *, ks: Sequence[int], form: Callable[[int, int], Form], **given: Unpack[Given]
-) -> Selected:
-    """Sends the k largest magnitudes of each tensor; of equal ones those that come first; zeros never.
+class Selected:
+    """A batch whose bounds and counts are on their way; `finish` makes the payloads.
+
+    The k largest magnitudes of each tensor are sent; of equal ones those that come first; zeros never.
 
     Args:
         ks: 1 … n for each tensor.
@@ -78,72 +74,22 @@ def encode_top(
     The other arguments are those of `thinwire.kernels.triton.ternary.encode_ternary`.
     """
 
-    def rule(batch: Batch) -> Kth:
-        found = kth_largest(batch, batch.workspace.upload("select.ks", np.array(ks, np.int64)))
-        return Kth(found.bits, torch.where(found.bits > 0, found.quota, 0))
-
-    return Selected(values, rule, form=form, signs=False, **given)
-
-
-def encode_from(
-    values: Sequence[torch.Tensor],
-    *,
-    bound: float | None,
-    samples: Sequence[int],
-    fraction: float,
-    signs: bool,
-    form: Callable[[int, int], Form],
-    **given: Unpack[Given],
-) -> Selected:
-    """Sends all magnitudes of at least a bound: a given one, or the one that a fraction of a sample reaches.
-
-    Args:
-        bound: above 0, in the type of the values; None takes a sample.
-        samples: how many values of each tensor to sample, as `thinwire.kernels.numba.select.sample_of` does.
-        fraction: of the sample that reaches the bound.
-        signs: whether ±bound is sent instead of the values.
-        form: see `encode_top`.
-
-    The other arguments are those of `thinwire.kernels.triton.ternary.encode_ternary`.
-    """
-
-    def rule(batch: Batch) -> Kth:
-        if bound is None:
-            bits = sampled_bounds(batch, values, samples, fraction)
-        else:
-            told = torch.full((batch.num_tensors,), bound, dtype=batch.dtype, device=batch.workspace.device)
-            bits = told.view(INTEGER_TYPES[batch.dtype]).to(torch.int64)
-        # A sample may hold nothing but zeros; zeros are not sent all the same.
-        return Kth(bits.clamp(min=1), batch.sizes)
-
-    return Selected(values, rule, form=form, signs=signs, **given)
-
-
-class Selected:
-    """A batch whose bounds and counts are on their way; `finish` makes the payloads.
-
-    Args:
-        rule: finds bounds and quotas, on the device.
-        signs: whether only the signs of values are sent.
-        form: see `encode_top`.
-    """
-
     def __init__(
         self,
         values: Sequence[torch.Tensor],
-        rule: Callable[[Batch], Kth],
         *,
+        ks: Sequence[int],
         form: Callable[[int, int], Form],
-        signs: bool,
         **given: Unpack[Given],
     ) -> None:
-        self._form, self._signs = form, signs
+        self._form = form
         self._sizes = [tensor.numel() for tensor in values]
         self._kept = (values, given.get("residuals"))  # the second step reads them again
         workspace = given["workspace"]
         with encoding(values, per_byte=8, **given) as batch:
             self._batch, largest = batch, batch.largest()
-            self._bounds, self._quotas = rule(batch)
+            found = kth_largest(batch, workspace.upload("select.ks", np.array(ks, np.int64)))
+            self._bounds, self._quotas = found.bits, torch.where(found.bits > 0, found.quota, 0)
             self._allowed = allow(largest, largest, together=given.get("together", False))
             counts = workspace.array("select.counts", 2 * batch.num_blocks, torch.int64)
             _count[(batch.num_blocks,)](self._bounds, counts, **batch.launch)
@@ -153,11 +99,10 @@ class Selected:
             before = torch.nn.functional.pad(last[:, :-1], (1, 0))
             self._before, self._ends = before.t().contiguous(), ends
             above, equal = last - before
-            facts = workspace.array("select.facts", 3 * batch.num_tensors, torch.float64).view(3, -1)
+            facts = workspace.array("select.facts", 2 * batch.num_tensors, torch.float64).view(2, -1)
             facts[0].copy_(largest)
-            facts[1].copy_(self._bounds.to(INTEGER_TYPES[batch.dtype]).view(batch.dtype))
-            facts[2].copy_(above + torch.minimum(equal, self._quotas))
-            self._facts = workspace.host("select.facts", 3 * batch.num_tensors, torch.float64)
+            facts[1].copy_(above + torch.minimum(equal, self._quotas))
+            self._facts = workspace.host("select.facts", 2 * batch.num_tensors, torch.float64)
             self._facts.copy_(facts.view(-1), non_blocking=True)
 
     def finish(self) -> list[Chosen]:
@@ -169,12 +114,12 @@ class Selected:
         batch = self._batch
         workspace = batch.workspace
         workspace.synchronize()
-        largest, thresholds, counts = (row.tolist() for row in self._facts.numpy().reshape(3, -1))
+        largest, counts = (row.tolist() for row in self._facts.numpy().reshape(2, -1))
         plans, total = [], 0
         for size, count in zip(self._sizes, map(int, counts), strict=True):
             form = self._form(size, count)
             places = -(-size // 8) if form.bitmap else -(-count * form.width // 8)
-            body = -(-count // 8) if self._signs else count * batch.dtype.itemsize
+            body = count * batch.dtype.itemsize
             plans.append((count, form, total, places, total + _aligned(places), body))
             total += _aligned(places) + _aligned(body)
         told = np.array([(form.width * (not form.bitmap), at, behind) for _, form, at, _, behind, _ in plans], np.int64)
@@ -190,7 +135,6 @@ class Selected:
                 payload,
                 payload.view(torch.uint8),
                 payload.view(batch.dtype),
-                SIGNS=self._signs,
                 **batch.launch,
             )
             host = workspace.host("select.payload", 4 * payload.numel(), torch.uint8)
@@ -198,8 +142,8 @@ class Selected:
         workspace.synchronize()
         received: NDArray[np.uint8] = host.numpy()
         return [
-            Chosen(top, bound, count, form.bitmap, received[at : at + places], received[behind : behind + body])
-            for top, bound, (count, form, at, places, behind, body) in zip(largest, thresholds, plans, strict=True)
+            Chosen(top, count, form.bitmap, received[at : at + places], received[behind : behind + body])
+            for top, (count, form, at, places, behind, body) in zip(largest, plans, strict=True)
         ]
 
 
@@ -267,7 +211,6 @@ def _write(
     octets: tl.tensor,
     numbers: tl.tensor,
     batch: Tables,
-    SIGNS: tl.constexpr,
 ) -> None:
     """`words`, `octets` and `numbers` are the payload's memory, as integers, bytes and values."""
     tensor, byte = find_block(batch)
@@ -283,9 +226,7 @@ def _write(
     sent = (above != 0) | ((equal != 0) & (equal_rank < quota))
     rank = above_rank + tl.minimum(equal_rank, quota)
     if batch.RESIDUAL:
-        worth = bound.to(magnitude_bits(v).dtype).to(batch.DTYPE, bitcast=True)
-        unsent = v - tl.where(v > 0, worth, -worth) if SIGNS else tl.zeros_like(v)
-        store_residual(batch, tensor, 0, index, known, allowed, tl.where(sent, unsent, v))
+        store_residual(batch, tensor, 0, index, known, allowed, tl.where(sent, 0.0, v))
     width = tl.load(plans + 3 * tensor)  # 0 for a bitmap
     places, body = tl.load(plans + 3 * tensor + 1), tl.load(plans + 3 * tensor + 2)
     num_bytes, _ = byte_span(batch, tensor)
@@ -298,12 +239,7 @@ def _write(
     tl.atomic_or(at, (spread & 0xFFFFFFFF).to(tl.int32), mask=indexed, sem="relaxed")
     high = (spread >> 32).to(tl.int32)
     tl.atomic_or(at + 1, high, mask=indexed & (high != 0), sem="relaxed")
-    if SIGNS:
-        shift = (rank & 24) + 7 - (rank & 7)
-        positive = (tl.full([1, 1], 1, tl.int64) << shift).to(tl.int32)
-        tl.atomic_or(words + body // 4 + (rank >> 5), positive, mask=sent & (v > 0), sem="relaxed")
-    else:
-        tl.store(numbers + body // (v.dtype.primitive_bitwidth // 8) + rank, v, mask=sent)
+    tl.store(numbers + body // (v.dtype.primitive_bitwidth // 8) + rank, v, mask=sent)
 
 
 @triton.jit(do_not_specialize=["count"])

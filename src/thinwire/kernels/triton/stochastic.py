@@ -1,4 +1,4 @@
-"""Random trits of a batch, packed in the same pass: `stoch3` and `terngrad` (TernGrad, equations 1–3).
+"""Random trits of a batch, packed in the same pass: `terngrad` (TernGrad, equations 1–3).
 
     t = sign(v) with probability min(|v|, limit) / scale, else 0
 

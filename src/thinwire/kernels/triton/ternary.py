@@ -47,7 +47,6 @@ def encode_ternary(
     sparsity: float,
     layout: str = "stride",
     zero_run: bool = True,
-    paper_literal: bool = False,
     **given: Unpack[Given],
 ) -> Pending:
     """Encodes a batch as `thinwire.kernels.encode_ternary` does each tensor: same bytes, same residual bits.
@@ -81,7 +80,6 @@ def encode_ternary(
             codes,
             last_nonzero,
             num_windows,
-            PAD=0 if paper_literal else 1,
             PARTITION=layout == "partition",
             **batch.launch,
         )
@@ -137,7 +135,6 @@ def _quantise(
     last_nonzero: tl.tensor,
     num_windows: tl.tensor,
     batch: Tables,
-    PAD: tl.constexpr,
     PARTITION: tl.constexpr,
 ) -> None:
     tensor, start = find_start(batch)
@@ -158,7 +155,7 @@ def _quantise(
             count = (size - before + 4) // 5
         known = at < tl.minimum(count, batch.BLOCK).to(tl.int32)
         v = load_sum(batch, tensor, before, apart * at, known)
-        byte = 3 * byte + tl.where(known, tl.where(v > half, 2, tl.where(v < -half, 0, 1)), PAD)
+        byte = 3 * byte + tl.where(known, tl.where(v > half, 2, tl.where(v < -half, 0, 1)), 1)
     if batch.RESIDUAL:
         # Values again, now by rows of neighbours, and from the cache: five places apart, residuals would reach memory
         # one by one, which takes twice as long as all of this.

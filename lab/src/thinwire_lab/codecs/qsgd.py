@@ -21,9 +21,9 @@ from thinwire.errors import ConfigError, FrameError
 from thinwire.frames import Frame
 from thinwire.frames.layout import MAX_SCALES
 from thinwire.kernels.contract import require_finite_magnitude
-from thinwire.kernels.numba.elias import decode_levels, encode_levels, longest
 from thinwire.kernels.numba.integers import packed_nbytes
-from thinwire.kernels.numba.levels import MAX_LEVELS, bucket_largest, bucket_norms, round_to_levels, value_of_levels
+from thinwire_lab.kernels.elias import decode_levels, encode_levels, longest
+from thinwire_lab.kernels.levels import MAX_LEVELS, bucket_largest, bucket_norms, round_to_levels, value_of_levels
 
 MAX_BUCKET = 1 << 31
 _HEAD = struct.Struct("<HI")

@@ -20,7 +20,7 @@ from thinwire.codecs.tensors import Flat, FloatArray
 from thinwire.errors import FrameError, NonFiniteError
 from thinwire.frames import Frame
 from thinwire.kernels.numba.jit import max_magnitude
-from thinwire.kernels.numba.stochastic import collect_kept, kept_positions, scatter
+from thinwire_lab.kernels.thinning import collect_kept, kept_positions, scatter
 
 UNITS = 1 << 24
 """p is a multiple of its inverse."""

@@ -6,9 +6,9 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-from tests.kernels import oracle
+from lab.tests.kernels import oracle
 
-from thinwire.kernels.numba.stochastic import collect_kept, kept_positions, scatter
+from thinwire_lab.kernels.thinning import collect_kept, kept_positions, scatter
 
 UNITS = 1 << 24
 KEYS = [(0, 0), (1, 2), (0xFFFFFFFF, 0xDEADBEEF)]

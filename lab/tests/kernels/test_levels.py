@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.kernels import oracle
+from lab.tests.kernels import oracle
 
 from thinwire.errors import FrameError
-from thinwire.kernels.numba.elias import decode_levels, encode_levels, longest
-from thinwire.kernels.numba.levels import bucket_largest, bucket_norms, round_to_levels, value_of_levels, worth
+from thinwire_lab.kernels.elias import decode_levels, encode_levels, longest
+from thinwire_lab.kernels.levels import bucket_largest, bucket_norms, round_to_levels, value_of_levels, worth
 
 KEY = (5, 6)
 DTYPES: tuple[Any, ...] = (np.float32, np.float64)

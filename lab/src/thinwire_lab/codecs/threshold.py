@@ -13,13 +13,18 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 
 from thinwire.codecs.options import Between
-from thinwire.codecs.scheme import Payload, Step, finite_magnitude
+from thinwire.codecs.scheme import Explained, Payload, Step, finite_magnitude
 from thinwire.codecs.scratch import Scratch
-from thinwire.codecs.sparse import BITMAP, SIGNS, Sparse
-from thinwire.codecs.tensors import Flat, FloatArray, in_dtype
+from thinwire.codecs.sparse import BITMAP, Sparse
+from thinwire.codecs.tensors import Flat, FloatArray, compute_dtype, in_dtype
+from thinwire.errors import FrameError
+from thinwire.frames import Flags, Frame
 from thinwire.kernels.contract import require_finite_magnitude
 from thinwire.kernels.numba.bits import positions_of
-from thinwire.kernels.numba.select import checked_sample_of, take
+from thinwire_lab.kernels.select import checked_sample_of, take
+
+SIGNS = int(Flags.OPTION_B)
+"""Every value sent is ±scale, one bit each; without it, values in full precision."""
 
 MIN_SAMPLE = 1000
 SAMPLE_SHARE = 0.01
@@ -40,6 +45,7 @@ class Threshold(Sparse):
     id: ClassVar[str] = "threshold"
     checks_finite: ClassVar[bool] = True
     option_flags: ClassVar[int] = BITMAP | SIGNS
+    num_scales: ClassVar[int | None] = None
     fuses: ClassVar[bool] = True
 
     fraction: Annotated[float, Between(0, 1, above=True)] = 0.05
@@ -47,12 +53,8 @@ class Threshold(Sparse):
     tau: Annotated[float | None, Between(0, above=True)] = None
     send: Literal["values", "tau"] = "values"
 
-    @property
-    def sends_signs(self) -> bool:
-        return self.send == "tau"
-
     def encode(self, flat: Flat, step: Step, space: Scratch) -> Payload:
-        values, signs = flat.values, self.sends_signs
+        values, signs = flat.values, self.send == "tau"
         size = values.size
         self.check_positions(size)
         if self.tau is None:
@@ -75,12 +77,42 @@ class Threshold(Sparse):
             tau=bound if signs else None,
         )
         body = np.packbits(taken > 0) if signs else taken.view(np.uint8)
-        scales = (bound,) if signs else ()
         if self.takes_bitmap(size, taken.size, body.size):
             if not signs:
-                return Payload(whole[lead - nbytes : lead + body.size], (), BITMAP)
-            return self.with_bitmap(bitmap, body, scales, space)
-        return self.with_indices(size, positions_of(bitmap), body, scales, space)
+                return Payload(whole[lead - nbytes : lead + body.size], flags=BITMAP)
+            made = self.with_bitmap(bitmap, body, space)
+        else:
+            made = self.with_indices(size, positions_of(bitmap), body, space)
+        return made._replace(scales=(bound,), flags=made.flags | SIGNS) if signs else made
+
+    @classmethod
+    def body_nbytes(cls, frame: Frame, count: int) -> int:
+        return -(-count // 8) if frame.flags & SIGNS else super().body_nbytes(frame, count)
+
+    @classmethod
+    def values_of(cls, frame: Frame, body: memoryview, count: int) -> FloatArray:
+        if len(frame.scales) != (1 if frame.flags & SIGNS else 0) or min(frame.scales, default=0.0) < 0:
+            raise FrameError(f"{frame.codec}: scales {list(frame.scales)[:4]} do not belong to these flags")
+        if not frame.flags & SIGNS:
+            return super().values_of(frame, body, count)
+        positive = np.unpackbits(np.frombuffer(body, np.uint8))
+        if positive[count:].any():
+            raise FrameError(f"{frame.codec}: signs of values behind the last are set")
+        scale = compute_dtype(frame.dtype)(frame.scales[0])
+        return np.where(positive[:count].view(np.bool_), scale, -scale)
+
+    @classmethod
+    def explain(cls, frame: Frame, space: Scratch) -> Explained:
+        explained = super().explain(frame, space)
+        bits, meaning = explained["bits per value sent"]
+        signs = bool(frame.flags & SIGNS)
+        explained["bits per value sent"] = (
+            1 if signs else bits,
+            f"OPTION_B: a sign, set where positive; without it, {meaning}",
+        )
+        if signs:
+            explained["tau"] = (frame.scales[0], "the threshold: values sent decode to -tau and tau")
+        return explained
 
     def sample_size(self, size: int) -> int:
         """How many of `size` values are sampled; all, where that is more than there are."""

@@ -1,0 +1,1 @@
+"""Codecs that papers compare with, as `thinwire.codecs` has the others."""

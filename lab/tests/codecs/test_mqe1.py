@@ -1,0 +1,74 @@
+"""`mqe1`: the paper's numbers, and what it promises beyond the contract."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.codecs.contract import naming
+
+import thinwire as tw
+from thinwire.frames import Flags, Frame
+
+
+def test_mqe1_of_the_worked_example() -> None:
+    v = torch.tensor([0.5, -0.2, 0.0, -0.6, 0.1])
+    context = tw.codec("mqe1").context(v)
+    frame = context.encode(v)
+    parsed = tw.frames.parse(frame)
+    assert list(parsed.payload) == [168]
+    assert parsed.scales == pytest.approx((-0.4, 0.2))
+    assert tw.decode(frame).tolist() == pytest.approx([0.2, -0.4, 0.2, -0.4, 0.2])
+    assert context.residual is not None
+    assert context.residual.tolist() == pytest.approx([0.3, 0.2, -0.2, -0.2, -0.1])
+    negative = v < 0
+    assert float(context.residual[negative].sum()) == pytest.approx(0, abs=1e-7)
+    assert float(context.residual[~negative].sum()) == pytest.approx(0, abs=1e-7)
+
+
+def test_mqe1_of_a_constant_is_exact() -> None:
+    cases: list[float] = [0.0, 1.0, -1.0]
+    for value in cases:
+        with naming(f"value={value!r}"):
+            tensor = torch.full((3,), value)
+            assert torch.equal(tw.decode(tw.codec("mqe1").encode(tensor)), tensor)
+
+
+def test_mqe1_takes_means_along_an_axis() -> None:
+    cases: list[int] = [0, 1, 2, -1]
+    for axis in cases:
+        with naming(f"axis={axis!r}"):
+            tensor = torch.from_numpy(np.random.default_rng(0).standard_normal((4, 5, 6)).astype(np.float32))
+            decoded = tw.decode(tw.codec("mqe1", axis=axis).encode(tensor))
+            alone = tw.codec("mqe1")
+            for index in range(tensor.shape[axis]):
+                part = tensor.select(axis, index)
+                assert torch.allclose(decoded.select(axis, index), tw.decode(alone.encode(part)), rtol=1e-6, atol=0)
+
+
+def test_mqe1_gives_tensors_without_the_axis_one_pair() -> None:
+    bias = torch.tensor([1.0, -2.0, 3.0])
+    frame = tw.codec("mqe1", axis=1).encode(bias)
+    assert frame == tw.codec("mqe1").encode(bias)
+
+
+def test_mqe1_refuses_what_is_no_axis() -> None:
+    cases: list[Any] = [1.0, "columns", True, 32, -33]
+    for axis in cases:
+        with naming(f"axis={axis!r}"), pytest.raises(tw.ConfigError, match="allowed are None"):
+            tw.codec("mqe1", axis=axis)
+
+
+def test_mqe1_refuses_means_that_no_encoder_sends() -> None:
+    cases: list[tuple[Frame, str]] = [
+        (Frame("mqe1", "fp32", (3,), (0.5, 1.0), 0, b"\0"), "positive"),
+        (Frame("mqe1", "fp32", (3,), (-0.5, -1.0), 0, b"\0"), "positive"),
+        (Frame("mqe1", "fp32", (3,), (-0.5,), 0, b"\0"), "2 means"),
+        (Frame("mqe1", "fp32", (3,), (-0.5, 1.0), int(Flags.OPTION_A), b"\1\0"), "dimension 1"),
+        (Frame("mqe1", "fp32", (3,), (-0.5, 1.0), int(Flags.OPTION_A), b"\0\0"), "6 means"),
+    ]
+    for frame, message in cases:
+        with naming(f"frame={frame!r}, message={message!r}"), pytest.raises(tw.FrameError, match=message):
+            tw.decode(tw.frames.pack(frame))

@@ -1,0 +1,37 @@
+"""The lab's designs are there as the product's are: by name, with options, and with the paper they come from."""
+
+from __future__ import annotations
+
+import pytest
+
+import thinwire as tw
+from thinwire.errors import ConfigError
+from thinwire.policies.designs import design, designs
+from thinwire.policies.shipped import SHIPPED
+
+RESIDUALS = {"stoch3": False, "mqe1": True, "sparse5": True, "qsgd-ds": False}
+
+
+def test_they_come_behind_the_products_and_say_what_they_are() -> None:
+    found = designs()
+    assert list(found)[: len(SHIPPED)] == list(SHIPPED)
+    assert all("§" in found[name] for name in RESIDUALS)
+
+
+def test_who_keeps_a_residual() -> None:
+    for name, kept in RESIDUALS.items():
+        made = design(name)
+        assert (made.up.residual_by_default, made.down.residual_by_default) == (kept, kept), name
+        assert made.name == name and made.cite == designs()[name]
+
+
+def test_options_go_to_the_codec() -> None:
+    made = design("sparse5[fraction=0.1,consistency=ssp[2]]")
+    assert (made.name, made.consistency) == ("sparse5[fraction=0.1,consistency=ssp[2]]", "ssp[2]")
+    assert made.up.config()["fraction"] == made.down.config()["fraction"] == 0.1
+    with pytest.raises(ConfigError, match=r"design 'mqe1\[s=2\]': mqe1: unknown option 'sparsity'"):
+        design("mqe1[s=2]")
+
+
+def test_codecs_come_behind_the_products() -> None:
+    assert tw.codecs.ids()[-8:] == ["stoch3", "mqe1", "threshold", "randomk", "qsgd", "qsgd-ds", "dithering", "truncate"]
