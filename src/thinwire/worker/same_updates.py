@@ -49,7 +49,7 @@ def _planned_otherwise(saved: Mapping[str, Any], design: Design) -> Differing:
     assert design.local is not None
     mine = asdict(design.local)
     # Which states did not have once.
-    there = {"warmup": 0, "settle": mine["settle"], "steer": mine["steer"], "lengthen": False, **saved}
+    there = {"warmup": 0, "settle": mine["settle"], "steer": mine["steer"], **saved}
     return [(option_of(key), there.get(key), mine[key]) for key in mine if there.get(key) != mine[key]]
 
 
