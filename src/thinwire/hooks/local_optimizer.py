@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from thinwire.cautions import caution
-from thinwire.errors import ConfigError, ProtocolError
+from thinwire.errors import ConfigError, ProtocolError, check_keys
 from thinwire.hooks.moments import forget_what_is_not_finite
 from thinwire.hooks.optimizer import DistributedOptimizer
 from thinwire.hooks.report import TrainingReport
@@ -124,17 +124,18 @@ class LocalUpdateOptimizer(DistributedOptimizer):
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         check_state(state_dict, "inner", self.param_groups)
+        check_keys(state_dict, ["outer_groups", "weights", *([] if self._steering is None else ["steering"])])
+        if self._steering is not None:
+            check_keys(state_dict["steering"], self._steering.state_dict(), "the state's 'steering'")
         check_inner_state(state_dict, self._inner, self.outer_groups)
-        if "position" in state_dict:
-            self._local.check_position(state_dict["position"])  # before what other updates have no residuals of
         super().load_state_dict(state_dict)
         if not self._joined:
-            self._began_with = state_dict.get("weights")
+            self._began_with = state_dict["weights"]
         self._inner.load_state_dict(state_dict["inner"])
         for group, saved in zip(self.outer_groups, state_dict["outer_groups"], strict=True):
             group.update(saved)
         self._follow()
-        if self._steering is not None and "steering" in state_dict:
+        if self._steering is not None:
             self._steering.load_state_dict(state_dict["steering"])
 
     def _check_step(self) -> None:

@@ -143,9 +143,8 @@ def make_plan(
     for codec in () if design.auto is None else design.auto.codecs:  # what an exchange may have in place of it
         index_of(codec)
     plain, exchanged = index_of(PLAIN), _statistics(model)
-    travelled = None if buffers is None else {plain_name(key) for key in buffers}
     for key, buffer in ((plain_name(name), each) for name, each in model.named_buffers()):
-        if id(buffer) in exchanged if travelled is None else key in travelled:
+        if id(buffer) in exchanged if buffers is None else key in buffers:
             placed = [(Partition(0, 0, buffer.numel()), len(tables[0]))]
             # After local steps everybody's statistics count; after a common step, worker 0's are as good as any.
             state, group = (True, 0) if local is None else (False, 1)
