@@ -77,6 +77,17 @@ class EngineError(ThinwireError, RuntimeError):
     """A process or an emulated link that could not be set up, or that ended too early."""
 
 
+def check_keys(
+    state: collections.abc.Mapping[str, object], keys: collections.abc.Iterable[str], of: str = "the state"
+) -> None:
+    """Raises ConfigError where a saved state lacks one of these keys, and names it.
+
+    >>> check_keys({"step": 3}, ["step"])
+    """
+    if lacking := [key for key in keys if key not in state]:
+        raise ConfigError(f"{of} lacks {', '.join(map(repr, lacking))}; take one that this version has saved")
+
+
 def guess(word: object, known: collections.abc.Iterable[str]) -> str:
     """Returns what an unknown name was probably meant for, as a part of a message; nothing where none is near.
 

@@ -147,7 +147,6 @@ def main() -> None:
     kept: Any = None
     for design, at in (
         ("update", 7),
-        ("update[lengthen=true]", 7),
         ("diloco[h=3]", 6),
         ("streaming-diloco[h=6,delay=2]", 12),
         ("3lc", 7),

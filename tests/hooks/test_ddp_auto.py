@@ -163,7 +163,7 @@ def run_rolled_back(rank: int) -> list[Any]:
     train(model, rank, 1, first=5)
     low = [bound.sparsity for bound in bounds]
     with pytest.raises(tw.ConfigError, match="does not fit"):
-        state.load_state_dict({**saved, "ranks": {str(rank): {"residuals": {}, "encodes": {}}}})
+        state.load_state_dict({**saved, "ranks": {str(rank): {kind: {} for kind in saved["ranks"][str(rank)]}}})
     state.load_state_dict(saved)
     assert state.auto is not None
     return [low, was, [bound.changing().tolist() for bound in bounds], str(state.auto)]
@@ -326,7 +326,7 @@ def test_every_setting_trains_all_ranks_alike_and_an_uncompressed_step_leaves_no
     assert [wait == 0 for wait in first["waits"]] == [name == "uncompressed" for name in first["names"]]
     assert first["names"][:3] == ["uncompressed", "3lc[s=1]", "uncompressed"] and len(set(first["names"])) == 6
     assert "bit for bit" in first["said"]
-    assert first["kinds"] == {rank: ["encodes", "lags", "residuals"] for rank in "01"}
+    assert first["kinds"] == {rank: ["encodes", "lags", "orders", "owners", "residuals"] for rank in "01"}
     line = r"  auto +3lc\[s=1\.25,zstd\] since step 26, (1 change|\d+ changes), link (not measured yet|[\d.]+ .bit/s)$"
     assert re.search(line, first["report"], re.MULTILINE), first["report"]
     assert first["report"].splitlines()[0].endswith(" skipped, auto; fp32") and "\n  lag  " in first["report"]

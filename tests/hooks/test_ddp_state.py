@@ -125,12 +125,9 @@ def test_the_format_of_a_state_and_what_does_not_merge(tmp_path: Path) -> None:
             "2.weight": (24000,),
             "5.weight": (480,),
         }
-        # In the upper bits the owner of a slice, from 1 on.
-        assert {name: value.tolist() for name, value in kept["encodes"].items()} == {
-            "0.weight": [(1 << 40) + 4],
-            "2.weight": [(1 << 40) + 4, (2 << 40) + 4],
-            "5.weight": [(2 << 40) + 4],
-        }
+        lists = {kind: {name: value.tolist() for name, value in kept[kind].items()} for kind in ("encodes", "owners")}
+        assert lists["encodes"] == {"0.weight": [4], "2.weight": [4, 4], "5.weight": [4]}
+        assert lists["owners"] == {"0.weight": [0], "2.weight": [0, 1], "5.weight": [1]}
     assert sorted(ddp.merge(states)["ranks"]) == ["0", "1"]
     with pytest.raises(tw.ConfigError, match="step is 4 and 9"):
         ddp.merge([states[0], {**states[1], "step": 9}])
@@ -363,5 +360,5 @@ def test_states_of_other_settings_and_copies_of_the_model() -> None:
     for told in run_ranks(2, run_elsewhere):
         assert "and int8 here keeps no residual: load it with the codec it was saved with" in told["int8"]
         assert "the state has reduce='mean' and this run 'sum'" in told["sum"]
-        assert "the state is damaged: it does not say how often" in told["damaged"]
+        assert "the state's 'encodes' lacks '" in told["damaged"]
         assert told["auto"] == (True, False, True), "what waited goes into the first step, which is uncompressed"

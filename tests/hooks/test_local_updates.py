@@ -123,7 +123,7 @@ def test_replicas_are_equal_bit_for_bit_and_repeat_over_every_transport() -> Non
 @pytest.mark.parametrize(
     ("design", "stop"),
     [
-        ("update[lengthen=true]", 8),
+        ("update", 8),
         ("diloco[h=3]", 6),
         ("diloco[h=5]", 8),
         ("diloco[h=2,codec=3lc[s=1.75,lag=9]]", 9),

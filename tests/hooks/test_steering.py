@@ -69,30 +69,6 @@ def test_of_several_optimizers_each_adam_is_led() -> None:
         assert torch.equal(one, other)
 
 
-def test_what_older_states_lack_of_further_optimizers_begins_anew() -> None:
-    weights = [nn.Parameter(torch.ones(2)) for _ in range(2)]
-    first, second = (torch.optim.AdamW([each], lr=0.5) for each in weights)
-    of_first, of_both = (Steering(some, 0.6, [{"lr": 1.0}]) for some in ([first], [first, second]))
-    weights[0].grad = torch.ones(2)
-    of_first.stepped()
-    of_both.load_state_dict(of_first.state_dict())
-    assert of_both.state_dict() == {
-        **of_first.state_dict(),
-        **{name: [*of_first.state_dict()[name], 0.0] for name in ("pushed", "divisors")},
-        **{name: [*of_first.state_dict()[name], [0.0]] for name in ("decays", "pushed_decays")},
-        "rates": [0.5, -math.inf],  # it steers by no update of a round whose rates are not known
-    }
-    led = []
-    for _ in range(2):
-        of_both.stepped()
-        of_both.pushed()
-        led.append([group is second.param_groups[0] for _, group, *_ in of_both._groups()])
-    assert led == [[False], [False, True]], "from the next round on"
-    other = Steering([second], 0.6, [{"lr": 1.0}])
-    other.load_state_dict(of_both.state_dict())  # of more
-    assert len(other.state_dict()["rates"]) == 1
-
-
 def test_the_rates_are_those_of_the_round_also_where_its_answer_is_waited_for_at_once() -> None:
     def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> torch.Tensor:
         for step in range(8):

@@ -36,11 +36,13 @@ def test_what_differs_is_told_by_the_options_of_a_design(saved: str, here: str, 
         check_same(position(saved), design(here))
 
 
-def test_older_states_are_gone_on_from() -> None:
+def test_a_state_that_lacks_something_is_refused() -> None:
     saved = position("diloco")
-    del saved["coded"]
-    check_same(saved, design("diloco[s=1.5]"))  # which shards refuse
+    for kind, key in (("local", "warmup"), ("coded", "compression")):
+        lacking = {**saved, kind: {name: value for name, value in saved[kind].items() if name != key}}
+        with pytest.raises(ConfigError, match=f"the state lacks '{key}'"):
+            check_same(lacking, design("diloco"))
+    with pytest.raises(ConfigError, match="the state lacks 'coded'"):
+        check_same({"local": saved["local"]}, design("diloco"))
     with pytest.raises(ConfigError, match="the state is of a training without local updates"):
         check_same({}, design("diloco"))
-    with pytest.raises(ConfigError, match="the state is of codec="):
-        check_same({**saved, "coded": {}}, design("diloco"))

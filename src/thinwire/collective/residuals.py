@@ -9,7 +9,7 @@ to another number of ranks.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -20,8 +20,7 @@ from thinwire.codecs import Context
 from thinwire.codecs.lag import LagBound
 from thinwire.codecs.scheme import stream_seed
 from thinwire.codecs.tensors import is_dense
-from thinwire.collective.owners import counts_of, owned, with_owners
-from thinwire.errors import ConfigError
+from thinwire.errors import ConfigError, check_keys
 from thinwire.policies.assignment import Partition, Sized
 from thinwire.policies.compression import PLAIN, Choice
 from thinwire.policies.placement import Sharded
@@ -32,6 +31,8 @@ Lag = npt.NDArray[np.float64]
 Partitions = Mapping[str, tuple[Partition, ...]]
 """Who owns which slice of every tensor, by name."""
 
+KINDS = ("residuals", "encodes", "owners", "lags")
+"""What `Residuals.state_dict` holds of every compressed tensor."""
 _UNCOMPRESSED_WEIGHT = 32
 """An uncompressed value counts for the placement as this many compressed ones."""
 
@@ -93,7 +94,7 @@ def outstanding(
         tensors: in an order that all ranks share.
         states: the `state_dict` of every rank's residuals, in rank order.
         mean: whether ranks averaged or summed.
-        partitions: who owned what, if not as `partition` says, for states that do not say it themselves.
+        partitions: into which slices tensors were cut, if not as `partition` says.
 
     Raises:
         ConfigError: a state of other slices.
@@ -105,7 +106,7 @@ def outstanding(
         total = totals[tensor.name] = np.zeros(tensor.numel, np.float64)
         for rank, state in enumerate(states):
             flat = state["residuals"][tensor.name].cpu().numpy().astype(np.float64)
-            for part in owned(placed[tensor.name], state["encodes"][tensor.name]):
+            for part in _owned(placed[tensor.name], state["owners"][tensor.name]):
                 weight = 1.0 if part.server == rank or not mean else 1 / len(states)
                 total[part.start : part.stop] += weight * flat[part.start : part.stop]
     return totals
@@ -187,11 +188,11 @@ class Residuals:
     # ---- checkpoints
 
     def state_dict(self) -> dict[str, dict[str, torch.Tensor]]:
-        """Returns copies: by tensor the residual (flat), and how often each of its slices was encoded, with its owner.
+        """Returns copies: by tensor the residual (flat), how often each of its slices was encoded, and by whom owned.
 
         Also each slice's `LagBound.changing`, and zeros where the codec bounds no lag: the keys are those of any codec.
         """
-        residuals, encodes, lags = {}, {}, {}
+        residuals, encodes, owners, lags = {}, {}, {}, {}
         for tensor in self._compressed():
             flat = torch.zeros(tensor.numel, dtype=tensor.compute_dtype, device="cpu")
             parts = self.partitions[tensor.name]
@@ -200,12 +201,13 @@ class Residuals:
                 if context.residual is not None:
                     flat[part.start : part.stop] = context.residual
             residuals[tensor.name] = flat
-            encodes[tensor.name] = with_owners([context.step for context in contexts], parts)
+            encodes[tensor.name] = torch.tensor([context.step for context in contexts], device="cpu")
+            owners[tensor.name] = torch.tensor([part.server for part in parts], device="cpu")
             lags[tensor.name] = _no_lags(len(parts))
             for row, context in zip(lags[tensor.name], contexts, strict=True):
                 if context.lag_bound is not None:
                     row.copy_(torch.from_numpy(context.lag_bound.changing()))
-        return {"residuals": residuals, "encodes": encodes, "lags": lags}
+        return {"residuals": residuals, "encodes": encodes, "owners": owners, "lags": lags}
 
     def blank_state_dict(self, world: int) -> dict[str, dict[str, torch.Tensor]]:
         """Returns zeros in the form that a rank of a `world`-rank run saves."""
@@ -214,9 +216,9 @@ class Residuals:
 
     def owned_alike(self, state: Mapping[str, Any]) -> bool:
         """Returns whether ranks owned what they own here, as far as an equally large run's state says so."""
-        saved = state.get("encodes", {})
+        saved = state["owners"]
         return all(
-            owned(parts, saved[name]) == parts
+            _owned(parts, saved[name]) == parts
             for name, parts in self.partitions.items()
             if name in saved and saved[name].numel() == len(parts)
         )
@@ -231,26 +233,22 @@ class Residuals:
         for name, flat in state["residuals"].items():
             self._check_slices(name, flat, state)
         for name, flat in state["residuals"].items():
-            parts, lags = self.partitions[name], state.get("lags", {}).get(name)
-            for row, (part, encodes) in enumerate(zip(parts, counts_of(state["encodes"][name]), strict=True)):
+            parts = self.partitions[name]
+            for part, encodes, lag in zip(parts, state["encodes"][name].tolist(), state["lags"][name], strict=True):
                 context = self.contexts[name, part]
                 context.step = encodes
                 if context.residual is not None:
                     context.residual.copy_(flat[part.start : part.stop])
                 if context.lag_bound is not None:  # zeros, as of a codec without a bound, are a bound that begins
-                    context.lag_bound.restore(_no_lags(1)[0] if lags is None else lags[row])
+                    context.lag_bound.restore(lag)
 
     def _check_slices(self, name: str, flat: torch.Tensor, state: Mapping[str, Any]) -> None:
         """Raises ConfigError where a tensor's slices cannot take what a state holds of it."""
-        parts, encodes, lags = self.partitions[name], state["encodes"][name], state.get("lags", {}).get(name)
+        parts, encodes = self.partitions[name], state["encodes"][name]
         contexts = [self.contexts[name, part] for part in parts]
-        rows = None if lags is None else torch.as_tensor(lags, dtype=torch.float64, device="cpu").numpy()
-        bounds = any(context.lag_bound is not None for context in contexts)
-        if encodes.numel() != len(parts) or (
-            bounds
-            and rows is not None
-            and (rows.shape != tuple(_no_lags(len(parts)).shape) or not np.isfinite(rows).all() or rows.min() < 0)
-        ):
+        lags = torch.as_tensor(state["lags"][name], dtype=torch.float64, device="cpu").numpy()
+        damaged = lags.shape != tuple(_no_lags(len(parts)).shape) or not np.isfinite(lags).all() or (lags < 0).any()
+        if damaged or encodes.numel() != len(parts):
             raise ConfigError(f"the state of {name!r} is damaged, or of other slices; take another file of that step")
         for part, context in zip(parts, contexts, strict=True):
             if context.residual is None and flat[part.start : part.stop].any():
@@ -309,11 +307,23 @@ class Residuals:
 def blank_state(tensors: Sequence[TrainedTensor], partitions: Partitions) -> dict[str, dict[str, torch.Tensor]]:
     """Returns zeros in the form of the `state_dict` of a rank's residuals."""
     compressed = [tensor for tensor in tensors if not tensor.uncompressed]
+    counts = {t.name: torch.zeros(len(partitions[t.name]), dtype=torch.int64, device="cpu") for t in compressed}
     return {
         "residuals": {t.name: torch.zeros(t.numel, dtype=t.compute_dtype, device="cpu") for t in compressed},
-        "encodes": {t.name: torch.zeros(len(partitions[t.name]), dtype=torch.int64, device="cpu") for t in compressed},
+        "encodes": counts,
+        "owners": {name: count.clone() for name, count in counts.items()},
         "lags": {t.name: _no_lags(len(partitions[t.name])) for t in compressed},
     }
+
+
+def _owned(parts: Sequence[Partition], owners: torch.Tensor) -> tuple[Partition, ...]:
+    """Returns slices with the owners that a state names. Raises ConfigError for a state of other slices."""
+    if owners.numel() != len(parts):
+        raise ConfigError(
+            f"the state is damaged, or of other slices: it has {owners.numel()} slices of a tensor that was in "
+            f"{len(parts)}; take another file of that step, or a state that this version has saved"
+        )
+    return tuple(replace(part, server=owner) for part, owner in zip(parts, owners.tolist(), strict=True))
 
 
 def _no_lags(slices: int) -> torch.Tensor:
@@ -333,19 +343,21 @@ def check_form(state: object, of: str) -> None:
     """
     if not isinstance(state, Mapping):
         raise ConfigError(f"the state is damaged: the part of {of} is a {type(state).__name__}")
-    for kind in ("residuals", "encodes", "lags"):
-        tensors = state.get(kind, {})
+    check_keys(state, KINDS, f"the state of {of}")
+    for kind in KINDS:
+        tensors = state[kind]
         if not isinstance(tensors, Mapping) or not all(is_dense(each) for each in tensors.values()):
             raise ConfigError(f"the state is damaged: the {kind} of {of} are no tensors by name")
-    for name, residual in state.get("residuals", {}).items():
+    for name, residual in state["residuals"].items():
         if not residual.dtype.is_floating_point or not residual.isfinite().all():
             raise ConfigError(f"the state is damaged: what {of} has not sent of {name!r} is not finite")
 
 
 def check_state(tensors: Sequence[TrainedTensor], state: Mapping[str, Any]) -> None:
     """Raises ConfigError where a rank's state is not of these tensors and codecs."""
+    check_keys(state, KINDS)
     own = {tensor.name: tensor.numel for tensor in tensors if not tensor.uncompressed}
-    found = {name: value.numel() for name, value in state.get("residuals", {}).items()}
+    found = {name: value.numel() for name, value in state["residuals"].items()}
     if own != found:
         wrong = sorted(name for name in {*own, *found} if own.get(name) != found.get(name))
         here, there = ([sizes.get(name) for name in wrong[:4]] for sizes in (own, found))
@@ -353,5 +365,5 @@ def check_state(tensors: Sequence[TrainedTensor], state: Mapping[str, Any]) -> N
             f"the state does not fit: {wrong[:4]} are here {here} and in the state {there} values; load it with "
             "the model and the exclusions it was saved with"
         )
-    if lacking := sorted(own.keys() - state.get("encodes", {}).keys()):
-        raise ConfigError(f"the state is damaged: it does not say how often {lacking[0]!r} was encoded")
+    for kind in KINDS:
+        check_keys(state[kind], own, f"the state's {kind!r}")

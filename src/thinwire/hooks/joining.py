@@ -16,8 +16,6 @@ from torch import nn
 
 from thinwire.errors import SessionLostError
 from thinwire.hooks import ending
-from thinwire.hooks.lengthening import NAME as LENGTHENED
-from thinwire.hooks.lengthening import Lengthening
 from thinwire.hooks.local_optimizer import LocalUpdateOptimizer
 from thinwire.hooks.optimizer import DistributedOptimizer
 from thinwire.hooks.planning import Planned, make_plan
@@ -50,7 +48,6 @@ class Prepared:
         planned: what all workers and shards agree on.
         design: with what it was made.
         outer: parameter groups of the outer optimizer; None without local updates.
-        lengthening: of local updates that ask for it.
         shards: every rank's own, in a group.
         resume: what it goes on from.
     """
@@ -61,7 +58,6 @@ class Prepared:
     planned: Planned
     design: Design
     outer: list[dict[str, Any]] | None
-    lengthening: Lengthening | None
     shards: RankShards | None
     resume: State
 
@@ -100,9 +96,7 @@ def prepare(
     Raises:
         ConfigError: a model, or an optimizer, that cannot be trained so.
     """
-    local, lengthening = design.local, None
-    if local is not None and local.lengthen:
-        lengthening = Lengthening(optimizer, workers=workers, seed=seed)
+    local = design.local
     planned = make_plan(
         model,
         optimizer,
@@ -112,7 +106,6 @@ def prepare(
         consistency=policy,
         buffers=known_buffers(resume),
         begins=resume is None,
-        boards={LENGTHENED: lengthening.board} if lengthening is not None and lengthening.lengthens else None,
         **plan,
     )
     outer = None if local is None else local.outer_groups(inner_lr=optimizer.param_groups[0]["lr"])
@@ -138,7 +131,6 @@ def prepare(
         planned=planned,
         design=design,
         outer=outer,
-        lengthening=lengthening,
         shards=shards,
         resume=resume,
     )
@@ -220,7 +212,6 @@ def _optimizer(prepared: Prepared, driver: WorkerDriver, metrics: Sequence[Metri
         updates: dict[str, Any] = {
             "updates": local,
             "outer_groups": outer,
-            "lengthening": prepared.lengthening,
             "of_senders": "senders" in prepared.design.reduce,
         }
         return LocalUpdateOptimizer(prepared.model, prepared.optimizer, worker, driver, **updates, **common)

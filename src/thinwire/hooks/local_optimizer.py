@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 from thinwire.cautions import caution
-from thinwire.errors import ConfigError, ProtocolError
-from thinwire.hooks.lengthening import Lengthening
+from thinwire.errors import ConfigError, ProtocolError, check_keys
 from thinwire.hooks.moments import forget_what_is_not_finite
 from thinwire.hooks.optimizer import DistributedOptimizer
 from thinwire.hooks.report import TrainingReport
@@ -34,7 +33,6 @@ class LocalUpdateOptimizer(DistributedOptimizer):
     Args:
         updates: the timetable and the outer optimizer. All else as for `DistributedOptimizer`.
         outer_groups: the outer optimizer's parameter groups; a rate that is written there counts from the next push.
-        lengthening: lengthens what the inner optimizer changes.
         of_senders: whether shards average what sparse codecs send over those who sent it.
 
     Example::
@@ -59,15 +57,11 @@ class LocalUpdateOptimizer(DistributedOptimizer):
         *,
         updates: LocalUpdates,
         outer_groups: list[dict[str, Any]],
-        lengthening: Lengthening | None = None,
         of_senders: bool = False,
         **settings: Any,
     ) -> None:
         self._local, self._updates = worker, updates
         self._steering: Steering | None = None
-        self._lengthening = lengthening if lengthening is not None and lengthening.lengthens else None
-        if self._lengthening is not None:
-            self._lengthening.follow(worker.model.tensors)
         self._stepping = False
         self._began_with: str | None = None
         steered = [each for each in parts(optimizer) if type(each) in KINDS]
@@ -120,32 +114,29 @@ class LocalUpdateOptimizer(DistributedOptimizer):
             raise ConfigError("state_dict() inside `with opt.shared_weights():` is of the shared ones: call it outside")
         state = super().state_dict()  # in a group it waits for the last exchange, which tells those below something
         steering = {} if self._steering is None else {"steering": self._steering.state_dict()}
-        lengthening = {} if self._lengthening is None else {"lengthening": self._lengthening.state_dict()}
         return {
             **state,
             "inner": self._inner.state_dict(),
             "outer_groups": self.outer_groups,
             "weights": self._weights_digest(),
             **steering,
-            **lengthening,
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         check_state(state_dict, "inner", self.param_groups)
+        check_keys(state_dict, ["outer_groups", "weights", *([] if self._steering is None else ["steering"])])
+        if self._steering is not None:
+            check_keys(state_dict["steering"], self._steering.state_dict(), "the state's 'steering'")
         check_inner_state(state_dict, self._inner, self.outer_groups)
-        if "position" in state_dict:
-            self._local.check_position(state_dict["position"])  # before what other updates have no residuals of
         super().load_state_dict(state_dict)
         if not self._joined:
-            self._began_with = state_dict.get("weights")
+            self._began_with = state_dict["weights"]
         self._inner.load_state_dict(state_dict["inner"])
         for group, saved in zip(self.outer_groups, state_dict["outer_groups"], strict=True):
             group.update(saved)
         self._follow()
-        if self._steering is not None and "steering" in state_dict:
+        if self._steering is not None:
             self._steering.load_state_dict(state_dict["steering"])
-        if self._lengthening is not None and "lengthening" in state_dict:
-            self._lengthening.load_state_dict(state_dict["lengthening"])
 
     def _check_step(self) -> None:
         """Has the weights that a step begins from; ProtocolError or ConfigError where it could not be exchanged."""
@@ -191,8 +182,6 @@ class LocalUpdateOptimizer(DistributedOptimizer):
         """The user's optimizer's step, unless a GradScaler found an overflow; gradients are unscaled where it asks."""
         overflow = getattr(self, "found_inf", None)
         if overflow is not None and bool(overflow):
-            if self._lengthening is not None:
-                self._lengthening.skipped()
             return None
         self._unscale()
         self._stepping = True
@@ -202,9 +191,4 @@ class LocalUpdateOptimizer(DistributedOptimizer):
             self._stepping = False
         if self._steering is not None:
             self._steering.stepped()
-        if self._lengthening is not None:
-            clock, all_told = self._local.clock, self._local.memberships
-            present = [ranks for since, ranks in all_told if since <= clock] or [all_told[-1][1]]
-            self._lengthening.workers = len(present[-1])
-            self._lengthening.stepped(clock)
         return loss

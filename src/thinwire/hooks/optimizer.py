@@ -15,7 +15,7 @@ from thinwire.hooks import ending
 from thinwire.hooks.costs import TrainingCosts
 from thinwire.hooks.records import Recorder, residual_ratios
 from thinwire.hooks.report import TrainingReport
-from thinwire.hooks.resuming import Resumable, check_state, plainly_named
+from thinwire.hooks.resuming import Resumable, check_state
 from thinwire.hooks.several import num_held
 from thinwire.hooks.starting import agree, start
 from thinwire.optimizers.options import ADDED
@@ -74,7 +74,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         agreed, state = agree(worker, driver, resume)
         if state is not None:
             self.load_state_dict(state)
-            worker.restore_position(plainly_named(state)["position"])
+            worker.restore_position(state["position"])
         start(worker, driver, agreed, resumed=state is not None)
         self._hooks, self._joined = ModelHooks(model, worker, driver), True
         with suppress(AttributeError):  # one that never called torch's __init__ tells nobody
@@ -332,13 +332,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 "the state holds this rank's shard, which is taken back before ranks meet: give it as "
                 "tw.distribute(…, resume=state), on every rank its own"
             )
-        if (rank := state_dict.get("rank", self._worker.rank)) != self._worker.rank:
+        if (rank := state_dict["rank"]) != self._worker.rank:
             raise ConfigError(
                 f"the state is of rank {rank}, and this is rank {self._worker.rank}: each resumes from its own, which "
                 "holds what its gradients have not sent yet"
             )
+        self._worker.check_position(state_dict["position"])  # before what other updates have no residuals of
         step, before = int(state_dict["step"]), self._worker.iteration
-        self._worker.model.load_state_dict(plainly_named(state_dict))
+        self._worker.model.load_state_dict(state_dict)
         self._worker.iteration = step  # which decides what is due
         self._costs.pass_over(self._worker.iteration - before)
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
@@ -356,7 +357,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Raises:
             ConfigError: a parameter of this model is missing in the state.
         """
-        self._worker.take_residuals(plainly_named(state_dict))
+        self._worker.take_residuals(state_dict)
 
     def announce_checkpoints(self, steps: Collection[int]) -> int | None:
         """Tells the shards which exchanges (`opt.clock`) this worker has states of, to go back to with all others.

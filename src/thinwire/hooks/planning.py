@@ -6,7 +6,7 @@ table of its own on one shard, with its own context and scale. A tensor in one p
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,7 +57,6 @@ def make_plan(
     state_interval: int = 50,
     settings: Settings | None = None,
     buffers: Collection[str] | None = None,
-    boards: Mapping[str, torch.Tensor] | None = None,
     begins: bool = True,
 ) -> Planned:
     """Places the model's trained parameters on the shards, and its statistics (buffers) on the first of them.
@@ -77,7 +76,6 @@ def make_plan(
         state_interval: buffers travel after every so many exchanges.
         settings: what else must be equal on all workers.
         buffers: names of those that travel, in a training that goes on; None: what their values say now.
-        boards: by name, tensors that are none of the model's, and of which every worker gets the mean.
         begins: whether this worker has no state to go on from: then frozen parameters must be equal as well, which a
             model may change while it trains, as a teacher that follows the trained ones.
 
@@ -145,9 +143,8 @@ def make_plan(
     for codec in () if design.auto is None else design.auto.codecs:  # what an exchange may have in place of it
         index_of(codec)
     plain, exchanged = index_of(PLAIN), _statistics(model)
-    travelled = None if buffers is None else {plain_name(key) for key in buffers}
     for key, buffer in ((plain_name(name), each) for name, each in model.named_buffers()):
-        if id(buffer) in exchanged if travelled is None else key in travelled:
+        if id(buffer) in exchanged if buffers is None else key in buffers:
             placed = [(Partition(0, 0, buffer.numel()), len(tables[0]))]
             # After local steps everybody's statistics count; after a common step, worker 0's are as good as any.
             state, group = (True, 0) if local is None else (False, 1)
@@ -156,10 +153,6 @@ def make_plan(
             tables[0].append(
                 TableSpec(name=key, shape=shape, up=plain, down=plain, group=group, state=state, dtype=dtype)
             )
-    for key, board in (boards or {}).items():
-        placed = [(Partition(0, 0, board.numel()), len(tables[0]))]
-        tensors.append(PlannedTensor(key, board, False, PLAIN, tuple(placed), True))
-        tables[0].append(TableSpec(name=key, shape=tuple(board.shape), up=plain, down=plain, group=1, dtype="float32"))
     given = optimizer.param_groups if local is None else local.outer_groups()
     known = optimizer.defaults if local is None else given[0]
     groups = tuple(portable_options(group, known) for group in given)

@@ -12,11 +12,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from thinwire.errors import ConfigError
+from thinwire.errors import ConfigError, check_keys
 from thinwire.hooks.chance import chance_of, set_chance
 from thinwire.policies.naming import check_count
 from thinwire.runtime.checkpoint import needed
-from thinwire.schema.tensor_names import plain_name
 
 
 class Optimizer(Protocol):
@@ -231,6 +230,7 @@ def check_state(state: Mapping[str, Any], key: str, groups: Sequence[Mapping[str
             f"the state lacks {key!r}; it has {', '.join(map(str, state))}. States with and without local updates "
             "cannot take each other's place: start from the model's weights"
         )
+    check_keys(state, ["rank", "step", "position", "buffers", "param_groups"])
     if len(state["param_groups"]) != len(groups):
         found = len(state["param_groups"])
         raise ConfigError(f"the state has {found} parameter groups, and this optimizer {len(groups)}")
@@ -251,19 +251,3 @@ def check_inner_state(state: Mapping[str, Any], inner: torch.optim.Optimizer, ou
         raise ConfigError(f"the state's inner optimizer has groups of {kept} parameters, and this one's of {here}")
     if len(state["outer_groups"]) != len(outer):
         raise ConfigError(f"the state has {len(state['outer_groups'])} outer groups, and this optimizer {len(outer)}")
-
-
-def plainly_named(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a state of an optimizer that `distribute` returned, its tensors by their plain names.
-
-    Those of a compiled model were once kept by the names that `torch.compile` gives them.
-    """
-
-    def plain(kept: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:
-        named = {key: {plain_name(name): each for name, each in kept[key].items()} for key in keys if key in kept}
-        return {**kept, **named}
-
-    found = plain(state, ("contexts", "averages"))
-    if "position" in state:
-        found["position"] = plain(state["position"], ("values", "rounds", "offsets"))
-    return found

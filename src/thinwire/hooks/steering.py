@@ -189,22 +189,8 @@ class Steering:
 
     def load_state_dict(self, state: Mapping[str, Sequence[Any]]) -> None:
         """Restores what `state_dict` returned."""
-        fresh = [0.0] * len(self._rates)
-        # A round that they have begun is not one to steer by: all of its update, and a part of its rates.
-        self._rates = _with_new(state["rates"], [-math.inf] * len(fresh))
-        self._pushed = _with_new(state["pushed"], fresh)
-        # States did not have these once, decays were a group's, and of several optimizers the first alone was led.
-        [self._outer_lr] = state.get("outer", [float(self._outer[0]["lr"])])
-        self._divisors = _with_new(state.get("divisors", state["pushed"]), fresh)
+        self._rates, self._pushed, self._divisors = (list(state[name]) for name in ("rates", "pushed", "divisors"))
         self._decays, self._pushed_decays = (
-            [
-                list(mine) if isinstance(mine, Sequence) else [float(mine)] * len(none)
-                for mine, none in zip(_with_new(state.get(name, ()), nothing), nothing, strict=True)
-            ]
-            for name, nothing in (("decays", self._nothing()), ("pushed_decays", self._nothing()))
+            [list(each) for each in state[name]] for name in ("decays", "pushed_decays")
         )
-
-
-def _with_new(saved: Sequence[Any], fresh: Sequence[Any]) -> list[Any]:
-    """What a state has of the first groups, and of others what they begin with."""
-    return [*saved, *fresh[len(saved) :]][: len(fresh)]
+        [self._outer_lr] = state["outer"]

@@ -194,11 +194,6 @@ class Design:
                 "reduce='sum' with steer: momenta are led by the mean of what all workers did; use reduce='mean', or "
                 "steer=0"
             )
-        if self.reduce == "sum" and self.local is not None and self.local.lengthen:
-            raise ConfigError(
-                "reduce='sum' with lengthen: updates are made as long as one of the mean gradient, and as many would "
-                "be added up as there are workers; use reduce='mean'"
-            )
         if self.reduce == "sum" and isinstance(self.down.scheme, Votes):
             raise ConfigError(
                 "reduce='sum' with votes: votes are counted and their mean is what travels; use reduce='mean', and a "

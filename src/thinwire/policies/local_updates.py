@@ -45,9 +45,6 @@ class LocalUpdates:
             trained in between; with SGD without momentum at the shards, to which that is no step of its own.
         steer: which share of its momentum a worker replaces then by what all workers did on average, in [0, 1); with
             Adam or AdamW at the workers, everything exchanged at once, and SGD without momentum at the shards.
-        lengthen: whether updates are made as long as the mean gradient of all workers would have made them, with Adam
-            or AdamW at the workers, an exchange after every step, and SGD without momentum at the shards; without
-            `steer` and `keep`.
         outer: the shards' optimizer: SGD, or SignSGD, which steps by the sign of the mean.
         outer_lr: its rate; None follows the inner optimizer's.
         outer_momentum: in [0, 1).
@@ -72,7 +69,6 @@ class LocalUpdates:
     keep_unsent: float = 0.0
     settle: int = 0
     steer: float = 0.0
-    lengthen: bool = False
     outer: Outer = "SGD"
     outer_lr: float | None = 1.0
     outer_momentum: float = 0.0
@@ -108,23 +104,6 @@ class LocalUpdates:
             raise ConfigError(
                 "steer: an update tells what all workers did in the last steps only where it is their mean; outer=SGD, "
                 "outer_momentum=0, fragments=1 and delay=0 go with it"
-            )
-        if not isinstance(self.lengthen, bool):
-            raise ConfigError(f"lengthen is {self.lengthen!r}; it is true or false")
-        if self.lengthen and (self.sync_every > 1 or self.keep_unsent or not self.sends_means):
-            raise ConfigError(
-                "lengthen: how long one step with the mean gradient would be is known of one step alone; h=1, "
-                "keep_unsent=0, outer=SGD and outer_momentum=0 go with it"
-            )
-        if self.lengthen and self.steer:
-            raise ConfigError(
-                "lengthen with steer: momenta that are led by steps that were lengthened grow longer at every one; "
-                "steer=0 goes with it"
-            )
-        if self.lengthen and self.keep:
-            raise ConfigError(
-                "lengthen with keep: what a worker keeps of its own is nothing that its last step has changed, and of "
-                "norms that it keeps there is no mean; keep=0 goes with it"
             )
         if self.nesterov and not self.outer_momentum:
             raise ConfigError("nesterov needs an outer_momentum above 0; without momentum give nesterov=false too")
@@ -231,7 +210,7 @@ class LocalUpdates:
 
     def agreement(self) -> str:
         """Returns what workers must agree on besides H and the outer optimizer, as a plan states it."""
-        names = ("fragments", "delay", "keep", "keep_unsent", "settle", "steer", "lengthen")
+        names = ("fragments", "delay", "keep", "keep_unsent", "settle", "steer")
         return ",".join(f"{name}={getattr(self, name)}" for name in names)
 
 

@@ -44,7 +44,7 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True):
         group: index into `Plan.groups`: whose optimizer options apply.
         state: True for a buffer (a batch-norm statistic): one worker's values, relayed as they are.
         dtype: of the workers' tensor, as in "bfloat16": the shards' is float32, and what the workers compute with is
-            rounded from it. Empty: not said, as by workers and checkpoints of before it was.
+            rounded from it.
     """
 
     name: str
@@ -53,7 +53,7 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True):
     down: int = 0
     group: int = 0
     state: bool = False
-    dtype: str = ""
+    dtype: str = "float32"
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):

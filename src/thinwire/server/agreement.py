@@ -126,8 +126,6 @@ def difference(ours: Plan, theirs: Plan, *, begun: bool = False) -> str | None:
     """
     if begun or not all(FROZEN in plan.settings for plan in (ours, theirs)):  # one goes on from a state, or has none
         ours, theirs = _without_frozen(ours), _without_frozen(theirs)
-    if not all(spec.dtype for plan in (ours, theirs) for spec in plan.tables):  # nothing to compare
-        ours, theirs = _without_dtypes(ours), _without_dtypes(theirs)
     if ours == theirs:
         return None
     if theirs.workers != ours.workers:
@@ -225,8 +223,3 @@ def check_version(version: str) -> None:
 
 def _without_frozen(plan: Plan) -> Plan:
     return msgspec.structs.replace(plan, settings={k: each for k, each in plan.settings.items() if k != FROZEN})
-
-
-def _without_dtypes(plan: Plan) -> Plan:
-    tables = tuple(msgspec.structs.replace(spec, dtype="") for spec in plan.tables)
-    return msgspec.structs.replace(plan, tables=tables)

@@ -136,7 +136,7 @@ class Copies:
         self._copies = []
         for copy in state:
             seen, lag = None if copy["seen"] is None else own_array(copy["seen"]), self._lag_bound()
-            if lag is not None and "lag" in copy:
+            if lag is not None:
                 lag.load_state_dict(copy["lag"])
             self._copies.append(Copy(own_array(copy["values"]), seen, set(copy["owners"]), lag))
 

@@ -230,8 +230,7 @@ class AverageGradient(Downlink):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        # States of before had the seed of worker 0.
-        self.context.load_state_dict({**state["context"], "seed": self.seed})
+        self.context.load_state_dict(state["context"])
 
 
 class AverageWeights(Downlink):

@@ -9,7 +9,6 @@ import msgspec
 
 from thinwire.errors import ConfigError, ProtocolError
 from thinwire.schema import Plan
-from thinwire.schema.tensor_names import plain_name
 from thinwire.server.agreement import check_plan
 from thinwire.server.update_engine import UpdateEngine
 
@@ -40,16 +39,10 @@ def engine_of(state: Mapping[str, Any], least: int | None) -> UpdateEngine:
         ConfigError: it is not a shard's state.
     """
     try:
-        plan = _plainly_named(msgspec.convert(state["plan"], Plan))
+        plan = msgspec.convert(state["plan"], Plan)
         check_plan(plan)
         engine = UpdateEngine(plan, least)
         engine.load_state_dict(state["steps"])
     except (ProtocolError, msgspec.ValidationError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(f"the state is not one of a shard: {type(error).__name__}: {error}") from error
     return engine
-
-
-def _plainly_named(plan: Plan) -> Plan:
-    """A saved plan as workers make it now: once they named the tensors of a compiled model as `torch.compile` does."""
-    tables = tuple(msgspec.structs.replace(spec, name=plain_name(spec.name)) for spec in plan.tables)
-    return msgspec.structs.replace(plan, tables=tables)

@@ -198,7 +198,7 @@ class TableUpdates:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes back what `state_dict` gave."""
         self.final = state["final"]
-        self.exchanges = {rank: list(each) for rank, each in state.get("exchanges", {}).items()}
+        self.exchanges = {rank: list(each) for rank, each in state["exchanges"].items()}
         for table, saved in zip(self.tables, state["tables"], strict=True):
             table.load_state_dict(saved)
         if self.terms.lockstep and self.step:  # buffers may have been on their way: nobody sends them again
@@ -208,8 +208,7 @@ class TableUpdates:
         self.lanes = self._new_lanes()
         if self._optimizer is not None:
             self._optimizer.load_state_dict(state["updater"])
-        saved = state.get("memberships", self.members.history)
-        self.members.history = tuple((clock, tuple(ranks)) for clock, ranks in saved)
+        self.members.history = tuple((clock, tuple(ranks)) for clock, ranks in state["memberships"])
         self.members.divide_data(self.step)  # whoever was gone is waited for again
 
     # ---- updates

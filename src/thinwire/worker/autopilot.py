@@ -70,8 +70,8 @@ class _AutopilotState(SavedState):
     elapsed_s: float
     spent: dict[str, float]
     arrived: dict[int, Hex]
-    probed_s: float = 0.0
-    left_out: int = 0
+    probed_s: float
+    left_out: int
 
 
 class RoundAutopilot:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from thinwire.cautions import caution
-from thinwire.errors import ConfigError, NonFiniteError, ProtocolError
+from thinwire.errors import ConfigError, NonFiniteError, ProtocolError, check_keys
 from thinwire.optimizers.options import ParameterGroups
 from thinwire.policies.designs import Design
 from thinwire.schema import Plan
@@ -352,8 +352,11 @@ class LocalWorker(Worker):
         }
 
     def check_position(self, state: Mapping[str, Any]) -> None:
-        """Raises ConfigError where what `position` returned is of other local updates."""
+        """Raises ConfigError where what `position` returned is of other local updates, or lacks something."""
+        super().check_position(state)
         check_same(state, self._design)
+        own = ["flushed_at", "rounds", "offsets", *([] if self.auto is None else ["auto"])]
+        check_keys(state, own, "the state's 'position'")
 
     def restore_position(self, state: Mapping[str, Any]) -> None:
         """Restores what `position` returned.
@@ -361,10 +364,9 @@ class LocalWorker(Worker):
         Raises:
             ConfigError: it is of other local updates; nothing was changed.
         """
-        self.check_position(state)
         super().restore_position(state)
-        self._flushed_at = int(state.get("flushed_at", 0))
-        if self.auto is not None and state.get("auto"):
+        self._flushed_at = int(state["flushed_at"])
+        if self.auto is not None:
             self.auto.load_state(state["auto"])
             self._fragments.clear()  # which know the codecs that tables had
         self._rounds = {name: Round(**each) for name, each in state["rounds"].items()}

@@ -11,7 +11,7 @@ import torch
 import xxhash
 
 from thinwire.codecs import Codec
-from thinwire.errors import ConfigError
+from thinwire.errors import ConfigError, check_keys
 from thinwire.optimizers.options import Options, Settings, apply_changes
 from thinwire.optimizers.runner import OptimizerRunner
 from thinwire.policies.assignment import Partition
@@ -358,9 +358,11 @@ class WorkerModel:
         Raises:
             ConfigError: a table of this model is missing in the state; nothing was changed.
         """
+        own = ["contexts"] if self._optimizer is None else ["contexts", "optimizer"]
+        check_keys(state, [*own, "averages"] if self._design.ema else own)
         self.load_residuals(state["contexts"])
-        if self._optimizer is not None and "optimizer" in state:
+        if self._optimizer is not None:
             self._optimizer.load_state_dict(state["optimizer"])
-        if self._design.ema and "averages" in state:
+        if self._design.ema:
             averages = state["averages"]
             self._averages = [averages[each.name].to(each.values.device).clone() for each in self.tensors if averages]

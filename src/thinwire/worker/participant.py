@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from thinwire.codecs.scheme import stream_seed
-from thinwire.errors import ConfigError, ProtocolError, SessionLostError
+from thinwire.errors import ConfigError, ProtocolError, SessionLostError, check_keys
 from thinwire.optimizers.options import ParameterGroups
 from thinwire.packets import EncodedTensor
 from thinwire.policies.compression import PLAIN
@@ -335,6 +335,7 @@ class Participant:
 
     def take_residuals(self, state: Mapping[str, Any]) -> None:
         """Restores residuals and random streams of an earlier step, of a worker that went on where the others are."""
+        check_keys(state, ["contexts"])
         self.model.load_residuals(state["contexts"])
         self.counters.add("residuals_carried", self.counters["residuals_lost"])
         self.counters.add("residuals_lost", -self.counters["residuals_lost"])
@@ -361,12 +362,18 @@ class Participant:
     def _copies(self) -> dict[str, torch.Tensor]:
         return {each.name: each.values.clone() for each in self.model.tensors if not each.state}
 
+    def check_position(self, state: Mapping[str, Any]) -> None:
+        """Raises ConfigError where what `position` returned is of another training, or lacks something."""
+        of_design = ["values"] if self._design.downlink == "gradient" else []
+        check_keys(state, ["clock", "versions", "memberships", "gone", *of_design], "the state's 'position'")
+
     def restore_position(self, state: Mapping[str, Any]) -> None:
         """Restores what `position` returned, before `start`: the shards must be at the same step.
 
         Raises:
             ConfigError: the state is of another number of shards, or of another model; nothing has changed.
         """
+        self.check_position(state)
         copies = state.get("values", state.get("own"))
         if copies is not None:
             sizes = {tensor.name: tensor.values.numel() for tensor in self.model.tensors if not tensor.state}
@@ -382,8 +389,8 @@ class Participant:
                     f"in it, and {sizes.get(strangers[0], 0)} here"
                 )
         self.clock = int(state["clock"])
-        self.memberships = state.get("memberships", self.memberships)
-        self._gone_before = frozenset(state.get("gone", ()))
+        self.memberships = state["memberships"]
+        self._gone_before = frozenset(state["gone"])
         self._own = state.get("own")
         if "values" not in state:  # the shards send all values again, which cannot be wrong
             return

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from thinwire.errors import ConfigError
+from thinwire.errors import ConfigError, check_keys
 from thinwire.policies.designs import Design
 from thinwire.policies.differences import differences
 from thinwire.policies.local_updates import option_of
@@ -33,7 +33,8 @@ def check_same(state: Mapping[str, Any], design: Design) -> None:
     """Raises ConfigError where the position in a state is of other local updates than a design's."""
     if state.get("local") is None:
         raise ConfigError("the state is of a training without local updates: start from the model's weights")
-    if differing := _planned_otherwise(state["local"], design) or _coded_otherwise(state.get("coded"), design):
+    check_keys(state, ["coded"])
+    if differing := _planned_otherwise(state["local"], design) or _coded_otherwise(state["coded"], design):
         raise ConfigError(
             "the state is of "
             + ", ".join(f"{name}={there}" for name, there, _ in differing)
@@ -46,16 +47,14 @@ def check_same(state: Mapping[str, Any], design: Design) -> None:
 def _planned_otherwise(saved: Mapping[str, Any], design: Design) -> Differing:
     assert design.local is not None
     mine = asdict(design.local)
-    # Which states did not have once.
-    there = {"warmup": 0, "settle": mine["settle"], "steer": mine["steer"], "lengthen": False, **saved}
-    return [(option_of(key), there.get(key), mine[key]) for key in mine if there.get(key) != mine[key]]
+    check_keys(saved, mine)
+    return [(option_of(key), saved[key], mine[key]) for key in mine if saved[key] != mine[key]]
 
 
-def _coded_otherwise(saved: Mapping[str, Any] | None, design: Design) -> Differing:
-    if saved is None:  # states did not say it once, and shards see what differs
-        return []
+def _coded_otherwise(saved: Mapping[str, Any], design: Design) -> Differing:
     mine = coded_by(design)
-    there, here = saved.get("codec", {}), mine["codec"]
+    check_keys(saved, ["codec", "compression"])
+    there, here = saved["codec"], mine["codec"]
     if isinstance(there, str) != isinstance(here, str):
         there, here = ("auto" if isinstance(each, str) else each.get("id") for each in (there, here))
         return [("codec", there, here)]

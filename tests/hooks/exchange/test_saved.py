@@ -16,6 +16,16 @@ import thinwire as tw
 from thinwire.hooks.exchange.saved import check_saved
 
 State = dict[str, Any]
+PART: State = {
+    "residuals": {"w": torch.ones(2)},
+    "encodes": {"w": torch.tensor([3, 3])},
+    "owners": {"w": torch.tensor([0, 1])},
+    "lags": {},
+}
+
+
+def with_part(**other: Any) -> Callable[[State], State]:
+    return lambda state: state | {"ranks": {"0": PART | other}}
 
 
 def good() -> State:
@@ -24,7 +34,7 @@ def good() -> State:
         "world_size": 2,
         "step": 3,
         "loss_scale": 1.0,
-        "ranks": {"0": {"residuals": {"w": torch.ones(2)}, "encodes": {"w": torch.tensor([3, 3])}, "lags": {}}},
+        "ranks": {"0": PART},
     }
 
 
@@ -47,14 +57,15 @@ def test_what_a_hook_saves_is_taken() -> None:
         "scale below 0": (lambda s: s | {"loss_scale": -1.0}, "damaged: its loss_scale is -1"),
         "ranks": (lambda s: s | {"ranks": 5}, "damaged: its ranks are a int"),
         "a rank": (lambda s: s | {"ranks": {"0": 5}}, "damaged: the part of rank 0 is a int"),
-        "a list": (lambda s: s | {"ranks": {"0": {"residuals": {"w": [1.0]}}}}, "residuals of rank 0 are no tensors"),
-        "encodes": (lambda s: s | {"ranks": {"0": {"encodes": [1]}}}, "the encodes of rank 0 are no tensors by name"),
-        "sparse": (
-            lambda s: s | {"ranks": {"0": {"residuals": {"w": torch.ones(2).to_sparse()}}}},
-            "the residuals of rank 0 are no tensors by name",
+        "no owners": (
+            lambda s: s | {"ranks": {"0": {key: PART[key] for key in PART if key != "owners"}}},
+            "the state of rank 0 lacks 'owners'",
         ),
+        "a list": (with_part(residuals={"w": [1.0]}), "the residuals of rank 0 are no tensors by name"),
+        "encodes": (with_part(encodes=[1]), "the encodes of rank 0 are no tensors by name"),
+        "sparse": (with_part(residuals={"w": torch.ones(2).to_sparse()}), "the residuals of rank 0 are no tensors"),
         "NaN": (
-            lambda s: s | {"ranks": {"0": {"residuals": {"w": torch.tensor([1.0, math.nan])}}}},
+            with_part(residuals={"w": torch.tensor([1.0, math.nan])}),
             "what rank 0 has not sent of 'w' is not finite",
         ),
     }.values(),
@@ -84,5 +95,5 @@ def run_damaged(rank: int) -> list[tuple[str, bool]]:
 def test_a_hook_that_refuses_a_state_goes_on_with_its_own() -> None:
     for scale, empty, world in run_ranks(2, run_damaged):
         assert scale == ("the state is damaged: its loss_scale is nan", True)
-        assert "the state does not fit: " in empty[0] and empty[1]
+        assert "lacks 'residuals', 'encodes', 'owners', 'lags'" in empty[0] and empty[1]
         assert world[0].startswith("the state is damaged: int() argument must be") and world[1]

@@ -48,13 +48,13 @@ class AllRanks:
         flat |= {kind: torch.tensor(list(text.encode()), dtype=torch.uint8) for kind, text in texts.items()}
         states = []
         for rank, data in enumerate(gather_at_first(self.state.everyone, save(flat))):
-            part: dict[str, Any] = {"residuals": {}, "encodes": {}}
+            part: dict[str, Any] = {kind: {} for kind in kinds}
             for key, tensor in load(data).items():
                 kind, _, name = key.partition("/")
                 if kind in texts:
                     part[kind] = bytes(tensor.tolist()).decode()
                 else:
-                    part.setdefault(kind, {})[name] = tensor
+                    part[kind][name] = tensor
             states.append({**own, "ranks": {str(rank): part}})
         return merge(states) if states else own
 

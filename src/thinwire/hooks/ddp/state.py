@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
-from itertools import islice, permutations
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -13,18 +12,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.weak import TensorWeakRef
 
 from thinwire.collective.core import Bucket
-from thinwire.errors import ConfigError
+from thinwire.errors import ConfigError, check_keys
 from thinwire.hooks.exchange.piggyback import Piggyback
 from thinwire.hooks.exchange.state import ExchangeState
-
-_NOTE = 56
-"""From this bit of a slice's number in a saved state on, above its owner, stands the order of its tensor's dimensions.
-
-DDP reduces a dense tensor in the order of its memory, and so residuals are kept and saved: those of a channels_last
-convolution in another than a contiguous one's. A key would be missing in folders of before, see `collective/owners.py`.
-"""
-_OTHER = 127
-"""The note of an order that has none of its own: the dimensions are more than five."""
 
 
 class Reduction(NamedTuple):
@@ -109,39 +99,45 @@ class ThinwireState(ExchangeState):
         return model is None or bool(model.static_graph)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns a copy of this rank's state; see `ExchangeState.state_dict`."""
+        """Returns a copy of this rank's state; see `ExchangeState.state_dict`.
+
+        DDP reduces a dense tensor in the order of its memory, and so residuals are kept and saved: those of a
+        channels_last convolution in another than a contiguous one's. `orders` has the dimensions in that order.
+        """
         state = super().state_dict()
         for part in state["ranks"].values():
-            for name, numbers in part["encodes"].items():
-                order = self._orders[name]
-                # Where there is a choice; a note of all others would tell nothing.
-                if len(order) > 2 or order != sorted(order):
-                    numbers |= _note(order) << _NOTE
+            part["orders"] = self._saved_orders(part["residuals"])
         return state
 
+    def blank_state_dict(self, world_size: int) -> dict[str, Any]:
+        """Returns a state of all ranks, filled with zeros; see `ExchangeState.blank_state_dict`."""
+        state = super().blank_state_dict(world_size)
+        for part in state["ranks"].values():
+            part["orders"] = {
+                name: torch.zeros_like(order) for name, order in self._saved_orders(part["residuals"]).items()
+            }
+        return state
+
+    def _saved_orders(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
+        return {name: torch.tensor(self._orders[name], dtype=torch.int64, device="cpu") for name in names}
+
     def _load_residuals(self, state: Mapping[str, Any]) -> None:
-        ranks = {rank: self._without_notes(part) for rank, part in state["ranks"].items()}
-        super()._load_residuals({**state, "ranks": ranks})
+        for part in state["ranks"].values():
+            check_keys(part, ["orders"])
+            for name, saved in part["orders"].items():
+                self._check_order(name, saved.tolist())
+        super()._load_residuals(state)
 
-    def _without_notes(self, part: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns a rank's part of a state as residuals take it; one of before has no notes, and is taken as it is.
-
-        Raises:
-            ConfigError: a tensor lay otherwise in memory, and its values would go to other weights.
-        """
-        encodes = {}
-        for name, numbers in part.get("encodes", {}).items():
-            encodes[name] = numbers & (1 << _NOTE) - 1
-            note, order = max(numbers.tolist(), default=0) >> _NOTE, self._orders.get(name)
-            if note and order is not None and note != _note(order):
-                raise ConfigError(
-                    f"the state holds {name!r} with its dimensions in the order {_noted(note, order)} in memory, and "
-                    f"here it is {order}: every value would go to another weight. Before DistributedDataParallel, "
-                    "bring the model into the memory format that it was saved in, as with "
-                    "model.to(memory_format=torch.channels_last), or torch.contiguous_format; or begin anew from the "
-                    "weights"
-                )
-        return {**part, "encodes": encodes}
+    def _check_order(self, name: str, saved: list[int]) -> None:
+        """Raises ConfigError where a tensor lay otherwise in memory, and its values would go to other weights."""
+        order = self._orders.get(name)
+        if order is not None and order != saved:
+            raise ConfigError(
+                f"the state holds {name!r} with its dimensions in the order {saved} in memory, and here it is {order}: "
+                "every value would go to another weight. Before DistributedDataParallel, bring the model into the "
+                "memory format that it was saved in, as with model.to(memory_format=torch.channels_last), or "
+                "torch.contiguous_format; or begin anew from the weights"
+            )
 
     def check_divisor(self) -> None:
         """Raises ConfigError inside a `join` that wants sums divided by the ranks that are left: DDP tells no hook."""
@@ -211,15 +207,3 @@ def _order(parameter: torch.Tensor) -> list[int]:
     order = sorted(dims, key=lambda dim: -strides[dim])
     # What has holes, or lies over itself, DDP keeps as if it were contiguous.
     return order if parameter.squeeze().permute([dims.index(dim) for dim in order]).is_contiguous() else dims
-
-
-def _note(order: list[int]) -> int:
-    """Returns the place of an order among all of its dimensions, from 1."""
-    places = enumerate(islice(permutations(sorted(order)), _OTHER - 1), 1)
-    return next((place for place, each in places if [*each] == order), _OTHER)
-
-
-def _noted(note: int, order: list[int]) -> list[int] | str:
-    """Returns the order of the same dimensions that a note stands for."""
-    found = next(islice(permutations(sorted(order)), note - 1, None), None) if note < _OTHER else None
-    return "of another shape" if found is None else [*found]

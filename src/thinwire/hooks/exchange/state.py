@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from thinwire.cautions import caution
 from thinwire.collective.core import Collective
-from thinwire.errors import ConfigError
+from thinwire.errors import ConfigError, check_keys
 from thinwire.hooks.exchange.autopilot import ExchangeAutopilot
 from thinwire.hooks.exchange.options import ExchangeOptions
 from thinwire.hooks.exchange.records import ExchangeRecords
@@ -249,7 +249,7 @@ class ExchangeState:
 
     @property
     def _reduced(self) -> dict[str, str]:
-        """In a state, where it is not the mean: states of before have no such key, and are of it."""
+        """In a state, where it is not the mean."""
         return {} if self._reduce == "mean" else {"reduce": self._reduce}
 
     def layout(self) -> dict[str, int]:
@@ -304,10 +304,11 @@ class ExchangeState:
                 f"the state has reduce={reduce!r} and this run {self._reduce!r}: residuals are in its units"
             )
         self._check_group(state)
+        controller = self._controller_of(state)
         self.driver.wait_step()
         if self._records is not None:
             self._records.end_step()
-        with nullcontext() if self.auto is None else self.auto.loading(self._controller_of(state)):
+        with nullcontext() if self.auto is None else self.auto.loading(controller):
             self._load_residuals(state)
         if self._guard is not None:
             self._guard.forget()
@@ -320,7 +321,8 @@ class ExchangeState:
 
     def _controller_of(self, state: Mapping[str, Any]) -> str:
         """Returns what a state has of `codec="auto"`; empty where it is of a fixed codec."""
-        return state.get("auto") or ""
+        check_keys(state, ["auto"])
+        return str(state["auto"])
 
     def _check_group(self, state: Mapping[str, Any]) -> None:
         """Raises ConfigError for a state of other ranks of a larger job, which have a model or shards of their own."""

@@ -296,7 +296,8 @@ class ShardedState(ExchangeState):
 
     def _controller_of(self, state: Mapping[str, Any]) -> str:
         alike = all(state.get(key) == value for key, value in self.layout().items())
-        return state["ranks"].get(str(self.rank) if alike else "0", {}).get("auto") or super()._controller_of(state)
+        part = state["ranks"].get(str(self.rank) if alike else "0")
+        return "" if part is None else super()._controller_of(part)
 
     def blank_state_dict(self, world_size: int, *, replicas: int | None = None) -> dict[str, Any]:
         """Returns a state of all ranks of another run, filled with zeros.

@@ -6,14 +6,14 @@ from typing import Annotated, ClassVar, Self
 
 import msgspec
 
-from thinwire.errors import ConfigError
+from thinwire.errors import ConfigError, check_keys
 
 Hex = Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{2})*$")]
 """Bytes of a note, as `bytes.hex` has them."""
 
 
 class SavedState(msgspec.Struct):
-    """What travels with a checkpoint as text, every bit of it; a part that a state of before lacks has a default."""
+    """What travels with a checkpoint as text, every bit of it."""
 
     asked_as: ClassVar[str] = "codec='auto'"
     """What the user wrote, for messages."""
@@ -26,6 +26,8 @@ class SavedState(msgspec.Struct):
     def from_state(cls, text: str) -> Self:
         """Returns what `state` returned. Raises ConfigError where it cannot be that."""
         try:
+            held = msgspec.json.decode(text, type=dict)
+            check_keys(held, cls.__struct_fields__, f"the state of {cls.asked_as} cannot be read: it")
             return msgspec.json.decode(text, type=cls)
         except msgspec.DecodeError as error:
             raise ConfigError(f"the state of {cls.asked_as} cannot be read: {error}") from error
