@@ -14,7 +14,7 @@ import thinwire as tw
 from tests.codecs.contract import naming
 from thinwire.frames import Flags, Frame
 
-PAGE = (Path(__file__).parents[2] / "docs" / "codecs" / "topk.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "wire-format.md").read_text()
 
 V = torch.tensor([0.1, -3.0, 0.2, 2.0, 0.0, -0.1, 0.05, 1.0, -0.4, 0.3])
 
@@ -53,7 +53,7 @@ def test_twenty_percent_as_indices() -> None:
 
 
 def test_the_index_of_a_single_value_is_a_bit() -> None:
-    """As docs/codecs/topk.md has it: ⌈log2 1⌉ would be none."""
+    """As docs/wire-format.md has it: ⌈log2 1⌉ would be none."""
     frame = tw.codec("topk", k=1, positions="index").encode(torch.ones(1))
     assert bytes(tw.frames.parse(frame).payload) == bytes([1, 0]) + struct.pack("<f", 1.0)
     assert "(1 where n = 1)" in PAGE
