@@ -9,7 +9,7 @@ from thinwire.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class PeerCosts:
-    """What ranks' messages cost; the defaults are of machine A (docs/planning-model.md, docs/benchmarks.md).
+    """What ranks' messages cost; the defaults are of machine A (docs/results.md).
 
     Args:
         message_s: of a rank's processor for a message that it sends or takes, in seconds. Plain DDP of four ranks, 12
