@@ -1,7 +1,8 @@
-"""What the site has beyond the pages of this folder: the README as its first page, and the examples.
+"""The site's pages beyond those of this folder: the README, the examples, and the options of the commands.
 
-Pages link to files as they lie in the repository, so that the links work there too; here the links that lead out of
-this folder are turned to the pages that stand for those files. `mkdocs.yml` names this file as a hook.
+Pages link to files by their paths in the repository, so that the links work there too. Here links out of this folder
+become links to the pages that show those files; a link into the lab, which has no page here, becomes its path.
+`mkdocs.yml` names this file as a hook.
 """
 
 from __future__ import annotations
@@ -12,8 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import griffe
+import typer
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File
+
+from thinwire.cli.main import app
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
@@ -22,6 +26,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 FIRST = {"README.md": "index.md", "CHANGELOG.md": "CHANGELOG.md", "CONTRIBUTING.md": "CONTRIBUTING.md"}
+COMMANDS = ("server", "certs", "plan", "watch", "report", "inspect", "codecs", "designs")
 LANGUAGES = {".py": "python", ".sh": "bash", ".yaml": "yaml", ".yml": "yaml", "": "dockerfile"}
 LINK = re.compile(r"\[([^\]\[]*)\]\(([^)\s#]+)(?=[)#])")
 FETCHED = re.compile(r"""<(?:script|img|iframe)\b[^>]*src=["']https?:[^>]*>|<link\b[^>]*href=["']https?:[^>]*>""")
@@ -44,8 +49,29 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
+def command_section(name: str) -> str:
+    """One command's help, example and options, from its Typer application."""
+    command: Any = typer.main.get_command(app)
+    command = command.commands[name].load()  # of typer's private classes
+    rows = []
+    for parameter in command.params:
+        if getattr(parameter, "hidden", False):
+            continue
+        argument = parameter.param_type_name == "argument" and parameter.metavar
+        names = argument or " ".join([*parameter.opts, *parameter.secondary_opts])
+        default = parameter.default if isinstance(parameter.default, (str, int, float)) else ""
+        cells = (f"`{names}`", parameter.help or "", "" if default is False else str(default))
+        rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    text = f"\n## thinwire {name}\n\n{command.help}\n\n"
+    if command.epilog:
+        text += command.epilog.replace("\\[", "[").replace(": ", ": `", 1) + "`\n\n"
+    return text + "\n".join(["| option | meaning | default |", "|---|---|---|", *rows]) + "\n"
+
+
 def on_page_markdown(markdown: str, /, *, page: Page, files: Files, **_: Any) -> str:
-    """Turns links to files of the repository to the pages that stand for them, and names those by their titles."""
+    """Turns links to the repository's files into links to pages, named by titles; adds the sections of the commands."""
+    if page.file.src_uri == "commands.md":
+        markdown += "".join(map(command_section, COMMANDS))
     pages = FIRST | examples()
     sources = {there: source for source, there in pages.items()}
     here = sources.get(page.file.src_uri, f"docs/{page.file.src_uri}")
@@ -55,6 +81,8 @@ def on_page_markdown(markdown: str, /, *, page: Page, files: Files, **_: Any) ->
         target = posixpath.normpath(posixpath.join(posixpath.dirname(here), address))
         if not (ROOT / target).exists():
             return link[0]  # an address, or code that looks like a link
+        if target.startswith("lab/"):
+            return f"{text} (`{target}`"  # the link's closing bracket follows
         there = pages.get(target, target.removeprefix("docs/"))
         file = files.get_file_from_path(there)
         title = file.page.title if text.endswith(".md") and file and file.page else None

@@ -1,4 +1,4 @@
-"""Every lie that a frame's header can tell, one test each; docs/wire-format.md lists them."""
+"""Every lie that a frame's header can tell, one test each."""
 
 from __future__ import annotations
 

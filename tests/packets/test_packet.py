@@ -70,7 +70,7 @@ def test_packets_need_no_torch() -> None:
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
-# ---- lies: every one has a line in docs/wire-format.md
+# ---- lies
 
 
 def refused(data: bytes, text: str, *, exact: bool = True) -> None:

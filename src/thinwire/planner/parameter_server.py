@@ -20,7 +20,7 @@ from thinwire.errors import ConfigError
 
 SHARED_USE = 0.9
 """Of processors that all processes share, what lockstep leaves in use: the median of seven runs without a limit on the
-link, four ranks on two cores (docs/benchmarks.md, DDP hooks), 0.85 to 0.96."""
+link, four ranks on two cores (docs/results.md, DDP hooks), 0.85 to 0.96."""
 STEPS = 8
 """Steps that are followed: a pipeline is filled after two or three, and the last one's length is the answer."""
 
