@@ -32,7 +32,6 @@ from thinwire.policies.designs import design
 from thinwire.policies.naming import plugins
 from thinwire.policies.placement import placement
 from thinwire.server.core import ServerCore
-from thinwire_lab.jobs.job import Job
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "extending.md").read_text()

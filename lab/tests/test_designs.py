@@ -34,4 +34,13 @@ def test_options_go_to_the_codec() -> None:
 
 
 def test_codecs_come_behind_the_products() -> None:
-    assert tw.codecs.ids()[-8:] == ["stoch3", "mqe1", "threshold", "randomk", "qsgd", "qsgd-ds", "dithering", "truncate"]
+    assert tw.codecs.ids()[-8:] == [
+        "stoch3",
+        "mqe1",
+        "threshold",
+        "randomk",
+        "qsgd",
+        "qsgd-ds",
+        "dithering",
+        "truncate",
+    ]
