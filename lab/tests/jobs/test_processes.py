@@ -10,7 +10,7 @@ import pytest
 from lab.tests.jobs.outcomes import worker_outcome
 from typer.main import get_command
 
-from thinwire_lab.cli import worker
+from thinwire.cli import server as server_command
 from thinwire.engines.events import Event
 from thinwire.engines.roles import OnEvent
 from thinwire.errors import ConfigError, EngineError
@@ -164,7 +164,7 @@ def test_a_grace_for_stragglers_says_with_how_many_to_go_on() -> None:
     with pytest.raises(ConfigError, match="say with how many, --min-workers M"):
         Elastic(straggler_grace_s=1.0)
     given = Elastic(min_workers=2, worker_grace_s=3.0, straggler_grace_s=1.5)
-    server = get_command(worker.app).commands["server"]  # type: ignore[attr-defined]  # a group of commands
+    server = get_command(server_command.app).commands["server"]  # type: ignore[attr-defined]  # a group of commands
     options = server.make_context("server", given.arguments()).params
     assert (options["min_workers"], options["worker_grace_s"], options["straggler_grace_s"]) == (2, 3.0, 1.5)
 
