@@ -25,6 +25,8 @@ from tests.codecs.contract import ENROLLED, Enrolled
 FOLDER = Path(__file__).with_name("golden")
 INDEX = FOLDER / "index.json"
 STEPS = 3
+PORTABLE = [entry for entry in ENROLLED if not entry.codec.config().get("transform")]
+"""The codecs whose bits are the same on every machine: those of a matrix product need not be."""
 SHAPES: dict[str, tuple[int, ...]] = {"fp32": (40, 25), "fp64": (3, 5, 7)}
 
 
@@ -61,7 +63,7 @@ def write(replace: str | None) -> list[str]:
     FOLDER.mkdir(exist_ok=True)
     index = read_index()
     written = []
-    for entry in ENROLLED:
+    for entry in PORTABLE:
         for dtype, shape in SHAPES.items():
             if key(entry, dtype) in index and entry.label != replace:
                 continue
