@@ -15,8 +15,8 @@ from tests.codecs.contract import naming
 
 import thinwire as tw
 from thinwire.codecs.blocktopk import blocks_of
+from thinwire.codecs.dct import dct_matrix
 from thinwire.frames import Frame
-from thinwire.kernels.numba.cosines import basis
 
 V = np.array([4, -3, 0.5, 1, 0, -2, 2, 0.25, 0, 0, 0, 0, 0, 0, 0, 1] * 4, np.float32)
 
@@ -133,7 +133,7 @@ def test_coefficients_of_tiles() -> None:
                 if tile is None or tile[1] == 1:  # cut into stretches
                     assert np.array_equal(decoded, tw.decode(tw.codec("blocktopk", **options).encode(values)).numpy())
                     continue
-                rows, columns = (basis(side, np.float64) for side in tile)
+                rows, columns = (dct_matrix(side, torch.float64).numpy() for side in tile)
                 coefficients = np.empty(shape)
                 for top in range(0, shape[0], tile[0]):
                     part = slice(top, top + tile[0])
@@ -158,7 +158,7 @@ def test_coefficients_that_may_overflow_are_refused() -> None:
 
 
 def test_coefficients_are_of_what_was_not_sent_too() -> None:
-    """Strips of two tiles and of one; what is kept of the residual is added before the transform, value by value."""
+    """What is kept of the residual is added before the transform, value by value."""
     for dtype in (np.float32, np.float64):
         context = tw.codec(
             "blocktopk", block=64, k=5, bits=3, layout="tiles", transform="dct", error_scale=0.7
@@ -175,14 +175,6 @@ def test_coefficients_are_of_what_was_not_sent_too() -> None:
                 assert np.array_equal(held, whole - sent)
                 stateless = tw.codec("blocktopk", block=64, k=5, bits=3, layout="tiles", transform="dct")
                 assert np.array_equal(sent, tw.decode(stateless.encode(whole)).numpy())
-
-
-def test_the_basis_is_the_orthonormal_dct() -> None:
-    for size in (1, 2, 3, 29, 64, 256):
-        i, r = np.arange(size)[:, None], np.arange(size)
-        wanted = math.sqrt(2 / size) * np.cos(np.pi * (2 * r + 1) * i / (2 * size))
-        wanted[0] = math.sqrt(1 / size)
-        np.testing.assert_allclose(basis(size, np.float64), wanted, atol=1e-14)
 
 
 def test_a_decayed_residual() -> None:

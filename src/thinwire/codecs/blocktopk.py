@@ -13,7 +13,10 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 
+from thinwire.codecs.dct import transform_tiles
 from thinwire.codecs.options import Between
 from thinwire.codecs.scheme import Explained, Payload, Scheme, Sent, Step, finite_magnitude
 from thinwire.codecs.scratch import Scratch
@@ -23,9 +26,7 @@ from thinwire.frames import Flags, Frame
 from thinwire.frames.layout import pack_varint, parse_varint
 from thinwire.kernels.contract import Bytes
 from thinwire.kernels.numba.bins import round_to_bins
-from thinwire.kernels.numba.blocktopk import Blocks, Selected, put, select_blocks, take_from
-from thinwire.kernels.numba.dct import select_coefficients
-from thinwire.kernels.numba.inverse_dct import invert, subtract
+from thinwire.kernels.numba.blocktopk import Blocks, Selected, positions_of, put, select_blocks, take_from
 from thinwire.kernels.numba.positions import decode_positions, encode_positions
 
 TILES = int(Flags.OPTION_A)
@@ -86,14 +87,19 @@ class BlockTopK(Scheme):
         dct = _Dct.of(blocks, self.flags)
         most = largest_allowed(values.dtype)
         require_below(largest, most if dct is None else most / (2 * blocks.block**1.5))
-        select = select_blocks if dct is None else select_coefficients
-        selected = select(values, blocks, residual=residual, residual_scale=step.residual_scale)
+        if dct is None:
+            selected = select_blocks(values, blocks, residual=residual, residual_scale=step.residual_scale)
+        else:
+            if residual is not None:
+                np.multiply(residual, values.dtype.type(step.residual_scale), out=residual)
+                residual += values
+            selected = select_blocks(transform_tiles(values if residual is None else residual, blocks), blocks)
         codes = space.array("blocktopk.codes", selected.values.size, np.uint8)
         book = round_to_bins(selected.values, self.bits, codes)
         if residual is not None and dct is None:
             take_from(residual, blocks, selected, codes, book)
-        elif residual is not None:
-            subtract(residual, blocks, selected, codes, book)
+        elif residual is not None and dct is not None:
+            residual -= dct.inverse_of(positions_of(selected, blocks), codes, book)
         return self.coded(blocks, selected, codes, book)
 
     def coded(self, blocks: Blocks, selected: Selected, codes: Bytes, book: FloatArray) -> Payload:
@@ -112,11 +118,11 @@ class BlockTopK(Scheme):
         if sent.dct is None:
             put(out, sent.positions, sent.codes, book, accumulate)
             return
-        values = space.array("blocktopk.values", out.size, out.dtype) if accumulate else out
-        put(values, sent.positions, sent.codes, book, False)
-        sent.dct.invert(values)
+        values = sent.dct.inverse_of(sent.positions, sent.codes, book)
         if accumulate:
             out += values
+        else:
+            out[...] = values
 
     @classmethod
     def sent(cls, frame: Frame, space: Scratch) -> Sent:
@@ -187,7 +193,15 @@ class _Dct:
         return cls(blocks) if flags & DCT and blocks.rows > 1 else None
 
     def invert(self, values: FloatArray) -> None:
-        invert(values, self.blocks)
+        values[...] = transform_tiles(values, self.blocks, inverse=True)
+
+    def inverse_of(self, positions: NDArray[np.int64], codes: Bytes, book: FloatArray) -> FloatArray:
+        """Returns what the coefficients that were sent stand for: the same bits for a sender and a receiver."""
+        size = self.blocks.rows * self.blocks.columns
+        # torch's memory, as a product's bits may depend on how its factors are aligned.
+        coefficients = torch.zeros(size, dtype=torch.from_numpy(book).dtype, device="cpu").numpy()
+        put(coefficients, positions, codes, book, False)
+        return transform_tiles(coefficients, self.blocks, inverse=True)
 
 
 def largest_allowed(dtype: np.dtype[Any]) -> float:

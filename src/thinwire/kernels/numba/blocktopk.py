@@ -97,6 +97,19 @@ def take_from(residual: Any, blocks: Blocks, selected: Selected, codes: Any, boo
     _take(residual, blocks, selected.counts, selected.places, selected.values, codes, book)
 
 
+def positions_of(selected: Selected, blocks: Blocks) -> NDArray[np.int64]:
+    """Returns where in the tensor the selected values lie.
+
+    Example:
+        >>> one_each = Selected(np.ones(2, np.int32), np.array([1, 2], np.int32), np.ones(2))
+        >>> positions_of(one_each, Blocks(2, 4, 2, 2, 1, 4)).tolist()
+        [1, 6]
+    """
+    tops, lefts = np.divmod(np.repeat(np.arange(blocks.number), selected.counts), blocks.columns // blocks.tile_columns)
+    rows, columns = np.divmod(selected.places, blocks.tile_columns)
+    return (tops * blocks.tile_rows + rows) * blocks.columns + lefts * blocks.tile_columns + columns
+
+
 def put(out: Any, positions: NDArray[np.int64], codes: Any, book: Any, accumulate: bool) -> None:
     """Writes (or adds) ``book[codes]`` at the positions of `out`; those it overwrites the rest with zeros."""
     if not accumulate:
