@@ -155,10 +155,10 @@ class Reader:
         block = re.sub(r"^( *)….*$", r"\1own()", block, flags=re.M)
         for there, here in REPLACED.items():
             block = block.replace(there, here)
-        if ADDRESS in block:
-            block = block.replace(ADDRESS, str(self.server()))
-        elif "server=server" in block:
+        if "server=server" in block:
             self.names["server"] = self.server()
+        elif ADDRESS in block:
+            block = block.replace(ADDRESS, str(self.server()))
         with suppress(Enough):
             exec(compile(block, page, "exec"), self.names)
         if "state = ddp.compress(" in block:
