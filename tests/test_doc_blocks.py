@@ -79,7 +79,7 @@ class Reader:
     """Runs the blocks of a page with the names that every page takes for granted."""
 
     def __init__(self, stack: ExitStack, folder: Path) -> None:
-        self.stack, self.folder, self.steps = stack, folder, 0
+        self.stack, self.folder, self.steps, self.endless = stack, folder, 0, False
         x = torch.randn(64, 8)
         data = TensorDataset(x, x.argmax(1) % 4)
         self.names: dict[str, Any] = {}
@@ -104,7 +104,7 @@ class Reader:
     def learn(self) -> None:
         """One step's gradient; the endless loop over the data ends after three."""
         self.steps += 1
-        if "loader" in self.names and "kept" not in self.names and self.steps > 3:
+        if self.endless and self.steps > 3:
             raise Enough
         outputs = self.names["model"](torch.randn(4, 8))
         self.names["loss"](outputs, torch.zeros(4, dtype=torch.long)).backward()
@@ -130,7 +130,7 @@ class Reader:
         elif "fsdp.compress(model" in block and "fully_shard(" not in block:
             fully_shard(made)
         resumes = "opt.sync()\nstate" in block
-        if ("(model, " in block and "resume=saved" not in block) or "ElasticSampler" in block:
+        if (re.search(r"\(\s*model, ?", block) and "resume=saved" not in block) or "ElasticSampler" in block:
             names["model"], names["optimizer"] = model, torch.optim.SGD(model.parameters(), lr=0.1)
         if resumes or "ElasticSampler" in block:
             names["opt"] = tw.distribute(made, names["optimizer"], server=self.server())
@@ -149,15 +149,16 @@ class Reader:
 
     def run(self, page: str, block: str) -> None:
         self.prepare(block)
+        self.steps, self.endless = 0, "without an end" in block
         loops = re.search(r"^(for|while) ", block, re.M)
         self.names["own"] = self.learn if loops else self.close if "resume=s" in block else lambda: None
         block = re.sub(r"^( *)….*$", r"\1own()", block, flags=re.M)
         for there, here in REPLACED.items():
             block = block.replace(there, here)
-        if ADDRESS in block:
-            block = block.replace(ADDRESS, str(self.server()))
-        elif "server=server" in block:
+        if "server=server" in block:
             self.names["server"] = self.server()
+        elif ADDRESS in block:
+            block = block.replace(ADDRESS, str(self.server()))
         with suppress(Enough):
             exec(compile(block, page, "exec"), self.names)
         if "state = ddp.compress(" in block:
