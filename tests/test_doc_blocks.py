@@ -20,7 +20,6 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint
-from tests.hooks.cluster import start_server
 from torch import nn
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import init_device_mesh
@@ -29,6 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 import thinwire as tw
+from tests.hooks.cluster import start_server
 from thinwire.hooks import ddp, fsdp
 from thinwire.runtime.serving import serving
 from thinwire.security.certificates import Authority

@@ -19,10 +19,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.hooks.cluster import start_server
 from torch import nn
 
 import thinwire as tw
+from tests.hooks.cluster import start_server
 from thinwire.codecs import registry
 from thinwire.errors import ProtocolError
 from thinwire.plugins import load_or_warn

@@ -7,9 +7,9 @@ import tracemalloc
 import typing
 
 import msgspec
+
 from tests.packets.samples import MESSAGES
 from tests.wire_format import table
-
 from thinwire.packets import pack, parse
 from thinwire.schema import KINDS, Join, Message
 

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 from rich.console import Console
-from tests.cli.commands import Full
 
+from tests.cli.commands import Full
 from thinwire.cli import console as printing
 from thinwire.presentation.tables import Table
 

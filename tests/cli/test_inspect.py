@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.cli.commands import Result
 
+from tests.cli.commands import Result
 from thinwire.codecs import codec, registry
 from thinwire_lab.workloads.models import models
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 import typer
-from tests.cli.commands import Result
-from tests.server.conversation import Shard
 
 import thinwire as tw
+from tests.cli.commands import Result
+from tests.server.conversation import Shard
 from thinwire.cli import main
 from thinwire.runtime import checkpoint
 

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.cli.commands import Result
 
+from tests.cli.commands import Result
 from thinwire.cli.plan import FOR_ADAM
 from thinwire.planner import other_work, planning
 from thinwire.planner.verdict import LOCAL

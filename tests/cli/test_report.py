@@ -10,10 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from tests.cli.commands import THINWIRE, Result
 from tests.reports.test_step_figures import training
 from tests.reports.test_training_page import OUTCOME
-
 from thinwire.runtime.metrics import JsonLines
 
 Command = Callable[..., Result]

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.cli.commands import Result, start
 
 import thinwire as tw
+from tests.cli.commands import Result, start
 from thinwire.errors import ProtocolError, SessionLostError
 from thinwire.transports.grpc.client import connect
 

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from tests.cli.commands import Result
 from tests.reports.test_step_figures import training
-
 from thinwire.runtime.metrics import JsonLines, Prometheus
 from thinwire.telemetry import StepRecord
 

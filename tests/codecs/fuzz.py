@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 import torch
 import xxhash
-from tests.codecs import samples
-from tests.codecs.contract import ENROLLED, Enrolled
 
 import thinwire as tw
+from tests.codecs import samples
+from tests.codecs.contract import ENROLLED, Enrolled
 from thinwire import frames
 from thinwire.codecs.entropy_stage import EntropyStage
 from thinwire.frames import Frame

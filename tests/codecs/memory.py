@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.codecs import fuzz, samples
-from tests.codecs.contract import ENROLLED
 
 import thinwire as tw
+from tests.codecs import fuzz, samples
+from tests.codecs.contract import ENROLLED
 from thinwire import frames
 from thinwire.frames import Flags, Frame
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
 from tests.codecs.contract import Enrolled, Floats, exact
 
 SIZES = (0, 1, 4, 5, 6, 63, 64, 65, 319, 1000)

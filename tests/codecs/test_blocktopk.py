@@ -11,9 +11,9 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from tests.codecs.contract import naming
 
 import thinwire as tw
+from tests.codecs.contract import naming
 from thinwire.codecs.blocktopk import blocks_of
 from thinwire.codecs.dct import dct_matrix
 from thinwire.frames import Frame

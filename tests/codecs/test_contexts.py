@@ -12,12 +12,12 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
+
+import thinwire as tw
 from tests.codecs import samples
 from tests.codecs.contract import ENROLLED, Enrolled, naming
 from tests.codecs.samples import DTYPES
 from tests.codecs.test_contract import NON_FINITE, every_codec
-
-import thinwire as tw
 from thinwire.codecs.tensors import aligned_zeros
 
 SHAPE = (9, 11)

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
+import thinwire as tw
 from tests.codecs import samples
 from tests.codecs.contract import ENROLLED, FLOAT32_MAX, Enrolled, naming, three_lc
 from tests.codecs.samples import DTYPES
-
-import thinwire as tw
 from thinwire.codecs import Scheme, open_frame, registry
 from thinwire.extras import IN_LAB
 from thinwire.frames import CODEC_NUMBERS

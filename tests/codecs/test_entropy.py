@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.codecs.contract import naming
 
 import thinwire as tw
+from tests.codecs.contract import naming
 from thinwire.codecs import open_frame
 from thinwire.frames import Flags, Frame
 from thinwire.frames.layout import pack_varint

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 import zstandard
-from tests.codecs import samples
-from tests.codecs.contract import ENROLLED, naming
 
 import thinwire as tw
+from tests.codecs import samples
+from tests.codecs.contract import ENROLLED, naming
 from thinwire import frames
 from thinwire.codecs import entropy_stage
 from thinwire.codecs.entropy_stage import EntropyStage

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
+import thinwire as tw
 from tests.codecs import write_golden
 from tests.codecs.contract import naming
 from tests.codecs.write_golden import FOLDER, PORTABLE, SHAPES, digest, encode, key, read_index
-
-import thinwire as tw
 
 GOLDEN = read_index()
 

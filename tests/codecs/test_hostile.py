@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+
+import thinwire as tw
 from tests.codecs import fuzz, samples
 from tests.codecs.contract import ENROLLED, Enrolled, naming
 from tests.codecs.test_contract import every_codec
-
-import thinwire as tw
 from thinwire import frames
 from thinwire.codecs import registry
 from thinwire.codecs.entropy_stage import EntropyStage

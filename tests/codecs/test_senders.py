@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.codecs.contract import naming
 
 import thinwire as tw
+from tests.codecs.contract import naming
 from thinwire.codecs import CheckedFrame, open_frame
 from thinwire.codecs.senders import SenderMeans
 

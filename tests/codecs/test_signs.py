@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.codecs.contract import naming
 
 import thinwire as tw
+from tests.codecs.contract import naming
 from thinwire.frames import Flags, Frame
 
 V = torch.tensor([0.3, -0.4, 0.0, 1.2])

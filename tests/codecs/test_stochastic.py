@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.codecs.contract import naming
 
 import thinwire as tw
+from tests.codecs.contract import naming
 from thinwire.codecs.levels import width_of
 from thinwire.frames import Frame
 

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.codecs.contract import naming
 
 import thinwire as tw
+from tests.codecs.contract import naming
 from thinwire.frames import Flags, Frame
 
 ZERO_RUN = int(Flags.OPTION_A)

@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 import xxhash
-from tests.codecs import samples
-from tests.codecs.contract import ENROLLED, GOLDEN, Enrolled
 
 import thinwire as tw
+from tests.codecs import samples
+from tests.codecs.contract import ENROLLED, GOLDEN, Enrolled
 
 FOLDER = GOLDEN
 INDEX = FOLDER / "index.json"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from tests.collective.ranks import collectives, play, step, tensors
 
 import thinwire as tw
+from tests.collective.ranks import collectives, play, step, tensors
 from thinwire.collective.core import Bucket, Collective
 
 SIZES = {"a": 500, "bias": 7, "b": 400, "c": 300}

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.collective.ranks import SIZES, Pass, bucket_of, collectives, gradients, play, step, tensors
 
 import thinwire as tw
+from tests.collective.ranks import SIZES, Pass, bucket_of, collectives, gradients, play, step, tensors
 from thinwire.collective.core import Bucket, Collective
 from thinwire.collective.cut import Cut
 from thinwire.collective.exchange import MAX_REASON, Exchange, Send, abort_packet

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.collective.ranks import SIZES, bucket_of, collectives, gradients, step, tensors
 
 import thinwire as tw
+from tests.collective.ranks import SIZES, bucket_of, collectives, gradients, step, tensors
 from thinwire.codecs.scratch import ScratchPool
 from thinwire.collective.residuals import Residuals, partition
 from thinwire.errors import ConfigError

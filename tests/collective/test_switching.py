@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.collective.ranks import SIZES, bucket_of, collectives, gradients, step, tensors
 
+from tests.collective.ranks import SIZES, bucket_of, collectives, gradients, step, tensors
 from thinwire.collective.core import Collective
 from thinwire.collective.exchange import Pass
 from thinwire.errors import ProtocolError

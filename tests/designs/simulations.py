@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tests.kernels.oracle import uniforms
 
+from tests.kernels.oracle import uniforms
 from thinwire.codecs.scheme import random_key
 
 Array = NDArray[np.float32]

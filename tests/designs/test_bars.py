@@ -7,9 +7,9 @@ short runs show that training works at all; what takes longer is marked `long`.
 from __future__ import annotations
 
 import pytest
-from tests.designs.digits_runs import train
 
 import thinwire as tw
+from tests.designs.digits_runs import train
 from thinwire.policies.designs import design as find_design
 
 STEPS = 250

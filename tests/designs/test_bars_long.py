@@ -10,6 +10,7 @@ from functools import partial
 from statistics import fmean
 
 import pytest
+
 from tests.designs.digits_runs import Outcome
 from tests.designs.digits_runs import train as train_digits
 from tests.designs.weights_runs import IMAGES, average_weights

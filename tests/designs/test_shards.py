@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from tests.designs.network import Actor, Network
 from torch import nn
 
 import thinwire as tw
+from tests.designs.network import Actor, Network
 
 torch.set_num_threads(1)
 

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
+
 from tests.designs import simulations as sim
 from tests.designs.simulations import Course, Setting, Weights
 from tests.hooks.cluster import run_cluster
-from torch import nn
-
 from thinwire.hooks.distribute import DistributedOptimizer
 from thinwire.policies.designs import designs
 from thinwire.policies.local_updates import KINDS as LOCAL_KINDS

@@ -8,8 +8,8 @@ import subprocess
 import sys
 
 import pytest
-from lab.tests.engines.test_local import alive, wait_until_gone
 
+from lab.tests.engines.test_local import alive, wait_until_gone
 from thinwire.engines import ending
 
 STUBBORN = (

@@ -12,8 +12,8 @@ import sys
 from collections.abc import Callable, Iterator
 
 import pytest
-from lab.tests.engines.test_local import alive, wait_until_gone
 
+from lab.tests.engines.test_local import alive, wait_until_gone
 from thinwire.engines.events import Event, Restarted
 from thinwire.engines.ray_engine import RayEngine
 from thinwire.errors import ConfigError, EngineError

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.frames.bytes_of import frame, varint
-from tests.wire_format import section, table
 
 import thinwire as tw
+from tests.frames.bytes_of import frame, varint
+from tests.wire_format import section, table
 from thinwire.codecs import entropy_stage
 from thinwire.frames import layout
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from tests.frames import bytes_of
 
+from tests.frames import bytes_of
 from thinwire.frames import Frame, pack
 from thinwire.frames.layout import pack_varint, parse_varint
 

@@ -7,9 +7,9 @@ import sys
 import tracemalloc
 
 import pytest
-from tests.frames.bytes_of import frame, varint
 
 import thinwire as tw
+from tests.frames.bytes_of import frame, varint
 from thinwire.frames import CODEC_NUMBERS, parse
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from contextlib import suppress
 from importlib import import_module
 
-import tests.hooks.ddp_ranks  # noqa: F401
 import torch
 import torch._dynamo  # DistributedDataParallel imports it when it is made, in about a second
 
+import tests.hooks.ddp_ranks  # noqa: F401
 import thinwire as tw
 
 with suppress(tw.ConfigError):  # of a torch that the FSDP2 hook does not take

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from tests.hooks.local_runs import adamw, inner_step, mlp
 
 import thinwire as tw
+from tests.hooks.local_runs import adamw, inner_step, mlp
 from thinwire.hooks import ending
 
 torch.set_num_threads(1)

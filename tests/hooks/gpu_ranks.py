@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from tests.hooks.ddp_ranks import ddp
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
@@ -17,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire as tw
+from tests.hooks.ddp_ranks import ddp
 from thinwire.hooks import fsdp
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from tests.hooks.local_runs import inner_optimizer, inner_step, sgd, values, wide
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 import thinwire as tw
+from tests.hooks.local_runs import inner_optimizer, inner_step, sgd, values, wide
 from thinwire.errors import ConfigError, ProtocolError, SessionLostError
 from thinwire.hooks.distribute import DistributedOptimizer
 from thinwire.hooks.resuming import KeptSteps, load_agreed

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from tests.hooks.cluster import start_server
 from torch import nn
 
 import thinwire as tw
+from tests.hooks.cluster import start_server
 from thinwire.hooks.distribute import DistributedOptimizer
 from thinwire.hooks.local_optimizer import LocalUpdateOptimizer
 from thinwire.runtime.serving import serving

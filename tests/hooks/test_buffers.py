@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.hooks.cluster import run_cluster
-from tests.hooks.local_runs import adamw, inner_step, sgd
 from torch import nn
 
+from tests.hooks.cluster import run_cluster
+from tests.hooks.local_runs import adamw, inner_step, sgd
 from thinwire.errors import NonFiniteError
 from thinwire.hooks.distribute import DistributedOptimizer
 from thinwire.hooks.planning import make_plan

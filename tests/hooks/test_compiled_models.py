@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from tests.hooks.cluster import run_cluster
-from tests.hooks.local_runs import batch, inner_step, mlp, sgd, steps, values
 from torch import nn
 from torch._dynamo.utils import counters
 
+from tests.hooks.cluster import run_cluster
+from tests.hooks.local_runs import batch, inner_step, mlp, sgd, steps, values
 from thinwire.hooks.distribute import DistributedOptimizer
 
 

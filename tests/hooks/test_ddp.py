@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from tests.collective.ranks import collectives, step
-from tests.hooks.ddp_ranks import batch, ddp, mlp, run_ranks, train, weights
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire as tw
+from tests.collective.ranks import collectives, step
+from tests.hooks.ddp_ranks import batch, ddp, mlp, run_ranks, train, weights
 from thinwire.collective.core import Bucket
 from thinwire.collective.residuals import TrainedTensor
 from thinwire.errors import ProtocolError

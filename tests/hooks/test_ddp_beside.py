@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 import torch
-from tests.hooks.ddp_ranks import batch, ddp, mlp, run_ranks, weights
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
+
+from tests.hooks.ddp_ranks import batch, ddp, mlp, run_ranks, weights
 
 Weights = dict[str, torch.Tensor]
 STEPS, MORE_STEPS = 4, 32

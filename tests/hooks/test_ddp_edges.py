@@ -12,11 +12,11 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
-from tests.hooks.ddp_ranks import batch, ddp, mlp, run_ranks, train, weights
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _MixedPrecision
 
+from tests.hooks.ddp_ranks import batch, ddp, mlp, run_ranks, train, weights
 from thinwire.errors import ConfigError
 
 

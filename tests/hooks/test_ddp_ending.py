@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from tests.hooks.ddp_ranks import ddp, mlp, run_ranks, train
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.hooks.ddp_ranks import ddp, mlp, run_ranks, train
 from thinwire.hooks.ddp import hook
 
 LATE_S = 0.3

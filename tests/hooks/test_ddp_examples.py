@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+
 from tests.hooks.ddp_ranks import run_script
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

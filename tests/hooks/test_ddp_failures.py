@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from tests.hooks.ddp_ranks import batch, ddp, mlp, run_ranks, train, weights
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire as tw
+from tests.hooks.ddp_ranks import batch, ddp, mlp, run_ranks, train, weights
 from thinwire.errors import SessionLostError
 
 ROOT = Path(__file__).parents[2]

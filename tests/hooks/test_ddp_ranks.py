@@ -6,6 +6,7 @@ import time
 
 import pytest
 import torch.distributed as dist
+
 from tests.hooks.ddp_ranks import RankError, run_ranks
 
 

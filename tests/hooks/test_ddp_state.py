@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from tests.hooks.ddp_ranks import batch, ddp, mlp, run_ranks, train, weights
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire as tw
+from tests.hooks.ddp_ranks import batch, ddp, mlp, run_ranks, train, weights
 
 CODEC: dict[str, Any] = {"codec": "3lc", "sparsity": 1.75, "measure_link": False}
 

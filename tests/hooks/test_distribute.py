@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.hooks.cluster import run_cluster
 from torch import nn
 
 import thinwire as tw
+from tests.hooks.cluster import run_cluster
 from thinwire.hooks.distribute import DistributedOptimizer
 from thinwire.policies.consistency import consistency
 

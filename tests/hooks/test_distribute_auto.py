@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 import torch
-from tests.hooks.cluster import run_cluster, start_server
-from tests.hooks.ddp_ranks import run_script
-from tests.hooks.local_runs import adamw, disagree, inner_step, resume, steps, values, wide
 from torch import nn
 
 import thinwire as tw
+from tests.hooks.cluster import run_cluster, start_server
+from tests.hooks.ddp_ranks import run_script
+from tests.hooks.local_runs import adamw, disagree, inner_step, resume, steps, values, wide
 from thinwire.errors import ConfigError, ProtocolError
 from thinwire.hooks.distribute import DistributedOptimizer
 from thinwire.hooks.local_optimizer import LocalUpdateOptimizer

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tests.hooks.cluster import run_cluster
-from tests.hooks.local_runs import adamw, mlp, sgd, steps
 from torch import nn
 
+from tests.hooks.cluster import run_cluster
+from tests.hooks.local_runs import adamw, mlp, sgd, steps
 from thinwire.errors import ProtocolError
 
 OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {"3lc": sgd, "local-sgd[h=2]": adamw}

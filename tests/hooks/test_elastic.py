@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.hooks.cluster import start_server
 from torch import nn
 
 import thinwire as tw
+from tests.hooks.cluster import start_server
 from thinwire.errors import ConfigError, ProtocolError
 from thinwire.hooks.sampler import ElasticSampler
 from thinwire.server.core import ServerCore

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from tests.hooks.cluster import run_cluster
-from tests.hooks.local_runs import adamw, alone, inner_step, mlp, sgd, values, weights
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from tests.hooks.cluster import run_cluster
+from tests.hooks.local_runs import adamw, alone, inner_step, mlp, sgd, values, weights
 from thinwire.errors import ConfigError, ProtocolError
 from thinwire.hooks.distribute import DistributedOptimizer
 from thinwire.policies.designs import design

@@ -7,11 +7,11 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from torch import nn
+
 from tests.hooks.cluster import run_cluster
 from tests.hooks.ddp_ranks import run_script
 from tests.hooks.local_runs import mlp, sgd
-from torch import nn
-
 from thinwire.errors import SessionLostError
 from thinwire.hooks.distribute import DistributedOptimizer
 from thinwire.hooks.ending import FAILED_S

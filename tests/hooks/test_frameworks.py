@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from tests.hooks.ddp_ranks import batch, mlp, run_ranks, run_script, train
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.hooks.ddp_ranks import batch, mlp, run_ranks, run_script, train
 from thinwire.runtime.record_files import RecordFile
 
 ADAPTERS = {"lightning": "lightning", "transformers": "transformers accelerate"}

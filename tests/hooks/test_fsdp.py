@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 import torch
-from tests.hooks.ddp_ranks import mlp, run_ranks
-from tests.hooks.fsdp_ranks import KINDS, Weights, run_all
 from torch.distributed.fsdp import FSDPModule
 
 import thinwire as tw
+from tests.hooks.ddp_ranks import mlp, run_ranks
+from tests.hooks.fsdp_ranks import KINDS, Weights, run_all
 from thinwire.collective.cut import Cut, whole_outstanding
 from thinwire.collective.residuals import TrainedTensor
 from thinwire.hooks import fsdp

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from tests.hooks.ddp_ranks import run_ranks
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
+from tests.hooks.ddp_ranks import run_ranks
 from thinwire.errors import ConfigError
 from thinwire.hooks import ddp, fsdp
 from thinwire.hooks.fsdp.state import ShardedState

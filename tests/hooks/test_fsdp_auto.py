@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from tests.hooks.ddp_ranks import batch, ddp, run_ranks
-from tests.hooks.fsdp_ranks import KINDS, Weights, mesh, whole
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import thinwire as tw
+from tests.hooks.ddp_ranks import batch, ddp, run_ranks
+from tests.hooks.fsdp_ranks import KINDS, Weights, mesh, whole
 from thinwire.hooks import fsdp
 
 PATH = (0, 3, 3, 5, 0, 2, 2, 0)

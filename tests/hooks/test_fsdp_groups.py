@@ -6,11 +6,11 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from tests.hooks.ddp_ranks import run_ranks
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+from tests.hooks.ddp_ranks import run_ranks
 from thinwire.hooks import fsdp
 
 

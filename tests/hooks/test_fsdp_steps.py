@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from tests.hooks.ddp_ranks import run_ranks
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint
 
+from tests.hooks.ddp_ranks import run_ranks
 from thinwire.errors import ConfigError
 from thinwire.hooks import fsdp
 

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tests.hooks.cluster import run_cluster
-from tests.hooks.local_runs import batch, mlp, sgd, values
 from torch import nn
 
+from tests.hooks.cluster import run_cluster
+from tests.hooks.local_runs import batch, mlp, sgd, values
 from thinwire.errors import ConfigError, NonFiniteError, ProtocolError
 from thinwire.hooks.distribute import DistributedOptimizer
 

@@ -10,13 +10,13 @@ from functools import partial
 from typing import Any
 
 import torch
-from tests.hooks.ddp_ranks import batch, ddp, mlp, run_ranks, train, weights
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import thinwire as tw
+from tests.hooks.ddp_ranks import batch, ddp, mlp, run_ranks, train, weights
 from thinwire.hooks import fsdp, guards
 
 CODEC: dict[str, Any] = {"codec": "3lc", "sparsity": 1.5, "measure_link": False}

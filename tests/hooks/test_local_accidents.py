@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from tests.hooks.cluster import run_cluster, start_server
-from tests.hooks.local_runs import adamw, alone, batch, inner_step, mlp, resume, steps, values
 from torch import nn
 
 import thinwire as tw
+from tests.hooks.cluster import run_cluster, start_server
+from tests.hooks.local_runs import adamw, alone, batch, inner_step, mlp, resume, steps, values
 from thinwire.errors import ConfigError, ProtocolError, TransportError
 from thinwire.hooks.distribute import DistributedOptimizer
 from thinwire.policies.designs import design as find_design

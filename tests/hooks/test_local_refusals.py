@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from tests.hooks.cluster import run_cluster
-from tests.hooks.local_runs import adamw, disagree, inner_step, mlp, resume, sgd, steps, values, wide
 from torch import nn
 
 import thinwire as tw
+from tests.hooks.cluster import run_cluster
+from tests.hooks.local_runs import adamw, disagree, inner_step, mlp, resume, sgd, steps, values, wide
 from thinwire.errors import ConfigError, ProtocolError
 from thinwire.hooks.distribute import DistributedOptimizer
 from thinwire.policies.designs import design as find_design

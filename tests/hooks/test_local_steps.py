@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from tests.hooks.cluster import run_cluster
-from tests.hooks.local_runs import adamw, batch, inner_step, mlp, sgd, values
 from torch import nn
 
 import thinwire as tw
+from tests.hooks.cluster import run_cluster
+from tests.hooks.local_runs import adamw, batch, inner_step, mlp, sgd, values
 from thinwire.errors import ConfigError, ProtocolError
 from thinwire.hooks.distribute import DistributedOptimizer
 from thinwire.hooks.planning import make_plan

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from tests.hooks.cluster import run_cluster
-from tests.hooks.local_runs import adamw, batch, inner_optimizer, inner_step, mlp, resume, sgd, steps, values, wide
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
+from tests.hooks.cluster import run_cluster
+from tests.hooks.local_runs import adamw, batch, inner_optimizer, inner_step, mlp, resume, sgd, steps, values, wide
 from thinwire.errors import NonFiniteError, ProtocolError
 from thinwire.hooks.distribute import DistributedOptimizer
 from thinwire.hooks.local_optimizer import LocalUpdateOptimizer

@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from tests.hooks.ddp_ranks import ddp, run_ranks
 from torch import nn
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire as tw
+from tests.hooks.ddp_ranks import ddp, run_ranks
 from thinwire.hooks.ddp.state import _order
 
 FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from tests.hooks.cluster import run_cluster
-from tests.hooks.local_runs import adamw, batch, inner_step, mlp, resume, sgd, values
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 import thinwire as tw
+from tests.hooks.cluster import run_cluster
+from tests.hooks.local_runs import adamw, batch, inner_step, mlp, resume, sgd, values
 from thinwire.errors import ConfigError, ProtocolError
 from thinwire.hooks.distribute import DistributedOptimizer
 from thinwire.hooks.planning import make_plan

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.hooks.cluster import run_cluster
-from tests.hooks.local_runs import batch, mlp, values
 from torch import nn
 
+from tests.hooks.cluster import run_cluster
+from tests.hooks.local_runs import batch, mlp, values
 from thinwire.hooks.distribute import DistributedOptimizer
 from thinwire.hooks.moments import forget_what_is_not_finite
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from tests.hooks.ddp_ranks import run_ranks
 
+from tests.hooks.ddp_ranks import run_ranks
 from thinwire.errors import ConfigError, NonFiniteError, ProtocolError
 from thinwire.hooks import named
 

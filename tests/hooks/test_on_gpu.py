@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from tests.hooks import gpu_ranks
 from tests.hooks.cluster import run_cluster
 from tests.hooks.ddp_ranks import run_ranks

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from tests.designs.network import Actor, Network
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import thinwire as tw
+from tests.designs.network import Actor, Network
 from thinwire.hooks.distribute import DistributedOptimizer
 from thinwire.policies.designs import Design
 from thinwire.runtime.metrics import MetricsWriter

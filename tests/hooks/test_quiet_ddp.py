@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from tests.hooks.ddp_ranks import run_ranks
-from tests.hooks.local_runs import adamw, inner_step, mlp, values
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire as tw
+from tests.hooks.ddp_ranks import run_ranks
+from tests.hooks.local_runs import adamw, inner_step, mlp, values
 from thinwire.errors import ThinwireError
 
 STEPS = 10

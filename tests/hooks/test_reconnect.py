@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.hooks.test_distribute import equal, mlp, steps
-from tests.runtime.proxy import Proxy
 
 import thinwire as tw
+from tests.hooks.test_distribute import equal, mlp, steps
+from tests.runtime.proxy import Proxy
 from thinwire.runtime.serving import serving
 from thinwire.server.core import ServerCore
 from thinwire.transports.grpc import server as grpc_server

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.hooks.test_optimizer import one_step, run
 from torch import nn
 
 import thinwire as tw
+from tests.hooks.test_optimizer import one_step, run
 from thinwire.errors import ConfigError
 from thinwire.hooks import records as module
 from thinwire.hooks.distribute import DistributedOptimizer

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.hooks.cluster import run_cluster
-from tests.hooks.local_runs import Optimizers, adamw, alone, inner_step, mlp, sgd, values, weights
 from torch import nn
 
+from tests.hooks.cluster import run_cluster
+from tests.hooks.local_runs import Optimizers, adamw, alone, inner_step, mlp, sgd, values, weights
 from thinwire.errors import ConfigError, NonFiniteError, ProtocolError
 from thinwire.hooks.distribute import DistributedOptimizer
 

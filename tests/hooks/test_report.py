@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tests.hooks.cluster import run_cluster
-from tests.hooks.local_runs import adamw, inner_step, mlp
 from torch import nn
 
+from tests.hooks.cluster import run_cluster
+from tests.hooks.local_runs import adamw, inner_step, mlp
 from thinwire.collective.residuals import Residuals, TrainedTensor
 from thinwire.hooks.distribute import DistributedOptimizer
 from thinwire.hooks.exchange.state import ExchangeState

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from tests.hooks.cluster import run_cluster
-from tests.hooks.test_distribute import batch, equal, mlp, steps
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 import thinwire as tw
+from tests.hooks.cluster import run_cluster
+from tests.hooks.test_distribute import batch, equal, mlp, steps
 from thinwire.errors import StepMismatchError
 from thinwire.hooks.distribute import DistributedOptimizer
 from thinwire.hooks.resuming import KeptSteps

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.hooks.cluster import run_cluster
 from torch import nn
 
 import thinwire as tw
+from tests.hooks.cluster import run_cluster
 from thinwire.hooks.resuming import KeptSteps
 
 

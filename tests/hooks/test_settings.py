@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from tests.hooks.cluster import run_cluster
-from tests.hooks.test_distribute import batch, equal, mlp
 from torch import nn
 
 import thinwire as tw
+from tests.hooks.cluster import run_cluster
+from tests.hooks.test_distribute import batch, equal, mlp
 from thinwire.hooks.distribute import DistributedOptimizer
 from thinwire.packets import parse
 from thinwire.policies.designs import Design

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from tests.hooks.cluster import run_cluster
-from tests.hooks.test_distribute import batch, mlp
 from torch import nn
 
 import thinwire as tw
+from tests.hooks.cluster import run_cluster
+from tests.hooks.test_distribute import batch, mlp
 from thinwire.hooks.distribute import DistributedOptimizer
 
 

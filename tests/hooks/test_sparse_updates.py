@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tests.hooks.cluster import run_cluster
 from torch import nn
 
+from tests.hooks.cluster import run_cluster
 from thinwire.errors import ConfigError
 from thinwire.hooks.distribute import DistributedOptimizer
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.hooks.cluster import run_cluster
-from tests.hooks.local_runs import adamw, batch, inner_step, mlp, resume, steps, values
 from torch import nn
 
+from tests.hooks.cluster import run_cluster
+from tests.hooks.local_runs import adamw, batch, inner_step, mlp, resume, steps, values
 from thinwire.codecs import codec
 from thinwire.hooks.distribute import DistributedOptimizer
 from thinwire.hooks.steering import Steering

@@ -5,10 +5,10 @@ from __future__ import annotations
 import warnings
 
 import pytest
-from tests.hooks.cluster import run_cluster
-from tests.hooks.local_runs import adamw, inner_step, mlp, sgd
 from torch import nn
 
+from tests.hooks.cluster import run_cluster
+from tests.hooks.local_runs import adamw, inner_step, mlp, sgd
 from thinwire.hooks.distribute import DistributedOptimizer
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.server.conversation import Shard, make_plan
 
+from tests.server.conversation import Shard, make_plan
 from thinwire.errors import ProtocolError
 from thinwire.optimizers.options import CHANGEABLE, apply_changes, changes, portable_options
 from thinwire.optimizers.runner import ALLOWED

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import msgspec
+
 from tests.packets.samples import MESSAGES
 from tests.packets.write_golden import FOLDER, file_of, tensors
-
 from thinwire.packets import parse
 from thinwire.schema import Delta, Push
 

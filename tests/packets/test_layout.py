@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from tests.wire_format import table
-
 from thinwire.packets import pack, parse
 from thinwire.packets import packet as layout
 from thinwire.schema import Shard

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.packets.bytes_of import packet
 
+from tests.packets.bytes_of import packet
 from thinwire.errors import ConfigError, ProtocolError
 from thinwire.packets import BatchedTensor, kind_of, pack, parse, segments
 from thinwire.packets.batch import join

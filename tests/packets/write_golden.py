@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from tests.packets.samples import MESSAGES
 
+from tests.packets.samples import MESSAGES
 from thinwire.packets import BatchedTensor, EncodedTensor, pack
 from thinwire.schema import Delta, Message, Push
 

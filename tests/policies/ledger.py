@@ -17,10 +17,10 @@ import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from tests.designs.network import Actor, Network
 from torch import nn
 
 import thinwire as tw
+from tests.designs.network import Actor, Network
 from thinwire.hooks.distribute import DistributedOptimizer
 from thinwire.policies.consistency import Consistency
 

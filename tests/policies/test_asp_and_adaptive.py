@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+import thinwire as tw
 from tests.policies.ledger import (
     ITERATIONS,
     Case,
@@ -14,8 +16,6 @@ from tests.policies.ledger import (
     schedules,
     server_values,
 )
-
-import thinwire as tw
 
 # ---- asynchronous
 

@@ -11,6 +11,8 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+
+import thinwire as tw
 from tests.designs.network import Actor, Network
 from tests.policies.ledger import (
     ITERATIONS,
@@ -23,8 +25,6 @@ from tests.policies.ledger import (
     schedules,
     server_values,
 )
-
-import thinwire as tw
 from thinwire.policies.consistency import consistency
 from thinwire.schema import Delta
 

@@ -9,6 +9,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+
 from tests.designs.network import Actor, Network
 from tests.policies.ledger import (
     ITERATIONS,
@@ -22,7 +23,6 @@ from tests.policies.ledger import (
     schedules,
     server_values,
 )
-
 from thinwire.policies.consistency import consistency
 from thinwire.schema import Push
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tests.server.conversation import make_plan
-
 from thinwire.packets import pack, parse
 from thinwire.runtime.serving import ServerHandler
 from thinwire.schema import (

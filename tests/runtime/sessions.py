@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from tests.packets.bytes_of import packet
-
 from thinwire.packets import kind_of
 from thinwire.runtime.connection import ReconnectingConnection
 from thinwire.runtime.session_server import SessionServer

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.runtime.test_nested_state import STATE, same
 
+from tests.runtime.test_nested_state import STATE, same
 from thinwire.errors import ConfigError
 from thinwire.runtime import checkpoint
 from thinwire.runtime.disk import Bytes, LocalDisk

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.server.conversation import make_plan
 
+from tests.server.conversation import make_plan
 from thinwire.errors import ConfigError
 from thinwire.runtime import checkpoint
 from thinwire.runtime.checkpointing import CheckpointWriter, try_out

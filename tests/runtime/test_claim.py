@@ -10,8 +10,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from tests.cli.commands import thinwire
 
+from tests.cli.commands import thinwire
 from thinwire.errors import ConfigError
 from thinwire.runtime import claim
 from thinwire.runtime.claim import claimed

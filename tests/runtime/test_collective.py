@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.collective.ranks import SIZES, bucket_of, collectives, gradients, step, tensors
-from tests.transports.memory_peers import MemoryPeerGroup, groups
 
 import thinwire as tw
+from tests.collective.ranks import SIZES, bucket_of, collectives, gradients, step, tensors
+from tests.transports.memory_peers import MemoryPeerGroup, groups
 from thinwire.collective.core import Bucket, Collective
 from thinwire.collective.exchange import Exchange
 from thinwire.errors import ConfigError, DeadlineError, NonFiniteError, ProtocolError, TransportError

@@ -8,9 +8,9 @@ import threading
 import time
 
 import pytest
+
 from tests.runtime.sessions import Cluster, number_in, numbered
 from tests.server.conversation import make_plan
-
 from thinwire.errors import ConfigError, DeadlineError, ProtocolError, SessionLostError, TransportError
 from thinwire.packets import pack
 from thinwire.runtime import connection as connection_module

@@ -15,8 +15,8 @@ from typing import cast
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from tests.runtime.test_line_file import small_disk
 
+from tests.runtime.test_line_file import small_disk
 from thinwire.errors import ConfigError, TransportError
 from thinwire.runtime.metrics import JsonLines, MetricsWriter, Prometheus, TensorBoard
 from thinwire.telemetry import StepRecord

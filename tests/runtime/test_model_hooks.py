@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from tests.hooks.cluster import start_server
-from tests.hooks.local_runs import batch, mlp, sgd
 from torch import nn
 from torch.func import functional_call, grad
 from torch.nn.utils import prune, spectral_norm, weight_norm
 
 import thinwire as tw
+from tests.hooks.cluster import start_server
+from tests.hooks.local_runs import batch, mlp, sgd
 from thinwire.errors import ConfigError, DeadlineError, ProtocolError
 from thinwire.hooks.distribute import DistributedOptimizer
 from thinwire.hooks.resuming import KeptSteps

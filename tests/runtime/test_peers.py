@@ -10,8 +10,8 @@ from functools import partial
 from typing import Any
 
 import pytest
-from tests.transports.memory_peers import MemoryPeerGroup, groups
 
+from tests.transports.memory_peers import MemoryPeerGroup, groups
 from thinwire.errors import ProtocolError, TransportError
 from thinwire.runtime import peers as peers_module
 from thinwire.runtime.peers import agree, gather, gather_at_first, leave, measure_link

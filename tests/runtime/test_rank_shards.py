@@ -12,11 +12,11 @@ import msgspec
 import pytest
 import torch
 import torch.distributed as dist
-from tests.server.conversation import Shard, make_plan
 from torch import nn
 from torch._C._distributed_c10d import HashStore, TCPStore
 
 import thinwire as tw
+from tests.server.conversation import Shard, make_plan
 from thinwire.errors import ConfigError, ProtocolError, TransportError
 from thinwire.hooks.ending import FAILED_S
 from thinwire.packets import pack

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import pytest
-from tests.transports.memory_peers import Links, MemoryPeerGroup, groups
 
+from tests.transports.memory_peers import Links, MemoryPeerGroup, groups
 from thinwire.errors import ProtocolError
 from thinwire.runtime.peers import gather
 from thinwire.runtime.sealed import LENGTH_NBYTES, SEAL_NBYTES, SealedPeerGroup

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
+
 from tests.packets.bytes_of import packet
 from tests.runtime.handlers import Hours, Notes, make
 from tests.server.conversation import Shard, make_plan
-
 from thinwire.errors import ConfigError
 from thinwire.packets import kind_of, pack, parse
 from thinwire.runtime.clock import MOMENT_S

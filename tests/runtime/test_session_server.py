@@ -6,10 +6,10 @@ import contextlib
 import threading
 
 import pytest
+
 from tests.runtime.handlers import Hours, Notes, handling, joining
 from tests.runtime.sessions import Cluster, Echo, number_in, numbered
 from tests.server.conversation import make_plan
-
 from thinwire.errors import ProtocolError, TransportError
 from thinwire.packets import kind_of, pack
 from thinwire.runtime.limits import JOIN_WITHIN_S, MAX_ENDED, MAX_JOIN_NBYTES, MAX_OPENING_NBYTES, allowance

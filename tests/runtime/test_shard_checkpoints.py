@@ -6,8 +6,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.server.conversation import BIAS, WEIGHT, Shard, make_plan
 
+from tests.server.conversation import BIAS, WEIGHT, Shard, make_plan
 from thinwire.errors import ConfigError, ProtocolError
 from thinwire.runtime import checkpoint, shard_checkpoints
 from thinwire.runtime.shard_checkpoints import Checkpointer

@@ -15,10 +15,10 @@ import grpc
 import msgspec
 import pytest
 import torch
-from tests.security.conftest import Pki
 from torch import nn
 
 import thinwire as tw
+from tests.security.conftest import Pki
 from thinwire.errors import ProtocolError, TransportError
 from thinwire.packets import kind_of, pack, parse
 from thinwire.runtime.limits import MAX_JOIN_NBYTES

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.security.conftest import Pki
 
+from tests.security.conftest import Pki
 from thinwire.errors import ConfigError, TransportError
 from thinwire.security import Credentials
 from thinwire.transports import Sender

@@ -14,8 +14,8 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     load_pem_private_key,
 )
-from tests.security.conftest import Pki
 
+from tests.security.conftest import Pki
 from thinwire.errors import ConfigError
 from thinwire.security import pem
 from thinwire.security.certificates import Authority, self_signed

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 from cryptography import x509
+
 from tests.security.conftest import Pki
 from tests.transports.conftest import Recorder, echo
-
 from thinwire.errors import ConfigError
 from thinwire.security.starter import files_in, in_starter, make_starter
 from thinwire.transports import Sender

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tests.sent_frames import as_frames
 
+from tests.sent_frames import as_frames
 from thinwire.codecs import Codec, codec, decode
 from thinwire.packets import BatchedTensor, EncodedTensor
 from thinwire.schema import Delta, Join, Message, Plan, Push, Refused, TableSpec, Values

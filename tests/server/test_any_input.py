@@ -6,8 +6,8 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.server.conversation import BIAS, PLAIN, Shard, make_plan
 
+from tests.server.conversation import BIAS, PLAIN, Shard, make_plan
 from thinwire.errors import ProtocolError
 from thinwire.packets import EncodedTensor, pack, parse, segments
 from thinwire.packets.packet import HEAD, MAGIC, VERSION

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.server.conversation import PLAIN, Shard
 
+from tests.server.conversation import PLAIN, Shard
 from thinwire.schema import Leave, Plan, Push, TableSpec
 
 PLAN = Plan(

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from tests.server.conversation import (
     BIAS,
     PLAIN,
@@ -17,7 +18,6 @@ from tests.server.conversation import (
     gradient,
     make_plan,
 )
-
 from thinwire.codecs import codec, decode
 from thinwire.schema import Delta, Leave, Push, Values, Welcome
 from thinwire.server.core import ServerCore

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from tests.sent_frames import as_frame
 
+from tests.sent_frames import as_frame
 from thinwire.codecs import Codec, codec, decode
 from thinwire.codecs.scheme import stream_seed
 from thinwire.errors import NonFiniteError

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.server.conversation import Shard, gradient, make_plan
 
+from tests.server.conversation import Shard, gradient, make_plan
 from thinwire.codecs import codec
 from thinwire.frames import pack as pack_frame
 from thinwire.frames import parse as parse_frame

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 import pytest
-from tests.server.conversation import BIAS, PLAIN, STATISTIC, WEIGHT, Shard, gradient, make_plan
 
+from tests.server.conversation import BIAS, PLAIN, STATISTIC, WEIGHT, Shard, gradient, make_plan
 from thinwire.codecs import codec, decode
 from thinwire.schema import FROZEN, Ahead, Delta, Join, Leave, Push, Scalars, Values, Welcome
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.server.conversation import BIAS, PLAIN, WEIGHT, Shard, gradient, make_plan
 
+from tests.server.conversation import BIAS, PLAIN, WEIGHT, Shard, gradient, make_plan
 from thinwire.errors import ConfigError
 from thinwire.schema import Delta, Leave, Members, Message, Scalars, Welcome
 from thinwire.server.core import ServerCore

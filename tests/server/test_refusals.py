@@ -7,8 +7,8 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 import pytest
-from tests.server.conversation import BIAS, PLAIN, STATISTIC, WEIGHT, Shard, gradient, make_plan
 
+from tests.server.conversation import BIAS, PLAIN, STATISTIC, WEIGHT, Shard, gradient, make_plan
 from thinwire.codecs import codec
 from thinwire.errors import ProtocolError
 from thinwire.frames import Frame, pack

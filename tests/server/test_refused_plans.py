@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.server.conversation import Shard, make_plan
 
 import thinwire as tw
+from tests.server.conversation import Shard, make_plan
 from thinwire.codecs import codec
 from thinwire.errors import ProtocolError
 from thinwire.packets import pack, parse

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from tests.server.conversation import Shard
 from tests.server.votes import kept, last, lost, vote
-
 from thinwire.schema import Offer, Resume, Welcome
 
 

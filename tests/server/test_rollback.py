@@ -6,7 +6,6 @@ from typing import Any
 
 from tests.server.conversation import Shard, make_plan
 from tests.server.votes import BACK, kept, last, lost, vote
-
 from thinwire.schema import Leave, Offer, Resume, Welcome
 
 

@@ -6,7 +6,6 @@ from itertools import product
 from random import Random
 
 from tests.server.conversation import Shard, make_plan
-
 from thinwire.runtime.checkpoint import MAX_FILES, needed
 from thinwire.schema import Join, Leave, Message, Offer, Resume, Saved, Welcome
 from thinwire.server.saved import SavedSteps

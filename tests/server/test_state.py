@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.server.conversation import STATISTIC, WEIGHT, Shard, gradient, make_plan
 
+from tests.server.conversation import STATISTIC, WEIGHT, Shard, gradient, make_plan
 from thinwire.codecs import codec
 from thinwire.errors import ConfigError
 from thinwire.runtime import checkpoint

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.server.conversation import PLAIN, STATISTIC, WEIGHT, Shard, gradient, make_plan
 
+from tests.server.conversation import PLAIN, STATISTIC, WEIGHT, Shard, gradient, make_plan
 from thinwire.codecs import decode
 from thinwire.errors import ConfigError
 from thinwire.schema import Delta, Members, Plan, Scalars, Welcome

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from tests.server.conversation import Shard, make_plan
-
 from thinwire.schema import Join, Leave, Message
 
 BACK = Leave(returning=True)

@@ -16,6 +16,7 @@ from typing import Annotated
 
 import torch
 import typer
+
 from tests.simulation.bugs import BUGS, planted
 from tests.simulation.cluster import Outcome, play, undisturbed
 from tests.simulation.deaths import deaths

@@ -8,7 +8,6 @@ from __future__ import annotations
 from random import Random
 
 from tests.simulation.scenario import TRAININGS, Fault, Scenario
-
 from thinwire.policies.consistency import consistency
 from thinwire.policies.designs import design
 

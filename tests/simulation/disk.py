@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tests.simulation.scheduler import Host
-
 from thinwire.runtime.disk import Bytes
 
 if TYPE_CHECKING:

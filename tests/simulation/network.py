@@ -14,7 +14,6 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from tests.simulation.scheduler import Host, Killed, Scheduler
-
 from thinwire.errors import TransportError
 from thinwire.packets import kind_of
 from thinwire.schema import Delta

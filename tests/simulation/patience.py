@@ -8,7 +8,6 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from tests.simulation.ledgers import require
-
 from thinwire.schema import Delta, Message
 
 if TYPE_CHECKING:

@@ -16,7 +16,6 @@ from tests.simulation.scenario import Scenario
 from tests.simulation.scheduler import Host, Killed, Process, Scheduler
 from tests.simulation.watch import Watch
 from tests.simulation.worker import WorkerProcess
-
 from thinwire.errors import DeadlineError, SessionLostError, StepMismatchError
 from thinwire.packets import EncodedTensor
 from thinwire.policies.consistency import consistency

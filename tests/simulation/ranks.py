@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 import torch
+
 from tests.collective.ranks import collectives, tensors
 from tests.simulation.ledgers import Array, Violation, require
 from tests.simulation.scheduler import Host, Process, Scheduler, Wait
-
 from thinwire.codecs import codec
 from thinwire.collective.core import Bucket
 from thinwire.collective.exchange import Exchange, Pass, abort_packet

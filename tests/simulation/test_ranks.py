@@ -5,7 +5,6 @@ from __future__ import annotations
 from unittest import mock
 
 from tests.simulation.ranks import Rank, play_ranks, ranks, run_ranks
-
 from thinwire.collective.residuals import Residuals
 
 

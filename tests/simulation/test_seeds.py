@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from tests.simulation.__main__ import run
 
 SEEDS = 125

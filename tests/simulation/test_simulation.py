@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from tests.simulation.__main__ import hunt
 from tests.simulation.bugs import BUGS
 from tests.simulation.cluster import play

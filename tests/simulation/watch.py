@@ -9,10 +9,10 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
 from tests.simulation.ledgers import Array, Said, Shard, TableLedger, Violation, close, require, same, values_of
 from tests.simulation.patience import Patience
 from tests.simulation.scenario import Scenario
-
 from thinwire.packets import EncodedTensor
 from thinwire.policies.consistency import consistency
 from thinwire.schema import Delta, Message, Push, Refused, Saved, Values, Welcome

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
+
 from tests.simulation.network import Link
 from tests.simulation.scenario import Scenario
 from tests.simulation.scheduler import Host, Wait
-from torch import nn
-
 from thinwire.errors import DeadlineError, ProtocolError, SessionLostError, TransportError
 from thinwire.hooks.planning import Planned, make_plan
 from thinwire.optimizers.options import ParameterGroups

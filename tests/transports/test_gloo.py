@@ -6,7 +6,6 @@ from datetime import timedelta
 from typing import Any
 
 from tests.hooks.ddp_ranks import run_ranks
-
 from thinwire.runtime.peers import gather, leave
 from thinwire.transports.gloo import GlooPeerGroup
 from thinwire.transports.peers import ReceiveBuffer

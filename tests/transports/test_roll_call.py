@@ -9,8 +9,8 @@ from datetime import timedelta
 
 import pytest
 import torch.distributed as dist
-from tests.hooks.ddp_ranks import run_ranks
 
+from tests.hooks.ddp_ranks import run_ranks
 from thinwire.errors import TransportError
 from thinwire.transports import roll_call as module
 from thinwire.transports.roll_call import roll_call

@@ -11,8 +11,8 @@ from itertools import pairwise
 
 import pytest
 import torch
-from tests.worker.test_core import SHARDS, WORKERS, Player, gradient, make_player
 
+from tests.worker.test_core import SHARDS, WORKERS, Player, gradient, make_player
 from thinwire.policies.designs import design
 from thinwire.policies.sampling import Memberships
 from thinwire.schema import Message

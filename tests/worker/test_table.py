@@ -7,8 +7,8 @@ from typing import cast
 import numpy as np
 import pytest
 import torch
-from tests.sent_frames import as_frame
 
+from tests.sent_frames import as_frame
 from thinwire.codecs import Codec, codec, decode
 from thinwire.errors import NonFiniteError, ProtocolError
 from thinwire.frames import parse

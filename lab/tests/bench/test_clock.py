@@ -1,8 +1,8 @@
 """The computed clock beside a measured one: the grid, and what is said of the differences."""
 
 import pytest
-from lab.tests.jobs.outcomes import run_outcome
 
+from lab.tests.jobs.outcomes import run_outcome
 from thinwire.planner.transport_costs import Sharing, TransportCosts
 from thinwire_lab.bench import clock, harness
 from thinwire_lab.bench.clock import ClockBench, Clocked

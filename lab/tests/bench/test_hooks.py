@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.hooks.ddp_ranks import batch, mlp, run_ranks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.hooks.ddp_ranks import batch, mlp, run_ranks
 from thinwire.codecs import codec
 from thinwire.errors import ConfigError
 from thinwire.planner.models import torch_threads

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from lab.tests.jobs.outcomes import worker_outcome
 from msgspec import UNSET
 
+from lab.tests.jobs.outcomes import worker_outcome
 from thinwire_lab.chaos.outcome import ends
 from thinwire_lab.jobs.job import Job
 from thinwire_lab.jobs.outcome import WorkerOutcome

@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from tests.cli.commands import Result
 
+from tests.cli.commands import Result
 from thinwire.planner.transport_costs import TransportCosts
 from thinwire_lab.bench.clock import ClockBench, Clocked
 from thinwire_lab.bench.options import QUICK, PaysOptions

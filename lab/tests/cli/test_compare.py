@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from lab.tests.jobs.outcomes import run_outcome
 from tests.cli.commands import Full, Result
-
 from thinwire.errors import EngineError
 from thinwire.policies.designs import design, designs
 from thinwire_lab.cli import compare, running

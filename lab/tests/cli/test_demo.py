@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from lab.tests.jobs.outcomes import run_outcome
 from tests.cli.commands import Result
-
 from thinwire.extras import missing
 from thinwire_lab.cli import demo, running
 

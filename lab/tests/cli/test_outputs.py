@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.cli.commands import THINWIRE, Full, Result
 
+from tests.cli.commands import THINWIRE, Full, Result
 from thinwire.cli import outputs
 from thinwire.cli.console import write_json
 from thinwire.codecs import codec

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.cli.commands import THINWIRE, Result, start
 
+from tests.cli.commands import THINWIRE, Result, start
 from thinwire.security.starter import options_in
 from thinwire_lab.jobs import in_process
 from thinwire_lab.jobs.job import Job

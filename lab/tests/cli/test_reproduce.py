@@ -9,10 +9,10 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
-from lab.tests.studies.reproduce.test_reproduce import Toss, Tossed, entry
 from rich.console import Console
-from tests.cli.commands import Result
 
+from lab.tests.studies.reproduce.test_reproduce import Toss, Tossed, entry
+from tests.cli.commands import Result
 from thinwire.cli import console as printing
 from thinwire_lab.cli import reproduce
 from thinwire_lab.studies.reproduce import catalog

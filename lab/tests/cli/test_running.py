@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from lab.tests.jobs.outcomes import run_outcome
 
+from lab.tests.jobs.outcomes import run_outcome
 from thinwire_lab.cli import running
 from thinwire_lab.jobs.job import Job
 

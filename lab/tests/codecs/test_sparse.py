@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.codecs.contract import naming
-from tests.codecs.test_sparse import V, forged, normal
 
 import thinwire as tw
+from tests.codecs.contract import naming
+from tests.codecs.test_sparse import V, forged, normal
 from thinwire.frames import Flags, Frame
 
 # ---- 5 % sparsification (3LC §4.2), and a fixed threshold

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tests.codecs.test_stochastic import mean_of
 
 import thinwire as tw
+from tests.codecs.test_stochastic import mean_of
 
 
 def test_qsgd_ds_is_biased_as_computed() -> None:

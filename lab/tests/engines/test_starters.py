@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from lab.tests.engines.test_local import KINDS, PATIENCE_S, Up, alive, wait_until_gone
 
+from lab.tests.engines.test_local import KINDS, PATIENCE_S, Up, alive, wait_until_gone
 from thinwire.errors import EngineError
 from thinwire.transports.links import parse_rate
 from thinwire_lab.engines.local import LocalEngine

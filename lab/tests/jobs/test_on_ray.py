@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lab.tests.jobs.test_processes import equal_parts
 
 import thinwire as tw
+from lab.tests.jobs.test_processes import equal_parts
 from thinwire.engines.events import Event, Restarted
 from thinwire.engines.ray_cluster import RayCluster
 from thinwire.engines.ray_engine import RayEngine

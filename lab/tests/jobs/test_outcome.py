@@ -8,8 +8,8 @@ import math
 
 import msgspec
 import pytest
-from lab.tests.jobs.outcomes import worker_outcome
 
+from lab.tests.jobs.outcomes import worker_outcome
 from thinwire.errors import EngineError
 from thinwire.transports.links import Rate
 from thinwire_lab.jobs.job import Job

@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from lab.tests.jobs.outcomes import worker_outcome
 from typer.main import get_command
 
+from lab.tests.jobs.outcomes import worker_outcome
 from thinwire.cli import server as server_command
 from thinwire.engines.events import Event
 from thinwire.engines.roles import OnEvent

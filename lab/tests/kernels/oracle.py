@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tests.kernels.oracle import draws, uniforms
 
+from tests.kernels.oracle import draws, uniforms
 from thinwire.kernels.contract import Key
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lab.tests.kernels import oracle
 
+from lab.tests.kernels import oracle
 from thinwire.errors import FrameError
 from thinwire_lab.kernels.elias import decode_levels, encode_levels, longest
 from thinwire_lab.kernels.levels import bucket_largest, bucket_norms, round_to_levels, value_of_levels, worth

@@ -6,8 +6,8 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-from tests.kernels import oracle
 
+from tests.kernels import oracle
 from thinwire.kernels.numba.select import sample_of
 from thinwire_lab.kernels.select import checked_sample_of, take
 

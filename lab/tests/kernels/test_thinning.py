@@ -6,8 +6,8 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-from lab.tests.kernels import oracle
 
+from lab.tests.kernels import oracle
 from thinwire_lab.kernels.thinning import collect_kept, kept_positions, scatter
 
 UNITS = 1 << 24

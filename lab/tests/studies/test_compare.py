@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from lab.tests.jobs.outcomes import run_outcome
 from msgspec import UNSET
 
+from lab.tests.jobs.outcomes import run_outcome
 from thinwire.codecs.registry import codec
 from thinwire.errors import ConfigError, EngineError
 from thinwire.policies import compression

@@ -6,7 +6,6 @@ import subprocess
 import sys
 
 from lab.tests.jobs.outcomes import run_outcome
-
 from thinwire.presentation.charts import to_svg
 from thinwire_lab.jobs.outcome import CurvePoint
 from thinwire_lab.studies.compare_page import curves

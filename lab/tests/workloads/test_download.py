@@ -11,8 +11,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from lab.tests.workloads.site import BODY, Site, files, full_disk, remote_file
 
+from lab.tests.workloads.site import BODY, Site, files, full_disk, remote_file
 from thinwire.errors import ConfigError, DataError
 from thinwire_lab.workloads import download
 from thinwire_lab.workloads.download import SOURCES, fetch

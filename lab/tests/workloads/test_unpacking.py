@@ -8,8 +8,8 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from lab.tests.workloads.site import Site, files, full_disk, remote_file
 
+from lab.tests.workloads.site import Site, files, full_disk, remote_file
 from thinwire.errors import DataError
 from thinwire_lab.workloads import cifar10, download
 from thinwire_lab.workloads.download import SOURCES

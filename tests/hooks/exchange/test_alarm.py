@@ -11,9 +11,9 @@ from typing import Any, cast
 import pytest
 import torch
 import torch.distributed as dist
+
 from tests.hooks.ddp_ranks import run_ranks
 from tests.policies.autopilot.links import WORK, train
-
 from thinwire.hooks.exchange.alarm import Alarm
 from thinwire.policies.autopilot.doubts import RECENT
 from thinwire.policies.autopilot.levels import levels

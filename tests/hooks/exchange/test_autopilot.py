@@ -6,10 +6,10 @@ import copy
 import time
 
 import pytest
-from tests.hooks.ddp_ranks import ddp, mlp, run_ranks, train
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire as tw
+from tests.hooks.ddp_ranks import ddp, mlp, run_ranks, train
 
 
 def run_half_loaded(rank: int) -> tuple[str, float]:

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from tests.collective.ranks import collectives, tensors
-from tests.hooks.ddp_ranks import ddp, mlp, run_ranks, train, weights
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire as tw
+from tests.collective.ranks import collectives, tensors
+from tests.hooks.ddp_ranks import ddp, mlp, run_ranks, train, weights
 from thinwire.collective.core import Bucket, Collective
 from thinwire.hooks.exchange.flush import Flush
 from thinwire.hooks.exchange.state import ExchangeState

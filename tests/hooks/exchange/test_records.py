@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.parallel import DistributedDataParallel
+
 from tests.hooks import fsdp_ranks
 from tests.hooks.ddp_ranks import mlp, run_ranks, train, weights
 from tests.hooks.test_named import SHAPES, tensors
-from torch.nn.parallel import DistributedDataParallel
-
 from thinwire.errors import ConfigError
 from thinwire.hooks import ddp, fsdp, named
 from thinwire.reports.step_figures import RecordedSteps

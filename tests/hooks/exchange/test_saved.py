@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.hooks.ddp_ranks import ddp, mlp, run_ranks, train
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire as tw
+from tests.hooks.ddp_ranks import ddp, mlp, run_ranks, train
 from thinwire.hooks.exchange.saved import check_saved
 
 State = dict[str, Any]

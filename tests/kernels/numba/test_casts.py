@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.kernels import oracle
 
+from tests.kernels import oracle
 from thinwire.errors import FrameError
 from thinwire.kernels.numba import max_magnitude
 from thinwire.kernels.numba.casts import BFLOAT_MAX, to_bfloat, to_half, widen

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.kernels import oracle
 
+from tests.kernels import oracle
 from thinwire.errors import NonFiniteError
 from thinwire.kernels.numba.bits import pack_signs, unpack_signs
 from thinwire.kernels.numba.moments import moments

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.kernels import oracle
 
+from tests.kernels import oracle
 from thinwire.errors import FrameError
 from thinwire.kernels.numba.huffman import (
     canonical_codes,

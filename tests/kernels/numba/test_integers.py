@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.kernels import oracle
 
+from tests.kernels import oracle
 from thinwire.errors import FrameError
 from thinwire.kernels.numba.integers import pack_integers, packed_nbytes, unpack_integers
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from tests.kernels import oracle
 
+from tests.kernels import oracle
 from thinwire.kernels.numba import max_magnitude
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.kernels import oracle
 
+from tests.kernels import oracle
 from thinwire.kernels.numba.select import count_from, sample_of, select_from, select_top
 
 DTYPES: tuple[Any, ...] = (np.float32, np.float64)

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.kernels import oracle
 
+from tests.kernels import oracle
 from thinwire.errors import FrameError
 from thinwire.kernels.contract import DIGITS_PER_CODE
 from thinwire.kernels.numba.integers import unpack_integers

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from tests.kernels import oracle
 
+from tests.kernels import oracle
 from thinwire.errors import ConfigError, FrameError, NonFiniteError
 from thinwire.kernels.numba import Workspace, decode_ternary, encode_ternary
 

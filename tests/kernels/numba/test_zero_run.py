@@ -6,8 +6,8 @@ from functools import partial
 
 import numpy as np
 import pytest
-from tests.kernels import oracle
 
+from tests.kernels import oracle
 from thinwire.errors import FrameError
 from thinwire.kernels.numba import Workspace, decode_ternary
 from thinwire.kernels.numba.jit import frozen

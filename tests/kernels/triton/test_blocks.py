@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.kernels.triton.both_sides import check
 
 import thinwire as tw
+from tests.kernels.triton.both_sides import check
 from thinwire.codecs import encode_all
 from thinwire.kernels.triton import blocks
 

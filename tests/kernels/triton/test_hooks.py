@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.collective import ranks
-from tests.collective.ranks import bucket_of, collectives, play
 from torch import nn
 
 import thinwire as tw
+from tests.collective import ranks
+from tests.collective.ranks import bucket_of, collectives, play
 from thinwire.codecs import Encoding, tensors
 from thinwire.codecs import device as dispatch
 from thinwire.codecs.decoding import fill_all

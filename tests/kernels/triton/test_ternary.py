@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from tests.kernels import oracle
 
+from tests.kernels import oracle
 from thinwire.errors import ConfigError, FrameError
 from thinwire.kernels.triton import batch, ternary
 from thinwire.kernels.triton.ternary import encode_ternary

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.collective import ranks
-from tests.collective.ranks import bucket_of, collectives, play
 
 import thinwire as tw
+from tests.collective import ranks
+from tests.collective.ranks import bucket_of, collectives, play
 from thinwire.codecs import Context
 from thinwire.codecs.ternary_device import DeviceTernary
 

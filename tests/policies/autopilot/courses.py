@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from random import Random
 
 from tests.policies.autopilot.links import BITS
-
 from thinwire.policies.autopilot.costs import Workload
 from thinwire.policies.autopilot.doubts import RECENT
 from thinwire.policies.autopilot.levels import Level, levels

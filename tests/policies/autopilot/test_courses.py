@@ -4,6 +4,7 @@ links takes."""
 from __future__ import annotations
 
 import pytest
+
 from tests.policies.autopilot.courses import Course, TimedTraining, over_best, stepping
 
 LENET = TimedTraining(430_000, 0.020, 0.004)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from tests.policies.autopilot.links import WORK, notes, train
-
 from thinwire.policies.autopilot.levels import levels
 from thinwire.policies.autopilot.pilot import Pilot
 

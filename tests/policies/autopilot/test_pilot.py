@@ -10,9 +10,9 @@ from statistics import fmean
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.policies.autopilot.links import WORK, BusyTraining, notes, train
 
 import thinwire as tw
+from tests.policies.autopilot.links import WORK, BusyTraining, notes, train
 from thinwire.policies.autopilot.critical import GUARD
 from thinwire.policies.autopilot.estimates import ENOUGH
 from thinwire.policies.autopilot.levels import LAG_LIMIT, levels

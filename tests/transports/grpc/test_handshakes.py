@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.transports.grpc.test_client import Echo
 
+from tests.transports.grpc.test_client import Echo
 from thinwire.security.certificates import Authority
 from thinwire.transports.grpc import GrpcOptions, Tls
 from thinwire.transports.grpc.handshakes import wants_certificate, wants_tls

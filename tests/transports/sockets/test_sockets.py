@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from tests.transports.conftest import Recorder, echo
 
+from tests.transports.conftest import Recorder, echo
 from thinwire.errors import ConfigError, DeadlineError, ProtocolError, TransportError
 from thinwire.security.certificates import self_signed
 from thinwire.transports import Sender, sockets

@@ -14,8 +14,8 @@ from xml.etree import ElementTree
 
 import pytest
 import zstandard
-from lab.tests.studies.browser import CHROMIUM, MISSING, open_page
 
+from lab.tests.studies.browser import CHROMIUM, MISSING, open_page
 from thinwire.errors import ConfigError
 from thinwire.presentation.charts import Chart, Panel, Series
 from thinwire.presentation.tables import Table

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
+
 from lab.tests.workloads.test_cifar10 import write_set as write_cifar10
 from lab.tests.workloads.test_idx import write_set as write_idx
-
 from thinwire_lab.jobs.history import StepHistory
 from thinwire_lab.studies.reproduce.entry import Scale, Study
 from thinwire_lab.studies.reproduce.terngrad_adam import ENTRY, pair
