@@ -19,7 +19,7 @@ def told(shard: Shard, peer: int, kind: type[Message]) -> list[Message]:
     return [message for message, _ in shard.told[peer] if isinstance(message, kind)]
 
 
-def test_the_others_go_on_with_the_mean_over_those_who_took_part() -> None:
+def test_survivors_go_on_with_the_mean_over_ranks_that_took_part() -> None:
     shard = Shard(PLAINLY, min_workers=2)
     shard.step(0)
     before = shard.core.tables[WEIGHT].values.numpy().copy()
@@ -41,7 +41,7 @@ def test_the_others_go_on_with_the_mean_over_those_who_took_part() -> None:
         ), "they may have taken the examples of clock 3 already"
 
 
-def test_one_that_comes_back_is_expected_from_the_first_clock_that_nobody_has_begun() -> None:
+def test_a_returning_worker_is_expected_from_the_first_clock_not_begun() -> None:
     shard = Shard(PLAINLY, min_workers=2)
     shard.step(0)
     shard.lose(1)
@@ -63,7 +63,7 @@ def test_one_that_comes_back_is_expected_from_the_first_clock_that_nobody_has_be
     assert [type(each).__name__ for each in told(shard, 0, Members)] == ["Members"] * 2
 
 
-def test_with_too_few_the_training_waits_for_more() -> None:
+def test_with_too_few_workers_the_training_waits() -> None:
     shard = Shard(PLAINLY, min_workers=2)
     for rank in (1, 2):
         shard.lose(rank)
@@ -88,7 +88,7 @@ def test_with_too_few_the_training_waits_for_more() -> None:
     np.testing.assert_array_equal(shard.copy_of(LATE)[WEIGHT][1], shard.core.tables[WEIGHT].replica)
 
 
-def test_more_than_the_plan_names_may_join() -> None:
+def test_workers_beyond_the_plan_may_join_where_deaths_are_allowed() -> None:
     shard = Shard(PLAINLY, min_workers=1)
     shard.step(0)
     shard.join(5, peer=LATE)
@@ -103,6 +103,8 @@ def test_more_than_the_plan_names_may_join() -> None:
         shard.ended[LATE]
         == "rank 5; this training has ranks 0 … 2, as workers=3 says; with --min-workers the server takes more"
     ), "not where nobody may die either"
+    with pytest.raises(ConfigError, match="min_workers is 0; at least 1 is needed"):
+        ServerCore(0)
 
 
 def test_the_worker_whose_rates_and_buffers_count_may_die() -> None:
@@ -119,7 +121,7 @@ def test_the_worker_whose_rates_and_buffers_count_may_die() -> None:
     assert shard.core.finished
 
 
-def test_backup_workers_are_for_deaths_too() -> None:
+def test_backup_survives_as_many_deaths_as_it_has_spares() -> None:
     shard = Shard(make_plan(3, consistency="backup[b=1]"))
     shard.lose(1)
     for step in range(3):
@@ -130,7 +132,7 @@ def test_backup_workers_are_for_deaths_too() -> None:
     assert shard.core.failed == "worker 2 went away at step 3: connection reset", "one spare, two deaths"
 
 
-def test_another_process_takes_the_rank_of_one_that_is_not_connected() -> None:
+def test_another_process_takes_the_rank_of_a_worker_that_is_not_connected() -> None:
     shard = Shard(PLAINLY)
     shard.step(0)
     shard.join(1, peer=LATE)
@@ -144,16 +146,7 @@ def test_another_process_takes_the_rank_of_one_that_is_not_connected() -> None:
     assert shard.core.step == 2 and shard.core.failed is None
 
 
-def test_a_worker_that_breaks_the_conversation_goes_alone() -> None:
-    shard = Shard(PLAINLY, min_workers=1)
-    shard.push(1, 5, shard.frames(1, 5))
-    assert shard.ended.keys() == {1} and "a gradient of step 5 came" in str(shard.ended[1])
-    for rank in (0, 2):
-        shard.push(rank, 0, shard.frames(rank, 0))
-    assert shard.core.step == 1
-
-
-def test_scales_are_shared_among_those_who_are_left() -> None:
+def test_scales_are_shared_among_survivors() -> None:
     shard = Shard(PLAINLY, min_workers=1)
     for rank, value in ((0, 1.0), (1, 9.0)):
         shard.say(rank, Scalars(step=0, values=(value, 1.0)))
@@ -163,30 +156,26 @@ def test_scales_are_shared_among_those_who_are_left() -> None:
     assert told(shard, 0, Scalars) == [Scalars(step=0, values=(1.0, 1.0))]
 
 
-def test_the_last_one_that_dies_after_others_have_left_ends_it() -> None:
+def test_the_last_worker_that_dies_ends_the_training_and_one_that_fails_does_not() -> None:
     shard = Shard(PLAINLY, min_workers=1)
     shard.step(0)
     for rank in (0, 1):
         shard.say(rank, Leave())
     shard.lose(2)
     assert shard.core.failed is not None and not shard.core.finished
-
-
-def test_the_others_go_on_without_one_that_has_failed() -> None:
     shard = Shard(PLAINLY, min_workers=1)
     shard.step(0)
     shard.say(2, Leave(failure="ValueError: a bug"))
     assert shard.core.failed is None and 2 not in shard.core.left and 2 in shard.core.missing
 
 
-def test_a_minimum_is_at_least_one() -> None:
-    with pytest.raises(ConfigError, match="min_workers is 0; at least 1 is needed"):
-        ServerCore(0)
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_whatever_dies_and_joins_every_update_is_the_mean_of_those_it_names(seed: int) -> None:
+def test_whatever_dies_and_joins_every_update_is_the_mean_of_the_ranks_it_names() -> None:
     """Workers push, die and join in any order; the model is what its updates say, and in the end all go on."""
+    for seed in range(12):
+        deaths_and_joins(seed)
+
+
+def deaths_and_joins(seed: int) -> None:
     chance = np.random.default_rng(seed)
     shard = Shard(PLAINLY, min_workers=1)
     peers, clocks = {rank: rank for rank in range(3)}, dict.fromkeys(range(3), 0)
@@ -234,7 +223,7 @@ def test_whatever_dies_and_joins_every_update_is_the_mean_of_those_it_names(seed
         np.testing.assert_allclose(shard.core.tables[table].values.numpy(), values[table], rtol=1e-4, atol=1e-5)
 
 
-def test_who_has_not_reached_the_end() -> None:
+def test_missing_names_ranks_that_have_not_reached_the_end() -> None:
     assert ServerCore().missing == ()
     for comes_back in (False, True):
         shard = Shard(PLAINLY, min_workers=1)
