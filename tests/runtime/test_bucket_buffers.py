@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from thinwire.runtime.bucket_buffers import BucketBuffer
@@ -10,18 +9,14 @@ from thinwire.runtime.bucket_buffers import BucketBuffer
 INF = torch.inf
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_infinite_gradients_stay_so_where_nobody_has_looked_at_them(dtype: torch.dtype) -> None:
-    """What waits is added to a gradient before it is exchanged uncompressed, and its Inf is found in the average."""
-    buffer = BucketBuffer(torch.tensor([1.0, INF, -INF, torch.nan], dtype=dtype), None, torch.futures.Future())
-    values = torch.as_tensor(buffer.values())
-    values += 0.5
-    buffer.fill(values, keeps_inf=True)
-    assert buffer.buffer[0] == 1.5 and buffer.buffer.isinf().tolist() == [False, True, True, False]
-    assert buffer.buffer[3].isnan()
-
-
-def test_averages_end_at_the_largest_number_of_a_narrower_bucket() -> None:
+def test_infinite_gradients_stay_infinite_and_averages_end_at_the_largest_number_of_the_dtype() -> None:
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        buffer = BucketBuffer(torch.tensor([1.0, INF, -INF, torch.nan], dtype=dtype), None, torch.futures.Future())
+        values = torch.as_tensor(buffer.values())
+        values += 0.5
+        buffer.fill(values, keeps_inf=True)
+        assert buffer.buffer[0] == 1.5 and buffer.buffer.isinf().tolist() == [False, True, True, False]
+        assert buffer.buffer[3].isnan()
     buffer = BucketBuffer(torch.zeros(2, dtype=torch.float16), None, torch.futures.Future())
     buffer.fill(torch.tensor([1e6, -1e6]))
     assert buffer.buffer.tolist() == [65504.0, -65504.0]

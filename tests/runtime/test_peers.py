@@ -30,13 +30,10 @@ def on_all(peers: list[MemoryPeerGroup], call: Callable[[MemoryPeerGroup], Any])
         return list(pool.map(outcome, peers))
 
 
-def test_gather_takes_bytes_of_any_length() -> None:
+def test_gather_takes_bytes_of_any_length(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [b"", b"one", b"x" * 1000]
     assert on_all(groups(3), lambda group: gather(group, texts[group.rank])) == [texts] * 3
     assert on_all(groups(1), lambda group: gather(group, b"alone")) == [[b"alone"]]
-
-
-def test_gather_at_first_cuts_what_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers_module, "_MESSAGE_NBYTES", 300)
     texts = [b"first", b"", bytes(range(256)) * 4]
     assert on_all(groups(3), lambda group: gather_at_first(group, texts[group.rank])) == [texts, [], []]
@@ -83,7 +80,7 @@ def test_the_link_is_measured_by_all_together() -> None:
     assert on_all(groups(1), measure_link) == [0.0]
 
 
-def test_leaving_waits_for_those_who_are_there() -> None:
+def test_leaving_waits_for_ranks_that_are_there() -> None:
     peers = groups(4)
     peers[0].links.lose(1)
     left: list[int] = []

@@ -24,7 +24,7 @@ from thinwire.schema import Leave, Refused, SessionAccepted, SessionOpen
 # ---- what one end keeps
 
 
-def test_acknowledgements_that_cannot_be() -> None:
+def test_replay_buffers_acknowledge_in_time_and_refuse_impossible_counts() -> None:
     buffer = ReplayBuffer()
     buffer.append(b"packet")
     buffer.acknowledge(1)
@@ -32,9 +32,6 @@ def test_acknowledgements_that_cannot_be() -> None:
         with pytest.raises(ProtocolError, match=f"acknowledges {count} messages; between 1 and 1 are possible"):
             buffer.acknowledge(count)
     assert buffer.nbytes == 0 and buffer.unacknowledged == ()
-
-
-def test_it_is_time_to_acknowledge_after_so_many_messages_or_bytes() -> None:
     buffer = ReplayBuffer()
     for _ in range(2):
         assert [buffer.record(b"x") for _ in range(ACKNOWLEDGE_MESSAGES)] == [False] * 63 + [True]

@@ -69,7 +69,7 @@ def echo(sender: Sender, peer: int, packet: bytes) -> None:
 class Cluster:
     """One server and its workers over the transport of that name. To enrol a transport, add a line here."""
 
-    TRANSPORTS = ("memory", "grpc", "grpc-own", "sockets", "sockets-own")
+    TRANSPORTS = ("memory", "grpc", "grpc-own", "sockets")
 
     def __init__(self, transport: str) -> None:
         self.transport = transport
@@ -96,7 +96,7 @@ class Cluster:
 
     def connect(self) -> Connection:
         connection: Connection
-        if self.transport in ("memory", "grpc-own", "sockets-own"):
+        if self.transport in ("memory", "grpc-own"):
             assert isinstance(self.server, HostServer)
             connection = self.server.connect()
         elif self.transport == "sockets":

@@ -34,7 +34,7 @@ def two_calls_then_one_without_the_last(rank: int) -> list[str]:
     return said
 
 
-def test_who_stays_away_is_named_by_the_others_and_nobody_else_is_kept() -> None:
+def test_an_absent_rank_is_named_by_those_that_wait() -> None:
     *waiting, absent = run_ranks(3, two_calls_then_one_without_the_last)
     for rank, (told, error) in enumerate(waiting):
         kept = rf"rank 2 kept rank {rank} waiting for \d s: every rank must call compress; waiting for up to 2 s"
@@ -43,7 +43,7 @@ def test_who_stays_away_is_named_by_the_others_and_nobody_else_is_kept() -> None
     assert absent == []
 
 
-def test_a_process_that_takes_a_lost_one_s_place_meets_those_that_have_called_before() -> None:
+def test_a_new_process_in_a_ranks_place_meets_the_others() -> None:
     for _ in range(2):  # one process, which has called in other groups before, and a new one
         store = dist.HashStore()  # type: ignore[attr-defined]
         other = threading.Thread(target=roll_call, args=(store, 1, [0, 1], timedelta(seconds=20)))

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from thinwire.errors import ConfigError
-from thinwire.transports import grpc
 from thinwire.transports.trust import Caller, Tls
 
 
@@ -20,7 +19,3 @@ def test_certificate_and_key_come_together() -> None:
 
 def test_what_is_secret_is_not_shown() -> None:
     assert "secret" not in repr([Tls(certificate=b"pem", key=b"secret"), Caller("secret", ("worker-1",))])
-
-
-def test_it_stands_where_it_is_documented() -> None:
-    assert grpc.Tls is Tls

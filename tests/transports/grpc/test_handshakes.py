@@ -75,12 +75,12 @@ def test_what_hangs_up_before_or_after_every_handshake_may_be_waiting_for_its_se
             assert not wants_certificate("127.0.0.1", port, ASK_S)
 
 
-def test_a_listener_that_says_nothing_is_not_waited_for() -> None:
+def test_silent_listeners_and_impossible_hosts_want_nothing() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         assert not wants_certificate("127.0.0.1", port, 0.1) and not wants_tls("127.0.0.1", port, 0.1)
-
-
-@pytest.mark.parametrize("host", ["a..b", "a" * 64])
-def test_a_host_that_cannot_be_a_name_wants_nothing(host: str) -> None:
-    assert not wants_certificate(host, 7070, ASK_S) and not wants_tls(host, 7070, ASK_S)
+    for host in (
+        "a..b",
+        "a" * 64,
+    ):
+        assert not wants_certificate(host, 7070, ASK_S) and not wants_tls(host, 7070, ASK_S)

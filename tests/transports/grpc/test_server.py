@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -21,7 +18,7 @@ import pytest
 from thinwire.errors import ConfigError, ProtocolError, TransportError
 from thinwire.transports import Sender, Server
 from thinwire.transports.base import CHUNK_NBYTES, Identity, wire_nbytes
-from thinwire.transports.grpc import GrpcOptions, Tls, options
+from thinwire.transports.grpc import GrpcOptions, Tls
 from thinwire.transports.grpc.client import connect
 from thinwire.transports.grpc.options import GOODBYE, METHOD, SERVICE
 from thinwire.transports.grpc.server import serve
@@ -64,13 +61,13 @@ def speak(address: str, messages: Iterable[bytes]) -> grpc.RpcError | None:
 
 
 class TestPorts:
-    def test_a_port_in_use_is_named(self) -> None:
-        with serve(Idle, "127.0.0.1:0") as first:
-            port = first.address.rpartition(":")[2]
-            assert int(port) > 0
-            with pytest.raises(TransportError, match=f"port {port} is in use") as caught:
-                serve(Idle, first.address)
-            assert isinstance(caught.value.__cause__, OSError)
+    def test_a_port_in_use_is_named_and_is_free_again_after_the_stop(self) -> None:
+        with serve(Idle, "127.0.0.1:0") as first, socket.create_server(("127.0.0.1", 0)) as other:
+            for address in (first.address, f"127.0.0.1:{other.getsockname()[1]}"):
+                with pytest.raises(TransportError, match=f"port {address.rpartition(':')[2]} is in use"):
+                    serve(Idle, address)
+        with serve(Idle, first.address) as second:
+            assert second.address == first.address
 
     def test_a_host_that_is_not_ours_and_a_damaged_certificate_are_not_a_port_in_use(self) -> None:
         anybody = GrpcOptions(insecure=True)
@@ -84,70 +81,19 @@ class TestPorts:
         with pytest.raises(ConfigError, match=r"key or ca \(--tls-cert, --tls-key, --tls-ca\) is not taken: PEM text"):
             serve(Idle, "127.0.0.1:0", options=replace(anybody, tls=Tls(certificate=damaged, key=damaged)))
 
-    def test_a_port_that_something_else_uses_is_named(self) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as other:
-            port = other.getsockname()[1]
-            with pytest.raises(TransportError, match=f"cannot listen on 127.0.0.1:{port}"):
-                serve(Idle, f"grpc://127.0.0.1:{port}")
-
-    def test_a_port_is_free_again_after_the_stop(self) -> None:
-        first = serve(Idle, "127.0.0.1:0")
-        first.stop()
-        with serve(Idle, first.address) as second:
-            assert second.address == first.address
-
-    def test_a_factory_that_fails_is_told_to_the_caller(self) -> None:
-        def fail(sender: Sender) -> Idle:
-            raise ArithmeticError("no handler")
-
-        with pytest.raises(ArithmeticError, match="no handler"):
-            serve(fail, "127.0.0.1:0")
-
     def test_tls_wants_the_servers_certificate(self) -> None:
         with pytest.raises(ConfigError, match="server with TLS needs certificate and key"):
             serve(Idle, "127.0.0.1:0", options=GrpcOptions(tls=Tls(root=b"pem")))
 
 
-@pytest.mark.long
-def test_who_calls_while_the_server_is_busy_is_taken_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another worker's first message may take a minute on a busy machine, where kernels are loaded for it."""
-
-    class Busy(Idle):
-        def received(self, peer: int, packet: bytes) -> None:
-            time.sleep(4.0)
-
-    def calls() -> list[str]:
-        with serve(Busy, "127.0.0.1:0") as server, ThreadPoolExecutor() as pool:
-            first = connect(server.address)
-            first.send(b"1")
-            time.sleep(0.5)  # until it is busy
-            others = [pool.submit(connect, server.address, connect_timeout_s=WAIT_S) for _ in range(3)]
-            failures = [str(each.exception()) for each in others if each.exception()]
-            for each in (first, *(each.result() for each in others if not each.exception())):
-                each.abort()
-            return failures
-
-    assert calls() == []
-    monkeypatch.setattr(options, "QUEUED_S", 1)
-    assert any("CANCELLED" in failure for failure in calls()), "this is what the option is for"
-
-
 class TestPeers:
-    def test_a_killed_worker_is_told_as_an_error(self, grpc_cluster: Cluster) -> None:
-        recorder = grpc_cluster.serve()
-        with subprocess.Popen([sys.executable, "-c", WORKER, grpc_cluster.server.address]) as worker:
-            try:
-                recorder.wait(recorder.packets)
-            finally:
-                worker.kill()
-        assert recorder.wait_closed() == "the worker went away"
-
-    def test_a_frozen_worker_is_given_up_after_keepalive(self, grpc_cluster: Cluster) -> None:
+    @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
+    def test_a_killed_or_frozen_worker_is_told_as_an_error(self, grpc_cluster: Cluster, end: signal.Signals) -> None:
         recorder = grpc_cluster.serve(keepalive_s=1.0)
         with subprocess.Popen([sys.executable, "-c", WORKER, grpc_cluster.server.address]) as worker:
             try:
                 recorder.wait(recorder.packets)
-                os.kill(worker.pid, signal.SIGSTOP)
+                worker.send_signal(end)
                 assert recorder.wait_closed() == "the worker went away"
             finally:
                 worker.kill()
@@ -168,13 +114,11 @@ class TestPeers:
         connection.close()
         assert recorder.wait_closed() is not None
 
-    def test_a_message_of_more_than_a_chunk_is_not_read(self, grpc_cluster: Cluster) -> None:
+    def test_messages_over_the_limits_are_not_read(self, grpc_cluster: Cluster) -> None:
         recorder = grpc_cluster.serve()
         error = speak(grpc_cluster.server.address, [b"1", bytes(CHUNK_NBYTES + 1)])
         assert error is not None and recorder.wait_closed(0) is not None
         assert recorder.packets() == [b"1"] and recorder.server.bytes_received == wire_nbytes(b"1")
-
-    def test_nothing_is_kept_of_a_packet_over_the_limit(self, grpc_cluster: Cluster) -> None:
         recorder = grpc_cluster.serve(max_message_nbytes=2 * CHUNK_NBYTES)
         error = speak(grpc_cluster.server.address, [bytes(CHUNK_NBYTES)] * 40)
         assert error is not None and "over the message limit" in str(error.details())

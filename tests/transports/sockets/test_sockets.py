@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from tests.transports.conftest import Recorder, echo
-from thinwire.errors import ConfigError, DeadlineError, ProtocolError, TransportError
+from thinwire.errors import ConfigError, ProtocolError, TransportError
 from thinwire.security.certificates import self_signed
 from thinwire.transports import Sender, sockets
 from thinwire.transports.base import Identity
@@ -126,26 +126,3 @@ def test_bytes_that_are_none_of_ours_end_that_session_alone(clear: Served) -> No
     assert len(opened) == 5 and clear.recorder.wait_closed(0) is None
     for peer in range(1, 5):
         assert clear.recorder.wait_closed(peer) is not None
-
-
-def test_sessions_and_connections_are_counted(clear: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("thinwire.transports.hosting.MAX_SESSIONS", 1)
-    monkeypatch.setattr(limits, "MAX_CONNECTIONS", 2)
-    first = sockets.connect(clear.server.address)
-    with pytest.raises(TransportError, match="the server has 1 sessions, and takes no more"):
-        sockets.connect(clear.server.address)
-    first.close()
-    with sockets.connect(clear.server.address) as next_one:
-        next_one.send(b"1")
-        assert next_one.receive(WAIT_S) == b"1"
-
-
-def test_what_listens_there_is_told_from_a_rank() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        place = f"127.0.0.1:{silent.getsockname()[1]}"
-        with pytest.raises(DeadlineError, match="did not answer within"):
-            sockets.connect(place, connect_timeout_s=0.05)
-    with pytest.raises(DeadlineError, match="no server answered at"):
-        sockets.connect(place, connect_timeout_s=0.05)
-    with pytest.raises(ConfigError, match="has port 0"):
-        sockets.connect("127.0.0.1:0")
