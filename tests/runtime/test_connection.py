@@ -99,7 +99,7 @@ def test_a_connection_is_taken_as_it_is_and_an_address_leads_to_its_server() -> 
     with MemoryServer(serving(ServerCore())) as server, server.connect() as connection:
         assert connect(connection) is connection
     core = ServerCore()
-    with grpc_server.serve(serving(core), "127.0.0.1:0") as server, connect(f"grpc://{server.address}") as connection:
+    with grpc_server.serve(serving(core), "127.0.0.1:0") as there, connect(f"grpc://{there.address}") as connection:
         connection.send(pack(Join(rank=0, plan=make_plan(1))))
         assert connection.receive(30) is not None
     assert core.plan == make_plan(1)

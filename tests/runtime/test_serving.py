@@ -128,11 +128,11 @@ def test_packets_beyond_what_the_plan_allows_end_the_session() -> None:
     exceeded()
     reason = f"worker 1: a packet of more than {most} bytes came, which is what the plan's shapes allow"
     assert core.failed == reason and (1, Refused(reason=reason)) in notes.ended
-    most = allowance(make_plan(2)).head
-    for frames, message in ((most.frames + 1, b""), (0, bytes(most.message_nbytes + 1))):
+    head = allowance(make_plan(2)).head
+    for frames, message in ((head.frames + 1, b""), (0, bytes(head.message_nbytes + 1))):
         handler, _, core, _ = make()
         handler.received(1, packet(kind=4, message=message, frames=(b"",) * frames))
-        assert core.failed is not None and f"at most {most.frames} frames and {most.message_nbytes}" in core.failed
+        assert core.failed is not None and f"at most {head.frames} frames and {head.message_nbytes}" in core.failed
 
 
 def test_a_large_models_join_is_let_in_where_the_server_says_so() -> None:

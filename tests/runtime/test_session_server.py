@@ -123,11 +123,11 @@ def test_lies_about_sessions_are_refused_and_plain_peers_reported() -> None:
         assert answer is not None and kind_of(answer) is Refused
         assert liar.receive(1) is None
     cluster = Cluster()
-    for said in (SessionOpen(session="x" * MAX_OPENING_NBYTES), Acknowledged(count=0)):
+    for long in (SessionOpen(session="x" * MAX_OPENING_NBYTES), Acknowledged(count=0)):
         liar = cluster.connect()
-        liar.send(pack(said, (bytes(MAX_OPENING_NBYTES),)))
+        liar.send(pack(long, (bytes(MAX_OPENING_NBYTES),)))
         answer = liar.receive(1)
-        assert answer is not None and f"{type(said).__name__} of ".encode() in answer
+        assert answer is not None and f"{type(long).__name__} of ".encode() in answer
     assert not cluster.echo.received_numbers
     cluster = Cluster()
     worker = cluster.connect()

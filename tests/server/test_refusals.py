@@ -157,7 +157,7 @@ def test_where_deaths_are_allowed_a_hostile_worker_alone_is_refused() -> None:
         lambda s: (Push(step=1, tables=(), digest="lie"), ()),
         lambda s: (Scalars(step=-1, values=(0.0, 0.0)), ()),
         lambda s: push(5, BIAS, s.frames(0, 5)[BIAS], rates=(0.1,)),
-        *[lambda s, r=rate: push(0, BIAS, plain(5), rates=(r,)) for rate in (1e300, np.nan, -np.inf)],  # type: ignore[misc]
+        *[lambda s, r=rate: push(0, BIAS, plain(5), rates=(r,)) for rate in (1e300, np.nan, -np.inf)],
         lambda s: (Push(step=0, tables=(), rates=(0.1,), options=((0, {"momentum": 1e300}),)), ()),
         lambda s: (Push(step=0, tables=(WEIGHT, BIAS), rates=()), tuple(s.frames(0, 0).values())),
     ]

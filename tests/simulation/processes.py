@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,18 +67,6 @@ class WatchedCore(ServerCore):
             self._cluster.reached_at_server("update.answered", self._index)
         return effects
 
-    def broke(self, peer: int, reason: str) -> list[Effect]:
-        return self._watched(lambda: super(WatchedCore, self).broke(peer, reason))
-
-    def interrupted(self, peer: int) -> list[Effect]:
-        return self._watched(lambda: super(WatchedCore, self).interrupted(peer))
-
-    def still_interrupted(self, peer: int) -> list[Effect]:
-        return self._watched(lambda: super(WatchedCore, self).still_interrupted(peer))
-
-    def closed(self, peer: int, error: str | None) -> list[Effect]:
-        return self._watched(lambda: super(WatchedCore, self).closed(peer, error))
-
     def waited(self, now: float) -> list[Effect]:
         ranks = self._engine.members.ranks if self._engine is not None and self._initialised else None
         self._cluster.watch.waits(self._index, now, ranks)
@@ -86,11 +74,14 @@ class WatchedCore(ServerCore):
         self._cluster.watch.waited(self._index, effects)
         return effects
 
-    def saved(self, steps: Collection[int]) -> list[Effect]:
-        return self._watched(lambda: super(WatchedCore, self).saved(steps))
 
-    def overdue(self, ranks: Collection[int]) -> list[Effect]:
-        return self._watched(lambda: super(WatchedCore, self).overdue(ranks))
+def _watched(name: str) -> Callable[..., list[Effect]]:
+    right = getattr(ServerCore, name)
+    return lambda self, *given: self._watched(lambda: right(self, *given))
+
+
+for _name in ("broke", "interrupted", "still_interrupted", "closed", "saved", "overdue"):
+    setattr(WatchedCore, _name, _watched(_name))
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ast import literal_eval
 from dataclasses import replace
 from typing import Any
 
@@ -23,333 +24,140 @@ _PLAIN = Scenario(
     harmless=False,
 )
 
+_TEXT = """\
+a server whose disk was full died: its newest checkpoint was older than the two that every worker kept
+    seed=393 steps=14 checkpoint_every=2 harmless=True
+    full-disk 0.13967888019299868 0 0.1729975831865102
+    kill-server 0.22811725810589434 0 0.05
+backup workers that begin while tables have different versions: their first push was lost, and not reported
+    seed=1344 policy=backup[1] workers=3 steps=2 chunk_nbytes=16 latency=(0.001,0.03)
+local updates that begin late: the first step began one version early, and took back the others' update
+    seed=362 design=update policy=None steps=6 latency=(0.02,0.08)
+    kill 0.7625403725431654 0 0.8763056053492392
+shared scales: one that came again was waited for at a step which it takes no part in
+    seed=2395 design=terngrad policy=None workers=3 steps=2 min_workers=1 grace_s=1.5 latency=(0.001,0.03)
+    kill 0.13651786887876283 2 0.06804257333924008
+shared scales: one that sat out a step at one shard, and not at the other, told it no scales
+    seed=3903 design=terngrad policy=None workers=3 shards=2 steps=2 min_workers=2 grace_s=1.5 latency=(0.02,0.08)
+    cut 0.4824958481268176 1 0.0
+    kill-at 0.4824958481268176 1 0.6567320358410489 resend.dial
+one that replaced itself was refused after its first process's place was given up: no one heard of that update
+    seed=2365 design=topk-sgd shards=2 steps=2 min_workers=1 latency=(0.001,0.03)
+    kill 0.8788546192004884 1 0.599910786972626
+    freeze 0.19563323587143105 1 3.7009460763528454
+one that one shard had dropped was sent back at the other for its own sake, each time it began anew
+    seed=21306 design=fp32 shards=2 min_workers=2 checkpoint_every=2 latency=(0.02,0.08)
+    kill-server 0.7765748268845949 1 2.5894110106201897
+    kill 0.7396620176128035 0 3.375479138387738
+two that went back voided each other's offers in turn
+    seed=10368 design=fp32 policy=adaptive[when=norm,threshold=0.3] shards=2
+    chunk_nbytes=16 min_workers=1 checkpoint_every=2
+    cut 0.9692269114416262 1 2.8227495517617482
+    cut 0.03100746300590172 1 0.0
+    kill-at 0.03100746300590172 1 0.2772277531161797 resend.opening
+    cut 1.0213590523134206 1 0.0
+    kill-at 1.0213590523134206 1 0.30930208888840577 resend.dial
+    kill-server 0.4498680467219242 1 3.817435782875651
+an update without a late worker: its checkpoint was written after the next message, in half of the next
+    seed=30 design=stoch3 steps=20 chunk_nbytes=16 min_workers=1
+    checkpoint_every=2 latency=(0.02,0.08) straggler_grace_s=0.2
+    freeze 2.6473417570298996 1 1.2482551655187626
+a worker that never came, where others had begun without it: they waited for it once another had died
+    seed=7235 design=doublesqueeze-topk policy=backup[1] workers=3 steps=6 min_workers=1 latency=(0.001,0.03)
+    kill 0.012196758228926546 2 2.5006506368696435
+    kill-at 0.31152521927169863 1 2.686238684240317 update.push
+all were away for too long, at two shards, and nobody had checkpoints: the training ended
+    seed=8236 design=update policy=None shards=2 steps=6 min_workers=1 grace_s=1.5 latency=(0.001,0.03)
+    freeze 0.5268945019519499 1 3.7417868912501016
+    partition 0.4097276126338357 0 3.4077885810287594 down
+all were away for too long, and the shard had no step to offer but the one where it was
+    seed=52956 design=fp32 policy=adaptive[when=norm,threshold=0.3] steps=2 min_workers=1 latency=(0.02,0.08)
+    partition 0.44730482707987396 0 3.1002526156863937 up down
+    kill 0.22103596681739843 1 3.9667153950442824
+a session's first connection, whose packets came after those of its second, took the session back
+    seed=34826 design=topk-sgd shards=2 steps=2 latency=(0.02,0.08) harmless=True
+    slow 0.023044739148067987 1 0.27395467330519013
+    cut 0.5448345347227431 1 0.11597931767647192
+a shard that died twice had forgotten the beginning, which was all that the other one had
+    seed=46656 design=entropy policy=local[2] shards=2 steps=6
+    min_workers=1 grace_s=1.5 checkpoint_every=2 latency=(0.001,0.03)
+    kill-server 0.7046766016586014 0 0.40351701449671645
+    kill-server-at 0.22438243746263833 1 0.06147320000743379 checkpoint.forced
+answers left before a checkpoint was on the disk, and the other shard went on and forgot that step
+    seed=47672 policy=ssp[staleness=1,mode=aggressive] shards=2 checkpoint_every=2
+    kill-server-at 0.03728439970639863 0 0.6443187166524741 checkpoint.rename
+workers that wanted to go back alone: the update that waited for them was made without them
+    seed=54966 design=topk-sgd workers=4 shards=2 steps=2 grace_s=1.5 checkpoint_every=2 harmless=True
+    kill-server 0.05209502120278331 1 0.2639413690834028
+one that was given up wanted to go back after the others had left: the training, which was over, failed
+    seed=113540 design=terngrad policy=None steps=6 min_workers=1 checkpoint_every=2 latency=(0.02,0.08)
+    partition 0.4449418154292476 0 3.083291880749392 down
+one that was given up came with old steps alone, which the others, who had gone back, had removed
+    seed=216108 steps=10 min_workers=2 grace_s=1.5 checkpoint_every=2 latency=(0.02,0.08)
+    slow 1.7402400965565925 0 3.4531304058431678
+    full-disk-of-worker 0.6605987894411297 0 1.5485539031603142
+    kill-server 1.727124106492106 0 0.05
+    kill-server 1.3437428341226678 0 0.05
+a shard that had lost everything was given initial values, while another one was at the end
+    seed=223142 design=update policy=None workers=3 shards=2
+    steps=2 min_workers=1 checkpoint_every=2 latency=(0.02,0.08)
+    kill-server-at 0.5001897178414979 0 3.7553170611159823 checkpoint.forced
+    full-disk 3.350190780328651 0 3.4470159700982275
+    kill-server 3.8794018420314824 1 0.05
+all went back to the beginning, and one that was to have begun late was not expected there
+    seed=11502 design=terngrad policy=None steps=2 min_workers=2 grace_s=1.5 checkpoint_every=2 latency=(0.02,0.08)
+    kill 0.32569836030277594 1 0.47431034560579427
+    partition 0.8407046191605967 0 2.7517113904876895 up down
+backup workers removed the step that one had which was cut off before it had said so
+    seed=34040 design=doublesqueeze-topk policy=backup[1] workers=3 steps=6
+    chunk_nbytes=16 checkpoint_every=2 harmless=True
+    partition 0.04954981162655528 1 0.14948370302697195 up down
+    kill-server 0.13802388456921308 0 0.05
+and where the disk of another one was full
+    seed=56202 design=fp32 policy=backup[1] workers=3 steps=8 min_workers=1 checkpoint_every=2 latency=(0.02,0.08)
+    cut-at 0.7494761555964858 1 0.09054515730146237 join.values
+    full-disk 0.36706530998522274 0 0.7510965248853978
+    kill-server 1.0744875307037638 0 0.05
+    kill-server 2.6168629132941517 0 0.05
+one that began late at one shard pushed what it sat out to another, resumed, of before that one's step
+    seed=816256 shards=2 steps=8 checkpoint_every=2 survives=True
+    kill 0.186805 1 0.5
+    kill-server 0.290176 1 0.3
+one that was refused where another one had begun anew closed the session in which it was to go back
+    seed=64 shards=2 checkpoint_every=2 latency=(0.001,0.03) survives=True
+    kill 0.3657310096190378 1 0.5
+    kill-server 0.30358096187987826 1 0.5
+two that had died kept each other from going back, by the connections of their dead processes
+    seed=4067 design=3lc[s=1.75] workers=4 shards=2 steps=8 chunk_nbytes=16 checkpoint_every=2 survives=True
+    kill 0.1797584239241307 3 0.7066668058762221
+    kill-server 0.42417945935125423 0 0.1282816136333969
+    kill 0.403940853858466 0 0.14520226935505465
+"""
+"""What was wrong; how the scenario differs from the plain one; each fault: kind, at, who, seconds, and way or point."""
 
-def _of(*faults: str, **fields: Any) -> Scenario:
-    """The plain scenario with changes, and faults as `kind at who seconds` with the ways of a partition, or a point."""
-    made = []
-    for fault in faults:
-        kind, at, who, seconds, *rest = fault.split()
-        more = " ".join(rest).replace("+", " ")
-        where = {"ways" if kind == "partition" else "point": more}
-        made.append(Fault(kind=kind, at=float(at), who=int(who), seconds=float(seconds), **where))
-    return replace(_PLAIN, faults=tuple(made), **fields)
+
+def _value(text: str) -> Any:
+    try:
+        return literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
 
 
-REGRESSIONS = {
-    "a server whose disk was full died: its newest checkpoint was older than the two that every worker kept": (
-        _of(
-            "full-disk 0.13967888019299868 0 0.1729975831865102",
-            "kill-server 0.22811725810589434 0 0.05",
-            seed=393,
-            steps=14,
-            checkpoint_every=2,
-            harmless=True,
-        )
-    ),
-    "backup workers that begin while tables have different versions: their first push was lost, and not reported": (
-        _of(seed=1344, policy="backup[1]", workers=3, steps=2, chunk_nbytes=16, latency=(0.001, 0.03))
-    ),
-    "local updates that begin late: the first step began one version early, and took back the others' update": (
-        _of(
-            "kill 0.7625403725431654 0 0.8763056053492392",
-            seed=362,
-            design="update",
-            policy=None,
-            steps=6,
-            latency=(0.02, 0.08),
-        )
-    ),
-    "shared scales: one that came again was waited for at a step which it takes no part in": (
-        _of(
-            "kill 0.13651786887876283 2 0.06804257333924008",
-            seed=2395,
-            design="terngrad",
-            policy=None,
-            workers=3,
-            steps=2,
-            min_workers=1,
-            grace_s=1.5,
-            latency=(0.001, 0.03),
-        )
-    ),
-    "shared scales: one that sat out a step at one shard, and not at the other, told it no scales": (
-        _of(
-            "cut 0.4824958481268176 1 0.0",
-            "kill-at 0.4824958481268176 1 0.6567320358410489 resend.dial",
-            seed=3903,
-            design="terngrad",
-            policy=None,
-            workers=3,
-            shards=2,
-            steps=2,
-            min_workers=2,
-            grace_s=1.5,
-            latency=(0.02, 0.08),
-        )
-    ),
-    "one that replaced itself was refused after its first process's place was given up: no one heard of that update": (
-        _of(
-            "kill 0.8788546192004884 1 0.599910786972626",
-            "freeze 0.19563323587143105 1 3.7009460763528454",
-            seed=2365,
-            design="topk-sgd",
-            shards=2,
-            steps=2,
-            min_workers=1,
-            latency=(0.001, 0.03),
-        )
-    ),
-    "one that one shard had dropped was sent back at the other for its own sake, each time it began anew": (
-        _of(
-            "kill-server 0.7765748268845949 1 2.5894110106201897",
-            "kill 0.7396620176128035 0 3.375479138387738",
-            seed=21306,
-            design="fp32",
-            shards=2,
-            min_workers=2,
-            checkpoint_every=2,
-            latency=(0.02, 0.08),
-        )
-    ),
-    "two that went back voided each other's offers in turn": (
-        _of(
-            "cut 0.9692269114416262 1 2.8227495517617482",
-            "cut 0.03100746300590172 1 0.0",
-            "kill-at 0.03100746300590172 1 0.2772277531161797 resend.opening",
-            "cut 1.0213590523134206 1 0.0",
-            "kill-at 1.0213590523134206 1 0.30930208888840577 resend.dial",
-            "kill-server 0.4498680467219242 1 3.817435782875651",
-            seed=10368,
-            design="fp32",
-            policy="adaptive[when=norm,threshold=0.3]",
-            shards=2,
-            chunk_nbytes=16,
-            min_workers=1,
-            checkpoint_every=2,
-        )
-    ),
-    "an update without a late worker: its checkpoint was written after the next message, in half of the next": (
-        _of(
-            "freeze 2.6473417570298996 1 1.2482551655187626",
-            seed=30,
-            design="stoch3",
-            steps=20,
-            chunk_nbytes=16,
-            min_workers=1,
-            checkpoint_every=2,
-            latency=(0.02, 0.08),
-            straggler_grace_s=0.2,
-        )
-    ),
-    "a worker that never came, where others had begun without it: they waited for it once another had died": (
-        _of(
-            "kill 0.012196758228926546 2 2.5006506368696435",
-            "kill-at 0.31152521927169863 1 2.686238684240317 update.push",
-            seed=7235,
-            design="doublesqueeze-topk",
-            policy="backup[1]",
-            workers=3,
-            steps=6,
-            min_workers=1,
-            latency=(0.001, 0.03),
-        )
-    ),
-    "all were away for too long, at two shards, and nobody had checkpoints: the training ended": (
-        _of(
-            "freeze 0.5268945019519499 1 3.7417868912501016",
-            "partition 0.4097276126338357 0 3.4077885810287594 down",
-            seed=8236,
-            design="update",
-            policy=None,
-            shards=2,
-            steps=6,
-            min_workers=1,
-            grace_s=1.5,
-            latency=(0.001, 0.03),
-        )
-    ),
-    "all were away for too long, and the shard had no step to offer but the one where it was": (
-        _of(
-            "partition 0.44730482707987396 0 3.1002526156863937 up+down",
-            "kill 0.22103596681739843 1 3.9667153950442824",
-            seed=52956,
-            design="fp32",
-            policy="adaptive[when=norm,threshold=0.3]",
-            steps=2,
-            min_workers=1,
-            latency=(0.02, 0.08),
-        )
-    ),
-    "a session's first connection, whose packets came after those of its second, took the session back": (
-        _of(
-            "slow 0.023044739148067987 1 0.27395467330519013",
-            "cut 0.5448345347227431 1 0.11597931767647192",
-            seed=34826,
-            design="topk-sgd",
-            shards=2,
-            steps=2,
-            latency=(0.02, 0.08),
-            harmless=True,
-        )
-    ),
-    "a shard that died twice had forgotten the beginning, which was all that the other one had": (
-        _of(
-            "kill-server 0.7046766016586014 0 0.40351701449671645",
-            "kill-server-at 0.22438243746263833 1 0.06147320000743379 checkpoint.forced",
-            seed=46656,
-            design="entropy",
-            policy="local[2]",
-            shards=2,
-            steps=6,
-            min_workers=1,
-            grace_s=1.5,
-            checkpoint_every=2,
-            latency=(0.001, 0.03),
-        )
-    ),
-    "answers left before a checkpoint was on the disk, and the other shard went on and forgot that step": (
-        _of(
-            "kill-server-at 0.03728439970639863 0 0.6443187166524741 checkpoint.rename",
-            seed=47672,
-            policy="ssp[staleness=1,mode=aggressive]",
-            shards=2,
-            checkpoint_every=2,
-        )
-    ),
-    "workers that wanted to go back alone: the update that waited for them was made without them": (
-        _of(
-            "kill-server 0.05209502120278331 1 0.2639413690834028",
-            seed=54966,
-            design="topk-sgd",
-            workers=4,
-            shards=2,
-            steps=2,
-            grace_s=1.5,
-            checkpoint_every=2,
-            harmless=True,
-        )
-    ),
-    "one that was given up wanted to go back after the others had left: the training, which was over, failed": (
-        _of(
-            "partition 0.4449418154292476 0 3.083291880749392 down",
-            seed=113540,
-            design="terngrad",
-            policy=None,
-            steps=6,
-            min_workers=1,
-            checkpoint_every=2,
-            latency=(0.02, 0.08),
-        )
-    ),
-    "one that was given up came with old steps alone, which the others, who had gone back, had removed": (
-        _of(
-            "slow 1.7402400965565925 0 3.4531304058431678",
-            "full-disk-of-worker 0.6605987894411297 0 1.5485539031603142",
-            "kill-server 1.727124106492106 0 0.05",
-            "kill-server 1.3437428341226678 0 0.05",
-            seed=216108,
-            steps=10,
-            min_workers=2,
-            grace_s=1.5,
-            checkpoint_every=2,
-            latency=(0.02, 0.08),
-        )
-    ),
-    "a shard that had lost everything was given initial values, while another one was at the end": (
-        _of(
-            "kill-server-at 0.5001897178414979 0 3.7553170611159823 checkpoint.forced",
-            "full-disk 3.350190780328651 0 3.4470159700982275",
-            "kill-server 3.8794018420314824 1 0.05",
-            seed=223142,
-            design="update",
-            policy=None,
-            workers=3,
-            shards=2,
-            steps=2,
-            min_workers=1,
-            checkpoint_every=2,
-            latency=(0.02, 0.08),
-        )
-    ),
-    "all went back to the beginning, and one that was to have begun late was not expected there": (
-        _of(
-            "kill 0.32569836030277594 1 0.47431034560579427",
-            "partition 0.8407046191605967 0 2.7517113904876895 up+down",
-            seed=11502,
-            design="terngrad",
-            policy=None,
-            steps=2,
-            min_workers=2,
-            grace_s=1.5,
-            checkpoint_every=2,
-            latency=(0.02, 0.08),
-        )
-    ),
-    "backup workers removed the step that one had which was cut off before it had said so": (
-        _of(
-            "partition 0.04954981162655528 1 0.14948370302697195 up+down",
-            "kill-server 0.13802388456921308 0 0.05",
-            seed=34040,
-            design="doublesqueeze-topk",
-            policy="backup[1]",
-            workers=3,
-            steps=6,
-            chunk_nbytes=16,
-            checkpoint_every=2,
-            harmless=True,
-        )
-    ),
-    "and where the disk of another one was full": (
-        _of(
-            "cut-at 0.7494761555964858 1 0.09054515730146237 join.values",
-            "full-disk 0.36706530998522274 0 0.7510965248853978",
-            "kill-server 1.0744875307037638 0 0.05",
-            "kill-server 2.6168629132941517 0 0.05",
-            seed=56202,
-            design="fp32",
-            policy="backup[1]",
-            workers=3,
-            steps=8,
-            min_workers=1,
-            checkpoint_every=2,
-            latency=(0.02, 0.08),
-        )
-    ),
-    "one that began late at one shard pushed what it sat out to another, resumed, of before that one's step": (
-        _of(
-            "kill 0.186805 1 0.5",
-            "kill-server 0.290176 1 0.3",
-            seed=816256,
-            shards=2,
-            steps=8,
-            checkpoint_every=2,
-            survives=True,
-        )
-    ),
-    "one that was refused where another one had begun anew closed the session in which it was to go back": (
-        _of(
-            "kill 0.3657310096190378 1 0.5",
-            "kill-server 0.30358096187987826 1 0.5",
-            seed=64,
-            shards=2,
-            checkpoint_every=2,
-            latency=(0.001, 0.03),
-            survives=True,
-        )
-    ),
-    "two that had died kept each other from going back, by the connections of their dead processes": (
-        _of(
-            "kill 0.1797584239241307 3 0.7066668058762221",
-            "kill-server 0.42417945935125423 0 0.1282816136333969",
-            "kill 0.403940853858466 0 0.14520226935505465",
-            seed=4067,
-            design="3lc[s=1.75]",
-            workers=4,
-            shards=2,
-            steps=8,
-            chunk_nbytes=16,
-            checkpoint_every=2,
-            survives=True,
-        )
-    ),
-}
+def _read(text: str) -> dict[str, Scenario]:
+    found: dict[str, Scenario] = {}
+    for line in text.splitlines():
+        if not line.startswith(" "):
+            name, found[line] = line, _PLAIN
+        elif "=" in line:
+            changes = dict(each.split("=", 1) for each in line.split())
+            found[name] = replace(found[name], **{key: _value(value) for key, value in changes.items()})
+        else:
+            kind, at, who, seconds, *rest = line.split()
+            where = {"ways" if kind == "partition" else "point": " ".join(rest)}
+            fault = Fault(kind=kind, at=float(at), who=int(who), seconds=float(seconds), **where)
+            found[name] = replace(found[name], faults=(*found[name].faults, fault))
+    return found
+
+
+REGRESSIONS = _read(_TEXT)
+"""By what was wrong."""

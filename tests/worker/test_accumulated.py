@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
-from thinwire.errors import NonFiniteError
 from thinwire.schema import TableSpec
 from thinwire.worker.accumulated import Accumulated
 
@@ -26,15 +24,6 @@ def test_a_sum_in_float32_with_squares_of_each() -> None:
     assert waiting.plus(of(0.5, 0)).tolist() == [[0.5, 5]] and waiting.sum.tolist() == [[0, 5]], "nothing was kept"
     waiting.clear()
     assert waiting.state_dict() == {} and (waiting.iterations, waiting.squares) == (0, 0)
-
-
-def test_what_is_not_finite_changes_nothing() -> None:
-    waiting = Accumulated(SPEC)
-    waiting.add(of(1, 2))
-    for take in (waiting.add, waiting.plus):
-        with pytest.raises(NonFiniteError, match="w: holds NaN or Inf"):
-            take(of(1, float("inf")))
-    assert waiting.sum is not None and waiting.sum.tolist() == [[1, 2]] and waiting.iterations == 1
 
 
 def test_a_state_is_a_copy_and_takes_the_place_of_what_waits() -> None:

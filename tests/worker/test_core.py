@@ -1,92 +1,17 @@
-"""Workers against server cores: no hooks, threads or transports; a queue for each direction, and chance decides."""
+"""A cluster of cores comes to the bits of plain torch, whatever the schedule."""
 
 from __future__ import annotations
-
-import random
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
 
 import pytest
 import torch
 
-import thinwire as tw
+from tests.worker.cluster import SHARDS, WORKERS, Cluster, Player, Program, gradient, make_player
 from thinwire.errors import ProtocolError
-from thinwire.optimizers.options import ParameterGroups
-from thinwire.policies.assignment import Partition
-from thinwire.policies.consistency import consistency, name_of
 from thinwire.policies.designs import Design, design
-from thinwire.schema import Message, Plan, TableSpec
 from thinwire.server.core import ServerCore
-from thinwire.server.effects import Close, Send
-from thinwire.worker.core import Worker
-from thinwire.worker.effects import Effect, Poll, Procedure, Receive
-from thinwire.worker.effects import Send as Push
-from thinwire.worker.model import PlannedTensor
+from thinwire.worker.effects import Procedure
 
-SHARDS, WORKERS, STEPS = 2, 3, 6
-SHAPES = {"weight": (8, 40), "bias": (5,), "statistic": (3,)}
-PLAIN = tw.codec("fp32")
-
-
-@dataclass
-class Player:
-    """A worker with its model, and the messages on their way to it and from it."""
-
-    worker: Worker
-    model: dict[str, torch.Tensor]
-    up: list[deque[Push]] = field(default_factory=lambda: [deque() for _ in range(SHARDS)])
-    down: list[deque[tuple[Message, tuple[Any, ...]]]] = field(default_factory=lambda: [deque() for _ in range(SHARDS)])
-    waiting: Effect | None = None
-    done: bool = False
-
-    def receive(self, shard: int) -> None:
-        self.worker.conversations[shard].received(*self.down[shard].popleft())
-
-
-def make_player(rank: int, chosen: Design, *, chunk_nbytes: int = 100) -> Player:
-    """The weight is in two partitions on two shards, the bias on the second, the buffer on the first."""
-    codecs = (PLAIN.config(), chosen.up.config(), chosen.down.config())
-    first = TableSpec(name="weight[0:100]", shape=(100,), up=1, down=2)
-    second = TableSpec(name="weight[100:320]", shape=(220,), up=1, down=2)
-    buffer = TableSpec(name="statistic", shape=SHAPES["statistic"], state=True)
-    tables = ((first, buffer), (TableSpec(name="bias", shape=SHAPES["bias"]), second))
-    plans = [
-        Plan(
-            workers=WORKERS,
-            tables=each,
-            codecs=codecs,
-            optimizer="SGD",
-            groups=({"momentum": 0.5},),
-            state_interval=2,
-            consistency=name_of(consistency(chosen.consistency)),
-            downlink=chosen.downlink,
-        )
-        for each in tables
-    ]
-    generator = torch.Generator().manual_seed(rank)
-    model = {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
-    placed = {
-        "weight": ((Partition(0, 0, 100), 0), (Partition(1, 100, 320), 1)),
-        "bias": ((Partition(1, 0, 5), 0),),
-        "statistic": ((Partition(0, 0, 3), 1),),
-    }
-    tensors = [
-        PlannedTensor(name, tensor, name == "statistic", chosen.up if name == "weight" else PLAIN, placed[name])
-        for name, tensor in model.items()
-    ]
-    groups = ParameterGroups("SGD", [{"lr": 0.1, "momentum": 0.5}], {"momentum": 0})
-    ticks = iter(range(10**9))
-    worker = Worker(
-        plans, tensors, chosen, groups, rank=rank, now=lambda: float(next(ticks)), chunk_nbytes=chunk_nbytes
-    )
-    return Player(worker, model)
-
-
-def gradient(rank: int, step: int, name: str) -> torch.Tensor:
-    return torch.randn(SHAPES[name], generator=torch.Generator().manual_seed(100 * step + 10 * rank + len(name)))
+STEPS = 6
 
 
 def train(player: Player) -> Procedure[None]:
@@ -108,50 +33,12 @@ def train(player: Player) -> Procedure[None]:
 
 
 def play(
-    name: str | Design, *, seed: int = 0, chunk_nbytes: int = 100, program: Callable[[Player], Procedure[None]] = train
+    name: str | Design, *, seed: int = 0, chunk_nbytes: int = 100, program: Program = train
 ) -> tuple[list[Player], list[ServerCore]]:
-    """Runs every worker's program; chance chooses who moves next and which message arrives."""
-    chosen = design(name)
-    players = [make_player(rank, chosen, chunk_nbytes=chunk_nbytes) for rank in range(WORKERS)]
-    cores = [ServerCore() for _ in range(SHARDS)]
-    programs = [program(player) for player in players]
-    chance = random.Random(seed)
-
-    def move(rank: int) -> None:
-        player = players[rank]
-        if isinstance(player.waiting, Receive):
-            player.receive(player.waiting.shard)
-        try:
-            effect = next(programs[rank])
-        except StopIteration:
-            player.waiting, player.done = None, True
-            return
-        player.waiting = effect
-        if isinstance(effect, Push):
-            player.up[effect.shard].append(effect)
-        elif isinstance(effect, Poll):
-            while player.down[effect.shard]:
-                player.receive(effect.shard)
-
-    def deliver(rank: int, shard: int) -> None:
-        sent = players[rank].up[shard].popleft()
-        for effect in cores[shard].received(rank, sent.message, sent.frames):
-            assert not isinstance(effect, Close), effect
-            assert isinstance(effect, Send)
-            for peer in effect.peers:
-                players[peer].down[shard].append((effect.message, effect.frames))
-
-    while True:
-        moves: list[Callable[[], None]] = []
-        for rank, player in enumerate(players):
-            blocked = isinstance(player.waiting, Receive) and not player.down[player.waiting.shard]
-            if not (player.done or blocked):
-                moves.append(partial(move, rank))
-            moves += [partial(deliver, rank, shard) for shard in range(SHARDS) if player.up[shard]]
-        if not moves:
-            assert all(player.done for player in players), "somebody waits for ever"
-            return players, cores
-        chance.choice(moves)()
+    """Runs every worker's program on shards that wait for all."""
+    cluster = Cluster(design(name), program, seed, chunk_nbytes=chunk_nbytes)
+    cluster.run()
+    return cluster.players, cluster.cores
 
 
 def expected(every: int = 1) -> dict[str, torch.Tensor]:
@@ -232,13 +119,6 @@ def test_a_layer_that_is_not_called_in_every_step_is_waited_for_at_its_end() -> 
             players, cores = play(chosen, seed=seed, program=sometimes)
             assert all(core.failed is None for core in cores), (policy, seed)
             assert all(torch.equal(each.model["bias"], players[0].model["bias"]) for each in players)
-
-
-def test_it_tells_what_it_waits_for() -> None:
-    player = make_player(1, design("fp32"))
-    starting = player.worker.start()
-    assert isinstance(next(starting), Push)
-    assert next(starting) == Receive(0, "the server's welcome")
 
 
 def test_a_tensor_is_used_when_it_is_up_to_date_and_nothing_is_done_after_leaving() -> None:

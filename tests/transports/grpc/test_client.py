@@ -139,7 +139,7 @@ class TestPending:
     def gate(self, grpc_cluster: Cluster) -> Iterator[threading.Event]:
         """What a server waits for that has received something, and so reads nothing more."""
         gate = threading.Event()
-        grpc_cluster.serve(lambda *_: gate.wait(WAIT_S), max_pending_nbytes=2_000_000)  # type: ignore[arg-type,return-value]
+        grpc_cluster.serve(lambda *_: gate.wait(WAIT_S), max_pending_nbytes=2_000_000)  # type: ignore[arg-type]
         yield gate
         gate.set()
 
