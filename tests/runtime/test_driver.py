@@ -181,7 +181,15 @@ def test_a_deadline_names_what_was_waited_for() -> None:
         scripted(timeout_s=0.02).join()
 
 
-def test_a_server_that_ends_early_is_named() -> None:
+def test_servers_that_end_the_session_or_go_away_are_named(serve: Serve) -> None:
+    server, connect = serve(ServerCore())
+    session = Session(connect(), rank=1, workers=2)
+    session.join()
+    server.stop(grace_s=0)
+    address = server.address.removeprefix("grpc://")
+    with pytest.raises(TransportError, match=address):
+        session.pull(0)
+    session.driver.close()
     for table, name in enumerate("wb"):
         session = scripted(Welcome(send_values=False), Values(tables=(0, 1), versions=(0, 0)), None)
         session.join()
@@ -192,17 +200,6 @@ def test_a_server_that_ends_early_is_named() -> None:
         ):
             session.pull(table)
         session.driver.close()
-
-
-def test_a_server_that_goes_away_is_named(serve: Serve) -> None:
-    server, connect = serve(ServerCore())
-    session = Session(connect(), rank=1, workers=2)
-    session.join()
-    server.stop(grace_s=0)
-    address = server.address.removeprefix("grpc://")
-    with pytest.raises(TransportError, match=address):
-        session.pull(0)
-    session.driver.close()
 
 
 def test_leaving_waits_for_the_server_and_a_broken_session_is_dropped() -> None:

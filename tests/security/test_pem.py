@@ -58,7 +58,9 @@ def test_what_cannot_be_used_is_refused_by_name(pki: Pki, put: Callable[[str, by
             read_tls(*files)
 
 
-def test_authorities_of_which_none_is_valid_now_are_refused(pki: Pki, put: Callable[[str, bytes], Path]) -> None:
+def test_authorities_out_of_their_dates_are_refused(
+    pki: Pki, put: Callable[[str, bytes], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One that is valid is enough, as where an authority is being replaced."""
     older, old = (Authority("old", days=days).issued.certificate for days in (-9, -1))
     last = datetime.now(UTC) - timedelta(days=1)
@@ -70,8 +72,6 @@ def test_authorities_of_which_none_is_valid_now_are_refused(pki: Pki, put: Calla
     itself = self_signed("server", "localhost", days=-1).certificate
     assert read_tls(put("four", itself + old), None, None).root, "it may be all that is needed, and has no dates here"
 
-
-def test_what_is_not_valid_yet_is_refused(pki: Pki, monkeypatch: pytest.MonkeyPatch) -> None:
     class Behind(datetime):
         @classmethod
         def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]

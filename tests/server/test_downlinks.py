@@ -171,29 +171,6 @@ def test_a_model_that_overflowed_is_not_sent() -> None:
 # ---- the average gradient
 
 
-@pytest.mark.parametrize("name", ["onebit", "topk"])
-def test_doublesqueeze_invariant(name: str) -> None:
-    """broadcast = mean of the gradients + Ω before − Ω after, Ω = server's residual + mean of the workers' (§3.3)."""
-    made = codec(name, **({"fraction": 1 / 32} if name == "topk" else {}))
-    downlink = AverageGradient("w", SHAPE, made, 3)
-    contexts = [made.context(noise(0), name="w") for _ in range(3)]
-
-    def waiting() -> Array:
-        residuals = [context.residual for context in (downlink.context, *contexts)]
-        server, *workers = [residual.double().numpy() for residual in residuals if residual is not None]
-        total: Array = server + np.mean(workers, axis=0)
-        return total
-
-    for step in range(12):
-        gradients = [noise(100 * step + rank) for rank in range(3)]
-        before = waiting()
-        arrived = [decode(context.encode(g)).numpy() for context, g in zip(contexts, gradients, strict=True)]
-        [(owners, frame)] = sent_to(downlink, {0, 1, 2}, step, np.mean(arrived, axis=0, dtype=np.float32))
-        assert owners == {0, 1, 2}
-        broadcast = decode(frame).numpy()
-        np.testing.assert_allclose(broadcast, np.mean(gradients, axis=0) + before - waiting(), rtol=0, atol=1e-5)
-
-
 def test_the_shard_rounds_by_numbers_that_no_worker_has() -> None:
     """With worker 0's own, what that one has rounded up would be rounded up again, and count about twice."""
     made, values = codec("stoch3"), 20_000

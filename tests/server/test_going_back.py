@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from itertools import product
-from random import Random
 from typing import Any
 
 from tests.server.conversation import Shard, make_plan
-from thinwire.runtime.checkpoint import MAX_FILES, needed
 from thinwire.schema import Join, Leave, Message, Offer, Resume, Saved, Welcome
-from thinwire.server.saved import SavedSteps
 
 BACK = Leave(returning=True)
 
@@ -247,40 +243,3 @@ def test_all_hear_which_steps_all_have_on_disk() -> None:
     shard.say(11, Saved(steps=None, safe=2))
     shard.say(0, Saved(steps=(2, 0), safe=2))
     assert shard.core.safe_step == 2
-
-
-def test_a_step_that_all_have_is_left_whatever_fails() -> None:
-    """Three workers and two shards write, hear and remove in any order, and every write may fail."""
-    for seed in range(200):
-        chance = Random(seed)
-        shards, on_disk = [SavedSteps() for _ in range(2)], [{0} for _ in range(5)]
-        safe, step = [-1] * 3, 0
-        heard: list[list[tuple[int, ...]]] = [[(0,)] * 2 for _ in range(3)]
-        queues: dict[tuple[int, int], list[Saved]] = {pair: [] for pair in product(range(3), range(2))}
-        for worker, shard in queues:
-            shards[shard].let_in(worker, 0)
-        for _ in range(300):
-            at = chance.randrange(5)
-            if chance.random() < 0.2:
-                step += 1
-            if chance.random() < 0.5:
-                on_disk[at].add(step)
-            if at < 3:  # a worker
-                common = on_disk[at].intersection(*heard[at])
-                safe[at] = max(safe[at], *common, -1)
-                since: int | None = safe[at]
-                for shard in range(2):
-                    queues[at, shard].append(Saved(steps=tuple(on_disk[at]), safe=safe[at]))
-            else:
-                shard = at - 3
-                for worker in range(3):
-                    while queues[worker, shard] and chance.random() < 0.6:
-                        shards[shard].add(worker, queues[worker, shard].pop(0))
-                since = -1 if shards[shard].safe is None else shards[shard].safe
-                news = shards[shard].news(on_disk[at])
-                for worker in range(3) if news is not None else ():
-                    assert news is not None and news.steps is not None
-                    heard[worker][shard] = news.steps
-            if len(on_disk[at]) < MAX_FILES:
-                on_disk[at] = set(needed(on_disk[at], since))
-            assert set.intersection(*on_disk), (seed, on_disk)

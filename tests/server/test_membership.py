@@ -169,60 +169,6 @@ def test_the_last_worker_that_dies_ends_the_training_and_one_that_fails_does_not
     assert shard.core.failed is None and 2 not in shard.core.left and 2 in shard.core.missing
 
 
-def test_whatever_dies_and_joins_every_update_is_the_mean_of_the_ranks_it_names() -> None:
-    """Workers push, die and join in any order; the model is what its updates say, and in the end all go on."""
-    for seed in range(12):
-        deaths_and_joins(seed)
-
-
-def deaths_and_joins(seed: int) -> None:
-    chance = np.random.default_rng(seed)
-    shard = Shard(PLAINLY, min_workers=1)
-    peers, clocks = {rank: rank for rank in range(3)}, dict.fromkeys(range(3), 0)
-    unsent: dict[int, dict[int, bytes]] = {}
-    fresh = 10
-    for _ in range(120):
-        rank = int(chance.integers(3))
-        if rank not in peers:
-            if chance.random() < 0.3:
-                peers[rank], fresh = fresh, fresh + 1
-                shard.join(rank, peer=peers[rank])
-                [welcome] = told(shard, peers[rank], Welcome)
-                assert isinstance(welcome, Welcome)
-                clocks[rank] = max(welcome.begin, 0)
-            continue
-        if chance.random() < 0.04 and len(peers) > 1:
-            shard.lose(peers.pop(rank))
-            unsent.pop(rank, None)
-            continue
-        versions = {table: shard.core.tables[table].version for table in (WEIGHT, BIAS)}
-        frames = unsent.get(rank) or shard.frames(rank, clocks[rank])
-        ready = [table for table in frames if versions[table] == clocks[rank]]
-        if not ready:
-            continue
-        table = ready[int(chance.integers(len(ready)))]
-        shard.push(peers[rank], clocks[rank], {table: frames[table]})
-        unsent[rank] = {other: frame for other, frame in frames.items() if other != table}
-        if not unsent[rank]:
-            del unsent[rank]
-            clocks[rank] += 1
-    assert shard.core.failed is None and shard.core.step > 5
-    values = {table: gradient(99, 0, table) for table in (WEIGHT, BIAS)}
-    seen: dict[tuple[int, int], tuple[int, ...]] = {}
-    for peer in list(shard.told):
-        for message in told(shard, peer, Delta):
-            assert isinstance(message, Delta)
-            for table in message.tables:
-                ranks = message.ranks or (0, 1, 2)
-                assert seen.setdefault((table, message.version), ranks) == ranks
-    for table, version in sorted(seen):
-        ranks = seen[table, version]
-        total = sum((gradient(rank, version - 1, table) for rank in ranks), np.zeros_like(values[table]))
-        values[table] = values[table] - np.float32(0.1) * (total / np.float32(len(ranks)))
-    for table in (WEIGHT, BIAS):
-        np.testing.assert_allclose(shard.core.tables[table].values.numpy(), values[table], rtol=1e-4, atol=1e-5)
-
-
 def test_missing_names_ranks_that_have_not_reached_the_end() -> None:
     assert ServerCore().missing == ()
     for comes_back in (False, True):

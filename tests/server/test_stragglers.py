@@ -96,21 +96,6 @@ def test_an_update_without_a_late_worker_needs_enough_others_and_no_shared_scale
         assert made.core.step == STEPS + (not scalars)
 
 
-def test_the_late_worker_goes_on_where_the_others_die() -> None:
-    made, now = shard(min_workers=1)
-    for rank in (0, 1):
-        made.push(rank, STEPS, made.frames(rank, STEPS))
-    made.carry_out(made.core.waited(now + 2))
-    made.push(0, STEPS + 1, made.frames(0, STEPS + 1))
-    for rank in (0, 1):
-        made.lose(rank)
-    assert made.core.step == STEPS + 1
-    made.push(2, STEPS, made.frames(2, STEPS))
-    assert made.core.step == STEPS + 2, "the one that was begun, by those who are gone"
-    made.push(2, STEPS + 2, made.frames(2, STEPS + 2))
-    assert made.core.step == STEPS + 3 and made.core.failed is None
-
-
 def test_patience_follows_the_usual_time_of_exchanges() -> None:
     stragglers, now = Stragglers(floor_s=0.1), 0.0
     for step in range(200):

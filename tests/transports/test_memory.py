@@ -88,37 +88,6 @@ def test_who_comes_in_anothers_place_comes_after_its_end() -> None:
     assert logs[0].lines[:4] == ["open 0", "close 0 the peer went away without saying so", "open 1", "begin 1:1"]
 
 
-def test_the_handler_is_never_entered_twice() -> None:
-    inside = threading.Lock()
-    collisions: list[int] = []
-    total = 0
-
-    class Counter(Log):
-        def received(self, peer: int, packet: bytes) -> None:
-            nonlocal total
-            if not inside.acquire(blocking=False):
-                collisions.append(peer)
-                return
-            total += 1
-            inside.release()
-
-    server = MemoryServer(Counter)
-    connections = [server.connect() for _ in range(4)]
-
-    def send_many(worker: int) -> None:
-        for _ in range(500):
-            connections[worker].send(b"\x01")
-
-    threads = [threading.Thread(target=send_many, args=(worker,)) for worker in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    server.stop()
-    assert collisions == []
-    assert total == 2000
-
-
 def test_a_handler_that_is_interrupted_or_fails_ends_its_server() -> None:
     class Interrupted(Log):
         def received(self, peer: int, packet: bytes) -> None:

@@ -1,4 +1,7 @@
-"""Every worker knows before a step which ranks divide its data, whichever dies and comes."""
+"""Workers and shards under many schedules: data divided among those that are here, layers that are not always called.
+
+What every schedule has in common, whatever fails, is the simulation's (tests/simulation).
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import pytest
 import torch
 
 from tests.worker.cluster import WORKERS, Cluster, Player, gradient, make_player
+from thinwire.errors import ProtocolError
 from thinwire.policies.designs import design
 from thinwire.policies.sampling import Memberships
 from thinwire.worker.effects import Procedure
@@ -90,3 +94,50 @@ def test_a_process_that_takes_a_rank_need_not_send_the_statistics_that_all_wait_
             again = make_player(player.rank, design("fp32")).worker
             again.restore_position(player.worker.position())
             assert again.gone == knows
+
+
+def test_a_layer_that_is_not_called_in_every_step_is_waited_for_at_its_end() -> None:
+    """What is pushed of it, no gradient, would come before its turn where another worker is slow."""
+
+    def sometimes(player: Player) -> Procedure[None]:
+        worker = player.worker
+        yield from worker.start()
+        [weight, bias, statistic] = worker.model.tensors
+        while worker.clock < 6:
+            called = (weight, bias) if worker.clock % 3 == 0 else (weight,)
+            bias.parameter.grad = None
+            for tensor in (*called, statistic):
+                yield from worker.pull(tensor)
+            for tensor in called:
+                tensor.parameter.grad = gradient(worker.rank, worker.clock, tensor.name)
+                yield from worker.gradient_ready(tensor)
+            yield from worker.end_step()
+        yield from worker.flush()
+
+    for seed in range(5):
+        for policy in ("bsp", "local[2]", "ssp[1,mode=aggressive]"):
+            chosen = design("fp32", consistency=policy, digest_every=1 if policy == "bsp" else 0)
+            cluster = Cluster(chosen, sometimes, seed)
+            cluster.run()
+            biases = [player.model["bias"] for player in cluster.players]
+            assert all(torch.equal(each, biases[0]) for each in biases), (policy, seed)
+
+
+def test_a_tensor_is_used_when_it_is_up_to_date_and_nothing_is_done_after_leaving() -> None:
+    def hasty(player: Player) -> Procedure[None]:
+        worker = player.worker
+        yield from worker.start()
+        [weight, bias, _] = worker.model.tensors
+        for tensor in (weight, bias):
+            tensor.parameter.grad = gradient(worker.rank, 0, tensor.name)
+            yield from worker.gradient_ready(tensor)
+        yield from worker.end_step()
+        with pytest.raises(ProtocolError, match="'weight' was used before its last update was applied"):
+            yield from worker.gradient_ready(weight)
+        yield from worker.sync()
+        worker.closed = True
+        for procedure in (worker.end_step, worker.sync):
+            with pytest.raises(ProtocolError, match="has left the training"):
+                yield from procedure()
+
+    Cluster(design("fp32"), hasty, 0).run()
