@@ -6,7 +6,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -303,30 +303,23 @@ def test_residuals_are_copied_only_when_their_stream_has_done_what_came_before(m
     assert calls[0] == "values" and calls[-1] == "started"
 
 
-def test_a_thread_works_on_the_gpu_of_its_gradients_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread begins on GPU 0, and a stream context goes back to the device it came from, which makes a context."""
-    calls: list[str] = []
-    stream = SimpleNamespace(synchronize=lambda: calls.append("synchronize"))
-    monkeypatch.setattr(torch.cuda, "set_device", lambda device: calls.append(f"set {device}"))
-
-    def make(device: torch.device) -> SimpleNamespace:
-        calls.append(f"make on {device}")
-        return stream
-
-    def enter(entered: object) -> AbstractContextManager[None]:
-        assert entered is stream
-        calls.append("enter")
-        return nullcontext()
-
-    monkeypatch.setattr(torch.cuda, "Stream", make)
-    monkeypatch.setattr(torch.cuda, "stream", enter)
-    with drivers(groups(1)) as [driver], driver._own_stream(torch.device("cuda:1")):
-        calls.append("work")
-    assert calls == ["set cuda:1", "make on cuda:1", "enter", "work", "synchronize"]
-
-
 def test_a_step_that_is_captured_in_a_cuda_graph_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     buffer: Any = SimpleNamespace(is_cuda=True, device=torch.device("cuda:0"))
     with drivers(groups(1)) as [driver], pytest.raises(ConfigError, match=r"leave backward\(\) out"):
         driver.bucket_ready(bucket_of(), buffer, 0, 0, last=True)
+
+
+def test_infinite_gradients_stay_infinite_and_averages_end_at_the_largest_number_of_the_dtype() -> None:
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        buffer = BucketBuffer(
+            torch.tensor([1.0, torch.inf, -torch.inf, torch.nan], dtype=dtype), None, torch.futures.Future()
+        )
+        values = torch.as_tensor(buffer.values())
+        values += 0.5
+        buffer.fill(values, keeps_inf=True)
+        assert buffer.buffer[0] == 1.5 and buffer.buffer.isinf().tolist() == [False, True, True, False]
+        assert buffer.buffer[3].isnan()
+    buffer = BucketBuffer(torch.zeros(2, dtype=torch.float16), None, torch.futures.Future())
+    buffer.fill(torch.tensor([1e6, -1e6]))
+    assert buffer.buffer.tolist() == [65504.0, -65504.0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -16,7 +15,6 @@ from torch._C._distributed_c10d import HashStore
 import thinwire as tw
 from thinwire.errors import ConfigError, TransportError
 from thinwire.packets import pack
-from thinwire.runtime import rank_shards
 from thinwire.runtime.rank_shards import RankShards
 from thinwire.schema import SessionOpen
 from thinwire.security.certificates import self_signed
@@ -92,31 +90,3 @@ def test_without_a_process_group_the_message_says_what_is_missing() -> None:
     model = nn.Linear(4, 4)
     with pytest.raises(ConfigError, match="is None before init_process_group"):
         tw.distribute(model, torch.optim.AdamW(model.parameters()), group=dist.group.WORLD, design="update")
-
-
-def test_closing_asks_one_rank_at_a_time_whether_it_has_ended(
-    group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rank_shards, "_LOOK_S", 0.05)
-    monkeypatch.setattr(rank_shards, "_FAREWELL_S", 0.0)
-    asked: list[str] = []
-
-    def closed(*, ends: str = "", dead: str = "", within_s: float = 60.0) -> list[str]:
-        shards = RankShards(group)
-        shards._others = [str(rank) for rank in range(64)]
-
-        def has_ended(address: str) -> bool:
-            asked.append(address)
-            time.sleep(0.05)
-            if address == ends:
-                shards._ended.set()
-            return address == dead
-
-        asked.clear()
-        monkeypatch.setattr(rank_shards, "has_ended", has_ended)
-        shards.close(within_s)
-        return asked
-
-    assert closed(ends="2") == ["0", "1", "2"], "all have left"
-    assert closed(dead="2") == ["0", "1", "2"], "one has died"
-    assert 0 < len(closed(within_s=0.2)) < 10, "the time is over"

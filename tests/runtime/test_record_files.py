@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from thinwire.errors import ConfigError, TransportError
-from thinwire.runtime.metrics import JsonLines, Prometheus
-from thinwire.runtime.record_files import MAX_LINE_NBYTES, RecordEndpoint, RecordFile
+from thinwire.errors import ConfigError
+from thinwire.runtime.metrics import JsonLines
+from thinwire.runtime.record_files import MAX_LINE_NBYTES, RecordFile
 from thinwire.telemetry import StepRecord
 
 RECORDS = [
@@ -103,37 +102,3 @@ def test_unfinished_lines_count_at_the_end_and_long_files_are_read_from_there(tm
     file = RecordFile(path, newest_nbytes=3 * len(OLD) + 10)
     assert len(list(file.read())) == 3 and file.damaged == 0
     assert len(list(RecordFile(path, newest_nbytes=10**9).read())) == 100
-
-
-def test_an_endpoint_tells_what_came_since_the_last_look() -> None:
-    writer = Prometheus(0)
-    endpoint = RecordEndpoint(f"http://127.0.0.1:{writer.port}/metrics")
-    try:
-        assert list(endpoint.read()) == []
-        for step in range(3):
-            writer.record(StepRecord(step=step, table="fc", numel=10, payload_bytes_push=4, encode_s=0.5, itemsize=2))
-            writer.record(StepRecord(step=step, table="", numel=0, loss=1.0))
-        first = {record.table: record for record in endpoint.read()}
-        assert (first["fc"].step, first["fc"].payload_bytes_push, first["fc"].encode_s) == (2, 4, 0.5)
-        assert (first["fc"].numel, first["fc"].itemsize, first["fc"].residual_lag) == (10, 2, None)
-        assert (first[""].step, first[""].loss, first[""].numel) == (2, 1.0, 0)
-        assert list(endpoint.read()) == []
-        writer.record(StepRecord(step=3, table="fc", numel=10, payload_bytes_push=8, residual_lag=2.0))
-        (second,) = (record for record in endpoint.read() if record.table)
-        assert (second.step, second.payload_bytes_push, second.residual_lag) == (3, 8, 2.0)
-        assert second.time_s >= first["fc"].time_s > 0
-        for step in (5, 7, 9, 11):  # every second step has an exchange, say
-            writer.record(StepRecord(step=step, table="fc", numel=10, payload_bytes_push=step))
-        # As in the hooks, where the seconds of a step are of no table.
-        writer.record(StepRecord(step=11, table="", numel=0, encode_s=0.4, loss=0.5))
-        everything = list(endpoint.read())
-        whole = [(each.step, each.encode_s, each.loss) for each in everything if not each.table]
-        assert whole == [(5, 0.1, None), (7, 0.1, None), (9, 0.1, None), (11, 0.1, 0.5)]
-        later = [each for each in everything if each.table]
-        assert [(each.step, each.payload_bytes_push) for each in later] == [(5, 8), (7, 8), (9, 8), (11, 8)]
-        times = [second.time_s, *(each.time_s for each in later)]
-        assert all(later >= earlier for earlier, later in pairwise(times)), "evenly, since the look before"
-    finally:
-        writer.close()
-    with pytest.raises(TransportError, match=r"metrics cannot be read: .*refused.*--metrics-port serves"):
-        list(endpoint.read())

@@ -5,21 +5,18 @@ from __future__ import annotations
 import pytest
 
 from thinwire.errors import ProtocolError, SessionLostError, StepMismatchError, TransportError
-from thinwire.packets import pack, parse
+from thinwire.packets import pack
 from thinwire.runtime.session import (
     ACKNOWLEDGE_MESSAGES,
     ACKNOWLEDGE_NBYTES,
     LEAVING_S,
     Abandon,
-    Await,
     Dial,
-    Drain,
     Pause,
     ReplayBuffer,
-    Transmit,
     WorkerSession,
 )
-from thinwire.schema import Leave, Refused, SessionAccepted, SessionOpen
+from thinwire.schema import Leave, Refused, SessionAccepted
 
 # ---- what one end keeps
 
@@ -52,23 +49,6 @@ class Time:
 
     def session(self, reconnect_s: float = 10.0) -> WorkerSession:
         return WorkerSession("name", "there", reconnect_s=reconnect_s, now=lambda: self.now)
-
-
-def test_what_the_server_has_not_received_is_sent_again() -> None:
-    session = Time().session()
-    sent = [pack(Refused(reason=str(number))) for number in range(3)]
-    for packet in sent:
-        session.send(packet)
-    procedure = session.reconnect(CUT)
-    assert next(procedure) == Drain()
-    assert procedure.throw(CUT) == Dial(10.0)
-    opening = procedure.send(None)
-    assert isinstance(opening, Transmit) and parse(opening.packet)[0] == SessionOpen(session="name")
-    assert procedure.send(None) == Await(10.0)
-    assert procedure.send(pack(SessionAccepted(received=2, grace_s=60.0))) == Transmit(sent[2])
-    with pytest.raises(StopIteration):
-        procedure.send(None)
-    assert session.reconnections == 1 and session.buffer.acknowledged == 2
 
 
 def in_vain(session: WorkerSession, time: Time, pauses: list[float]) -> None:

@@ -19,7 +19,7 @@ from tests.server.conversation import (
     make_plan,
 )
 from thinwire.codecs import codec, decode
-from thinwire.schema import Delta, Leave, Push, Values, Welcome
+from thinwire.schema import Delta, Leave, Plan, Push, TableSpec, Values, Welcome
 from thinwire.server.core import ServerCore
 from thinwire.server.effects import Send
 
@@ -258,3 +258,34 @@ def test_batches_and_frames_of_any_layout_are_taken() -> None:
             batched.push(rank, step, batched.pieces(rank, step))
     assert apart.bits() == batched.bits()
     assert apart.told == batched.told
+
+
+# ---- a shard with buffers alone
+
+BUFFER_ALONE = Plan(
+    workers=2,
+    tables=(TableSpec(name="mean", shape=(8, 5), state=True),),
+    codecs=(PLAIN.config(),),
+    optimizer="SGD",
+    groups=({},),
+)
+
+
+def test_a_shard_without_parameters_relays_buffers() -> None:
+    shard = Shard(BUFFER_ALONE)
+    for step in (0, 50, 100):
+        frame = PLAIN.encode(np.full((8, 5), step, np.float32))
+        shard.say(0, Push(step=step, tables=(0,), rates=(0.1,)), (frame,))
+        assert shard.deltas(1)[0, step + 1] == frame
+    for rank in (0, 1):
+        shard.say(rank, Leave())
+    assert shard.core.finished and shard.core.failed is None
+
+
+def test_steps_of_buffers_run_forward_and_stay_numbers_that_travel() -> None:
+    for step in (-1, 49, 2**62, 2**64 - 1):
+        shard = Shard(BUFFER_ALONE)
+        for said in (50, step):
+            frame = PLAIN.encode(np.zeros((8, 5), np.float32))
+            shard.say(0, Push(step=said, tables=(0,), rates=(0.1,)), (frame,))
+        assert f"buffer 'mean' of step {step} came between 51 and" in str(shard.core.failed)

@@ -30,12 +30,7 @@ class File:
 
 
 class SimulatedDisk:
-    """One process's disk, a `Disk` whose contents outlive the process.
-
-    Args:
-        cluster: that it is part of.
-        owner: `server i` or `worker r`, whose fault points it passes.
-    """
+    """One process's disk, a `Disk` whose contents outlive the process."""
 
     def __init__(self, cluster: Processes, owner: str) -> None:
         self.host: Host | None = None

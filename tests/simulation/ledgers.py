@@ -25,12 +25,7 @@ CLOSE, RELATIVELY = 1e-4, 1e-5
 
 
 class Violation(AssertionError):
-    """Something that must hold does not.
-
-    Args:
-        rule: which, by name.
-        text: what was seen.
-    """
+    """Something that must hold does not."""
 
     def __init__(self, rule: str, text: str) -> None:
         super().__init__(f"{rule}: {text}")

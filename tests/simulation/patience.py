@@ -18,12 +18,7 @@ NEVER = 1 << 62
 
 
 class Patience:
-    """What one life of a shard knows of its exchanges, by its own clock.
-
-    Args:
-        grace_s: for stragglers.
-        min_workers: as many must be in time.
-    """
+    """What one life of a shard knows of its exchanges, by its own clock."""
 
     def __init__(self, grace_s: float, min_workers: int) -> None:
         self._grace_s, self._min_workers = grace_s, min_workers

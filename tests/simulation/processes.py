@@ -33,13 +33,7 @@ FOLDER = Path("/disk")
 
 
 class WatchedCore(ServerCore):
-    """A shard's core, watched from outside.
-
-    Args:
-        min_workers, straggler_grace_s: as for `ServerCore`.
-        cluster: that it is part of.
-        index: of the shard.
-    """
+    """A shard's core, watched from outside."""
 
     def __init__(
         self, min_workers: int | None, straggler_grace_s: float | None, cluster: Processes, index: int
@@ -112,12 +106,7 @@ class WorkerSlot:
 
 
 class Processes:
-    """The processes of a scenario.
-
-    Args:
-        scenario: what is run.
-        trace: whether to note what happens.
-    """
+    """The processes of a scenario."""
 
     def __init__(self, scenario: Scenario, *, trace: bool = False) -> None:
         self.scenario = scenario

@@ -83,12 +83,7 @@ class _Timer:
 
 @dataclass(eq=False)
 class Host:
-    """One process of the operating system. It is a `Clock` to the code that runs there.
-
-    Args:
-        scheduler: of the run.
-        name: for the trace.
-    """
+    """One process of the operating system. It is a `Clock` to the code that runs there."""
 
     scheduler: Scheduler
     name: str
@@ -154,12 +149,7 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Until something comes, or the time is over.
-
-    Args:
-        seconds: at most; None waits for as long as it takes.
-        deaf: nothing that comes ends it.
-    """
+    """Until something comes, or the time is over."""
 
     seconds: float | None = None
     deaf: bool = False
@@ -170,13 +160,7 @@ Body: TypeAlias = Generator[Wait, None, None]
 
 
 class Process:
-    """A generator that runs on a host until it waits.
-
-    Args:
-        host: where.
-        body: what it does.
-        on_end: is called with what ended it, or None.
-    """
+    """A generator that runs on a host until it waits."""
 
     def __init__(self, host: Host, body: Body, on_end: Callable[[Exception | None], None]) -> None:
         self._host, self._body, self._on_end = host, body, on_end

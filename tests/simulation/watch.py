@@ -25,11 +25,7 @@ if TYPE_CHECKING:
 
 
 class Watch:
-    """The rules.
-
-    Args:
-        scenario: what is run.
-    """
+    """The rules."""
 
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario

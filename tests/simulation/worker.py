@@ -167,14 +167,7 @@ class Connection:
 
 
 class WorkerProcess:
-    """One life of one worker.
-
-    Args:
-        cluster: that it is part of.
-        rank: its number.
-        life: how many processes had this rank before it.
-        returns: whether it was in the training before, lost a shard, and goes back with all the others.
-    """
+    """One life of one worker."""
 
     def __init__(self, cluster: Processes, rank: int, life: int, *, returns: bool = False) -> None:
         self.cluster, self.rank, self.life = cluster, rank, life

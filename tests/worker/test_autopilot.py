@@ -98,15 +98,6 @@ def test_what_a_measurement_of_the_link_took_is_left_out_of_its_own_exchange_alo
     assert probed_s > 0.1 and exposed == pytest.approx([0.05] * 3, rel=0.01)
 
 
-def test_the_slowest_workers_link_counts() -> None:
-    made, clock = worker()
-    exchange(made, clock, 1e9)
-    notes = {rank: bytes(1) + struct.pack(">f", bps)[:2] for rank, bps in enumerate((1e9, 1e6, 1e9))}
-    exchange(made, clock, 1e9, notes)
-    assert made.auto is not None
-    assert made.auto.pilot.memory.link_bps == pytest.approx(1e6, rel=0.01)
-
-
 def test_late_workers_follow_the_lowest_rank_and_keep_one_setting_at_least() -> None:
     made, clock = worker("update[codec=auto,target=bytes]")
     exchange(made, clock, 1e6)

@@ -13,8 +13,7 @@ from thinwire.errors import ConfigError, ProtocolError, TransportError
 from thinwire.security.certificates import self_signed
 from thinwire.transports import Sender, sockets
 from thinwire.transports.base import Identity
-from thinwire.transports.sockets import SocketOptions, SocketServer, loop
-from thinwire.transports.sockets import options as limits
+from thinwire.transports.sockets import SocketOptions, SocketServer
 from thinwire.transports.sockets.channel import HEAD
 from thinwire.transports.trust import Caller, Tls
 
@@ -95,22 +94,6 @@ def test_what_is_read_in_the_clear_stays_on_this_machine() -> None:
             sockets.connect(host.replace(":0", ":1"))
     with pytest.raises(ConfigError, match="need a root, a certificate"):
         SocketOptions(tls=Tls(root=b""))
-
-
-def test_who_says_nothing_or_nothing_more_is_cut(clear: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "LOOK_S", 0.02)
-    monkeypatch.setattr(limits, "SIGN_OF_LIFE_S", 0.0)
-    living = sockets.connect(clear.server.address)
-    monkeypatch.setattr(limits, "SILENCE_S", 0.3)
-    assert HEAD.pack(2**32 - 1) in clear.read_all()  # signs of life until the end
-    assert "nothing came for 0.3 s" in (clear.recorder.wait_closed(1) or "")
-    monkeypatch.setattr(limits, "SILENCE_S", 120.0)
-    monkeypatch.setattr(limits, "STALLED_S", 0.2)
-    clear.read_all(HEAD.pack(1000) + b"and no more")
-    assert "sends a packet at less than 1048576 bytes in 0.2 s" in (clear.recorder.wait_closed(2) or "")
-    living.send(b"1")  # which has given signs of life, and was in the middle of nothing
-    assert living.receive(WAIT_S) == b"1"
-    living.close()
 
 
 def test_bytes_that_are_none_of_ours_end_that_session_alone(clear: Served) -> None:
