@@ -83,10 +83,7 @@ def test_roles_and_whole_runs_keep_off_what_another_training_writes(
 ) -> None:
     run = RunCheckpoints(folder=tmp_path)
     worker = ["worker", "--server", "grpc://127.0.0.1:1", "--connect-timeout", 0.1, "--workers", 1, "--checkpoint"]
-    for path, role in (
-        (run.server(0), ["server", "--listen", "127.0.0.1:0", "--checkpoint"]),
-        (run.worker(0), worker),
-    ):
+    for path, role in ((run.server(0), ["server", "--listen", "127.0.0.1:0", "--checkpoint"]), (run.worker(0), worker)):
         with claimed(path):
             with pytest.raises(ConfigError, match=f"another process writes checkpoints to '.*{path.name}'"):
                 run.check(Job(workers=1))

@@ -56,43 +56,9 @@ def test_a_process_that_has_ended_is_told_from_one_that_lives(monkeypatch: pytes
         dying.start()
         assert has_ended(address), "it hung up, and then it was gone"
         dying.join()
-    with pytest.raises(
-        SessionLostError, match=f"rank 3 is gone: its process has ended, and nothing listens at {address}"
-    ):
+    with pytest.raises(SessionLostError, match=f"rank 3 is gone: .* nothing listens at {address}"):
         connect(f"grpc://{address}", process="rank 3")
     assert not has_ended("no-such-host.invalid:1"), "that is the network, or its names"
-
-
-def test_a_process_is_asked_whether_it_lives_where_a_connection_does_not_open_at_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    asked: list[str] = []
-
-    def ended_when_asked_again(address: str) -> bool:
-        asked.append(address)
-        return len(asked) > 1
-
-    monkeypatch.setattr(connection_module, "has_ended", ended_when_asked_again)
-    server = MemoryServer(serving(ServerCore()))
-    patience: list[float] = []
-
-    def dial(address: str, timeout_s: float) -> Connection:
-        patience.append(timeout_s)
-        if len(patience) == 1:
-            raise DeadlineError("it is slow")
-        return server.connect()
-
-    with server, connect("there", dial=dial, process="rank 3", reconnect_s=5) as connection:
-        assert isinstance(connection, ReconnectingConnection)
-        assert asked == ["there"] and patience == [2.0, 30.0]
-        connection._connection.abort()
-        with pytest.raises(SessionLostError, match="rank 3 is gone"):
-            connection.receive(5)
-        assert asked == ["there"] * 2 and len(patience) == 2
-    asked.clear()
-    with MemoryServer(serving(ServerCore())) as server:
-        connect("there", dial=lambda address, timeout_s: server.connect(), process="rank 3").close()
-    assert not asked
 
 
 def test_a_connection_is_taken_as_it_is_and_an_address_leads_to_its_server() -> None:
@@ -264,9 +230,7 @@ def test_a_restarted_server_refuses_workers_that_are_ahead_of_it() -> None:
     worker.receive(5)
     worker._connect = restarted.connect
     cluster.server.stop(grace_s=0)
-    with pytest.raises(
-        ProtocolError, match=r"`thinwire worker` joins again by itself.* else resume all workers and shards"
-    ):
+    with pytest.raises(ProtocolError, match="resume all workers and shards"):
         drain(worker)
     assert restarted.echo.received_numbers == []
 

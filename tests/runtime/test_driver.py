@@ -170,9 +170,7 @@ def test_refusals_reach_workers_that_wait_and_workers_that_only_send(serve: Serv
 def test_a_deadline_names_what_was_waited_for() -> None:
     session = scripted(Welcome(send_values=False), timeout_s=0.05)
     session.join()
-    with pytest.raises(
-        DeadlineError, match=r"memory://here: waited 0.05 s for 'b' of step 0. Another worker may be stuck"
-    ):
+    with pytest.raises(DeadlineError, match=r"memory://here: waited 0\.05 s for 'b' of step 0"):
         session.pull(1)
     with pytest.raises(DeadlineError, match="`timeout_s` sets how long to wait"):
         session.pull(0)
@@ -195,9 +193,7 @@ def test_servers_that_end_the_session_or_go_away_are_named(serve: Serve) -> None
         session.join()
         assert session.pull(table) == [Update(0, b"", True)]
         session.clock += 1
-        with pytest.raises(
-            TransportError, match=f"memory://here: the server ended the session while we waited for '{name}' of step 1"
-        ):
+        with pytest.raises(TransportError, match=f"memory://here: .*'{name}' of step 1"):
             session.pull(table)
         session.driver.close()
 

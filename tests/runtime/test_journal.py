@@ -11,7 +11,7 @@ from thinwire.runtime.journal import Began, Changed, Joined, Journal, JournalRea
 from thinwire.schema import Join, Members, Plan, Resume, TableSpec, Welcome
 
 
-def test_who_comes_and_goes_and_a_shard_that_goes_back(tmp_path: Path) -> None:
+def test_a_journal_tells_workers_that_come_and_go_and_steps_gone_back_to(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     reader = JournalReader(path)
     assert list(reader.entries()) == [], "it need not be there yet"

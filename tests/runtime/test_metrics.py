@@ -68,9 +68,7 @@ def test_json_lines_are_appended_at_once_and_make_their_folder(tmp_path: Path) -
     path = tmp_path / "new" / "steps.jsonl"
     JsonLines(path).close()
     assert path.read_bytes() == b""
-    with pytest.raises(
-        ConfigError, match=r"cannot be written to .*steps.jsonl/more.jsonl': .*steps.jsonl is not a folder"
-    ):
+    with pytest.raises(ConfigError, match=r"steps\.jsonl is not a folder"):
         JsonLines(path / "more.jsonl")
 
 

@@ -157,9 +157,7 @@ def test_a_transform_of_torch_func_comes_after_a_sync(servers: list[Server], des
         for number in range(3):
             step(alone, plain, number)
             step(model, opt, number)
-            with pytest.raises(
-                ConfigError, match=r"'0\.weight' is used inside a transform of torch\.func.*opt\.sync\(\)"
-            ):
+            with pytest.raises(ConfigError, match=r"'0\.weight' is used inside a transform.*opt\.sync\(\)"):
                 step(model, opt, number + 1)
             opt.sync()
     for ours, theirs in zip(model.parameters(), alone.parameters(), strict=True):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from tests.packets.bytes_of import packet
-from tests.runtime.handlers import Hours, Notes, make
+from tests.runtime.handlers import Hours, Notes, joining, make
 from tests.server.conversation import Shard, make_plan
 from thinwire.errors import ConfigError
 from thinwire.packets import kind_of, pack, parse
@@ -17,15 +16,7 @@ from thinwire.runtime.clock import MOMENT_S
 from thinwire.runtime.limits import MAX_JOIN_NBYTES, allowance
 from thinwire.runtime.serving import ServerHandler, serving
 from thinwire.runtime.shard_checkpoints import Checkpointer
-from thinwire.schema import (
-    Join,
-    Leave,
-    Members,
-    Refused,
-    TableSpec,
-    Values,
-    Welcome,
-)
+from thinwire.schema import Join, Leave, Members, Refused, TableSpec, Values, Welcome
 from thinwire.server.core import ServerCore
 from thinwire.transports.base import Identity
 from thinwire.transports.memory import MemoryServer
@@ -146,36 +137,21 @@ def test_a_large_models_join_is_let_in_where_the_server_says_so() -> None:
             assert answer is Welcome or b"serving(max_join_nbytes=" in said
 
 
-class Ticks:
-    """A clock that is moved by hand."""
-
-    def __init__(self) -> None:
-        self.time, self.later = 0.0, list[Callable[[], None]]()
-
-    def now(self) -> float:
-        return self.time
-
-    def call_later(self, delay_s: float, callback: Callable[[], None]) -> Callable[[], None]:
-        self.later.append(callback)
-        return lambda: None
-
-
 def test_the_core_is_told_the_time_while_workers_are_here() -> None:
-    clock, notes, times = Ticks(), Notes(), list[float]()
+    clock, notes, times = Hours(), Notes(), list[float]()
     core = ServerCore(min_workers=1, straggler_grace_s=1.0)
     core.waited = lambda now: times.append(now) or []  # type: ignore[method-assign,func-returns-value]
     handler = ServerHandler(core, notes, lambda: None, clock=clock)
-    assert not clock.later
+    assert not clock.waiting
     for rank in range(2):
-        handler.received(rank, pack(Join(rank=rank, plan=make_plan(2))))
-    for clock.time in (1.0, 2.0, 3.0):
-        [tick] = clock.later
-        clock.later.clear()
-        if clock.time == 3.0:
-            handler.closed(0, None)
-            handler.closed(1, None)
-        tick()
-    assert times == [1.0, 2.0, 3.0] and not clock.later
+        handler.received(rank, joining(rank))
+    clock.pass_by(10)
+    clock.pass_by(10)
+    for rank in range(2):
+        handler.closed(rank, None)
+    clock.pass_by(10)
+    clock.pass_by(10)
+    assert times == [10, 20, 30] and not clock.waiting
 
 
 def test_a_worker_that_went_again_has_the_whole_grace_once_more() -> None:
@@ -223,13 +199,6 @@ def test_the_others_hear_of_a_broken_connection_that_is_not_back_in_a_moment(min
 
 
 def test_a_time_that_cannot_be_waited_for_is_refused() -> None:
-    for grace_s in (
-        float("inf"),
-        float("nan"),
-        1e10,
-        -1.0,
-    ):
-        with pytest.raises(
-            ConfigError, match=rf"grace_s is {grace_s:g}; give 0 to 1000000 seconds".replace("+", r"\+")
-        ):
+    for grace_s in (float("inf"), float("nan"), 1e10, -1.0):
+        with pytest.raises(ConfigError, match=r"grace_s is .*; give 0 to 1000000"):
             serving(ServerCore(), grace_s=grace_s)

@@ -65,7 +65,7 @@ def in_vain(session: WorkerSession, time: Time, pauses: list[float]) -> None:
         effect = procedure.throw(TransportError("nobody")) if dials else procedure.send(None)
 
 
-def test_it_tries_again_after_growing_pauses_until_its_time_is_over() -> None:
+def test_reconnecting_pauses_grow_until_the_time_is_over() -> None:
     for left, patience in ((False, 20.0), (True, LEAVING_S)):
         time, pauses = Time(), [0.0]
         session = time.session(20.0)
@@ -79,7 +79,7 @@ def test_it_tries_again_after_growing_pauses_until_its_time_is_over() -> None:
             session.check()
 
 
-def test_a_refusal_ends_it_before_and_after_the_break() -> None:
+def test_a_refusal_ends_the_session_before_and_after_the_break() -> None:
     for refused, said in (
         (Refused(reason="enough"), ProtocolError),
         (Refused(reason="enough", lost=True), SessionLostError),

@@ -14,13 +14,7 @@ from thinwire.errors import ProtocolError, TransportError
 from thinwire.packets import kind_of, pack
 from thinwire.runtime.limits import JOIN_WITHIN_S, MAX_ENDED, MAX_JOIN_NBYTES, MAX_OPENING_NBYTES, allowance
 from thinwire.runtime.session_server import SessionServer
-from thinwire.schema import (
-    Acknowledged,
-    Leave,
-    Refused,
-    SessionAccepted,
-    SessionOpen,
-)
+from thinwire.schema import Acknowledged, Leave, Refused, SessionAccepted, SessionOpen
 from thinwire.server.core import ServerCore
 from thinwire.transports.base import Identity, wire_nbytes
 
@@ -40,7 +34,7 @@ def test_a_session_is_taken_up_by_the_peer_that_began_it_alone() -> None:
     assert [number_in(packet) for peer, packet in notes.sent[2:] if peer == 3] == [2, 3]
 
 
-def test_an_earlier_connection_whose_packets_come_late_does_not_take_a_session_back() -> None:
+def test_a_replaced_connection_does_not_take_its_session_back() -> None:
     notes = Notes()
     sessions = SessionServer(Echo, notes, 30.0)
     for peer, number in ((0, 1), (1, 0), (2, 1), (3, 2)):

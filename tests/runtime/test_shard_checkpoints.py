@@ -30,18 +30,6 @@ def test_a_checkpoint_is_written_once_every_so_many_steps(tmp_path: Path) -> Non
     assert written == [[], [2], [4, 2], [6, 4]]
 
 
-def test_the_beginning_counts_until_there_are_two_files(tmp_path: Path) -> None:
-    shard, path = Shard(), tmp_path / "file"
-    checkpointer = Checkpointer(shard.core, path, 1)
-    for step, expected in enumerate(({1, 0}, {2, 1})):
-        shard.step(step)
-        checkpointer.write_if_due()
-        resumed = Checkpointer(ServerCore(), path, 1)
-        resumed.resume()
-        assert {*checkpointer} == expected and {*resumed} == {*expected, 0}, "a worker may have nothing else"
-    checkpointer.close()
-
-
 def test_resume_takes_the_step_that_was_asked_for(tmp_path: Path) -> None:
     shard, path = Shard(), tmp_path / "file"
     checkpointer = Checkpointer(shard.core, path, 1)

@@ -325,10 +325,7 @@ KNOWN: dict[str, tuple[Callable[[Training], str], str]] = {
         "a first message of more than 1048576 bytes",
     ),
     "the largest message before Join": (lambda t: t.say(bytes(LARGE_NBYTES)), "a first message of more than 1048576"),
-    "a session's name of 100 kB": (
-        lambda t: t.say(pack(SessionOpen(session="x" * 100_000))),
-        "a SessionOpen of 1000",
-    ),
+    "a session's name of 100 kB": (lambda t: t.say(pack(SessionOpen(session="x" * 100_000))), "a SessionOpen of 1000"),
 }
 
 

@@ -21,7 +21,7 @@ def test_lines_are_tokens_of_a_rank_or_of_any() -> None:
     assert parse_tokens(f"rank=3 {ONE}\nrank=3 {ONE}", "f") == (Token(ONE, 3),) * 2, "twice the same harms nobody"
 
 
-def test_what_is_no_token_file_is_refused_by_line_and_without_a_secret() -> None:
+def test_bad_token_files_are_refused_by_line_and_without_a_secret() -> None:
     for text, why in (
         ("", "holds no token"),
         ("# nothing\n", "holds no token"),
@@ -64,7 +64,7 @@ def test_a_token_is_replaced_while_both_hold(tmp_path: Path) -> None:
         tokens.own(2)
 
 
-def test_a_file_that_cannot_be_read_lets_nobody_in_until_it_can(tmp_path: Path) -> None:
+def test_an_unreadable_token_file_lets_no_peer_in_until_it_is_readable(tmp_path: Path) -> None:
     path = tmp_path / "tokens"
     with pytest.raises(ConfigError, match=r"tokens' cannot be read: No such file"):
         TokenFile(path)

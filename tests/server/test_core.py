@@ -8,16 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.server.conversation import (
-    BIAS,
-    PLAIN,
-    SHAPES,
-    STATISTIC,
-    WEIGHT,
-    Shard,
-    gradient,
-    make_plan,
-)
+from tests.server.conversation import BIAS, PLAIN, SHAPES, STATISTIC, WEIGHT, Shard, gradient, make_plan
 from thinwire.codecs import codec, decode
 from thinwire.schema import Delta, Leave, Plan, Push, TableSpec, Values, Welcome
 from thinwire.server.core import ServerCore

@@ -87,18 +87,6 @@ def test_a_resumed_shard_takes_its_workers_back_and_ends_with_the_same_bits() ->
     assert "the others go on at 5" in str(fresh.ended[20]), "they have made updates since"
 
 
-def test_the_beginning_is_a_step_as_well() -> None:
-    shard, states = kept()
-    states[0] = {}
-    returned(shard, (0,), (0,))
-    choose(shard, 0, 10, 11)
-    assert [last(shard, peer) for peer in (10, 11)] == [Welcome(send_values=peer == 10, step=0) for peer in (10, 11)]
-    shard.give_values(10)
-    for rank in (0, 1):
-        shard.push(10 + rank, 0, shard.frames(rank, 0))
-    assert shard.core.step == 1
-
-
 def test_without_checkpoints_shards_that_lost_nothing_go_on_as_they_are() -> None:
     """One may be ahead of the other: both then count as many updates."""
     shards = [Shard(make_plan(2, state=True), min_workers=1) for _ in range(2)]
@@ -158,35 +146,6 @@ def test_one_worker_alone_makes_no_other_go_back() -> None:
     assert shard.core.step == 2 and shard.core.failed is None
 
 
-def test_an_offer_that_one_worker_cannot_take_is_void() -> None:
-    shard, _ = kept(2, 4)
-    returned(shard, (4, 2), (4, 2))
-    choose(shard, 4, 10)
-    shard.say(11, BACK)
-    vote(shard, 21, (2,))  # it has lost its newest checkpoint
-    assert lost(shard, 10) and last(shard, 21) is None
-    vote(shard, 20, (4, 2))
-    assert last(shard, 20) == last(shard, 21) == Offer(steps=(2,))
-    shard, _ = kept(2, 4)
-    returned(shard, (), ())
-    choose(shard, 4, 10)  # as another shard once offered
-    choose(shard, 2, 11)
-    assert lost(shard, 10) and lost(shard, 11) and shard.core.step == 5 and shard.core.failed is None
-
-
-def test_a_worker_that_comes_after_the_offer_takes_part_in_it() -> None:
-    shard, _ = kept(2, min_workers=1)
-    returned(shard, (2,), (2,))
-    choose(shard, 2, 10)
-    vote(shard, 12, ())
-    assert last(shard, 12) == Offer(steps=(2,))
-    choose(shard, 2, 11)
-    assert shard.core.step == 5, "none goes back without it"
-    choose(shard, 2, 12)
-    welcomes = [shard.told[peer][1][0] for peer in (12, 10, 11)]
-    assert [each.begin for each in welcomes if isinstance(each, Welcome)] == [2, -1, -1]
-
-
 def test_workers_that_go_back_and_die_end_the_training_only_where_they_are_needed() -> None:
     shard, _ = kept(2)
     returned(shard, (), ())
@@ -198,8 +157,7 @@ def test_workers_that_go_back_and_die_end_the_training_only_where_they_are_neede
         shard = Shard(plan, min_workers=min_workers)
         shard.step(0)
         returned(shard, ())
-        for rank in (1, 2):
-            shard.push(rank, 1, shard.frames(rank, 1))
+        shard.step(1, 1, 2)
         shard.carry_out(shard.core.closed(10, None))  # at another shard it was told that the others go on
         shard.carry_out(shard.core.overdue(frozenset({0})))
         assert shard.core.step == 2 and shard.core.failed is None

@@ -21,8 +21,7 @@ def without_worker_one(down: str = "3lc", downlink: str = "delta") -> Shard:
     shard.join(2)
     shard.give_values(0)
     for step in range(3):
-        for rank in (0, 2):
-            shard.push(rank, step, shard.frames(rank, step))
+        shard.step(step, 0, 2)
     assert shard.core.step == 3 and not shard.ended
     return shard
 
@@ -182,8 +181,7 @@ def test_shared_scales_are_of_workers_that_take_part_in_a_step() -> None:
     shard.lose(2)
     shard.join(2, peer=LATE)  # the others have the scales of step 0, and will push it without this one
     assert shard.told[LATE][0][0] == Welcome(send_values=False, step=0, begin=1, elastic=True)
-    for rank in (0, 1):
-        shard.push(rank, 0, shard.frames(rank, 0))
+    shard.step(0, 0, 1)
     assert shard.core.step == 1
     assert [scales(peer, 1) for peer in (0, 1)] == [[(0, (2.0, 1.0))]] * 2
     assert scales(LATE, 1)[1:] == [(1, (float(LATE), 1.0))]
@@ -236,11 +234,7 @@ def test_a_late_worker_that_pushes_nothing_leaves_the_rates_alone() -> None:
 def test_tables_at_different_clocks_have_each_the_rates_of_its_own() -> None:
     rates = (0.001, 0.01, 1.0)
     plan = make_plan(
-        2,
-        groups=({"momentum": 0.0},),
-        up=PLAIN,
-        down=PLAIN,
-        consistency="ssp[staleness=2,mode=aggressive]",
+        2, groups=({"momentum": 0.0},), up=PLAIN, down=PLAIN, consistency="ssp[staleness=2,mode=aggressive]"
     )
     shard = Shard(plan, min_workers=1)
     for step, rate in enumerate(rates):

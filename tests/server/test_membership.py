@@ -23,8 +23,7 @@ def test_survivors_go_on_with_the_mean_over_ranks_that_took_part() -> None:
     shard = Shard(PLAINLY, min_workers=2)
     shard.step(0)
     before = shard.core.tables[WEIGHT].values.numpy().copy()
-    for rank in (0, 1):
-        shard.push(rank, 1, shard.frames(rank, 1))
+    shard.step(1, 0, 1)
     # Worker 2 dies with half of its gradients sent.
     shard.push(2, 1, {BIAS: PLAIN.encode(gradient(2, 1, BIAS))})
     assert [table.version for table in shard.core.tables] == [1, 2]
@@ -54,8 +53,7 @@ def test_a_returning_worker_is_expected_from_the_first_clock_not_begun() -> None
     assert shard.copy_of(LATE)[WEIGHT][0] == 1, "the whole tables as they are"
     shard.push(2, 1, shard.frames(2, 1))
     assert shard.core.step == 2, "clock 1 had begun without it"
-    for rank in (0, 2):
-        shard.push(rank, 2, shard.frames(rank, 2))
+    shard.step(2, 0, 2)
     assert shard.core.step == 2, "clock 2 waits for it"
     shard.push(LATE, 2, shard.frames(1, 2))
     assert shard.core.step == 3
@@ -125,8 +123,7 @@ def test_backup_survives_as_many_deaths_as_it_has_spares() -> None:
     shard = Shard(make_plan(3, consistency="backup[b=1]"))
     shard.lose(1)
     for step in range(3):
-        for rank in (0, 2):
-            shard.push(rank, step, shard.frames(rank, step))
+        shard.step(step, 0, 2)
     assert shard.core.step == 3 and shard.core.failed is None
     shard.lose(2)
     assert shard.core.failed == "worker 2 went away at step 3: connection reset", "one spare, two deaths"

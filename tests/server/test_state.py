@@ -97,15 +97,13 @@ def test_a_rank_that_was_left_out_may_join_after_a_resume(tmp_path: Path) -> Non
     shard = Shard(make_plan(1), min_workers=1)
     shard.push(0, 0, shard.frames(0, 0))
     shard.join(2)
-    for rank in (0, 2):
-        shard.push(rank, 1, shard.frames(rank, 1))
+    shard.step(1, 0, 2)
     fresh = Shard(shard.plan, begin=False, min_workers=1)
     fresh.core.load_state_dict(through_a_file(shard.core.state_dict(), tmp_path))
     for rank in (0, 1):
         fresh.join(rank)
     assert fresh.core.here == (0, 1) and fresh.copy_of(1)[WEIGHT][0] == 2
-    for rank in (0, 1):
-        fresh.push(rank, 2, fresh.frames(rank, 2))
+    fresh.step(2, 0, 1)
     assert fresh.core.step == 3
     assert (fresh.copy_of(1)[WEIGHT][1] == fresh.core.tables[WEIGHT].replica).all()
 
@@ -121,7 +119,7 @@ def test_the_last_step_is_kept(tmp_path: Path) -> None:
     assert fresh.told[0] == [(Welcome(send_values=False, step=2, final=2), ())]
 
 
-def test_where_nothing_can_be_kept() -> None:
+def test_a_shard_between_steps_has_no_state() -> None:
     with pytest.raises(ConfigError, match="the training has not begun"):
         ServerCore().state_dict()
     uneven = Shard()

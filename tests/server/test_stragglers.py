@@ -35,8 +35,7 @@ def shard(min_workers: int = 2, *, scalars: bool = False, plan: Plan = PLAINLY) 
 
 def test_an_update_goes_without_a_late_worker_which_takes_part_again() -> None:
     made, now = shard()
-    for rank in (0, 1):
-        made.push(rank, STEPS, made.frames(rank, STEPS))
+    made.step(STEPS, 0, 1)
     before = made.core.tables[WEIGHT].values.numpy().copy()
     made.carry_out(made.core.waited(now + 1.4))
     assert made.core.step == STEPS, "half a second as usual, and one more"
@@ -49,8 +48,7 @@ def test_an_update_goes_without_a_late_worker_which_takes_part_again() -> None:
     [notice] = [each for each in said if isinstance(each, Members)]
     assert notice.ranks == (0, 1, 2) and notice.since == -1
     assert notice.reason == f"step {STEPS} goes without worker 2, over 1.5 s late, as others will"
-    for rank in (0, 1):
-        made.push(rank, STEPS + 1, made.frames(rank, STEPS + 1))
+    made.step(STEPS + 1, 0, 1)
     assert made.core.step == STEPS + 2, "nobody waits for it before it has said something"
     made.push(0, STEPS + 2, {WEIGHT: made.frames(0, STEPS + 2)[WEIGHT]})
     made.push(2, STEPS, made.frames(2, STEPS))
@@ -59,8 +57,7 @@ def test_an_update_goes_without_a_late_worker_which_takes_part_again() -> None:
     assert again.begin == STEPS + 3, "the first clock that nobody has begun"
     made.push(0, STEPS + 2, {1: made.frames(0, STEPS + 2)[1]})
     made.push(1, STEPS + 2, made.frames(1, STEPS + 2))
-    for rank in (0, 1):
-        made.push(rank, STEPS + 3, made.frames(rank, STEPS + 3))
+    made.step(STEPS + 3, 0, 1)
     assert made.core.step == STEPS + 3, "they wait for it"
     made.push(2, STEPS + 3, made.frames(2, STEPS + 3))
     assert made.core.step == STEPS + 4
@@ -71,13 +68,11 @@ def test_the_shard_stands_in_for_statistics_of_a_late_worker() -> None:
     """All wait for them, and it may be carried past the exchange with which they travel."""
     plan = make_plan(3, up=PLAIN, down=PLAIN, groups=({"momentum": 0.0},), state=True, state_interval=STEPS)
     made, now = shard(plan=plan)
-    for rank in (0, 1):
-        made.push(rank, STEPS, made.frames(rank, STEPS))
+    made.step(STEPS, 0, 1)
     made.carry_out(made.core.waited(now + 60))
     assert made.core.step == STEPS + 1 and (STATISTIC, STEPS + 1) not in made.deltas(1), "worker 0's are on their way"
     made, now = shard(plan=plan)
-    for rank in (1, 2):
-        made.push(rank, STEPS, made.frames(rank, STEPS))
+    made.step(STEPS, 1, 2)
     made.carry_out(made.core.waited(now + 60))
     frame = made.deltas(1)[STATISTIC, STEPS + 1]
     np.testing.assert_array_equal(decode(frame).numpy(), gradient(99, 0, STATISTIC))

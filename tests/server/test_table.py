@@ -101,7 +101,7 @@ def test_copies_part_only_where_workers_do() -> None:
     assert [float(copies.of(rank)[0]) for rank in range(4)] == [7, 7, 111, 7] and len(copies) == 2
 
 
-def test_a_copy_is_nobody_elses_array() -> None:
+def test_copies_share_no_array() -> None:
     copies, values = Copies((3,), 2, keep_seen=True), np.ones(3, np.float32)
     copies.assign(values, {0, 1})
     values[:] = 5

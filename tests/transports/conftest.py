@@ -66,6 +66,26 @@ def echo(sender: Sender, peer: int, packet: bytes) -> None:
     sender.send(peer, packet)
 
 
+class Idle:
+    """A handler that does nothing."""
+
+    def __init__(self, sender: Sender) -> None:
+        self.sender = sender
+
+    def opened(self, peer: int) -> None: ...
+
+    def received(self, peer: int, packet: bytes) -> None: ...
+
+    def closed(self, peer: int, error: str | None) -> None: ...
+
+
+class Echo(Idle):
+    """A handler that answers every packet with itself."""
+
+    def received(self, peer: int, packet: bytes) -> None:
+        self.sender.send(peer, packet)
+
+
 class Cluster:
     """One server and its workers over the transport of that name. To enrol a transport, add a line here."""
 

@@ -34,7 +34,7 @@ class Log:
         self.lines.append(f"close {peer} {error}")
 
 
-def test_one_thread_sees_everything_in_the_order_of_the_program() -> None:
+def test_handlers_are_called_in_the_order_of_the_program() -> None:
     logs: list[Log] = []
 
     def factory(sender: Sender) -> Log:
@@ -62,7 +62,7 @@ def test_one_thread_sees_everything_in_the_order_of_the_program() -> None:
     assert second.receive(timeout_s=0) is None
 
 
-def test_who_comes_in_anothers_place_comes_after_its_end() -> None:
+def test_a_new_session_in_a_peers_place_opens_after_its_end() -> None:
     """Another thread is at the queue meanwhile: everything waits there, in the order of the program."""
     logs: list[Log] = []
 

@@ -132,7 +132,7 @@ def lacking(monkeypatch: pytest.MonkeyPatch, lacks: str, rank: int) -> tuple[Loc
 
 
 @pytest.mark.parametrize("lowest", [0, 1])
-def test_workers_on_different_devices_mean_the_same_setting_and_choose_among_those_that_all_have(
+def test_workers_on_different_devices_choose_among_settings_that_all_have(
     lowest: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host, gpu = worker(rank=lowest), lacking(monkeypatch, "bf16", 1 - lowest)
@@ -166,7 +166,7 @@ def test_workers_on_different_devices_mean_the_same_setting_and_choose_among_tho
         assert again.auto.pilot.setting == made.auto.pilot.setting, "on another device too"
 
 
-def test_its_state_goes_on_where_it_was() -> None:
+def test_a_restored_state_goes_on_bit_for_bit() -> None:
     made, clock = worker()
     note = exchange(made, clock, 1e6).note
     clock.now += 0.25

@@ -44,7 +44,7 @@ def begun(one: Conversation) -> Conversation:
     return one
 
 
-def test_a_worker_that_another_replaced_at_once_is_gone() -> None:
+def test_a_replaced_worker_is_gone() -> None:
     one = begun(make())
     for ranks, interrupted, since in [((0, 1), True, -1), ((1,), False, 3), ((0, 1), False, 3)]:
         one.received(Members(step=2, ranks=ranks, least=1, reason="-", interrupted=interrupted, since=since), ())
@@ -55,7 +55,7 @@ def test_a_worker_that_another_replaced_at_once_is_gone() -> None:
 # ---- up
 
 
-def test_it_joins_with_the_versions_that_it_has() -> None:
+def test_a_worker_joins_with_the_versions_that_it_has() -> None:
     one = make()
     joining = one.join()
     assert next(joining) == Send(SHARD, Join(rank=1, plan=one.plan, version=VERSION))

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import asdict
+from typing import Any
+
+import pytest
 import torch
 
+from thinwire.errors import ConfigError
 from thinwire.hooks.planning import make_plan
 from thinwire.optimizers.options import ParameterGroups
+from thinwire.policies.designs import design
 from thinwire.policies.designs import design as find_design
 from thinwire.schema import Push, Welcome
 from thinwire.worker.effects import Poll, Send
 from thinwire.worker.local_updates import LocalWorker
+from thinwire.worker.same_updates import check_same, coded_by
 
 WORKERS = 4
 
@@ -67,3 +75,25 @@ def test_a_worker_that_missed_exchanges_goes_on_from_the_next_update() -> None:
     assert worker.clock == 9 and not worker.idle
     assert all(each.whole and each.merges_at == worker.iteration == 18 for each in worker._rounds.values())
     assert all(each.pushes == 9 for each in worker._rounds.values())
+
+
+def position(name: str) -> dict[str, Any]:
+    of = design(name)
+    assert of.local is not None
+    return {"local": asdict(of.local), "coded": coded_by(of)}
+
+
+def test_what_differs_is_told_by_the_options_of_a_design() -> None:
+    for saved, here, told in (
+        ("local-sgd[h=4]", "local-sgd[h=8]", "the state is of h=4 and this training has h=8: resume with the same"),
+        ("local-sgd[h=4]", "local-sgd[h=4,s=1.5]", "codec.sparsity=1.0, codec_down.sparsity=1.0 and"),
+        ("update[codec=auto]", "update", "the state is of codec=auto and this training has codec=3lc:"),
+        ("update", "update[codec=auto]", "the state is of codec=3lc and this training has codec=auto:"),
+        ("update[codec=auto]", "update[codec=auto,target=bytes]", "codec='auto=5,target=bytes'"),
+        ("diloco", "diloco[small=bf16]", "compression='by-shape[small=bf16]'"),
+    ):
+        check_same(position(saved), design(saved))
+        with pytest.raises(ConfigError, match=re.escape(told)):
+            check_same(position(saved), design(here))
+    with pytest.raises(ConfigError, match="the state is of a training without local updates"):
+        check_same({}, design("diloco"))

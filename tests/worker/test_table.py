@@ -15,6 +15,7 @@ from thinwire.policies.assignment import Partition
 from thinwire.policies.criteria import Pending, criterion
 from thinwire.schema import TableSpec
 from thinwire.telemetry import Counters
+from thinwire.worker.accumulated import Accumulated
 from thinwire.worker.apply_buffer import Update
 from thinwire.worker.table import NO_GRADIENT, WorkerTable
 
@@ -195,3 +196,36 @@ def test_a_resumed_table_sends_the_same_bytes() -> None:
         first, again = (as_frame(each.encode(grad(5), variance), SHAPE) for each in (table, other))
         assert first == again != b"", name
         assert table.encode(grad(6), None) == other.encode(grad(6), None), name
+
+
+# ---- gradients that wait
+
+
+def row(*values: float) -> torch.Tensor:
+    return torch.tensor([values], dtype=torch.float64)
+
+
+def test_a_sum_in_float32_with_squares_of_each() -> None:
+    waiting = Accumulated(TableSpec(name="w", shape=(1, 2)))
+    assert waiting.state_dict() == {}, "nothing waits"
+    waiting.add(row(1, 2))
+    waiting.add(row(-1, 3))
+    assert waiting.sum is not None and (str(waiting.sum.dtype), waiting.sum.tolist()) == ("float32", [[0, 5]])
+    assert (waiting.iterations, waiting.squares) == (2, 1 + 4 + 1 + 9)
+    assert waiting.plus(row(0.5, 0)).tolist() == [[0.5, 5]] and waiting.sum.tolist() == [[0, 5]], "nothing was kept"
+    waiting.clear()
+    assert waiting.state_dict() == {} and (waiting.iterations, waiting.squares) == (0, 0)
+
+
+def test_a_state_is_a_copy_and_takes_the_place_of_what_waits() -> None:
+    waiting, other = Accumulated(TableSpec(name="w", shape=(1, 2))), Accumulated(TableSpec(name="w", shape=(1, 2)))
+    waiting.add(row(1, 2))
+    state = {"residual": None, **waiting.state_dict()}
+    waiting.add(row(5, 5))
+    other.add(row(7, 7))
+    other.load_state_dict(state)
+    assert other.sum is not None and (other.sum.tolist(), other.iterations, other.squares) == ([[1, 2]], 1, 5)
+    other.add(row(1, 1))
+    assert state["accumulated"].tolist() == [[1, 2]], "nor does it change with whoever loaded it"
+    other.load_state_dict({"residual": None})
+    assert other.state_dict() == {}

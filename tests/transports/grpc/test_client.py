@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 import grpc
 import pytest
 
+from tests.transports.conftest import Echo
 from thinwire.errors import ConfigError, DeadlineError, TransportError
 from thinwire.security.certificates import Authority
-from thinwire.transports import Sender
 from thinwire.transports.grpc import GrpcOptions, Tls, client
 from thinwire.transports.grpc.client import GrpcConnection, connect
 from thinwire.transports.grpc.options import GOODBYE, GREETING, METHOD, SERVICE
@@ -27,18 +27,6 @@ if TYPE_CHECKING:
     from tests.transports.conftest import Cluster
 
 WAIT_S = 20.0
-
-
-class Echo:
-    def __init__(self, sender: Sender) -> None:
-        self.sender = sender
-
-    def opened(self, peer: int) -> None: ...
-
-    def received(self, peer: int, packet: bytes) -> None:
-        self.sender.send(peer, packet)
-
-    def closed(self, peer: int, error: str | None) -> None: ...
 
 
 def free_port() -> int:
@@ -92,7 +80,7 @@ class TestConnecting:
             worker.join(WAIT_S)
         assert reached == [b"4"]
 
-    def test_who_is_not_trusted_is_not_waited_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_untrusted_servers_are_not_waited_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """However the versions of gRPC say it."""
         monkeypatch.setattr(client, "ASK_AFTER_S", 0.01)
         said = [
@@ -182,7 +170,7 @@ class TestPending:
             connection.close(timeout_s=0.1)
 
 
-def test_servers_with_tls_serve_workers_that_know_the_root_and_have_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tls_servers_are_checked_by_root_and_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "ASK_AFTER_S", 0.05)
     authority = Authority("the training's")
     issued, root = authority.issue("server", ["127.0.0.1"], "server"), authority.issued.certificate
@@ -196,7 +184,7 @@ def test_servers_with_tls_serve_workers_that_know_the_root_and_have_the_host(mon
             connect(server.address, connect_timeout_s=WAIT_S, options=elsewhere)
 
 
-def test_nothing_is_opened_where_the_token_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_token_opens_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[object] = []
     monkeypatch.setattr(GrpcConnection, "_open_channel", lambda connection: opened.append(connection))
 

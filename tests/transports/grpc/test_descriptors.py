@@ -28,11 +28,7 @@ server.stop(0)
 
 def test_strangers_leave_a_server_the_descriptors_of_its_files() -> None:
     server = subprocess.Popen(
-        [sys.executable, "-c", SERVES],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+        [sys.executable, "-c", SERVES], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     try:
         assert server.stdin is not None and server.stdout is not None

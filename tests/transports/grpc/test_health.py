@@ -8,7 +8,7 @@ from dataclasses import replace
 import grpc
 import pytest
 
-from tests.transports.grpc.test_server import Idle
+from tests.transports.conftest import Idle
 from thinwire.errors import TransportError
 from thinwire.transports.grpc import GrpcOptions
 from thinwire.transports.grpc.server import serve

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 import grpc
 import pytest
 
+from tests.transports.conftest import Echo, Idle
 from thinwire.errors import ConfigError, ProtocolError, TransportError
-from thinwire.transports import Sender, Server
+from thinwire.transports import Server
 from thinwire.transports.base import CHUNK_NBYTES, Identity, wire_nbytes
 from thinwire.transports.grpc import GrpcOptions, Tls
 from thinwire.transports.grpc.client import connect
@@ -36,17 +37,6 @@ connection = connect(sys.argv[1])
 connection.send(b"1")
 time.sleep(60)
 """
-
-
-class Idle:
-    def __init__(self, sender: Sender) -> None:
-        self.sender = sender
-
-    def opened(self, peer: int) -> None: ...
-
-    def received(self, peer: int, packet: bytes) -> None: ...
-
-    def closed(self, peer: int, error: str | None) -> None: ...
 
 
 def speak(address: str, messages: Iterable[bytes]) -> grpc.RpcError | None:
@@ -203,7 +193,7 @@ class TestStrangers:
 
 
 class TestSending:
-    def test_every_packet_passes_the_buckets_of_both_ends(self) -> None:
+    def test_shaping_counts_every_packet_at_both_ends(self) -> None:
         class Meter(TokenBucket):
             def __init__(self) -> None:
                 super().__init__(1e12, burst_bytes=0)
@@ -217,10 +207,6 @@ class TestSending:
             def arrival_delay(self, nbytes: int, now: float) -> float:
                 self.arrived.append(nbytes)
                 return super().arrival_delay(nbytes, now)
-
-        class Echo(Idle):
-            def received(self, peer: int, packet: bytes) -> None:
-                self.sender.send(peer, packet)
 
         meters = [Meter() for _ in range(4)]
         at_server = GrpcOptions(shaping=Shaping(egress=meters[0], ingress=meters[1]))
@@ -239,10 +225,6 @@ class TestSending:
             assert meters[0].arrived == meters[1].sent == meters[2].arrived == meters[3].sent == []
 
     def test_several_servers_in_one_process_log_no_error(self, caplog: pytest.LogCaptureFixture) -> None:
-        class Echo(Idle):
-            def received(self, peer: int, packet: bytes) -> None:
-                self.sender.send(peer, packet)
-
         servers: list[Server] = [serve(Echo, "127.0.0.1:0") for _ in range(3)]
         with caplog.at_level(logging.WARNING):
             connections = [connect(server.address) for server in servers for _ in range(2)]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 WAIT_S = 20.0
 
 
-def test_what_a_worker_did_not_read_is_kept_no_longer_than_its_session(
+def test_unread_packets_are_freed_with_their_session(
     grpc_cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     # Now and then gRPC finds the worker gone where it sends the end; a log that is kept would keep all it was doing.

@@ -86,7 +86,7 @@ def test_both_ends_show_certificates_that_the_other_knows() -> None:
         served.server.stop(grace_s=0)
 
 
-def test_what_is_read_in_the_clear_stays_on_this_machine() -> None:
+def test_sockets_without_tls_stay_on_this_machine() -> None:
     for host in ("10.0.0.1:7070", "0.0.0.0:0"):
         with pytest.raises(ConfigError, match="need TLS"):
             sockets.serve(lambda sender: Recorder(sender, echo), host)
@@ -96,7 +96,7 @@ def test_what_is_read_in_the_clear_stays_on_this_machine() -> None:
         SocketOptions(tls=Tls(root=b""))
 
 
-def test_bytes_that_are_none_of_ours_end_that_session_alone(clear: Served) -> None:
+def test_foreign_bytes_end_their_session_alone(clear: Served) -> None:
     connection = sockets.connect(clear.server.address, options=SocketOptions(max_message_nbytes=1000))
     for said in (HEAD.pack(2**31 - 1) + bytes(100), HEAD.pack(2**31 + 2**30) + bytes(100), b"GET / HTTP/1.0\r\n\r\n"):
         clear.read_all(said)
