@@ -1,7 +1,7 @@
 """One training on the digits through server and workers, and what there is to say of it: for the bars.
 
 Nothing here depends on time or on threads: in lockstep, one thread can play all workers in turn, unless inside a step
-everybody waits for everybody. Runs are kept, so that several tests may speak of one.
+all wait for all. Runs are kept, so that several tests may speak of one.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def train(
         for step in range(steps):
             take_step(rank, step)
 
-    if chosen.transmission == "traditional":  # inside a step everybody waits for everybody
+    if chosen.transmission == "traditional":  # inside a step all wait for all
         with ThreadPoolExecutor(WORKERS) as pool:
             list(pool.map(take_all_steps, range(WORKERS)))
     else:

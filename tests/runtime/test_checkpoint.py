@@ -170,7 +170,7 @@ def test_where_a_file_system_has_no_locks_files_are_written_without(
     others.touch()
     checkpoint.write(path, "test", 1, {"step": 1})
     assert checkpoint.read(path, "test") == {"step": 1}
-    assert checkpoint.remove_unfinished(path) == [] and others.exists(), "somebody may be writing it"
+    assert checkpoint.remove_unfinished(path) == [] and others.exists(), "a process may be writing it"
 
 
 def test_missing_files_and_another_kind_or_format_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

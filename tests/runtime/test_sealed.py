@@ -1,4 +1,4 @@
-"""Sealed messages between ranks: what arrives, and every way in which somebody between them can fail."""
+"""Sealed messages between ranks: what arrives, and each way to tamper with them is refused."""
 
 from __future__ import annotations
 

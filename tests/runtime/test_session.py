@@ -52,7 +52,7 @@ class Time:
 
 
 def in_vain(session: WorkerSession, time: Time, pauses: list[float]) -> None:
-    """Reconnects to a server at which nobody answers."""
+    """Reconnects to a server that does not answer."""
     procedure = session.reconnect(CUT)
     next(procedure)
     effect = procedure.throw(CUT)

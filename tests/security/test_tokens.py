@@ -18,7 +18,7 @@ def test_lines_are_tokens_of_a_rank_or_of_any() -> None:
     text = f"# of the training\n\n{ONE}\nrank=3 {TWO}   # the third site\n  rank=12\t{THREE}\n"
     assert parse_tokens(text, "f") == (Token(ONE), Token(TWO, 3), Token(THREE, 12))
     assert parse_tokens(new_token(), "f")[0].rank is None
-    assert parse_tokens(f"rank=3 {ONE}\nrank=3 {ONE}", "f") == (Token(ONE, 3),) * 2, "twice the same harms nobody"
+    assert parse_tokens(f"rank=3 {ONE}\nrank=3 {ONE}", "f") == (Token(ONE, 3),) * 2, "twice the same does no harm"
 
 
 def test_bad_token_files_are_refused_by_line_and_without_a_secret() -> None:

@@ -211,7 +211,7 @@ def test_a_worker_that_fails_ends_the_training_with_its_reason() -> None:
     shard.say(1, Leave(failure="ValueError: a bug"))
     told = "worker 1 went away at step 1: it failed with ValueError: a bug"
     assert shard.core.failed == told and shard.ended == {0: told, 1: None}
-    assert not shard.core.finished and shard.core.missing == (0, 1), "nobody has reached the end"
+    assert not shard.core.finished and shard.core.missing == (0, 1), "no worker has reached the end"
 
 
 def test_different_numbers_of_steps_are_noticed_at_once() -> None:

@@ -241,7 +241,7 @@ def test_tables_at_different_clocks_have_each_the_rates_of_its_own() -> None:
         shard.push(1, step, shard.frames(1, step), rate=rate)
     shard.push(0, 0, {BIAS: shard.frames(0, 0)[BIAS]}, rate=rates[0])
     before = [shard.core.tables[table].values.clone() for table in (WEIGHT, BIAS)]
-    shard.lose(0)  # nobody waits for it: one table is at the first clock, and the other at the second
+    shard.lose(0)  # no update waits for it: one table is at the first clock, and the other at the second
     for table, first in ((WEIGHT, 0), (BIAS, 1)):
         moved = (shard.core.tables[table].values - before[table]).numpy()
         alone = -sum(rates[step] * gradient(1, step, table) for step in range(first, len(rates)))

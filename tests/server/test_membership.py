@@ -28,7 +28,7 @@ def test_survivors_go_on_with_the_mean_over_ranks_that_took_part() -> None:
     shard.push(2, 1, {BIAS: PLAIN.encode(gradient(2, 1, BIAS))})
     assert [table.version for table in shard.core.tables] == [1, 2]
     shard.lose(2)
-    assert [table.version for table in shard.core.tables] == [2, 2], "nobody waits for it any more"
+    assert [table.version for table in shard.core.tables] == [2, 2], "no update waits for it any more"
     mean = (gradient(0, 1, WEIGHT) + gradient(1, 1, WEIGHT)) / np.float32(2)
     np.testing.assert_allclose(shard.core.tables[WEIGHT].values.numpy(), before - np.float32(0.1) * mean, rtol=1e-5)
     for rank in (0, 1):

@@ -49,12 +49,12 @@ def test_an_update_goes_without_a_late_worker_which_takes_part_again() -> None:
     assert notice.ranks == (0, 1, 2) and notice.since == -1
     assert notice.reason == f"step {STEPS} goes without worker 2, over 1.5 s late, as others will"
     made.step(STEPS + 1, 0, 1)
-    assert made.core.step == STEPS + 2, "nobody waits for it before it has said something"
+    assert made.core.step == STEPS + 2, "no update waits for it before it has said something"
     made.push(0, STEPS + 2, {WEIGHT: made.frames(0, STEPS + 2)[WEIGHT]})
     made.push(2, STEPS, made.frames(2, STEPS))
     assert made.core.step == STEPS + 2 and not made.ended
     [_, again] = [message for message, _ in made.told[2] if isinstance(message, Welcome)]
-    assert again.begin == STEPS + 3, "the first clock that nobody has begun"
+    assert again.begin == STEPS + 3, "the first clock not begun"
     made.push(0, STEPS + 2, {1: made.frames(0, STEPS + 2)[1]})
     made.push(1, STEPS + 2, made.frames(1, STEPS + 2))
     made.step(STEPS + 3, 0, 1)

@@ -1,4 +1,4 @@
-"""Tables of one message: the same bits as each by itself, whatever coded them and whoever came first."""
+"""Tables of one message: the same bits as each by itself, whatever coded them, in whatever order they came."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ class SimulatedDisk:
     # ---- its thread
 
     def executor(self) -> Executor:
-        """What runs writes while training goes on: some time later, or when somebody waits for them."""
+        """What runs writes while training goes on: some time later, or when a process waits for them."""
         assert self.host is not None
         return _Later(self, self.host)
 

@@ -121,7 +121,7 @@ class Shard:
         self.versions: list[int] = []
         self.values: list[Array] = []
         self.bits: dict[tuple[int, int, int], bytes] = {}
-        """Of the workers' copies, by (table, version, rank or −1 for everybody)."""
+        """Of the workers' copies, by (table, version, rank or −1 for all)."""
         self.patience: Patience | None = None
         self.remember()
 

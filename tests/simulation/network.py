@@ -288,7 +288,7 @@ class Network:
 
     @property
     def open_links(self) -> list[Link]:
-        """Connections that nobody has ended or broken."""
+        """Connections that are neither ended nor broken."""
         self.links = [link for link in self.links if not link.severed and not link.ended and link.error is None]
         return self.links
 

@@ -77,7 +77,7 @@ class Patience:
         require(
             bool(made) == bool(self._late) and without,
             "stragglers",
-            f"{elapsed} an update must be made without {sorted(self._late) or 'nobody'}; made were "
+            f"{elapsed} an update must be made without {sorted(self._late) or 'none'}; made were "
             f"{[message.ranks for message in made]}",
         )
         if self._late:

@@ -70,8 +70,7 @@ class WatchedCore(ServerCore):
 
 
 def _watched(name: str) -> Callable[..., list[Effect]]:
-    right = getattr(ServerCore, name)
-    return lambda self, *given: self._watched(lambda: right(self, *given))
+    return lambda self, *given: self._watched(lambda: getattr(super(WatchedCore, self), name)(*given))
 
 
 for _name in ("broke", "interrupted", "still_interrupted", "closed", "saved", "overdue"):
@@ -102,7 +101,7 @@ class WorkerSlot:
     kept: WorkerCheckpoint | None = None
     trained: bool = False
     gone: str | None = None
-    """Why nobody starts it again."""
+    """Why it is not started again."""
 
 
 class Processes:
@@ -125,7 +124,7 @@ class Processes:
     def _start_server(self, slot: ServerSlot) -> None:
         scenario = self.scenario
         resumes = bool(slot.lives and checkpoint.steps_in(FOLDER / "server", slot.disk))
-        if slot.disk.full and not resumes:  # it ends at once, and whoever started it tries again
+        if slot.disk.full and not resumes:  # it ends at once, and its supervisor tries again
             self.scheduler.after(RESTART_S, lambda: self._start_server(slot))
             return
         host = Host(self.scheduler, f"server {slot.index}.{slot.lives}")
@@ -150,7 +149,7 @@ class Processes:
         if slot.transport is None or any(worker.trained for worker in self.workers):
             return  # workers that have left do not come back, and the others would wait for them
         if slot.core is None or slot.core.finished or slot.core.failed is not None:
-            return  # `thinwire server` ends with the training: nobody is there to be killed
+            return  # `thinwire server` ends with the training: there is none to be killed
         self.scheduler.note(f"server {slot.index} dies")
         slot.transport.die()
         slot.disk.crash()
@@ -177,7 +176,7 @@ class Processes:
 
     @property
     def _left_behind(self) -> bool:
-        """Whether those who had their last update have left: nobody goes back, or exchanges, with the others."""
+        """Whether those who had their last update have left: no process goes back, or exchanges, with the others."""
         return self._somebody_left and (self._server_died or self._too_few_left)
 
     @property
@@ -257,7 +256,7 @@ class Processes:
             slot.gone = reason
             return
         if slot.lives >= MAX_LIVES and (not self.scenario.gives_model or self._left_behind):
-            slot.gone = reason  # nobody can give it the model, or is there to go back with
+            slot.gone = reason  # no process can give it the model, or is there to go back with
             return
         require(slot.lives < MAX_LIVES, "progress", f"worker {slot.rank} comes again and again: {reason}")
         self.scheduler.after(seconds, lambda: self._restart(slot))
@@ -291,7 +290,7 @@ class Processes:
         slot.disk.crash()
         slot.returns, slot.kept = False, self._kept(slot.disk)
         self._healed = max(self._healed, self.scheduler.now + seconds)
-        self._again(slot, seconds, "killed, and nobody starts it again")
+        self._again(slot, seconds, "killed, and not started again")
 
     def reached(self, point: str, process: WorkerProcess, link: Link | None) -> None:
         """A worker passes a fault point; raises Killed where this was its last."""

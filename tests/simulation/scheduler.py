@@ -15,10 +15,10 @@ from typing import TypeAlias
 from thinwire.runtime.clock import Cancel
 
 MAX_EVENTS = 20_000
-"""A run takes some hundreds; more means that somebody goes round in circles."""
+"""A run takes some hundreds; more means that a process goes round in circles."""
 
 RESOLUTION_S = 1e-6
-"""Nobody waits for a shorter time."""
+"""No process waits for a shorter time."""
 
 
 class Circling(AssertionError):
@@ -35,7 +35,7 @@ class Scheduler:
     Attributes:
         now: virtual time, in seconds.
         events: how many have happened.
-        trace: what was said of them; None where nobody listens.
+        trace: what was said of them; None where it is not kept.
     """
 
     def __init__(self, *, trace: bool = False) -> None:

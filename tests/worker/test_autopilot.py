@@ -113,8 +113,8 @@ def test_late_workers_follow_the_lowest_rank_and_keep_one_setting_at_least() -> 
     made, clock = worker()
     exchange(made, clock, 1e6)
     assert made.auto is not None
-    for junk in (255, 0b11111110, 1):
-        exchange(made, clock, 1e6, {0: bytes([0, 0, 0, junk])})
+    for lacking_all in (255, 0b11111110, 1):
+        exchange(made, clock, 1e6, {0: bytes([0, 0, 0, lacking_all])})
         assert made.auto.pilot.levels
         assert made.auto.setting in made.auto.pilot.levels
     assert [level.name for level in made.auto.pilot.levels] == ["bf16"]
@@ -152,7 +152,7 @@ def test_workers_on_different_devices_choose_among_settings_that_all_have(
         notes = {lowest: sent[0], 1 - lowest: sent[1]}
         autos = [made.auto for made, _ in (host, gpu) if made.auto is not None]
         used.append((autos[0].setting.name, autos[1].setting.name))
-        assert [every[note[0]] for note in sent] == [*used[-1]], "a number is one setting, whoever says it"
+        assert [every[note[0]] for note in sent] == [*used[-1]], "a number is one setting on every rank"
         assert [len(note) % 16 for note in sent] == [3, 4], "what it lacks is told by a byte more"
     assert used[0] == ("bf16", "int8"), "nothing is known of the others yet"
     assert all(each == other for each, other in used[1:]), used

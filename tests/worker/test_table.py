@@ -164,7 +164,7 @@ def test_updates_are_added_taken_over_or_stepped_by() -> None:
     table.apply([Update(3, PLAIN.encode(ones), False, rates=(0.5,))], local_step, step=2)
     assert bool((table.values == 6).all() and (stepped[0][0] == 1).all()) and stepped[0][1] == (0.5,)
     table.apply([Update(4, PLAIN.encode(9 * ones), True), Update(5, batched, True)], local_step, step=3)
-    assert bool((table.values == 1).all()) and len(stepped) == 1, "whole values are nobody's gradient"
+    assert bool((table.values == 1).all()) and len(stepped) == 1, "whole values are no gradient"
     assert table.changed_in == {-1, 2, 3}
 
 
@@ -226,6 +226,6 @@ def test_a_state_is_a_copy_and_takes_the_place_of_what_waits() -> None:
     other.load_state_dict(state)
     assert other.sum is not None and (other.sum.tolist(), other.iterations, other.squares) == ([[1, 2]], 1, 5)
     other.add(row(1, 1))
-    assert state["accumulated"].tolist() == [[1, 2]], "nor does it change with whoever loaded it"
+    assert state["accumulated"].tolist() == [[1, 2]], "nor does it change with the object that loaded it"
     other.load_state_dict({"residual": None})
     assert other.state_dict() == {}

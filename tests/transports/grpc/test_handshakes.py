@@ -40,7 +40,7 @@ def test_only_a_server_with_a_ca_wants_a_certificate(tls: Tls) -> None:
 
 @contextmanager
 def hanging_up(greet: Callable[[socket.socket], socket.socket]) -> Iterator[int]:
-    """Serves whoever comes with a greeting and the end, as a proxy does whose server is not there yet."""
+    """Serves each caller with a greeting and the end, as a proxy does whose server is not there yet."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def work() -> None:

@@ -1,13 +1,17 @@
-"""What only the gRPC server promises: ports, foreign and dying peers, encoding once, shaping."""
+"""What only the gRPC server promises: ports, foreign and dying peers, shaping, health, memory."""
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
+import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -17,12 +21,12 @@ import pytest
 
 from tests.transports.conftest import Echo, Idle
 from thinwire.errors import ConfigError, ProtocolError, TransportError
-from thinwire.transports import Server
+from thinwire.transports import Sender, Server
 from thinwire.transports.base import CHUNK_NBYTES, Identity, wire_nbytes
 from thinwire.transports.grpc import GrpcOptions, Tls
 from thinwire.transports.grpc.client import connect
 from thinwire.transports.grpc.options import GOODBYE, METHOD, SERVICE
-from thinwire.transports.grpc.server import serve
+from thinwire.transports.grpc.server import GrpcServer, serve
 from thinwire.transports.shaped import Shaping, TokenBucket
 from thinwire.transports.trust import Caller
 
@@ -238,3 +242,62 @@ class TestSending:
             for server in servers:
                 server.stop()
         assert caplog.records == []
+
+
+HEALTH = GrpcOptions(health="127.0.0.1:0")
+
+
+def test_a_probe_is_answered_while_the_loop_runs_and_only_about_the_whole_server() -> None:
+    server, hangs = serve(Idle, "127.0.0.1:0", options=HEALTH), threading.Event()
+    with server, grpc.insecure_channel(server.health_address) as channel:
+        ask = channel.unary_unary("/grpc.health.v1.Health/Check", bytes, bytes)
+        assert ask(b"", timeout=20) == b"\x08\x01", "HealthCheckResponse{status: SERVING}"
+        with pytest.raises(grpc.RpcError) as unknown:
+            ask(b"\x0a\x01x", timeout=20)
+        assert unknown.value.code() is grpc.StatusCode.NOT_FOUND
+        with pytest.raises(grpc.RpcError) as large:
+            ask(bytes(2000), timeout=20)
+        assert large.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+        def hang() -> None:
+            hangs.wait()
+
+        server.post(hang)
+        with pytest.raises(grpc.RpcError) as late:
+            ask(b"", timeout=0.3)
+        assert late.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        hangs.set()
+        assert ask(b"", timeout=20) == b"\x08\x01"
+        with pytest.raises(TransportError, match=r"port .* is in use"):
+            serve(Idle, "127.0.0.1:0", options=replace(HEALTH, health=server.health_address))
+
+
+def test_without_the_option_there_is_no_such_port() -> None:
+    with serve(Idle, "127.0.0.1:0") as server:
+        assert server.health_address == ""
+
+
+def test_unread_packets_are_freed_with_their_session(grpc_cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    # Now and then gRPC finds the worker gone where it sends the end; a log that is kept would keep all it was doing.
+    for logger in ("grpc", "asyncio"):
+        caplog.set_level(logging.CRITICAL, logger)
+    seen: list[weakref.ref[object]] = []
+
+    def flood(sender: Sender, peer: int, packet: bytes) -> None:
+        server = grpc_cluster.server
+        assert isinstance(server, GrpcServer)
+        seen.append(weakref.ref(server._sessions[peer]))
+        for _ in range(64):
+            sender.send(peer, bytes(1_000_000))
+
+    recorder = grpc_cluster.serve(flood)
+    with connect(grpc_cluster.server.address, options=GrpcOptions(max_pending_nbytes=100_000)) as connection:
+        connection.send(b"1")
+        assert connection.receive(WAIT_S) is not None
+        connection.abort()
+    assert recorder.wait_closed() == "the worker went away"
+    until = time.monotonic() + 2.0
+    while seen[0]() is not None and time.monotonic() < until:
+        time.sleep(0.01)
+        gc.collect()
+    assert seen[0]() is None, "a timer of CHUNK_S, two minutes, still knows it"
