@@ -24,7 +24,7 @@ Work = Callable[["Actor"], Any]
 
 
 class Stuck(AssertionError):
-    """Nothing can move and somebody still waits."""
+    """Nothing can move and a worker still waits."""
 
 
 class Actor:
@@ -159,7 +159,7 @@ class Network:
         return made
 
     def run(self) -> list[Any]:
-        """Moves until everybody is done; returns what the workers returned, or raises the first failure."""
+        """Moves until all are done; returns what the workers returned, or raises the first failure."""
         try:
             while self.move():
                 pass

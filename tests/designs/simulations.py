@@ -124,14 +124,7 @@ def bins(c: float) -> Rule:
 
 @dataclass
 class Way:
-    """One direction of one tensor: a rule, its residual where it keeps one, its random stream.
-
-    Args:
-        rule: what becomes of values.
-        name: of the tensor.
-        residual: whether what was left out waits here.
-        seed: of the random stream.
-    """
+    """One direction of one tensor: a rule, its residual where it keeps one, its random stream."""
 
     rule: Rule
     name: str
@@ -154,16 +147,7 @@ class Way:
 
 @dataclass(frozen=True)
 class Setting:
-    """What all designs share.
-
-    Args:
-        start: initial weights.
-        gradients: of a worker.
-        workers: how many.
-        iterations: how many.
-        compressed: the names of the tensors that are compressed; the others travel as they are.
-        rate, momentum, decay: of plain SGD.
-    """
+    """What all designs share."""
 
     start: Weights
     gradients: Gradients

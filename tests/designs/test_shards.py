@@ -103,7 +103,7 @@ def test_buffers_live_on_the_first_shard() -> None:
         found, network = run(3, placement, codec="fp32")
         states = [[table.spec.name for table in core.tables if table.spec.state] for core in network.cores]
         assert states == [["1.running_mean", "1.running_var"], [], []], placement
-        assert equal(found[0], found[1]), "worker 0's statistics, sent after steps 1, 3 and 5, are everybody's"
+        assert equal(found[0], found[1]), "worker 0's statistics, sent after steps 1, 3 and 5, are those of all"
         assert found[0]["1.running_mean"].abs().max() > 0
 
 

@@ -122,15 +122,10 @@ def test_designs_whose_server_updates() -> None:
             np.testing.assert_allclose(table.values.numpy(), expected.server[table.spec.name], rtol=0, atol=2e-5)
 
 
-def test_local2_sends_every_second_step_what_accumulated() -> None:
+def test_local2_and_mps_send_every_so_many_steps_what_accumulated() -> None:
     s = setting()
-    found, _ = run("local2", s)
-    compare(
-        "local2", found, sim.server_updates(s, sim.plain, sim.plain, residual_up=False, residual_down=False, every=2)
-    )
-
-
-def test_mps_is_passive_ssp_with_top_1_percent() -> None:
+    expected = sim.server_updates(s, sim.plain, sim.plain, residual_up=False, residual_down=False, every=2)
+    compare("local2", run("local2", s)[0], expected)
     s = setting(iterations=13, momentum=0.0)
     found, core = run("mps", s)
     rule = sim.largest(0.01)

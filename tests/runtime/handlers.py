@@ -7,10 +7,7 @@ from collections.abc import Callable
 from tests.server.conversation import make_plan
 from thinwire.packets import pack, parse
 from thinwire.runtime.serving import ServerHandler
-from thinwire.schema import (
-    Join,
-    Message,
-)
+from thinwire.schema import Join, Message
 from thinwire.server.core import ServerCore
 from thinwire.transports.base import ANYBODY, Identity, Sender
 

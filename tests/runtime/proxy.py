@@ -8,12 +8,7 @@ import threading
 
 
 class Proxy:
-    """Passes bytes on to an address, and cuts every connection once so many have gone up.
-
-    Args:
-        target: host:port.
-        cuts: bytes after which to cut, each counted from the last cut; afterwards nothing is cut any more.
-    """
+    """Passes bytes on to an address, and cuts every connection once so many have gone up."""
 
     def __init__(self, target: str, cuts: list[int]) -> None:
         host, _, port = target.rpartition(":")

@@ -4,22 +4,59 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import itertools
+import json
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from tests.runtime.test_nested_state import STATE, same
 from thinwire.errors import ConfigError
 from thinwire.runtime import checkpoint
 from thinwire.runtime.disk import Bytes, LocalDisk
+from thinwire.runtime.nested_state import Tensors, put_together, take_apart
+
+STATE: dict[str, Any] = {
+    "numbers": [1, 0.1, float("inf"), True, None, 2**60],
+    "by position": {0: {"step": torch.tensor(3.0)}, 1: {}},
+    "pair": (0.9, (1, "two")),
+    "frames": [b"", b"\x00abc"],
+    "half": torch.tensor([[1.5, -2.0]], dtype=torch.bfloat16),
+    "nothing": torch.zeros(0, 4),
+    "$tensor": "a name like ours",
+}
 
 
-def test_what_goes_in_comes_out(tmp_path: Path) -> None:
+def same(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple):
+        return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
+    return type(a) is type(b) and a == b
+
+
+def test_values_that_json_cannot_hold_come_back_from_it() -> None:
+    tensors: Tensors = {}
+    text = json.dumps(take_apart(STATE, tensors))
+    assert same(put_together(json.loads(text), tensors), STATE)
+
+
+def test_tensors_and_arrays_are_copied() -> None:
+    for values in (torch.ones(3), np.ones(3, np.float32)):
+        tensors: Tensors = {}
+        plain = take_apart([values], tensors)
+        values[:] = 2
+        assert put_together(plain, tensors)[0].tolist() == [1, 1, 1]
+
+
+def test_a_state_is_read_back_as_written(tmp_path: Path) -> None:
     shared = torch.arange(6.0)
     state = {**STATE, "views": [shared, shared.view(2, 3), shared[1:3]], "array": np.arange(3, dtype=np.float32)}
     checkpoint.write(tmp_path / "file", "test", 5, state)
@@ -28,7 +65,7 @@ def test_what_goes_in_comes_out(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["file"], "nothing is left beside it"
 
 
-def test_the_one_before_stays_until_the_next(tmp_path: Path) -> None:
+def test_the_previous_file_stays_until_the_next_write(tmp_path: Path) -> None:
     path = tmp_path / "file"
     for step in (10, 20, 30):
         checkpoint.write(path, "test", step, {"step": step})
@@ -119,11 +156,13 @@ def test_a_file_that_a_live_process_is_writing_is_left_alone(tmp_path: Path) -> 
     assert checkpoint.remove_unfinished(tmp_path / "no folder" / "file") == []
 
 
-@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK])
 def test_where_a_file_system_has_no_locks_files_are_written_without(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    errors = itertools.cycle((errno.ENOSYS, errno.ENOLCK))
+
     def refuse(*_: object) -> None:
+        number = next(errors)
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(fcntl, "flock", refuse)
@@ -131,18 +170,15 @@ def test_where_a_file_system_has_no_locks_files_are_written_without(
     others.touch()
     checkpoint.write(path, "test", 1, {"step": 1})
     assert checkpoint.read(path, "test") == {"step": 1}
-    assert checkpoint.remove_unfinished(path) == [] and others.exists(), "somebody may be writing it"
+    assert checkpoint.remove_unfinished(path) == [] and others.exists(), "a process may be writing it"
 
 
-def test_nothing_there(tmp_path: Path) -> None:
+def test_missing_files_and_another_kind_or_format_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert checkpoint.steps_in(tmp_path / "file") == []
     with pytest.raises(ConfigError, match=r"there is no checkpoint '.*file' to resume from"):
         checkpoint.read(tmp_path / "file", "test")
     with pytest.raises(ConfigError, match="cannot be written"):
         checkpoint.write(tmp_path / "no folder" / "file", "test", 1, {})
-
-
-def test_another_kind_and_another_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file"
     checkpoint.write(path, "server", 1, {})
     with pytest.raises(ConfigError, match="is a server's; a worker's was expected"):
@@ -152,7 +188,7 @@ def test_another_kind_and_another_format(tmp_path: Path, monkeypatch: pytest.Mon
         checkpoint.read(path, "server")
 
 
-def test_damage_anywhere_is_noticed(tmp_path: Path) -> None:
+def test_damage_anywhere_in_a_file_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "file"
     checkpoint.write(path, "test", 1, {"values": torch.arange(50.0), "name": "x"})
     good = path.read_bytes()

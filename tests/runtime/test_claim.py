@@ -34,7 +34,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(claim, "LEASE_S", 0.5)
 
 
-def test_a_path_is_one_process_s_until_it_is_gone(tmp_path: Path) -> None:
+def test_a_path_belongs_to_one_process_until_it_is_gone(tmp_path: Path) -> None:
     path = tmp_path / "file"
     holder = subprocess.Popen([sys.executable, "-c", HOLDS, path], stdout=subprocess.PIPE, text=True)
     try:
@@ -51,7 +51,7 @@ def test_a_path_is_one_process_s_until_it_is_gone(tmp_path: Path) -> None:
     assert not os.listdir(tmp_path)
 
 
-def test_who_resumes_waits_for_a_machine_that_may_be_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_process_waits_for_a_holder_that_may_be_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, gone = tmp_path / "file", threading.Event()
 
     def hold() -> None:
@@ -78,20 +78,12 @@ def test_who_resumes_waits_for_a_machine_that_may_be_dead(tmp_path: Path, monkey
         each.join()
 
 
-def test_where_no_lock_can_be_made_whoever_writes_says_so(tmp_path: Path) -> None:
-    with claimed(tmp_path / "no folder" / "file"):
-        pass
-
-
 def test_roles_and_whole_runs_keep_off_what_another_training_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = RunCheckpoints(folder=tmp_path)
     worker = ["worker", "--server", "grpc://127.0.0.1:1", "--connect-timeout", 0.1, "--workers", 1, "--checkpoint"]
-    for path, role in (
-        (run.server(0), ["server", "--listen", "127.0.0.1:0", "--checkpoint"]),
-        (run.worker(0), worker),
-    ):
+    for path, role in ((run.server(0), ["server", "--listen", "127.0.0.1:0", "--checkpoint"]), (run.worker(0), worker)):
         with claimed(path):
             with pytest.raises(ConfigError, match=f"another process writes checkpoints to '.*{path.name}'"):
                 run.check(Job(workers=1))

@@ -24,7 +24,7 @@ def test_calls_are_made_in_the_order_of_their_times_by_one_thread() -> None:
     assert done.wait(20) and made == [1, 2, 3]
 
 
-def test_the_thread_ends_with_the_last_call_and_another_begins_with_the_next() -> None:
+def test_the_thread_ends_with_the_last_call_and_a_distant_call_delays_no_other() -> None:
     clock, before = SystemClock(), set(threading.enumerate())
     for _ in range(3):
         done = threading.Event()
@@ -34,9 +34,6 @@ def test_the_thread_ends_with_the_last_call_and_another_begins_with_the_next() -
     for thread in set(threading.enumerate()) - before:
         thread.join(20)
     assert not clock._running
-
-
-def test_a_call_in_many_years_keeps_no_other_from_its_time() -> None:
     clock, done = SystemClock(), threading.Event()
     cancel = clock.call_later(1e11, lambda: None)
     time.sleep(0.05)  # the thread waits for it

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import random
 import socket
 import threading
@@ -26,13 +28,17 @@ from thinwire.transports.memory import MemoryServer
 # ---- addresses
 
 
-@pytest.mark.parametrize(
-    "address", ["127.0.0.1:7070", "http://127.0.0.1:7070", "grpc://", "://x:1", "", "grpc:/x:7070"]
-)
-def test_another_form_is_refused_and_the_right_one_said(address: str) -> None:
-    with pytest.raises(ConfigError, match="expected grpc://host:port") as caught:
-        connect(address)
-    assert repr(address) in str(caught.value)
+def test_addresses_and_times_that_cannot_be_are_refused_by_name() -> None:
+    for address in ("127.0.0.1:7070", "http://127.0.0.1:7070", "grpc://", "://x:1", "", "grpc:/x:7070"):
+        with pytest.raises(ConfigError, match="expected grpc://host:port") as caught:
+            connect(address)
+        assert repr(address) in str(caught.value)
+    for address in ("grpc://nohost", "grpc://127.0.0.1:port", "grpc://127.0.0.1:99999", "grpc://h:0"):
+        with pytest.raises(ConfigError, match=address.removeprefix("grpc://")):
+            connect(address, connect_timeout_s=1)
+    for option, seconds in itertools.product(("connect_timeout_s", "reconnect_s"), (math.inf, math.nan, 1e10, -1.0)):
+        with pytest.raises(ConfigError, match=f"{option} is .*; give 0 to 1000000 seconds"):
+            connect("grpc://127.0.0.1:1", **{option: seconds})  # type: ignore[arg-type]
 
 
 def test_a_process_that_has_ended_is_told_from_one_that_lives(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,77 +56,19 @@ def test_a_process_that_has_ended_is_told_from_one_that_lives(monkeypatch: pytes
         dying.start()
         assert has_ended(address), "it hung up, and then it was gone"
         dying.join()
-    with pytest.raises(
-        SessionLostError, match=f"rank 3 is gone: its process has ended, and nothing listens at {address}"
-    ):
+    with pytest.raises(SessionLostError, match=f"rank 3 is gone: .* nothing listens at {address}"):
         connect(f"grpc://{address}", process="rank 3")
     assert not has_ended("no-such-host.invalid:1"), "that is the network, or its names"
 
 
-def test_a_process_is_asked_whether_it_lives_where_a_connection_does_not_open_at_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    asked: list[str] = []
-
-    def ended_when_asked_again(address: str) -> bool:
-        asked.append(address)
-        return len(asked) > 1
-
-    monkeypatch.setattr(connection_module, "has_ended", ended_when_asked_again)
-    server = MemoryServer(serving(ServerCore()))
-    patience: list[float] = []
-
-    def dial(address: str, timeout_s: float) -> Connection:
-        patience.append(timeout_s)
-        if len(patience) == 1:
-            raise DeadlineError("it is slow")
-        return server.connect()
-
-    with server, connect("there", dial=dial, process="rank 3", reconnect_s=5) as connection:
-        assert isinstance(connection, ReconnectingConnection)
-        assert asked == ["there"] and patience == [2.0, 30.0]
-        connection._connection.abort()
-        with pytest.raises(SessionLostError, match="rank 3 is gone"):
-            connection.receive(5)
-        assert asked == ["there"] * 2 and len(patience) == 2
-    asked.clear()
-    with MemoryServer(serving(ServerCore())) as server:
-        connect("there", dial=lambda address, timeout_s: server.connect(), process="rank 3").close()
-    assert not asked
-
-
-@pytest.mark.parametrize("address", ["grpc://nohost", "grpc://127.0.0.1:port", "grpc://127.0.0.1:99999", "grpc://h:0"])
-def test_a_port_that_is_none(address: str) -> None:
-    with pytest.raises(ConfigError, match=address.removeprefix("grpc://")):
-        connect(address, connect_timeout_s=1)
-
-
-def test_a_connection_is_taken_as_it_is() -> None:
+def test_a_connection_is_taken_as_it_is_and_an_address_leads_to_its_server() -> None:
     with MemoryServer(serving(ServerCore())) as server, server.connect() as connection:
         assert connect(connection) is connection
-
-
-def test_an_address_leads_to_its_server() -> None:
     core = ServerCore()
-    with grpc_server.serve(serving(core), "127.0.0.1:0") as server, connect(f"grpc://{server.address}") as connection:
+    with grpc_server.serve(serving(core), "127.0.0.1:0") as there, connect(f"grpc://{there.address}") as connection:
         connection.send(pack(Join(rank=0, plan=make_plan(1))))
         assert connection.receive(30) is not None
     assert core.plan == make_plan(1)
-
-
-def test_nobody_there_is_said_with_the_address() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))  # taken and not listening: nobody else can answer there
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-        with pytest.raises(DeadlineError, match=address):
-            connect(f"grpc://{address}", connect_timeout_s=0.3)
-
-
-@pytest.mark.parametrize("seconds", [float("inf"), float("nan"), 1e10, -1.0])
-@pytest.mark.parametrize("option", ["connect_timeout_s", "reconnect_s"])
-def test_times_that_cannot_be_waited_for_are_refused(option: str, seconds: float) -> None:
-    with pytest.raises(ConfigError, match=f"{option} is .*; give 0 to 1000000 seconds"):
-        connect("grpc://127.0.0.1:1", **{option: seconds})  # type: ignore[arg-type]
 
 
 def test_a_connection_that_waited_long_for_the_last_shard_is_opened_anew(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +98,7 @@ def test_a_connection_that_waited_long_for_the_last_shard_is_opened_anew(monkeyp
         assert [address for address, _ in dialled] == ["first", "second"]
 
 
-def test_where_a_shard_cannot_be_reached_the_connections_to_the_others_are_closed() -> None:
+def test_an_unreachable_shard_closes_the_connections_to_the_others() -> None:
     opened: list[Connection] = []
 
     def dial(address: str, _timeout_s: float) -> Connection:
@@ -175,7 +123,7 @@ def drain(worker: ReconnectingConnection) -> None:
         worker.receive(5)
 
 
-def test_every_message_once_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_message_arrives_once_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "ACKNOWLEDGE_MESSAGES", 5)
     for seed in range(8):
         chance, cluster = random.Random(seed), Cluster()
@@ -263,7 +211,7 @@ def test_a_cut_after_the_last_packet_does_not_lose_it() -> None:
         worker.receive(1)
 
 
-def test_without_grace_a_break_is_the_end_at_once() -> None:
+def test_without_grace_a_break_ends_the_session() -> None:
     cluster = Cluster(grace_s=0)
     worker = cluster.worker()
     worker.send(numbered(1))
@@ -275,21 +223,19 @@ def test_without_grace_a_break_is_the_end_at_once() -> None:
     assert cluster.echo.ends == [(0, "cut")] and worker.reconnections == 0
 
 
-def test_a_server_that_was_restarted_refuses_who_is_ahead_of_it() -> None:
+def test_a_restarted_server_refuses_workers_that_are_ahead_of_it() -> None:
     cluster, restarted = Cluster(), Cluster()
     worker = cluster.worker()
     worker.send(numbered(1))
     worker.receive(5)
     worker._connect = restarted.connect
     cluster.server.stop(grace_s=0)
-    with pytest.raises(
-        ProtocolError, match=r"`thinwire worker` joins again by itself.* else resume all workers and shards"
-    ):
+    with pytest.raises(ProtocolError, match="resume all workers and shards"):
         drain(worker)
     assert restarted.echo.received_numbers == []
 
 
-def test_patience_ends_with_both_reasons() -> None:
+def test_reconnecting_ends_with_both_reasons() -> None:
     cluster = Cluster()
     worker = cluster.worker(reconnect_s=0.1)
     cluster.server.stop(grace_s=0)
@@ -299,9 +245,11 @@ def test_patience_ends_with_both_reasons() -> None:
         worker.send(numbered(1))
 
 
-def test_a_server_that_comes_back_in_time_is_found() -> None:
+def test_a_server_or_token_file_that_comes_back_in_time_is_found() -> None:
+    """A token file that is being replaced is read again."""
     cluster = Cluster()
-    worker, refusals = cluster.worker(), [TransportError("not yet"), TransportError("not yet")]
+    worker = cluster.worker()
+    refusals = [TransportError("not yet"), ConfigError("token file 'token' cannot be read")]
 
     def connect(timeout_s: float) -> Connection:
         if refusals:
@@ -312,21 +260,6 @@ def test_a_server_that_comes_back_in_time_is_found() -> None:
     cluster.cut()
     worker.send(numbered(1))
     assert [number_in(worker.receive(5)) for _ in range(2)] == [2, 3] and not refusals
-
-
-def test_a_token_file_that_is_being_replaced_is_read_again() -> None:
-    cluster = Cluster()
-    worker, unreadable = cluster.worker(), [ConfigError("token file 'token' cannot be read")]
-
-    def connect(timeout_s: float) -> Connection:
-        if unreadable:
-            raise unreadable.pop()
-        return cluster.connect(timeout_s)
-
-    worker._connect = connect
-    cluster.cut()
-    worker.send(numbered(1))
-    assert [number_in(worker.receive(5)) for _ in range(2)] == [2, 3] and not unreadable
 
 
 @pytest.mark.parametrize("when", ["before it is tried again", "while it is opened"])

@@ -15,7 +15,7 @@ from thinwire.errors import DeadlineError, ProtocolError, TransportError
 from thinwire.packets import kind_of, pack
 from thinwire.runtime.driver import WorkerDriver
 from thinwire.runtime.serving import serving
-from thinwire.schema import Delta, Leave, Message, Plan, Refused, TableSpec, Values, Welcome
+from thinwire.schema import Leave, Message, Plan, Refused, TableSpec, Values, Welcome
 from thinwire.server.core import ServerCore
 from thinwire.telemetry import Counters
 from thinwire.transports.base import Connection, Sender, Server
@@ -24,7 +24,7 @@ from thinwire.transports.grpc import server as grpc_server
 from thinwire.transports.memory import MemoryServer
 from thinwire.worker.apply_buffer import Update
 from thinwire.worker.conversation import Conversation
-from thinwire.worker.effects import Poll, Procedure
+from thinwire.worker.effects import Procedure
 
 PLAIN = codec("fp32")
 VALUES = np.arange(4, dtype=np.float32)
@@ -146,7 +146,7 @@ def test_a_whole_conversation(serve: Serve) -> None:
     np.testing.assert_array_equal(core.tables[0].values.numpy(), VALUES - 0.5)
 
 
-def test_a_refusal_is_heard_while_waiting(serve: Serve) -> None:
+def test_refusals_reach_workers_that_wait_and_workers_that_only_send(serve: Serve) -> None:
     _, connect = serve(ServerCore())
     first, second = Session(connect(), workers=2), Session(connect(), workers=2)
     assert first.join()
@@ -154,10 +154,6 @@ def test_a_refusal_is_heard_while_waiting(serve: Serve) -> None:
         second.join()
     second.driver.close()
     first.driver.close()
-
-
-def test_a_refusal_is_heard_by_one_that_only_sends(serve: Serve) -> None:
-    """In the middle of its backward pass a worker sends, and finds the session ended: it is told why."""
     core = ServerCore()
     _, connect = serve(core)
     session, other = Session(connect(), workers=2), Session(connect(), rank=1, workers=2)
@@ -171,12 +167,10 @@ def test_a_refusal_is_heard_by_one_that_only_sends(serve: Serve) -> None:
     session.driver.close()
 
 
-def test_patience_ends() -> None:
+def test_a_deadline_names_what_was_waited_for() -> None:
     session = scripted(Welcome(send_values=False), timeout_s=0.05)
     session.join()
-    with pytest.raises(
-        DeadlineError, match=r"memory://here: waited 0.05 s for 'b' of step 0. Another worker may be stuck"
-    ):
+    with pytest.raises(DeadlineError, match=r"memory://here: waited 0\.05 s for 'b' of step 0"):
         session.pull(1)
     with pytest.raises(DeadlineError, match="`timeout_s` sets how long to wait"):
         session.pull(0)
@@ -185,20 +179,7 @@ def test_patience_ends() -> None:
         scripted(timeout_s=0.02).join()
 
 
-def test_a_server_that_ends_early_is_named() -> None:
-    for table, name in enumerate("wb"):
-        session = scripted(Welcome(send_values=False), Values(tables=(0, 1), versions=(0, 0)), None)
-        session.join()
-        assert session.pull(table) == [Update(0, b"", True)]
-        session.clock += 1
-        with pytest.raises(
-            TransportError, match=f"memory://here: the server ended the session while we waited for '{name}' of step 1"
-        ):
-            session.pull(table)
-        session.driver.close()
-
-
-def test_a_server_that_goes_away_is_named(serve: Serve) -> None:
+def test_servers_that_end_the_session_or_go_away_are_named(serve: Serve) -> None:
     server, connect = serve(ServerCore())
     session = Session(connect(), rank=1, workers=2)
     session.join()
@@ -207,39 +188,14 @@ def test_a_server_that_goes_away_is_named(serve: Serve) -> None:
     with pytest.raises(TransportError, match=address):
         session.pull(0)
     session.driver.close()
-
-
-def test_the_end_of_the_training_is_asked_of_the_server() -> None:
-    session = scripted(
-        Welcome(send_values=False),
-        Values(tables=(0, 1), versions=(0, 0)),
-        Delta(version=1, tables=(0,)),
-        Delta(version=1, tables=(1,)),
-        Delta(version=2, tables=(0,), last=True),
-    )
-    session.join()
-    session.clock = 1
-    assert not session.ended()
-    session.clock = 2
-    assert session.ended()
-
-
-def test_what_has_arrived_is_taken_without_waiting() -> None:
-    session = scripted(Welcome(send_values=False), Values(tables=(0,), versions=(3,)))
-    session.join()
-
-    def poll() -> Procedure[list[Update]]:
-        yield Poll(0)
-        return session.conversation.take(0, 0)
-
-    assert [update.version for update in session.driver.run(poll())] == [3]
-    assert session.driver.run(poll()) == []
-
-
-def test_nonsense_from_a_server_is_a_protocol_error() -> None:
-    session = scripted(Leave())
-    with pytest.raises(ProtocolError, match="a server does not send Leave"):
+    for table, name in enumerate("wb"):
+        session = scripted(Welcome(send_values=False), Values(tables=(0, 1), versions=(0, 0)), None)
         session.join()
+        assert session.pull(table) == [Update(0, b"", True)]
+        session.clock += 1
+        with pytest.raises(TransportError, match=f"memory://here: .*'{name}' of step 1"):
+            session.pull(table)
+        session.driver.close()
 
 
 def test_leaving_waits_for_the_server_and_a_broken_session_is_dropped() -> None:
@@ -250,7 +206,7 @@ def test_leaving_waits_for_the_server_and_a_broken_session_is_dropped() -> None:
     session.driver.close()
 
 
-def test_whoever_fails_says_goodbye_to_all_and_waits_for_no_silent_shard() -> None:
+def test_a_failing_worker_says_goodbye_to_all_shards() -> None:
     silent, other = Script(), Script(None)
     stranger = Script(None)
     conversations = [Conversation(shard, make_plan(), rank=0) for shard in range(3)]

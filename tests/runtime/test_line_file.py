@@ -1,4 +1,4 @@
-"""Lines that are nice to have: whole ones as long as there is room, then one warning."""
+"""Files of lines: whole ones as long as there is room, then one warning; and what a shard's journal holds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from thinwire.errors import ConfigError
+from thinwire.runtime.journal import Began, Changed, Joined, Journal, JournalReader, Planned
 from thinwire.runtime.line_file import LineFile
+from thinwire.schema import Join, Members, Plan, Resume, TableSpec, Welcome
 
 
 @pytest.fixture
@@ -41,3 +44,36 @@ def test_a_line_that_fits_in_part_is_the_last(tmp_path: Path, small_disk: None) 
     file.write(b"z")
     file.close()
     assert (tmp_path / "lines").read_bytes() == b"x" * 79 + b"\n" + b"y" * 20
+
+
+def test_a_journal_tells_workers_that_come_and_go_and_steps_gone_back_to(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    reader = JournalReader(path)
+    assert list(reader.entries()) == [], "it need not be there yet"
+    journal = Journal(path)
+    tables = TableSpec(name="w", shape=(2,)), TableSpec(name="mean", shape=(2,), state=True)
+    plan = Plan(workers=2, tables=tables, codecs=(), optimizer="SGD", groups=())
+    for rank in (1, 0):
+        journal.received(rank, Join(rank=rank, plan=plan))
+        journal.sent(Welcome(send_values=False))
+    planned, *joined = list(reader.entries())[1:]
+    assert isinstance(planned, Planned) and (planned.workers, planned.tables, planned.state) == (2, 2, (1,))
+    assert [each.rank for each in joined if isinstance(each, Joined)] == [1, 0]
+    journal.sent(Members(step=3, ranks=(0,), least=1, reason="worker 1 lost its connection", interrupted=True))
+    journal.sent(Members(step=3, ranks=(0,), least=1, reason="worker 1 went away"))
+    journal.received(0, Resume(step=2))
+    for _ in range(2):
+        journal.sent(Welcome(send_values=False, step=2))
+    journal.close()
+    changed, began = reader.entries()
+    assert isinstance(changed, Changed) and changed.reason == "worker 1 went away"
+    assert isinstance(began, Began) and began.step == 2
+    with path.open("ab") as file:
+        file.write(b'{"entry":"joined","at":1')
+    assert list(reader.entries()) == [], "a line that is not complete yet is left for later"
+
+
+def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"entries of the journal cannot be written to .*file is not a folder"):
+        Journal(tmp_path / "file" / "journal")

@@ -11,14 +11,13 @@ import urllib.error
 import urllib.request
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.runtime.test_line_file import small_disk
 from thinwire.errors import ConfigError, TransportError
-from thinwire.runtime.metrics import JsonLines, MetricsWriter, Prometheus, TensorBoard
+from thinwire.runtime.metrics import JsonLines, Prometheus, TensorBoard
 from thinwire.telemetry import StepRecord
 
 __all__ = ["small_disk"]  # a fixture
@@ -42,24 +41,18 @@ SCORES = StepRecord(step=4, table="", numel=0, loss=0.5, accuracy=0.75)
 WHOLE = StepRecord(step=4, table="", numel=0, encode_s=0.125, link_bps=5e7)
 
 
-def test_bits_per_value() -> None:
-    assert (RECORD.bits_per_value_push, RECORD.bits_per_value_pull) == (1.6, 0.4)
-    assert replace(RECORD, numel=0).bits_per_value_push == replace(RECORD, numel=0).bits_per_value_pull == 0
-
-
-def test_json_lines_hold_every_field(tmp_path: Path) -> None:
+def test_json_lines_hold_every_field_and_bits_per_value(tmp_path: Path) -> None:
     writer = JsonLines(tmp_path / "steps.jsonl")
-    writer.record(RECORD)
-    writer.record(PLAIN)
+    for record in (RECORD, replace(RECORD, numel=0)):
+        writer.record(record)
     writer.close()
-    first, second = (json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines())
+    first, empty = (json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines())
     extra = {"bits_per_value_push": 1.6, "bits_per_value_pull": 0.4}
     assert first == {name: getattr(RECORD, name) for name in StepRecord.__slots__} | extra
-    assert second["skipped"] is True
-    assert second["residual_norm"] is None
+    assert empty["bits_per_value_push"] == empty["bits_per_value_pull"] == 0
 
 
-def test_json_lines_are_there_at_once_and_are_appended(tmp_path: Path) -> None:
+def test_json_lines_are_appended_at_once_and_make_their_folder(tmp_path: Path) -> None:
     path = tmp_path / "steps.jsonl"
     path.write_text("before\n")
     one, two = JsonLines(path), JsonLines(str(path))
@@ -72,6 +65,11 @@ def test_json_lines_are_there_at_once_and_are_appended(tmp_path: Path) -> None:
     lines = path.read_text().splitlines()
     assert lines[0] == "before"
     assert [json.loads(line)["step"] for line in lines[1:]] == [0, 0, 1, 1, 2, 2]
+    path = tmp_path / "new" / "steps.jsonl"
+    JsonLines(path).close()
+    assert path.read_bytes() == b""
+    with pytest.raises(ConfigError, match=r"steps\.jsonl is not a folder"):
+        JsonLines(path / "more.jsonl")
 
 
 def test_json_lines_stay_json_where_a_norm_is_not_finite(tmp_path: Path) -> None:
@@ -81,16 +79,6 @@ def test_json_lines_stay_json_where_a_norm_is_not_finite(tmp_path: Path) -> None
     (line,) = (tmp_path / "steps.jsonl").read_text().splitlines()
     read = json.loads(line, parse_constant=lambda word: pytest.fail(word))
     assert (read["residual_norm"], read["residual_lag"], read["table"]) == (None, None, 'a "quoted"\nname')
-
-
-def test_json_lines_make_their_folder_where_one_can_be(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "steps.jsonl"
-    JsonLines(path).close()
-    assert path.read_bytes() == b""
-    with pytest.raises(
-        ConfigError, match=r"cannot be written to .*steps.jsonl/more.jsonl': .*steps.jsonl is not a folder"
-    ):
-        JsonLines(path / "more.jsonl")
 
 
 def scrape(writer: Prometheus) -> dict[tuple[str, ...], float]:
@@ -200,16 +188,14 @@ def test_tensorboard_reads_back_what_was_recorded(tmp_path: Path) -> None:
     assert "residual_norm/fc.bias" not in tags
 
 
-def test_tensorboard_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.startswith("torch.utils.tensorboard")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "tensorboard", None)
-    with pytest.raises(ConfigError, match=r"TensorBoard is not installed .*; pip install tensorboard"):
-        TensorBoard(tmp_path)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_tensorboard_needs_a_folder(tmp_path: Path) -> None:
+def test_tensorboard_that_cannot_be_used_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as missing:
+        for name in [name for name in sys.modules if name.startswith("torch.utils.tensorboard")]:
+            missing.delitem(sys.modules, name)
+        missing.setitem(sys.modules, "tensorboard", None)
+        with pytest.raises(ConfigError, match="pip install tensorboard"):
+            TensorBoard(tmp_path)
+        assert list(tmp_path.iterdir()) == []
     pytest.importorskip("tensorboard")
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="TensorBoard cannot write to"):
@@ -234,14 +220,3 @@ def test_tensorboard_on_a_full_disk_is_one_warning(tmp_path: Path, small_disk: N
     assert len(warned) == 1
     writer.record(RECORD)
     writer.close()
-
-
-def test_all_are_metrics_writers(tmp_path: Path) -> None:
-    writers: list[MetricsWriter] = [JsonLines(tmp_path / "a"), TensorBoard(tmp_path / "b")]
-    kinds: list[type[MetricsWriter]] = [JsonLines, TensorBoard, Prometheus]
-    assert all(hasattr(kind, "record") and hasattr(kind, "close") for kind in kinds)
-    for writer in writers:
-        writer.record(RECORD)
-        writer.close()
-        writer.close()
-    assert cast(JsonLines, writers[0])._file._file.closed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -47,8 +46,10 @@ def train(model: nn.Module, opt: DistributedOptimizer) -> torch.Tensor:
     return model.get_parameter("3.weight").detach().clone()
 
 
-@pytest.mark.parametrize("design", ["fp32", "local-sgd[h=1,codec=fp32]"])
-@pytest.mark.parametrize("kind", ["weight_norm", "spectral_norm", "pruned"])
+@pytest.mark.parametrize(
+    ("kind", "design"),
+    [("weight_norm", "fp32"), ("spectral_norm", "fp32"), ("pruned", "fp32"), ("pruned", "local-sgd[h=1,codec=fp32]")],
+)
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
 def test_weights_that_a_hook_computes_are_of_the_newest_parameters(
     servers: list[Server], design: str, kind: str
@@ -97,16 +98,6 @@ def test_a_second_training_of_one_model_is_refused_until_the_first_has_ended(
     with suppress(KeyError), begin(model, servers, design=design):
         raise KeyError
     begin(model, servers, design=design).close()
-
-
-def test_two_models_and_copies_train_beside_each_other(servers: list[Server]) -> None:
-    first, second = mlp(0), mlp(0)
-    with begin(first, servers) as one, begin(second, servers) as two:
-        copied = copy.deepcopy(first)
-        with begin(copied, servers) as three:
-            trained = [train(*each) for each in ((first, one), (second, two), (copied, three))]
-    assert all(torch.equal(each, trained[0]) for each in trained)
-    assert not torch.equal(trained[0], mlp(0).get_parameter("3.weight"))
 
 
 @pytest.mark.parametrize("design", ["3lc", "update"])
@@ -166,9 +157,7 @@ def test_a_transform_of_torch_func_comes_after_a_sync(servers: list[Server], des
         for number in range(3):
             step(alone, plain, number)
             step(model, opt, number)
-            with pytest.raises(
-                ConfigError, match=r"'0\.weight' is used inside a transform of torch\.func.*opt\.sync\(\)"
-            ):
+            with pytest.raises(ConfigError, match=r"'0\.weight' is used inside a transform.*opt\.sync\(\)"):
                 step(model, opt, number + 1)
             opt.sync()
     for ours, theirs in zip(model.parameters(), alone.parameters(), strict=True):

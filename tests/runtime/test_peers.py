@@ -4,43 +4,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
 import pytest
 
-from tests.transports.memory_peers import MemoryPeerGroup, groups
+from tests.transports.memory_peers import MemoryPeerGroup, groups, on_every_rank
 from thinwire.errors import ProtocolError, TransportError
 from thinwire.runtime import peers as peers_module
 from thinwire.runtime.peers import agree, gather, gather_at_first, leave, measure_link
 
 
-def on_all(peers: list[MemoryPeerGroup], call: Callable[[MemoryPeerGroup], Any]) -> list[Any]:
-    """Calls it on every rank at once; an error is a result too."""
-
-    def outcome(group: MemoryPeerGroup) -> Any:
-        try:
-            return call(group)
-        except (ProtocolError, TransportError) as error:
-            return error
-
-    with ThreadPoolExecutor(len(peers)) as pool:
-        return list(pool.map(outcome, peers))
-
-
-def test_gather_takes_bytes_of_any_length() -> None:
+def test_gather_takes_bytes_of_any_length(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [b"", b"one", b"x" * 1000]
-    assert on_all(groups(3), lambda group: gather(group, texts[group.rank])) == [texts] * 3
-    assert on_all(groups(1), lambda group: gather(group, b"alone")) == [[b"alone"]]
-
-
-def test_gather_at_first_cuts_what_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert on_every_rank(groups(3), lambda group: gather(group, texts[group.rank])) == [texts] * 3
+    assert on_every_rank(groups(1), lambda group: gather(group, b"alone")) == [[b"alone"]]
     monkeypatch.setattr(peers_module, "_MESSAGE_NBYTES", 300)
     texts = [b"first", b"", bytes(range(256)) * 4]
-    assert on_all(groups(3), lambda group: gather_at_first(group, texts[group.rank])) == [texts, [], []]
-    assert on_all(groups(1), lambda group: gather_at_first(group, b"alone")) == [[b"alone"]]
+    assert on_every_rank(groups(3), lambda group: gather_at_first(group, texts[group.rank])) == [texts, [], []]
+    assert on_every_rank(groups(1), lambda group: gather_at_first(group, b"alone")) == [[b"alone"]]
 
 
 def agree_unless(group: MemoryPeerGroup, other: dict[str, Any]) -> None:
@@ -62,15 +45,15 @@ def refused_and_gone(group: MemoryPeerGroup, call: Callable[[], object]) -> None
 
 def test_other_settings_are_refused_on_every_rank_with_rank_and_setting() -> None:
     peers = groups(3)
-    assert on_all(peers, lambda group: agree(group, {"a": 1, "b": [2, "three"]})) == [None] * 3
+    assert on_every_rank(peers, lambda group: agree(group, {"a": 1, "b": [2, "three"]})) == [None] * 3
     for settings, text in (
         ({"a": 2}, "rank 2 has a = 2 and rank 0 has 1"),
         ({"a": 1, "c": 4}, "rank 2 has c = 4 and rank 0"),
     ):
-        for error in on_all(groups(3), partial(agree_unless, other=settings)):
+        for error in on_every_rank(groups(3), partial(agree_unless, other=settings)):
             assert isinstance(error, ProtocolError) and text in str(error)
     peers = groups(3)
-    for error in on_all(peers, lambda group: refused_and_gone(group, lambda: agree_unless(group, {"a": 2}))):
+    for error in on_every_rank(peers, lambda group: refused_and_gone(group, lambda: agree_unless(group, {"a": 2}))):
         assert isinstance(error, ProtocolError), f"a rank that gives up stays until all have read why: {error}"
     peers = groups(2, timeout_s=0.1)
     with pytest.raises(TransportError, match=r"within 0\.1 s; all of them must call compress"):
@@ -78,12 +61,12 @@ def test_other_settings_are_refused_on_every_rank_with_rank_and_setting() -> Non
 
 
 def test_the_link_is_measured_by_all_together() -> None:
-    rates = on_all(groups(3), measure_link)
+    rates = on_every_rank(groups(3), measure_link)
     assert rates[0] > 0 and len(set(rates)) == 1, "all ranks report the slowest link's"
-    assert on_all(groups(1), measure_link) == [0.0]
+    assert on_every_rank(groups(1), measure_link) == [0.0]
 
 
-def test_leaving_waits_for_those_who_are_there() -> None:
+def test_leaving_waits_for_ranks_that_are_there() -> None:
     peers = groups(4)
     peers[0].links.lose(1)
     left: list[int] = []
@@ -93,6 +76,6 @@ def test_leaving_waits_for_those_who_are_there() -> None:
             leave(group, timedelta(seconds=20))
             left.append(group.rank)
 
-    on_all(peers, go)
+    on_every_rank(peers, go)
     assert sorted(left) == [0, 2, 3]
     leave(groups(2)[0], timedelta(seconds=0.05))  # rank 1 never comes: the time is over

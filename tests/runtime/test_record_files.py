@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import os
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from thinwire.errors import ConfigError, TransportError
-from thinwire.reports.step_figures import RecordedSteps
-from thinwire.runtime.metrics import JsonLines, Prometheus
-from thinwire.runtime.record_files import MAX_LINE_NBYTES, RecordEndpoint, RecordFile
+from thinwire.errors import ConfigError
+from thinwire.runtime.metrics import JsonLines
+from thinwire.runtime.record_files import MAX_LINE_NBYTES, RecordFile
 from thinwire.telemetry import StepRecord
 
 RECORDS = [
@@ -65,31 +58,6 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
         list(RecordFile(tmp_path / "pipe").read())
 
 
-@pytest.mark.parametrize(
-    "field",
-    [
-        '"numel":-1',
-        f'"numel":{10**400}',
-        '"step":-1',
-        '"rank":-1',
-        '"payload_bytes_push":-5',
-        f'"payload_bytes_pull":{1 << 62}',
-        '"itemsize":-4',
-        '"accuracy":1e300',
-        '"share":-0.5',
-        '"residual_norm":-1.0',
-        '"link_bps":-5.0',
-    ],
-)
-def test_lines_with_numbers_that_cannot_be_are_damaged(field: str, tmp_path: Path) -> None:
-    path = tmp_path / "steps.jsonl"
-    name = field.partition(":")[0]
-    others = [each for each in ('"step":1', '"table":"fc"', '"numel":5') if not each.startswith(name)]
-    path.write_text("{" + ",".join([*others, field]) + "}\n" + '{"step":1,"table":"fc","numel":5}\n')
-    file = RecordFile(path)
-    assert [record.step for record in file.read()] == [1] and file.damaged == 1
-
-
 def test_damaged_lines_are_left_out_and_counted(tmp_path: Path) -> None:
     path = tmp_path / "steps.jsonl"
     wrong = [b'{"step":1,"tab', b"\xff\xfe", b'{"step":"one","table":"fc","numel":5}', b"[" * 5000, b"{}", b"1"]
@@ -103,16 +71,23 @@ def test_damaged_lines_are_left_out_and_counted(tmp_path: Path) -> None:
         list(RecordFile(tmp_path).read())
 
 
-@pytest.mark.parametrize("name", ["time_s", "encode_s", "decode_s", "wait_s"])
-def test_lines_with_times_that_cannot_be_are_damaged(name: str, tmp_path: Path) -> None:
-    path = tmp_path / "steps.jsonl"
-    times = ["9e307", "-9e307", "-1.0", "1e13", "1e999", "NaN", "1e12", "0.5"]
-    path.write_text("".join(f'{{"step":{at},"table":"fc","numel":5,"{name}":{s}}}\n' for at, s in enumerate(times)))
+def test_lines_with_numbers_that_cannot_be_are_damaged(tmp_path: Path) -> None:
+    path, numbers = tmp_path / "steps.jsonl", "step rank numel payload_bytes_push itemsize share residual_norm link_bps"
+    wrong = [f'"{name}":-1' for name in numbers.split()]
+    wrong += [f'"numel":{10**400}', f'"payload_bytes_pull":{1 << 62}', '"accuracy":1e300']
+    times = ("9e307", "-9e307", "-1.0", "1e13", "1e999", "NaN")
+    wrong += [f'"{name}":{time}' for name in ("time_s", "encode_s", "decode_s", "wait_s") for time in times]
+    lines = []
+    for field in (*wrong, '"time_s":1e12', '"wait_s":0.5'):
+        needed = ('"step":1', '"table":"fc"', '"numel":5')
+        lines.append("{" + ",".join([*(each for each in needed if each[:6] != field[:6]), field]) + "}\n")
+    path.write_text("".join(lines))
     file = RecordFile(path)
-    assert [record.step for record in file.read()] == [6, 7] and file.damaged == 6
+    assert [(each.time_s, each.wait_s) for each in file.read()] == [(1e12, 0.0), (0.0, 0.5)]
+    assert file.damaged == len(wrong)
 
 
-def test_what_stands_behind_the_last_line_break_counts_once_nobody_writes_any_more(tmp_path: Path) -> None:
+def test_unfinished_lines_count_at_the_end_and_long_files_are_read_from_there(tmp_path: Path) -> None:
     path = tmp_path / "steps.jsonl"
     path.write_bytes(OLD + OLD.strip())
     file = RecordFile(path)
@@ -122,134 +97,8 @@ def test_what_stands_behind_the_last_line_break_counts_once_nobody_writes_any_mo
     path.write_bytes(OLD + OLD[:40])
     cut = RecordFile(path)
     assert len(list(cut.read(ended=True))) == 1 and cut.damaged == 1
-
-
-def test_of_a_long_file_the_end_is_read(tmp_path: Path) -> None:
     path = tmp_path / "steps.jsonl"
     path.write_bytes(OLD * 100)
     file = RecordFile(path, newest_nbytes=3 * len(OLD) + 10)
     assert len(list(file.read())) == 3 and file.damaged == 0
     assert len(list(RecordFile(path, newest_nbytes=10**9).read())) == 100
-
-
-def test_an_endpoint_tells_what_came_since_the_last_look() -> None:
-    writer = Prometheus(0)
-    endpoint = RecordEndpoint(f"http://127.0.0.1:{writer.port}/metrics")
-    try:
-        assert list(endpoint.read()) == []
-        for step in range(3):
-            writer.record(StepRecord(step=step, table="fc", numel=10, payload_bytes_push=4, encode_s=0.5, itemsize=2))
-            writer.record(StepRecord(step=step, table="", numel=0, loss=1.0))
-        first = {record.table: record for record in endpoint.read()}
-        assert (first["fc"].step, first["fc"].payload_bytes_push, first["fc"].encode_s) == (2, 4, 0.5)
-        assert (first["fc"].numel, first["fc"].itemsize, first["fc"].residual_lag) == (10, 2, None)
-        assert (first[""].step, first[""].loss, first[""].numel) == (2, 1.0, 0)
-        assert list(endpoint.read()) == []
-        writer.record(StepRecord(step=3, table="fc", numel=10, payload_bytes_push=8, residual_lag=2.0))
-        (second,) = (record for record in endpoint.read() if record.table)
-        assert (second.step, second.payload_bytes_push, second.residual_lag) == (3, 8, 2.0)
-        assert second.time_s >= first["fc"].time_s > 0
-        for step in (5, 7, 9, 11):  # every second step has an exchange, say
-            writer.record(StepRecord(step=step, table="fc", numel=10, payload_bytes_push=step))
-        # As in the hooks, where the seconds of a step are of no table.
-        writer.record(StepRecord(step=11, table="", numel=0, encode_s=0.4, loss=0.5))
-        everything = list(endpoint.read())
-        whole = [(each.step, each.encode_s, each.loss) for each in everything if not each.table]
-        assert whole == [(5, 0.1, None), (7, 0.1, None), (9, 0.1, None), (11, 0.1, 0.5)]
-        later = [each for each in everything if each.table]
-        assert [(each.step, each.payload_bytes_push) for each in later] == [(5, 8), (7, 8), (9, 8), (11, 8)]
-        times = [second.time_s, *(each.time_s for each in later)]
-        assert all(later >= earlier for earlier, later in pairwise(times)), "evenly, since the look before"
-        writer.record(StepRecord(step=70, table="fc", numel=10, payload_bytes_push=8))  # of every tenth step, say
-        writer.record(StepRecord(step=70, table="", numel=0, loss=1.0))
-        assert [(each.step, each.payload_bytes_push) for each in endpoint.read()] == [(70, 8), (70, 0)]
-        writer.record(StepRecord(step=80, table="fc", numel=10))
-        writer.record(StepRecord.of_scores(80, 0, 1.0, math.nan, None))
-        assert [(each.loss, each.loss_finite) for each in endpoint.read()] == [(None, True), (None, False)]
-    finally:
-        writer.close()
-    with pytest.raises(TransportError, match=r"metrics cannot be read: .*refused.*--metrics-port serves"):
-        list(endpoint.read())
-
-
-def test_steps_between_two_looks_come_in_order_of_all_tables() -> None:
-    """Else the second table's are taken for a training that went back, and the first one's are forgotten."""
-    writer, recorded = Prometheus(0), RecordedSteps()
-    endpoint = RecordEndpoint(f"http://127.0.0.1:{writer.port}/metrics")
-    try:
-        for steps in (range(1), range(1, 6), range(6, 9)):
-            for step in steps:
-                for table in ("a", "b"):
-                    writer.record(StepRecord(step=step, table=table, numel=10, payload_bytes_push=4))
-            found = list(endpoint.read())
-            assert [(each.step, each.table) for each in found] == [(step, table) for step in steps for table in "ab"]
-            for record in found:
-                recorded.add(record)
-        figures = recorded.figures(leave_out=1)
-        assert (figures.steps, figures.push_nbytes, recorded.runs) == (8, 8, 1)
-    finally:
-        writer.close()
-
-
-def test_an_endpoint_is_read_without_the_proxies_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("no_proxy", "NO_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    monkeypatch.setattr("urllib.request._opener", None)  # made of the environment as it was before
-    writer = Prometheus(0)
-    try:
-        writer.record(StepRecord(step=0, table="fc", numel=10))
-        assert [each.table for each in RecordEndpoint(f"http://127.0.0.1:{writer.port}/metrics").read()] == ["fc"]
-    finally:
-        writer.close()
-
-
-@contextmanager
-def answering(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[RecordEndpoint]:
-    """An endpoint that answers once, as it is told."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            answer(self)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.handle_request)
-        thread.start()
-        yield RecordEndpoint(f"http://127.0.0.1:{server.server_port}/metrics")
-        thread.join()
-
-
-def test_an_answer_that_does_not_end_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("thinwire.runtime.record_files._TIMEOUT_S", 0.2)
-    over = threading.Event()
-
-    def slow(handler: BaseHTTPRequestHandler) -> None:
-        handler.end_headers()
-        while not over.wait(0.05):
-            handler.wfile.write(b"# x\n")
-
-    with answering(slow) as endpoint:
-        try:
-            with pytest.raises(TransportError, match=r"cannot be read: its answer does not end within 0\.2 s"):
-                list(endpoint.read())
-        finally:
-            over.set()
-
-
-def test_an_answer_that_was_cut_off_is_no_record() -> None:
-    def cut(handler: BaseHTTPRequestHandler) -> None:
-        handler.send_header("Content-Length", "60")
-        handler.end_headers()
-        handler.wfile.write(b'thinwire_steps_total{rank="0",table="fc"} 10')
-
-    with answering(cut) as endpoint, pytest.raises(TransportError, match="cannot be read: IncompleteRead"):
-        list(endpoint.read())
-
-
-def test_a_port_that_cannot_be_is_said() -> None:
-    with pytest.raises(TransportError, match="Port out of range 0-65535"):
-        list(RecordEndpoint("http://127.0.0.1:999999/metrics").read())

@@ -1,15 +1,12 @@
-"""Sealed messages between ranks: what arrives, and every way in which somebody between them can fail."""
+"""Sealed messages between ranks: what arrives, and each way to tamper with them is refused."""
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable
-from typing import TypeVar
 
 import pytest
 
-from tests.transports.memory_peers import Links, MemoryPeerGroup, groups
+from tests.transports.memory_peers import Links, MemoryPeerGroup, groups, on_every_rank
 from thinwire.errors import ProtocolError
 from thinwire.runtime.peers import gather
 from thinwire.runtime.sealed import LENGTH_NBYTES, SEAL_NBYTES, SealedPeerGroup
@@ -17,24 +14,6 @@ from thinwire.transports.peers import PeerGroup, ReceiveBuffer
 
 SECRET = b"0123456789abcdef-of-all-ranks"
 TAG = 7
-T = TypeVar("T")
-
-
-def on_every_rank(peers: list[MemoryPeerGroup], work: Callable[[MemoryPeerGroup], T]) -> list[T | Exception]:
-    found: dict[int, T | Exception] = {}
-
-    def run(group: MemoryPeerGroup) -> None:
-        try:
-            found[group.rank] = work(group)
-        except Exception as error:
-            found[group.rank] = error
-
-    threads = [threading.Thread(target=run, args=(group,)) for group in peers]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    return [found[group.rank] for group in peers]
 
 
 def sealed(size: int = 2) -> tuple[Links, list[SealedPeerGroup]]:
@@ -48,7 +27,7 @@ def receive(group: PeerGroup, peer: int = 0, tag: int = TAG, room: int = 100) ->
     return bytes(group.wait(group.receive(peer, ReceiveBuffer(room), tag)))
 
 
-def test_messages_arrive_and_nobody_on_the_way_reads_them() -> None:
+def test_sealed_messages_arrive_and_are_not_readable() -> None:
     links, (first, second) = sealed()
     said = [b"gradient " * n for n in (1, 2, 11)]
     for message in said:
@@ -69,7 +48,7 @@ def test_messages_arrive_and_nobody_on_the_way_reads_them() -> None:
     )
 
 
-def test_whatever_is_done_to_a_message_on_the_way_is_noticed() -> None:
+def test_tampered_messages_are_refused() -> None:
     links, (first, second) = sealed()
     key, back = (0, 1, TAG), (1, 0, TAG)
     for _ in range(3):
@@ -104,7 +83,7 @@ def test_whatever_is_done_to_a_message_on_the_way_is_noticed() -> None:
         receive(second)  # the same again
 
 
-def test_ranks_with_different_secrets_find_out_when_they_meet() -> None:
+def test_ranks_with_different_secrets_are_refused_when_they_meet() -> None:
     secrets = [SECRET, SECRET, b"another-secret-of-rank-2"]
     peers = groups(3, timeout_s=5.0)
     peers[1].before_send = lambda: time.sleep(0.05)

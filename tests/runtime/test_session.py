@@ -5,26 +5,23 @@ from __future__ import annotations
 import pytest
 
 from thinwire.errors import ProtocolError, SessionLostError, StepMismatchError, TransportError
-from thinwire.packets import pack, parse
+from thinwire.packets import pack
 from thinwire.runtime.session import (
     ACKNOWLEDGE_MESSAGES,
     ACKNOWLEDGE_NBYTES,
     LEAVING_S,
     Abandon,
-    Await,
     Dial,
-    Drain,
     Pause,
     ReplayBuffer,
-    Transmit,
     WorkerSession,
 )
-from thinwire.schema import Leave, Refused, SessionAccepted, SessionOpen
+from thinwire.schema import Leave, Refused, SessionAccepted
 
 # ---- what one end keeps
 
 
-def test_acknowledgements_that_cannot_be() -> None:
+def test_replay_buffers_acknowledge_in_time_and_refuse_impossible_counts() -> None:
     buffer = ReplayBuffer()
     buffer.append(b"packet")
     buffer.acknowledge(1)
@@ -32,9 +29,6 @@ def test_acknowledgements_that_cannot_be() -> None:
         with pytest.raises(ProtocolError, match=f"acknowledges {count} messages; between 1 and 1 are possible"):
             buffer.acknowledge(count)
     assert buffer.nbytes == 0 and buffer.unacknowledged == ()
-
-
-def test_it_is_time_to_acknowledge_after_so_many_messages_or_bytes() -> None:
     buffer = ReplayBuffer()
     for _ in range(2):
         assert [buffer.record(b"x") for _ in range(ACKNOWLEDGE_MESSAGES)] == [False] * 63 + [True]
@@ -57,25 +51,8 @@ class Time:
         return WorkerSession("name", "there", reconnect_s=reconnect_s, now=lambda: self.now)
 
 
-def test_what_the_server_has_not_received_is_sent_again() -> None:
-    session = Time().session()
-    sent = [pack(Refused(reason=str(number))) for number in range(3)]
-    for packet in sent:
-        session.send(packet)
-    procedure = session.reconnect(CUT)
-    assert next(procedure) == Drain()
-    assert procedure.throw(CUT) == Dial(10.0)
-    opening = procedure.send(None)
-    assert isinstance(opening, Transmit) and parse(opening.packet)[0] == SessionOpen(session="name")
-    assert procedure.send(None) == Await(10.0)
-    assert procedure.send(pack(SessionAccepted(received=2, grace_s=60.0))) == Transmit(sent[2])
-    with pytest.raises(StopIteration):
-        procedure.send(None)
-    assert session.reconnections == 1 and session.buffer.acknowledged == 2
-
-
 def in_vain(session: WorkerSession, time: Time, pauses: list[float]) -> None:
-    """Reconnects to a server at which nobody answers."""
+    """Reconnects to a server that does not answer."""
     procedure = session.reconnect(CUT)
     next(procedure)
     effect = procedure.throw(CUT)
@@ -88,7 +65,7 @@ def in_vain(session: WorkerSession, time: Time, pauses: list[float]) -> None:
         effect = procedure.throw(TransportError("nobody")) if dials else procedure.send(None)
 
 
-def test_it_tries_again_after_growing_pauses_until_its_time_is_over() -> None:
+def test_reconnecting_pauses_grow_until_the_time_is_over() -> None:
     for left, patience in ((False, 20.0), (True, LEAVING_S)):
         time, pauses = Time(), [0.0]
         session = time.session(20.0)
@@ -102,7 +79,7 @@ def test_it_tries_again_after_growing_pauses_until_its_time_is_over() -> None:
             session.check()
 
 
-def test_a_refusal_ends_it_before_and_after_the_break() -> None:
+def test_a_refusal_ends_the_session_before_and_after_the_break() -> None:
     for refused, said in (
         (Refused(reason="enough"), ProtocolError),
         (Refused(reason="enough", lost=True), SessionLostError),

@@ -14,37 +14,9 @@ from thinwire.errors import ProtocolError, TransportError
 from thinwire.packets import kind_of, pack
 from thinwire.runtime.limits import JOIN_WITHIN_S, MAX_ENDED, MAX_JOIN_NBYTES, MAX_OPENING_NBYTES, allowance
 from thinwire.runtime.session_server import SessionServer
-from thinwire.schema import (
-    Acknowledged,
-    Leave,
-    Refused,
-    SessionAccepted,
-    SessionOpen,
-)
+from thinwire.schema import Acknowledged, Leave, Refused, SessionAccepted, SessionOpen
 from thinwire.server.core import ServerCore
 from thinwire.transports.base import Identity, wire_nbytes
-
-
-def test_packets_about_the_session_are_short() -> None:
-    cluster = Cluster()
-    for said in (SessionOpen(session="x" * MAX_OPENING_NBYTES), Acknowledged(count=0)):
-        liar = cluster.connect()
-        liar.send(pack(said, (bytes(MAX_OPENING_NBYTES),)))
-        answer = liar.receive(1)
-        assert answer is not None and f"{type(said).__name__} of ".encode() in answer
-    assert not cluster.echo.received_numbers
-
-
-def test_the_handler_hears_why_a_session_is_refused_in_the_middle() -> None:
-    """So that it tells the others what was wrong, and not that the worker has closed its session."""
-    cluster = Cluster()
-    worker = cluster.connect()
-    for packet in (pack(SessionOpen(session="liar")), numbered(1), pack(Acknowledged(count=10**6))):
-        worker.send(packet)
-    told = [worker.receive(1) for _ in range(4)]
-    assert kind_of(told[-1] or b"") is Refused
-    [(_, error)] = cluster.echo.ends
-    assert error is not None and "acknowledges 1000000 messages" in error
 
 
 def test_a_session_is_taken_up_by_the_peer_that_began_it_alone() -> None:
@@ -62,7 +34,7 @@ def test_a_session_is_taken_up_by_the_peer_that_began_it_alone() -> None:
     assert [number_in(packet) for peer, packet in notes.sent[2:] if peer == 3] == [2, 3]
 
 
-def test_an_earlier_connection_whose_packets_come_late_does_not_take_a_session_back() -> None:
+def test_a_replaced_connection_does_not_take_its_session_back() -> None:
     notes = Notes()
     sessions = SessionServer(Echo, notes, 30.0)
     for peer, number in ((0, 1), (1, 0), (2, 1), (3, 2)):
@@ -75,7 +47,7 @@ def test_an_earlier_connection_whose_packets_come_late_does_not_take_a_session_b
     assert [number_in(packet) for peer, packet in notes.sent[3:] if peer == 3] == [2, 3]
 
 
-def test_who_does_not_join_in_time_is_cut_and_who_joined_is_not() -> None:
+def test_peers_that_do_not_join_in_time_are_cut() -> None:
     notes, clock = Notes(), Hours()
     sessions = SessionServer(handling(ServerCore()), notes, 1000.0, clock)
     opening = pack(SessionOpen(session="late"))
@@ -110,7 +82,7 @@ def test_sessions_that_never_joined_leave_nothing_behind() -> None:
     assert not sessions._numbered and len(sessions._named) == MAX_ENDED
 
 
-def test_the_handler_is_told_of_one_that_does_not_come_back() -> None:
+def test_the_handler_is_told_of_a_worker_that_does_not_come_back() -> None:
     cluster = Cluster(grace_s=0.05)
     worker = cluster.worker()
     worker.send(numbered(1))
@@ -131,7 +103,7 @@ def test_the_handler_is_told_of_one_that_does_not_come_back() -> None:
         worker.receive(5)
 
 
-def test_peers_that_do_not_open_a_session_are_reported_at_once_and_lies_are_refused() -> None:
+def test_lies_about_sessions_are_refused_and_plain_peers_reported() -> None:
     cluster = Cluster()
     plain = cluster.connect()
     plain.send(numbered(4))
@@ -144,9 +116,24 @@ def test_peers_that_do_not_open_a_session_are_reported_at_once_and_lies_are_refu
         answer = liar.receive(1)
         assert answer is not None and kind_of(answer) is Refused
         assert liar.receive(1) is None
+    cluster = Cluster()
+    for long in (SessionOpen(session="x" * MAX_OPENING_NBYTES), Acknowledged(count=0)):
+        liar = cluster.connect()
+        liar.send(pack(long, (bytes(MAX_OPENING_NBYTES),)))
+        answer = liar.receive(1)
+        assert answer is not None and f"{type(long).__name__} of ".encode() in answer
+    assert not cluster.echo.received_numbers
+    cluster = Cluster()
+    worker = cluster.connect()
+    for packet in (pack(SessionOpen(session="liar")), numbered(1), pack(Acknowledged(count=10**6))):
+        worker.send(packet)
+    told = [worker.receive(1) for _ in range(4)]
+    assert kind_of(told[-1] or b"") is Refused
+    [(_, error)] = cluster.echo.ends
+    assert error is not None and "acknowledges 1000000 messages" in error
 
 
-def test_who_never_acknowledges_does_not_fill_the_servers_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_that_never_acknowledges_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("thinwire.runtime.session_server.MAX_KEPT_NBYTES", 10 * wire_nbytes(numbered(10)))
     cluster = Cluster()
     silent = cluster.connect()
@@ -165,26 +152,7 @@ def test_who_never_acknowledges_does_not_fill_the_servers_memory(monkeypatch: py
     assert number_in(worker.receive(5)) == 2
 
 
-def test_nothing_is_kept_of_sessions_that_ended() -> None:
-    cluster = Cluster(grace_s=0.0)
-    for number in range(20):
-        worker = cluster.worker()
-        worker.send(numbered(number))
-        assert number_in(worker.receive(5)) == 2 * number
-        if number % 2:
-            worker.abort()
-        else:
-            worker.send(pack(Leave()))
-            worker.close()
-        plain = cluster.connect()
-        plain.send(numbered(1))
-        plain.close()
-    assert sorted(peer for peer, _ in cluster.echo.ends) == list(range(40)), "no number returns"
-    cluster.connect().send(pack(SessionOpen(session="one more")))
-    assert len(cluster.sessions._numbered) == len(cluster.sessions._named) == len(cluster.sessions._of_peer) == 1
-
-
-def test_the_last_packet_may_be_asked_for_again_for_as_long_as_a_worker_may_come_back() -> None:
+def test_the_last_packet_may_be_asked_for_again_within_the_grace() -> None:
     cluster = Cluster(grace_s=30.0)
     first = cluster.connect()
     first.send(pack(SessionOpen(session="one")))

@@ -15,7 +15,7 @@ from thinwire.schema import TableSpec
 from thinwire.server.core import ServerCore
 
 
-def test_every_so_many_steps_and_once(tmp_path: Path) -> None:
+def test_a_checkpoint_is_written_once_every_so_many_steps(tmp_path: Path) -> None:
     shard, path = Shard(), tmp_path / "file"
     checkpointer = Checkpointer(shard.core, path, 2)
     written = []
@@ -30,19 +30,7 @@ def test_every_so_many_steps_and_once(tmp_path: Path) -> None:
     assert written == [[], [2], [4, 2], [6, 4]]
 
 
-def test_the_beginning_counts_until_there_are_two_files(tmp_path: Path) -> None:
-    shard, path = Shard(), tmp_path / "file"
-    checkpointer = Checkpointer(shard.core, path, 1)
-    for step, expected in enumerate(({1, 0}, {2, 1})):
-        shard.step(step)
-        checkpointer.write_if_due()
-        resumed = Checkpointer(ServerCore(), path, 1)
-        resumed.resume()
-        assert {*checkpointer} == expected and {*resumed} == {*expected, 0}, "a worker may have nothing else"
-    checkpointer.close()
-
-
-def test_it_goes_on_from_the_step_that_was_asked_for(tmp_path: Path) -> None:
+def test_resume_takes_the_step_that_was_asked_for(tmp_path: Path) -> None:
     shard, path = Shard(), tmp_path / "file"
     checkpointer = Checkpointer(shard.core, path, 1)
     for step in range(3):
@@ -59,13 +47,15 @@ def test_it_goes_on_from_the_step_that_was_asked_for(tmp_path: Path) -> None:
         Checkpointer(ServerCore(), path, 1).resume(1)
 
 
-def test_a_training_that_failed_is_not_kept(tmp_path: Path) -> None:
+def test_a_failed_training_is_not_kept(tmp_path: Path) -> None:
     shard = Shard()
     checkpointer = Checkpointer(shard.core, tmp_path / "file", 1)
     shard.step(0)
     shard.carry_out(shard.core.closed(1, "gone"))
     checkpointer.write_if_due()
     assert not list(tmp_path.iterdir())
+    with pytest.raises(ConfigError, match="every 0 steps; at least 1"):
+        Checkpointer(ServerCore(), tmp_path / "file", 0)
 
 
 def test_where_a_death_leaves_tables_at_different_steps_the_next_step_is_kept(tmp_path: Path) -> None:
@@ -83,23 +73,6 @@ def test_where_a_death_leaves_tables_at_different_steps_the_next_step_is_kept(tm
     checkpointer.write_if_due()
     checkpointer.close()
     assert checkpoint.steps_in(path) == [2] and shard.core.failed is None
-
-
-def test_files_of_another_training_that_nobody_can_read_are_replaced(tmp_path: Path) -> None:
-    shard, path = Shard(), tmp_path / "file"
-    checkpointer = Checkpointer(shard.core, path, 1)
-    for name in ("file", "file.previous"):
-        (tmp_path / name).write_bytes(b"what is this?")
-    for step in range(2):
-        shard.step(step)
-        checkpointer.write_if_due()
-    checkpointer.close()
-    assert checkpoint.steps_in(path) == [2, 1]
-
-
-def test_what_cannot_be_kept(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="every 0 steps; at least 1"):
-        Checkpointer(ServerCore(), tmp_path / "file", 0)
 
 
 def test_where_every_push_is_an_update_rounds_are_counted(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from thinwire.security.starter import in_starter, make_starter
 
 @dataclass(frozen=True)
 class Pki:
-    """A folder that `make_starter` wrote, its authority, and one that nobody trusts."""
+    """A folder that `make_starter` wrote, its authority, and one that is not trusted."""
 
     folder: Path
     authority: Authority

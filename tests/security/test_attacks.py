@@ -1,6 +1,6 @@
 """Attacks on a server, each by a stranger or by a worker that goes beyond its rights, while an honest worker trains.
 
-`Watch` sits where bytes leave the transport: what it has not seen nobody has decoded.
+`Watch` sits where bytes leave the transport: what it has not seen was not decoded.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from thinwire.errors import ProtocolError, TransportError
 from thinwire.packets import kind_of, pack, parse
 from thinwire.runtime.limits import MAX_JOIN_NBYTES
 from thinwire.runtime.serving import serving
-from thinwire.schema import Acknowledged, Join, Leave, Push, Refused, SessionAccepted, SessionOpen, Values, Welcome
+from thinwire.schema import Acknowledged, Join, Refused, SessionAccepted, SessionOpen, Values, Welcome
 from thinwire.security.certificates import self_signed
 from thinwire.server.core import ServerCore
 from thinwire.transports.base import Handler, Sender, Server
@@ -61,7 +61,7 @@ class Watch:
 
 
 class Training:
-    """A server that is told who may come, and worker 0, which needs nobody else to take a step."""
+    """A server that is told who may come, and worker 0, which needs no other to take a step."""
 
     def __init__(self, pki: Pki) -> None:
         self.pki, self.core = pki, ServerCore()
@@ -137,7 +137,7 @@ def training(pki: Pki) -> Iterator[Training]:
 # ---- strangers
 
 
-def dial(training: Training, options: GrpcOptions, address: str = "", timeout_s: float = FAIL_S) -> str:
+def dial(training: Training, options: GrpcOptions, address: str = "", timeout_s: float = WAIT_S) -> str:
     """Connects as a worker would, and says something; returns what the worker is told."""
     try:
         with connect(address or training.address, connect_timeout_s=timeout_s, options=options) as connection:
@@ -147,8 +147,14 @@ def dial(training: Training, options: GrpcOptions, address: str = "", timeout_s:
         return str(error)
 
 
-def shout(training: Training, metadata: tuple[tuple[str, str], ...], message: bytes, method: str = METHOD) -> str:
-    """Sends a message behind a good certificate without waiting for the server's greeting."""
+def dial_in_vain(training: Training, tls: Tls) -> str:
+    """Connects where the server hangs up in the middle of the handshake."""
+    return dial(training, training.options(tls=tls), timeout_s=FAIL_S)
+
+
+def shout(training: Training, token: str | None, message: bytes, method: str = METHOD, key: str = TOKEN_KEY) -> str:
+    """Sends a message behind a good certificate without waiting for the server's greeting; a token with its scheme."""
+    metadata = () if token is None else ((key, token),)
     tls = training.options().tls
     assert tls is not None
     credentials = grpc.ssl_channel_credentials(tls.root, tls.key, tls.certificate)
@@ -180,6 +186,14 @@ def certificate(
     return replace(tls, certificate=issued.certificate, key=issued.key)
 
 
+def nameless(training: Training) -> Tls:
+    return replace(certificate(training), certificate=None, key=None)
+
+
+def of_two_ranks(training: Training) -> Tls:
+    return certificate(training, own=True, hosts=["worker-0"])
+
+
 def self_made(training: Training) -> Tls:
     issued = self_signed("worker-1", "worker-1", days=1)
     return replace(certificate(training), certificate=issued.certificate, key=issued.key)
@@ -195,45 +209,31 @@ HUNG_UP = "it hung up; it may want a certificate"
 USES_TLS = "uses TLS, and this worker does not: give it --tls-ca"
 NO_TOKEN = "UNAUTHENTICATED: it showed no token"
 WRONG = "its token is none of the server's"
+TWO_RANKS = "what it showed is for ranks 0 and 1; give it those of one rank"
 STRANGERS: dict[str, tuple[Callable[[Training], str], str]] = {
-    "plaintext to the TLS port": (lambda t: dial(t, GrpcOptions(), timeout_s=WAIT_S), USES_TLS),
-    "plaintext with a true token": (lambda t: dial(t, t.options(tls=None), timeout_s=WAIT_S), USES_TLS),
-    "no certificate": (
-        lambda t: dial(t, t.options(tls=replace(certificate(t), certificate=None, key=None)), timeout_s=WAIT_S),
-        "lets in only workers with a certificate, and this one has none",
-    ),
-    "a certificate of another authority": (lambda t: dial(t, t.options(tls=certificate(t))), HUNG_UP),
-    "a certificate that has expired": (lambda t: dial(t, t.options(tls=certificate(t, own=True, days=-1))), HUNG_UP),
-    "a server's certificate": (lambda t: dial(t, t.options(tls=certificate(t, own=True, usage="server"))), HUNG_UP),
-    "a certificate that vouches for itself": (lambda t: dial(t, t.options(tls=self_made(t))), HUNG_UP),
-    "a worker that trusts another authority": (lambda t: dial(t, t.options(tls=stranger_root(t))), "do not trust"),
-    "no token": (
-        lambda t: dial(t, t.options(token=None), timeout_s=WAIT_S),
-        "does not let this worker in: it showed no",
-    ),
-    "a wrong token": (lambda t: dial(t, t.options(token=lambda: "x" * 43), timeout_s=WAIT_S), WRONG),
-    "a token cut short": (lambda t: dial(t, t.options(token=lambda: t.pki.secrets[1][:-1]), timeout_s=WAIT_S), WRONG),
-    "another rank's token": (
-        lambda t: dial(t, t.options(token=t.options(0).token), timeout_s=WAIT_S),
-        "what it showed is for ranks 0 and 1; give it those of one rank",
-    ),
-    "a certificate for two ranks": (
-        lambda t: dial(t, t.options(tls=certificate(t, own=True, hosts=["worker-0"])), timeout_s=WAIT_S),
-        "what it showed is for ranks 0 and 1; give it those of one rank",
-    ),
-    "an empty token": (lambda t: shout(t, ((TOKEN_KEY, TOKEN_SCHEME),), b"x"), WRONG),
-    "a whole line of the token file": (
-        lambda t: shout(t, ((TOKEN_KEY, f"{TOKEN_SCHEME}rank=1 {t.pki.secrets[1]}"),), b"x"),
-        WRONG,
-    ),
-    "another method": (lambda t: shout(t, (), b"x", method="Shutdown"), "UNIMPLEMENTED"),
-    "another service": (lambda t: shout(t, (), b"x", method="/grpc.health.v1.Health/Watch"), "UNIMPLEMENTED"),
-    "a token of another scheme": (lambda t: shout(t, ((TOKEN_KEY, "Basic " + t.pki.secrets[1]),), b"x"), WRONG),
-    "a token in another header": (lambda t: shout(t, (("token", t.pki.secrets[1]),), b"x"), NO_TOKEN),
-    "a large message before the greeting": (lambda t: shout(t, (), bytes(2**23)), NO_TOKEN),
-    "a Join before the greeting": (lambda t: shout(t, (), pack(t.first(Join))), NO_TOKEN),
-    "a sniffed session before the greeting": (lambda t: shout(t, (), pack(t.first(SessionOpen))), NO_TOKEN),
-    "a token of 7,000 characters": (lambda t: shout(t, ((TOKEN_KEY, TOKEN_SCHEME + "x" * 7000),), b"x"), WRONG),
+    "plaintext to the TLS port": (lambda t: dial(t, GrpcOptions()), USES_TLS),
+    "plaintext with a true token": (lambda t: dial(t, t.options(tls=None)), USES_TLS),
+    "no certificate": (lambda t: dial(t, t.options(tls=nameless(t))), "lets in only workers with a certificate"),
+    "a certificate of another authority": (lambda t: dial_in_vain(t, certificate(t)), HUNG_UP),
+    "a certificate that has expired": (lambda t: dial_in_vain(t, certificate(t, own=True, days=-1)), HUNG_UP),
+    "a server's certificate": (lambda t: dial_in_vain(t, certificate(t, own=True, usage="server")), HUNG_UP),
+    "a certificate that vouches for itself": (lambda t: dial_in_vain(t, self_made(t)), HUNG_UP),
+    "a worker that trusts another authority": (lambda t: dial_in_vain(t, stranger_root(t)), "do not trust"),
+    "no token": (lambda t: dial(t, t.options(token=None)), "does not let this worker in: it showed no"),
+    "a wrong token": (lambda t: dial(t, t.options(token=lambda: "x" * 43)), WRONG),
+    "a token cut short": (lambda t: dial(t, t.options(token=lambda: t.pki.secrets[1][:-1])), WRONG),
+    "another rank's token": (lambda t: dial(t, t.options(token=t.options(0).token)), TWO_RANKS),
+    "two ranks' certificate": (lambda t: dial(t, t.options(tls=of_two_ranks(t))), TWO_RANKS),
+    "an empty token": (lambda t: shout(t, TOKEN_SCHEME, b"x"), WRONG),
+    "a whole line of the token file": (lambda t: shout(t, f"{TOKEN_SCHEME}rank=1 {t.pki.secrets[1]}", b"x"), WRONG),
+    "a token of 7,000 characters": (lambda t: shout(t, TOKEN_SCHEME + "x" * 7000, b"x"), WRONG),
+    "another method": (lambda t: shout(t, None, b"x", method="Shutdown"), "UNIMPLEMENTED"),
+    "another service": (lambda t: shout(t, None, b"x", method="/grpc.health.v1.Health/Watch"), "UNIMPLEMENTED"),
+    "a token of another scheme": (lambda t: shout(t, "Basic " + t.pki.secrets[1], b"x"), WRONG),
+    "a token in another header": (lambda t: shout(t, t.pki.secrets[1], b"x", key="token"), NO_TOKEN),
+    "a large message before the greeting": (lambda t: shout(t, None, bytes(2**23)), NO_TOKEN),
+    "a Join before the greeting": (lambda t: shout(t, None, pack(t.first(Join))), NO_TOKEN),
+    "a sniffed session before the greeting": (lambda t: shout(t, None, pack(t.first(SessionOpen))), NO_TOKEN),
     "a web browser": (lambda t: throw(t, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"), "thrown"),
     "HTTP/2 without TLS": (lambda t: throw(t, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", bytes(9)), "thrown"),
     "a TLS greeting cut short": (lambda t: throw(t, b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"), "thrown"),
@@ -242,7 +242,7 @@ STRANGERS: dict[str, tuple[Callable[[Training], str], str]] = {
 }
 
 
-def test_nothing_of_a_strangers_is_decoded(training: Training, caplog: pytest.LogCaptureFixture) -> None:
+def test_nothing_that_strangers_say_is_decoded(training: Training, caplog: pytest.LogCaptureFixture) -> None:
     known = set(training.watch.opened_peers)
     for name, (attack, told) in STRANGERS.items():
         answer = attack(training)
@@ -281,61 +281,44 @@ def ninth(training: Training) -> str:
     with ExitStack() as stack:
         for _ in range(MAX_SESSIONS_EACH):
             stack.enter_context(connect(training.address, connect_timeout_s=WAIT_S, options=training.options()))
-        return shout(training, ((TOKEN_KEY, TOKEN_SCHEME + training.pki.secrets[1]),), b"x")
+        return shout(training, TOKEN_SCHEME + training.pki.secrets[1], b"x")
+
+
+ANOTHERS = "this session is another worker's: go on with the certificate and rank that began it"
+
+
+def opening(name: str, **said: Any) -> bytes:
+    return pack(SessionOpen(session=name, **said))
+
+
+def acknowledging(count: int) -> bytes:
+    return pack(Acknowledged(count=count))
 
 
 KNOWN: dict[str, tuple[Callable[[Training], str], str]] = {
-    "a Join as another rank": (
-        lambda t: t.say(joining(t, rank=0)),
-        "rank 0: this worker's certificate or token is for rank 1; use that rank's own",
-    ),
-    "another worker's session": (
-        lambda t: t.say(pack(t.first(SessionOpen))),
-        "this session is another worker's: go on with the certificate and rank that began it",
-    ),
-    "another worker's session, with what it received": (
-        lambda t: t.say(pack(msgspec.structs.replace(t.first(SessionOpen), received=3))),
-        "this session is another worker's",
-    ),
-    "a session that never was": (
-        lambda t: t.say(pack(SessionOpen(session="f" * 32, received=1))),
-        "this server does not know the session",
-    ),
-    "a session opened twice": (
-        lambda t: t.say(pack(SessionOpen(session="e" * 32)), pack(SessionOpen(session="e" * 32))),
-        "SessionOpen came before Join",
-    ),
-    "acknowledgements of what was not sent": (
-        lambda t: t.say(pack(SessionOpen(session="d" * 32)), pack(Acknowledged(count=9))),
-        "the other end acknowledges 9 messages; between 0 and 0 are possible",
+    "a Join as another rank": (lambda t: t.say(joining(t, rank=0)), "rank 0: this worker's certificate or token"),
+    "another worker's session": (lambda t: t.say(pack(t.first(SessionOpen))), ANOTHERS),
+    "that session, with counts": (lambda t: t.say(opening(t.first(SessionOpen).session, received=3)), ANOTHERS),
+    "a session that never was": (lambda t: t.say(opening("f" * 32, received=1)), "does not know the session"),
+    "a session opened twice": (lambda t: t.say(*[opening("e" * 32)] * 2), "SessionOpen came before Join"),
+    "acknowledgements of too much": (
+        lambda t: t.say(opening("d" * 32), acknowledging(9)),
+        "acknowledges 9 messages",
     ),
     "nine sessions at a time": (lambda t: ninth(t), "RESOURCE_EXHAUSTED: rank 1 has 8 sessions with the server"),
     "a rank below zero": (lambda t: t.say(joining(t, rank=-1)), "rank -1: this worker's certificate"),
     "another seed": (lambda t: t.say(setting(t, seed=7)), "seed: this worker has 7, the others 0"),
-    "another batch": (lambda t: t.say(setting(t, batch=64)), "batch: this worker has 64, the others 32"),
-    "other steps": (lambda t: t.say(setting(t, steps=7)), "steps: this worker has 7, the others 1000"),
     "other data": (lambda t: t.say(setting(t, data_digest="0")), "data digest: this worker has '0', the others '5eed'"),
     "settings without end": (lambda t: t.say(setting(t, **{str(n): n for n in range(99)})), "0: this worker has 0, th"),
     "another thinwire": (lambda t: t.say(joining(t, version="9.9")), "version: this worker runs thinwire 9.9"),
     "another number of workers": (lambda t: t.say(joining(t, workers=3)), "this worker expects 3 workers"),
-    "another model": (lambda t: t.say(joining(t, tables=())), "this worker's model lacks the tensor"),
-    "another optimizer": (lambda t: t.say(joining(t, optimizer="Adam")), "optimizer: this worker plans 'Adam'"),
-    "another consistency": (lambda t: t.say(joining(t, consistency="bsp")), "consistency: this worker plans 'bsp'"),
     "values before Join": (lambda t: t.say(pack(Values(tables=(), versions=()))), "Values came before Join"),
     "a server's words": (lambda t: t.say(pack(Welcome(send_values=True))), "Welcome came before Join"),
-    "a leave before Join": (lambda t: t.say(pack(Leave())), "Leave came before Join"),
-    "a push before Join": (lambda t: t.say(pack(Push(step=0, tables=()))), "Push came before Join"),
     "garbage": (lambda t: t.say(b"\xff" * 64), "a packet begins with b'TP'"),
     "a Join in a larger packet": (lambda t: t.say(joining(t) + bytes(8)), "bytes is declared and"),
-    "a Join of 1 MiB": (
-        lambda t: t.say(joining(t) + bytes(MAX_JOIN_NBYTES)),
-        "a first message of more than 1048576 bytes",
-    ),
+    "a Join of 1 MiB": (lambda t: t.say(joining(t) + bytes(MAX_JOIN_NBYTES)), "a first message of more than 1048576"),
     "the largest message before Join": (lambda t: t.say(bytes(LARGE_NBYTES)), "a first message of more than 1048576"),
-    "a session's name of 100 kB": (
-        lambda t: t.say(pack(SessionOpen(session="x" * 100_000))),
-        "a SessionOpen of 1000",
-    ),
+    "a session's name of 100 kB": (lambda t: t.say(opening("x" * 100_000)), "a SessionOpen of 1000"),
 }
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tests.security.conftest import Pki
+from tests.transports.conftest import Idle
 from thinwire.errors import ConfigError, TransportError
 from thinwire.security import Credentials
-from thinwire.transports import Sender
 from thinwire.transports.grpc import GrpcOptions
 from thinwire.transports.grpc.client import connect
 from thinwire.transports.grpc.server import serve
@@ -60,16 +60,6 @@ def test_why_the_token_file_is_not_taken_is_for_the_servers_log_alone(
             connect(server.address, connect_timeout_s=20.0, options=shown)
     assert f"token file '{path}', line 2: expected TOKEN" in caplog.text
     assert str(path) not in str(caught.value) and secret not in caplog.text + str(caught.value)
-
-
-class Idle:
-    def __init__(self, sender: Sender) -> None: ...
-
-    def opened(self, peer: int) -> None: ...
-
-    def received(self, peer: int, packet: bytes) -> None: ...
-
-    def closed(self, peer: int, error: str | None) -> None: ...
 
 
 def nobody(_: object) -> Any:

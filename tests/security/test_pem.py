@@ -34,7 +34,7 @@ def put(tmp_path: Path) -> Callable[[str, bytes], Path]:
     return put
 
 
-def test_what_cannot_be_used_is_refused_by_name(pki: Pki, put: Callable[[str, bytes], Path]) -> None:
+def test_unusable_files_are_refused_by_name(pki: Pki, put: Callable[[str, bytes], Path]) -> None:
     ca, cert, key = (pki.folder / name for name in ("ca.pem", "worker-0.pem", "worker-0.key"))
     locked = load_pem_private_key(key.read_bytes(), None).private_bytes(
         Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret")
@@ -58,20 +58,18 @@ def test_what_cannot_be_used_is_refused_by_name(pki: Pki, put: Callable[[str, by
             read_tls(*files)
 
 
-def test_authorities_of_which_none_is_valid_now_are_refused(pki: Pki, put: Callable[[str, bytes], Path]) -> None:
+def test_authorities_out_of_their_dates_are_refused(
+    pki: Pki, put: Callable[[str, bytes], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One that is valid is enough, as where an authority is being replaced."""
     older, old = (Authority("old", days=days).issued.certificate for days in (-9, -1))
     last = datetime.now(UTC) - timedelta(days=1)
-    with pytest.raises(
-        ConfigError, match=rf"ca '.*two' has run out: it was valid until {last:%Y-%m-%d} .*, and now it is"
-    ):
+    with pytest.raises(ConfigError, match=rf"ca '.*two' has run out: it was valid until {last:%Y-%m-%d}"):
         read_tls(put("two", older + old), None, None)
     read_tls(put("three", older + (pki.folder / "ca.pem").read_bytes() + old), None, None)
     itself = self_signed("server", "localhost", days=-1).certificate
     assert read_tls(put("four", itself + old), None, None).root, "it may be all that is needed, and has no dates here"
 
-
-def test_what_is_not_valid_yet_is_refused(pki: Pki, monkeypatch: pytest.MonkeyPatch) -> None:
     class Behind(datetime):
         @classmethod
         def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
@@ -84,7 +82,7 @@ def test_what_is_not_valid_yet_is_refused(pki: Pki, monkeypatch: pytest.MonkeyPa
             read_tls(*files)
 
 
-def test_what_grpc_takes_is_taken(pki: Pki, put: Callable[[str, bytes], Path]) -> None:
+def test_comments_and_several_authorities_are_taken(pki: Pki, put: Callable[[str, bytes], Path]) -> None:
     """Text beside the PEM, several authorities in one file; an editor's mark at the start is left out."""
     ca, cert, key = ((pki.folder / name).read_bytes() for name in ("ca.pem", "worker-0.pem", "worker-0.key"))
     ours = put("ca", "# Gesellschaft für Züge\n".encode() + ca + pki.stranger.issued.certificate)

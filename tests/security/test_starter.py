@@ -38,16 +38,11 @@ def test_a_starter_is_for_its_owner_and_overwrites_nothing(pki: Pki, tmp_path: P
     assert not (tmp_path / "new").exists()
 
 
-def test_a_folder_that_cannot_be_is_named(pki: Pki, tmp_path: Path) -> None:
+def test_folders_that_cannot_be_or_fill_up_are_named(pki: Pki, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     for folder, why in ((tmp_path / "file" / "folder", "Not a directory"), (tmp_path / ("x" * 300), "name too long")):
         with pytest.raises(ConfigError, match=f"{folder} cannot be written: .*{why}; choose another folder"):
             make_starter(folder, pki.authority, workers=1, hosts=["a"])
-
-
-def test_a_disk_that_is_full_leaves_nothing_in_the_way(
-    pki: Pki, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     folder, made = tmp_path / "certs", list[Path]()
 
     def filling(path: Path, *given: Any) -> int:

@@ -36,10 +36,7 @@ def make_plan(
     **others: Any,
 ) -> Plan:
     """A compressed weight, an uncompressed bias and, with `state`, a buffer."""
-    tables = [
-        TableSpec(name="weight", shape=SHAPES[WEIGHT], up=1, down=2),
-        TableSpec(name="bias", shape=SHAPES[BIAS]),
-    ]
+    tables = [TableSpec(name="weight", shape=SHAPES[WEIGHT], up=1, down=2), TableSpec(name="bias", shape=SHAPES[BIAS])]
     if state:
         tables.append(TableSpec(name="statistic", shape=SHAPES[STATISTIC], state=True))
     return Plan(
@@ -105,18 +102,15 @@ class Shard:
         """One worker's gradients of one step, without the buffer."""
         options: dict[str, Any] = {**self.plan.codecs[1]}
         up = codec(**options)
-        return {
-            WEIGHT: up.encode(gradient(rank, step, WEIGHT)),
-            BIAS: PLAIN.encode(gradient(rank, step, BIAS)),
-        }
+        return {WEIGHT: up.encode(gradient(rank, step, WEIGHT)), BIAS: PLAIN.encode(gradient(rank, step, BIAS))}
 
     def pieces(self, rank: int, step: int) -> dict[int, EncodedTensor]:
         """As `frames`, with what travels uncompressed in a batch."""
         return {**self.frames(rank, step), BIAS: BatchedTensor.of(gradient(rank, step, BIAS), "bias")}
 
-    def step(self, step: int, *, rate: float = 0.1) -> None:
-        """All workers push everything, in the order of their ranks."""
-        for rank in range(self.plan.workers):
+    def step(self, step: int, *ranks: int, rate: float = 0.1) -> None:
+        """All workers, or some, push everything, in the order of their ranks."""
+        for rank in ranks or range(self.plan.workers):
             self.push(rank, step, self.frames(rank, step), rate=rate)
 
     def bits(self) -> list[bytes]:

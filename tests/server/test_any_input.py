@@ -11,19 +11,7 @@ from tests.server.conversation import BIAS, PLAIN, Shard, make_plan
 from thinwire.errors import ProtocolError
 from thinwire.packets import EncodedTensor, pack, parse, segments
 from thinwire.packets.packet import HEAD, MAGIC, VERSION
-from thinwire.schema import (
-    Delta,
-    Join,
-    Leave,
-    Message,
-    Plan,
-    Push,
-    Refused,
-    Scalars,
-    TableSpec,
-    Values,
-    Welcome,
-)
+from thinwire.schema import Delta, Join, Leave, Message, Plan, Push, Refused, Scalars, TableSpec, Values, Welcome
 from thinwire.server.core import ServerCore
 
 

@@ -63,13 +63,10 @@ def test_a_frame_just_made_is_not_checked_again(monkeypatch: pytest.MonkeyPatch)
         assert downlink.snapshot(0).any()
 
 
-# ---- copies
-
-
 # ---- the change of the model
 
 
-@pytest.mark.parametrize("down", [codec("3lc", sparsity=1.75), codec("onebit"), codec("topk", fraction=0.05)])
+@pytest.mark.parametrize("down", [codec("3lc", sparsity=1.75), codec("topk", fraction=0.05)])
 def test_with_a_residual_values_minus_copy_is_what_was_not_sent(down: Codec) -> None:
     """w_server − w_worker = residual, at every version (3LC §3)."""
     downlink = ModelDelta("w", SHAPE, down, 3)
@@ -87,7 +84,7 @@ def test_with_a_residual_values_minus_copy_is_what_was_not_sent(down: Codec) -> 
         np.testing.assert_allclose(downlink.values - worker, context.residual.numpy(), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("down", [codec("int8"), codec("terngrad", clip=0), codec("3lc", error_feedback=False)])
+@pytest.mark.parametrize("down", [codec("int8"), codec("3lc", error_feedback=False)])
 def test_without_a_residual_the_servers_values_drift_from_the_workers_model(down: Codec) -> None:
     """What the codec left out of an update is not sent later: the difference is the sum of all that."""
     downlink = ModelDelta("w", SHAPE, down, 2)
@@ -107,10 +104,9 @@ def test_without_a_residual_the_servers_values_drift_from_the_workers_model(down
     assert drift[-1] > 3 * drift[0], "it adds up"
 
 
-@pytest.mark.parametrize("down", [codec("int8"), codec("terngrad", clip=0)])
-def test_without_a_residual_nothing_is_kept_for_workers_apart_either(down: Codec) -> None:
+def test_without_a_residual_nothing_is_kept_for_workers_apart_either() -> None:
     """Each group is sent what came about since its last update; what that left out does not come back."""
-    downlink = ModelDelta("w", SHAPE, down, 2)
+    downlink = ModelDelta("w", SHAPE, codec("terngrad", clip=0), 2)
     last = {0: downlink.values.copy(), 1: downlink.values.copy()}
     for version, rank in enumerate([0, 0, 1, 0, 1, 1, 0], start=1):
         downlink.values += noise(version)
@@ -121,8 +117,8 @@ def test_without_a_residual_nothing_is_kept_for_workers_apart_either(down: Codec
     assert len(downlink.copies) == 2
 
 
-def test_with_a_residual_every_group_is_sent_all_it_lacks() -> None:
-    downlink = ModelDelta("w", SHAPE, PLAIN_WITH_RESIDUAL, 3)
+def test_every_group_is_sent_all_it_lacks_and_one_frame_where_all_hold_the_same() -> None:
+    downlink = ModelDelta("w", SHAPE, codec("fp32", error_feedback=True), 3)
     for version, rank in enumerate([0, 1, 0, 0], start=1):
         downlink.values += noise(version)
         sent_to(downlink, {rank}, version)
@@ -131,12 +127,6 @@ def test_with_a_residual_every_group_is_sent_all_it_lacks() -> None:
     assert sorted(map(sorted, (owners for owners, _ in frames))) == [[0], [1], [2]]
     for rank in range(3):
         np.testing.assert_allclose(downlink.snapshot(rank), downlink.values, rtol=1e-6, atol=1e-6)
-
-
-PLAIN_WITH_RESIDUAL = codec("fp32", error_feedback=True)
-
-
-def test_one_frame_for_all_that_hold_the_same() -> None:
     downlink = ModelDelta("w", SHAPE, codec("3lc"), 4)
     downlink.values += noise(1)
     assert [owners for owners, _ in sent_to(downlink, {0, 1, 2, 3}, 1)] == [{0, 1, 2, 3}]
@@ -181,29 +171,6 @@ def test_a_model_that_overflowed_is_not_sent() -> None:
 # ---- the average gradient
 
 
-@pytest.mark.parametrize("name", ["onebit", "topk"])
-def test_doublesqueeze_invariant(name: str) -> None:
-    """broadcast = mean of the gradients + Ω before − Ω after, Ω = server's residual + mean of the workers' (§3.3)."""
-    made = codec(name, **({"fraction": 1 / 32} if name == "topk" else {}))
-    downlink = AverageGradient("w", SHAPE, made, 3)
-    contexts = [made.context(noise(0), name="w") for _ in range(3)]
-
-    def waiting() -> Array:
-        residuals = [context.residual for context in (downlink.context, *contexts)]
-        server, *workers = [residual.double().numpy() for residual in residuals if residual is not None]
-        total: Array = server + np.mean(workers, axis=0)
-        return total
-
-    for step in range(12):
-        gradients = [noise(100 * step + rank) for rank in range(3)]
-        before = waiting()
-        arrived = [decode(context.encode(g)).numpy() for context, g in zip(contexts, gradients, strict=True)]
-        [(owners, frame)] = sent_to(downlink, {0, 1, 2}, step, np.mean(arrived, axis=0, dtype=np.float32))
-        assert owners == {0, 1, 2}
-        broadcast = decode(frame).numpy()
-        np.testing.assert_allclose(broadcast, np.mean(gradients, axis=0) + before - waiting(), rtol=0, atol=1e-5)
-
-
 def test_the_shard_rounds_by_numbers_that_no_worker_has() -> None:
     """With worker 0's own, what that one has rounded up would be rounded up again, and count about twice."""
     made, values = codec("terngrad", clip=0), 20_000
@@ -240,10 +207,9 @@ def test_doublesqueeze_worked_example() -> None:
     np.testing.assert_allclose(x, [-0.058443, 0.079955, -0.058443], atol=1e-6)
 
 
-@pytest.mark.parametrize("workers", [2, 4, 7])
-def test_votes_arrive_exactly(workers: int) -> None:
+def test_votes_arrive_exactly() -> None:
     """The mean of trits of one scale is a whole number of s / N (TernGrad §3.1), of those N who took part."""
-    made = codec("terngrad")
+    workers, made = 4, codec("terngrad")
     table = Table(TableSpec(name="w", shape=SHAPE), made, codec("votes"), Bsp().terms(workers + 1), "gradient")
     scale = max(made.local_scale(torch.from_numpy(noise(rank))) for rank in range(workers))
     shared = codec(**{**made.config(), "scale": scale})

@@ -21,8 +21,7 @@ def without_worker_one(down: str = "3lc", downlink: str = "delta") -> Shard:
     shard.join(2)
     shard.give_values(0)
     for step in range(3):
-        for rank in (0, 2):
-            shard.push(rank, step, shard.frames(rank, step))
+        shard.step(step, 0, 2)
     assert shard.core.step == 3 and not shard.ended
     return shard
 
@@ -67,7 +66,7 @@ def test_values_that_come_in_several_messages_go_on_once_all_are_there(monkeypat
         np.testing.assert_array_equal(late.copy_of(LATE)[table][1], late.copy_of(0)[table][1])
 
 
-def test_one_that_joins_late_gets_whole_tables_and_goes_on_with_the_others() -> None:
+def test_a_late_worker_gets_whole_tables_and_goes_on_with_the_others() -> None:
     shard = without_worker_one()
     shard.join(1, peer=LATE)
     (welcome, _), (values, _) = shard.told[LATE]
@@ -83,7 +82,7 @@ def test_one_that_joins_late_gets_whole_tables_and_goes_on_with_the_others() -> 
         np.testing.assert_array_equal(copy, shard.core.tables[table].replica)
 
 
-def test_one_that_joins_late_gets_the_momentum_that_each_end_adds_before_the_values() -> None:
+def test_a_late_worker_gets_the_momentum_that_each_end_adds() -> None:
     shard = without_worker_one(downlink="momentum")
     shard.join(1, peer=LATE)
     said = shard.told[LATE]
@@ -94,16 +93,13 @@ def test_one_that_joins_late_gets_the_momentum_that_each_end_adds_before_the_val
             outer = shard.core.tables[table].momentum
             assert outer is not None and getattr(outer, name).abs().max() > 0
             np.testing.assert_array_equal(decode(frame).numpy(), getattr(outer, name).numpy())
-
-
-def test_options_of_a_momentum_that_each_end_adds_stay_as_planned() -> None:
     shard = Shard(make_plan(downlink="momentum"))
     tables, frames = zip(*shard.frames(0, 0).items(), strict=True)
     shard.say(0, Push(step=0, tables=tables, rates=(0.1,), options=((0, {"momentum": 0.1}),)), frames)
     assert "whose momentum each end adds; its rate may change" in str(shard.ended[0])
 
 
-def test_one_that_resumes_gets_what_it_lacks() -> None:
+def test_a_resumed_worker_gets_the_tables_that_it_lacks() -> None:
     for have, given in (
         ((3, 3, 0), None),
         ((3, 3, -1), Values(tables=(STATISTIC,), versions=(0,))),
@@ -116,9 +112,6 @@ def test_one_that_resumes_gets_what_it_lacks() -> None:
         shard = without_worker_one()
         shard.join(1, peer=LATE, have=have)
         assert [message for message, _ in shard.told[LATE][1:]] == ([] if given is None else [given]), have
-
-
-def test_a_buffer_that_changed_meanwhile_comes_whole() -> None:
     shard = without_worker_one()
     statistic = gradient(0, 0, STATISTIC)
     shard.say(0, Push(step=3, tables=(STATISTIC,), rates=(0.1,)), (PLAIN.encode(statistic),))
@@ -128,7 +121,7 @@ def test_a_buffer_that_changed_meanwhile_comes_whole() -> None:
     np.testing.assert_array_equal(values, statistic)
 
 
-def test_one_that_joins_a_training_that_has_begun_may_have_other_frozen_parameters() -> None:
+def test_a_late_worker_may_have_other_frozen_parameters() -> None:
     """A teacher that follows the trained ones has moved by then."""
     shard = without_worker_one()
     shard.say(LATE, Join(rank=1, plan=msgspec.structs.replace(shard.plan, settings={FROZEN: "of step 3"}), have=()))
@@ -141,43 +134,18 @@ def test_one_that_joins_a_training_that_has_begun_may_have_other_frozen_paramete
     assert 2 not in shard.ended
 
 
-def test_one_that_is_ahead_is_refused_and_the_training_goes_on() -> None:
+def test_a_worker_that_is_ahead_of_the_shard_or_holds_the_model_is_refused() -> None:
     """Its shard was resumed from an older step; to go back alone would break the worker's residuals."""
     shard = without_worker_one()
     shard.join(1, peer=LATE, have=(4, 3, 0))
     assert "worker 1 has version 4 of 'weight', and this shard was resumed at version 3" in str(shard.ended[LATE])
     assert shard.core.failed is None
-
-
-def test_where_the_workers_hold_the_model_nobody_joins_late() -> None:
     shard = without_worker_one(down="onebit", downlink="gradient")
     for have, came in (((), 0), ((2, 3, 0), 2)):
         shard.join(1, peer=LATE, have=have)
         assert f"worker 1 has version {came} of 'weight' and the others 3" in str(shard.ended.pop(LATE))
     shard.join(1, peer=LATE, have=(3, 3, 0))
     assert not shard.ended and shard.core.failed is None
-
-
-def test_one_that_went_away_ends_the_training_and_the_others_are_told() -> None:
-    shard = Shard(make_plan(3, state=True))
-    for step in range(2):
-        shard.step(step)
-    shard.carry_out(shard.core.closed(2, "reset by peer"))
-    assert shard.ended == dict.fromkeys((0, 1), "worker 2 went away at step 2: reset by peer")
-    shard.join(2, peer=LATE)
-    assert shard.ended[LATE] == "worker 2 went away at step 2: reset by peer"
-
-
-def test_one_that_has_left_does_not_join_again() -> None:
-    shard = Shard()
-    shard.step(0)
-    shard.say(1, Leave())
-    shard.join(1, peer=LATE)
-    assert "worker 1 has left this training" in str(shard.ended[LATE])
-    assert shard.core.failed is None
-
-
-def test_one_that_is_refused_after_its_place_was_given_up_leaves_the_others_their_update() -> None:
     shard = Shard(make_plan(down=codec("onebit"), downlink="gradient"), min_workers=1)
     shard.push(0, 0, shard.frames(0, 0))
     shard.carry_out(shard.core.interrupted(1))
@@ -186,7 +154,23 @@ def test_one_that_is_refused_after_its_place_was_given_up_leaves_the_others_thei
     assert shard.core.step == 1 and [m.version for m, _ in shard.told[0] if isinstance(m, Delta)] == [1]
 
 
-def test_shared_scales_are_of_those_who_take_part_in_a_step() -> None:
+def test_workers_that_went_away_or_left_do_not_join_again() -> None:
+    shard = Shard(make_plan(3, state=True))
+    for step in range(2):
+        shard.step(step)
+    shard.carry_out(shard.core.closed(2, "reset by peer"))
+    assert shard.ended == dict.fromkeys((0, 1), "worker 2 went away at step 2: reset by peer")
+    shard.join(2, peer=LATE)
+    assert shard.ended[LATE] == "worker 2 went away at step 2: reset by peer"
+    shard = Shard()
+    shard.step(0)
+    shard.say(1, Leave())
+    shard.join(1, peer=LATE)
+    assert "worker 1 has left this training" in str(shard.ended[LATE])
+    assert shard.core.failed is None
+
+
+def test_shared_scales_are_of_workers_that_take_part_in_a_step() -> None:
     shard = Shard(make_plan(3), min_workers=1)
 
     def scales(peer: int, step: int) -> list[tuple[int, tuple[float, ...]]]:
@@ -197,8 +181,7 @@ def test_shared_scales_are_of_those_who_take_part_in_a_step() -> None:
     shard.lose(2)
     shard.join(2, peer=LATE)  # the others have the scales of step 0, and will push it without this one
     assert shard.told[LATE][0][0] == Welcome(send_values=False, step=0, begin=1, elastic=True)
-    for rank in (0, 1):
-        shard.push(rank, 0, shard.frames(rank, 0))
+    shard.step(0, 0, 1)
     assert shard.core.step == 1
     assert [scales(peer, 1) for peer in (0, 1)] == [[(0, (2.0, 1.0))]] * 2
     assert scales(LATE, 1)[1:] == [(1, (float(LATE), 1.0))]
@@ -219,7 +202,7 @@ def test_a_step_whose_workers_have_all_gone_away_changes_nothing() -> None:
     assert shard.core.step == 2 and not shard.ended
 
 
-def test_one_that_never_came_does_not_keep_the_shard_of_those_who_have_left() -> None:
+def test_a_worker_that_never_came_does_not_keep_the_shard() -> None:
     shard = Shard(make_plan(2, consistency="asp"), begin=False, min_workers=1)
     shard.join(0)
     shard.give_values(0)
@@ -230,7 +213,7 @@ def test_one_that_never_came_does_not_keep_the_shard_of_those_who_have_left() ->
     assert shard.core.finished and shard.core.failed is None
 
 
-def test_a_late_one_that_pushes_nothing_leaves_the_rates_to_those_who_do() -> None:
+def test_a_late_worker_that_pushes_nothing_leaves_the_rates_alone() -> None:
     moved = []
     for late in (False, True):
         shard = Shard(make_plan(2, state=True, groups=({"momentum": 0.0},)), min_workers=1)
@@ -248,27 +231,17 @@ def test_a_late_one_that_pushes_nothing_leaves_the_rates_to_those_who_do() -> No
     assert moved[0].abs().max() > 0 and moved[0].equal(moved[1])
 
 
-def test_gradients_without_rates_are_refused_all_the_same() -> None:
-    shard = Shard(make_plan(2), min_workers=1)
-    shard.say(1, Push(step=0, tables=(WEIGHT, BIAS), rates=()), tuple(shard.frames(1, 0).values()))
-    assert "0 learning rates came for 1 groups" in (shard.ended[1] or "")
-
-
 def test_tables_at_different_clocks_have_each_the_rates_of_its_own() -> None:
     rates = (0.001, 0.01, 1.0)
     plan = make_plan(
-        2,
-        groups=({"momentum": 0.0},),
-        up=PLAIN,
-        down=PLAIN,
-        consistency="ssp[staleness=2,mode=aggressive]",
+        2, groups=({"momentum": 0.0},), up=PLAIN, down=PLAIN, consistency="ssp[staleness=2,mode=aggressive]"
     )
     shard = Shard(plan, min_workers=1)
     for step, rate in enumerate(rates):
         shard.push(1, step, shard.frames(1, step), rate=rate)
     shard.push(0, 0, {BIAS: shard.frames(0, 0)[BIAS]}, rate=rates[0])
     before = [shard.core.tables[table].values.clone() for table in (WEIGHT, BIAS)]
-    shard.lose(0)  # nobody waits for it: one table is at the first clock, and the other at the second
+    shard.lose(0)  # no update waits for it: one table is at the first clock, and the other at the second
     for table, first in ((WEIGHT, 0), (BIAS, 1)):
         moved = (shard.core.tables[table].values - before[table]).numpy()
         alone = -sum(rates[step] * gradient(1, step, table) for step in range(first, len(rates)))

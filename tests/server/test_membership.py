@@ -19,17 +19,16 @@ def told(shard: Shard, peer: int, kind: type[Message]) -> list[Message]:
     return [message for message, _ in shard.told[peer] if isinstance(message, kind)]
 
 
-def test_the_others_go_on_with_the_mean_over_those_who_took_part() -> None:
+def test_survivors_go_on_with_the_mean_over_ranks_that_took_part() -> None:
     shard = Shard(PLAINLY, min_workers=2)
     shard.step(0)
     before = shard.core.tables[WEIGHT].values.numpy().copy()
-    for rank in (0, 1):
-        shard.push(rank, 1, shard.frames(rank, 1))
+    shard.step(1, 0, 1)
     # Worker 2 dies with half of its gradients sent.
     shard.push(2, 1, {BIAS: PLAIN.encode(gradient(2, 1, BIAS))})
     assert [table.version for table in shard.core.tables] == [1, 2]
     shard.lose(2)
-    assert [table.version for table in shard.core.tables] == [2, 2], "nobody waits for it any more"
+    assert [table.version for table in shard.core.tables] == [2, 2], "no update waits for it any more"
     mean = (gradient(0, 1, WEIGHT) + gradient(1, 1, WEIGHT)) / np.float32(2)
     np.testing.assert_allclose(shard.core.tables[WEIGHT].values.numpy(), before - np.float32(0.1) * mean, rtol=1e-5)
     for rank in (0, 1):
@@ -41,7 +40,7 @@ def test_the_others_go_on_with_the_mean_over_those_who_took_part() -> None:
         ), "they may have taken the examples of clock 3 already"
 
 
-def test_one_that_comes_back_is_expected_from_the_first_clock_that_nobody_has_begun() -> None:
+def test_a_returning_worker_is_expected_from_the_first_clock_not_begun() -> None:
     shard = Shard(PLAINLY, min_workers=2)
     shard.step(0)
     shard.lose(1)
@@ -54,8 +53,7 @@ def test_one_that_comes_back_is_expected_from_the_first_clock_that_nobody_has_be
     assert shard.copy_of(LATE)[WEIGHT][0] == 1, "the whole tables as they are"
     shard.push(2, 1, shard.frames(2, 1))
     assert shard.core.step == 2, "clock 1 had begun without it"
-    for rank in (0, 2):
-        shard.push(rank, 2, shard.frames(rank, 2))
+    shard.step(2, 0, 2)
     assert shard.core.step == 2, "clock 2 waits for it"
     shard.push(LATE, 2, shard.frames(1, 2))
     assert shard.core.step == 3
@@ -63,7 +61,7 @@ def test_one_that_comes_back_is_expected_from_the_first_clock_that_nobody_has_be
     assert [type(each).__name__ for each in told(shard, 0, Members)] == ["Members"] * 2
 
 
-def test_with_too_few_the_training_waits_for_more() -> None:
+def test_with_too_few_workers_the_training_waits() -> None:
     shard = Shard(PLAINLY, min_workers=2)
     for rank in (1, 2):
         shard.lose(rank)
@@ -88,7 +86,7 @@ def test_with_too_few_the_training_waits_for_more() -> None:
     np.testing.assert_array_equal(shard.copy_of(LATE)[WEIGHT][1], shard.core.tables[WEIGHT].replica)
 
 
-def test_more_than_the_plan_names_may_join() -> None:
+def test_workers_beyond_the_plan_may_join_where_deaths_are_allowed() -> None:
     shard = Shard(PLAINLY, min_workers=1)
     shard.step(0)
     shard.join(5, peer=LATE)
@@ -103,6 +101,8 @@ def test_more_than_the_plan_names_may_join() -> None:
         shard.ended[LATE]
         == "rank 5; this training has ranks 0 … 2, as workers=3 says; with --min-workers the server takes more"
     ), "not where nobody may die either"
+    with pytest.raises(ConfigError, match="min_workers is 0; at least 1 is needed"):
+        ServerCore(0)
 
 
 def test_the_worker_whose_rates_and_buffers_count_may_die() -> None:
@@ -119,18 +119,17 @@ def test_the_worker_whose_rates_and_buffers_count_may_die() -> None:
     assert shard.core.finished
 
 
-def test_backup_workers_are_for_deaths_too() -> None:
+def test_backup_survives_as_many_deaths_as_it_has_spares() -> None:
     shard = Shard(make_plan(3, consistency="backup[b=1]"))
     shard.lose(1)
     for step in range(3):
-        for rank in (0, 2):
-            shard.push(rank, step, shard.frames(rank, step))
+        shard.step(step, 0, 2)
     assert shard.core.step == 3 and shard.core.failed is None
     shard.lose(2)
     assert shard.core.failed == "worker 2 went away at step 3: connection reset", "one spare, two deaths"
 
 
-def test_another_process_takes_the_rank_of_one_that_is_not_connected() -> None:
+def test_another_process_takes_the_rank_of_a_worker_that_is_not_connected() -> None:
     shard = Shard(PLAINLY)
     shard.step(0)
     shard.join(1, peer=LATE)
@@ -144,16 +143,7 @@ def test_another_process_takes_the_rank_of_one_that_is_not_connected() -> None:
     assert shard.core.step == 2 and shard.core.failed is None
 
 
-def test_a_worker_that_breaks_the_conversation_goes_alone() -> None:
-    shard = Shard(PLAINLY, min_workers=1)
-    shard.push(1, 5, shard.frames(1, 5))
-    assert shard.ended.keys() == {1} and "a gradient of step 5 came" in str(shard.ended[1])
-    for rank in (0, 2):
-        shard.push(rank, 0, shard.frames(rank, 0))
-    assert shard.core.step == 1
-
-
-def test_scales_are_shared_among_those_who_are_left() -> None:
+def test_scales_are_shared_among_survivors() -> None:
     shard = Shard(PLAINLY, min_workers=1)
     for rank, value in ((0, 1.0), (1, 9.0)):
         shard.say(rank, Scalars(step=0, values=(value, 1.0)))
@@ -163,78 +153,20 @@ def test_scales_are_shared_among_those_who_are_left() -> None:
     assert told(shard, 0, Scalars) == [Scalars(step=0, values=(1.0, 1.0))]
 
 
-def test_the_last_one_that_dies_after_others_have_left_ends_it() -> None:
+def test_the_last_worker_that_dies_ends_the_training_and_one_that_fails_does_not() -> None:
     shard = Shard(PLAINLY, min_workers=1)
     shard.step(0)
     for rank in (0, 1):
         shard.say(rank, Leave())
     shard.lose(2)
     assert shard.core.failed is not None and not shard.core.finished
-
-
-def test_the_others_go_on_without_one_that_has_failed() -> None:
     shard = Shard(PLAINLY, min_workers=1)
     shard.step(0)
     shard.say(2, Leave(failure="ValueError: a bug"))
     assert shard.core.failed is None and 2 not in shard.core.left and 2 in shard.core.missing
 
 
-def test_a_minimum_is_at_least_one() -> None:
-    with pytest.raises(ConfigError, match="min_workers is 0; at least 1 is needed"):
-        ServerCore(0)
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_whatever_dies_and_joins_every_update_is_the_mean_of_those_it_names(seed: int) -> None:
-    """Workers push, die and join in any order; the model is what its updates say, and in the end all go on."""
-    chance = np.random.default_rng(seed)
-    shard = Shard(PLAINLY, min_workers=1)
-    peers, clocks = {rank: rank for rank in range(3)}, dict.fromkeys(range(3), 0)
-    unsent: dict[int, dict[int, bytes]] = {}
-    fresh = 10
-    for _ in range(120):
-        rank = int(chance.integers(3))
-        if rank not in peers:
-            if chance.random() < 0.3:
-                peers[rank], fresh = fresh, fresh + 1
-                shard.join(rank, peer=peers[rank])
-                [welcome] = told(shard, peers[rank], Welcome)
-                assert isinstance(welcome, Welcome)
-                clocks[rank] = max(welcome.begin, 0)
-            continue
-        if chance.random() < 0.04 and len(peers) > 1:
-            shard.lose(peers.pop(rank))
-            unsent.pop(rank, None)
-            continue
-        versions = {table: shard.core.tables[table].version for table in (WEIGHT, BIAS)}
-        frames = unsent.get(rank) or shard.frames(rank, clocks[rank])
-        ready = [table for table in frames if versions[table] == clocks[rank]]
-        if not ready:
-            continue
-        table = ready[int(chance.integers(len(ready)))]
-        shard.push(peers[rank], clocks[rank], {table: frames[table]})
-        unsent[rank] = {other: frame for other, frame in frames.items() if other != table}
-        if not unsent[rank]:
-            del unsent[rank]
-            clocks[rank] += 1
-    assert shard.core.failed is None and shard.core.step > 5
-    values = {table: gradient(99, 0, table) for table in (WEIGHT, BIAS)}
-    seen: dict[tuple[int, int], tuple[int, ...]] = {}
-    for peer in list(shard.told):
-        for message in told(shard, peer, Delta):
-            assert isinstance(message, Delta)
-            for table in message.tables:
-                ranks = message.ranks or (0, 1, 2)
-                assert seen.setdefault((table, message.version), ranks) == ranks
-    for table, version in sorted(seen):
-        ranks = seen[table, version]
-        total = sum((gradient(rank, version - 1, table) for rank in ranks), np.zeros_like(values[table]))
-        values[table] = values[table] - np.float32(0.1) * (total / np.float32(len(ranks)))
-    for table in (WEIGHT, BIAS):
-        np.testing.assert_allclose(shard.core.tables[table].values.numpy(), values[table], rtol=1e-4, atol=1e-5)
-
-
-def test_who_has_not_reached_the_end() -> None:
+def test_missing_names_ranks_that_have_not_reached_the_end() -> None:
     assert ServerCore().missing == ()
     for comes_back in (False, True):
         shard = Shard(PLAINLY, min_workers=1)

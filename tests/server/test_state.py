@@ -97,15 +97,13 @@ def test_a_rank_that_was_left_out_may_join_after_a_resume(tmp_path: Path) -> Non
     shard = Shard(make_plan(1), min_workers=1)
     shard.push(0, 0, shard.frames(0, 0))
     shard.join(2)
-    for rank in (0, 2):
-        shard.push(rank, 1, shard.frames(rank, 1))
+    shard.step(1, 0, 2)
     fresh = Shard(shard.plan, begin=False, min_workers=1)
     fresh.core.load_state_dict(through_a_file(shard.core.state_dict(), tmp_path))
     for rank in (0, 1):
         fresh.join(rank)
     assert fresh.core.here == (0, 1) and fresh.copy_of(1)[WEIGHT][0] == 2
-    for rank in (0, 1):
-        fresh.push(rank, 2, fresh.frames(rank, 2))
+    fresh.step(2, 0, 1)
     assert fresh.core.step == 3
     assert (fresh.copy_of(1)[WEIGHT][1] == fresh.core.tables[WEIGHT].replica).all()
 
@@ -121,16 +119,7 @@ def test_the_last_step_is_kept(tmp_path: Path) -> None:
     assert fresh.told[0] == [(Welcome(send_values=False, step=2, final=2), ())]
 
 
-def test_another_plan_is_refused_by_name(tmp_path: Path) -> None:
-    shard = Shard(PLANS["momentum"])
-    shard.step(0)
-    fresh = Shard(PLANS["adam"], begin=False)
-    fresh.core.load_state_dict(shard.core.state_dict())
-    fresh.join(0)
-    assert "statistic" in str(fresh.ended[0]) and fresh.core.failed is None
-
-
-def test_where_nothing_can_be_kept() -> None:
+def test_a_shard_between_steps_has_no_state() -> None:
     with pytest.raises(ConfigError, match="the training has not begun"):
         ServerCore().state_dict()
     uneven = Shard()
@@ -140,17 +129,21 @@ def test_where_nothing_can_be_kept() -> None:
         uneven.core.state_dict()
 
 
-@pytest.mark.parametrize("damage", ["plan", "steps", "tables", "values"])
-def test_a_state_of_something_else(damage: str) -> None:
-    state = Shard().core.state_dict()
-    if damage == "tables":
-        state["steps"]["tables"].pop()
-    elif damage == "values":
-        state["steps"]["tables"][0]["downlink"]["values"] = state["steps"]["tables"][1]["downlink"]["values"][:3]
-    else:
-        del state[damage]
-    with pytest.raises(ConfigError, match="the state is not one of a shard"):
-        ServerCore().load_state_dict(state)
+def test_a_state_of_something_else_is_refused() -> None:
+    for damage in ("plan", "steps", "tables", "values"):
+        state = Shard().core.state_dict()
+        if damage == "tables":
+            state["steps"]["tables"].pop()
+        elif damage == "values":
+            state["steps"]["tables"][0]["downlink"]["values"] = state["steps"]["tables"][1]["downlink"]["values"][:3]
+        else:
+            del state[damage]
+        with pytest.raises(ConfigError, match="the state is not one of a shard"):
+            ServerCore().load_state_dict(state)
     begun = Shard()
     with pytest.raises(ConfigError, match="before anybody joins"):
         begun.core.load_state_dict(begun.core.state_dict())
+    fresh = Shard(PLANS["adam"], begin=False)
+    fresh.core.load_state_dict(Shard(PLANS["momentum"]).core.state_dict())
+    fresh.join(0)
+    assert "statistic" in str(fresh.ended[0]) and fresh.core.failed is None

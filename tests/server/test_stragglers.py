@@ -33,10 +33,9 @@ def shard(min_workers: int = 2, *, scalars: bool = False, plan: Plan = PLAINLY) 
     return made, 0.5 * STEPS
 
 
-def test_the_update_goes_without_one_that_is_late_and_its_push_counts_again_later() -> None:
+def test_an_update_goes_without_a_late_worker_which_takes_part_again() -> None:
     made, now = shard()
-    for rank in (0, 1):
-        made.push(rank, STEPS, made.frames(rank, STEPS))
+    made.step(STEPS, 0, 1)
     before = made.core.tables[WEIGHT].values.numpy().copy()
     made.carry_out(made.core.waited(now + 1.4))
     assert made.core.step == STEPS, "half a second as usual, and one more"
@@ -49,35 +48,31 @@ def test_the_update_goes_without_one_that_is_late_and_its_push_counts_again_late
     [notice] = [each for each in said if isinstance(each, Members)]
     assert notice.ranks == (0, 1, 2) and notice.since == -1
     assert notice.reason == f"step {STEPS} goes without worker 2, over 1.5 s late, as others will"
-    for rank in (0, 1):
-        made.push(rank, STEPS + 1, made.frames(rank, STEPS + 1))
-    assert made.core.step == STEPS + 2, "nobody waits for it before it has said something"
+    made.step(STEPS + 1, 0, 1)
+    assert made.core.step == STEPS + 2, "no update waits for it before it has said something"
     made.push(0, STEPS + 2, {WEIGHT: made.frames(0, STEPS + 2)[WEIGHT]})
     made.push(2, STEPS, made.frames(2, STEPS))
     assert made.core.step == STEPS + 2 and not made.ended
     [_, again] = [message for message, _ in made.told[2] if isinstance(message, Welcome)]
-    assert again.begin == STEPS + 3, "the first clock that nobody has begun"
+    assert again.begin == STEPS + 3, "the first clock not begun"
     made.push(0, STEPS + 2, {1: made.frames(0, STEPS + 2)[1]})
     made.push(1, STEPS + 2, made.frames(1, STEPS + 2))
-    for rank in (0, 1):
-        made.push(rank, STEPS + 3, made.frames(rank, STEPS + 3))
+    made.step(STEPS + 3, 0, 1)
     assert made.core.step == STEPS + 3, "they wait for it"
     made.push(2, STEPS + 3, made.frames(2, STEPS + 3))
     assert made.core.step == STEPS + 4
     np.testing.assert_array_equal(made.copy_of(2)[WEIGHT][1], made.core.tables[WEIGHT].replica)
 
 
-def test_the_shard_stands_in_for_statistics_of_one_that_is_late() -> None:
+def test_the_shard_stands_in_for_statistics_of_a_late_worker() -> None:
     """All wait for them, and it may be carried past the exchange with which they travel."""
     plan = make_plan(3, up=PLAIN, down=PLAIN, groups=({"momentum": 0.0},), state=True, state_interval=STEPS)
     made, now = shard(plan=plan)
-    for rank in (0, 1):
-        made.push(rank, STEPS, made.frames(rank, STEPS))
+    made.step(STEPS, 0, 1)
     made.carry_out(made.core.waited(now + 60))
     assert made.core.step == STEPS + 1 and (STATISTIC, STEPS + 1) not in made.deltas(1), "worker 0's are on their way"
     made, now = shard(plan=plan)
-    for rank in (1, 2):
-        made.push(rank, STEPS, made.frames(rank, STEPS))
+    made.step(STEPS, 1, 2)
     made.carry_out(made.core.waited(now + 60))
     frame = made.deltas(1)[STATISTIC, STEPS + 1]
     np.testing.assert_array_equal(decode(frame).numpy(), gradient(99, 0, STATISTIC))
@@ -85,40 +80,18 @@ def test_the_shard_stands_in_for_statistics_of_one_that_is_late() -> None:
     assert made.deltas(1)[STATISTIC, STEPS + 1] == frame and made.core.failed is None, "it comes too late"
 
 
-def test_enough_others_must_be_there() -> None:
-    made, now = shard(min_workers=2)
-    made.push(0, STEPS, made.frames(0, STEPS))
-    made.carry_out(made.core.waited(now + 60))
-    assert made.core.step == STEPS, "with one alone no update is made"
-    made.push(1, STEPS, made.frames(1, STEPS))
-    made.carry_out(made.core.waited(now + 60.1))
-    assert made.core.step == STEPS + 1
+def test_an_update_without_a_late_worker_needs_enough_others_and_no_shared_scales() -> None:
+    for scalars in (False, True):
+        made, now = shard(min_workers=2, scalars=scalars)
+        made.push(0, STEPS, made.frames(0, STEPS))
+        made.carry_out(made.core.waited(now + 60))
+        assert made.core.step == STEPS, "with one alone no update is made"
+        made.push(1, STEPS, made.frames(1, STEPS))
+        made.carry_out(made.core.waited(now + 60.1))
+        assert made.core.step == STEPS + (not scalars)
 
 
-def test_scales_that_all_share_are_waited_for() -> None:
-    made, now = shard(scalars=True)
-    for rank in (0, 1):
-        made.push(rank, STEPS, made.frames(rank, STEPS))
-    made.carry_out(made.core.waited(now + 60))
-    assert made.core.step == STEPS
-
-
-def test_where_the_others_die_the_one_that_was_late_goes_on() -> None:
-    made, now = shard(min_workers=1)
-    for rank in (0, 1):
-        made.push(rank, STEPS, made.frames(rank, STEPS))
-    made.carry_out(made.core.waited(now + 2))
-    made.push(0, STEPS + 1, made.frames(0, STEPS + 1))
-    for rank in (0, 1):
-        made.lose(rank)
-    assert made.core.step == STEPS + 1
-    made.push(2, STEPS, made.frames(2, STEPS))
-    assert made.core.step == STEPS + 2, "the one that was begun, by those who are gone"
-    made.push(2, STEPS + 2, made.frames(2, STEPS + 2))
-    assert made.core.step == STEPS + 3 and made.core.failed is None
-
-
-def test_what_is_usual_follows_the_exchanges() -> None:
+def test_patience_follows_the_usual_time_of_exchanges() -> None:
     stragglers, now = Stragglers(floor_s=0.1), 0.0
     for step in range(200):
         assert not stragglers.overdue(step, now, (0, 1))

@@ -10,9 +10,9 @@ from tests.sent_frames import as_frame
 from thinwire.codecs import Codec, codec, decode
 from thinwire.errors import FrameError, NonFiniteError, ProtocolError
 from thinwire.frames import Frame, pack
-from thinwire.packets import BatchedTensor
 from thinwire.policies.consistency import Bsp
 from thinwire.schema import TableSpec
+from thinwire.server.copies import Copies
 from thinwire.server.table import Table
 
 PLAIN = codec("fp32")
@@ -35,31 +35,19 @@ def publish(table: Table) -> bytes:
     return as_frame(frame, table.spec.shape)
 
 
-def test_a_residual_carries_what_was_not_sent_into_the_next_delta() -> None:
-    table = make(codec("3lc", sparsity=1.75))
-    for seed in range(5):
-        update(table, seed)
-    for _ in range(200):
-        publish(table)
-    assert np.abs(table.residual).max() < 1e-6, "without further updates the copies arrive at the values"
-
-
-def test_whole_values_replace_the_servers_and_the_workers_copies() -> None:
+def test_whole_values_replace_all_copies_and_a_snapshot_is_the_workers() -> None:
     table = make()
     update(table, 0)
     table.assign(PLAIN.encode(np.zeros((4, 25), np.float32)), 5)
     assert table.version == 5
     assert not table.values.any() and not table.replica.any()
-
-
-def test_a_snapshot_is_the_workers_copy_not_ours() -> None:
     table = make(codec("3lc", sparsity=1.75))
     update(table, 0)
     np.testing.assert_array_equal(decode(table.snapshot()).numpy(), table.replica)
     assert not np.array_equal(table.replica, table.values.numpy())
 
 
-def test_odd_shapes() -> None:
+def test_tables_of_empty_and_scalar_shapes_are_updated() -> None:
     shapes: list[tuple[int, ...]] = [(), (0,), (3, 0, 2), (1,)]
     for shape in shapes:
         table = make(codec("3lc"), shape)
@@ -97,9 +85,30 @@ def test_damaged_gradients_change_nothing() -> None:
     np.testing.assert_array_equal(table.sum, np.full((4, 25), 2, np.float32))
 
 
-def test_whole_values_do_not_come_in_a_batch() -> None:
-    table = make()
-    before = table.values.clone()
-    with pytest.raises(ProtocolError, match="whole values came in a batch"):
-        table.assign(BatchedTensor.of(np.zeros(100, np.float32), "w"), 3)
-    assert table.version == 0 and torch.equal(table.values, before)
+def test_copies_part_only_where_workers_do() -> None:
+    copies = Copies((3,), 4, keep_seen=False)
+    for copy in copies.move({0, 1, 2, 3}):
+        copy.values += 1
+    assert len(copies) == 1
+    for copy in copies.move({1, 2}):
+        assert copy.owners == {1, 2}
+        copy.values += 10
+    assert len(copies) == 2
+    for copy in copies.move({2, 3}):
+        copy.values += 100
+    assert [float(copies.of(rank)[0]) for rank in range(4)] == [1, 11, 111, 101]
+    copies.assign(np.full(3, 7, np.float32), {0, 1, 3})
+    assert [float(copies.of(rank)[0]) for rank in range(4)] == [7, 7, 111, 7] and len(copies) == 2
+
+
+def test_copies_share_no_array() -> None:
+    copies, values = Copies((3,), 2, keep_seen=True), np.ones(3, np.float32)
+    copies.assign(values, {0, 1})
+    values[:] = 5
+    for copy in copies.move({0}):
+        copy.values += 1
+        assert copy.seen is not None
+        copy.seen += 1
+    assert copies.of(1).tolist() == [1, 1, 1]
+    [other] = list(copies.move({1}))
+    assert other.seen is not None and other.seen.tolist() == [1, 1, 1]

@@ -1,4 +1,4 @@
-"""Tables of one message: the same bits as each by itself, whatever coded them and whoever came first."""
+"""Tables of one message: the same bits as each by itself, whatever coded them, in whatever order they came."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_gradients_and_updates_are_those_of_tables_alone() -> None:
     assert bounded.copies.only.lag is not None and bounded.copies.only.lag.sparsity > 1
 
 
-def test_what_is_wrong_is_said_as_by_the_table_itself() -> None:
+def test_errors_are_those_of_the_table_itself() -> None:
     senders = contexts()
     for place in (0, 2, 4, 6):
         tables, frames = made(), pushes(senders, 0, set())[0]

@@ -17,7 +17,7 @@ from tests.simulation.scheduler import Circling, Host, Killed
 
 RETRY_S = 0.1
 PROGRESS_S = 60.0
-"""After the last fault is over, everybody must have ended within so many seconds."""
+"""After the last fault is over, all must have ended within so many seconds."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Cluster(Processes):
     # ---- a run
 
     def run(self) -> Outcome:
-        """Runs until everybody has ended; returns what became of it."""
+        """Runs until all have ended; returns what became of it."""
         rule, text = "", ""
         try:
             with catch_warnings():
@@ -124,10 +124,10 @@ class Cluster(Processes):
         require(not harmless, "harmless", f"nothing lasted long enough to matter, and {gone}; {failed}")
         # A training that has not begun, or in which the last of all is lost, may end.
         nowhere = [reason for reason in (*failed, gone) if "there is no step that" in reason]
-        require(not (nowhere and self.scenario.checkpoint_every), "common step", f"nobody can go back: {nowhere}")
+        require(not (nowhere and self.scenario.checkpoint_every), "common step", f"no process can go back: {nowhere}")
         somebody_left = any(slot.trained for slot in self.workers)
         survives = self.scenario.survives and not self._somebody_left
-        require(not survives, "survives", f"whoever died came back in time, and {gone}; {failed}")
+        require(not survives, "survives", f"all that died came back in time, and {gone}; {failed}")
         may_fail = self._training_over and (somebody_left or any(core.step == 0 for core in cores))
         elastic = self.scenario.min_workers is not None and self.scenario.gives_model
         if elastic and not self._server_died and not may_fail:

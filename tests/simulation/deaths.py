@@ -19,7 +19,7 @@ AWAY_S = (0.05, 0.8)
 _TRAININGS = tuple(
     (name, policy)
     for name, policy in TRAININGS
-    # Elsewhere shards cannot give the model to one that begins anew, or nobody writes checkpoints.
+    # Elsewhere shards cannot give the model to one that begins anew, or no worker writes checkpoints.
     if design(name).downlink != "gradient" and not consistency(policy or design(name).consistency).immediate
 )
 
@@ -32,7 +32,7 @@ def deaths(seed: int) -> Scenario:
     latency = chance.choice(((0.001, 0.004), (0.001, 0.03), (0.02, 0.08)))
     steps = 8
     span = steps * (0.02 + 2 * sum(latency) * shards)
-    at = 0.1 + chance.uniform(0.1, 0.9) * span  # first everybody begins
+    at = 0.1 + chance.uniform(0.1, 0.9) * span  # first all begin
     workers = max(workers, 3) if policy == "backup[1]" else workers
     dying = [("kill", chance.randrange(workers)), ("kill-server", chance.randrange(shards))]
     if chance.random() < 0.3:

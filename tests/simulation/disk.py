@@ -30,12 +30,7 @@ class File:
 
 
 class SimulatedDisk:
-    """One process's disk, a `Disk` whose contents outlive the process.
-
-    Args:
-        cluster: that it is part of.
-        owner: `server i` or `worker r`, whose fault points it passes.
-    """
+    """One process's disk, a `Disk` whose contents outlive the process."""
 
     def __init__(self, cluster: Processes, owner: str) -> None:
         self.host: Host | None = None
@@ -110,7 +105,7 @@ class SimulatedDisk:
     # ---- its thread
 
     def executor(self) -> Executor:
-        """What runs writes while training goes on: some time later, or when somebody waits for them."""
+        """What runs writes while training goes on: some time later, or when a process waits for them."""
         assert self.host is not None
         return _Later(self, self.host)
 

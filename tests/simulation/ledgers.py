@@ -25,12 +25,7 @@ CLOSE, RELATIVELY = 1e-4, 1e-5
 
 
 class Violation(AssertionError):
-    """Something that must hold does not.
-
-    Args:
-        rule: which, by name.
-        text: what was seen.
-    """
+    """Something that must hold does not."""
 
     def __init__(self, rule: str, text: str) -> None:
         super().__init__(f"{rule}: {text}")
@@ -126,7 +121,7 @@ class Shard:
         self.versions: list[int] = []
         self.values: list[Array] = []
         self.bits: dict[tuple[int, int, int], bytes] = {}
-        """Of the workers' copies, by (table, version, rank or −1 for everybody)."""
+        """Of the workers' copies, by (table, version, rank or −1 for all)."""
         self.patience: Patience | None = None
         self.remember()
 

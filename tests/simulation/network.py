@@ -30,16 +30,7 @@ UP, DOWN = "up", "down"
 
 @dataclass(eq=False)
 class Link:
-    """One connection, with both of its ends.
-
-    Args:
-        network: that it is part of.
-        rank: the worker's; −1 of a stranger.
-        host: the worker's.
-        server: the other end.
-        owner: whose packets they are, for those who watch.
-        wake: is called when something came to the worker.
-    """
+    """One connection, with both of its ends; a stranger's has rank −1, and no owner."""
 
     network: Network
     rank: int
@@ -147,14 +138,7 @@ class Link:
 
 
 class SimulatedServer(Sender):
-    """The transport's half of one server process.
-
-    Args:
-        cluster: that it is part of.
-        host: where it runs.
-        factory: makes its handler.
-        index: of the shard.
-    """
+    """The transport's half of one server process."""
 
     def __init__(self, cluster: Processes, host: Host, factory: HandlerFactory, index: int) -> None:
         self.host, self._cluster, self._index = host, cluster, index
@@ -256,13 +240,7 @@ class SimulatedServer(Sender):
 
 @dataclass
 class Partition:
-    """No packets one way, or both, between a worker and all servers.
-
-    Args:
-        ranks: of the workers that are cut off.
-        ways: `up`, `down`, or both.
-        end: when it is over, in virtual seconds.
-    """
+    """No packets one way, or both, between a worker and all servers."""
 
     ranks: frozenset[int]
     ways: frozenset[str]
@@ -270,13 +248,7 @@ class Partition:
 
 
 class Network:
-    """All links, and what keeps their packets.
-
-    Args:
-        scheduler: of the run.
-        chance: makes every choice.
-        latency: seconds that a packet takes, least and most.
-    """
+    """All links, and what keeps their packets."""
 
     def __init__(self, scheduler: Scheduler, chance: Random, latency: tuple[float, float]) -> None:
         self.scheduler, self.chance, self._latency = scheduler, chance, latency
@@ -316,7 +288,7 @@ class Network:
 
     @property
     def open_links(self) -> list[Link]:
-        """Connections that nobody has ended or broken."""
+        """Connections that are neither ended nor broken."""
         self.links = [link for link in self.links if not link.severed and not link.ended and link.error is None]
         return self.links
 

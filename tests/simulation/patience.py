@@ -18,12 +18,7 @@ NEVER = 1 << 62
 
 
 class Patience:
-    """What one life of a shard knows of its exchanges, by its own clock.
-
-    Args:
-        grace_s: for stragglers.
-        min_workers: as many must be in time.
-    """
+    """What one life of a shard knows of its exchanges, by its own clock."""
 
     def __init__(self, grace_s: float, min_workers: int) -> None:
         self._grace_s, self._min_workers = grace_s, min_workers
@@ -82,7 +77,7 @@ class Patience:
         require(
             bool(made) == bool(self._late) and without,
             "stragglers",
-            f"{elapsed} an update must be made without {sorted(self._late) or 'nobody'}; made were "
+            f"{elapsed} an update must be made without {sorted(self._late) or 'none'}; made were "
             f"{[message.ranks for message in made]}",
         )
         if self._late:

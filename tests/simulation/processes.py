@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,13 +33,7 @@ FOLDER = Path("/disk")
 
 
 class WatchedCore(ServerCore):
-    """A shard's core, watched from outside.
-
-    Args:
-        min_workers, straggler_grace_s: as for `ServerCore`.
-        cluster: that it is part of.
-        index: of the shard.
-    """
+    """A shard's core, watched from outside."""
 
     def __init__(
         self, min_workers: int | None, straggler_grace_s: float | None, cluster: Processes, index: int
@@ -67,18 +61,6 @@ class WatchedCore(ServerCore):
             self._cluster.reached_at_server("update.answered", self._index)
         return effects
 
-    def broke(self, peer: int, reason: str) -> list[Effect]:
-        return self._watched(lambda: super(WatchedCore, self).broke(peer, reason))
-
-    def interrupted(self, peer: int) -> list[Effect]:
-        return self._watched(lambda: super(WatchedCore, self).interrupted(peer))
-
-    def still_interrupted(self, peer: int) -> list[Effect]:
-        return self._watched(lambda: super(WatchedCore, self).still_interrupted(peer))
-
-    def closed(self, peer: int, error: str | None) -> list[Effect]:
-        return self._watched(lambda: super(WatchedCore, self).closed(peer, error))
-
     def waited(self, now: float) -> list[Effect]:
         ranks = self._engine.members.ranks if self._engine is not None and self._initialised else None
         self._cluster.watch.waits(self._index, now, ranks)
@@ -86,11 +68,13 @@ class WatchedCore(ServerCore):
         self._cluster.watch.waited(self._index, effects)
         return effects
 
-    def saved(self, steps: Collection[int]) -> list[Effect]:
-        return self._watched(lambda: super(WatchedCore, self).saved(steps))
 
-    def overdue(self, ranks: Collection[int]) -> list[Effect]:
-        return self._watched(lambda: super(WatchedCore, self).overdue(ranks))
+def _watched(name: str) -> Callable[..., list[Effect]]:
+    return lambda self, *given: self._watched(lambda: getattr(super(WatchedCore, self), name)(*given))
+
+
+for _name in ("broke", "interrupted", "still_interrupted", "closed", "saved", "overdue"):
+    setattr(WatchedCore, _name, _watched(_name))
 
 
 @dataclass
@@ -117,16 +101,11 @@ class WorkerSlot:
     kept: WorkerCheckpoint | None = None
     trained: bool = False
     gone: str | None = None
-    """Why nobody starts it again."""
+    """Why it is not started again."""
 
 
 class Processes:
-    """The processes of a scenario.
-
-    Args:
-        scenario: what is run.
-        trace: whether to note what happens.
-    """
+    """The processes of a scenario."""
 
     def __init__(self, scenario: Scenario, *, trace: bool = False) -> None:
         self.scenario = scenario
@@ -145,7 +124,7 @@ class Processes:
     def _start_server(self, slot: ServerSlot) -> None:
         scenario = self.scenario
         resumes = bool(slot.lives and checkpoint.steps_in(FOLDER / "server", slot.disk))
-        if slot.disk.full and not resumes:  # it ends at once, and whoever started it tries again
+        if slot.disk.full and not resumes:  # it ends at once, and its supervisor tries again
             self.scheduler.after(RESTART_S, lambda: self._start_server(slot))
             return
         host = Host(self.scheduler, f"server {slot.index}.{slot.lives}")
@@ -170,7 +149,7 @@ class Processes:
         if slot.transport is None or any(worker.trained for worker in self.workers):
             return  # workers that have left do not come back, and the others would wait for them
         if slot.core is None or slot.core.finished or slot.core.failed is not None:
-            return  # `thinwire server` ends with the training: nobody is there to be killed
+            return  # `thinwire server` ends with the training: there is none to be killed
         self.scheduler.note(f"server {slot.index} dies")
         slot.transport.die()
         slot.disk.crash()
@@ -197,7 +176,7 @@ class Processes:
 
     @property
     def _left_behind(self) -> bool:
-        """Whether those who had their last update have left: nobody goes back, or exchanges, with the others."""
+        """Whether those who had their last update have left: no process goes back, or exchanges, with the others."""
         return self._somebody_left and (self._server_died or self._too_few_left)
 
     @property
@@ -277,7 +256,7 @@ class Processes:
             slot.gone = reason
             return
         if slot.lives >= MAX_LIVES and (not self.scenario.gives_model or self._left_behind):
-            slot.gone = reason  # nobody can give it the model, or is there to go back with
+            slot.gone = reason  # no process can give it the model, or is there to go back with
             return
         require(slot.lives < MAX_LIVES, "progress", f"worker {slot.rank} comes again and again: {reason}")
         self.scheduler.after(seconds, lambda: self._restart(slot))
@@ -311,7 +290,7 @@ class Processes:
         slot.disk.crash()
         slot.returns, slot.kept = False, self._kept(slot.disk)
         self._healed = max(self._healed, self.scheduler.now + seconds)
-        self._again(slot, seconds, "killed, and nobody starts it again")
+        self._again(slot, seconds, "killed, and not started again")
 
     def reached(self, point: str, process: WorkerProcess, link: Link | None) -> None:
         """A worker passes a fault point; raises Killed where this was its last."""

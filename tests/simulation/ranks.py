@@ -32,7 +32,7 @@ CODECS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("bf16", {}),
 )
 NOTICED_S, TOLD_S = 1.0, 2.0
-"""A rank's death is noticed within the first time by whoever waits for it, and known to all within the second."""
+"""A rank's death is noticed within the first time by the ranks that wait for it, and known to all within the second."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from ast import literal_eval
 from dataclasses import replace
+from typing import Any
 
 from tests.simulation.scenario import Fault, Scenario
 
@@ -22,360 +24,140 @@ _PLAIN = Scenario(
     harmless=False,
 )
 
-REGRESSIONS = {
-    "a server whose disk was full died: its newest checkpoint was older than the two that every worker kept": replace(
-        _PLAIN,
-        seed=393,
-        steps=14,
-        checkpoint_every=2,
-        harmless=True,
-        faults=(
-            Fault(kind="full-disk", at=0.13967888019299868, seconds=0.1729975831865102),
-            Fault(kind="kill-server", at=0.22811725810589434, seconds=0.05),
-        ),
-    ),
-    "backup workers that begin while tables have different versions: their first push was lost, and not reported": (
-        replace(_PLAIN, seed=1344, policy="backup[1]", workers=3, steps=2, chunk_nbytes=16, latency=(0.001, 0.03))
-    ),
-    "local updates that begin late: the first step began one version early, and took back the others' update": replace(
-        _PLAIN,
-        seed=362,
-        design="update",
-        policy=None,
-        steps=6,
-        latency=(0.02, 0.08),
-        faults=(Fault(kind="kill", at=0.7625403725431654, who=0, seconds=0.8763056053492392),),
-    ),
-    "shared scales: one that came again was waited for at a step which it takes no part in": replace(
-        _PLAIN,
-        seed=2395,
-        design="terngrad",
-        policy=None,
-        workers=3,
-        steps=2,
-        min_workers=1,
-        grace_s=1.5,
-        latency=(0.001, 0.03),
-        faults=(Fault(kind="kill", at=0.13651786887876283, who=2, seconds=0.06804257333924008),),
-    ),
-    "shared scales: one that sat out a step at one shard, and not at the other, told it no scales": replace(
-        _PLAIN,
-        seed=3903,
-        design="terngrad",
-        policy=None,
-        workers=3,
-        shards=2,
-        steps=2,
-        min_workers=2,
-        grace_s=1.5,
-        latency=(0.02, 0.08),
-        faults=(
-            Fault(kind="cut", at=0.4824958481268176, who=1),
-            Fault(kind="kill-at", at=0.4824958481268176, who=1, seconds=0.6567320358410489, point="resend.dial"),
-        ),
-    ),
-    "one that replaced itself was refused after its first process's place was given up: no one heard of that update": (
-        replace(
-            _PLAIN,
-            seed=2365,
-            design="topk-sgd",
-            shards=2,
-            steps=2,
-            min_workers=1,
-            latency=(0.001, 0.03),
-            faults=(
-                Fault(kind="kill", at=0.8788546192004884, who=1, seconds=0.599910786972626),
-                Fault(kind="freeze", at=0.19563323587143105, who=1, seconds=3.7009460763528454),
-            ),
-        )
-    ),
-    "one that one shard had dropped was sent back at the other for its own sake, each time it began anew": replace(
-        _PLAIN,
-        seed=21306,
-        design="fp32",
-        shards=2,
-        min_workers=2,
-        checkpoint_every=2,
-        latency=(0.02, 0.08),
-        faults=(
-            Fault(kind="kill-server", at=0.7765748268845949, who=1, seconds=2.5894110106201897),
-            Fault(kind="kill", at=0.7396620176128035, who=0, seconds=3.375479138387738),
-        ),
-    ),
-    "two that went back voided each other's offers in turn": replace(
-        _PLAIN,
-        seed=10368,
-        design="fp32",
-        policy="adaptive[when=norm,threshold=0.3]",
-        shards=2,
-        chunk_nbytes=16,
-        min_workers=1,
-        checkpoint_every=2,
-        faults=(
-            Fault(kind="cut", at=0.9692269114416262, who=1, seconds=2.8227495517617482),
-            Fault(kind="cut", at=0.03100746300590172, who=1),
-            Fault(kind="kill-at", at=0.03100746300590172, who=1, seconds=0.2772277531161797, point="resend.opening"),
-            Fault(kind="cut", at=1.0213590523134206, who=1),
-            Fault(kind="kill-at", at=1.0213590523134206, who=1, seconds=0.30930208888840577, point="resend.dial"),
-            Fault(kind="kill-server", at=0.4498680467219242, who=1, seconds=3.817435782875651),
-        ),
-    ),
-    "an update without a late worker: its checkpoint was written after the next message, in half of the next": replace(
-        _PLAIN,
-        seed=30,
-        design="stoch3",
-        steps=20,
-        chunk_nbytes=16,
-        min_workers=1,
-        straggler_grace_s=0.2,
-        checkpoint_every=2,
-        latency=(0.02, 0.08),
-        faults=(Fault(kind="freeze", at=2.6473417570298996, who=1, seconds=1.2482551655187626),),
-    ),
-    "a worker that never came, where others had begun without it: they waited for it once another had died": replace(
-        _PLAIN,
-        seed=7235,
-        design="doublesqueeze-topk",
-        policy="backup[1]",
-        workers=3,
-        steps=6,
-        chunk_nbytes=32768,
-        min_workers=1,
-        grace_s=2.0,
-        latency=(0.001, 0.03),
-        faults=(
-            Fault(kind="kill", at=0.012196758228926546, who=2, seconds=2.5006506368696435),
-            Fault(kind="kill-at", at=0.31152521927169863, who=1, seconds=2.686238684240317, point="update.push"),
-        ),
-    ),
-    "all were away for too long, at two shards, and nobody had checkpoints: the training ended": replace(
-        _PLAIN,
-        seed=8236,
-        design="update",
-        policy=None,
-        shards=2,
-        steps=6,
-        min_workers=1,
-        grace_s=1.5,
-        latency=(0.001, 0.03),
-        faults=(
-            Fault(kind="freeze", at=0.5268945019519499, who=1, seconds=3.7417868912501016),
-            Fault(kind="partition", at=0.4097276126338357, who=0, seconds=3.4077885810287594, ways="down"),
-        ),
-    ),
-    "all were away for too long, and the shard had no step to offer but the one where it was": replace(
-        _PLAIN,
-        seed=52956,
-        design="fp32",
-        policy="adaptive[when=norm,threshold=0.3]",
-        steps=2,
-        min_workers=1,
-        latency=(0.02, 0.08),
-        faults=(
-            Fault(kind="partition", at=0.44730482707987396, who=0, seconds=3.1002526156863937, ways="up down"),
-            Fault(kind="kill", at=0.22103596681739843, who=1, seconds=3.9667153950442824),
-        ),
-    ),
-    "a session's first connection, whose packets came after those of its second, took the session back": replace(
-        _PLAIN,
-        seed=34826,
-        design="topk-sgd",
-        shards=2,
-        steps=2,
-        latency=(0.02, 0.08),
-        faults=(
-            Fault(kind="slow", at=0.023044739148067987, who=1, seconds=0.27395467330519013),
-            Fault(kind="cut", at=0.5448345347227431, who=1, seconds=0.11597931767647192),
-        ),
-        harmless=True,
-    ),
-    "a shard that died twice had forgotten the beginning, which was all that the other one had": replace(
-        _PLAIN,
-        seed=46656,
-        design="entropy",
-        policy="local[2]",
-        shards=2,
-        steps=6,
-        min_workers=1,
-        grace_s=1.5,
-        checkpoint_every=2,
-        latency=(0.001, 0.03),
-        faults=(
-            Fault(kind="kill-server", at=0.7046766016586014, who=0, seconds=0.40351701449671645),
-            Fault(
-                kind="kill-server-at",
-                at=0.22438243746263833,
-                who=1,
-                seconds=0.06147320000743379,
-                point="checkpoint.forced",
-            ),
-        ),
-    ),
-    "answers left before a checkpoint was on the disk, and the other shard went on and forgot that step": replace(
-        _PLAIN,
-        seed=47672,
-        policy="ssp[staleness=1,mode=aggressive]",
-        shards=2,
-        checkpoint_every=2,
-        faults=(
-            Fault(
-                kind="kill-server-at",
-                at=0.03728439970639863,
-                who=0,
-                seconds=0.6443187166524741,
-                point="checkpoint.rename",
-            ),
-        ),
-    ),
-    "workers that wanted to go back alone: the update that waited for them was made without them": replace(
-        _PLAIN,
-        seed=54966,
-        design="topk-sgd",
-        workers=4,
-        shards=2,
-        steps=2,
-        grace_s=1.5,
-        checkpoint_every=2,
-        faults=(Fault(kind="kill-server", at=0.05209502120278331, who=1, seconds=0.2639413690834028),),
-        harmless=True,
-    ),
-    "one that was given up wanted to go back after the others had left: the training, which was over, failed": replace(
-        _PLAIN,
-        seed=113540,
-        design="terngrad",
-        policy=None,
-        steps=6,
-        min_workers=1,
-        checkpoint_every=2,
-        latency=(0.02, 0.08),
-        faults=(Fault(kind="partition", at=0.4449418154292476, who=0, seconds=3.083291880749392, ways="down"),),
-    ),
-    "one that was given up came with old steps alone, which the others, who had gone back, had removed": replace(
-        _PLAIN,
-        seed=216108,
-        design="3lc[s=1.0]",
-        policy="bsp",
-        steps=10,
-        min_workers=2,
-        grace_s=1.5,
-        checkpoint_every=2,
-        latency=(0.02, 0.08),
-        faults=(
-            Fault(kind="slow", at=1.7402400965565925, who=0, seconds=3.4531304058431678),
-            Fault(kind="full-disk-of-worker", at=0.6605987894411297, who=0, seconds=1.5485539031603142),
-            Fault(kind="kill-server", at=1.727124106492106, who=0, seconds=0.05),
-            Fault(kind="kill-server", at=1.3437428341226678, who=0, seconds=0.05),
-        ),
-    ),
-    "a shard that had lost everything was given initial values, while another one was at the end": replace(
-        _PLAIN,
-        seed=223142,
-        design="update",
-        policy=None,
-        workers=3,
-        shards=2,
-        steps=2,
-        min_workers=1,
-        grace_s=2.0,
-        checkpoint_every=2,
-        latency=(0.02, 0.08),
-        faults=(
-            Fault(
-                kind="kill-server-at",
-                at=0.5001897178414979,
-                who=0,
-                seconds=3.7553170611159823,
-                point="checkpoint.forced",
-            ),
-            Fault(kind="full-disk", at=3.350190780328651, who=0, seconds=3.4470159700982275),
-            Fault(kind="kill-server", at=3.8794018420314824, who=1, seconds=0.05),
-        ),
-    ),
-    "all went back to the beginning, and one that was to have begun late was not expected there": replace(
-        _PLAIN,
-        seed=11502,
-        design="terngrad",
-        policy=None,
-        steps=2,
-        min_workers=2,
-        grace_s=1.5,
-        checkpoint_every=2,
-        latency=(0.02, 0.08),
-        faults=(
-            Fault(kind="kill", at=0.32569836030277594, who=1, seconds=0.47431034560579427),
-            Fault(kind="partition", at=0.8407046191605967, who=0, seconds=2.7517113904876895, ways="up down"),
-        ),
-    ),
-    "backup workers removed the step that one had which was cut off before it had said so": replace(
-        _PLAIN,
-        seed=34040,
-        design="doublesqueeze-topk",
-        policy="backup[1]",
-        workers=3,
-        steps=6,
-        chunk_nbytes=16,
-        checkpoint_every=2,
-        faults=(
-            Fault(kind="partition", at=0.04954981162655528, who=1, seconds=0.14948370302697195, ways="up down"),
-            Fault(kind="kill-server", at=0.13802388456921308, seconds=0.05),
-        ),
-        harmless=True,
-    ),
-    "and where the disk of another one was full": replace(
-        _PLAIN,
-        seed=56202,
-        design="fp32",
-        policy="backup[1]",
-        workers=3,
-        steps=8,
-        min_workers=1,
-        checkpoint_every=2,
-        latency=(0.02, 0.08),
-        faults=(
-            Fault(kind="cut-at", at=0.7494761555964858, who=1, seconds=0.09054515730146237, point="join.values"),
-            Fault(kind="full-disk", at=0.36706530998522274, seconds=0.7510965248853978),
-            Fault(kind="kill-server", at=1.0744875307037638, seconds=0.05),
-            Fault(kind="kill-server", at=2.6168629132941517, seconds=0.05),
-        ),
-    ),
-    "one that began late at one shard pushed what it sat out to another, resumed, of before that one's step": replace(
-        _PLAIN,
-        seed=816256,
-        shards=2,
-        steps=8,
-        checkpoint_every=2,
-        faults=(
-            Fault(kind="kill", at=0.186805, who=1, seconds=0.5),
-            Fault(kind="kill-server", at=0.290176, who=1, seconds=0.3),
-        ),
-        survives=True,
-    ),
-    "one that was refused where another one had begun anew closed the session in which it was to go back": replace(
-        _PLAIN,
-        seed=64,
-        shards=2,
-        checkpoint_every=2,
-        latency=(0.001, 0.03),
-        faults=(
-            Fault(kind="kill", at=0.3657310096190378, who=1, seconds=0.5),
-            Fault(kind="kill-server", at=0.30358096187987826, who=1, seconds=0.5),
-        ),
-        survives=True,
-    ),
-    "two that had died kept each other from going back, by the connections of their dead processes": replace(
-        _PLAIN,
-        seed=4067,
-        design="3lc[s=1.75]",
-        workers=4,
-        shards=2,
-        steps=8,
-        chunk_nbytes=16,
-        checkpoint_every=2,
-        faults=(
-            Fault(kind="kill", at=0.1797584239241307, who=3, seconds=0.7066668058762221),
-            Fault(kind="kill-server", at=0.42417945935125423, who=0, seconds=0.1282816136333969),
-            Fault(kind="kill", at=0.403940853858466, who=0, seconds=0.14520226935505465),
-        ),
-        survives=True,
-    ),
-}
+_TEXT = """\
+a server whose disk was full died: its newest checkpoint was older than the two that every worker kept
+    seed=393 steps=14 checkpoint_every=2 harmless=True
+    full-disk 0.13967888019299868 0 0.1729975831865102
+    kill-server 0.22811725810589434 0 0.05
+backup workers that begin while tables have different versions: their first push was lost, and not reported
+    seed=1344 policy=backup[1] workers=3 steps=2 chunk_nbytes=16 latency=(0.001,0.03)
+local updates that begin late: the first step began one version early, and took back the others' update
+    seed=362 design=update policy=None steps=6 latency=(0.02,0.08)
+    kill 0.7625403725431654 0 0.8763056053492392
+shared scales: one that came again was waited for at a step which it takes no part in
+    seed=2395 design=terngrad policy=None workers=3 steps=2 min_workers=1 grace_s=1.5 latency=(0.001,0.03)
+    kill 0.13651786887876283 2 0.06804257333924008
+shared scales: one that sat out a step at one shard, and not at the other, told it no scales
+    seed=3903 design=terngrad policy=None workers=3 shards=2 steps=2 min_workers=2 grace_s=1.5 latency=(0.02,0.08)
+    cut 0.4824958481268176 1 0.0
+    kill-at 0.4824958481268176 1 0.6567320358410489 resend.dial
+one that replaced itself was refused after its first process's place was given up: no one heard of that update
+    seed=2365 design=topk-sgd shards=2 steps=2 min_workers=1 latency=(0.001,0.03)
+    kill 0.8788546192004884 1 0.599910786972626
+    freeze 0.19563323587143105 1 3.7009460763528454
+one that one shard had dropped was sent back at the other for its own sake, each time it began anew
+    seed=21306 design=fp32 shards=2 min_workers=2 checkpoint_every=2 latency=(0.02,0.08)
+    kill-server 0.7765748268845949 1 2.5894110106201897
+    kill 0.7396620176128035 0 3.375479138387738
+two that went back voided each other's offers in turn
+    seed=10368 design=fp32 policy=adaptive[when=norm,threshold=0.3] shards=2
+    chunk_nbytes=16 min_workers=1 checkpoint_every=2
+    cut 0.9692269114416262 1 2.8227495517617482
+    cut 0.03100746300590172 1 0.0
+    kill-at 0.03100746300590172 1 0.2772277531161797 resend.opening
+    cut 1.0213590523134206 1 0.0
+    kill-at 1.0213590523134206 1 0.30930208888840577 resend.dial
+    kill-server 0.4498680467219242 1 3.817435782875651
+an update without a late worker: its checkpoint was written after the next message, in half of the next
+    seed=30 design=stoch3 steps=20 chunk_nbytes=16 min_workers=1
+    checkpoint_every=2 latency=(0.02,0.08) straggler_grace_s=0.2
+    freeze 2.6473417570298996 1 1.2482551655187626
+a worker that never came, where others had begun without it: they waited for it once another had died
+    seed=7235 design=doublesqueeze-topk policy=backup[1] workers=3 steps=6 min_workers=1 latency=(0.001,0.03)
+    kill 0.012196758228926546 2 2.5006506368696435
+    kill-at 0.31152521927169863 1 2.686238684240317 update.push
+all were away for too long, at two shards, and nobody had checkpoints: the training ended
+    seed=8236 design=update policy=None shards=2 steps=6 min_workers=1 grace_s=1.5 latency=(0.001,0.03)
+    freeze 0.5268945019519499 1 3.7417868912501016
+    partition 0.4097276126338357 0 3.4077885810287594 down
+all were away for too long, and the shard had no step to offer but the one where it was
+    seed=52956 design=fp32 policy=adaptive[when=norm,threshold=0.3] steps=2 min_workers=1 latency=(0.02,0.08)
+    partition 0.44730482707987396 0 3.1002526156863937 up down
+    kill 0.22103596681739843 1 3.9667153950442824
+a session's first connection, whose packets came after those of its second, took the session back
+    seed=34826 design=topk-sgd shards=2 steps=2 latency=(0.02,0.08) harmless=True
+    slow 0.023044739148067987 1 0.27395467330519013
+    cut 0.5448345347227431 1 0.11597931767647192
+a shard that died twice had forgotten the beginning, which was all that the other one had
+    seed=46656 design=entropy policy=local[2] shards=2 steps=6
+    min_workers=1 grace_s=1.5 checkpoint_every=2 latency=(0.001,0.03)
+    kill-server 0.7046766016586014 0 0.40351701449671645
+    kill-server-at 0.22438243746263833 1 0.06147320000743379 checkpoint.forced
+answers left before a checkpoint was on the disk, and the other shard went on and forgot that step
+    seed=47672 policy=ssp[staleness=1,mode=aggressive] shards=2 checkpoint_every=2
+    kill-server-at 0.03728439970639863 0 0.6443187166524741 checkpoint.rename
+workers that wanted to go back alone: the update that waited for them was made without them
+    seed=54966 design=topk-sgd workers=4 shards=2 steps=2 grace_s=1.5 checkpoint_every=2 harmless=True
+    kill-server 0.05209502120278331 1 0.2639413690834028
+one that was given up wanted to go back after the others had left: the training, which was over, failed
+    seed=113540 design=terngrad policy=None steps=6 min_workers=1 checkpoint_every=2 latency=(0.02,0.08)
+    partition 0.4449418154292476 0 3.083291880749392 down
+one that was given up came with old steps alone, which the others, who had gone back, had removed
+    seed=216108 steps=10 min_workers=2 grace_s=1.5 checkpoint_every=2 latency=(0.02,0.08)
+    slow 1.7402400965565925 0 3.4531304058431678
+    full-disk-of-worker 0.6605987894411297 0 1.5485539031603142
+    kill-server 1.727124106492106 0 0.05
+    kill-server 1.3437428341226678 0 0.05
+a shard that had lost everything was given initial values, while another one was at the end
+    seed=223142 design=update policy=None workers=3 shards=2
+    steps=2 min_workers=1 checkpoint_every=2 latency=(0.02,0.08)
+    kill-server-at 0.5001897178414979 0 3.7553170611159823 checkpoint.forced
+    full-disk 3.350190780328651 0 3.4470159700982275
+    kill-server 3.8794018420314824 1 0.05
+all went back to the beginning, and one that was to have begun late was not expected there
+    seed=11502 design=terngrad policy=None steps=2 min_workers=2 grace_s=1.5 checkpoint_every=2 latency=(0.02,0.08)
+    kill 0.32569836030277594 1 0.47431034560579427
+    partition 0.8407046191605967 0 2.7517113904876895 up down
+backup workers removed the step that one had which was cut off before it had said so
+    seed=34040 design=doublesqueeze-topk policy=backup[1] workers=3 steps=6
+    chunk_nbytes=16 checkpoint_every=2 harmless=True
+    partition 0.04954981162655528 1 0.14948370302697195 up down
+    kill-server 0.13802388456921308 0 0.05
+and where the disk of another one was full
+    seed=56202 design=fp32 policy=backup[1] workers=3 steps=8 min_workers=1 checkpoint_every=2 latency=(0.02,0.08)
+    cut-at 0.7494761555964858 1 0.09054515730146237 join.values
+    full-disk 0.36706530998522274 0 0.7510965248853978
+    kill-server 1.0744875307037638 0 0.05
+    kill-server 2.6168629132941517 0 0.05
+one that began late at one shard pushed what it sat out to another, resumed, of before that one's step
+    seed=816256 shards=2 steps=8 checkpoint_every=2 survives=True
+    kill 0.186805 1 0.5
+    kill-server 0.290176 1 0.3
+one that was refused where another one had begun anew closed the session in which it was to go back
+    seed=64 shards=2 checkpoint_every=2 latency=(0.001,0.03) survives=True
+    kill 0.3657310096190378 1 0.5
+    kill-server 0.30358096187987826 1 0.5
+two that had died kept each other from going back, by the connections of their dead processes
+    seed=4067 design=3lc[s=1.75] workers=4 shards=2 steps=8 chunk_nbytes=16 checkpoint_every=2 survives=True
+    kill 0.1797584239241307 3 0.7066668058762221
+    kill-server 0.42417945935125423 0 0.1282816136333969
+    kill 0.403940853858466 0 0.14520226935505465
+"""
+"""What was wrong; how the scenario differs from the plain one; each fault: kind, at, who, seconds, and way or point."""
+
+
+def _value(text: str) -> Any:
+    try:
+        return literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def _read(text: str) -> dict[str, Scenario]:
+    found: dict[str, Scenario] = {}
+    for line in text.splitlines():
+        if not line.startswith(" "):
+            name, found[line] = line, _PLAIN
+        elif "=" in line:
+            changes = dict(each.split("=", 1) for each in line.split())
+            found[name] = replace(found[name], **{key: _value(value) for key, value in changes.items()})
+        else:
+            kind, at, who, seconds, *rest = line.split()
+            where = {"ways" if kind == "partition" else "point": " ".join(rest)}
+            fault = Fault(kind=kind, at=float(at), who=int(who), seconds=float(seconds), **where)
+            found[name] = replace(found[name], faults=(*found[name].faults, fault))
+    return found
+
+
+REGRESSIONS = _read(_TEXT)
+"""By what was wrong."""

@@ -54,7 +54,7 @@ CHECKPOINT_POINTS = ("checkpoint.write", "checkpoint.forced", "checkpoint.rename
 """What a disk is asked for, each before it is done."""
 
 STRAGGLING_STEPS = 20
-"""Nobody is late in the first exchanges."""
+"""No worker is late in the first exchanges."""
 FILLING_STEPS = 14
 """Several checkpoints can be missed."""
 WITHIN, BEYOND = (0.05, 0.9), (2.5, 4.0)
@@ -99,8 +99,8 @@ class Scenario:
         faults: what happens.
         harmless: whether nothing lasts longer than the server waits, and no worker dies; servers may, where there are
             checkpoints.
-        survives: whether all write checkpoints, and whoever dies is back sooner than the server gives a worker up: the
-            training does not end before somebody has reached the last step.
+        survives: whether all write checkpoints, and all that die are back sooner than the server gives a worker up: the
+            training does not end before a worker has reached the last step.
     """
 
     seed: int

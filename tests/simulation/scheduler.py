@@ -15,10 +15,10 @@ from typing import TypeAlias
 from thinwire.runtime.clock import Cancel
 
 MAX_EVENTS = 20_000
-"""A run takes some hundreds; more means that somebody goes round in circles."""
+"""A run takes some hundreds; more means that a process goes round in circles."""
 
 RESOLUTION_S = 1e-6
-"""Nobody waits for a shorter time."""
+"""No process waits for a shorter time."""
 
 
 class Circling(AssertionError):
@@ -35,7 +35,7 @@ class Scheduler:
     Attributes:
         now: virtual time, in seconds.
         events: how many have happened.
-        trace: what was said of them; None where nobody listens.
+        trace: what was said of them; None where it is not kept.
     """
 
     def __init__(self, *, trace: bool = False) -> None:
@@ -83,12 +83,7 @@ class _Timer:
 
 @dataclass(eq=False)
 class Host:
-    """One process of the operating system. It is a `Clock` to the code that runs there.
-
-    Args:
-        scheduler: of the run.
-        name: for the trace.
-    """
+    """One process of the operating system. It is a `Clock` to the code that runs there."""
 
     scheduler: Scheduler
     name: str
@@ -154,12 +149,7 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Until something comes, or the time is over.
-
-    Args:
-        seconds: at most; None waits for as long as it takes.
-        deaf: nothing that comes ends it.
-    """
+    """Until something comes, or the time is over."""
 
     seconds: float | None = None
     deaf: bool = False
@@ -170,13 +160,7 @@ Body: TypeAlias = Generator[Wait, None, None]
 
 
 class Process:
-    """A generator that runs on a host until it waits.
-
-    Args:
-        host: where.
-        body: what it does.
-        on_end: is called with what ended it, or None.
-    """
+    """A generator that runs on a host until it waits."""
 
     def __init__(self, host: Host, body: Body, on_end: Callable[[Exception | None], None]) -> None:
         self._host, self._body, self._on_end = host, body, on_end

@@ -9,13 +9,7 @@ from tests.simulation.scenario import Scenario
 
 
 def shrink(scenario: Scenario, fails: Callable[[Scenario], bool], *, tries: int = 200) -> Scenario:
-    """Returns the smallest scenario found that still fails.
-
-    Args:
-        scenario: one that fails.
-        fails: whether another fails in the same way.
-        tries: how many are run at most.
-    """
+    """Returns the smallest scenario found that still fails."""
     found, left = scenario, tries
     while left > 0:
         for smaller in _smaller(found):

@@ -25,11 +25,7 @@ if TYPE_CHECKING:
 
 
 class Watch:
-    """The rules.
-
-    Args:
-        scenario: what is run.
-    """
+    """The rules."""
 
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
@@ -154,7 +150,7 @@ class Watch:
             values: Array | None = shard.values[index]
             for version in range(before + 1, table.version + 1):
                 delta = updates.get((index, version))
-                require(delta is not None, "updates", f"{table.spec.name}: nobody is told of version {version}")
+                require(delta is not None, "updates", f"{table.spec.name}: no worker is told of version {version}")
                 assert delta is not None
                 gradient = self._aggregate(shard, index, version - 1, delta)
                 if values is not None:
@@ -170,7 +166,7 @@ class Watch:
         """The mean of the gradients in an update, which must be those that came."""
         name = shard.core.tables[index].spec.name
         came = {rank for table, of, rank in shard.waiting if (table, of) == (index, clock)}
-        ranks = set(delta.ranks or range(self._scenario.workers)) - {-1}  # that is nobody
+        ranks = set(delta.ranks or range(self._scenario.workers)) - {-1}  # that is no rank
         require(
             came == ranks,
             "updates",
@@ -303,7 +299,7 @@ class Watch:
                 heard, sent = known[0].heard[known[1]], self._sent[who, shard]
                 # A goodbye may be lost with its connection: the server then gives the worker up. So may pushes that
                 # would come too late: their updates are made and told, and the worker need not hear that it lost them.
-                # Of a newer checkpoint nobody need hear: without it the others keep an older one for longer.
+                # No worker need hear of a newer checkpoint: without it the others keep an older one for longer.
                 left = [message for message, _ in sent[heard:-1] if not isinstance(message, Saved)]
                 needed = [message for message in left if not self._overtaken(known[0], message)]
                 require(not needed, "once", f"{who.host.name} said {len(sent)} messages, and {heard} were heard")

@@ -50,7 +50,7 @@ class Model(nn.Module):
 
     def __init__(self, rank: int) -> None:
         super().__init__()
-        # Everybody begins with other weights: worker 0's must win.
+        # All begin with other weights: worker 0's must win.
         self.weight = nn.Parameter(torch.full(SHAPES["weight"], float(rank)))
         self.bias = nn.Parameter(torch.full(SHAPES["bias"], -float(rank)))
 
@@ -107,7 +107,7 @@ class Connection:
                 return None
             mine, answer = self.session.receive(packet)
             if answer is not None:
-                with suppress(TransportError):  # noticed by whoever sends or receives next
+                with suppress(TransportError):  # noticed by the next send or receive
                     self.link.send(answer)
             if mine:
                 return packet
@@ -167,14 +167,7 @@ class Connection:
 
 
 class WorkerProcess:
-    """One life of one worker.
-
-    Args:
-        cluster: that it is part of.
-        rank: its number.
-        life: how many processes had this rank before it.
-        returns: whether it was in the training before, lost a shard, and goes back with all the others.
-    """
+    """One life of one worker."""
 
     def __init__(self, cluster: Processes, rank: int, life: int, *, returns: bool = False) -> None:
         self.cluster, self.rank, self.life = cluster, rank, life
@@ -278,7 +271,7 @@ class WorkerProcess:
         yield Wait(COMPUTE_S * self.cluster.chance.uniform(0.5, 1.5), deaf=True)
         for tensor in worker.model.tensors:
             parameter = tensor.parameter
-            # A part of the weights in it: whoever has wrong ones goes on with wrong gradients.
+            # A part of the weights in it: a worker with wrong ones goes on with wrong gradients.
             parameter.grad = torch.from_numpy(given[tensor.name]) + 0.125 * parameter.detach()
             self.cluster.watch.computed(self, tensor)
             yield from self.run(worker.gradient_ready(tensor))
@@ -385,4 +378,4 @@ class WorkerProcess:
                 link.severed = True
             else:
                 yield Wait(min(0.05, left), deaf=True)
-        raise DeadlineError(f"nobody answers at shard {shard}")
+        raise DeadlineError(f"no answer from shard {shard}")

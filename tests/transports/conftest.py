@@ -66,10 +66,30 @@ def echo(sender: Sender, peer: int, packet: bytes) -> None:
     sender.send(peer, packet)
 
 
+class Idle:
+    """A handler that does nothing."""
+
+    def __init__(self, sender: Sender) -> None:
+        self.sender = sender
+
+    def opened(self, peer: int) -> None: ...
+
+    def received(self, peer: int, packet: bytes) -> None: ...
+
+    def closed(self, peer: int, error: str | None) -> None: ...
+
+
+class Echo(Idle):
+    """A handler that answers every packet with itself."""
+
+    def received(self, peer: int, packet: bytes) -> None:
+        self.sender.send(peer, packet)
+
+
 class Cluster:
     """One server and its workers over the transport of that name. To enrol a transport, add a line here."""
 
-    TRANSPORTS = ("memory", "grpc", "grpc-own", "sockets", "sockets-own")
+    TRANSPORTS = ("memory", "grpc", "grpc-own", "sockets")
 
     def __init__(self, transport: str) -> None:
         self.transport = transport
@@ -96,7 +116,7 @@ class Cluster:
 
     def connect(self) -> Connection:
         connection: Connection
-        if self.transport in ("memory", "grpc-own", "sockets-own"):
+        if self.transport in ("memory", "grpc-own"):
             assert isinstance(self.server, HostServer)
             connection = self.server.connect()
         elif self.transport == "sockets":

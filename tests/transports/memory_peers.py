@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any
 
-from thinwire.errors import DeadlineError, TransportError
+from thinwire.errors import DeadlineError, ProtocolError, TransportError
 from thinwire.transports.peers import PeerGroup, ReceiveBuffer, Transfer
 
 Key = tuple[int, int, int]
@@ -92,3 +94,16 @@ def groups(size: int, timeout_s: float = 20.0) -> list[MemoryPeerGroup]:
     """Returns the peer groups of all ranks."""
     links = Links()
     return [MemoryPeerGroup(links, rank, size, timeout_s) for rank in range(size)]
+
+
+def on_every_rank(peers: list[MemoryPeerGroup], call: Callable[[MemoryPeerGroup], Any]) -> list[Any]:
+    """Calls it on every rank at once; an error of ours is a result too."""
+
+    def outcome(group: MemoryPeerGroup) -> Any:
+        try:
+            return call(group)
+        except (ProtocolError, TransportError) as error:
+            return error
+
+    with ThreadPoolExecutor(len(peers)) as pool:
+        return list(pool.map(outcome, peers))

@@ -13,25 +13,16 @@ from thinwire.errors import ConfigError
 from thinwire.transports.shaped import Shaping, TokenBucket, burst_nbytes
 
 
-def test_a_message_larger_than_the_burst_waits_for_what_the_burst_does_not_cover() -> None:
-    bucket = TokenBucket(8_000, burst_bytes=100)
-    assert bucket.delay(1_100, now=5.0) == pytest.approx(1.0)
-
-
-def test_debt_makes_the_next_message_queue() -> None:
-    bucket = TokenBucket(8_000, burst_bytes=0)
-    assert bucket.delay(1_000, now=0.0) == pytest.approx(1.0)
-    assert bucket.delay(1_000, now=0.25) == pytest.approx(1.75)
-
-
-def test_a_burst_passes_at_once_and_refills_no_further_than_full() -> None:
+def test_a_burst_passes_at_once_and_debt_makes_later_messages_queue() -> None:
     bucket = TokenBucket(8_000, burst_bytes=500)
     assert bucket.delay(500, now=0.0) == 0.0
     assert bucket.delay(500, now=1_000.0) == 0.0
     assert bucket.delay(500, now=1_000.0) == pytest.approx(0.5)
-
-
-def test_zero_bytes_wait_only_for_what_is_ahead_of_them() -> None:
+    bucket = TokenBucket(8_000, burst_bytes=100)
+    assert bucket.delay(1_100, now=5.0) == pytest.approx(1.0)
+    bucket = TokenBucket(8_000, burst_bytes=0)
+    assert bucket.delay(1_000, now=0.0) == pytest.approx(1.0)
+    assert bucket.delay(1_000, now=0.25) == pytest.approx(1.75)
     bucket = TokenBucket(8_000, burst_bytes=0)
     assert bucket.delay(0, now=0.0) == 0.0
     bucket.delay(1_000, now=0.0)

@@ -9,8 +9,7 @@ from thinwire.schema import Ahead, Delta, Join, Leave, Members, Message, Plan, P
 from thinwire.version import VERSION
 from thinwire.worker.apply_buffer import Update
 from thinwire.worker.conversation import Conversation
-from thinwire.worker.effects import Receive, Send
-from thinwire.worker.transmit_buffer import CHUNK_NBYTES
+from thinwire.worker.effects import Procedure, Receive, Send
 
 RATES = (0.5,)
 SHARD = 3
@@ -45,7 +44,7 @@ def begun(one: Conversation) -> Conversation:
     return one
 
 
-def test_a_worker_that_another_replaced_at_once_is_gone() -> None:
+def test_a_replaced_worker_is_gone() -> None:
     one = begun(make())
     for ranks, interrupted, since in [((0, 1), True, -1), ((1,), False, 3), ((0, 1), False, 3)]:
         one.received(Members(step=2, ranks=ranks, least=1, reason="-", interrupted=interrupted, since=since), ())
@@ -56,7 +55,7 @@ def test_a_worker_that_another_replaced_at_once_is_gone() -> None:
 # ---- up
 
 
-def test_it_joins_with_the_versions_that_it_has() -> None:
+def test_a_worker_joins_with_the_versions_that_it_has() -> None:
     one = make()
     joining = one.join()
     assert next(joining) == Send(SHARD, Join(rank=1, plan=one.plan, version=VERSION))
@@ -71,15 +70,12 @@ def test_it_joins_with_the_versions_that_it_has() -> None:
     assert next(one.join()) == Send(SHARD, Join(rank=1, plan=one.plan, have=(0, 1, 0), version=VERSION))
 
 
-def test_initial_values_are_version_zero_of_everything() -> None:
+def test_initial_values_are_version_zero_and_travel_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
     one = make()
     assert all(one.is_stale(table, 0) for table in range(3)) and one.take(0, 0) == []
     values = Values(tables=(0, 1, 2), versions=(0, 0, 0))
     assert list(one.send_values((b"a", b"b", b"c"))) == [Send(SHARD, values, (b"a", b"b", b"c"))]
     assert not any(one.is_stale(table, 0) for table in range(3))
-
-
-def test_initial_values_are_sent_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("thinwire.packets.packet.PORTION_NBYTES", 3)
     assert list(make().send_values((b"aa", b"b", b"cccc"))) == [
         Send(SHARD, Values(tables=(0, 1), versions=(0, 0)), (b"aa", b"b")),
@@ -101,17 +97,6 @@ def test_a_push_leaves_when_enough_bytes_are_ready() -> None:
     assert list(one.flush(0, RATES)) == [], "nothing waits"
     digest = Push(step=0, tables=(), rates=RATES, digest="d")
     assert list(one.flush(0, RATES, digest="d")) == [Send(SHARD, digest)], "options are sent once"
-
-
-def test_the_default_chunk_is_a_few_messages_a_step() -> None:
-    one = Conversation(SHARD, make_plan(30), rank=0)
-    assert CHUNK_NBYTES == 4 * 8192
-    sizes = []
-    for table in range(30):
-        if one.push(0, table, b"x" * 8192):
-            sizes += [len(send.frames) for send in one.flush(0, RATES) if isinstance(send, Send)]
-    sizes += [len(send.frames) for send in one.flush(0, RATES) if isinstance(send, Send)]
-    assert sizes == [4] * 7 + [2]
 
 
 def test_a_table_is_pushed_once_a_step() -> None:
@@ -203,45 +188,36 @@ def test_buffers_are_needed_after_the_steps_that_send_them() -> None:
             assert not one.is_stale(buffer, clock)
 
 
-def test_the_end_is_noted() -> None:
-    one = begun(make())
-    asking = one.ended(1)
-    assert next(asking) == Receive(SHARD, "step 1")
-    one.received(Delta(version=1, tables=(0,)), (b"",))
+def result_of(procedure: Procedure[bool]) -> bool:
+    """What it returns where it need not wait."""
     with pytest.raises(StopIteration) as end:
-        next(asking)
-    assert end.value.value is False and one.last_version is None
-    one.received(Delta(version=2, tables=(0,), last=True), (b"",))
-    one.received(Delta(version=2, tables=(1,), last=True), (b"",))
-    with pytest.raises(StopIteration) as end:
-        next(one.ended(2))
-    assert end.value.value is True and one.last_version == 2
+        next(procedure)
+    return bool(end.value.value)
 
 
-def test_the_end_is_in_an_update_and_not_in_statistics_that_are_relayed_before_it() -> None:
+def test_the_end_is_told_by_an_update_and_not_by_statistics_relayed_before_it() -> None:
     one = begun(make(1, state=True))
     asking = one.ended(1)
     assert next(asking) == Receive(SHARD, "step 1")
     one.received(Delta(version=1, tables=(1,)), (b"s",))
     assert next(asking) == Receive(SHARD, "step 1"), "another worker's statistics; this one's gradients are under way"
-    one.received(Delta(version=1, tables=(0,), last=True), (b"",))
-    with pytest.raises(StopIteration) as end:
-        next(asking)
-    assert end.value.value is True
+    one.received(Delta(version=1, tables=(0,)), (b"",))
+    assert not result_of(asking) and one.last_version is None
+    one.received(Delta(version=2, tables=(0,), last=True), (b"",))
+    assert result_of(one.ended(2)) and one.last_version == 2
 
 
-def test_what_a_server_may_not_say() -> None:
+def test_what_a_server_may_not_say_is_refused() -> None:
     refused: list[tuple[Message, tuple[bytes, ...], str]] = [
-        (Refused(reason="rank 1 is taken"), (), "the server ended the session: rank 1 is taken"),
+        (Refused(reason="rank 1 is taken"), (), "rank 1 is taken"),
         (Leave(), (), "a server does not send Leave"),
         (Push(step=0, tables=()), (), "a server does not send Push"),
-        (Delta(version=1, tables=(0, 1)), (b"",), "2 tables and 1 frames in one message"),
-        (Delta(version=1, tables=(3,)), (b"",), r"tables \(3,\); there are 3"),
-        (Delta(version=1, tables=(-1,)), (b"",), r"tables \(-1,\); there are 3"),
-        (Values(tables=(0,), versions=(0,)), (), "1 tables and 0 frames in one message"),
-        (Values(tables=(0,), versions=()), (b"",), "0 versions and 1 frames in one message"),
+        (Delta(version=1, tables=(0, 1)), (b"",), "2 tables and 1 frames"),
+        *((Delta(version=1, tables=(wrong,)), (b"",), rf"tables \({wrong},\); there are 3") for wrong in (3, -1)),
+        (Values(tables=(0,), versions=(0,)), (), "1 tables and 0 frames"),
+        (Values(tables=(0,), versions=()), (b"",), "0 versions and 1 frames"),
         (Values(tables=(9,), versions=(0,)), (b"",), r"tables \(9,\); there are 3"),
-        (Ahead(tables=(0, 1), anchor=True), (b"",), "2 tables and 1 frames in one message"),
+        (Ahead(tables=(0, 1), anchor=True), (b"",), "2 tables and 1 frames"),
         (Ahead(tables=(9,), anchor=False), (b"",), r"tables \(9,\); there are 3"),
     ]
     for message, frames, text in refused:

@@ -125,7 +125,7 @@ def test_a_tensor_with_nan_or_inf_is_told_from_the_others() -> None:
                 assert residual is None or torch.equal(tensor.tables[0].residual, residual), tensor.name  # type: ignore[arg-type]
 
 
-def test_what_was_sent_takes_no_memory_once_it_is_released() -> None:
+def test_released_changes_free_their_memory() -> None:
     fragment = Fragment(made(half=False), lambda: 0.0)
     for exchange in range(2):
         assert all(fragment.changes.look())
@@ -138,7 +138,7 @@ def test_what_was_sent_takes_no_memory_once_it_is_released() -> None:
         assert len(room) == len(SHAPES) and not any(each() is not None for each in room)
 
 
-def test_residuals_stay_in_plain_tensors_by_one_pass_as_they_do_in_others() -> None:
+def test_residuals_in_plain_and_transposed_tensors_are_equal() -> None:
     """One tensor whose memory is not in the order of its values sends all of a fragment the other way."""
     plain, mixed = (
         [each for number, each in enumerate(made()) if number not in left_out] for left_out in ((3, 4), (4,))
@@ -204,7 +204,7 @@ def test_updates_that_are_gone_on_from_in_one_pass_are_applied_led_by_and_merged
             assert table.cost.payload_bytes_pull == single.cost.payload_bytes_pull > 0
 
 
-def test_tensors_on_a_device_without_kernels_are_no_business_of_the_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensors_on_a_device_without_kernels_are_left_to_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their contexts are on the host; their addresses are not."""
     together = made(half=False)
     for module, name in ((codec_tensors, "HOST_DEVICES"), (dispatch, "KERNEL_DEVICES")):

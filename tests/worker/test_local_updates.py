@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import asdict
+from typing import Any
+
 import pytest
 import torch
 
+from thinwire.errors import ConfigError
 from thinwire.hooks.planning import make_plan
 from thinwire.optimizers.options import ParameterGroups
+from thinwire.policies.designs import design
 from thinwire.policies.designs import design as find_design
 from thinwire.schema import Push, Welcome
 from thinwire.worker.effects import Poll, Send
 from thinwire.worker.local_updates import LocalWorker
+from thinwire.worker.same_updates import check_same, coded_by
 
 WORKERS = 4
 
@@ -39,11 +46,7 @@ def test_every_rank_begins_with_the_next_ones_shard_and_ends_with_its_own() -> N
     assert orders == [[1, 2, 3, 0], [2, 3, 0, 1], [3, 0, 1, 2], [0, 1, 2, 3]]
     for at_once in zip(*orders, strict=True):
         assert len({*at_once}) == WORKERS, "no shard gets two workers' messages while another gets none"
-
-
-@pytest.mark.parametrize(("rank", "order"), [(0, [1, 0]), (1, [0, 1]), (6, [1, 0])])
-def test_with_fewer_shards_workers_share_the_first_ones_evenly(rank: int, order: list[int]) -> None:
-    assert pushed(made(rank, 2)) == order
+    assert [pushed(made(rank, 2)) for rank in (0, 1, 6)] == [[1, 0], [0, 1], [1, 0]], "fewer shards are shared evenly"
 
 
 def test_a_worker_is_idle_between_a_merge_and_the_next_push_but_not_while_it_is_evaluated() -> None:
@@ -59,7 +62,7 @@ def test_a_worker_is_idle_between_a_merge_and_the_next_push_but_not_while_it_is_
     assert [*found, worker.idle] == [False, True, False, False]
 
 
-def test_one_that_missed_exchanges_goes_on_from_what_the_others_made_of_them() -> None:
+def test_a_worker_that_missed_exchanges_goes_on_from_the_next_update() -> None:
     """The next update holds all of them: it is nothing that this worker had a part in, or steers by."""
     worker = made(0, 1)
     worker._skips_late = True
@@ -72,3 +75,25 @@ def test_one_that_missed_exchanges_goes_on_from_what_the_others_made_of_them() -
     assert worker.clock == 9 and not worker.idle
     assert all(each.whole and each.merges_at == worker.iteration == 18 for each in worker._rounds.values())
     assert all(each.pushes == 9 for each in worker._rounds.values())
+
+
+def position(name: str) -> dict[str, Any]:
+    of = design(name)
+    assert of.local is not None
+    return {"local": asdict(of.local), "coded": coded_by(of)}
+
+
+def test_what_differs_is_told_by_the_options_of_a_design() -> None:
+    for saved, here, told in (
+        ("local-sgd[h=4]", "local-sgd[h=8]", "the state is of h=4 and this training has h=8: resume with the same"),
+        ("local-sgd[h=4]", "local-sgd[h=4,s=1.5]", "codec.sparsity=1.0, codec_down.sparsity=1.0 and"),
+        ("update[codec=auto]", "update", "the state is of codec=auto and this training has codec=3lc:"),
+        ("update", "update[codec=auto]", "the state is of codec=3lc and this training has codec=auto:"),
+        ("update[codec=auto]", "update[codec=auto,target=bytes]", "codec='auto=5,target=bytes'"),
+        ("diloco", "diloco[small=bf16]", "compression='by-shape[small=bf16]'"),
+    ):
+        check_same(position(saved), design(saved))
+        with pytest.raises(ConfigError, match=re.escape(told)):
+            check_same(position(saved), design(here))
+    with pytest.raises(ConfigError, match="the state is of a training without local updates"):
+        check_same({}, design("diloco"))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import numpy as np
 import pytest
 import torch
@@ -17,6 +15,7 @@ from thinwire.policies.assignment import Partition
 from thinwire.policies.criteria import Pending, criterion
 from thinwire.schema import TableSpec
 from thinwire.telemetry import Counters
+from thinwire.worker.accumulated import Accumulated
 from thinwire.worker.apply_buffer import Update
 from thinwire.worker.table import NO_GRADIENT, WorkerTable
 
@@ -122,12 +121,9 @@ def test_nan_changes_nothing() -> None:
             before = table.state_dict()
             broken = grad(2)
             broken[1, 2] = bad
-            with pytest.raises(NonFiniteError, match="w: holds NaN or Inf"):
-                table.accumulate(broken)
-            with pytest.raises(NonFiniteError, match="w: holds NaN or Inf"):
-                table.encode(broken, None)
-            with pytest.raises(NonFiniteError, match="w: holds NaN or Inf"):
-                table.encode(broken, criterion("norm", 0.1))
+            for every in (None, criterion("norm", 0.1)):
+                with pytest.raises(NonFiniteError, match="w: holds NaN or Inf"):
+                    table.encode(broken, every)
             after = table.state_dict()
             assert before.keys() == after.keys()
             for key, value in before.items():
@@ -168,7 +164,7 @@ def test_updates_are_added_taken_over_or_stepped_by() -> None:
     table.apply([Update(3, PLAIN.encode(ones), False, rates=(0.5,))], local_step, step=2)
     assert bool((table.values == 6).all() and (stepped[0][0] == 1).all()) and stepped[0][1] == (0.5,)
     table.apply([Update(4, PLAIN.encode(9 * ones), True), Update(5, batched, True)], local_step, step=3)
-    assert bool((table.values == 1).all()) and len(stepped) == 1, "whole values are nobody's gradient"
+    assert bool((table.values == 1).all()) and len(stepped) == 1, "whole values are no gradient"
     assert table.changed_in == {-1, 2, 3}
 
 
@@ -182,15 +178,6 @@ def test_whole_values_come_with_the_momentum_that_this_end_adds() -> None:
     torch.testing.assert_close(table.outer.ahead, 0.5 * (grad(2) + table.values - grad(1)))
     table.apply([Update(0, frames[1], True)], None, step=0)  # a training that begins
     assert torch.equal(table.outer.ahead, torch.zeros(SHAPE))
-
-
-def test_an_update_of_another_shape_changes_nothing() -> None:
-    table = make()
-    with pytest.raises(ProtocolError, match=r"w: 39 values came in a batch, the table is \(4, 10\)"):
-        table.apply([Update(1, BatchedTensor.of(np.ones(39, np.float32), "w"), False)], None, step=0)
-    with pytest.raises(ProtocolError, match=r"w: a frame of shape \(10, 4\), the table is \(4, 10\)"):
-        table.apply([Update(1, PLAIN.encode(np.ones((10, 4), np.float32)), False)], None, step=0)
-    assert not table.values.any()
 
 
 # ---- state
@@ -211,12 +198,34 @@ def test_a_resumed_table_sends_the_same_bytes() -> None:
         assert table.encode(grad(6), None) == other.encode(grad(6), None), name
 
 
-def test_a_state_is_a_copy_and_loading_forgets_what_accumulated() -> None:
-    table = make()
-    empty = table.state_dict()
-    table.accumulate(grad(0))
-    state = table.state_dict()
-    table.accumulate(grad(1))
-    assert torch.equal(cast(torch.Tensor, state["accumulated"]), grad(0))
-    table.load_state_dict(empty)
-    assert table.encode(None, None) == NO_GRADIENT
+# ---- gradients that wait
+
+
+def row(*values: float) -> torch.Tensor:
+    return torch.tensor([values], dtype=torch.float64)
+
+
+def test_a_sum_in_float32_with_squares_of_each() -> None:
+    waiting = Accumulated(TableSpec(name="w", shape=(1, 2)))
+    assert waiting.state_dict() == {}, "nothing waits"
+    waiting.add(row(1, 2))
+    waiting.add(row(-1, 3))
+    assert waiting.sum is not None and (str(waiting.sum.dtype), waiting.sum.tolist()) == ("float32", [[0, 5]])
+    assert (waiting.iterations, waiting.squares) == (2, 1 + 4 + 1 + 9)
+    assert waiting.plus(row(0.5, 0)).tolist() == [[0.5, 5]] and waiting.sum.tolist() == [[0, 5]], "nothing was kept"
+    waiting.clear()
+    assert waiting.state_dict() == {} and (waiting.iterations, waiting.squares) == (0, 0)
+
+
+def test_a_state_is_a_copy_and_takes_the_place_of_what_waits() -> None:
+    waiting, other = Accumulated(TableSpec(name="w", shape=(1, 2))), Accumulated(TableSpec(name="w", shape=(1, 2)))
+    waiting.add(row(1, 2))
+    state = {"residual": None, **waiting.state_dict()}
+    waiting.add(row(5, 5))
+    other.add(row(7, 7))
+    other.load_state_dict(state)
+    assert other.sum is not None and (other.sum.tolist(), other.iterations, other.squares) == ([[1, 2]], 1, 5)
+    other.add(row(1, 1))
+    assert state["accumulated"].tolist() == [[1, 2]], "nor does it change with the object that loaded it"
+    other.load_state_dict({"residual": None})
+    assert other.state_dict() == {}

@@ -28,11 +28,7 @@ server.stop(0)
 
 def test_strangers_leave_a_server_the_descriptors_of_its_files() -> None:
     server = subprocess.Popen(
-        [sys.executable, "-c", SERVES],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+        [sys.executable, "-c", SERVES], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     try:
         assert server.stdin is not None and server.stdout is not None
@@ -64,8 +60,6 @@ def test_the_soft_limit_is_raised_as_far_as_it_is_of_use(monkeypatch: pytest.Mon
     limit[:] = [64, 64]
     assert room_for(4096) == 32
 
-
-def test_a_limit_that_cannot_be_raised_is_lived_with(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_which: int, _limits: tuple[int, int]) -> None:
         raise ValueError("not here")
 

@@ -1,30 +1,32 @@
-"""What only the gRPC server promises: ports, foreign and dying peers, encoding once, shaping."""
+"""What only the gRPC server promises: ports, foreign and dying peers, shaping, health, memory."""
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
-import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+import weakref
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import grpc
 import pytest
 
+from tests.transports.conftest import Echo, Idle
 from thinwire.errors import ConfigError, ProtocolError, TransportError
 from thinwire.transports import Sender, Server
 from thinwire.transports.base import CHUNK_NBYTES, Identity, wire_nbytes
-from thinwire.transports.grpc import GrpcOptions, Tls, options
+from thinwire.transports.grpc import GrpcOptions, Tls
 from thinwire.transports.grpc.client import connect
 from thinwire.transports.grpc.options import GOODBYE, METHOD, SERVICE
-from thinwire.transports.grpc.server import serve
+from thinwire.transports.grpc.server import GrpcServer, serve
 from thinwire.transports.shaped import Shaping, TokenBucket
 from thinwire.transports.trust import Caller
 
@@ -41,17 +43,6 @@ time.sleep(60)
 """
 
 
-class Idle:
-    def __init__(self, sender: Sender) -> None:
-        self.sender = sender
-
-    def opened(self, peer: int) -> None: ...
-
-    def received(self, peer: int, packet: bytes) -> None: ...
-
-    def closed(self, peer: int, error: str | None) -> None: ...
-
-
 def speak(address: str, messages: Iterable[bytes]) -> grpc.RpcError | None:
     """Says `messages` in one session and returns how the server took it."""
     with grpc.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)]) as channel:
@@ -64,13 +55,13 @@ def speak(address: str, messages: Iterable[bytes]) -> grpc.RpcError | None:
 
 
 class TestPorts:
-    def test_a_port_in_use_is_named(self) -> None:
-        with serve(Idle, "127.0.0.1:0") as first:
-            port = first.address.rpartition(":")[2]
-            assert int(port) > 0
-            with pytest.raises(TransportError, match=f"port {port} is in use") as caught:
-                serve(Idle, first.address)
-            assert isinstance(caught.value.__cause__, OSError)
+    def test_a_port_in_use_is_named_and_is_free_again_after_the_stop(self) -> None:
+        with serve(Idle, "127.0.0.1:0") as first, socket.create_server(("127.0.0.1", 0)) as other:
+            for address in (first.address, f"127.0.0.1:{other.getsockname()[1]}"):
+                with pytest.raises(TransportError, match=f"port {address.rpartition(':')[2]} is in use"):
+                    serve(Idle, address)
+        with serve(Idle, first.address) as second:
+            assert second.address == first.address
 
     def test_a_host_that_is_not_ours_and_a_damaged_certificate_are_not_a_port_in_use(self) -> None:
         anybody = GrpcOptions(insecure=True)
@@ -84,70 +75,19 @@ class TestPorts:
         with pytest.raises(ConfigError, match=r"key or ca \(--tls-cert, --tls-key, --tls-ca\) is not taken: PEM text"):
             serve(Idle, "127.0.0.1:0", options=replace(anybody, tls=Tls(certificate=damaged, key=damaged)))
 
-    def test_a_port_that_something_else_uses_is_named(self) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as other:
-            port = other.getsockname()[1]
-            with pytest.raises(TransportError, match=f"cannot listen on 127.0.0.1:{port}"):
-                serve(Idle, f"grpc://127.0.0.1:{port}")
-
-    def test_a_port_is_free_again_after_the_stop(self) -> None:
-        first = serve(Idle, "127.0.0.1:0")
-        first.stop()
-        with serve(Idle, first.address) as second:
-            assert second.address == first.address
-
-    def test_a_factory_that_fails_is_told_to_the_caller(self) -> None:
-        def fail(sender: Sender) -> Idle:
-            raise ArithmeticError("no handler")
-
-        with pytest.raises(ArithmeticError, match="no handler"):
-            serve(fail, "127.0.0.1:0")
-
     def test_tls_wants_the_servers_certificate(self) -> None:
         with pytest.raises(ConfigError, match="server with TLS needs certificate and key"):
             serve(Idle, "127.0.0.1:0", options=GrpcOptions(tls=Tls(root=b"pem")))
 
 
-@pytest.mark.long
-def test_who_calls_while_the_server_is_busy_is_taken_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another worker's first message may take a minute on a busy machine, where kernels are loaded for it."""
-
-    class Busy(Idle):
-        def received(self, peer: int, packet: bytes) -> None:
-            time.sleep(4.0)
-
-    def calls() -> list[str]:
-        with serve(Busy, "127.0.0.1:0") as server, ThreadPoolExecutor() as pool:
-            first = connect(server.address)
-            first.send(b"1")
-            time.sleep(0.5)  # until it is busy
-            others = [pool.submit(connect, server.address, connect_timeout_s=WAIT_S) for _ in range(3)]
-            failures = [str(each.exception()) for each in others if each.exception()]
-            for each in (first, *(each.result() for each in others if not each.exception())):
-                each.abort()
-            return failures
-
-    assert calls() == []
-    monkeypatch.setattr(options, "QUEUED_S", 1)
-    assert any("CANCELLED" in failure for failure in calls()), "this is what the option is for"
-
-
 class TestPeers:
-    def test_a_killed_worker_is_told_as_an_error(self, grpc_cluster: Cluster) -> None:
-        recorder = grpc_cluster.serve()
-        with subprocess.Popen([sys.executable, "-c", WORKER, grpc_cluster.server.address]) as worker:
-            try:
-                recorder.wait(recorder.packets)
-            finally:
-                worker.kill()
-        assert recorder.wait_closed() == "the worker went away"
-
-    def test_a_frozen_worker_is_given_up_after_keepalive(self, grpc_cluster: Cluster) -> None:
+    @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
+    def test_a_killed_or_frozen_worker_is_told_as_an_error(self, grpc_cluster: Cluster, end: signal.Signals) -> None:
         recorder = grpc_cluster.serve(keepalive_s=1.0)
         with subprocess.Popen([sys.executable, "-c", WORKER, grpc_cluster.server.address]) as worker:
             try:
                 recorder.wait(recorder.packets)
-                os.kill(worker.pid, signal.SIGSTOP)
+                worker.send_signal(end)
                 assert recorder.wait_closed() == "the worker went away"
             finally:
                 worker.kill()
@@ -168,13 +108,11 @@ class TestPeers:
         connection.close()
         assert recorder.wait_closed() is not None
 
-    def test_a_message_of_more_than_a_chunk_is_not_read(self, grpc_cluster: Cluster) -> None:
+    def test_messages_over_the_limits_are_not_read(self, grpc_cluster: Cluster) -> None:
         recorder = grpc_cluster.serve()
         error = speak(grpc_cluster.server.address, [b"1", bytes(CHUNK_NBYTES + 1)])
         assert error is not None and recorder.wait_closed(0) is not None
         assert recorder.packets() == [b"1"] and recorder.server.bytes_received == wire_nbytes(b"1")
-
-    def test_nothing_is_kept_of_a_packet_over_the_limit(self, grpc_cluster: Cluster) -> None:
         recorder = grpc_cluster.serve(max_message_nbytes=2 * CHUNK_NBYTES)
         error = speak(grpc_cluster.server.address, [bytes(CHUNK_NBYTES)] * 40)
         assert error is not None and "over the message limit" in str(error.details())
@@ -259,7 +197,7 @@ class TestStrangers:
 
 
 class TestSending:
-    def test_every_packet_passes_the_buckets_of_both_ends(self) -> None:
+    def test_shaping_counts_every_packet_at_both_ends(self) -> None:
         class Meter(TokenBucket):
             def __init__(self) -> None:
                 super().__init__(1e12, burst_bytes=0)
@@ -273,10 +211,6 @@ class TestSending:
             def arrival_delay(self, nbytes: int, now: float) -> float:
                 self.arrived.append(nbytes)
                 return super().arrival_delay(nbytes, now)
-
-        class Echo(Idle):
-            def received(self, peer: int, packet: bytes) -> None:
-                self.sender.send(peer, packet)
 
         meters = [Meter() for _ in range(4)]
         at_server = GrpcOptions(shaping=Shaping(egress=meters[0], ingress=meters[1]))
@@ -295,10 +229,6 @@ class TestSending:
             assert meters[0].arrived == meters[1].sent == meters[2].arrived == meters[3].sent == []
 
     def test_several_servers_in_one_process_log_no_error(self, caplog: pytest.LogCaptureFixture) -> None:
-        class Echo(Idle):
-            def received(self, peer: int, packet: bytes) -> None:
-                self.sender.send(peer, packet)
-
         servers: list[Server] = [serve(Echo, "127.0.0.1:0") for _ in range(3)]
         with caplog.at_level(logging.WARNING):
             connections = [connect(server.address) for server in servers for _ in range(2)]
@@ -312,3 +242,62 @@ class TestSending:
             for server in servers:
                 server.stop()
         assert caplog.records == []
+
+
+HEALTH = GrpcOptions(health="127.0.0.1:0")
+
+
+def test_a_probe_is_answered_while_the_loop_runs_and_only_about_the_whole_server() -> None:
+    server, hangs = serve(Idle, "127.0.0.1:0", options=HEALTH), threading.Event()
+    with server, grpc.insecure_channel(server.health_address) as channel:
+        ask = channel.unary_unary("/grpc.health.v1.Health/Check", bytes, bytes)
+        assert ask(b"", timeout=20) == b"\x08\x01", "HealthCheckResponse{status: SERVING}"
+        with pytest.raises(grpc.RpcError) as unknown:
+            ask(b"\x0a\x01x", timeout=20)
+        assert unknown.value.code() is grpc.StatusCode.NOT_FOUND
+        with pytest.raises(grpc.RpcError) as large:
+            ask(bytes(2000), timeout=20)
+        assert large.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+        def hang() -> None:
+            hangs.wait()
+
+        server.post(hang)
+        with pytest.raises(grpc.RpcError) as late:
+            ask(b"", timeout=0.3)
+        assert late.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        hangs.set()
+        assert ask(b"", timeout=20) == b"\x08\x01"
+        with pytest.raises(TransportError, match=r"port .* is in use"):
+            serve(Idle, "127.0.0.1:0", options=replace(HEALTH, health=server.health_address))
+
+
+def test_without_the_option_there_is_no_such_port() -> None:
+    with serve(Idle, "127.0.0.1:0") as server:
+        assert server.health_address == ""
+
+
+def test_unread_packets_are_freed_with_their_session(grpc_cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    # Now and then gRPC finds the worker gone where it sends the end; a log that is kept would keep all it was doing.
+    for logger in ("grpc", "asyncio"):
+        caplog.set_level(logging.CRITICAL, logger)
+    seen: list[weakref.ref[object]] = []
+
+    def flood(sender: Sender, peer: int, packet: bytes) -> None:
+        server = grpc_cluster.server
+        assert isinstance(server, GrpcServer)
+        seen.append(weakref.ref(server._sessions[peer]))
+        for _ in range(64):
+            sender.send(peer, bytes(1_000_000))
+
+    recorder = grpc_cluster.serve(flood)
+    with connect(grpc_cluster.server.address, options=GrpcOptions(max_pending_nbytes=100_000)) as connection:
+        connection.send(b"1")
+        assert connection.receive(WAIT_S) is not None
+        connection.abort()
+    assert recorder.wait_closed() == "the worker went away"
+    until = time.monotonic() + 2.0
+    while seen[0]() is not None and time.monotonic() < until:
+        time.sleep(0.01)
+        gc.collect()
+    assert seen[0]() is None, "a timer of CHUNK_S, two minutes, still knows it"
