@@ -12,7 +12,8 @@ from thinwire.bench import peers, timing
 from thinwire.bench.inputs import ROTATION, Arrays
 from thinwire.bench.timing import Candidate
 from thinwire.codecs import Codec, Context, Step, decode
-from thinwire.codecs.device import Entry, coders
+from thinwire.codecs.device import coders
+from thinwire.codecs.device_coder import Entry
 from thinwire.codecs.tensors import DeviceFlat
 from thinwire.kernels.triton.workspace import DeviceWorkspace
 
