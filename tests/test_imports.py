@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -114,9 +115,9 @@ LAZY = ("thinwire", "thinwire.cli.lazy", "thinwire.extras", "thinwire.bench.")
 """Files that import by name what a caller asks for; and benchmarks, whose ranks import their cells."""
 
 
-def sources() -> Iterator[tuple[Path, ast.Module]]:
-    for path in MODULES.values():
-        yield path.relative_to(SOURCE), ast.parse(path.read_text())
+@cache
+def sources() -> dict[str, ast.Module]:
+    return {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
 
 
 def parents(name: str) -> set[str]:
@@ -147,7 +148,7 @@ def imports(name: str, tree: ast.Module) -> set[str]:
 
 
 def test_no_circle_among_files() -> None:
-    graph = {name: imports(name, ast.parse(path.read_text())) for name, path in MODULES.items()}
+    graph = {name: imports(name, tree) for name, tree in sources().items()}
     assert "thinwire.frames.layout" in graph["thinwire.frames.packing"], "the walk sees imports"
     assert "thinwire.kernels.triton.ternary" in graph["thinwire.codecs.ternary_device"], "by name too"
     try:
@@ -158,29 +159,30 @@ def test_no_circle_among_files() -> None:
 
 def test_nothing_on_a_wire_or_in_a_checkpoint_is_pickled() -> None:
     forbidden = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
-    for path, tree in sources():
+    for name, tree in sources().items():
         for node in ast.walk(tree):
-            names: list[str] = []
-            if isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom):
-                names = [node.module or ""]
-            assert not forbidden & {name.partition(".")[0] for name in names}, path
+            match node:
+                case ast.Import(names=names):
+                    found = {alias.name for alias in names}
+                case ast.ImportFrom(module=module):
+                    found = {module or ""}
+                case _:
+                    continue
+            assert not forbidden & {each.partition(".")[0] for each in found}, name
 
 
 def test_only_the_command_line_prints_or_reads_the_environment() -> None:
-    for path, tree in sources():
-        if "cli" in path.parts or path.name == "__main__.py":
+    for name, tree in sources().items():
+        if name.startswith("thinwire.cli") or name.endswith("__main__"):
             continue
         # A file that is also a program of its own may read its arguments, at its very end.
         program = [node for node in tree.body if isinstance(node, ast.If) and "__main__" in ast.unparse(node.test)]
-        tree.body = [node for node in tree.body if node not in program]
-        for node in ast.walk(tree):
-            where = f"{path}:{getattr(node, 'lineno', 0)}"
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-                assert node.func.id != "print", where
-            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-                read = (node.value.id, node.attr)
-                if read == ("os", "environ") and path.name == "rank_shards.py":
-                    continue  # torchrun says in a variable of its own where the rendezvous is
-                assert read not in {("os", "getenv"), ("os", "environ"), ("sys", "argv")}, where
+        for node in itertools.chain.from_iterable(ast.walk(each) for each in tree.body if each not in program):
+            match node:
+                case ast.Call(func=ast.Name(id="print")):
+                    pytest.fail(f"{name}:{node.lineno} prints")
+                case ast.Attribute(
+                    value=ast.Name(id="os" | "sys" as module), attr="getenv" | "environ" | "argv" as read
+                ):
+                    # torchrun says in a variable of its own where the rendezvous is
+                    assert (read, name) == ("environ", "thinwire.runtime.rank_shards"), f"{name}: {module}.{read}"
