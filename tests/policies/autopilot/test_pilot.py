@@ -68,11 +68,7 @@ def test_a_busy_machine_does_not_make_a_slower_link_unheard() -> None:
         pilot = Pilot(LEVELS, WORK)
         chance = Random(1)
         for _ in range(400):
-            late = 0.03 * (chance.random() < 0.3)
-            told = [
-                note._replace(link_s=note.link_s + late, exposed_s=note.exposed_s + late)
-                for note in notes(pilot.setting, 2e10)
-            ]
+            told = notes(pilot.setting, 2e10, late_s=0.03 * (chance.random() < 0.3))
             pilot.take(told, pilot.memory.level)
             if pilot.wants_probe:
                 pilot.take_link(2e10)
@@ -96,10 +92,9 @@ def test_a_step_that_was_hardly_late_does_not_hide_that_the_link_is_another_one(
     """Its messages tell of a fast link, as the best of those in doubt; and credit is short."""
     pilot = Pilot(LEVELS, WORK)
     train(pilot, [2e10] * 60)
-    pilot.memory.credit, told = 2.0, notes(pilot.setting, 2e10)
+    pilot.memory.credit = 2.0
     for _ in range(2):
-        late = [note._replace(link_s=note.link_s + 0.008, exposed_s=note.exposed_s + 0.008) for note in told]
-        pilot.take(late, pilot.memory.level)
+        pilot.take(notes(pilot.setting, 2e10, late_s=0.008), pilot.memory.level)
     assert pilot.memory.doubts == 2 and pilot.memory.doubted_bps > 1e9
     assert changes(train(pilot, [1e7] * 8))
 
@@ -113,13 +108,9 @@ def test_messages_that_are_late_are_not_taken_for_a_slow_link_again_and_again() 
 def test_what_exchanges_were_late_by_on_a_slow_link_is_not_expected_of_another() -> None:
     """A congested link is late by 0.16 s at every exchange, and becomes fast, without delays."""
     pilot = Pilot(LEVELS, WORK)
-    for bps, late in ((1e6, 0.16), (1e8, 0.0)):
+    for bps, late_s in ((1e6, 0.16), (1e8, 0.0)):
         for _ in range(150):
-            told = [
-                note._replace(link_s=note.link_s + late, exposed_s=note.exposed_s + late, step_s=note.step_s + late)
-                for note in notes(pilot.setting, bps)
-            ]
-            pilot.take(told, pilot.memory.level)
+            pilot.take(notes(pilot.setting, bps, late_s=late_s), pilot.memory.level)
             if pilot.wants_probe:
                 pilot.take_link(bps)
     assert pilot.setting.name.startswith("3lc") and pilot.step_s(pilot.memory.level) < 0.03
@@ -349,8 +340,7 @@ def test_every_note_of_uncompressed_steps_that_changes_nothing_halves_how_often_
         gaps.append(pilot.note_every)
     assert pilot.setting.codec is None and set(gaps[: GUARD - 1]) == {1}
     assert gaps[-6:] == [4, 8, 16, gaps[-1], gaps[-1], gaps[-1]] and gaps[-1] > 16
-    late = [note._replace(link_s=note.link_s + 0.02) for note in notes(pilot.setting, 1e10)]
-    pilot.take(late, pilot.memory.level)
+    pilot.take(notes(pilot.setting, 1e10, late_s=0.02), pilot.memory.level)
     assert pilot.memory.doubts and pilot.note_every == 1
     pilot.take(notes(pilot.setting, 1e10), pilot.memory.level)
     assert pilot.note_every >= 16, "a doubt that the next step settles costs one note"
@@ -371,8 +361,7 @@ def test_steps_that_a_rank_found_ordinary_count_and_doubts_do_not_have_everythin
     assert (memory.notes, memory.rest, memory.since) == (before + 1, rest - 1, since + 1)
     pilot.pass_by(memory.level, asked=True)
     assert not pilot.ordinary(link_s, math.nan), "the others ask for it"
-    late = [note._replace(link_s=note.link_s + 0.02) for note in notes(pilot.setting, 2e7)]
-    pilot.take(late, memory.level)
+    pilot.take(notes(pilot.setting, 2e7, late_s=0.02), memory.level)
     assert memory.doubts and not memory.asked and not decided
 
 
