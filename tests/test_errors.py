@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-import pytest
-
 import thinwire as tw
 from thinwire import errors
 
@@ -18,33 +16,20 @@ def test_the_tree_in_the_docstring_is_the_tree() -> None:
     for indent, name in drawn:
         depth = len(indent) // 4
         parents = [*parents[:depth], name]
-        expected = CLASSES[parents[depth - 1]] if depth > 1 else errors.ThinwireError
-        assert issubclass(CLASSES[name], expected), name
+        assert issubclass(CLASSES[name], CLASSES[parents[depth - 1]] if depth > 1 else errors.ThinwireError), name
     assert {name for _, name in drawn} == set(CLASSES) - {"ThinwireError"}
     assert all(issubclass(value, errors.ThinwireError) for value in CLASSES.values())
 
 
-@pytest.mark.parametrize(
-    ("error", "builtin"),
-    [
+def test_errors_are_builtin_errors_too_and_local_misuse_is_no_remote_misbehaviour() -> None:
+    for error, builtin in (
         (tw.ConfigError, ValueError),
         (tw.NonFiniteError, ValueError),
         (tw.FrameError, ValueError),
         (tw.TransportError, ConnectionError),
         (tw.DeadlineError, TimeoutError),
         (tw.EngineError, RuntimeError),
-    ],
-)
-def test_the_builtin_that_each_also_is(error: type[Exception], builtin: type[Exception]) -> None:
-    assert issubclass(error, builtin)
-
-
-def test_a_message_survives() -> None:
-    for kind in CLASSES.values():
-        assert str(kind("what came, what was expected")) == "what came, what was expected"
-
-
-def test_local_misuse_and_remote_misbehaviour_are_apart() -> None:
-    assert not issubclass(tw.FrameError, tw.ConfigError)
-    assert not issubclass(tw.ConfigError, tw.FrameError)
+    ):
+        assert issubclass(error, builtin), error
+    assert not issubclass(tw.FrameError, tw.ConfigError) and not issubclass(tw.ConfigError, tw.FrameError)
     assert not issubclass(tw.ProtocolError, ValueError)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import types
+from importlib.metadata import version
 
 import pytest
 
@@ -12,73 +13,36 @@ from thinwire import plan
 from thinwire.hooks import ddp, fsdp, named
 
 SURFACE = {
-    "Codec",
-    "ConfigError",
-    "Context",
-    "Credentials",
-    "DataError",
-    "DeadlineError",
-    "EngineError",
-    "FrameError",
-    "NonFiniteError",
-    "ProtocolError",
-    "ThinwireError",
-    "TransportError",
-    "codec",
-    "codecs",
-    "decode",
-    "distribute",
-    "frames",
-    "ray",
+    *("Codec", "Context", "Credentials", "codec", "codecs", "decode", "distribute", "frames", "ray"),
+    *("ConfigError", "DataError", "DeadlineError", "EngineError", "FrameError", "NonFiniteError", "ProtocolError"),
+    *("ThinwireError", "TransportError"),
 }
 
 
-def test_all_is_the_surface() -> None:
-    assert set(tw.__all__) == SURFACE
-    assert list(tw.__all__) == sorted(tw.__all__)
+def test_all_is_the_surface_and_packages_only_offer_what_they_name() -> None:
+    assert set(tw.__all__) == SURFACE and list(tw.__all__) == sorted(tw.__all__)
     assert dir(tw) == sorted([*SURFACE, "__version__"])
+    assert tw.__version__ == version("thinwire")
+    for package in (tw.codecs, tw.frames, tw.ray):
+        assert isinstance(package, types.ModuleType)
+        assert [name for name in package.__all__ if not hasattr(package, name)] == []
+    with pytest.raises(AttributeError, match="'compress'"):
+        tw.compress  # noqa: B018
 
 
-@pytest.mark.parametrize("name", sorted(SURFACE))
-def test_every_name_is_there_and_documented(name: str) -> None:
-    value = getattr(tw, name)
-    assert inspect.getdoc(value)
-
-
-def test_every_name_has_an_example() -> None:
+def test_every_name_is_documented_with_an_example() -> None:
     public = [getattr(tw, name) for name in SURFACE]
     public += [ddp.compress, ddp.report, fsdp.compress, named.compress, tw.frames.parse]
     public += [plan.Plan, plan.Setting, plan.profile, plan.verdict]
     for each in public:
+        assert inspect.getdoc(each), each
         if not (isinstance(each, type) and issubclass(each, Exception)):
             assert "Example:" in (inspect.getdoc(each) or ""), each
 
 
-def test_the_list_of_codecs_has_a_name_that_type_checkers_know() -> None:
-    ids: list[str] = tw.codecs.ids()  # which `make types` reads
-    assert ids == tw.codecs()  # type: ignore[operator]
-    assert "`tw.codecs.ids()`" in (tw.codecs.__doc__ or "")
-
-
-def test_what_is_not_there_says_so() -> None:
-    with pytest.raises(AttributeError, match="module 'thinwire' has no attribute 'compress'"):
-        tw.compress  # noqa: B018
-
-
-def test_packages_only_offer_what_they_name() -> None:
-    for package in (tw.codecs, tw.frames, tw.ray):
-        assert isinstance(package, types.ModuleType)
-        for name in package.__all__:
-            assert hasattr(package, name)
-
-
-def test_type_checkers_see_the_signature_of_what_is_imported_late() -> None:
+def test_type_checkers_know_what_is_imported_late() -> None:
     """`make types` reads it; as `Any`, `launch` would take every argument."""
+    ids: list[str] = tw.codecs.ids()
+    assert ids == tw.codecs()  # type: ignore[operator]
     with pytest.raises(TypeError):
         tw.ray.launch(len, processes=4)  # type: ignore[call-arg, arg-type]
-
-
-def test_the_version_is_the_distributions() -> None:
-    from importlib.metadata import version
-
-    assert tw.__version__ == version("thinwire")

@@ -44,8 +44,10 @@ def test_both_directions_of_growing() -> None:
 
 def test_messages_that_others_begin_with_do_not_grow() -> None:
     """A field more would stand before those that the longer message has had: older peers read it as one of them."""
-    frozen = {"Push": "step tables rates last digest options batch"}
-    frozen["Delta"] = "version tables last base ranks rates options batch"
+    frozen = {
+        "Push": "step tables rates last digest options batch",
+        "Delta": "version tables last base ranks rates options batch",
+    }
     begun = {base for kind in KINDS.values() for base in kind.__mro__[1:] if base in KINDS.values()}
     names = {kind.__name__: [field.name for field in msgspec.structs.fields(kind)] for kind in begun}
     assert {kind: " ".join(fields) for kind, fields in names.items()} == frozen

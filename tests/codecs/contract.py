@@ -2,7 +2,8 @@
 
 A codec enrols with one line in `ENROLLED`: the configured codec and what it claims. The checklist is in
 `test_contract.py` (one call), `test_contexts.py` (many steps), `test_golden.py` (old bytes) and `test_hostile.py`
-(bad bytes); each runs every line below. A claim that is left out is not tested, so a line says all a codec promises.
+(bad bytes); each runs every line below, as one test item a codec. A claim that is left out is not tested, so a line
+says all a codec promises.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 import thinwire as tw
@@ -187,3 +189,35 @@ if _elsewhere := os.environ.get("THINWIRE_ENROLLED"):
     # A module with an ENROLLED of its own, in place of ours: codecs of elsewhere are held to the same (extending.md).
     _module = importlib.import_module(_elsewhere)
     ENROLLED[:], GOLDEN = _module.ENROLLED, getattr(_module, "GOLDEN", GOLDEN)
+
+
+def one_item_each(lines: list[Enrolled]) -> Callable[[Callable[[Enrolled], None]], Callable[[str], None]]:
+    """Makes a check of a line a test with one item for each codec, whose lines are a loop in it."""
+
+    def made(check: Callable[[Enrolled], None]) -> Callable[[str], None]:
+        @pytest.mark.parametrize("codec", dict.fromkeys(entry.codec.id for entry in lines))
+        def item(codec: str) -> None:
+            for entry in lines:
+                if entry.codec.id == codec:
+                    with naming(entry.label):
+                        check(entry)
+
+        item.__doc__ = check.__doc__
+        return item
+
+    return made
+
+
+every_codec = one_item_each(ENROLLED)
+
+
+def one_item(check: Callable[[Enrolled], None]) -> Callable[[], None]:
+    """Makes a quick check of a line one test of all lines."""
+
+    def item() -> None:
+        for entry in ENROLLED:
+            with naming(entry.label):
+                check(entry)
+
+    item.__doc__ = check.__doc__
+    return item

@@ -28,9 +28,12 @@ def _off_host(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_device_without_kernels_is_named_and_the_cpu_encodes() -> None:
     codec = tw.codec("3lc")
     expected = codec.encode(VALUES.numpy())
-    with pytest.warns(UserWarning, match="no kernels for cpu devices: .* copies the whole tensor to the host") as seen:
-        assert codec.encode(VALUES) == expected
-    assert seen[0].filename == __file__, "a warning names the caller's line"
+    with warnings.catch_warnings(record=True, action="default") as heard:
+        for _ in range(3):
+            assert codec.encode(VALUES) == expected
+    [told] = heard
+    assert "no kernels for cpu devices" in str(told.message), "a loop warns once"
+    assert told.filename == __file__, "a warning names the caller's line"
     with pytest.warns(UserWarning, match="no kernels for cpu devices") as seen:
         context = codec.context(VALUES)
     assert seen[0].filename == __file__
@@ -52,14 +55,6 @@ def test_kernels_write_no_memory_that_holds_something_else_than_the_values() -> 
     assert plain.direct and not plain._replace(out=torch._neg_view(torch.zeros(100))).direct
 
 
-def test_a_loop_warns_once() -> None:
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("default")
-        for _ in range(3):
-            tw.codec("3lc").encode(VALUES)
-    assert len(seen) == 1
-
-
 def test_missing_triton_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "KERNEL_DEVICES", frozenset({"cpu"}))
     monkeypatch.setattr(triton, "find_spec", lambda name: None)
@@ -69,13 +64,13 @@ def test_missing_triton_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_codec_without_kernels_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    codec = tw.codec("onebit", zeros="keep")
     monkeypatch.setattr(device, "KERNEL_DEVICES", frozenset({"cpu"}))
-    with pytest.warns(UserWarning, match=f"{codec.id} .as configured. has no GPU kernels"):
+    codec = tw.codec("onebit", zeros="keep")
+    with pytest.warns(UserWarning, match="onebit .as configured. has no GPU kernels"):
         frame = codec.encode(VALUES)
     assert frame == codec.encode(VALUES.numpy())
     out, beside = torch.zeros(100), np.zeros(100, np.float32)
-    with pytest.warns(UserWarning, match="frames are decoded on the CPU, and the whole tensor is copied") as seen:
+    with pytest.warns(UserWarning, match="frames are decoded on the CPU") as seen:
         tw.decode(frame, out=out)
     assert seen[0].filename == __file__
     tw.decode(frame, out=beside)
@@ -83,9 +78,7 @@ def test_a_codec_without_kernels_is_named(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_plain_floats_lose_nothing_on_the_host_and_say_nothing() -> None:
-    frame = tw.codec("fp32").encode(VALUES)
-    out = torch.zeros(100)
-    assert torch.equal(tw.decode(frame, out=out), VALUES)
+    assert torch.equal(tw.decode(tw.codec("fp32").encode(VALUES), out=torch.zeros(100)), VALUES)
 
 
 def test_a_context_made_on_the_host_says_what_it_costs(monkeypatch: pytest.MonkeyPatch) -> None:

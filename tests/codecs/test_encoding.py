@@ -17,28 +17,21 @@ from thinwire.codecs.ternary_device import DeviceTernary
 VALUES = torch.linspace(-1, 1, 100)
 
 
-def test_tensors_on_the_host_are_encoded_one_by_one() -> None:
+def test_tensors_on_the_host_are_encoded_one_by_one_each_with_options_of_its_own() -> None:
     codec, plain = tw.codec("3lc"), tw.codec("fp32")
     contexts = [codec.context(VALUES), plain.context(VALUES), codec.context(VALUES)]
     expected = [codec.encode(VALUES), plain.encode(VALUES), codec.encode(2 * VALUES)]
     assert encode_all(contexts, [VALUES, VALUES, 2 * VALUES]) == expected
     assert [context.step for context in contexts] == [1, 1, 1]
-
-
-def test_there_is_one_context_for_each_tensor() -> None:
-    context = tw.codec("3lc").context(VALUES)
-    with pytest.raises(tw.ConfigError, match="2 contexts for 1 tensors; there must be one for each"):
-        encode_all([context, context], [VALUES])
-
-
-def test_every_tensor_has_its_own_step_options() -> None:
     contexts = [tw.codec("terngrad", clip=0).context(VALUES) for _ in range(2)]
     frames = encode_all(contexts, [VALUES, VALUES], [{"scale": 2.0}, {}])
     assert [tw.frames.parse(frame).scales for frame in frames] == [(2.0,), (1.0,)]
 
 
-def test_a_context_stands_once_in_a_call() -> None:
+def test_there_is_one_context_for_each_tensor_and_none_stands_twice() -> None:
     context = tw.codec("3lc").context(torch.zeros(4))
+    with pytest.raises(tw.ConfigError, match="2 contexts for 1 tensors"):
+        encode_all([context, context], [torch.ones(4)])
     with pytest.raises(tw.ConfigError, match="a context is given twice"):
         encode_all([context, context], [torch.ones(4), torch.ones(4)])
     assert context.step == 0
@@ -97,7 +90,7 @@ def queue(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Encoding]:
     return start
 
 
-def test_every_batch_is_finished_where_others_fail_and_nan_is_the_last_to_be_told(queue: Any) -> None:
+def test_every_batch_is_finished_where_one_fails_and_nan_is_the_last_to_be_told(queue: Any) -> None:
     nan, memory, other = tw.NonFiniteError("w holds NaN"), torch.OutOfMemoryError("none left"), ValueError("later")
     for fails, told in (((nan, memory, other), memory), ((nan, None, None), nan)):
         calls: list[str] = []
@@ -106,15 +99,10 @@ def test_every_batch_is_finished_where_others_fail_and_nan_is_the_last_to_be_tol
             started.frames()
         assert raised.value is told
         assert calls[4:] == [f"{n} finished" for n in range(4)]
-
-
-def test_batches_that_are_queued_are_finished_where_a_later_one_cannot_be(queue: Any) -> None:
-    calls: list[str] = []
-    full = torch.OutOfMemoryError("none left")
-    with pytest.raises(torch.OutOfMemoryError) as raised:
-        queue({"finished": tw.NonFiniteError("w holds NaN")}, {}, {"made": full}, calls=calls)
-    assert raised.value is full
-    assert calls == ["0 made", "1 made", "2 made", "0 finished", "1 finished"]
+    calls = []
+    with pytest.raises(torch.OutOfMemoryError):
+        queue({"finished": nan}, {}, {"made": memory}, calls=calls)
+    assert calls == ["0 made", "1 made", "2 made", "0 finished", "1 finished"], "those queued before are finished"
 
 
 def test_a_workspace_is_given_back_after_an_error_only_when_nothing_reads_the_tensors_any_more(

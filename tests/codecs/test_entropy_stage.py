@@ -29,27 +29,17 @@ def test_any_codec_takes_the_stage_and_decodes_the_same() -> None:
             assert torch.equal(tw.decode(staged.encode(sparse)), tw.decode(plain.encode(sparse)))
 
 
-def test_it_shrinks_sparse_3lc_traffic() -> None:
+def test_it_shrinks_sparse_traffic_and_is_not_used_where_it_would_not_shrink() -> None:
     sparse = torch.from_numpy(np.where(np.arange(200_000) % 331 == 0, samples.normal(200_000), 0.0)).float()
-    staged = frames.parse(tw.codec("3lc", entropy="zstd").encode(sparse))
-    plain = frames.parse(tw.codec("3lc").encode(sparse))
-    assert staged.zstd
-    assert len(staged.payload) < 0.8 * len(plain.payload)
-
-
-@pytest.mark.parametrize("size", [1, 10, 63, 5000])
-def test_it_is_not_used_where_it_does_not_shrink(size: int) -> None:
-    noise = np.random.default_rng(4).integers(0, 2**31, size, dtype=np.int32)
-    noise = (noise & 0x3FFFFFFF).astype(np.int32)  # below the exponent of Inf
-    frame = tw.codec("fp32", entropy="zstd").encode(noise.view(np.float32))
-    assert not frames.parse(frame).zstd
-    assert frame == tw.codec("fp32").encode(noise.view(np.float32))
-
-
-def test_a_context_counts_the_payload_that_travels() -> None:
+    staged, plain = (frames.parse(tw.codec("3lc", entropy=stage).encode(sparse)) for stage in ("zstd", None))
+    assert staged.zstd and len(staged.payload) < 0.8 * len(plain.payload)
+    for size in (1, 10, 63, 5000):
+        noise = np.random.default_rng(4).integers(0, 1 << 30, size, dtype=np.int32).view(np.float32)
+        frame = tw.codec("fp32", entropy="zstd").encode(noise)
+        assert not frames.parse(frame).zstd and frame == tw.codec("fp32").encode(noise), size
     context = tw.codec("fp32", entropy="zstd").context(torch.zeros(5000))
     frame = context.encode(torch.zeros(5000))
-    assert context.payload_nbytes == len(frames.parse(frame).payload) < 100
+    assert context.payload_nbytes == len(frames.parse(frame).payload) < 100, "what travels is counted"
 
 
 # ---- bombs
@@ -65,8 +55,8 @@ def declaring(nbytes: int) -> bytes:
 
 
 BOMBS: dict[str, tuple[Callable[[], bytes], str]] = {
-    "more than the shape needs": (lambda: compress(bytes(4001)), "declares 4001 bytes; this shape needs at most 4000"),
-    "a gigabyte": (lambda: declaring(1 << 30), "declares 1073741824 bytes; this shape"),
+    "more than the shape needs": (lambda: compress(bytes(4001)), "declares 4001 bytes"),
+    "a gigabyte": (lambda: declaring(1 << 30), "declares 1073741824 bytes"),
     "the most that a header can say": (lambda: declaring(2**64 - 3), "declares"),
     "no size": (lambda: compress(bytes(4000), write_content_size=False), "zstd stage"),
     "less than it holds": (lambda: declaring(10) + bytes(0), "zstd stage"),
@@ -102,11 +92,15 @@ def test_nothing_is_hidden_behind_an_empty_stage() -> None:
             tw.decode(frames.pack(frame))
 
 
-def test_what_other_writers_may_shrink_is_read() -> None:
-    """We leave payloads below `MIN_NBYTES` alone; the format does not."""
+def test_every_honest_payload_is_read() -> None:
+    """The densest that zstd gets, which is of zeros; and payloads below `MIN_NBYTES`, which we leave alone."""
     payload = compress(bytes(20))
     assert len(payload) < 20 < entropy_stage.MIN_NBYTES
     assert not tw.decode(frames.pack(Frame("fp32", "fp32", (5,), (), int(Flags.ZSTD), payload))).any()
+    for nbytes in (1 << 10, 1 << 17, 1 << 24):
+        packed = EntropyStage().compress(bytes(nbytes))
+        assert packed is not None and nbytes <= len(packed) * entropy_stage.MAX_EXPANSION
+        assert EntropyStage().decompress(packed, nbytes) == bytes(nbytes)
 
 
 def test_a_small_stage_cannot_declare_a_large_payload_even_for_a_large_shape() -> None:
@@ -114,15 +108,6 @@ def test_a_small_stage_cannot_declare_a_large_payload_even_for_a_large_shape() -
     data = frames.pack(Frame("fp32", "fp32", (1 << 28,), flags=int(Flags.ZSTD), payload=declaring(1 << 30)))
     with pytest.raises(tw.FrameError, match="more than its 16 can expand to"):
         tw.decode(data)
-
-
-def test_the_limit_lets_every_honest_payload_through() -> None:
-    """All zeros shrink most; the densest that zstd gets is what a receiver must still take."""
-    for nbytes in (1 << 10, 1 << 17, 1 << 24):
-        packed = EntropyStage().compress(bytes(nbytes))
-        assert packed is not None
-        assert nbytes <= len(packed) * entropy_stage.MAX_EXPANSION
-        assert EntropyStage().decompress(packed, nbytes) == bytes(nbytes)
 
 
 def test_a_dictionary_or_a_giant_window_is_refused() -> None:

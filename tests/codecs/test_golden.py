@@ -51,5 +51,5 @@ def test_nothing_is_written_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Any)
     first = write_golden.write(None)
     assert len(first) == len(PORTABLE) * len(SHAPES)
     assert write_golden.write(None) == []
-    label = ENROLLED[0].label
+    label = PORTABLE[0].label
     assert write_golden.write(label) == [f"{label} fp32", f"{label} fp64"]

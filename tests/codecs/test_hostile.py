@@ -18,8 +18,7 @@ import torch
 
 import thinwire as tw
 from tests.codecs import fuzz, samples
-from tests.codecs.contract import ENROLLED, Enrolled, naming
-from tests.codecs.test_contract import every_codec
+from tests.codecs.contract import ENROLLED, Enrolled, every_codec, naming, one_item
 from thinwire import frames
 from thinwire.codecs import registry
 from thinwire.codecs.entropy_stage import EntropyStage
@@ -102,93 +101,75 @@ def test_a_stage_is_not_undone_for_an_out_of_another_shape(monkeypatch: pytest.M
         tw.decode(frame, out=torch.zeros(10))
 
 
-def test_a_payload_cut_by_a_byte() -> None:
-    for entry in ENROLLED:
-        with naming(entry.label):
-            frame = parsed(entry)
-            assert_refused(with_payload(frame, raw_payload(frame)[:-1]))
-
-
-def test_a_payload_with_a_byte_too_many() -> None:
-    for entry in ENROLLED:
-        with naming(entry.label):
-            frame = parsed(entry)
-            for extra in (b"\0", b"\x79", b"\xff"):
-                assert_refused(with_payload(frame, raw_payload(frame) + extra))
-
-
-def test_no_payload() -> None:
-    for entry in ENROLLED:
-        with naming(entry.label):
-            assert_refused(replace(parsed(entry), payload=b"", flags=parsed(entry).flags & ~int(Flags.ZSTD)))
+@one_item
+def test_a_payload_too_short_too_long_or_missing(entry: Enrolled) -> None:
+    frame = parsed(entry)
+    payload = raw_payload(frame)
+    for other in (payload[:-1], *(payload + extra for extra in (b"\0", b"\x79", b"\xff"))):
+        assert_refused(with_payload(frame, other))
+    assert_refused(replace(frame, payload=b"", flags=frame.flags & ~int(Flags.ZSTD)))
 
 
 def test_a_shape_that_the_payload_cannot_fill(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every codec knows how few bytes a shape can take; less is refused before the shape is allocated."""
-    for entry in ENROLLED:
-        with naming(entry.label):
 
-            def never(dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
-                raise AssertionError(f"a tensor of {shape} was allocated")
+    def never(dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
+        raise AssertionError(f"a tensor of {shape} was allocated")
 
-            frame = parsed(entry)
-            monkeypatch.setattr("thinwire.codecs.registry.empty", never)
-            forged = [replace(frame, shape=(size,)) for size in (1 << 30, 1 << 38)]
-            for bad in (*forged, replace(frame, payload=b"", flags=frame.flags & ~int(Flags.ZSTD))):
-                with pytest.raises(tw.FrameError):
-                    tw.decode(frames.pack(bad))
-
-
-def test_scales_too_few_or_too_many() -> None:
-    for entry in ENROLLED:
-        with naming(entry.label):
-            frame = parsed(entry)
-            assert_refused(replace(frame, scales=(*frame.scales, 1.0)))
-            if frame.scales:
-                assert_refused(replace(frame, scales=frame.scales[:-1]))
+    frames_of = {entry.label: parsed(entry) for entry in ENROLLED}
+    monkeypatch.setattr("thinwire.codecs.registry.empty", never)
+    for label, frame in frames_of.items():
+        forged = [replace(frame, shape=(size,)) for size in (1 << 30, 1 << 38)]
+        for bad in (*forged, replace(frame, payload=b"", flags=frame.flags & ~int(Flags.ZSTD))):
+            with naming(label), pytest.raises(tw.FrameError):
+                tw.decode(frames.pack(bad))
 
 
-def test_scales_at_the_end_of_the_range() -> None:
+@one_item
+def test_scales_too_few_or_too_many(entry: Enrolled) -> None:
+    frame = parsed(entry)
+    assert_refused(replace(frame, scales=(*frame.scales, 1.0)))
+    if frame.scales:
+        assert_refused(replace(frame, scales=frame.scales[:-1]))
+
+
+@one_item
+def test_scales_at_the_end_of_the_range(entry: Enrolled) -> None:
     """Refused or finite: one Inf in a sum would spread to every worker."""
-    for entry in ENROLLED:
-        with naming(entry.label):
-            for dtype, kind in (("fp32", np.float32), ("fp64", np.float64)):
-                top = float(np.finfo(kind).max)
-                frame = frames.parse(entry.codec.encode(samples.tensor(samples.normal(319), dtype)))
-                for scale in (top, -top, top / 2, 1e-45):
-                    forged = frames.pack(replace(frame, scales=(scale,) * len(frame.scales)))
-                    try:
-                        assert torch.isfinite(tw.decode(forged)).all(), f"scale {scale} of {dtype}"
-                    except tw.FrameError:
-                        continue
+    for dtype, kind in (("fp32", np.float32), ("fp64", np.float64)):
+        top = float(np.finfo(kind).max)
+        frame = frames.parse(entry.codec.encode(samples.tensor(samples.normal(319), dtype)))
+        for scale in (top, -top, top / 2, 1e-45):
+            forged = frames.pack(replace(frame, scales=(scale,) * len(frame.scales)))
+            try:
+                assert torch.isfinite(tw.decode(forged)).all(), f"scale {scale} of {dtype}"
+            except tw.FrameError:
+                continue
 
 
-def test_option_flags_of_another_codec() -> None:
-    for entry in ENROLLED:
-        with naming(entry.label):
-            frame = parsed(entry)
-            known = entry.codec.scheme.option_flags
-            assert not frame.flags & OPTION_MASK & ~known, "flags are set that `option_flags` does not declare"
-            for flag in (Flags.OPTION_A, Flags.OPTION_B, Flags.OPTION_C, Flags.OPTION_D):
-                if not flag & known:
-                    assert_refused(replace(frame, flags=frame.flags | flag), "mean nothing to this codec")
+@one_item
+def test_option_flags_of_another_codec(entry: Enrolled) -> None:
+    frame = parsed(entry)
+    known = entry.codec.scheme.option_flags
+    assert not frame.flags & OPTION_MASK & ~known, "flags are set that `option_flags` does not declare"
+    for flag in (Flags.OPTION_A, Flags.OPTION_B, Flags.OPTION_C, Flags.OPTION_D):
+        if not flag & known:
+            assert_refused(replace(frame, flags=frame.flags | flag), "mean nothing to this codec")
 
 
-def test_a_refusal_that_carries_a_payload() -> None:
-    for entry in ENROLLED:
-        with naming(entry.label):
-            frame = parsed(entry)
-            assert_refused(replace(frame, flags=frame.flags | Flags.NON_FINITE), "NaN or Inf")
+@one_item
+def test_a_refusal_that_carries_a_payload(entry: Enrolled) -> None:
+    frame = parsed(entry)
+    assert_refused(replace(frame, flags=frame.flags | Flags.NON_FINITE), "NaN or Inf")
 
 
-def test_empty_tensors_carry_nothing() -> None:
-    for entry in ENROLLED:
-        with naming(entry.label):
-            frame = replace(parsed(entry), shape=(0, 7), payload=b"", scales=(), flags=0)
-            assert tw.decode(frames.pack(frame)).shape == (0, 7)
-            assert_refused(replace(frame, payload=b"\0"), "empty")
-            assert_refused(replace(frame, scales=(1.0,)), "empty")
-            assert_refused(replace(frame, flags=int(Flags.ZSTD)), "empty")
+@one_item
+def test_empty_tensors_carry_nothing(entry: Enrolled) -> None:
+    frame = replace(parsed(entry), shape=(0, 7), payload=b"", scales=(), flags=0)
+    assert tw.decode(frames.pack(frame)).shape == (0, 7)
+    assert_refused(replace(frame, payload=b"\0"), "empty")
+    assert_refused(replace(frame, scales=(1.0,)), "empty")
+    assert_refused(replace(frame, flags=int(Flags.ZSTD)), "empty")
 
 
 # ---- lies that only one codec can tell
@@ -210,53 +191,36 @@ def test_3lc_runs_and_codes() -> None:
     for payload, size, flags in cases:
         with naming(f"{payload!r}"):
             assert_refused(three_lc_frame(payload, size, flags))
-
-
-def test_3lc_scale() -> None:
-    cases: list[tuple[float, ...]] = [(), (1.0, 1.0), (-1.0,), (-1e-45,)]
-    for scales in cases:
-        with naming(f"scales={scales!r}"):
+    for scales in ((), (1.0, 1.0), (-1.0,), (-1e-45,)):
+        with naming(f"{scales=}"):
             assert_refused(three_lc_frame(b"\x79", 5, scales=scales), "scale")
 
 
-@pytest.mark.parametrize("codec", ["fp32", "fp16", "bf16"])
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_floats_that_are_not_finite(codec: str, value: float) -> None:
-    numbers = np.array([1.0] * 70_000 + [value], np.float32)
-    payload = {
-        "fp32": numbers.tobytes(),
-        "fp16": numbers.astype(np.float16).tobytes(),
-        "bf16": (numbers.view(np.uint32) >> 16).astype("<u2").tobytes(),
-    }
-    assert_refused(Frame(codec, "fp32", numbers.shape, payload=payload[codec]), "NaN or Inf")
+def test_floats_that_are_not_finite() -> None:
+    for value in (float("nan"), float("inf"), -float("inf")):
+        numbers = np.array([1.0] * 70_000 + [value], np.float32)
+        for codec, payload in (
+            ("fp32", numbers.tobytes()),
+            ("fp16", numbers.astype(np.float16).tobytes()),
+            ("bf16", (numbers.view(np.uint32) >> 16).astype("<u2").tobytes()),
+        ):
+            with naming(f"{codec} {value}"):
+                assert_refused(Frame(codec, "fp32", numbers.shape, payload=payload), "NaN or Inf")
 
 
-def test_int8_level_that_is_not_used() -> None:
+def test_int8_scales_and_the_level_that_is_not_used() -> None:
     assert_refused(Frame("int8", "fp32", (2,), (1.0,), payload=b"\x80\x01"), "-128")
-
-
-def test_int8_scale() -> None:
-    cases: list[float] = [-1.0, 3e38]
-    for scale in cases:
-        with naming(f"scale={scale!r}"):
+    for scale in (-1.0, 3e38):
+        with naming(f"{scale=}"):
             assert_refused(Frame("int8", "fp32", (2,), (scale,), payload=b"\x7f\x01"), "scale")
 
 
 # ---- codecs that are not here
 
 
-def test_a_numbered_codec_that_is_not_registered() -> None:
+def test_a_codec_that_is_not_registered() -> None:
     other = registry.Registry([FP32], ScratchPool())
-    with pytest.raises(tw.FrameError, match="not registered here: unknown codec '3lc'; there are"):
+    with pytest.raises(tw.FrameError, match="unknown codec '3lc'"):
         other.decode(frames.pack(three_lc_frame(b"\x79", 5)))
-
-
-def test_a_named_codec_that_is_not_registered() -> None:
-    with pytest.raises(tw.FrameError, match="not registered here: unknown codec 'unheard-of'"):
+    with pytest.raises(tw.FrameError, match="unknown codec 'unheard-of'"):
         tw.decode(frames.pack(Frame("unheard-of", "fp32", (1,), payload=b"abcd")))
-
-
-def test_enrolled_codecs_are_attacked_from_valid_frames() -> None:
-    for entry in ENROLLED:
-        for frame in fuzz.seeds(entry):
-            tw.decode(frame)

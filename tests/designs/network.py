@@ -50,7 +50,12 @@ class Actor:
         self._stopped.set()
 
     def pause(self) -> None:
-        """Lets others move; called by the worker itself."""
+        """Lets others move; called by the worker itself.
+
+        A run that was given up has no scheduler, and its optimizers may say goodbye when the process ends.
+        """
+        if self.network.over:
+            raise Stuck("the run was given up")
         self._go.clear()
         self._stopped.set()
         self._go.wait()

@@ -15,35 +15,21 @@ from thinwire.codecs import entropy_stage
 from thinwire.frames import layout
 
 
-def test_codec_numbers() -> None:
+def test_numbers_flags_and_limits() -> None:
     assert {name: int(number) for name, number, *_ in table("Payloads")} == layout.CODEC_NUMBERS
     assert layout.NAMED_CODEC == 0
-
-
-def test_dtype_numbers() -> None:
     assert {name: int(number) for name, number in table("Dtypes")} == layout.DTYPE_NUMBERS
-
-
-def test_flags() -> None:
-    documented = {name: int(bit, 16) for name, bit, _ in table("Flags")}
-    assert documented == {flag.name: flag.value for flag in layout.Flags}
-    assert sum(documented.values()) == layout.KNOWN_FLAGS
-
-
-def test_limits() -> None:
-    documented = {name: int(value) for name, value, _ in table("Limits")}
-    assert documented == {
+    for numbers in (layout.CODEC_NUMBERS, layout.DTYPE_NUMBERS):
+        assert len(set(numbers.values())) == len(numbers) and all(0 < number < 256 for number in numbers.values())
+    flags = {name: int(bit, 16) for name, bit, _ in table("Flags")}
+    assert flags == {flag.name: flag.value for flag in layout.Flags}
+    assert sum(flags.values()) == layout.KNOWN_FLAGS
+    assert {name: int(value) for name, value, _ in table("Limits")} == {
         "MAX_RANK": layout.MAX_RANK,
         "MAX_VALUES": layout.MAX_VALUES,
         "MAX_SCALES": layout.MAX_SCALES,
         "MAX_EXPANSION": entropy_stage.MAX_EXPANSION,
     }
-
-
-def test_no_number_means_two_things() -> None:
-    for numbers in (layout.CODEC_NUMBERS, layout.DTYPE_NUMBERS):
-        assert len(set(numbers.values())) == len(numbers)
-        assert all(0 < number < 256 for number in numbers.values())
 
 
 def test_fields_stand_in_the_documented_order() -> None:

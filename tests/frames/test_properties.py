@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 
+import pytest
 import xxhash
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import thinwire as tw
+from tests.frames import bytes_of
 from thinwire.frames import CODEC_NUMBERS, Flags, Frame, pack, parse
 from thinwire.frames.layout import DTYPE_NUMBERS, KNOWN_FLAGS, MAX_VALUES, pack_varint, parse_varint
 
@@ -83,7 +85,14 @@ def test_random_bodies_with_a_true_checksum(codec: int, flags: int, dtype: int, 
 @given(st.integers(0, 2**63 - 1), st.binary(max_size=5))
 def test_varints(number: int, after: bytes) -> None:
     written = pack_varint(number)
+    assert written == bytes_of.varint(number)
     assert parse_varint(memoryview(written + after), 0, "a number") == (number, len(written))
+
+
+def test_numbers_that_no_varint_holds() -> None:
+    for number in (-1, 2**63):
+        with pytest.raises(ValueError, match="holds 0"):
+            pack_varint(number)
 
 
 @PLAIN
@@ -97,7 +106,6 @@ def test_random_varints(data: bytes) -> None:
 
 
 def test_flags_say_what_they_are() -> None:
-    frame = Frame("fp32", "fp32", (1,), flags=int(Flags.NON_FINITE))
-    assert (frame.non_finite, frame.zstd) == (True, False)
+    assert Frame("fp32", "fp32", (1,), flags=int(Flags.NON_FINITE)).non_finite
     frame = Frame("fp32", "fp32", (0, 3), flags=int(Flags.ZSTD))
     assert (frame.non_finite, frame.zstd, frame.bits_per_value) == (False, True, 0.0)

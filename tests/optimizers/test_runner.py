@@ -99,20 +99,17 @@ def test_options_survive_json_and_local_ones_stay() -> None:
         assert back == portable, name
         for key, value in options.items():
             assert (tuple(back[key]) if isinstance(value, tuple) else back[key]) == value, (name, key)
-
-
-def test_numbers_in_tensors_travel_as_numbers() -> None:
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=torch.tensor(0.1), weight_decay=0.5)
     group = {**optimizer.param_groups[0], "momentum": torch.tensor(0.75)}
-    assert portable_options(group, optimizer.defaults)["momentum"] == 0.75
+    assert portable_options(group, optimizer.defaults)["momentum"] == 0.75, "numbers in tensors travel as numbers"
 
 
 def test_what_is_not_built() -> None:
     table = [(0, torch.zeros(3, 2))]
     for key in sorted(LOCAL_OPTIONS):  # a plan may not choose how a server computes
-        with pytest.raises(ProtocolError, match=rf"Adam does not take \['{key}'\]"):
+        with pytest.raises(ProtocolError, match=rf"Adam .*'{key}'"):
             OptimizerRunner("Adam", [{key: True}], table)
-    with pytest.raises(ProtocolError, match=r"optimizer 'LBFGS' is not on the server's list: SGD, .*"):
+    with pytest.raises(ProtocolError, match="'LBFGS'"):
         OptimizerRunner("LBFGS", [{}], table)
     with pytest.raises(ProtocolError, match="no table that the optimizer could update"):
         OptimizerRunner("SGD", [{}], [])

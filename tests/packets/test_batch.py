@@ -49,7 +49,7 @@ def test_rounded_tensors_travel_in_16_bits(values: list[np.ndarray]) -> None:
     assert not any(part.narrow for part in split(mixed, [*sizes, sizes[0]]))
 
 
-def test_a_batched_tensor_is_a_copy_of_values_that_were_checked() -> None:
+def test_a_batched_tensor_is_a_copy_of_checked_values_and_is_stored_or_added() -> None:
     values = np.ones(5, np.float32)
     made = BatchedTensor.of(values, "w")
     values[:] = 2
@@ -63,8 +63,6 @@ def test_a_batched_tensor_is_a_copy_of_values_that_were_checked() -> None:
     with pytest.raises(NonFiniteError, match="holds NaN or Inf"):
         BatchedTensor.of(values, "w", narrow=True)  # it rounds to Inf
 
-
-def test_a_batched_tensor_is_stored_or_added() -> None:
     out = np.full(3, 10.0, np.float32)
     made = BatchedTensor(np.arange(3, dtype=np.float32))
     made.unpack(out, accumulate=True)
@@ -74,16 +72,16 @@ def test_a_batched_tensor_is_stored_or_added() -> None:
 
 
 OTHER_FRAMES = [
-    (codec("fp32").encode(np.ones(4, np.float32)), "a batch of 5 values came as 'fp32'"),
+    (codec("fp32").encode(np.ones(4, np.float32)), "a batch of 5 values"),
     (codec("fp32").encode(np.ones((5, 1), np.float32)), r"shape \(5, 1\)"),
     (codec("fp16").encode(np.ones(5, np.float32)), "came as 'fp16'"),
     (codec("fp32").encode(np.ones(5, np.float64)), "of fp64"),
     (codec("fp32", entropy="zstd").encode(np.zeros(5000, np.float32)), "came as"),
-    (pack(Frame("fp32", "fp32", (5,), payload=bytes(19))), "takes 20 payload bytes and no scales; 19 bytes"),
+    (pack(Frame("fp32", "fp32", (5,), payload=bytes(19))), "takes 20 payload bytes"),
     (pack(Frame("fp32", "fp32", (5,), (1.0,), payload=bytes(20))), "1 scales came"),
     (pack(Frame("fp32", "fp32", (5,), payload=np.full(5, np.nan, np.float32).tobytes())), "NaN or Inf"),
     (pack(Frame("fp32", "fp32", (5,), flags=2, payload=b"")), "flags"),
-    (pack(Frame("bf16", "fp32", (5,), payload=bytes(20))), "takes 10 payload bytes and no scales; 20 bytes"),
+    (pack(Frame("bf16", "fp32", (5,), payload=bytes(20))), "takes 10 payload bytes"),
     (pack(Frame("bf16", "fp64", (5,), payload=bytes(10))), "came as 'bf16' of fp64"),
     (pack(Frame("bf16", "fp32", (5,), payload=b"\x80\x7f" * 5)), "NaN or Inf"),
     (b"", "too few"),

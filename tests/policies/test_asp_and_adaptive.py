@@ -7,15 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import thinwire as tw
-from tests.policies.ledger import (
-    ITERATIONS,
-    Case,
-    applied,
-    cases,
-    play,
-    schedules,
-    server_values,
-)
+from tests.policies.ledger import ITERATIONS, Case, applied, cases, play, schedules, server_values
 
 # ---- asynchronous
 
@@ -41,9 +33,8 @@ def test_asp_each_copy_is_the_servers_values_minus_its_own_residual(case: Case) 
     diaries, network = play(case, "asp", codec="fp32", codec_down=tw.codec("topk", k=2))
     for rank, diary in enumerate(diaries):
         for index, end in enumerate(diary.end):
-            [table] = [
-                table for core in network.cores for table in core.tables if table.spec.name == f"pages.{index}.weight"
-            ]
+            tables = (table for core in network.cores for table in core.tables)
+            [table] = [table for table in tables if table.spec.name == f"pages.{index}.weight"]
             copy = table.downlink.snapshot(rank)
             np.testing.assert_array_equal(end, copy, err_msg="the server knows each copy bit for bit")
             unsent = table.values.numpy() - copy

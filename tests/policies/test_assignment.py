@@ -41,25 +41,27 @@ def test_the_digest_is_of_the_decision() -> None:
 
 
 def test_an_assignment_that_does_not_cover_is_refused() -> None:
-    for parts, reason in (
-        ((Partition(0, 1, 4),), "after value 0; partitions follow each other"),
-        ((Partition(0, 0, 2), Partition(1, 3, 4)), "after value 2"),
-        ((Partition(0, 0, 3), Partition(1, 2, 4)), "after value 3"),
-        ((Partition(0, 0, 4), Partition(1, 4, 4)), "none is empty"),
-        ((Partition(2, 0, 4),), "servers are 0 to 1"),
-        ((Partition(-1, 0, 4),), "servers are 0 to 1"),
-        ((Partition(0, 0, 3),), "3 of its 4 values are placed"),
-        ((Partition(0, 0, 5),), "5 of its 4 values are placed"),
-        ((), "0 of its 4 values are placed"),
+    for parts, named in (
+        (((0, 1, 4),), "after value 0"),
+        (((0, 0, 2), (1, 3, 4)), "after value 2"),
+        (((0, 0, 3), (1, 2, 4)), "after value 3"),
+        (((0, 0, 4), (1, 4, 4)), "none is empty"),
+        (((2, 0, 4),), "servers are 0 to 1"),
+        (((-1, 0, 4),), "servers are 0 to 1"),
+        (((0, 0, 3),), "3 of its 4 values"),
+        (((0, 0, 5),), "5 of its 4 values"),
+        ((), "0 of its 4 values"),
     ):
-        with pytest.raises(ConfigError, match=reason):
-            Assignment(2, (A,), (parts,))
-    with pytest.raises(ConfigError, match="2 tables were to be placed and 1 were"):
-        Assignment(2, (A, B), ((Partition(0, 0, 4),),))
-    with pytest.raises(ConfigError, match="two tables are called 'a'"):
-        Assignment(1, (A, A), ((Partition(0, 0, 4),), (Partition(0, 0, 4),)))
-    with pytest.raises(ConfigError, match="0 servers; tables need at least 1"):
-        Assignment(0, (), ())
+        with pytest.raises(ConfigError, match=named):
+            Assignment(2, (A,), (tuple(Partition(*part) for part in parts),))
+    whole = (Partition(0, 0, 4),)
+    for servers, tables, partitions, named in (
+        (2, (A, B), (whole,), "2 tables"),
+        (1, (A, A), (whole, whole), "'a'"),
+        (0, (), (), "0 servers"),
+    ):
+        with pytest.raises(ConfigError, match=named):
+            Assignment(servers, tables, partitions)
     for numel, nbytes in ((-1, 4.0), (1, -4.0), (1, math.nan), (1, math.inf)):
-        with pytest.raises(ConfigError, match=r"table 'x' with .* finite and not negative"):
+        with pytest.raises(ConfigError, match="'x'"):
             Sized("x", numel, nbytes)

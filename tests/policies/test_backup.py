@@ -14,17 +14,7 @@ from numpy.typing import NDArray
 
 import thinwire as tw
 from tests.designs.network import Actor, Network
-from tests.policies.ledger import (
-    ITERATIONS,
-    TABLES,
-    Case,
-    cases,
-    join,
-    one_hot,
-    play,
-    schedules,
-    server_values,
-)
+from tests.policies.ledger import ITERATIONS, TABLES, Case, cases, join, one_hot, play, schedules, server_values
 from thinwire.policies.consistency import consistency
 from thinwire.schema import Delta
 

@@ -65,23 +65,19 @@ class Named(ByShape):
 
 @pytest.fixture
 def other_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    points = [EntryPoint(name, f"{__name__}:Named", "thinwire.compression") for name in ("named",)]
+    points = [EntryPoint("named", f"{__name__}:Named", "thinwire.compression")]
     monkeypatch.setattr(EntryPoint, "load", lambda point: globals()[point.value.partition(":")[2]])
     monkeypatch.setattr(module, "plugins", lambda group: points)
 
 
-def test_by_its_name_a_policy_is_made_with_what_the_design_says() -> None:
-    made: Any = compression("by-shape", up=UP, down=DOWN, min_numel=7)
-    assert made == ByShape(up=UP, down=DOWN, min_numel=7)
-    assert design("3lc").compress() == ByShape(up=design("3lc").up, down=design("3lc").down)
-
-
 @pytest.mark.usefixtures("other_package")
 def test_a_policy_of_another_package_goes_by_its_name() -> None:
+    assert compression("by-shape", up=UP, down=DOWN, min_numel=7) == ByShape(up=UP, down=DOWN, min_numel=7)
+    assert design("3lc").compress() == ByShape(up=design("3lc").up, down=design("3lc").down)
     policy = design("3lc", compression="named[letter=x]").compress(lambda name, shape: name == "x.no")
     assert policy.choose("x.weight", (100, 100)).up.id == "3lc"
     assert policy.choose("y.weight", (100, 100)).up is PLAIN and policy.choose("x.no", (100, 100)).up is PLAIN
-    with pytest.raises(ConfigError, match=r"'named\[colour=red\]': .*'colour'; the options are \['small', 'letter'\]"):
+    with pytest.raises(ConfigError, match=r"'colour'; the options are \['small', 'letter'\]"):
         design("3lc", compression="named[colour=red]")
 
 
@@ -125,24 +121,22 @@ def test_the_policy_decides_and_exceptions_come_before_it() -> None:
 
 
 def test_what_cannot_be_is_refused_by_name() -> None:
-    with pytest.warns(UserWarning, match="unbiased"):
+    with pytest.warns(UserWarning, match="terngrad"):
         random = codec("terngrad", error_feedback=True)
-    for call, text in (
+    both: dict[str, Any] = {"*.weight": "3lc", "a.*": "int8"}
+    for call, named in (
         (lambda: select(SHAPES, POLICY, codecs={"conv*": "int8", "mid*": "int8"}), r"\['conv\*'\] match no parameter"),
-        (
-            lambda: select({"a.weight": (9, 9)}, POLICY, codecs={"*.weight": "3lc", "a.*": "int8"}),
-            r"'a\.\*' comes after '\*\.weight', which takes a\.weight before it.* so put 'a\.\*' first",
-        ),
-        (lambda: select(SHAPES, ByShape(up=POLICY.up, down=random)), "first.weight: 'terngrad' draws random numbers"),
-        (lambda: check_pull_codec(random, "pulls"), "pulls: .* deterministic codec_down such as '3lc'"),
-        (lambda: as_codec(POLICY.up, {"sparsity": 1.0}), r"options \['sparsity'\] belong to a codec's id"),
-        (lambda: as_codec(3, {}), "a codec is an id such as '3lc'"),  # type: ignore[arg-type]
+        (lambda: select({"a.weight": (9, 9)}, POLICY, codecs=both), r"put 'a\.\*' first"),
+        (lambda: select(SHAPES, ByShape(up=POLICY.up, down=random)), "first.weight: 'terngrad'"),
+        (lambda: check_pull_codec(random, "pulls"), "pulls: "),
+        (lambda: as_codec(POLICY.up, {"sparsity": 1.0}), r"options \['sparsity'\]"),
+        (lambda: as_codec(3, {}), "a codec is an id"),  # type: ignore[arg-type]
         (lambda: as_codec("four", {}), "unknown codec 'four'"),
-        (lambda: as_codec("auto", {}), r"as codec='auto' of ddp.compress .* local updates, .*; here name one of"),
+        (lambda: as_codec("auto", {}), "codec='auto' of ddp.compress"),
     ):
         with pytest.raises(ConfigError) as caught:
             call()
-        assert re.search(text, str(caught.value)), text
+        assert re.search(named, str(caught.value)), named
 
 
 def test_small_tensors_may_have_a_codec_of_their_own() -> None:

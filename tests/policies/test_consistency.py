@@ -10,56 +10,45 @@ import pytest
 from thinwire.errors import ConfigError
 from thinwire.policies.consistency import POLICIES, Asp, Backup, Bsp, Consistency, Local, Ssp, consistency, name_of
 
+NAMED: dict[str, Consistency | None] = {
+    "bsp": Bsp(),
+    "asp": Asp(),
+    "ssp[3]": Ssp(staleness=3),
+    "ssp[staleness=5]": Ssp(staleness=5),
+    "ssp[τ=3,mode=traditional]": Ssp(staleness=3, mode="traditional"),
+    "ssp[τ=5,mode=aggressive]": Ssp(staleness=5, mode="aggressive"),
+    "backup": Backup(spare=1),
+    "backup[b=2]": Backup(spare=2),
+    "local[k=3]": Local(steps=3),
+    "adaptive[norm,threshold=0.05]": None,
+    "adaptive[time]": None,
+}
 
-def test_the_full_name_makes_an_equal_policy() -> None:
-    for name in (
-        "bsp",
-        "asp",
-        "ssp[5]",
-        "ssp[staleness=5]",
-        "ssp[τ=5,mode=aggressive]",
-        "backup[1]",
-        "backup[b=2]",
-        "local[k=4]",
-        "adaptive[norm,threshold=0.05]",
-        "adaptive[time]",
-    ):
+
+def test_a_name_makes_a_policy_whose_full_name_makes_an_equal_one() -> None:
+    for name, expected in NAMED.items():
         policy = consistency(name)
-        assert consistency(name_of(policy)) == policy, name
-        assert consistency(policy) is policy
+        assert expected is None or policy == expected, name
+        assert consistency(policy) is policy and consistency(name_of(policy)) == policy, name
         assert name_of(consistency(name_of(policy))) == name_of(policy)
 
 
-def test_short_names() -> None:
-    named: dict[str, Consistency] = {
-        "bsp": Bsp(),
-        "asp": Asp(),
-        "ssp[3]": Ssp(staleness=3),
-        "ssp[τ=3,mode=traditional]": Ssp(staleness=3, mode="traditional"),
-        "backup": Backup(spare=1),
-        "local[k=3]": Local(steps=3),
-    }
-    for name, policy in named.items():
-        assert consistency(name) == policy
-
-
 def test_what_is_no_policy() -> None:
-    refused = {
-        "psp": r"unknown consistency 'psp' \(did you mean 'ssp'\?\); there are bsp, asp, ssp, backup, local, adaptive",
-        "ssp[-1]": r"ssp: staleness is -1; it must be a whole number of at least 0",
+    for name, named in {
+        "psp": r"'psp' \(did you mean 'ssp'\?\); there are bsp, asp, ssp, backup, local, adaptive",
+        "ssp[-1]": "staleness is -1",
         "ssp[staleness=true]": "staleness is True",
         "ssp[1.5]": "staleness is 1.5",
-        "ssp[2,mode=lazy]": "mode='lazy'; allowed are passive, aggressive and traditional",
+        "ssp[2,mode=lazy]": "mode='lazy'",
         "backup[-1]": "spare is -1",
-        "local[0]": "steps is 0; it must be a whole number of at least 1",
-        "bsp[staleness=1]": r"consistency 'bsp\[staleness=1\]': .*'staleness'; the options are \[\]",
-        "bsp[1]": "'1' is not option=value",
-        "adaptive[mood]": "unknown criterion 'mood'",
+        "local[0]": "steps is 0",
+        "bsp[staleness=1]": r"'staleness'; the options are \[\]",
+        "bsp[1]": "'1'",
+        "adaptive[mood]": "'mood'",
         "adaptive[norm,threshold=-1]": "threshold=-1",
         "adaptive[norm,threshold=nan]": "threshold='nan'",
-    }
-    for name, text in refused.items():
-        with pytest.raises(ConfigError, match=text):
+    }.items():
+        with pytest.raises(ConfigError, match=named):
             consistency(name)
 
 
@@ -87,14 +76,6 @@ def test_terms() -> None:
     assert consistency("asp").terms(1).accepts_newer and not consistency("backup[1]").terms(1).partial_quorum
 
 
-@pytest.mark.parametrize("name", ["bsp", "local[3]", "local[4,warmup=4]", "ssp[2]", "ssp[2,mode=aggressive]"])
-def test_iterations_are_those_that_exchanges_makes(name: str) -> None:
-    """A policy that says nothing of iterations has them counted; ours say the same without counting."""
-    policy = consistency(name)
-    for clock in range(12):
-        assert policy.iterations(clock) == Consistency.iterations(policy, clock), clock
-
-
 class Skips(Consistency):
     id: ClassVar[str] = "skips"
 
@@ -102,15 +83,15 @@ class Skips(Consistency):
         return iteration % 3 == 1
 
 
-def test_a_new_policy_need_not_say_how_many_iterations_make_an_exchange() -> None:
+def test_iterations_are_those_that_exchanges_makes() -> None:
+    """A policy that says nothing of iterations has them counted; ours say the same without counting."""
+    for name in ("bsp", "local[3]", "local[4,warmup=4]", "local[3,warmup=2]", "ssp[2]", "ssp[2,mode=aggressive]"):
+        policy = consistency(name)
+        for clock in range(12):
+            assert policy.iterations(clock) == Consistency.iterations(policy, clock), (name, clock)
     assert [Skips().iterations(clock) for clock in range(4)] == [0, 2, 5, 8]
-
-
-def test_a_warm_up_exchanges_after_every_step_first() -> None:
-    policy = consistency("local[3,warmup=2]")
-    assert [step for step in range(12) if policy.exchanges(step)] == [0, 1, 4, 7, 10]
-    for clock, step in enumerate((0, 1, 2, 5, 8, 11)):
-        assert policy.iterations(clock) == step, clock
+    for name, steps in (("local[3,warmup=2]", [0, 1, 4, 7, 10]), ("ssp[1]", [1, 3, 5, 7, 9, 11])):
+        assert [step for step in range(12) if consistency(name).exchanges(step)] == steps, name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,5 +118,5 @@ def test_a_name_that_makes_another_policy_is_refused(monkeypatch: pytest.MonkeyP
 
 def test_a_quorum_that_can_never_be_met_is_refused() -> None:
     for share, said in ((0.5, "1.5"), (0, "0"), (2, "6")):
-        with pytest.raises(ConfigError, match=f"early: the quorum of 3 workers is {said}; it must be a whole number"):
+        with pytest.raises(ConfigError, match=f"early: the quorum of 3 workers is {said};"):
             Early(share=share).terms(3)

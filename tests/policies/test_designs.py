@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import warnings
 from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint, EntryPoints
 from typing import Any, ClassVar
 
 import pytest
 
-from thinwire.codecs import Codec, codec
+from thinwire.codecs import codec
 from thinwire.errors import ConfigError
 from thinwire.policies import designs as module
 from thinwire.policies import naming
@@ -104,104 +103,87 @@ def test_policies_in_a_name_replace_the_designs_own() -> None:
 
 
 def test_what_is_no_design() -> None:
-    refused = {
-        "fp32[consistency=later]": r"design 'fp32\[consistency=later\]': .*later",
-        "fp32[placement=3]": r"design 'fp32\[placement=3\]': placement 3",
-        "terngrad[consistency=ssp[5]]": r"design 'terngrad\[consistency=ssp\[5\]\]': ",
-        "4lc": r"unknown design '4lc' \(did you mean '3lc'\?\); there are fp32, .*3lc",
-        "auto": r"'auto' is a codec: with tw\.distribute write design='local-sgd\[h=4,codec=auto\]'",
-        "": r"design ''; expected an id with options in brackets, as in 3lc\[s=1.75\]",
-        "3lc[s=1.75": r"expected an id with options",
-        "3lc s=1.75": r"expected an id with options",
-        "3lc[[s=1]]": r"expected an id with options",
-        "3lc[1.75]": r"'1.75' is not option=value",
-        "3lc[s]": r"'s' is not option=value",
-        "3lc[s=2]": r"sparsity=2; it must lie in \[1, 2\)",
-        "3lc[s=0.99]": r"sparsity=0.99",
-        "3lc[clip=0.4]": r"clip=0.4",
-        "3lc[clip=nan]": r"clip",
-        "3lc[s=nan]": r"sparsity='nan'",
-        "3lc[s=1e999]": r"sparsity=inf",
-        "3lc[sparsty=1.5]": r"unknown option 'sparsty' \(did you mean 'sparsity'\?\)",
-        "3lc[s=1.5,sparsity=1.75]": r"'sparsity' is given twice",
-        "3lc[id=fp32]": r"'id' is given twice",
-        "fp32[s=1.5]": r"fp32: unknown option 'sparsity'",
-    }
-    for name, text in refused.items():
-        with pytest.raises(ConfigError, match=text):
+    for name, named in {
+        "fp32[consistency=later]": "later",
+        "fp32[placement=3]": "placement 3",
+        "terngrad[consistency=ssp[5]]": r"'terngrad\[consistency=ssp\[5\]\]'",
+        "4lc": r"'4lc' \(did you mean '3lc'\?\); there are fp32, .*3lc",
+        "auto": "'auto' is a codec",
+        "": "design ''; expected an id",
+        "3lc[s=1.75": "expected an id",
+        "3lc s=1.75": "expected an id",
+        "3lc[[s=1]]": "expected an id",
+        "3lc[1.75]": "'1.75'",
+        "3lc[s]": "'s'",
+        "3lc[s=2]": "sparsity=2",
+        "3lc[s=0.99]": "sparsity=0.99",
+        "3lc[clip=0.4]": "clip=0.4",
+        "3lc[clip=nan]": "clip",
+        "3lc[s=nan]": "sparsity='nan'",
+        "3lc[s=1e999]": "sparsity=inf",
+        "3lc[sparsty=1.5]": r"'sparsty' \(did you mean 'sparsity'\?\)",
+        "3lc[s=1.5,sparsity=1.75]": "'sparsity' is given twice",
+        "3lc[id=fp32]": "'id' is given twice",
+        "fp32[s=1.5]": "unknown option 'sparsity'",
+    }.items():
+        with pytest.raises(ConfigError, match=named):
             design(name)
 
 
 # ---- combinations that cannot work
 
 
-def unbiased_with_residual() -> Codec:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        return codec("terngrad", error_feedback=True)
-
-
 PLAIN = codec("fp32")
 NONSENSE: list[tuple[str, dict[str, Any], str]] = [
-    ("fp32", {"downlink": "sideways"}, "downlink 'sideways'; there are delta, gradient and weights"),
-    ("fp32", {"transmission": "post"}, "transmission 'post'; there are wait-free and traditional"),
-    ("fp32", {"consistency": "psp"}, "unknown consistency 'psp'"),
+    ("fp32", {"downlink": "sideways"}, "'sideways'"),
+    ("fp32", {"transmission": "post"}, "'post'"),
+    ("fp32", {"consistency": "psp"}, "'psp'"),
     ("fp32", {"placement": "feng-shui"}, "feng-shui"),
-    ("mem-sgd-1bit", {"consistency": "asp"}, "asp applies each push to the server's model, and with downlink=gradient"),
-    ("entropy", {"consistency": "asp"}, "asp applies each push to the server's model, and with downlink=weights"),
-    ("entropy", {"consistency": "backup[1]"}, "an average of weights needs every worker's"),
-    ("entropy", {"up": codec("onebit")}, "whole weights carry no residual; use error_feedback=false"),
+    ("mem-sgd-1bit", {"consistency": "asp"}, "with downlink=gradient"),
+    ("entropy", {"consistency": "asp"}, "with downlink=weights"),
+    ("entropy", {"consistency": "backup[1]"}, "an average of weights"),
+    ("entropy", {"up": codec("onebit")}, "whole weights carry no residual"),
     ("entropy", {"down": codec("3lc")}, "whole weights carry no residual"),
     ("entropy", {"consistency": "adaptive[norm]"}, "whole weights cannot be accumulated"),
-    ("fp32", {"down": codec("votes")}, "votes are counted trits of one scale"),
-    ("mem-sgd-1bit", {"down": codec("votes")}, "votes are counted trits of one scale"),
-    ("terngrad", {"up": codec("int8")}, "scales are shared by terngrad alone; the pushes are int8"),
-    ("terngrad[last_layer=none]", {}, "last_layer 'none'; there are same and fp32"),
+    ("fp32", {"down": codec("votes")}, "votes are counted trits"),
+    ("mem-sgd-1bit", {"down": codec("votes")}, "votes are counted trits"),
+    ("terngrad", {"up": codec("int8")}, "the pushes are int8"),
+    ("terngrad[last_layer=none]", {}, "last_layer 'none'"),
     ("terngrad", {"transmission": "wait-free"}, "it needs bsp and transmission=traditional"),
     ("terngrad", {"consistency": "ssp[2]"}, "it needs bsp and transmission=traditional"),
-    (
-        "fp32",
-        {"compression": "by-hand"},
-        r"unknown compression 'by-hand' \(did you mean 'by-shape'\?\); there are by-shape",
-    ),
-    ("fp32", {"compression": "by-shape[colour=red]"}, "compression 'by-shape.colour=red.': .*colour"),
-    ("fp32", {"compression": "by-shape[min_numel=3]"}, "the design says min_numel"),
     ("terngrad", {"consistency": "local[2]"}, "it needs bsp and transmission=traditional"),
-    ("terngrad[scale=5.0]", {}, "scale=5: workers share the largest of theirs"),
+    ("terngrad[scale=5.0]", {}, "scale=5"),
     ("terngrad", {"down": codec("votes", workers=9)}, "neither can be given in a design"),
-    ("3lc", {"down": codec("3lc", error_scale=0.5)}, "the pulls' error_scale is 0.5, and with downlink=delta"),
+    ("fp32", {"compression": "by-hand"}, r"'by-hand' \(did you mean 'by-shape'\?\)"),
+    ("fp32", {"compression": "by-shape[colour=red]"}, "colour"),
+    ("fp32", {"compression": "by-shape[min_numel=3]"}, "min_numel"),
+    ("3lc", {"down": codec("3lc", error_scale=0.5)}, "error_scale is 0.5"),
+    ("3lc", {"reduce": "mean-of-senders"}, "the pushes are 3lc"),
+    ("mps", {"reduce": "most"}, "reduce='most'"),
+    ("entropy", {"reduce": "sum"}, "the sum of the workers' weights"),
+    ("terngrad", {"reduce": "sum"}, "votes are"),
 ]
 
 
 def test_nonsense_is_refused_with_the_reason() -> None:
-    for name, change, text in NONSENSE:
-        with pytest.raises(ConfigError, match=text):
+    for name, change, named in NONSENSE:
+        with pytest.raises(ConfigError, match=named):
             replace(design(name), **change)
 
 
-def test_sums_of_weights_and_of_votes_are_refused() -> None:
-    for name, text in (("entropy", "the sum of the workers' weights"), ("terngrad", "votes are")):
-        with pytest.raises(ConfigError, match=text):
-            design(name, reduce="sum")
-        assert design(name).reduce == "mean"
+def test_how_gradients_are_reduced() -> None:
+    assert design("entropy").reduce == design("terngrad").reduce == "mean"
     assert design("3lc", reduce="sum").reduce == "sum"
-
-
-def test_means_over_senders_are_of_codecs_that_send_some_of_the_values() -> None:
-    with pytest.raises(ConfigError, match="the pushes are 3lc, which sends all of them: use reduce='mean'"):
-        design("3lc", reduce="mean-of-senders")
-    with pytest.raises(ConfigError, match="reduce='most'; there are mean, sum, mean-of-senders"):
-        design("mps", reduce="most")
     assert design("mps", reduce="mean-of-senders").reduce == "mean-of-senders"
     assert design("sparseloco[reduce=mean]").reduce == "mean"
 
 
 def test_a_random_codec_keeps_no_residual_on_pulls() -> None:
-    with pytest.raises(
-        ConfigError, match="'terngrad' draws random numbers; with error feedback on pulls a training may diverge"
-    ):
-        design("int8", down=unbiased_with_residual())
-    assert design("int8", up=unbiased_with_residual()).up.residual_by_default, "on pushes it only warns"
+    with pytest.warns(UserWarning, match="terngrad"):
+        random = codec("terngrad", error_feedback=True)
+    with pytest.raises(ConfigError, match="'terngrad' draws random numbers"):
+        design("3lc", down=random)
+    assert design("3lc", up=random).up.residual_by_default, "on pushes it only warns"
 
 
 def test_what_makes_sense_can_be_mixed() -> None:
@@ -210,14 +192,6 @@ def test_what_makes_sense_can_be_mixed() -> None:
             mixed = design(name, consistency=policy, placement="uniform", transmission="traditional")
             found = mixed.consistency, mixed.placement, mixed.transmission
             assert found == (policy, "uniform", "traditional") and mixed.up == design(name).up, (name, policy)
-
-
-def test_every_paper_design_is_there() -> None:
-    wanted = (
-        "fp32 int8 local2 3lc terngrad doublesqueeze-1bit doublesqueeze-topk mem-sgd-1bit "
-        "mem-sgd-topk topk-sgd entropy mps"
-    )
-    assert set(wanted.split()) <= set(designs())
 
 
 def test_the_papers_choices() -> None:
@@ -249,21 +223,13 @@ def test_once_an_epoch_is_said_in_steps() -> None:
 
 def test_who_keeps_a_residual() -> None:
     kept = {
-        "fp32": (False, False),
-        "int8": (False, False),
-        "3lc": (True, True),
-        "terngrad": (False, False),
-        "doublesqueeze-1bit": (True, True),
-        "doublesqueeze-topk": (True, True),
-        "mem-sgd-1bit": (True, False),
-        "mem-sgd-topk": (True, False),
-        "topk-sgd": (False, False),
-        "entropy": (False, False),
-        "mps": (True, True),
+        (True, True): "3lc doublesqueeze-1bit doublesqueeze-topk mps",
+        (True, False): "mem-sgd-1bit mem-sgd-topk",
+        (False, False): "fp32 int8 local2 terngrad topk-sgd entropy",
     }
-    for name, (up, down) in kept.items():
-        made = design(name)
-        assert (made.up.residual_by_default, made.down.residual_by_default) == (up, down), name
+    for expected, names in kept.items():
+        for made in map(design, names.split()):
+            assert (made.up.residual_by_default, made.down.residual_by_default) == expected, made.name
 
 
 def test_a_design_is_taken_as_it_is() -> None:
@@ -293,19 +259,11 @@ def theirs(consistency: str = "every-other", **options: Any) -> Design:
 
 @pytest.fixture
 def other_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    points = EntryPoints(
-        [
-            EntryPoint("every-other", f"{__name__}:EveryOther", "thinwire.consistency"),
-            EntryPoint("theirs", f"{__name__}:theirs", "thinwire.designs"),
-        ]
-    )
-
-    def plugins(group: str) -> EntryPoints:
-        return points.select(group=group)
-
+    point = EntryPoint("every-other", f"{__name__}:EveryOther", "thinwire.consistency")
+    points = EntryPoints([point, EntryPoint("theirs", f"{__name__}:theirs", "thinwire.designs")])
     monkeypatch.setattr(EntryPoint, "load", lambda point: globals()[point.value.partition(":")[2]])
-    monkeypatch.setattr(naming, "plugins", plugins)
-    monkeypatch.setattr(module, "plugins", plugins)
+    for each in (naming, module):
+        monkeypatch.setattr(each, "plugins", lambda group: points.select(group=group))
 
 
 @pytest.mark.usefixtures("other_package")
@@ -313,13 +271,6 @@ def test_another_packages_policies_and_designs_go_by_their_names() -> None:
     assert "every-other" in POLICIES.known() and "theirs" in designs()
     assert consistency("every-other[phase=1]") == EveryOther(phase=1)
     assert design("3lc", consistency="every-other").consistency == "every-other"
-    with pytest.raises(ConfigError, match=r"'every-other\[period=1\]': .*'period'; the options are \['phase'\]"):
+    with pytest.raises(ConfigError, match=r"'period'; the options are \['phase'\]"):
         consistency("every-other[period=1]")
     assert design("theirs[entropy=zstd]").up == codec("int8", entropy="zstd")
-
-
-def test_without_that_package_its_names_are_unknown() -> None:
-    with pytest.raises(ConfigError, match="unknown design 'theirs'"):
-        design("theirs")
-    with pytest.raises(ConfigError, match="unknown consistency 'every-other'"):
-        consistency("every-other")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from importlib.metadata import EntryPoint, EntryPoints
 from typing import Any
 
@@ -50,7 +49,7 @@ def test_forms() -> None:
 
 
 def test_what_is_no_name() -> None:
-    refused = {
+    for name, named in {
         "": "thing ''; expected an id with options in brackets",
         "a b": "expected an id",
         "a[x=1": "expected an id",
@@ -60,23 +59,13 @@ def test_what_is_no_name() -> None:
         "a[x=1,x=2]": "'x' is given twice",
         "a[s=1,sparsity=2]": "'sparsity' is given twice",
         "a[id=b]": "'id' is given twice",
-    }
-    for name, text in refused.items():
-        with pytest.raises(ConfigError, match=text):
+    }.items():
+        with pytest.raises(ConfigError, match=named):
             parse_name(name, "thing", short={"s": "sparsity"})
     with pytest.raises(ConfigError, match="'spare' is given twice"):
         parse_name("backup[1,2]", "consistency", bare="spare")
-
-
-def test_the_example_is_of_the_kind_that_was_asked_for() -> None:
-    examples = {
-        "design": "3lc[s=1.75]",
-        "codec": "topk[",
-        "placement": "uniform[",
-        "consistency": "ssp[staleness=5]",
-    }
-    for what, example in examples.items():
-        with pytest.raises(ConfigError, match=f"as in {re.escape(example)}"):
+    for what, example in {"design": "3lc", "codec": "topk", "placement": "uniform", "consistency": "ssp"}.items():
+        with pytest.raises(ConfigError, match=rf"as in {example}\["):
             parse_name("a b", what)
 
 

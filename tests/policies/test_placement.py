@@ -252,11 +252,8 @@ def resnet() -> list[Sized]:
 
 def test_figure_5_2_layer_sizes(resnet: list[Sized]) -> None:
     sizes = Counter(table.numel for table in resnet)
-    assert len(resnet) == 329
-    assert sum(table.numel for table in resnet) == 1_727_962
+    assert (len(resnet), sum(table.numel for table in resnet), sizes[64 * 64 * 9]) == (329, 1_727_962, 35)
     assert sum(count for size, count in sizes.items() if size in (16, 32, 64)) == 218
-    assert sizes[64 * 64 * 9] == 35
-    assert sizes[64 * 64 * 9] * 64 * 64 * 9 / 1_727_962 == pytest.approx(0.75, abs=0.005)
 
 
 def test_figure_5_3_balance_on_four_servers(resnet: list[Sized]) -> None:
@@ -272,23 +269,19 @@ def test_figure_5_3_balance_on_four_servers(resnet: list[Sized]) -> None:
         assert placed.coefficient_of_variation() == pytest.approx(percent, abs=0.005), policy
 
 
-def test_the_published_heuristic_is_the_one_of_rising_size(resnet: list[Sized]) -> None:
-    """Its figure, 2.71 % (.01), comes out to the digit, and our algorithm 2, as printed, is far below."""
+def test_the_published_figures_are_of_other_orders(resnet: list[Sized]) -> None:
+    """The heuristic's, 2.71 % (.01), is of rising size, to the digit; our algorithm 2, as printed, is far below.
+
+    Round robin's, 16.65 % (.07), is what a shuffled order gives, and nothing out of the ordinary among such orders.
+    """
     theirs = SmallestFirst().place(resnet, 4)
     assert f"{theirs.coefficient_of_variation():.2f} {theirs.standard_deviation() / 1e6:.2f}" == "2.71 0.01"
-    assert Heuristic().place(resnet, 4).coefficient_of_variation() < 0.01
-
-
-def test_the_published_round_robin_is_that_of_an_unknown_order(resnet: list[Sized]) -> None:
-    """16.65 % (.07) is what a shuffled order gives, and nothing out of the ordinary among such orders."""
     shuffled, drawn = list(resnet), []
-    for seed in range(200):
+    for seed in range(100):
         random.Random(seed).shuffle(shuffled)
         drawn.append(RoundRobin().place(shuffled, 4).coefficient_of_variation())
-    below = sum(percent < 16.65 for percent in drawn) / len(drawn)
-    assert 0.1 < below < 0.9
+    assert 0.1 < sum(percent < 16.65 for percent in drawn) / len(drawn) < 0.9
     assert statistics.median(drawn) == pytest.approx(22, abs=3)
-    assert round(0.1665 * 1_727_962 / 4 / 1e6, 2) == 0.07
 
 
 # Names
@@ -305,28 +298,25 @@ def test_names_and_options() -> None:
 
 
 def test_what_cannot_be_is_refused() -> None:
-    for name, reason in (
-        (
-            "hash",
-            "unknown placement 'hash'; there are heuristic, round-robin, greedy, .*, balanced, rows",
-        ),
-        ("greedy[min=3]", r"placement 'greedy\[min=3\]': .*'min_numel'; the options are \[\]"),
-        ("uniform[min=-1]", "uniform: min_numel is -1; it must be a whole number of at least 0"),
-        ("uniform[min=few]", "min_numel is 'few'"),
-        ("uniform[min=true]", "min_numel is True"),
-        ("sharded[min=0]", "sharded: min_numel is 0; it must be a whole number of at least 1"),
-        ("sharded[align=0.5]", "align is 0.5"),
-        ("rows[size=0]", "rows: size is 0; it must be a whole number of at least 1"),
-        ("balanced[excess=-1]", "balanced: excess is -1; it must be 0 or more"),
-        ("uniform[min]", "'min' is not option=value"),
-        ("uniform[", "expected an id with options in brackets"),
-    ):
-        with pytest.raises(ConfigError, match=reason):
+    for name, named in {
+        "hash": "'hash'; there are heuristic, round-robin, greedy, .*, balanced, rows",
+        "greedy[min=3]": r"'min_numel'; the options are \[\]",
+        "uniform[min=-1]": "uniform: min_numel is -1",
+        "uniform[min=few]": "min_numel is 'few'",
+        "uniform[min=true]": "min_numel is True",
+        "sharded[min=0]": "sharded: min_numel is 0",
+        "sharded[align=0.5]": "align is 0.5",
+        "rows[size=0]": "rows: size is 0",
+        "balanced[excess=-1]": "balanced: excess is -1",
+        "uniform[min]": "'min'",
+        "uniform[": "expected an id",
+    }.items():
+        with pytest.raises(ConfigError, match=named):
             placement(name)
     for policy in POLICIES:
         with pytest.raises(ConfigError, match="0 servers"):
             policy.place(sized([1]), 0)
-        with pytest.raises(ConfigError, match="two tables are called 'a'"):
+        with pytest.raises(ConfigError, match="'a'"):
             policy.place([Sized("a", 1, 1.0), Sized("a", 2, 1.0)], 2)
 
 
@@ -345,16 +335,11 @@ class SecondGreedy(First):
     id: ClassVar[str] = "greedy"
 
 
-def offer(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
-    """As if a package that offers these classes were installed."""
-    points = [EntryPoint(name, f"{__name__}:{name}", "thinwire.placement") for name in names]
-    monkeypatch.setattr(module, "plugins", lambda group: [p for p in points if p.group == group])
-    monkeypatch.setattr(EntryPoint, "load", lambda point: globals()[point.attr])
-
-
 def test_another_package_adds_a_policy_and_takes_no_id_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    offer(monkeypatch, "First")
+    points = [EntryPoint("First", f"{__name__}:First", "thinwire.placement")]
+    monkeypatch.setattr(module, "plugins", lambda group: [point for point in points if point.group == group])
+    monkeypatch.setattr(EntryPoint, "load", lambda point: globals()[point.attr])
     assert placement("first").place(sized([2, 3]), 2).loads() == (5, 0)
-    offer(monkeypatch, "SecondGreedy")
-    with pytest.raises(ConfigError, match=r"placement id 'greedy' of .*SecondGreedy is taken by Greedy"):
+    points[:] = [EntryPoint("SecondGreedy", f"{__name__}:SecondGreedy", "thinwire.placement")]
+    with pytest.raises(ConfigError, match=r"'greedy' of .*SecondGreedy is taken by Greedy"):
         placements.POLICIES.known()

@@ -65,16 +65,14 @@ def test_fixed_segments_are_those_of_who_is_there() -> None:
     steps = EXAMPLES // 3 // 3
     memberships = ((0, all_), (steps + 2, two), (4 * steps, all_))
     shared = SharedEpochs(EXAMPLES, batch=3, seed=1, memberships=memberships, segments="fixed")
-    own: dict[int, set[int]] = {rank: set() for rank in all_}
     first = {rank: {*itertools.chain(*(shared.rows(rank, step).tolist() for step in range(steps)))} for rank in all_}
+    own: dict[int, set[int]] = {rank: set() for rank in all_}
     read: dict[int, list[int]] = {}
     for step in range(12 * steps):
-        ranks = two if steps + 2 <= step < 4 * steps else all_
-        drawn = {rank: shared.rows(rank, step).tolist() for rank in ranks}
-        read.setdefault(shared.epoch, []).extend(itertools.chain(*drawn.values()))
-        if step >= 6 * steps:  # whole epochs of all three
-            for rank, rows in drawn.items():
-                own[rank].update(rows)
+        for rank in two if steps + 2 <= step < 4 * steps else all_:
+            rows = shared.rows(rank, step).tolist()
+            read.setdefault(shared.epoch, []).extend(rows)
+            own[rank].update(rows if step >= 6 * steps else ())  # whole epochs of all three
     assert all(len({*rows}) == len(rows) for rows in read.values()), "none twice in an epoch"
     assert all(len(own[rank]) == EXAMPLES // 3 and first[rank] <= own[rank] for rank in all_)
 
@@ -112,19 +110,16 @@ def test_a_position_is_a_step_however_one_came_there() -> None:
             assert jumping.rows(rank, step).tolist() == walked[step], (seed, step)
 
 
-def test_a_newcomer_draws_at_random_until_it_has_a_share() -> None:
+def test_newcomers_and_more_workers_than_batches_draw_at_random() -> None:
     shared = epochs(((0, (0, 1)), (9, (0, 1, 4))))
     early = shared.rows(4, 7)
     assert len(early) == 3 and shared.rows(4, 7).tolist() == early.tolist() != shared.rows(4, 8).tolist()
     assert not set(shared.rows(4, 9).tolist()) & {*shared.rows(0, 9).tolist(), *shared.rows(1, 9).tolist()}
-    with pytest.raises(ConfigError, match="rank 2 of 3 workers: it takes no part"):
+    with pytest.raises(ConfigError, match="rank 2"):
         shared.rows(2, 9)
-
-
-def test_more_workers_than_batches_draw_at_random() -> None:
     shared = epochs(((0, (0,)), (2, tuple(range(9))), (5, (0, 1))), batch=12)
     assert len(shared.rows(8, 3)) == 12 and len(shared.rows(1, 40)) == 12
-    with pytest.raises(ConfigError, match="9 workers × 12 examples a batch do not fit the data's 103 examples"):
+    with pytest.raises(ConfigError, match="9 workers × 12 examples"):
         epochs(((0, tuple(range(9))),), batch=12)
 
 

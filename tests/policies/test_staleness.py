@@ -23,7 +23,6 @@ from tests.policies.ledger import (
     schedules,
     server_values,
 )
-from thinwire.policies.consistency import consistency
 from thinwire.schema import Push
 
 # ---- bounds on staleness
@@ -148,12 +147,6 @@ def test_the_others_run_until_the_bound_and_block() -> None:
     }
     for policy, expected in bounds.items():
         assert silence(policy, 1, Case(3, 1, (1, 1, 1), 7)) == [expected, expected], policy
-
-
-def test_passive_ssp_says_nothing_before_the_bound() -> None:
-    """Staleness 1: the exchange starts after iteration 1."""
-    policy = consistency("ssp[staleness=1]")
-    assert [policy.exchanges(iteration) for iteration in range(6)] == [False, True] * 3
 
 
 # ---- a rate belongs to its update

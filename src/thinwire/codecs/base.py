@@ -22,6 +22,7 @@ import torch
 from thinwire import frames
 from thinwire.cautions import caution
 from thinwire.codecs import device
+from thinwire.codecs.device_coder import Entry
 from thinwire.codecs.lag import follow_tensors
 from thinwire.codecs.scheme import (
     CodecOptions,
@@ -93,7 +94,7 @@ class Codec(CodecOptions):
         """
         step = Step(key=key or self.key(0, "", 0), **self._checked(options))
         if device.encodes(tensor, self.scheme, name):
-            entry = device.Entry(self, flatten_on_device(tensor, name), None, step, name)
+            entry = Entry(self, flatten_on_device(tensor, name), None, step, name)
             return device.Batch([entry]).finish()[0].frame
         return self.encode_flat(flatten(tensor, name), step, name).frame
 
@@ -316,7 +317,7 @@ class Context:
         self.check(flat)
         return flat
 
-    def entry(self, tensor: Tensor, options: StepOptions) -> device.Entry:
+    def entry(self, tensor: Tensor, options: StepOptions) -> Entry:
         """Returns what a batch on the context's device needs of this tensor. Raises ConfigError as `encode`."""
         if isinstance(tensor, torch.Tensor):
             if tensor.device != self.device:
@@ -330,7 +331,7 @@ class Context:
         step = _NOTHING_ADDED
         if options or self.lag_bound is not None or self.codec.random:
             step = Step(key=self._key(), sparsity=self._sparsity, **self.codec._checked(options))
-        return device.Entry(self.codec, flat, self._residual, step, self.name)
+        return Entry(self.codec, flat, self._residual, step, self.name)
 
     def check(self, flat: Flat | DeviceFlat) -> None:
         """Raises ConfigError where a tensor is not of the shape and dtype class that the context was made for."""

@@ -18,6 +18,7 @@ from torch.autograd.graph import increment_version
 from thinwire.codecs import device, ternary_batch
 from thinwire.codecs.base import Context
 from thinwire.codecs.decoding import fill_all
+from thinwire.codecs.device_coder import Entry
 from thinwire.codecs.lag import LagBound, follow_tensors
 from thinwire.codecs.registry import open_parsed
 from thinwire.codecs.scheme import StepOptions
@@ -113,7 +114,7 @@ class Encoding:
             )
         self._contexts, self._frames = contexts, [b""] * len(tensors)
         self._lags: list[tuple[LagBound, torch.Tensor, torch.Tensor | None]] = []
-        alike: dict[tuple[object, ...], tuple[list[int], list[device.Entry]]] = defaultdict(lambda: ([], []))
+        alike: dict[tuple[object, ...], tuple[list[int], list[Entry]]] = defaultdict(lambda: ([], []))
         nothing = StepOptions()
         small = self._encode_small(contexts, tensors) if options is None or not any(options) else set[int]()
         for place, (context, tensor) in enumerate(zip(contexts, tensors, strict=True)):

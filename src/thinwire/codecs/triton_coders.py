@@ -14,7 +14,7 @@ import torch
 
 from thinwire.codecs import blocktopk, floats, int8, signs, sparse, stochastic, threelc
 from thinwire.codecs.blocktopk import BlockTopK
-from thinwire.codecs.device import DeviceCoder, Entry, Pending
+from thinwire.codecs.device_coder import DeviceCoder, Entry, Pending
 from thinwire.codecs.floats import BF16
 from thinwire.codecs.int8 import Int8
 from thinwire.codecs.levels import Votes, width_of

@@ -1,4 +1,4 @@
-"""Kernels of the dense codecs (255 levels, signs, sums): equal to the oracle bit for bit."""
+"""Kernels of the dense codecs (255 levels, signs, sums, largest magnitudes): equal to the oracle bit for bit."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import pytest
 
 from tests.kernels import oracle
 from thinwire.errors import NonFiniteError
-from thinwire.kernels.numba.bits import pack_signs, unpack_signs
+from thinwire.kernels.numba import max_magnitude
+from thinwire.kernels.numba.bits import pack_signs, positions_of, set_bits, unpack_signs
 from thinwire.kernels.numba.moments import moments
 from thinwire.kernels.numba.rounding import round_to_int8, scale_levels
 
-SIZES = [1, 2, 7, 8, 9, 63, 64, 65, 319, 1000, 1023, 1024, 1025, 8191, 8192, 8193, 100_003, 131_073, 400_000]
+SIZES = [1, 2, 7, 8, 9, 63, 64, 65, 319, 1023, 1024, 1025, 8191, 8192, 8193, 131_073, 400_000]
 DTYPES: tuple[Any, ...] = (np.float32, np.float64)
 
 
@@ -104,3 +105,25 @@ def test_signs() -> None:
                 unpack_signs(got, low=-0.3, high=0.4, out=out, accumulate=accumulate)
                 oracle.unpack_signs(got, low=-0.3, high=0.4, out=expected, accumulate=accumulate)
                 assert out.tobytes() == expected.tobytes(), (size, dtype)
+
+
+def test_positions_as_bits() -> None:
+    for size, density in product((1, 7, 8, 9, 1000, 100_003), (0.0, 0.01, 0.5, 1.0)):
+        chosen = np.random.default_rng(size).random(size) < density
+        bitmap = np.full(-(-size // 8), 255, np.uint8)
+        set_bits(np.flatnonzero(chosen), bitmap)
+        assert np.array_equal(bitmap, np.packbits(chosen)), (size, density)
+        assert np.array_equal(positions_of(bitmap), np.flatnonzero(chosen)), (size, density)
+
+
+def test_largest_magnitudes() -> None:
+    for dtype, size in product(DTYPES, (0, 1, 5, 64, 1001)):
+        values, residual = gradient(size, dtype), gradient(size, dtype, seed=1)
+        assert max_magnitude(values) == oracle.max_magnitude(values), (dtype, size)
+        v = oracle.with_residual(values, residual, 0.3)
+        assert max_magnitude(values, residual, 0.3) == oracle.max_magnitude(v), (dtype, size)
+    for dtype in DTYPES:
+        assert max_magnitude(np.array([-0.0], dtype=dtype)) == 0.0
+        assert max_magnitude(np.array([1.0, -np.inf, 2.0], dtype=dtype)) == np.inf
+        assert np.isnan(max_magnitude(np.array([1.0, np.nan, np.inf], dtype=dtype)))
+        assert not np.isfinite(max_magnitude(np.ones(3, dtype), np.array([0, np.nan, 0], dtype)))

@@ -1,4 +1,4 @@
-"""Compiled kernels in awkward processes: without a cache folder or with an old one, after a fork, from two threads."""
+"""Compiled kernels in awkward processes: without a cache folder or with an old one, and after a fork."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import numba
 import numpy as np
 
 import thinwire
-from thinwire.kernels.numba import Workspace, decode_ternary, encode_ternary
 from thinwire.kernels.numba.jit import wide_vectors
 
 ROUND_TRIP = """
@@ -183,30 +181,6 @@ print(len(kernels))
 """
     )
     assert int(printed) > 10
-
-
-def test_two_threads_at_once_give_the_same_bytes() -> None:
-    rng = np.random.default_rng(1)
-    inputs = [rng.standard_normal(30_001).astype(np.float32) for _ in range(2)]
-
-    def encode_all(values: Any, found: list[bytes]) -> None:
-        workspace, residual, out = Workspace(), np.zeros_like(values), np.empty_like(values)
-        for _ in range(20):
-            scale, payload = encode_ternary(values, sparsity=1.5, residual=residual, workspace=workspace)
-            decode_ternary(payload, scale=scale, out=out, workspace=workspace)
-            found.append(payload.tobytes() + out.tobytes())
-
-    alone: list[list[bytes]] = [[], []]
-    together: list[list[bytes]] = [[], []]
-    for values, found in zip(inputs, alone, strict=True):
-        encode_all(values, found)
-    threads = [threading.Thread(target=encode_all, args=arguments) for arguments in zip(inputs, together, strict=True)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert together == alone
-    assert len(alone[0]) == 20
 
 
 def test_wide_vectors_reach_the_compiler() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from thinwire import frames
 from thinwire.codecs import codec
@@ -34,19 +33,19 @@ def led(first: Floats, second: Floats, change: Floats, shared: Floats, numbers: 
     return mixed
 
 
-@pytest.mark.parametrize("share", [1.0, 0.3])
-def test_local_values_and_moments_go_on_from_the_shared_ones(share: float) -> None:
-    before, shared, unsent, local, firsts = (arrays(seed, 0.1) for seed in range(5))
-    seconds, were = [each * each for each in arrays(5)], [each.copy() for each in firsts]
-    goes_on = Continued(
-        addresses(local), addresses(unsent, 1), share, addresses(firsts, 3), addresses(seconds, 3), NUMBERS, 0.6
-    )
-    continue_many(addresses(before), addresses(shared), np.array(SIZES), goes_on)
-    unsent[1][:] = 0
-    for place, (was, ours, residual, mine) in enumerate(zip(before, shared, unsent, local, strict=True)):
-        assert np.array_equal(mine, ours - np.float32(share) * residual)
-        moved = led(were[place], seconds[place], was - ours, ours, NUMBERS[place], 0.6)
-        assert np.array_equal(firsts[place], were[place] if place == 3 else moved)
+def test_local_values_and_moments_go_on_from_the_shared_ones() -> None:
+    for share in (1.0, 0.3):
+        before, shared, unsent, local, firsts = (arrays(seed, 0.1) for seed in range(5))
+        seconds, were = [each * each for each in arrays(5)], [each.copy() for each in firsts]
+        goes_on = Continued(
+            addresses(local), addresses(unsent, 1), share, addresses(firsts, 3), addresses(seconds, 3), NUMBERS, 0.6
+        )
+        continue_many(addresses(before), addresses(shared), np.array(SIZES), goes_on)
+        unsent[1][:] = 0
+        for place, (was, ours, residual, mine) in enumerate(zip(before, shared, unsent, local, strict=True)):
+            assert np.array_equal(mine, ours - np.float32(share) * residual)
+            moved = led(were[place], seconds[place], was - ours, ours, NUMBERS[place], 0.6)
+            assert np.array_equal(firsts[place], were[place] if place == 3 else moved)
 
 
 def test_frames_are_added_and_gone_on_from_as_if_one_after_the_other() -> None:

@@ -6,6 +6,7 @@ from itertools import product
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 import thinwire as tw
@@ -29,3 +30,27 @@ def check(codec: tw.Codec, values: list[Any], device: torch.device, *, steps: in
             tw.decode(frame, out=expected, accumulate=accumulate)
             tw.decode(frame, out=out, accumulate=accumulate)
             assert out.cpu().numpy().tobytes() == expected.tobytes()
+
+
+@np.errstate(all="ignore")  # the interpreter is NumPy, which warns of Inf - Inf
+def check_refused(codec: tw.Codec, good: Any, bad: Any, told: str, device: torch.device) -> None:
+    """A tensor with a value that cannot be sent is named, and no residual changes; or the codec says that it skips."""
+    arrays = [good, bad]
+    tensors = [torch.from_numpy(array).to(device) for array in arrays]
+    contexts = [codec.context(tensor, name=f"w{i}") for i, tensor in enumerate(tensors)]
+    kept = [context.residual for context in contexts if context.residual is not None]
+    for residual in kept:
+        residual.fill_(2.0**-20)
+    with pytest.raises(tw.NonFiniteError, match=f"^w1: {told}"):
+        codec.context(bad, name="w1").encode(bad)
+    with pytest.raises(tw.NonFiniteError, match=f"^w1: {told}"):
+        encode_all(contexts, tensors)
+    assert all(set(residual.tolist()) == {2.0**-20} for residual in kept)
+    assert [context.step for context in contexts] == [0, 0]
+    skips = tw.codec(**{**codec.config(), "nonfinite": "skip"})
+    contexts, beside = [skips.context(tensor) for tensor in tensors], skips.context(good)
+    for _ in range(2):
+        frames = encode_all(contexts, tensors)
+        assert [tw.frames.parse(frame).non_finite for frame in frames] == [False, True]
+        assert frames[0] == beside.encode(good)
+    assert contexts[1].residual is None or not contexts[1].residual.any()

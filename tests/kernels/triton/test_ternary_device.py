@@ -43,26 +43,26 @@ def contexts(options: dict[str, Any], device: torch.device) -> list[Context]:
     return [codec.context(each, name=str(each.numel())) for each in pieces(drawn(0, device))]
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_frames_residuals_and_sums_are_those_of_one_at_a_time(options: dict[str, Any], device: torch.device) -> None:
-    together, apart = contexts(options, device), contexts(options, device)
-    batch = DeviceTernary(together)
-    assert batch.encodes
-    for step in range(3):
-        flat = drawn(step, device)
-        frames = batch.encode_on(device, places(flat))
-        assert frames == [context.encode(each) for context, each in zip(apart, pieces(flat), strict=True)]
-        for ours, theirs in zip(together, apart, strict=True):
-            assert (ours.step, ours.payload_nbytes) == (theirs.step, theirs.payload_nbytes)
-            assert (ours.residual is None) == (theirs.residual is None)
-            assert ours.residual is None or theirs.residual is None or torch.equal(ours.residual, theirs.residual)
-        out, expected = drawn(7, device), drawn(7, device)
-        adds = np.array([True, False, True, False, True])
-        nbytes = batch.decode_on(device, frames, places(out), adds)
-        for frame, each, add in zip(frames, pieces(expected), adds.tolist(), strict=True):
-            tw.decode(frame, out=each, accumulate=add)
-        assert torch.equal(out, expected)
-        assert nbytes == [context.payload_nbytes for context in together]
+def test_frames_residuals_and_sums_are_those_of_one_at_a_time(device: torch.device) -> None:
+    for options in OPTIONS:
+        together, apart = contexts(options, device), contexts(options, device)
+        batch = DeviceTernary(together)
+        assert batch.encodes
+        for step in range(3):
+            flat = drawn(step, device)
+            frames = batch.encode_on(device, places(flat))
+            assert frames == [context.encode(each) for context, each in zip(apart, pieces(flat), strict=True)]
+            for ours, theirs in zip(together, apart, strict=True):
+                assert (ours.step, ours.payload_nbytes) == (theirs.step, theirs.payload_nbytes)
+                assert (ours.residual is None) == (theirs.residual is None)
+                assert ours.residual is None or theirs.residual is None or torch.equal(ours.residual, theirs.residual)
+            out, expected = drawn(7, device), drawn(7, device)
+            adds = np.array([True, False, True, False, True])
+            nbytes = batch.decode_on(device, frames, places(out), adds)
+            for frame, each, add in zip(frames, pieces(expected), adds.tolist(), strict=True):
+                tw.decode(frame, out=each, accumulate=add)
+            assert torch.equal(out, expected)
+            assert nbytes == [context.payload_nbytes for context in together]
 
 
 def test_what_it_does_not_take_is_left(device: torch.device) -> None:
@@ -72,13 +72,8 @@ def test_what_it_does_not_take_is_left(device: torch.device) -> None:
     frames[0], frames[1], frames[2] = b"", tw.codec("int8").encode(np.ones(5, np.float32)), frames[3]
     frames[3] = frames[3][:-1] + bytes([frames[3][-1] ^ 1])
     out = torch.full_like(flat, 7.0)
-    assert [nbytes > 0 for nbytes in batch.decode_on(device, frames, places(out), np.zeros(5, np.bool_))] == [
-        False,
-        False,
-        False,
-        False,
-        True,
-    ]
+    done = batch.decode_on(device, frames, places(out), np.zeros(5, np.bool_))
+    assert [nbytes > 0 for nbytes in done] == 4 * [False] + [True]
     assert bool((out[: -SIZES[-1]] == 7).all())
     assert batch.decode_on(device, [b""] * 5, places(out), np.zeros(5, np.bool_)) == [0] * 5
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -24,14 +25,15 @@ def test_a_buffer_is_the_same_memory_until_it_must_grow(device: torch.device) ->
     assert space.nbytes == 250
 
 
-def test_host_buffers_are_pinned_where_there_is_a_gpu(device: torch.device) -> None:
-    assert DeviceWorkspace(device).host("a", 10, torch.float64).is_pinned() == (device.type == "cuda")
+def test_host_buffers_are_of_the_host_and_pinned_where_there_is_a_gpu(device: torch.device) -> None:
+    with torch.device("meta"):
+        buffer = DeviceWorkspace(device).host("a", 10, torch.float64)
+    assert buffer.device.type == "cpu" and buffer.is_pinned() == (device.type == "cuda")
 
 
-@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.int64])
-def test_what_is_uploaded_arrives(device: torch.device, dtype: type) -> None:
+def test_what_is_uploaded_arrives(device: torch.device) -> None:
     space = DeviceWorkspace(device)
-    for data in (np.arange(20), np.arange(5)[::-1]):
+    for dtype, data in product((np.uint8, np.int8, np.int64), (np.arange(20), np.arange(5)[::-1])):
         space.follow()
         with space.running():
             uploaded = space.upload("a", data.astype(dtype))
@@ -40,20 +42,14 @@ def test_what_is_uploaded_arrives(device: torch.device, dtype: type) -> None:
         assert uploaded.cpu().numpy().tolist() == data.tolist()
 
 
-@pytest.mark.parametrize("codec_id", ["3lc", "int8", "onebit"])
-def test_what_was_made_in_inference_mode_serves_outside_of_it(device: torch.device, codec_id: str) -> None:
-    codec = tw.codec(codec_id)
-    values, out = torch.randn(100).to(device), torch.zeros(100).to(device)
-    codec.pool._idle_on.clear()
-    with torch.inference_mode():
+def test_what_was_made_in_inference_mode_serves_outside_of_it(device: torch.device) -> None:
+    for codec in map(tw.codec, ("3lc", "int8", "onebit")):
+        values, out = torch.randn(100).to(device), torch.zeros(100).to(device)
+        codec.pool._idle_on.clear()
+        with torch.inference_mode():
+            decode_all([codec.context(values).encode(values)], [out])
         decode_all([codec.context(values).encode(values)], [out])
-    decode_all([codec.context(values).encode(values)], [out])
-    assert out.any()
-
-
-def test_a_default_device_is_not_that_of_host_memory(device: torch.device) -> None:
-    with torch.device("meta"):
-        assert DeviceWorkspace(device).host("a", 10, torch.float64).device.type == "cpu"
+        assert out.any(), codec
 
 
 @pytest.mark.parametrize("lacking", ["zero_run.counts", "zero_run.ends", "zero_run.payload", "pending.facts"])

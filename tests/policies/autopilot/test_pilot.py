@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
+from itertools import pairwise, product
 from random import Random
 from statistics import fmean
 
@@ -68,11 +68,7 @@ def test_a_busy_machine_does_not_make_a_slower_link_unheard() -> None:
         pilot = Pilot(LEVELS, WORK)
         chance = Random(1)
         for _ in range(400):
-            late = 0.03 * (chance.random() < 0.3)
-            told = [
-                note._replace(link_s=note.link_s + late, exposed_s=note.exposed_s + late)
-                for note in notes(pilot.setting, 2e10)
-            ]
+            told = notes(pilot.setting, 2e10, late_s=0.03 * (chance.random() < 0.3))
             pilot.take(told, pilot.memory.level)
             if pilot.wants_probe:
                 pilot.take_link(2e10)
@@ -81,26 +77,24 @@ def test_a_busy_machine_does_not_make_a_slower_link_unheard() -> None:
         assert names[3].startswith("3lc"), (bps, names)
 
 
-@pytest.mark.parametrize("bps", [1e8, 5e7, 1e7])
-@pytest.mark.parametrize(
-    "training", [BusyTraining(101_000, 0.008, 0.002, 0.0008), BusyTraining(60_000, 0.014, 0.0015, 0.0005)]
-)
-def test_on_a_busy_machine_steps_settle_within_a_twentieth_of_the_best(training: BusyTraining, bps: float) -> None:
-    """What nobody has measured is no better than what was; late messages are neither a slow link nor hide one."""
-    trained = [training.over_best([2e10] * 70 + [bps] * 300, counted=200, seed=seed) for seed in range(3)]
-    assert fmean(over for over, _, _ in trained) <= 1.05 and max(over for over, _, _ in trained) <= 1.1
-    assert max(pilot.memory.changes for _, _, pilot in trained) <= 8
-    assert max(probes for _, probes, _ in trained) <= 8, "to measure the link takes as long as ten steps"
+def test_on_a_busy_machine_steps_settle_within_a_twentieth_of_the_best() -> None:
+    """What was never measured is no better than what was; late messages are neither a slow link nor hide one."""
+    trainings = (BusyTraining(101_000, 0.008, 0.002, 0.0008), BusyTraining(60_000, 0.014, 0.0015, 0.0005))
+    for training, bps in product(trainings, (1e8, 5e7, 1e7)):
+        trained = [training.over_best([2e10] * 70 + [bps] * 300, counted=200, seed=seed) for seed in range(3)]
+        over, probes, pilots = zip(*trained, strict=True)
+        assert fmean(over) <= 1.05 and max(over) <= 1.1, (training, bps)
+        assert max(pilot.memory.changes for pilot in pilots) <= 8, (training, bps)
+        assert max(probes) <= 8, "to measure the link takes as long as ten steps"
 
 
 def test_a_step_that_was_hardly_late_does_not_hide_that_the_link_is_another_one() -> None:
     """Its messages tell of a fast link, as the best of those in doubt; and credit is short."""
     pilot = Pilot(LEVELS, WORK)
     train(pilot, [2e10] * 60)
-    pilot.memory.credit, told = 2.0, notes(pilot.setting, 2e10)
+    pilot.memory.credit = 2.0
     for _ in range(2):
-        late = [note._replace(link_s=note.link_s + 0.008, exposed_s=note.exposed_s + 0.008) for note in told]
-        pilot.take(late, pilot.memory.level)
+        pilot.take(notes(pilot.setting, 2e10, late_s=0.008), pilot.memory.level)
     assert pilot.memory.doubts == 2 and pilot.memory.doubted_bps > 1e9
     assert changes(train(pilot, [1e7] * 8))
 
@@ -114,25 +108,22 @@ def test_messages_that_are_late_are_not_taken_for_a_slow_link_again_and_again() 
 def test_what_exchanges_were_late_by_on_a_slow_link_is_not_expected_of_another() -> None:
     """A congested link is late by 0.16 s at every exchange, and becomes fast, without delays."""
     pilot = Pilot(LEVELS, WORK)
-    for bps, late in ((1e6, 0.16), (1e8, 0.0)):
+    for bps, late_s in ((1e6, 0.16), (1e8, 0.0)):
         for _ in range(150):
-            told = [
-                note._replace(link_s=note.link_s + late, exposed_s=note.exposed_s + late, step_s=note.step_s + late)
-                for note in notes(pilot.setting, bps)
-            ]
-            pilot.take(told, pilot.memory.level)
+            pilot.take(notes(pilot.setting, bps, late_s=late_s), pilot.memory.level)
             if pilot.wants_probe:
                 pilot.take_link(bps)
     assert pilot.setting.name.startswith("3lc") and pilot.step_s(pilot.memory.level) < 0.03
 
 
-@pytest.mark.parametrize("bps", [2e10, 3e9, 1e9])
-def test_what_rings_of_busy_processors_wait_does_not_keep_it_from_compressing(bps: float) -> None:
-    """Nobody knows before a compressed step whether that would wait as long."""
+def test_what_rings_of_busy_processors_wait_does_not_keep_it_from_compressing() -> None:
+    """Before a compressed step it is unknown whether that would wait as long."""
     training = BusyTraining(101_000, 0.008, 0.002, 0.0008, ring_s=0.006)
-    trained = [training.over_best([2e10] * 70 + [bps] * 600, counted=500, seed=seed) for seed in range(6)]
-    assert fmean(over for over, _, _ in trained) <= 1.06 and max(over for over, _, _ in trained) <= 1.13
-    assert max(pilot.memory.changes for _, _, pilot in trained) <= 8
+    for bps in (2e10, 3e9, 1e9):
+        trained = [training.over_best([2e10] * 70 + [bps] * 600, counted=500, seed=seed) for seed in range(6)]
+        over, _, pilots = zip(*trained, strict=True)
+        assert fmean(over) <= 1.06 and max(over) <= 1.13, bps
+        assert max(pilot.memory.changes for pilot in pilots) <= 8, bps
 
 
 def test_changes_that_were_taken_back_do_not_keep_it_from_a_setting_that_saves_much() -> None:
@@ -202,7 +193,7 @@ def test_the_fewest_bytes_are_sent_whatever_the_link() -> None:
     pilot = Pilot(LEVELS, WORK, target="bytes")
     names = train(pilot, [2e10] * 60)
     assert names[0] == "3lc[s=1,zstd]" and names[-1] == NAMES[-1] and len(changes(names)) == 1
-    with pytest.raises(tw.ConfigError, match="target='accuracy'; allowed are 'time' and 'bytes'"):
+    with pytest.raises(tw.ConfigError, match="target='accuracy'"):
         Pilot(LEVELS, WORK, target="accuracy")  # type: ignore[arg-type]  # as a script may
 
 
@@ -210,7 +201,7 @@ def test_limits_of_the_lag_leave_the_settings_that_can_keep_them() -> None:
     assert [len(levels(limit)) for limit in (5, 2, 1.9, 0.25, 0.1)] == [9, 9, 3, 3, 2]
     assert all(level.codec is None or level.codec.residual_by_default for level in LEVELS)
     for limit in (0, -1, math.nan, math.inf, True, "5"):
-        with pytest.raises(tw.ConfigError, match=r"it is a number of steps above 0, as in lag_limit=5"):
+        with pytest.raises(tw.ConfigError, match="lag_limit="):
             levels(limit)  # type: ignore[arg-type]  # as a script may
     names = train(Pilot(levels(1.0), WORK, lag_limit=1.0), [1e7] * 50)
     assert names[-1] == "int8"
@@ -222,7 +213,7 @@ def test_numbers_that_cannot_be_are_left_out_and_complained_of_once() -> None:
         pilot.take_link(bps)
     assert pilot.setting.codec is None and pilot.memory.link_bps == 0
     [said] = pilot.news()
-    assert said == "a link of 0 bit/s was measured, which cannot be: it is left out"
+    assert "a link of 0 bit/s" in said
     train(pilot, [1e7] * 60)
     pilot.news()
     before = pilot.setting.name
@@ -233,7 +224,7 @@ def test_numbers_that_cannot_be_are_left_out_and_complained_of_once() -> None:
         pilot.take([note._replace(link_s=math.inf) for note in jumped], pilot.memory.level)
     assert pilot.setting.name == before
     [said] = pilot.news()
-    assert said == "rank 2 measured step_s = -5, which cannot be: it is left out"
+    assert "rank 2 measured step_s = -5" in said
 
 
 def test_all_reduces_that_the_host_does_not_see_leave_the_link_to_its_own_measurements() -> None:
@@ -278,20 +269,20 @@ def test_unseen_all_reduces_that_become_slow_have_the_link_measured_soon_and_sel
     assert pilot.setting.name.startswith("3lc")
 
 
-def test_a_first_backward_pass_in_which_things_compile_hides_no_later_exchange() -> None:
+def test_a_first_backward_pass_that_compiles_hides_no_later_exchange_and_rounds_may_take_hours() -> None:
     pilot, slow = Pilot(LEVELS, WORK), [note._replace(step_s=60.0, overlap_s=59.0) for note in notes(LEVELS[0], 1e7)]
     pilot.take_link(1e7)
     pilot.take(slow, pilot.memory.level)
     assert all(name.startswith("3lc") for name in train(pilot, [1e7] * 30))
     assert pilot.memory.regrets == 0
-
-
-def test_rounds_of_hours_are_notes_as_any() -> None:
     pilot = Pilot(LEVELS, WORK)
     pilot.take_link(1e7)
     for _ in range(GUARD):
         pilot.take([note._replace(step_s=5 * 3600.0) for note in notes(pilot.setting, 1e7)], pilot.memory.level)
     assert not pilot.memory.guard and pilot.memory.compute_s
+    for _ in range(2):
+        pilot.take_link(5e-324)
+    assert pilot.memory.probe_in == MOST, "a link of next to nothing is measured as seldom as any"
 
 
 def test_a_state_continues_with_the_same_decisions_and_a_foreign_one_is_refused() -> None:
@@ -319,13 +310,6 @@ def test_it_says_what_is_in_use_since_when() -> None:
 
 times = st.floats(allow_nan=True, allow_infinity=True) | st.floats(0, 10)
 any_note = st.builds(StepNote, times, times, times, times, times, times, times, times)
-
-
-def test_a_link_of_next_to_nothing_is_measured_as_seldom_as_any() -> None:
-    pilot = Pilot(levels(), WORK)
-    for _ in range(2):
-        pilot.take_link(5e-324)
-    assert pilot.memory.probe_in == MOST
 
 
 @settings(max_examples=60, deadline=None)
@@ -356,8 +340,7 @@ def test_every_note_of_uncompressed_steps_that_changes_nothing_halves_how_often_
         gaps.append(pilot.note_every)
     assert pilot.setting.codec is None and set(gaps[: GUARD - 1]) == {1}
     assert gaps[-6:] == [4, 8, 16, gaps[-1], gaps[-1], gaps[-1]] and gaps[-1] > 16
-    late = [note._replace(link_s=note.link_s + 0.02) for note in notes(pilot.setting, 1e10)]
-    pilot.take(late, pilot.memory.level)
+    pilot.take(notes(pilot.setting, 1e10, late_s=0.02), pilot.memory.level)
     assert pilot.memory.doubts and pilot.note_every == 1
     pilot.take(notes(pilot.setting, 1e10), pilot.memory.level)
     assert pilot.note_every >= 16, "a doubt that the next step settles costs one note"
@@ -378,6 +361,16 @@ def test_steps_that_a_rank_found_ordinary_count_and_doubts_do_not_have_everythin
     assert (memory.notes, memory.rest, memory.since) == (before + 1, rest - 1, since + 1)
     pilot.pass_by(memory.level, asked=True)
     assert not pilot.ordinary(link_s, math.nan), "the others ask for it"
-    late = [note._replace(link_s=note.link_s + 0.02) for note in notes(pilot.setting, 2e7)]
-    pilot.take(late, memory.level)
+    pilot.take(notes(pilot.setting, 2e7, late_s=0.02), memory.level)
     assert memory.doubts and not memory.asked and not decided
+
+
+def test_compressed_steps_of_which_no_rank_says_what_it_sent_are_compared_with_what_is_expected() -> None:
+    pilot = Pilot(LEVELS, WORK)
+    train(pilot, [1e7] * 300)
+    place, known = pilot.memory.level, pilot.memory.link_bps
+    assert LEVELS[place].codec is not None and 9e6 < known < 1.1e7
+    for _ in range(8):
+        said = [note._replace(sent_nbytes=0.0) for note in notes(LEVELS[place], 1e5)]
+        pilot.take(said, place)
+    assert pilot.memory.link_bps < known / 10, "late messages tell of a slower link"

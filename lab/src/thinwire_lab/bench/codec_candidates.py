@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from thinwire.codecs import Codec, Context, Step, decode
-from thinwire.codecs.device import Entry, coders
+from thinwire.codecs.device import coders
+from thinwire.codecs.device_coder import Entry
 from thinwire.codecs.tensors import DeviceFlat
 from thinwire.kernels.triton.workspace import DeviceWorkspace
 from thinwire_lab.bench import peers, timing
