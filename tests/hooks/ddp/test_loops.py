@@ -1,6 +1,6 @@
-"""The DDP hook beside what training loops do: two ranks, each loop with plain DDP, with fp32 and with 3LC.
+"""The DDP hook in training loops of many kinds, on two ranks: each with plain DDP, with fp32 and with 3LC.
 
-With fp32 nothing is lost, and of two ranks the mean is exact in whichever order it is taken: the bits are plain DDP's.
+With fp32 nothing is lost, and the mean of two ranks is exact in any order: the bits are plain DDP's.
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from tests.hooks.ddp_ranks import batch, ddp, mlp, run_ranks, weights
+from tests.hooks.ddp_ranks import Weights, batch, ddp, mlp, run_cases, weights
 
-Weights = dict[str, torch.Tensor]
 STEPS, MORE_STEPS = 4, 32
 
 
 class Checkpointed(nn.Module):
-    """The usual model, of which the middle is computed once more in the backward pass."""
+    """The usual model; the backward pass computes its middle once more."""
 
     def __init__(self, use_reentrant: bool) -> None:
         super().__init__()
@@ -64,11 +63,11 @@ class Loop:
     Args:
         make: the model.
         wrap: options of DDP.
-        autocast: whether it computes in bfloat16.
-        clip: the norm of gradients; they are mostly above it.
-        passes: backward passes a step, of which the last exchanges.
-        branches: whether the model is told to take its branch, on rank 1.
-        usual: whether the weights are those of the loop in which there is nothing of all this.
+        autocast: whether the forward pass computes in bfloat16.
+        clip: the largest norm of the gradients; most are above it.
+        passes: backward passes a step; the last one exchanges.
+        branches: whether rank 1 takes the model's branch.
+        usual: whether the weights are those of the loop "usual".
     """
 
     make: Callable[[], nn.Module] = mlp
@@ -95,8 +94,8 @@ LOOPS = {
 }
 
 
-def trained(loop: Loop, rank: int, codec: str | None, steps: int) -> tuple[Weights, list[float], dict[str, float]]:
-    """Returns the weights after so many steps, each step's loss, and what the hook has counted."""
+def trained(rank: int, loop: Loop, codec: str | None, steps: int) -> tuple[Weights, list[float], dict[str, float]]:
+    """Returns the weights after these steps, each step's loss, and the hook's counters."""
     model = DistributedDataParallel(loop.make(), bucket_cap_mb=0.05, **loop.wrap)
     state = None if codec is None else ddp.compress(model, codec, measure_link=False)
     optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.2), []
@@ -118,48 +117,44 @@ def trained(loop: Loop, rank: int, codec: str | None, steps: int) -> tuple[Weigh
     return weights(model.module), losses, counted
 
 
-def run_all(rank: int) -> dict[tuple[str, str | None], Any]:
-    ways = ((None, STEPS), ("fp32", STEPS), ("3lc", MORE_STEPS))
-    return {(name, codec): trained(loop, rank, codec, steps) for name, loop in LOOPS.items() for codec, steps in ways}
+WAYS = ((None, STEPS), ("fp32", STEPS), ("3lc", MORE_STEPS))
+CASES = {f"{name}, {codec}": (trained, loop, codec, steps) for name, loop in LOOPS.items() for codec, steps in WAYS}
 
 
 @pytest.fixture(scope="module")
-def ranks() -> list[dict[tuple[str, str | None], Any]]:
-    """The results of every loop and codec, by rank."""
-    return run_ranks(2, run_all)
+def ranks() -> dict[str, list[Any]]:
+    return run_cases(2, CASES)
 
 
 def same(a: Weights, b: Weights) -> bool:
-    """Whether two models have the same bits, whatever wraps them."""
+    """Whether two models have the same bits, under whichever names."""
     return all(torch.equal(ours, theirs) for ours, theirs in zip(a.values(), b.values(), strict=True))
 
 
-@pytest.mark.parametrize("name", LOOPS)
-def test_the_bits_are_plain_ddp_s_where_the_codec_loses_nothing(ranks: list[Any], name: str) -> None:
-    plain = ranks[0][name, None][0]
-    for found in ranks:
-        assert same(found[name, None][0], plain) and same(found[name, "fp32"][0], plain)
-        assert found[name, "fp32"][2]["steps"] == found[name, "fp32"][2]["step"] == STEPS
-    if name != "a branch of one rank":
-        assert same(plain, ranks[0]["usual", None][0]) == LOOPS[name].usual, "the loop does what it is for"
+def test_lossless_codec_has_plain_ddp_s_bits_in_every_loop(ranks: dict[str, list[Any]]) -> None:
+    for name, loop in LOOPS.items():
+        plain = ranks[f"{name}, None"][0][0]
+        assert same(ranks[f"{name}, None"][1][0], plain), name
+        for ours, _, counted in ranks[f"{name}, fp32"]:
+            assert same(ours, plain) and counted["steps"] == counted["step"] == STEPS, name
+        if name != "a branch of one rank":
+            assert same(plain, ranks["usual, None"][0][0]) == loop.usual, f"{name}: the loop does what it is for"
 
 
-@pytest.mark.parametrize("name", LOOPS)
-def test_it_learns_with_3lc_and_replicas_stay_equal(ranks: list[Any], name: str) -> None:
-    (first, *_), (second, *_) = (found[name, "3lc"] for found in ranks)
-    assert same(first, second)
-    for found in ranks:
-        _, losses, counted = found[name, "3lc"]
-        assert sum(losses[-8:]) < 0.75 * sum(losses[:8]), losses
-        assert counted["steps"] == counted["step"] == MORE_STEPS
-        assert counted["wire_bytes"] / MORE_STEPS < found[name, "fp32"][2]["wire_bytes"] / STEPS / 5
+def test_3lc_learns_with_equal_replicas_in_every_loop(ranks: dict[str, list[Any]]) -> None:
+    for name in LOOPS:
+        coded, [(*_, lossless), _] = ranks[f"{name}, 3lc"], ranks[f"{name}, fp32"]
+        assert same(coded[0][0], coded[1][0]), name
+        for _, losses, counted in coded:
+            assert sum(losses[-8:]) < 0.75 * sum(losses[:8]), (name, losses)
+            assert counted["steps"] == counted["step"] == MORE_STEPS, name
+            assert counted["wire_bytes"] / MORE_STEPS < lossless["wire_bytes"] / STEPS / 5, name
 
 
-def test_what_is_frozen_stays_and_what_one_rank_alone_uses_does_not(ranks: list[Any]) -> None:
+def test_frozen_layers_stay_and_a_branch_of_one_rank_is_trained_on_all(ranks: dict[str, list[Any]]) -> None:
     begun, branched = weights(frozen()), weights(Branched())
-    for found in ranks:
-        for codec in ("fp32", "3lc"):
-            trained = found["frozen", codec][0]
-            assert {name for name in begun if torch.equal(trained[name], begun[name])} == {"2.weight", "2.bias"}
-            trained = found["a branch of one rank", codec][0]
-            assert not any(torch.equal(trained[name], branched[name]) for name in branched)
+    for codec in ("fp32", "3lc"):
+        for found, *_ in ranks[f"frozen, {codec}"]:
+            assert {name for name in begun if torch.equal(found[name], begun[name])} == {"2.weight", "2.bias"}
+        for found, *_ in ranks[f"a branch of one rank, {codec}"]:
+            assert not any(torch.equal(found[name], branched[name]) for name in branched)
