@@ -27,7 +27,7 @@ import torch.distributed as dist
 from torch import nn
 
 import thinwire as tw
-from thinwire.hooks import ddp  # loaded here, in the server, once
+from thinwire.hooks import ddp as ddp  # loaded here, in the server, once
 
 Weights = dict[str, torch.Tensor]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import re
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,7 +16,6 @@ from torch.nn.parallel import DistributedDataParallel
 import thinwire as tw
 from tests.hooks.ddp_ranks import (
     Weights,
-    backward,
     batch,
     ddp,
     force,
@@ -278,7 +278,7 @@ def run_other_settings(rank: int) -> list[str]:
         {"codec": "auto", "lag_limit": 4 if rank == 1 else 3},
         {"codec": "auto", "nonfinite": "skip", "scaler": scaler},
     )
-    return [refusal(lambda each=each: ddp.compress(DistributedDataParallel(mlp()), **each)) for each in given]  # type: ignore[misc]
+    return [refusal(partial(ddp.compress, DistributedDataParallel(mlp()), **each)) for each in given]
 
 
 CASES: dict[str, tuple[Any, ...]] = {

@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire as tw
-from tests.hooks.ddp_ranks import backward, batch, ddp, force, mlp, run_cases, same, train, weights
 from tests.hooks.ddp.test_auto import WAYS
+from tests.hooks.ddp_ranks import backward, batch, ddp, force, mlp, run_cases, same, train, weights
 
 MANY_BUCKETS: dict[str, Any] = {"bucket_cap_mb": 0.002}
 

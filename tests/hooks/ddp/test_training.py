@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 import warnings
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -151,7 +152,7 @@ def run_sealed(rank: int) -> tuple[Weights, list[str]]:
         own.write_text(f"the-token-of-rank-{rank}")
         trained = run(rank, MANY_BUCKETS, {**ZSTD, "credentials": tw.Credentials(token_file=shared)})
         heard = [
-            refusal(lambda given=given: ddp.compress(DistributedDataParallel(mlp()), credentials=given))  # type: ignore[misc]
+            refusal(partial(ddp.compress, DistributedDataParallel(mlp()), credentials=given))
             for given in (None if rank == 1 else tw.Credentials(token_file=shared), tw.Credentials(token_file=own))
         ]
     return trained, heard

@@ -13,7 +13,7 @@ import pytest
 
 from tests.hooks.ddp_ranks import run_script
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
 def torchrun(ranks: int, script: Path, *arguments: str) -> str:
@@ -30,7 +30,7 @@ def accuracy(text: str) -> float:
     return float(found[1])
 
 
-def test_the_script_with_the_one_line() -> None:
+def test_ddp_example_trains_and_prints_what_quick_start_shows() -> None:
     text = torchrun(2, EXAMPLES / "ddp.py")
     assert "200 compressed steps" in text and "× less" in text
     assert accuracy(text) > 92
@@ -42,7 +42,7 @@ def test_the_script_with_the_one_line() -> None:
     assert verdict.startswith("  verdict ")
 
 
-def test_the_script_without_it_is_plain_pytorch(tmp_path: Path) -> None:
+def test_ddp_example_without_thinwire_lines_is_plain_pytorch(tmp_path: Path) -> None:
     lines = (EXAMPLES / "ddp.py").read_text().splitlines()
     plain = [line for line in lines if "ddp.compress(" not in line and "(state)" not in line]
     assert len(plain) == len(lines) - 2
@@ -55,13 +55,13 @@ def test_the_script_without_it_is_plain_pytorch(tmp_path: Path) -> None:
     assert accuracy(text) > 92
 
 
-def test_gradient_accumulation() -> None:
+def test_accumulation_example_exchanges_once_a_step() -> None:
     text = run_script(2, EXAMPLES / "ddp_accumulate.py", "--steps", "60", "--accumulate", "3")
     assert "60 exchanges for 180 backward passes" in text
     assert accuracy(text) > 80
 
 
-def test_resume_on_as_many_ranks_and_on_more(tmp_path: Path) -> None:
+def test_resume_example_is_bit_exact_and_goes_on_with_more_ranks(tmp_path: Path) -> None:
     script = EXAMPLES / "ddp_resume.py"
     through = run_script(2, script, "--folder", str(tmp_path / "through"), "--steps", "60")
     run_script(2, script, "--folder", str(tmp_path / "parts"), "--steps", "30")
@@ -73,7 +73,7 @@ def test_resume_on_as_many_ranks_and_on_more(tmp_path: Path) -> None:
     assert accuracy(larger) > 60
 
 
-def test_elastic_ranks_go_on_with_another_number(tmp_path: Path) -> None:
+def test_elastic_example_goes_on_with_another_number_of_ranks(tmp_path: Path) -> None:
     script, arguments = EXAMPLES / "elastic_ddp.py", ("--folder", str(tmp_path), "--every", "10", "--steps")
     assert "2 ranks: begins" in run_script(2, script, *arguments, "15")
     assert [each.name for each in tmp_path.glob("step-*")] == ["step-15"], "the one before is removed"
@@ -81,13 +81,13 @@ def test_elastic_ranks_go_on_with_another_number(tmp_path: Path) -> None:
     assert "3 ranks: resumed at step 15 from 2 ranks on 3" in text and "step 30: accuracy" in text
 
 
-def test_fsdp2_with_two_sites_of_two_ranks() -> None:
+def test_fsdp2_example_trains_two_sites_of_two_ranks() -> None:
     text = run_script(4, EXAMPLES / "fsdp2.py", "--steps", "60")
     assert "60 compressed steps" in text and "mesh of (2, 2)" in text and accuracy(text) > 80
 
 
 @pytest.mark.long
-def test_elastic_ranks_are_started_again_when_one_dies(tmp_path: Path) -> None:
+def test_elastic_example_is_started_again_when_a_rank_dies(tmp_path: Path) -> None:
     """The weights are those of a run in which nobody died."""
     script = EXAMPLES / "elastic_ddp.py"
     arguments = [str(script), "--folder", str(tmp_path / "run"), "--every", "20", "--steps", "400"]

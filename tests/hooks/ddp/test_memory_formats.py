@@ -64,7 +64,7 @@ def run_formats(rank: int, folder: str) -> dict[tuple[str, str], list[str]]:
     return said
 
 
-def test_a_state_of_another_memory_format_is_refused(tmp_path: Any) -> None:
+def test_state_of_another_memory_format_is_refused(tmp_path: Any) -> None:
     for said in run_ranks(2, run_formats, str(tmp_path)):
         for (was, here), (own, folder, before, resized) in said.items():
             if was == here:
@@ -77,7 +77,7 @@ def test_a_state_of_another_memory_format_is_refused(tmp_path: Any) -> None:
             assert "bit for bit" in before, "of before there were notes: taken as it is"
 
 
-def test_the_order_of_dimensions_is_what_ddp_keeps() -> None:
+def test_order_of_dimensions_is_ddp_s() -> None:
     weight = torch.zeros(4, 3, 2, 5)
     volume = torch.zeros(4, 3, 2, 5, 6).to(memory_format=torch.channels_last_3d)
     assert _order(weight) == [0, 1, 2, 3] and _order(volume) == [0, 2, 3, 4, 1]
