@@ -44,7 +44,7 @@ PAGES = {
 ELSEWHERE = {
     "docs/clusters.md": "tests/jobs/test_on_ray.py",
     "docs/extending.md": "tests/test_examples.py",
-    "docs/frameworks.md": "tests/hooks/test_frameworks.py",
+    "docs/frameworks.md": "tests/hooks/frameworks/test_frameworks.py",
 }
 HERE = {  # how many blocks of each page are run below
     "README.md": 2,

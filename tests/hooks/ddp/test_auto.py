@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import re
-from functools import partial
 from typing import Any
 
 import pytest
@@ -20,7 +19,6 @@ from tests.hooks.ddp_ranks import (
     ddp,
     force,
     mlp,
-    refusal,
     residuals_of,
     run_cases,
     same,
@@ -108,25 +106,6 @@ def run_measured(rank: int) -> list[tuple[bool, bool]]:
     return found[1:]
 
 
-def run_rolled_back(rank: int) -> tuple[list[float], list[Any], list[Any], str]:
-    """Bounds on the lag as they were saved, and as they are loaded while a setting with the least s is in use."""
-    model, state, auto = made()
-    force(state, 0)
-    train(model, rank, 2)
-    force(state, 5)
-    train(model, rank, 3, first=2)
-    bounds = [each.lag_bound for each in state.core.residuals.contexts.values() if each.lag_bound is not None]
-    for bound in bounds:
-        bound.restore([1.2, *bound.changing()[1:]])  # type: ignore[arg-type]
-    saved = copy.deepcopy(state.state_dict())
-    was = [bound.changing().tolist() for bound in bounds]
-    force(state, 3)
-    train(model, rank, 1, first=5)
-    low = [bound.sparsity for bound in bounds]
-    state.load_state_dict(saved)
-    return low, was, [bound.changing().tolist() for bound in bounds], str(auto)
-
-
 def run_limited(rank: int) -> list[Any]:
     """Goes on from 3LC with a limit of the lag that leaves 3LC out, and from damaged states of the controller."""
     model, state, _ = made()
@@ -142,17 +121,6 @@ def run_limited(rank: int) -> list[Any]:
             said = str(error)
         waits = any(bool(residual.any()) for residual in residuals_of(limited).values())
         found.append((said, waits, limited.step, limited.resumed == said, auto.setting.name))
-    return found
-
-
-def run_linked(rank: int) -> list[float]:
-    """The link of the report: measured by the hook, known to the controller, and unknown to it."""
-    _, state, auto = made(measure_link=True)
-    assert not auto.pilot.wants_probe and auto.pilot.memory.link_bps == state.link_bps
-    found = [state.link_bps]
-    for known in (state.link_bps, 2e6, 0.0):
-        auto.pilot.memory.link_bps = known
-        found.append(ddp.report(state).link_bps)
     return found
 
 
@@ -252,7 +220,7 @@ def run_unused(rank: int) -> list[float]:
     return waits
 
 
-def run_half_precision_by_default(rank: int) -> list[list[Weights]]:
+def run_half_precision_by_default(rank: int) -> list[Weights]:
     """Uncompressed steps with and without the hook while torch's default dtype is bfloat16."""
     models, state = pair("one bucket", "auto")
     force(state, 0)
@@ -267,33 +235,19 @@ def run_half_precision_by_default(rank: int) -> list[list[Weights]]:
                 optimizer.step()
     finally:
         torch.set_default_dtype(torch.float32)
-    return [[weights(model.module)] for model in models]
-
-
-def run_other_settings(rank: int) -> list[str]:
-    """One rank has no `auto`, another limit, or a scaler."""
-    scaler = torch.amp.GradScaler("cpu") if rank == 1 else None
-    given: tuple[dict[str, Any], ...] = (
-        {"codec": "auto" if rank == 1 else "3lc"},
-        {"codec": "auto", "lag_limit": 4 if rank == 1 else 3},
-        {"codec": "auto", "nonfinite": "skip", "scaler": scaler},
-    )
-    return [refusal(partial(ddp.compress, DistributedDataParallel(mlp()), **each)) for each in given]
+    return [weights(model.module) for model in models]
 
 
 CASES: dict[str, tuple[Any, ...]] = {
     "settings": (run_settings,),
     "measured": (run_measured,),
-    "rolled back": (run_rolled_back,),
     "limited": (run_limited,),
-    "linked": (run_linked,),
     "before start_step": (run_before_start_step,),
     "notes on gradients": (run_noted, piggyback.MOST_NBYTES),
     "notes by themselves": (run_noted, 0),
     "quiet": (run_quiet,),
     "unused": (run_unused,),
     "half precision": (run_half_precision_by_default,),
-    "other settings": (run_other_settings,),
 }
 
 
@@ -318,9 +272,6 @@ def test_state_of_auto_resumes_bit_for_bit(ranks: Ranks) -> None:
     first = ranks["settings"][0]
     assert "bit for bit" in first["said"] and same(*first["ends"])
     assert first["kinds"] == {rank: ["encodes", "lags", "residuals"] for rank in "012"}
-    for low, was, now, said in ranks["rolled back"]:
-        assert said.startswith("3lc[s=1.25,zstd] since step 2, ")
-        assert {each[0] for each in was} == {1.2} and set(low) == {1.0} and now == was
 
 
 def test_state_is_taken_with_a_smaller_lag_limit_and_a_damaged_one_changes_nothing(ranks: Ranks) -> None:
@@ -328,11 +279,6 @@ def test_state_is_taken_with_a_smaller_lag_limit_and_a_damaged_one_changes_nothi
         assert "bit for bit" in first[0] and first[1:] == (True, 3, True, "int8"), first
         for said, *rest in damaged:
             assert "codec='auto' cannot be read" in said and rest == [False, 0, False, "uncompressed"]
-
-
-def test_report_uses_the_link_measured_last(ranks: Ranks) -> None:
-    for measured, first, later, unknown in ranks["linked"]:
-        assert first == unknown == measured > 0 and later == 2e6
 
 
 def test_one_of_four_uncompressed_steps_is_measured_and_noted_in_the_next(ranks: Ranks) -> None:
@@ -380,11 +326,5 @@ def test_unused_branch_keeps_its_residual_through_uncompressed_steps(ranks: Rank
 
 
 def test_default_dtype_of_bfloat16_changes_no_bit(ranks: Ranks) -> None:
-    for [plain], [ours] in ranks["half precision"]:
+    for plain, ours in ranks["half precision"]:
         assert same(plain, ours)
-
-
-def test_other_settings_on_one_rank_are_refused_by_name(ranks: Ranks) -> None:
-    for said in ranks["other settings"]:
-        for text, setting in zip(said, ("codec.id", "codec.lag_limit", "scaler"), strict=True):
-            assert text.startswith(f"ProtocolError: rank 1 has {setting} = "), text

@@ -88,7 +88,7 @@ def test_fsdp2_example_trains_two_sites_of_two_ranks() -> None:
 
 @pytest.mark.long
 def test_elastic_example_is_started_again_when_a_rank_dies(tmp_path: Path) -> None:
-    """The weights are those of a run in which nobody died."""
+    """The weights are those of a run without a death."""
     script = EXAMPLES / "elastic_ddp.py"
     arguments = [str(script), "--folder", str(tmp_path / "run"), "--every", "20", "--steps", "400"]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=2"]

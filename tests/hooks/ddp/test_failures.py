@@ -6,7 +6,6 @@ import os
 import re
 import time
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +18,6 @@ import thinwire as tw
 from tests.hooks.ddp_ranks import RankError, ddp, mlp, refusal, run_cases, run_ranks, train
 from thinwire.errors import SessionLostError
 
-ROOT = Path(__file__).parents[3]
 MANY_BUCKETS: dict[str, Any] = {"bucket_cap_mb": 0.002}
 
 
@@ -57,8 +55,6 @@ def run_death_in_ddp_s_own_collective(rank: int, buffers: bool) -> str:
 def test_death_in_ddp_s_own_collective_may_be_gloo_s_runtime_error(buffers: bool) -> None:
     for text in run_ranks(3, run_death_in_ddp_s_own_collective, buffers)[:2]:
         assert re.match("TransportError: .*is gone|RuntimeError: .*gloo", text, re.DOTALL), text
-    page = (ROOT / "docs" / "ddp.md").read_text()
-    assert re.search(r"^\| a rank dies.*batch norm.*`RuntimeError`", page, re.M), "its table says so"
 
 
 def run_death_between_two_pushes(rank: int) -> str:
@@ -87,7 +83,7 @@ def test_lost_connection_is_passed_on_with_the_rank_that_is_gone() -> None:
 
 
 def run_death_of_a_shard(rank: int) -> tuple[str, float, float] | None:
-    """Ranks that serve each other: what this one was told after rank 2 died, when, and when it could end."""
+    """Ranks that serve each other: the error on this one after rank 2 died, when it came, and when this one ended."""
     model = mlp()
     inner = torch.optim.SGD(model.parameters(), lr=0.05)
     store = dist.distributed_c10d._get_default_store()

@@ -1,4 +1,4 @@
-"""What a hook holds, residuals, threads and sockets, ends with its state, its model, or the script."""
+"""Residuals, threads and sockets of a hook end with its state, its model, or the script."""
 
 from __future__ import annotations
 

@@ -58,15 +58,9 @@ def frozen() -> nn.Module:
 
 @dataclass(frozen=True, kw_only=True)
 class Loop:
-    """A training loop.
+    """A training loop: autocast to bfloat16, clipped gradients, passes of which the last exchanges, a branch on rank 1.
 
-    Args:
-        make: the model.
-        wrap: options of DDP.
-        autocast: whether the forward pass computes in bfloat16.
-        clip: the largest norm of the gradients; most are above it.
-        passes: backward passes a step; the last one exchanges.
-        branches: whether rank 1 takes the model's branch.
+    Attributes:
         usual: whether the weights are those of the loop "usual".
     """
 

@@ -1,4 +1,4 @@
-"""What `ddp.compress` refuses: models and loops that it cannot serve, and settings or models that differ by rank."""
+"""`ddp.compress` refuses models and loops that it cannot serve, and settings or models that differ by rank."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ DIFFERENT: dict[str, tuple[dict[str, Any], str]] = {
     "start_step": ({"codec": "3lc", "start_step": 4}, "start_step = 4 and rank 0 has 0"),
     "gather_mb": ({"codec": "3lc", "gather_mb": 0}, "gather_mb = 0.0 and rank 0 has 4.0"),
     "nonfinite": ({"codec": "3lc", "nonfinite": "skip"}, "nonfinite = 'skip' and rank 0 has 'raise'"),
+    "auto": ({"codec": "auto"}, "codec.id = 'auto' and rank 0 has '3lc'"),
     "names": ({"codec": "3lc"}, ""),
 }
 """Settings of rank 2 alone, and what all ranks are told of them."""

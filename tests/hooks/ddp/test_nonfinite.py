@@ -69,7 +69,7 @@ def run_scaler(rank: int) -> dict[str, Any]:
 
 
 def run_raise(rank: int, parameter: str, poisoned: int) -> list[str]:
-    """What one rank's NaN raises on this rank, and what the next step does."""
+    """The errors on this rank of a step with one rank's NaN, and of the next step."""
     model = mlp()
     wrapped = DistributedDataParallel(model, **MANY_BUCKETS)
     ddp.compress(wrapped, "3lc", gather_mb=0, measure_link=False)

@@ -39,7 +39,7 @@ def run_resized(rank: int, folder: str) -> list[tuple[dict[str, Any], str, str]]
 
 
 def run_all_ranks(rank: int) -> tuple[dict[str, Any], dict[str, Any], str, bool]:
-    """What rank 0 alone would save, and what every rank takes back."""
+    """The state of this rank, the one that rank 0 saves, and whether each rank gets its residuals back."""
     model, state, _ = made()
     train(model, rank, 3)
     own, whole = state.state_dict(), ddp.AllRanks(state).state_dict()

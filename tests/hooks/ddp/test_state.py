@@ -100,7 +100,7 @@ def run_found(rank: int, folder: str) -> dict[tuple[str, str], str]:
 
 
 def run_misfits(rank: int) -> tuple[dict[str, str], bool]:
-    """What is told of states that do not fit, and whether the hook's own state stays."""
+    """Refusals of states that do not fit, and whether the hook's own state stays."""
     model, state, optimizer = made()
     train(model, rank, 3, optimizer=optimizer)
     saved = copy.deepcopy(state.state_dict())

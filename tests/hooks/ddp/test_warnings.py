@@ -1,4 +1,4 @@
-"""What the DDP and FSDP2 hooks warn of: nothing compressed, unfrozen parameters, gradients that no optimizer takes."""
+"""Warnings of the DDP and FSDP2 hooks: nothing compressed, unfrozen parameters, gradients that no optimizer takes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `fsdp.compress` refuses, and what the hook refuses in the next backward pass."""
+"""Refusals of `fsdp.compress`, and of the hook in the next backward pass."""
 
 from __future__ import annotations
 

@@ -94,45 +94,6 @@ def run_uncompressed(rank: int, kind: str, nonfinite: Any) -> tuple[list[tuple[i
     return seen, all(bool(each.isfinite().all()) for each in whole(model).values())
 
 
-class Scaler:
-    """A GradScaler's scale, as a loop that multiplies its loss by itself has it."""
-
-    scale = 1024.0
-
-    def get_scale(self) -> float:
-        return self.scale
-
-    def is_enabled(self) -> bool:
-        return True
-
-
-def run_scaler(rank: int) -> tuple[bool, bool]:
-    """An uncompressed step takes what waits, and rank 1's gradients overflow in it: the scaler halves its scale."""
-    torch.manual_seed(0)
-    scaler = Scaler()
-    model: Any = nn.Sequential(*[nn.Linear(64, 64) for _ in range(3)])
-    for layer in model:
-        fully_shard(layer, mesh=mesh("fsdp"))
-    fully_shard(model, mesh=mesh("fsdp"))
-    state: Any = fsdp.compress(model, "auto", measure_link=False, nonfinite="skip", scaler=scaler, min_numel=1)
-    state.auto.pilot._choose = lambda *_: None
-
-    def step(number: int, level: int, factor: float = 1.0) -> None:
-        state.auto.pilot.memory.level, state.auto.pilot.memory.probe = level, False
-        model.zero_grad()
-        x = torch.randn(8, 64, generator=torch.Generator().manual_seed(10 * number + rank))
-        (model(x).square().mean() * scaler.scale * factor).backward()
-
-    for number in range(4):
-        step(number, 3)
-    before = residuals_of(state)
-    step(4, 0, torch.inf if rank == 1 else 1.0)
-    undone = state.auto.flush.undone
-    scaler.scale /= 2
-    state.follow_loss_scale()  # as the next step's first gradients have it
-    return undone, same(residuals_of(state), {name: was / 2 for name, was in before.items()})
-
-
 CASES: dict[str, tuple[Any, ...]] = {
     **{f"{kind}, skip": (run_skip, kind) for kind in KINDS},
     **{f"{kind}, raise": (run_raise, kind) for kind in KINDS},
@@ -140,7 +101,6 @@ CASES: dict[str, tuple[Any, ...]] = {
     **{
         f"{kind}, auto, {way}": (run_uncompressed, kind, way) for kind in ("fsdp", "alone") for way in ("skip", "raise")
     },
-    "scaler": (run_scaler,),
 }
 
 
@@ -181,7 +141,3 @@ def test_nan_in_an_uncompressed_step_skips_it_or_raises_on_all_ranks(ranks: Rank
         assert len(seen) == 3 and seen[2][0] == 0 and finite
         elsewhere = kind == "fsdp" and rank != 0  # whose own shard is finite
         assert ("a rank of another shard has given up" if elsewhere else "holds NaN or Inf") in seen[2][2], seen
-
-
-def test_residuals_of_a_skipped_uncompressed_step_follow_the_loss_scale(ranks: Ranks) -> None:
-    assert ranks["scaler"] == [(True, True)] * 4

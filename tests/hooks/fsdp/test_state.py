@@ -80,7 +80,7 @@ def run_told_apart(rank: int) -> dict[str, Any]:
 
 
 def run_all_ranks(rank: int, kind: str) -> tuple[list[str], str, dict[str, Any], dict[str, Any]]:
-    """What `ddp.AllRanks` brings to rank 0, and what every rank takes back."""
+    """The ranks that `ddp.AllRanks` brings to rank 0, and each rank's part before and after."""
     model = sharded_layers(kind)
     state, again = (fsdp.compress(each, "auto", measure_link=False) for each in (model, sharded_layers(kind)))
     force(state, 3)
@@ -105,7 +105,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
 
 
 def still_to_send(states: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """What all ranks of a mesh have still to add to the averaged gradient, by name."""
+    """The sum of all ranks' residuals as the averaged gradient will get it, by name."""
     merged = fsdp.merge(states)
     replicas = merged["replicas"] or None
     shapes = {name: tuple(p.shape) for name, p in mlp().named_parameters()}

@@ -1,4 +1,4 @@
-"""What `test_failing` runs on two ranks: rank 0 fails in its loop while rank 1, which is connected, says nothing."""
+"""The script of `test_failing.py` on two ranks: rank 0 fails in its loop while rank 1, connected, is silent."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ ending.FAILED_S = 1.0
 
 
 class Mine(Exception):
-    """What is wrong at rank 0."""
+    """Rank 0's error."""
 
 
 def stopped(process: int) -> bool:

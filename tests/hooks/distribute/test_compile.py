@@ -1,4 +1,4 @@
-"""`torch.compile` and `tw.distribute`: one graph, whichever comes first, and the same bits."""
+"""`torch.compile` with `tw.distribute`: one graph, whichever comes first, and the same bits."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ from tests.hooks.cluster import run_cluster
 from tests.hooks.local_runs import batch, inner_step, mlp, sgd, steps, values
 from thinwire.hooks.distribute import DistributedOptimizer
 
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),  # where torch looks
+    pytest.mark.parametrize("design", ["local-sgd[h=2]", "3lc"]),
+]
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # where torch looks
-@pytest.mark.parametrize("design", ["local-sgd[h=2]", "3lc"])
+
 @pytest.mark.parametrize("when", ["before", "called before", "in place", "late"])
-def test_a_compiled_model(design: str, when: str) -> None:
+def test_compiled_model_is_one_graph_with_the_same_bits(design: str, when: str) -> None:
     def compiled(rank: int) -> Any:
         model: Any = mlp(rank)
         if when == "before":
@@ -51,11 +54,9 @@ def test_a_compiled_model(design: str, when: str) -> None:
     assert (sum(counters["graph_break"].values()) > 0) == breaks
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
-@pytest.mark.parametrize("design", ["local-sgd[h=2]", "3lc", "update"])
 @pytest.mark.parametrize("alone", [False, True])
-def test_parts_that_are_compiled_in_the_middle_of_a_training(design: str, alone: bool) -> None:
-    """One of them, which the model calls; or all, which the training calls by themselves from then on."""
+def test_parts_compiled_in_the_middle_of_a_training_have_the_same_bits(design: str, alone: bool) -> None:
+    """One part, which the model calls; or all, which the training then calls without the model."""
 
     def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> torch.Tensor:
         parts: list[Any] = list(model.children())
@@ -65,7 +66,7 @@ def test_parts_that_are_compiled_in_the_middle_of_a_training(design: str, alone:
                 for part in parts if alone else parts[:1]:
                     part.compile(backend="eager")
                 if alone:
-                    called = nn.Sequential(*parts)  # of which thinwire knows nothing
+                    called = nn.Sequential(*parts)  # which thinwire does not know
             inner_step(called, opt, rank, step)
         opt.flush()
         return values(model)

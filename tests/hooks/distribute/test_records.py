@@ -1,4 +1,4 @@
-"""What is recorded of a worker's steps, table by table."""
+"""Step records of `tw.distribute`: skipped steps, lag, scores and bytes, table by table."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class Listener:
         return [record.skipped for record in self.records if record.table == table]
 
 
-def test_skipped_steps_are_those_that_did_not_change_the_table() -> None:
-    """Whether this worker pushed something does not decide it."""
+def test_recorded_as_skipped_are_steps_that_did_not_change_the_table() -> None:
+    """This worker's own push does not decide it."""
 
     def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> None:
         nan = opt._worker.model.tensors[0].parameter
@@ -78,7 +78,7 @@ def test_skipped_steps_are_those_that_did_not_change_the_table() -> None:
     assert all(record.payload_bytes_push == 0 for record in listeners[0].records if record.table == "0.weight")
 
 
-def test_a_lag_of_many_steps_is_warned_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lag_of_many_steps_warns_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LAG_WARNING", 2.0)
     listener = Listener()
 
@@ -107,7 +107,7 @@ def test_a_lag_of_many_steps_is_warned_of_once(monkeypatch: pytest.MonkeyPatch) 
     assert weight[-1].residual_norm is not None and weight[-1].payload_bytes_push > 0
 
 
-def test_a_score_is_a_number_or_a_tensor_of_one() -> None:
+def test_scores_are_numbers_or_tensors_of_one_value() -> None:
     def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> None:
         one_step(model, opt, rank, 0)
         opt.record_scores(loss=next(model.parameters()).sum() * 0 + 0.5, accuracy=np.float32(0.25))
@@ -120,8 +120,7 @@ def test_a_score_is_a_number_or_a_tensor_of_one() -> None:
     assert [(each.loss, each.accuracy) for each in listener.records if not each.table] == [(0.5, 0.25)]
 
 
-@pytest.mark.parametrize("consistency", ["bsp", "ssp[staleness=3,mode=aggressive]", "backup[1]", "local[2]"])
-def test_records_come_to_what_was_sent_and_received(consistency: str) -> None:
+def test_records_add_up_to_the_traffic() -> None:
     """A pull may apply several updates. The last ones come after the last step, and are in no record."""
 
     def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> tuple[dict[str, float], list[StepCost]]:
@@ -132,12 +131,14 @@ def test_records_come_to_what_was_sent_and_received(consistency: str) -> None:
         opt.sync()
         return opt.traffic(), [table.cost for tensor in opt._worker.model.tensors for table in tensor.tables]
 
-    listeners = [Listener(), Listener()]
-    found, _ = run(train, codec="3lc", consistency=consistency, metrics=listeners)
-    for (traffic, left), listener in zip(found, listeners, strict=True):
-        for way in ("push", "pull"):
-            name = f"payload_bytes_{way}"
-            assert sum(getattr(each, name) for each in [*listener.records, *left]) == traffic[name], way
-        for phase in ("encode", "decode"):
-            recorded = sum(getattr(each, f"{phase}_s") for each in [*listener.records, *left])
-            assert recorded == pytest.approx(traffic[f"{phase}_seconds"]), phase
+    for consistency in ("bsp", "ssp[staleness=3,mode=aggressive]", "backup[1]", "local[2]"):
+        listeners = [Listener(), Listener()]
+        found, _ = run(train, codec="3lc", consistency=consistency, metrics=listeners)
+        for (traffic, left), listener in zip(found, listeners, strict=True):
+            costs = [*listener.records, *left]
+            for way in ("push", "pull"):
+                name = f"payload_bytes_{way}"
+                assert sum(getattr(each, name) for each in costs) == traffic[name], (consistency, way)
+            for phase in ("encode", "decode"):
+                seconds = sum(getattr(each, f"{phase}_s") for each in costs)
+                assert seconds == pytest.approx(traffic[f"{phase}_seconds"]), (consistency, phase)

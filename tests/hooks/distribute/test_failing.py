@@ -1,4 +1,4 @@
-"""A rank that fails says so at once, whatever the others do."""
+"""A rank that fails ends at once with its own error, whatever the other ranks do."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from thinwire.hooks.distribute import DistributedOptimizer
 from thinwire.hooks.ending import FAILED_S
 
 
-def test_a_rank_that_fails_waits_for_no_silent_one_and_its_error_is_what_is_raised() -> None:
-    """Without it a busy rank was waited for half a minute, and a frozen one as long as in a step, ten minutes."""
+def test_failing_rank_raises_its_own_error_and_waits_for_no_busy_or_frozen_rank() -> None:
     busy, frozen = run_script(2, Path(__file__).with_name("failing_ranks.py")).splitlines()
     for line, name in ((busy, "busy"), (frozen, "frozen")):
         found = re.fullmatch(rf"{name}: Mine after (\d+) s, (TransportError|SessionLostError|ProtocolError)", line)
@@ -34,11 +33,11 @@ def test_a_rank_that_fails_waits_for_no_silent_one_and_its_error_is_what_is_rais
         (KeyboardInterrupt(), FAILED_S, "KeyboardInterrupt"),
         (SystemExit(1), FAILED_S, "SystemExit: 1"),
         (SystemExit(), None, ""),  # the end of a script
-        (SessionLostError("all go back"), None, ""),  # which the shards are to have heard
+        (SessionLostError("all go back"), None, ""),  # the shards are to hear it
         (None, None, ""),
     ],
 )
-def test_only_what_fails_has_no_time(
+def test_failures_alone_shorten_the_goodbye(
     error: BaseException | None, within_s: float | None, told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> None:

@@ -1,4 +1,4 @@
-"""What a worker asks before it joins, and which buffers stay its own; whole trainings are in test_resuming.py."""
+"""How a worker begins: which state it loads, which buffers stay its own, and random generators as they were."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from thinwire.hooks.chance import chance_of, set_chance
 from thinwire.hooks.resuming import Resumable
 from thinwire.hooks.starting import agree, start
 
@@ -43,7 +44,7 @@ class Tensor:
         self.done.append("write")
 
 
-def worker_of(tensors: list[Tensor], *, late: bool = False) -> Any:
+def worker_of(*tensors: Tensor, late: bool = False) -> Any:
     counters = dict.fromkeys(("updates_lost", "residuals_lost"), 0.0)
     model = SimpleNamespace(tensors=tensors)
     calls: dict[str, Any] = {"agree": lambda steps: steps[-1], "start": lambda agreed: None}
@@ -51,34 +52,47 @@ def worker_of(tensors: list[Tensor], *, late: bool = False) -> Any:
 
 
 ASKS: Any = SimpleNamespace(run=lambda outcome: outcome)
-ASKS_NOBODY: Any = None
+ASKS_NO_SHARD: Any = None
 
 
-@pytest.mark.parametrize("resume", [None, {"step": 7}])
-def test_of_one_state_or_none_nobody_is_asked(resume: dict[str, Any] | None) -> None:
-    assert agree(worker_of([]), ASKS_NOBODY, resume) == (None, resume)
-
-
-def test_who_keeps_states_and_has_none_yet_begins() -> None:
+def test_no_shard_is_asked_of_one_state_or_none() -> None:
     kept = Several(None)
-    assert agree(worker_of([]), ASKS_NOBODY, kept) == (None, None)
+    for resume, state in ((None, None), ({"step": 7}, {"step": 7}), (kept, None)):
+        assert agree(worker_of(), ASKS_NO_SHARD, resume) == (None, state)
     assert kept.loaded == []
 
 
 @pytest.mark.parametrize(("steps", "state"), [((9, 6), {"of": 6}), ((3, 0), None)])
-def test_of_several_the_one_agreed_on_is_loaded_and_the_model_is_read_anew(
+def test_agreed_state_of_several_is_loaded_and_the_model_read_anew(
     steps: tuple[int, ...], state: dict[str, int] | None
 ) -> None:
     kept, tensors = Several(steps), [Tensor(state=False), Tensor(state=True)]
-    assert agree(worker_of(tensors), ASKS, kept) == (steps[-1], state)
+    assert agree(worker_of(*tensors), ASKS, kept) == (steps[-1], state)
     assert kept.loaded == [steps[-1]]
     assert all(tensor.done == ["read"] for tensor in tensors)
 
 
 @pytest.mark.parametrize(("resumed", "late"), [(True, False), (True, True), (False, False)])
-def test_buffers_stay_those_of_a_worker_that_goes_on(resumed: bool, late: bool) -> None:
-    parameter, buffer = tensors = [Tensor(state=False), Tensor(state=True)]
-    start(worker_of(tensors, late=late), ASKS, None, resumed=resumed)
+def test_buffers_stay_those_of_a_worker_that_resumes(resumed: bool, late: bool) -> None:
+    parameter, buffer = tensors = Tensor(state=False), Tensor(state=True)
+    start(worker_of(*tensors, late=late), ASKS, None, resumed=resumed)
     own = resumed and not late
     assert buffer.values.tolist() == [1.0 * own] * 2 and buffer.done == ["write"] * own
     assert parameter.values.tolist() == [0.0, 0.0] and parameter.done == []
+
+
+def test_random_generators_of_host_and_the_model_s_gpus_are_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = chance_of(torch.nn.Linear(2, 2))
+    drawn = torch.rand(3)
+    set_chance(state)
+    assert torch.equal(torch.rand(3), drawn) and list(state) == ["cpu"]
+    kept: dict[str, torch.Tensor] = {}
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: torch.tensor([int(device[-1])]))
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: kept.update({device: state}))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    on = [SimpleNamespace(is_cuda=True, device=torch.device(f"cuda:{at}")) for at in (2, 1, 1)]
+    model: Any = SimpleNamespace(parameters=lambda: [*on, SimpleNamespace(is_cuda=False)])
+    state = chance_of(model)
+    assert list(state) == ["cpu", "cuda:1", "cuda:2"]
+    set_chance(state)
+    assert list(kept) == ["cuda:1"] and kept["cuda:1"].item() == 1

@@ -1,4 +1,4 @@
-"""What the adapters to frameworks say where something is missing. `tests/bench/test_doors.py` runs them on ranks."""
+"""Adapters to frameworks: with classes that stand for a framework, and, marked so, with the frameworks themselves."""
 
 from __future__ import annotations
 

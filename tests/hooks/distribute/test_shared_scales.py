@@ -1,4 +1,4 @@
-"""TernGrad's shared scales, with real workers: layers that some do not use, residuals, other dtypes."""
+"""TernGrad's shared scales with real workers: layers that some do not use, residuals, other dtypes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 
 import thinwire as tw
 from tests.hooks.cluster import run_cluster
-from tests.hooks.test_distribute import batch, equal, mlp, steps
+from tests.hooks.local_runs import batch, sgd, steps, values
 from thinwire.hooks.distribute import DistributedOptimizer
 from thinwire.server.downlinks import AverageGradient
 
@@ -30,8 +30,8 @@ class Sometimes(nn.Module):
         return y
 
 
-def test_votes_of_those_that_had_a_gradient_arrive_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of three workers two have a gradient of the layer in the middle: its votes are halves of the shared scale."""
+def test_mean_of_the_workers_with_a_gradient_arrives_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of three workers have a gradient of the layer in the middle: its votes are halves of the shared scale."""
     sent: list[tuple[torch.Tensor, torch.Tensor]] = []
     publish = AverageGradient.publish
 
@@ -45,7 +45,7 @@ def test_votes_of_those_that_had_a_gradient_arrive_exactly(monkeypatch: pytest.M
 
     monkeypatch.setattr(AverageGradient, "publish", watched)
 
-    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> dict[str, torch.Tensor]:
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> torch.Tensor:
         assert isinstance(model, Sometimes)
         model.uses = rank < 2
         return steps(2)(rank, model, opt)
@@ -59,17 +59,21 @@ def test_votes_of_those_that_had_a_gradient_arrive_exactly(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("design", ["terngrad", "terngrad[error_feedback=true]"])
 @pytest.mark.filterwarnings("ignore:terngrad is unbiased")
-def test_shared_scales_cover_what_is_encoded(design: str) -> None:
-    """Whatever waits in a residual, and in whichever type gradients come: tables are float32."""
+def test_shared_scales_cover_residuals_and_float64_gradients(design: str) -> None:
+    """Whatever residual waits, and whichever dtype gradients have: tables are float32."""
 
-    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> dict[str, torch.Tensor]:
+    def doubles(_rank: int) -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(12, 40), nn.ReLU(), nn.Linear(40, 3)).double()
+
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> torch.Tensor:
         for step in range(120):
             x, y = batch(rank, step)
             opt.zero_grad()
             nn.functional.cross_entropy(model(x.double()), y).backward()  # type: ignore[no-untyped-call]
             opt.step()
         opt.sync()
-        return {name: p.detach().clone() for name, p in model.named_parameters()}
+        return values(model)
 
-    [first, second], _ = run_cluster(lambda rank: mlp(rank).double(), train, workers=2, design=design)
-    assert equal(first, second)
+    [first, second], _ = run_cluster(doubles, train, optimizer=sgd, design=design)
+    assert torch.equal(first, second)
