@@ -25,7 +25,7 @@ LONG = [
         "studies/reproduce/test_making.py",
         "test_imports.py",
         "designs/test_bars.py",
-        "hooks/test_ddp_examples.py",
+        "hooks/ddp/test_examples.py",
         "jobs/test_forks.py",
         "bench/test_loss_race.py",
         "hooks/test_group_resume.py",

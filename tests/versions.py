@@ -21,12 +21,12 @@ ROOT = Path(__file__).parents[1]
 VERSIONS = ("2.6.0", "2.7.1", "2.8.0", "2.9.1", "2.10.0", "2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0")
 TESTS = {
     "DDP and updates": (
-        "hooks/test_ddp.py",
+        "hooks/ddp/test_training.py",
         "hooks/test_distribute.py",
         "hooks/test_local_updates.py",
         "hooks/test_compiled_models.py",
     ),
-    "FSDP2": ("hooks/test_fsdp.py", "hooks/test_fsdp_accidents.py", "hooks/test_fsdp_steps.py"),
+    "FSDP2": ("hooks/fsdp/test_stock.py", "hooks/fsdp/test_training.py", "hooks/fsdp/test_misuse.py"),
     "codecs": ("codecs/test_vectors.py", "codecs/test_golden.py"),
 }
 """Files below `tests`, by what passes or fails."""

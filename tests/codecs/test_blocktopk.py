@@ -168,8 +168,6 @@ def test_coefficients_are_of_what_was_not_sent_too() -> None:
                 assert np.array_equal(sent, tw.decode(stateless.encode(whole)).numpy())
 
 
-
-
 def test_bytes_that_no_encoder_writes() -> None:
     frame = tw.frames.parse(tw.codec("blocktopk", block=16, k=4).encode(V))
     payload = bytes(frame.payload)

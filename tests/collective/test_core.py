@@ -1,4 +1,4 @@
-"""Which buckets travel together, and what is remembered of a step."""
+"""Which buckets travel together, and what a core keeps of a step."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_buckets_of_another_dtype_travel_apart() -> None:
     assert travel(core, "a b bias c") == [[0, 1], [1, 1], [2, 1], [3, 1]]
 
 
-def test_a_group_is_made_once_and_old_ones_are_forgotten() -> None:
+def test_groups_are_made_once_and_old_ones_dropped() -> None:
     [core, _] = collectives(tensors(tw.codec("3lc"), SIZES), 2)
     groups = [core.group([BUCKETS["a"], BUCKETS["b"]]) for _ in range(2)]
     assert groups[0] is groups[1] and groups[0] is not core.group([BUCKETS["b"], BUCKETS["a"]])
@@ -53,8 +53,8 @@ def test_a_group_is_made_once_and_old_ones_are_forgotten() -> None:
     assert len(core._groups) <= 256
 
 
-def test_what_was_skipped_of_a_step_that_was_broken_off_is_not_the_next_one_s() -> None:
-    """Its residuals were those of a step that went well: they must not be restored."""
+def test_skip_of_a_broken_step_does_not_reach_the_next_step() -> None:
+    """Residuals of a step that went well must not be restored."""
     cores = collectives(tensors(tw.codec("3lc"), SIZES), 2, skip=True, group_nbytes=0)
     bucket = Bucket((("a", 0),), 4 * SIZES["a"])
     broken = [torch.ones(SIZES["a"]) for _ in cores]

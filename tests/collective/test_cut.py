@@ -1,4 +1,4 @@
-"""Residuals of shards go on with other shards and replicas: what is still to be sent stays what it was."""
+"""Residuals of shards move to other shards and replicas, and their sum stays what it was."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def wholes(pulls: bool) -> list[TrainedTensor]:
 
 
 def residuals(layout: Layout) -> list[Residuals]:
-    """Of every rank of a mesh."""
+    """The residuals of every rank of a mesh."""
     world, replicas = layout
     tensors, shards = wholes(replicas is not None), world // (replicas or 1)
     if replicas is None:
@@ -60,7 +60,7 @@ def load(layout: Layout, ranks: list[Residuals], whole: dict[str, Float64Array])
         )
 
 
-def test_every_value_lies_in_one_shard() -> None:
+def test_every_value_lies_in_one_shard_as_torch_cuts() -> None:
     for name, cut in CUTS.items():
         whole = np.arange(math.prod(cut.shape), dtype=np.float64).reshape(cut.shape)
         for shards in (1, 2, 3, 4, 5):
@@ -76,7 +76,7 @@ def test_every_value_lies_in_one_shard() -> None:
             assert parts[0].start == 0 and parts[-1].stop == whole.size, name
 
 
-def test_what_is_still_to_be_sent_stays_what_it_was_on_other_meshes() -> None:
+def test_other_meshes_keep_what_is_still_to_be_added() -> None:
     draw = np.random.default_rng(0)
     for meshes in (
         [(4, None), (3, None), (5, None)],
@@ -100,10 +100,9 @@ def test_what_is_still_to_be_sent_stays_what_it_was_on_other_meshes() -> None:
                 assert error <= 2**-24 * len(meshes), f"{meshes}, {layout}, {name}: {error}"
 
 
-def test_a_state_that_does_not_fit_is_refused() -> None:
+def test_state_of_another_mesh_is_refused() -> None:
     ranks = residuals((4, 2))
     states: list[Any] = [each.state_dict() for each in ranks]
-    with pytest.raises(ConfigError, match="the state does not fit"):
-        whole_outstanding(wholes(True), CUTS, states, replicas=4)
-    with pytest.raises(ConfigError, match="the state does not fit"):
-        whole_outstanding(wholes(False), CUTS, states, replicas=None)
+    for pulls, replicas in ((True, 4), (False, None)):
+        with pytest.raises(ConfigError, match="does not fit"):
+            whole_outstanding(wholes(pulls), CUTS, states, replicas=replicas)

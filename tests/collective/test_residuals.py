@@ -1,4 +1,4 @@
-"""What was not sent: kept by name and slice, exact on as many ranks, conserved on another number."""
+"""Residuals: kept by name and slice, exact on as many ranks, conserved on another number."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def trained(world: int, codec: tw.Codec = CODEC, steps: int = 3, **options: Any)
 
 
 def unsent(ranks: list[Residuals]) -> dict[str, Any]:
-    """What is still to be added to the averaged gradient: a rank's own shard counts in full, others' by 1/ranks."""
+    """The part still to be added to the averaged gradient: a rank's own shard counts in full, others' by 1/ranks."""
     total = {name: np.zeros(size) for name, size in SIZES.items() if name != "bias"}
     for residuals in ranks:
         state = residuals.state_dict()["residuals"]
@@ -40,7 +40,7 @@ def unsent(ranks: list[Residuals]) -> dict[str, Any]:
     return total
 
 
-def test_the_state_is_exact_on_as_many_ranks() -> None:
+def test_state_is_bit_exact_on_as_many_ranks() -> None:
     ranks = trained(2)
     for rank, residuals in enumerate(ranks):
         state = residuals.state_dict()
@@ -55,7 +55,7 @@ def test_the_state_is_exact_on_as_many_ranks() -> None:
         assert all(blank[kind][name].shape == state[kind][name].shape for kind in state for name in state[kind])
 
 
-def test_a_state_says_who_owned_what_and_goes_on_where_others_own_it() -> None:
+def test_state_of_other_owners_is_told_apart_and_resized() -> None:
     """A tensor that is frozen since was uncompressed, and its weight has moved another."""
     ranks = trained(2)
     before, states = unsent(ranks), [residuals.state_dict() for residuals in ranks]
@@ -89,7 +89,7 @@ def test_a_state_of_before_large_tensors_were_cut_for_some_ranks_is_refused() ->
             fresh.load_resized(states)
 
 
-def test_another_number_of_ranks_inherits_what_was_not_sent() -> None:
+def test_other_numbers_of_ranks_keep_what_is_still_to_be_added() -> None:
     """To the last bit of float32, however often the number of ranks changes."""
     for first, *worlds in ((2, 1), (2, 4), (4, 3, 5), (5, 2, 1, 3)):
         for down in (None, PLAIN):
@@ -107,7 +107,7 @@ def test_another_number_of_ranks_inherits_what_was_not_sent() -> None:
                     assert error.max() <= 2**-24 * len(worlds), (first, worlds, world, down, name, error.max())
 
 
-def test_what_a_bound_on_the_lag_has_found_is_saved_and_comes_back_with_a_step_that_is_skipped() -> None:
+def test_lag_bound_is_saved_and_restored_with_a_skipped_step() -> None:
     codec = tw.codec("3lc", sparsity=1.75, lag=3)
     for residuals in trained(2, codec, steps=9):
         state = residuals.state_dict()
@@ -128,7 +128,7 @@ def test_what_a_bound_on_the_lag_has_found_is_saved_and_comes_back_with_a_step_t
         assert mean is not None and mean.changing()[1] == 0.5 * float(state["lags"]["w"][0, 1])
 
 
-def test_a_bound_on_the_lag_begins_anew_with_residuals_that_no_bound_was_found_for() -> None:
+def test_lag_bound_begins_anew_with_residuals_without_one() -> None:
     """As of a codec without a bound, and of another number of ranks."""
     codec = tw.codec("3lc", sparsity=1.75, lag=3)
     fresh = Residuals(tensors(codec), 0, 2, mean=True, seed=0).state_dict()["lags"]
@@ -144,7 +144,7 @@ def test_a_bound_on_the_lag_begins_anew_with_residuals_that_no_bound_was_found_f
         assert all(found.equal(fresh[name]) for name, found in live.state_dict()["lags"].items())
 
 
-def test_a_state_of_another_model_is_refused() -> None:
+def test_state_of_another_model_is_refused() -> None:
     [residuals, _] = trained(2)
     state = residuals.state_dict()
     state["residuals"]["w"] = torch.zeros(5)
@@ -155,8 +155,8 @@ def test_a_state_of_another_model_is_refused() -> None:
             load(state)
 
 
-def test_what_is_the_hosts_stays_there_whatever_torchs_default_device_is() -> None:
-    """`meta` stands for a GPU: a script that sets it, and trains on processors, has its states where its model is."""
+def test_states_stay_on_the_host_under_another_default_device() -> None:
+    """`meta` stands for a GPU: a script that sets it and trains on processors has its states where its model is."""
 
     def states() -> list[dict[str, dict[str, torch.Tensor]]]:
         found = []
@@ -180,19 +180,12 @@ def test_what_is_the_hosts_stays_there_whatever_torchs_default_device_is() -> No
                 assert other[kind][name].is_cpu and value.equal(other[kind][name]), (kind, name)
 
 
-def test_residuals_follow_the_loss_scale() -> None:
-    [residuals, _] = trained(2)
-    before = residuals.state_dict()["residuals"]["w"]
-    residuals.scale(0.5)
-    assert residuals.state_dict()["residuals"]["w"].equal(0.5 * before)
-
-
-def test_the_owners_depend_on_names_sizes_and_ranks_alone() -> None:
+def test_owners_depend_on_names_sizes_and_ranks_alone() -> None:
     owners = {name: [(p.server, p.numel) for p in parts] for name, parts in partition(tensors(CODEC), 3).items()}
     assert owners == {"w": [(0, 10_000), (1, 10_000), (2, 10_000)], "bias": [(0, 7)], "small": [(1, 900)]}
 
 
-def test_one_rank_alone_adds_what_an_earlier_run_left() -> None:
+def test_one_rank_alone_adds_the_residuals_of_an_earlier_run() -> None:
     [core] = collectives(tensors(CODEC), 1)
     for context in core.residuals.contexts.values():
         assert context.residual is not None
@@ -206,7 +199,7 @@ def test_one_rank_alone_adds_what_an_earlier_run_left() -> None:
     assert np.array_equal(again, values)
 
 
-def test_what_waits_of_a_slice_without_a_gradient_waits_on_where_such_are_left_out() -> None:
+def test_residual_of_a_slice_without_gradient_waits_on_with_drop_zeros() -> None:
     [core] = collectives(tensors(CODEC), 1, drop_zeros=True)
     for context in core.residuals.contexts.values():
         assert context.residual is not None
@@ -222,7 +215,7 @@ def test_what_waits_of_a_slice_without_a_gradient_waits_on_where_such_are_left_o
 
 
 @pytest.mark.parametrize(("world", "codec"), [(3, tw.codec("terngrad")), (1, CODEC)])
-def test_what_nobody_would_hold_is_not_dropped_in_silence(world: int, codec: tw.Codec) -> None:
+def test_residuals_that_no_rank_would_keep_are_refused(world: int, codec: tw.Codec) -> None:
     states = [residuals.state_dict() for residuals in trained(2, down=PLAIN)]
     fresh = Residuals(tensors(codec, down=PLAIN), 0, world, mean=True, seed=0)
     with pytest.raises(ConfigError, match="still to be added to small, w, and no rank here keeps a residual of them"):

@@ -1,4 +1,4 @@
-"""Codecs that change between steps: nothing that waits is lost, and ranks tell each other what they need to decide."""
+"""Codecs that change between steps: no residual is lost, and notes reach every rank."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WORLD = 3
 
 
 def all_reduced(cores: list[Collective], given: list[Any]) -> list[Any]:
-    """What an all-reduce makes of gradients to which what waits was added."""
+    """The average by an all-reduce of gradients with residuals added."""
     flushed = [gradient.copy() for gradient in given]
     for core, values in zip(cores, flushed, strict=True):
         core.flush(bucket_of(), values, core.residuals.names())
@@ -34,7 +34,7 @@ def waiting(core: Collective) -> float:
 
 
 @pytest.mark.parametrize("mean", [True, False])
-def test_what_waits_is_sent_by_whatever_comes_next_and_all_of_it_by_an_all_reduce(mean: bool) -> None:
+def test_residuals_leave_with_the_next_codec_and_wholly_with_an_all_reduce(mean: bool) -> None:
     cores = collectives(tensors(BASE), WORLD, mean=mean)
     sent, wanted = np.zeros(sum(SIZES.values())), np.zeros(sum(SIZES.values()))
     path = ("3lc[s=1]", "3lc[s=1.75,zstd]", "int8", "uncompressed", "bf16", "3lc[s=1]", "uncompressed", "uncompressed")
@@ -55,8 +55,7 @@ def test_what_waits_is_sent_by_whatever_comes_next_and_all_of_it_by_an_all_reduc
             np.testing.assert_allclose(sent, wanted, atol=3e-5, err_msg=f"after step {number}")
 
 
-def test_one_call_of_a_kernel_encodes_what_takes_3lc_again() -> None:
-    """Frames of a rank that has switched to int8 and back are those of one that never did."""
+def test_switching_back_to_3lc_gives_the_frames_of_a_rank_that_never_switched() -> None:
     given = gradients(WORLD, 0)
     switched, plain = collectives(tensors(BASE), WORLD), collectives(tensors(BASE), WORLD)
     for name in ("int8", "3lc[s=1]"):
@@ -66,7 +65,7 @@ def test_one_call_of_a_kernel_encodes_what_takes_3lc_again() -> None:
         assert np.array_equal(one, other)
 
 
-def test_notes_travel_with_the_first_group_and_reach_every_rank_also_in_a_step_that_is_skipped() -> None:
+def test_notes_reach_every_rank_also_in_a_skipped_step() -> None:
     for bad in (False, True):
         cores = collectives(tensors(BASE), WORLD, skip=True)
         for rank, core in enumerate(cores):
@@ -87,7 +86,7 @@ def test_notes_travel_with_the_first_group_and_reach_every_rank_also_in_a_step_t
         assert all(core.notes == [] for core in cores)
 
 
-def test_a_note_of_another_length_is_refused() -> None:
+def test_note_of_another_length_is_refused() -> None:
     cores = collectives(tensors(BASE), 2)
     cores[0].note, cores[1].note = b"four", b"sixteen"
     [[first], [second]] = [core.bucket_ready(bucket_of(), 0, 0, last=True) for core in cores]
@@ -98,7 +97,7 @@ def test_a_note_of_another_length_is_refused() -> None:
         first[0].receive(1, Pass.PUSH, memoryview(bytes(send.packet)))
 
 
-def test_a_lag_bound_follows_what_is_asked_for() -> None:
+def test_lag_bound_follows_the_asked_sparsity() -> None:
     bound = BASE.context(torch.zeros(300)).lag_bound
     assert bound is not None
     update = np.ones(300, np.float32)

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -27,9 +27,9 @@ import torch.distributed as dist
 from torch import nn
 
 import thinwire as tw
-from thinwire.hooks import ddp  # loaded here, in the server, once
+from thinwire.hooks import ddp as ddp  # loaded here, in the server, once
 
-__all__ = ["RankError", "batch", "ddp", "mlp", "run_ranks", "run_script", "train", "weights"]
+Weights = dict[str, torch.Tensor]
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["tests.hooks.ddp_preload"])
@@ -49,6 +49,31 @@ def run_ranks(
     An exception of thinwire's is a result too: tests ask for its type and text. A rank that dies gives None.
     """
     return _run(world, timeout_s, _meet, work, group_timeout_s, args)
+
+
+def run_cases(world: int, cases: Mapping[str, tuple[Any, ...]], **options: Any) -> dict[str, list[Any]]:
+    """Runs cases one after the other on the same ranks: to start ranks takes longer than most cases.
+
+    Args:
+        world: how many ranks.
+        cases: by name, a function and its arguments after the rank.
+        options: of `run_ranks`.
+
+    Returns:
+        Every case's results in rank order.
+    """
+    by_rank = run_ranks(world, _run_each, dict(cases), **options)
+    return {name: [results[name] for results in by_rank] for name in cases}
+
+
+def _run_each(rank: int, cases: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
+    results = {}
+    for name, (work, *args) in cases.items():
+        try:
+            results[name] = work(rank, *args)
+        except Exception as error:
+            raise RuntimeError(f"in the case {name!r}") from error  # an error of thinwire's would count as a result
+    return results
 
 
 def run_script(world: int, script: Path, *arguments: str) -> str:
@@ -146,6 +171,12 @@ def batch(rank: int, step: int, dtype: torch.dtype = torch.float32) -> tuple[tor
     return x.to(dtype), (x[:, :4] + x[:, 4:8]).argmax(1)
 
 
+def backward(model: Any, rank: int, step: int, factor: float = 1.0) -> None:
+    """One backward pass of a (wrapped) model; its loss is multiplied by the factor."""
+    x, y = batch(rank, step)
+    (nn.functional.cross_entropy(model(x), y) * factor).backward()  # type: ignore[no-untyped-call]
+
+
 def train(model: nn.Module, rank: int, steps: int, *, first: int = 0, optimizer: Any = None) -> None:
     """Trains a (wrapped) model for some steps."""
     optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.05)
@@ -157,6 +188,32 @@ def train(model: nn.Module, rank: int, steps: int, *, first: int = 0, optimizer:
         optimizer.step()
 
 
-def weights(model: nn.Module) -> dict[str, torch.Tensor]:
+def weights(model: nn.Module) -> Weights:
     """Copies of the parameters, by name."""
     return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+
+def same(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> bool:
+    """Whether both have the same tensors, bit for bit."""
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def residuals_of(state: Any) -> Weights:
+    """Copies of a hook's residuals on this rank, by name."""
+    found: Weights = state.core.residuals.state_dict()["residuals"]
+    return found
+
+
+def force(state: Any, level: int) -> None:
+    """Makes the controller of `auto` keep this setting, whatever the link."""
+    state.auto.pilot._decide = lambda: None
+    state.auto.pilot.memory.level = level
+
+
+def refusal(call: Callable[[], object]) -> str:
+    """Type and text of the thinwire error that a call raises; "nothing" where it raises none."""
+    try:
+        call()
+    except tw.ThinwireError as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"

@@ -1,21 +1,20 @@
-"""Tensors averaged by name: equal to all-reduce where nothing is lost, with residuals that belong to the name."""
+"""`named.compress`: tensors averaged by name on three ranks, with residuals that belong to the name."""
 
 from __future__ import annotations
 
-import gc
-import re
-import threading
+from functools import partial
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
-from tests.hooks.ddp_ranks import run_ranks
-from thinwire.errors import ConfigError, NonFiniteError, ProtocolError
+from tests.hooks.ddp_ranks import refusal, run_cases, same
 from thinwire.hooks import named
 
 WORLD = 3
 SHAPES = {"w": (40, 33), "t": (40, 33), "b": (7,), "half": (64, 32)}
+CODED: dict[str, Any] = {"codec": "3lc", "sparsity": 1.0, "min_numel": 1, "measure_link": False}
 
 
 def tensors(rank: int, step: int) -> dict[str, torch.Tensor]:
@@ -27,14 +26,7 @@ def tensors(rank: int, step: int) -> dict[str, torch.Tensor]:
     return dict(sorted(made.items(), reverse=step % 2 == 0))
 
 
-def leaves(state: Any) -> list[Any]:
-    """Everything in a state, tensors as lists."""
-    if isinstance(state, dict):
-        return [(key, leaves(each)) for key, each in state.items()]
-    return state.tolist() if isinstance(state, torch.Tensor) else [state]
-
-
-def exact(rank: int) -> None:
+def run_exact(rank: int) -> None:
     for reduce in ("mean", "sum"):
         state = named.compress(tensors(rank, 0), codec="fp32", reduce=reduce, measure_link=False)
         found = tensors(rank, 0)
@@ -42,200 +34,137 @@ def exact(rank: int) -> None:
         state.close()
         every = [tensors(each, 0) for each in range(WORLD)]
         for name, tensor in found.items():
-            wanted = sum(each[name].float() for each in every) / (WORLD if reduce == "mean" else 1)
-            assert isinstance(wanted, torch.Tensor)
+            wanted = torch.stack([each[name].float() for each in every]).sum(0) / (WORLD if reduce == "mean" else 1)
             torch.testing.assert_close(tensor.float(), wanted, rtol=1e-2 if name == "half" else 1e-6, atol=1e-2)
         one = torch.full((5000,), float(rank))
         dist.all_reduce(one)
         assert one[0] == 3
 
 
-def coded(rank: int) -> tuple[bool, bool, float, float]:
-    """Twelve steps of the same tensors: sums over the steps are those of the averages, but for what waits."""
-    state = named.compress(tensors(rank, 0), codec="3lc", sparsity=1.0, min_numel=1, measure_link=False)
-    total = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
+def run_coded(rank: int) -> tuple[torch.Tensor, bool, float, int]:
+    """Twelve steps of the same tensors, and once more from the sixth on."""
+    state = named.compress(tensors(rank, 0), **CODED)
+    total, saved = torch.zeros(SHAPES["w"]), dict[str, Any]()
     for step in range(12):
-        found = tensors(rank, 0)
-        state.average(found)
-        for name, tensor in found.items():
-            total[name] += tensor.float()
+        rest = tensors(rank, 0)
+        state.average(rest)
+        total += rest["w"]
         if step == 5:
             saved = state.state_dict()
-    rest = {name: tensor.clone() for name, tensor in found.items()}
-    again = named.compress(tensors(rank, 0), codec="3lc", sparsity=1.0, min_numel=1, measure_link=False)
+    again = named.compress(tensors(rank, 0), **CODED)
     again.load_state_dict(saved)
     for _ in range(6):
         found = tensors(rank, 0)
         again.average(found)
-    same = all(torch.equal(found[name], rest[name]) for name in found) and again.step == state.step == 12
-    every = [total["w"].clone() for _ in range(WORLD)]
-    dist.all_gather(every, total["w"])
-    mean = torch.stack([tensors(each, 0)["w"] for each in range(WORLD)]).mean(0)
-    error = float((total["w"] / 12 - mean).norm() / mean.norm())
-    counters = state.counters()
-    return same, all(torch.equal(each, total["w"]) for each in every), error, counters["payload_bytes"]
+    resumed = same(dict(sorted(found.items())), dict(sorted(rest.items()))) and again.step == state.step == 12
+    return total, resumed, state.counters()["payload_bytes"], named.report(state).warm_up
 
 
-def refused(rank: int) -> list[str]:
+def run_refused(rank: int) -> dict[str, str]:
     state = named.compress(tensors(rank, 0), measure_link=False, gather_mb=0)
-    texts = []
-    wrong: list[dict[str, Any]] = [
-        {"w": torch.zeros(40, 33)},
-        {**tensors(rank, 0), "new": torch.zeros(3)},
-        {**tensors(rank, 0), "w": torch.zeros(33, 40)},
-        {**tensors(rank, 0), "w": torch.zeros(40, 33, dtype=torch.float64)},
-    ]
-    before = leaves(state.state_dict())
-    for each in wrong:
-        try:
-            state.average(each)
-        except ConfigError as error:
-            texts.append(str(error))
-    assert leaves(state.state_dict()) == before, "a refused call has changed a residual"
-    state.average(tensors(rank, 1))  # and the state goes on
-    bad: list[dict[str, Any]] = [
-        {"tensors": {}},
-        {"tensors": {"i": torch.zeros(3, dtype=torch.int64)}},
-        {"reduce": "max"},
-    ]
-    for options in bad:
-        given: dict[str, Any] = {"tensors": tensors(rank, 0), "measure_link": False, **options}
-        try:
-            named.compress(**given)
-        except ConfigError as error:
-            texts.append(str(error))
-    values = torch.zeros(8, 33)
+    given, values = tensors(rank, 0), torch.zeros(8, 33)
+    calls: dict[str, dict[str, Any]] = {
+        "missing": {"w": torch.zeros(40, 33)},
+        "unknown": {**given, "new": torch.zeros(3)},
+        "shape": {**given, "w": torch.zeros(33, 40)},
+        "dtype": {**given, "w": torch.zeros(40, 33, dtype=torch.float64)},
+        "overlap": {**given, "w": torch.ones(1).expand(40, 33)},
+    }
+    before = state.state_dict()["ranks"][str(rank)]["residuals"]
+    said = {name: refusal(partial(state.average, each)) for name, each in calls.items()}
+    assert same(before, state.state_dict()["ranks"][str(rank)]["residuals"]), "a refused call changes no residual"
+    state.average(tensors(rank, 1))
+    begun: dict[str, Any] = {
+        "none": {},
+        "integers": {"i": torch.zeros(3, dtype=torch.int64)},
+        "a list": [values],
+        "numbers": {1: values},
+        "a list of values": {"a": [1.0]},
+        "sparse": {"a": values.to_sparse()},
+        "meta": {"a": values.to("meta")},
+    }
+    said |= {name: refusal(partial(named.compress, each, measure_link=False)) for name, each in begun.items()}
     with torch.inference_mode():
         read_only = torch.zeros(8, 33)
-    apart = {"even": values[::2], "odd": values[1::2]}  # rows between each other's
-    named.compress(apart, measure_link=False).average(apart)
-    for pair in (
-        {"a": values, "b": values[3:4]},
-        {"a": values, "b": values},
-        {"a": read_only},
-    ):
-        like = {name: torch.zeros(value.shape) for name, value in pair.items()}
-        try:
-            named.compress(like, measure_link=False).average(pair)
-        except ConfigError as error:
-            texts.append(str(error))
-    others: list[Any] = [[values], {1: values}, {"a": [1.0]}, {"a": values.to_sparse()}, {"a": values.to("meta")}]
-    for other in others:
-        try:
-            named.compress(other, measure_link=False)
-        except ConfigError as error:
-            texts.append(str(error))
-    try:
-        poisoned = tensors(rank, 2)
-        if rank == 1:
-            poisoned["w"][3, 3] = torch.nan
-        state.average(poisoned)
-    except NonFiniteError as error:
-        texts.append(str(error))
-    try:
-        named.compress({"w": torch.zeros(40 + rank, 33)}, measure_link=False)
-    except ProtocolError as error:
-        texts.append(str(error))
-    return texts
-
-
-def test_without_compression_it_is_all_reduce() -> None:
-    run_ranks(WORLD, exact)
-
-
-def test_every_name_has_its_residual_and_resumes_bit_for_bit() -> None:
-    for same, equal, error, nbytes in run_ranks(WORLD, coded):
-        assert same and equal
-        assert error < 0.35
-        values = sum(torch.Size(shape).numel() for shape in SHAPES.values())
-        assert 0 < nbytes < 12 * 4 / 3 * values / 4
-
-
-def test_what_cannot_be_is_told_and_changes_nothing() -> None:
-    for texts in run_ranks(WORLD, refused):
-        *texts, nan, shape = texts
-        texts, more = [*texts[:7], nan, shape], texts[7:]
-        assert len(texts) == 9, texts
-        assert ["share memory (tied weights?)" in each for each in more[:2]] == [True, True], more
-        assert "inference_mode" in more[2] and "list came" in more[3]
-        assert ["expected tensors by name" in each for each in more[4:6]] == [True, True], more
-        assert "a is torch.sparse_coo on cpu" in more[6] and "on meta" in more[7]
-        assert "b, half, t missing, none unknown" in texts[0]
-        assert "none missing, new unknown" in texts[1]
-        assert "w: (33, 40) of torch.float32 on cpu came, and compress was given (40, 33) of" in texts[2]
-        assert "torch.float64" in texts[3]
-        assert "no tensors" in texts[4] and "'i' has dtype torch.int64" in texts[5] and "reduce='max'" in texts[6]
-        assert "NaN" in texts[7]
-        assert "parameter w" in texts[8]
-
-
-def unlike(rank: int) -> list[str]:
-    """Ranks disagree about orders or a scaler, close their state, or give views into which nothing can be written."""
-    said = []
-    found = {"q": torch.full((64, 64), rank + 1.0), "k": torch.full((64, 64), 10.0 * (rank + 1))}
-    try:  # in the other order on rank 1
-        named.compress(dict(reversed(found.items())) if rank else found, measure_link=False)
-    except ProtocolError as error:
-        said.append(str(error))
-    scaler = torch.amp.GradScaler("cpu") if rank else None
-    try:
-        named.compress(found, nonfinite="skip", scaler=scaler, measure_link=False)
-    except ProtocolError as error:
-        said.append(str(error))
-    state = named.compress(found, codec="fp32", measure_link=False)
-    state.average(found)
-    assert (found["q"] == 1.5).all() and (found["k"] == 15).all()
-    found["k"] = torch.ones(1).expand(64, 64)
-    for _ in range(2):
-        try:
-            state.average(found)
-        except ConfigError as error:
-            said.append(str(error))
-        found["k"] = torch.ones(64, 64)
-        state.close()
-    try:
-        named.compress(found, measure_link=False, timeout=60)  # type: ignore[arg-type]
-    except ConfigError as error:
-        said.append(str(error))
+    pairs = {"part": {"a": values, "b": values[3:4]}, "tied": {"a": values, "b": values}, "read-only": {"a": read_only}}
+    for name, pair in pairs.items():
+        like = {each: torch.zeros(value.shape) for each, value in pair.items()}
+        said[name] = refusal(partial(named.compress(like, measure_link=False).average, pair))
+    rows = {"even": values[::2], "odd": values[1::2]}  # between each other's
+    named.compress(rows, measure_link=False).average(rows)
+    poisoned = tensors(rank, 2)
+    poisoned["w"][3, 3] = torch.nan if rank == 1 else 0.0
+    said["NaN"] = refusal(partial(state.average, poisoned))
+    closed = named.compress(given, measure_link=False)
+    closed.close()
+    said["closed"] = refusal(partial(closed.average, given))
     return said
 
 
-def test_other_orders_views_and_a_closed_state() -> None:
-    for said in run_ranks(2, unlike):
-        assert [re.search(text, each) is not None for text, each in zip(UNLIKE, said, strict=True)] == [True] * 5, said
+def run_unlike(rank: int) -> dict[str, str]:
+    """Ranks with other shapes, orders or a scaler."""
+    given = tensors(0, 0)
+    scaler = torch.amp.GradScaler("cpu") if rank else None
+    calls: dict[str, tuple[Any, dict[str, Any]]] = {
+        "shape": ({"w": torch.zeros(40 + rank, 33)}, {}),
+        "order": (dict(reversed(given.items())) if rank == 1 else given, {}),
+        "scaler": (given, {"nonfinite": "skip", "scaler": scaler}),
+    }
+    return {
+        name: refusal(partial(named.compress, each, measure_link=False, **options))
+        for name, (each, options) in calls.items()
+    }
 
 
-UNLIKE = (
-    "rank 1 has the parameters' order = ",
-    "rank 1 has scaler = 'given' and rank 0 has None",
-    "k: the average cannot be written: .*overlap",
-    "close[(][)] was called",
-    "timeout=60",
-)
+REFUSED = {
+    "missing": "b, half, t missing",
+    "unknown": "new unknown",
+    "shape": "w: (33, 40)",
+    "dtype": "float64",
+    "overlap": "w: the average cannot be written",
+    "none": "no tensors",
+    "integers": "'i' has dtype torch.int64",
+    "a list": "list",
+    "numbers": "by name",
+    "a list of values": "by name",
+    "sparse": "sparse_coo",
+    "meta": "meta",
+    "part": "share memory",
+    "tied": "share memory",
+    "read-only": "inference_mode",
+    "closed": "close() was called",
+}
 
 
-def reported(rank: int) -> int:
-    """How many first steps a report leaves out, where nobody has asked for one before."""
-    found = {"w": torch.zeros(64, 64)}
-    state = named.compress(found, measure_link=False)
-    for _ in range(4):
-        state.average(found)
-    return named.report(state).warm_up
+@pytest.fixture(scope="module")
+def ranks() -> dict[str, list[Any]]:
+    works = {"exact": run_exact, "coded": run_coded, "refused": run_refused, "unlike": run_unlike}
+    return run_cases(WORLD, {name: (work,) for name, work in works.items()})
 
 
-def test_a_report_leaves_out_the_first_steps() -> None:
-    assert run_ranks(2, reported) == [2, 2]
+def test_lossless_average_is_all_reduce_s_and_names_resume_bit_for_bit(ranks: dict[str, list[Any]]) -> None:
+    mean = torch.stack([tensors(each, 0)["w"] for each in range(WORLD)]).mean(0)
+    values = sum(torch.Size(shape).numel() for shape in SHAPES.values())
+    for total, resumed, nbytes, left_out in ranks["coded"]:
+        assert resumed and torch.equal(total, ranks["coded"][0][0])
+        assert float((total / 12 - mean).norm() / mean.norm()) < 0.35, "what waits apart"
+        assert 0 < nbytes < 12 * 4 / 3 * values / 4
+        assert left_out > 0, "a report leaves out the first steps"
 
 
-def forgotten(rank: int) -> int:
-    """How many of thinwire's threads are left of a state that nobody closed."""
-    found = {"w": torch.zeros(64, 64)}
-    state = named.compress(found, measure_link=False)
-    state.average(found)
-    del state
-    gc.collect()
-    return sum(thread.name.startswith("thinwire-pu") for thread in threading.enumerate())
+def test_tensors_that_do_not_fit_are_refused_and_change_nothing(ranks: dict[str, list[Any]]) -> None:
+    for said in ranks["refused"]:
+        assert said.pop("NaN").startswith("NonFiniteError")
+        assert said.keys() == REFUSED.keys()
+        for name, text in REFUSED.items():
+            assert said[name].startswith("ConfigError: ") and text in said[name], (name, said[name])
 
 
-def test_a_state_that_is_forgotten_leaves_no_threads() -> None:
-    assert run_ranks(WORLD, forgotten) == [0] * WORLD
+def test_other_shapes_orders_or_scalers_on_one_rank_are_refused(ranks: dict[str, list[Any]]) -> None:
+    for said in ranks["unlike"]:
+        for name, text in {
+            "shape": "parameter w",
+            "order": "the parameters' order",
+            "scaler": "scaler = 'given'",
+        }.items():
+            assert said[name].startswith("ProtocolError: ") and text in said[name], said[name]

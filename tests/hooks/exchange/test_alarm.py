@@ -1,4 +1,4 @@
-"""Ranks hear of a slow link between two notes: of the least that all of them waited for, and not of one rank's."""
+"""Between two notes ranks hear of a slow link: of the least wait of all ranks, and not of one rank's alone."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from thinwire.policies.autopilot.levels import levels
 from thinwire.policies.autopilot.pilot import Pilot
 
 RANKS = 2
+SLOW_S = 8 * WORK.nbytes(levels()[0], 32) / 1e7
 
 
 @pytest.fixture
@@ -35,11 +36,23 @@ def ranks(tmp_path: Path) -> Iterator[list[tuple[Alarm, Pilot]]]:
         yield found
 
 
-def waits(ranks: list[tuple[Alarm, Pilot]], seconds: list[float]) -> list[str]:
-    """Every rank waits as long as it is said, in some steps, and tells of it; returns their settings then."""
-    for (alarm, _), each in zip(ranks, seconds, strict=True):
+@pytest.mark.parametrize(
+    ("waits_s", "forgets", "leaves"),
+    [
+        pytest.param([SLOW_S, 1.5 * SLOW_S], False, True, id="all ranks wait"),
+        pytest.param([SLOW_S, 1e-4], False, False, id="one rank waits"),
+        pytest.param([SLOW_S, SLOW_S], True, False, id="waits are forgotten"),
+    ],
+)
+def test_ranks_leave_uncompressed_steps_at_once_where_all_have_waited(
+    ranks: list[tuple[Alarm, Pilot]], waits_s: list[float], forgets: bool, leaves: bool
+) -> None:
+    for (alarm, _), each in zip(ranks, waits_s, strict=True):
         for _ in range(RECENT):
             alarm.waited(each)
+        if forgets:
+            alarm.forget()
+            assert alarm.state.waits_s == []
     for _ in range(ranks[0][1].alarm_every):
         for alarm, pilot in ranks:
             if (told_s := alarm.due(pilot)) is not None:
@@ -47,33 +60,8 @@ def waits(ranks: list[tuple[Alarm, Pilot]], seconds: list[float]) -> list[str]:
     for alarm, pilot in ranks:
         alarm.end_reduce()
         alarm.report(pilot, pilot.memory.level)
-    return [pilot.setting.name for _, pilot in ranks]
-
-
-def test_all_ranks_leave_uncompressed_steps_at_once_where_all_have_waited(ranks: list[tuple[Alarm, Pilot]]) -> None:
-    slow_s = 8 * WORK.nbytes(levels()[0], 32) / 1e7
-    first, second = waits(ranks, [slow_s, 1.5 * slow_s])
-    assert first == second and first.startswith("3lc")
-
-
-def test_one_rank_that_waited_is_not_heard(ranks: list[tuple[Alarm, Pilot]]) -> None:
-    slow_s = 8 * WORK.nbytes(levels()[0], 32) / 1e7
-    assert waits(ranks, [slow_s, 1e-4]) == ["uncompressed"] * RANKS
-
-
-def test_waits_that_are_forgotten_are_not_told(ranks: list[tuple[Alarm, Pilot]]) -> None:
-    for alarm, _ in ranks:
-        alarm.waited(9.0)
-        alarm.forget()
-        assert alarm.state.waits_s == []
-    for _ in range(ranks[0][1].alarm_every):
-        for alarm, pilot in ranks:
-            if (told_s := alarm.due(pilot)) is not None:
-                alarm.begin_reduce(told_s)
-    for alarm, pilot in ranks:
-        alarm.end_reduce()
-        alarm.report(pilot, pilot.memory.level)
-        assert alarm.state.least_s == 0 and pilot.setting.name == "uncompressed"
+    first, second = (pilot.setting.name for _, pilot in ranks)
+    assert first == second and first.startswith("3lc" if leaves else "uncompressed")
 
 
 def run_possible(_rank: int, folder: str) -> list[bool]:
@@ -88,5 +76,5 @@ def run_possible(_rank: int, folder: str) -> list[bool]:
     return found
 
 
-def test_a_group_without_a_backend_s_name_reduces_on_the_host_by_gloo_too(tmp_path: Path) -> None:
+def test_group_without_a_backend_s_name_reduces_on_the_host_by_gloo_too(tmp_path: Path) -> None:
     assert run_ranks(1, run_possible, str(tmp_path)) == [[True, True, True]]

@@ -1,4 +1,4 @@
-"""Bytes that travel with a gradient: all ranks have all of them, and the gradient has the bits that it has alone."""
+"""Bytes that travel with a gradient: all ranks get all of them, and the gradient keeps the bits it has without them."""
 
 from __future__ import annotations
 
@@ -36,9 +36,7 @@ def gradient(rank: int, count: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("world", [2, 3, 4])
-def test_sums_have_the_bits_of_an_all_reduce_without_bytes_and_all_ranks_have_all_bytes(
-    tmp_path: Path, world: int
-) -> None:
+def test_all_ranks_get_all_bytes_and_sums_keep_their_bits(tmp_path: Path, world: int) -> None:
     def work(rank: int, group: dist.ProcessGroup) -> None:
         piggyback = Piggyback(rank, world)
         for count in COUNTS:
@@ -57,7 +55,7 @@ def test_sums_have_the_bits_of_an_all_reduce_without_bytes_and_all_ranks_have_al
     on_ranks(tmp_path, world, work)
 
 
-def test_what_is_not_finite_stays_where_it_is(tmp_path: Path) -> None:
+def test_nan_and_inf_stay_where_they_are(tmp_path: Path) -> None:
     def work(rank: int, group: dist.ProcessGroup) -> tuple[list[bytes], torch.Tensor]:
         piggyback, carried = Piggyback(rank, 2), torch.ones(50)
         if rank:
@@ -69,36 +67,28 @@ def test_what_is_not_finite_stays_where_it_is(tmp_path: Path) -> None:
 
     for came, carried in on_ranks(tmp_path, 2, work):
         assert came == [b"\xff" * 18] * 2
-        assert (
-            carried[::2].isnan().all()
-            and carried[7] == torch.inf
-            and torch.equal(carried[9::2], torch.full((21,), 2.0))
-        )
+        assert carried[::2].isnan().all() and carried[7] == torch.inf and (carried[9::2] == 2).all()
 
 
-def test_bytes_of_a_step_that_was_broken_off_are_waited_for(tmp_path: Path) -> None:
+def test_bytes_of_a_broken_step_are_waited_for(tmp_path: Path) -> None:
     def work(rank: int, group: dist.ProcessGroup) -> list[list[bytes]]:
         piggyback, found = Piggyback(rank, 2), []
         for step in range(2):
             piggyback.put(bytes([rank, step]))
             piggyback.begun(group.allreduce([piggyback.load(torch.ones(9))]))
-            found.append(piggyback.take())  # nobody has unloaded it
+            found.append(piggyback.take())  # never unloaded
         return found
 
     assert on_ranks(tmp_path, 2, work) == [[[b"\0\0", b"\1\0"], [b"\0\1", b"\1\1"]]] * 2
 
 
-def test_bytes_without_a_gradient_do_not_travel_with_a_later_one() -> None:
+def test_bytes_without_a_gradient_are_dropped_and_only_small_dense_float32_carries() -> None:
     piggyback = Piggyback(0, 2)
     piggyback.put(b"late")
-    assert piggyback.take() == []
-    assert not piggyback.waiting
-
-
-def test_large_and_other_gradients_carry_nothing() -> None:
+    assert piggyback.take() == [] and not piggyback.waiting
     assert not Piggyback.fits(torch.empty(8, 2)[:, 0])
     assert Piggyback.fits(torch.empty(MOST_NBYTES // 4))
     assert not Piggyback.fits(torch.empty(MOST_NBYTES // 4 + 1))
     assert not Piggyback.fits(torch.empty(0))
-    assert not any(Piggyback.fits(torch.empty(4, dtype=dtype)) for dtype in (torch.float16, torch.bfloat16))
-    assert not Piggyback.fits(torch.empty(4, dtype=torch.float64))
+    others = (torch.float16, torch.bfloat16, torch.float64)
+    assert not any(Piggyback.fits(torch.empty(4, dtype=dtype)) for dtype in others)

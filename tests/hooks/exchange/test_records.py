@@ -1,20 +1,19 @@
-"""Step records of the hooks: the bytes that were sent, residuals and lag, and a training that does not notice."""
+"""Step records of the DDP, FSDP2 and named hooks on two ranks: bytes, residuals and lag of every measured step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.hooks import fsdp_ranks
-from tests.hooks.ddp_ranks import mlp, run_ranks, train, weights
+from tests.hooks.ddp_ranks import backward, mlp, refusal, run_cases, same, train, weights
 from tests.hooks.test_named import SHAPES, tensors
-from thinwire.errors import ConfigError
 from thinwire.hooks import ddp, fsdp, named
-from thinwire.reports.step_figures import RecordedSteps
 from thinwire.telemetry import StepRecord
 
 
@@ -36,130 +35,56 @@ def of_tables(records: list[StepRecord]) -> list[StepRecord]:
     return [record for record in records if record.table]
 
 
-def recorded(rank: int) -> tuple[list[StepRecord], float, int, bool]:
-    """Nine steps, of which the first two are uncompressed; every second one is measured."""
+def compressed(codec: str, every: int, **options: Any) -> tuple[DistributedDataParallel, ddp.ThinwireState, Kept]:
+    model, kept = DistributedDataParallel(mlp()), Kept()
+    state = ddp.compress(model, codec=codec, measure_link=False, **options)
+    if every:
+        state.record_to(kept, every=every)
+    return model, state, kept
+
+
+def run_some_steps(rank: int) -> tuple[list[StepRecord], int, bool]:
+    """Nine steps, of which the first two are uncompressed; without records, and with one for every second step."""
     found = []
-    for measured in (False, True):
-        model = DistributedDataParallel(mlp())
-        state = ddp.compress(model, codec="3lc", start_step=2, measure_link=False)
-        kept = Kept()
-        if measured:
-            state.record_to(kept, every=2)
+    for every in (0, 2):
+        model, state, kept = compressed("3lc", every, start_step=2)
         train(model, rank, 9)
         state.record_scores(loss=0.5)
-        payload = state.counters()["payload_bytes"]
         state.close()
         found.append(weights(model))
-    same = all(torch.equal(found[0][name], found[1][name]) for name in found[0])
-    return kept.records, payload, kept.closed, same
+    return kept.records, kept.closed, same(*found)
 
 
-def all_steps(rank: int) -> tuple[list[StepRecord], float]:
+def run_all_steps(rank: int) -> tuple[list[StepRecord], float]:
     """Four compressed steps, all measured."""
-    model = DistributedDataParallel(mlp())
-    state = ddp.compress(model, codec="int8", measure_link=False)
-    kept = Kept()
-    state.record_to(kept, every=1)
+    model, state, kept = compressed("int8", 1)
     train(model, rank, 4)
     payload = state.counters()["payload_bytes"]
     state.close()
     return kept.records, payload
 
 
-def test_what_is_recorded_is_what_was_sent() -> None:
-    ranks = run_ranks(2, all_steps)
-    (own, sent), (others, _) = ranks
-    pushed = sum(record.payload_bytes_push for record in of_tables(own))
-    averages = sum(record.payload_bytes_pull for record in of_tables(others))  # what rank 0 sent, rank 1 received
-    assert pushed + averages == sent
-    coded = [each for each in of_tables(own) if each.codec == "int8" and each.numel >= 1024]
-    assert coded
-    for each in coded:  # as with every number of ranks, of what crosses a link
-        travelled = each.payload_bytes_push + each.payload_bytes_pull
-        assert each.ways * each.plain_way_nbytes == pytest.approx(4 * travelled, rel=0.01), each
-    assert {record.step for record in own} == {0, 1, 2, 3}
-    names = {name for name, _ in mlp().named_parameters()}
-    assert {record.table for record in of_tables(own)} == names
-    figures = RecordedSteps([*own, *others]).figures(leave_out=0)
-    assert figures.ranks == 2 and 3 < figures.ratio < 9  # int8, and each rank keeps half of the model to itself
-    assert figures.encode_s > 0 and figures.decode_s > 0
-
-
-def test_a_training_does_not_notice_and_steps_between_are_left_out() -> None:
-    records, _, closed, same = run_ranks(2, recorded)[0]
-    assert same and closed == 1
-    assert sorted({record.step for record in of_tables(records)}) == [0, 2, 4, 6, 8]
-    large = [record for record in records if record.table == "2.weight"]
-    uncompressed, *compressed = large
-    assert uncompressed.codec == "uncompressed"
-    assert uncompressed.payload_bytes_push == uncompressed.payload_bytes_pull == 200 * 120 * 4 // 2
-    assert uncompressed.plain_way_nbytes == uncompressed.payload_bytes_push
-    assert {record.codec for record in compressed} == {"3lc"}
-    assert all(record.bits_per_value_push < 3 for record in compressed)
-    assert large[0].residual_norm == 0.0
-    lags = [record.residual_lag for record in compressed]
-    assert all(lag is not None and 0.3 < lag < 20 for lag in lags)
-    small = [record for record in records if record.table == "3.weight"]
-    assert all(record.residual_norm is None and record.residual_lag is None for record in small)
-    assert [record.loss for record in records if record.loss is not None] == [0.5]
-
-
-def skipping(rank: int) -> list[bool]:
-    model = DistributedDataParallel(mlp())
-    state = ddp.compress(model, codec="3lc", nonfinite="skip", measure_link=False)
-    kept = Kept()
-    state.record_to(kept, every=1)
+def run_skipping(rank: int) -> list[bool]:
+    model, state, kept = compressed("3lc", 1, nonfinite="skip")
     for step in range(3):
-        x = torch.full((8, 16), torch.nan if step == 1 and rank == 1 else 1.0)
-        model(x).sum().backward()
+        backward(model, rank, step, torch.nan if step == 1 and rank == 1 else 1.0)
         model.zero_grad()
     state.close()
     return [record.skipped for record in kept.records if record.table == "0.weight"]
 
 
-def test_a_step_that_is_skipped_is_said_to_be() -> None:
-    assert run_ranks(2, skipping)[0] == [False, True, False]
-
-
-def of_shards(rank: int) -> dict[str, list[StepRecord]]:
-    found = {}
-    for kind in ("hsdp", "whole"):
-        model = fsdp_ranks.sharded(kind)
-        state = fsdp.compress(model, codec="3lc", measure_link=False)
-        kept = Kept()
-        state.record_to(kept, every=1)
-        fsdp_ranks.train(model, rank, 3)
-        state.close()
-        found[kind] = of_tables(kept.records)
-    return found
-
-
-def test_shards_are_recorded_too() -> None:
-    found = run_ranks(4, of_shards)[0]
-    for kind, ways in (("hsdp", 2), ("whole", 1)):
-        large = [record for record in found[kind] if record.table == "2.weight"]
-        assert [record.step for record in large] == [0, 1, 2]
-        assert all(record.ways == ways and record.payload_bytes_push > 0 for record in large)
-        assert all((record.payload_bytes_pull > 0) == (ways == 2) for record in large)
-
-
-def with_an_empty_one(rank: int) -> list[tuple[str, int]]:
-    given = {"w": torch.ones(64, 32), "none": torch.zeros(0)}
-    state = named.compress(given, codec="3lc", min_numel=1, measure_link=False)
-    kept = Kept()
+def run_shards(rank: int, *shape: int) -> list[StepRecord]:
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard")[-len(shape) :])
+    model, kept = fully_shard(mlp(), mesh=mesh), Kept()
+    state = fsdp.compress(model, codec="3lc", measure_link=False)
     state.record_to(kept, every=1)
-    state.average(given)
+    train(model, rank, 3)
     state.close()
-    return [(record.table, record.plain_way_nbytes) for record in of_tables(kept.records)]
+    return of_tables(kept.records)
 
 
-def test_a_tensor_without_values_is_recorded_too() -> None:
-    ranks = run_ranks(2, with_an_empty_one)
-    assert sum(dict(each)["w"] for each in ranks) == 64 * 32 * 4 and all(("none", 0) in each for each in ranks)
-
-
-def resumed(rank: int) -> dict[str, list[int]]:
-    """Steps that are recorded where writers are given before a state is loaded, and the state then once more."""
+def run_resumed(rank: int) -> dict[str, list[int]]:
+    """Recorded steps where writers are given before a state is loaded, and the state is loaded once more."""
     found = {}
     for kind in ("by name", "DDP"):
         given, model = {"w": torch.ones(64, 32)}, DistributedDataParallel(mlp())
@@ -176,35 +101,84 @@ def resumed(rank: int) -> dict[str, list[int]]:
     return found
 
 
-def test_a_state_that_is_loaded_leaves_no_record_of_a_step_that_nobody_took() -> None:
-    for found in run_ranks(2, resumed):
-        assert found == {"by name": [4], "DDP": [4]}
+def run_by_name(rank: int) -> tuple[list[StepRecord], list[str]]:
+    """Tensors by name, of which one has no values; and what wrong calls are told."""
 
+    def given(step: int) -> dict[str, torch.Tensor]:
+        return {**tensors(rank, step), "none": torch.zeros(0)}
 
-def by_name(rank: int) -> tuple[list[StepRecord], list[str]]:
-    state = named.compress(tensors(rank, 0), codec="3lc", min_numel=1, measure_link=False)
-    kept = Kept()
+    state, kept = named.compress(given(0), codec="3lc", min_numel=1, measure_link=False), Kept()
+    fresh = named.compress(given(0), codec="3lc", measure_link=False)
     state.record_to(kept, every=2)
     for step in range(3):
-        state.average(tensors(rank, step))
-    calls = (lambda: state.record_to(kept), lambda: fresh(rank).record_to(kept, every=0))
-    errors = [refusal(call) for call in calls]
+        state.average(given(step))
+    errors = [refusal(partial(state.record_to, kept)), refusal(partial(fresh.record_to, kept, every=0))]
     state.close()
     return of_tables(kept.records), errors
 
 
-def fresh(rank: int) -> Any:
-    return named.compress(tensors(rank, 0), codec="3lc", measure_link=False)
+@pytest.fixture(scope="module")
+def ranks() -> dict[str, list[Any]]:
+    cases: dict[str, tuple[Any, ...]] = {
+        "some steps": (run_some_steps,),
+        "all steps": (run_all_steps,),
+        "skipping": (run_skipping,),
+        "replicas": (run_shards, 2, 1),
+        "shards": (run_shards, 2),
+        "resumed": (run_resumed,),
+        "by name": (run_by_name,),
+    }
+    return run_cases(2, cases)
 
 
-def refusal(call: Callable[[], None]) -> str:
-    with pytest.raises(ConfigError) as refused:
-        call()
-    return str(refused.value)
+def test_recorded_bytes_are_the_bytes_sent(ranks: dict[str, list[Any]]) -> None:
+    (own, sent), (others, _) = ranks["all steps"]
+    pushed = sum(record.payload_bytes_push for record in of_tables(own))
+    averages = sum(record.payload_bytes_pull for record in of_tables(others))  # what rank 0 sent, rank 1 received
+    assert pushed + averages == sent
+    coded = [each for each in of_tables(own) if each.codec == "int8" and each.numel >= 1024]
+    assert coded
+    for each in coded:  # of what crosses a link
+        travelled = each.payload_bytes_push + each.payload_bytes_pull
+        assert each.ways * each.plain_way_nbytes == pytest.approx(4 * travelled, rel=0.01), each
+    assert {record.step for record in own} == {0, 1, 2, 3}
+    assert {record.table for record in of_tables(own)} == {name for name, _ in mlp().named_parameters()}
 
 
-def test_tensors_by_name_are_recorded_and_wrong_calls_are_refused() -> None:
-    records, errors = run_ranks(3, by_name)[0]
-    assert {(record.step, record.table) for record in records} == {(step, name) for step in (0, 2) for name in SHAPES}
-    assert errors[0].startswith("records go to metrics writers already")
-    assert errors[1].startswith("every=0")
+def test_records_change_no_bit_and_leave_out_the_steps_between(ranks: dict[str, list[Any]]) -> None:
+    records, closed, unchanged = ranks["some steps"][0]
+    assert unchanged and closed == 1
+    assert sorted({record.step for record in of_tables(records)}) == [0, 2, 4, 6, 8]
+    uncompressed, *coded = [record for record in records if record.table == "2.weight"]
+    assert uncompressed.codec == "uncompressed" and uncompressed.residual_norm == 0.0
+    assert uncompressed.payload_bytes_push == uncompressed.payload_bytes_pull == 200 * 120 * 4 // 2
+    assert uncompressed.plain_way_nbytes == uncompressed.payload_bytes_push
+    assert {record.codec for record in coded} == {"3lc"} and all(each.bits_per_value_push < 3 for each in coded)
+    assert all(each.residual_lag is not None and 0.3 < each.residual_lag < 20 for each in coded)
+    small = [record for record in records if record.table == "3.weight"]
+    assert all(record.residual_norm is None and record.residual_lag is None for record in small)
+    assert [record.loss for record in records if record.loss is not None] == [0.5]
+
+
+def test_skipped_steps_are_recorded_as_skipped(ranks: dict[str, list[Any]]) -> None:
+    assert ranks["skipping"] == [[False, True, False]] * 2
+
+
+@pytest.mark.parametrize(("kind", "ways"), [("replicas", 2), ("shards", 1)])
+def test_shards_of_fsdp2_are_recorded(ranks: dict[str, list[Any]], kind: str, ways: int) -> None:
+    large = [record for record in ranks[kind][0] if record.table == "2.weight"]
+    assert [record.step for record in large] == [0, 1, 2]
+    assert all(record.ways == ways and record.payload_bytes_push > 0 for record in large)
+    assert all((record.payload_bytes_pull > 0) == (ways == 2) for record in large)
+
+
+def test_loaded_state_leaves_no_record_of_a_step_not_taken(ranks: dict[str, list[Any]]) -> None:
+    assert ranks["resumed"] == [{"by name": [4], "DDP": [4]}] * 2
+
+
+def test_tensors_by_name_are_recorded_and_wrong_calls_refused(ranks: dict[str, list[Any]]) -> None:
+    records, errors = ranks["by name"][0]
+    names = [*SHAPES, "none"]
+    assert {(record.step, record.table) for record in records} == {(step, name) for step in (0, 2) for name in names}
+    assert {record.plain_way_nbytes for record in records if record.table == "none"} == {0}
+    assert "already" in errors[0] and "every=0" in errors[1]

@@ -1,4 +1,4 @@
-"""What the DDP and FSDP hooks' report says; what it counts is `test_ddp.py`'s."""
+"""The text of the DDP and FSDP2 hooks' report; `ddp/test_training.py` tests its figures."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ REPORT = Report(
 )
 
 
-def test_lag_and_multipliers_are_said_where_a_codec_bounds_the_lag() -> None:
+def test_report_has_lag_and_multipliers_of_a_codec_that_bounds_the_lag() -> None:
     assert "lag  " not in str(REPORT)
     bounded = str(replace(REPORT, lag=4.91, sparsity=(1.0, 1.46875)))
     assert bounded.splitlines()[-1] == "  lag              up to 4.9 steps, s from 1.00 to 1.47"
 
 
-def test_a_verdict_names_all_that_it_weighs() -> None:
+def test_verdict_names_link_saved_and_spent_time() -> None:
     copying = replace(REPORT, link_bps=1e8, copy_s=0.01)
     line = "measured link 100 Mbit/s, saved 7.92 ms, spent 12 ms a step"
     assert f"uncompressed would be faster: {line}" in str(copying)

@@ -1,0 +1,109 @@
+"""The examples. The first runs as its docstring says, by torchrun; the others as torchrun would start them, faster."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.hooks.ddp_ranks import run_script
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+
+
+def torchrun(ranks: int, script: Path, *arguments: str) -> str:
+    """Returns what the script printed. Fails with what it complained of."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    done = subprocess.run([*command, str(script), *arguments], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr[-6000:]
+    return done.stdout
+
+
+def accuracy(text: str) -> float:
+    found = re.search(r"accuracy ([0-9.]+)%", text)
+    assert found, text
+    return float(found[1])
+
+
+def test_ddp_example_trains_and_prints_what_quick_start_shows() -> None:
+    text = torchrun(2, EXAMPLES / "ddp.py")
+    assert "200 compressed steps" in text and "× less" in text
+    assert accuracy(text) > 92
+    page = (EXAMPLES.parent / "docs" / "quick-start.md").read_text()
+    shown = re.findall(r"^    (.*)", page.partition("## A thin link")[0], re.M)
+    *printed, verdict = text.splitlines()
+    shapes, printed = ([re.sub("[0-9.]+", "…", line) for line in lines] for lines in (shown, printed))
+    assert shapes == printed, "the page shows what a reader sees, what the first steps compile too"
+    assert verdict.startswith("  verdict ")
+
+
+def test_ddp_example_without_thinwire_lines_is_plain_pytorch(tmp_path: Path) -> None:
+    lines = (EXAMPLES / "ddp.py").read_text().splitlines()
+    plain = [line for line in lines if "ddp.compress(" not in line and "(state)" not in line]
+    assert len(plain) == len(lines) - 2
+    # Else plain DDP may hang at its end: docs/troubleshooting.md.
+    plain.insert(plain.index("    dist.destroy_process_group()"), "    del model")
+    script = tmp_path / "plain.py"
+    script.write_text("\n".join(plain))
+    text = run_script(2, script)
+    assert "thinwire" not in text
+    assert accuracy(text) > 92
+
+
+def test_accumulation_example_exchanges_once_a_step() -> None:
+    text = run_script(2, EXAMPLES / "ddp_accumulate.py", "--steps", "60", "--accumulate", "3")
+    assert "60 exchanges for 180 backward passes" in text
+    assert accuracy(text) > 80
+
+
+def test_resume_example_is_bit_exact_and_goes_on_with_more_ranks(tmp_path: Path) -> None:
+    script = EXAMPLES / "ddp_resume.py"
+    through = run_script(2, script, "--folder", str(tmp_path / "through"), "--steps", "60")
+    run_script(2, script, "--folder", str(tmp_path / "parts"), "--steps", "30")
+    resumed = run_script(2, script, "--folder", str(tmp_path / "parts"), "--steps", "60")
+    assert "resumed at step 30" in resumed and "bit for bit" in resumed
+    assert through.splitlines()[-1] == resumed.splitlines()[-1]
+    larger = run_script(3, script, "--folder", str(tmp_path / "parts"), "--steps", "90")
+    assert "from 2 ranks on 3" in larger and "step 90 on 3 ranks" in larger
+    assert accuracy(larger) > 60
+
+
+def test_elastic_example_goes_on_with_another_number_of_ranks(tmp_path: Path) -> None:
+    script, arguments = EXAMPLES / "elastic_ddp.py", ("--folder", str(tmp_path), "--every", "10", "--steps")
+    assert "2 ranks: begins" in run_script(2, script, *arguments, "15")
+    assert [each.name for each in tmp_path.glob("step-*")] == ["step-15"], "the one before is removed"
+    text = run_script(3, script, *arguments, "30")
+    assert "3 ranks: resumed at step 15 from 2 ranks on 3" in text and "step 30: accuracy" in text
+
+
+def test_fsdp2_example_trains_two_sites_of_two_ranks() -> None:
+    text = run_script(4, EXAMPLES / "fsdp2.py", "--steps", "60")
+    assert "60 compressed steps" in text and "mesh of (2, 2)" in text and accuracy(text) > 80
+
+
+@pytest.mark.long
+def test_elastic_example_is_started_again_when_a_rank_dies(tmp_path: Path) -> None:
+    """The weights are those of a run without a death."""
+    script = EXAMPLES / "elastic_ddp.py"
+    arguments = [str(script), "--folder", str(tmp_path / "run"), "--every", "20", "--steps", "400"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=2"]
+    run = subprocess.Popen([*torchrun, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        while not (tmp_path / "run" / "latest").exists():
+            assert run.poll() is None
+            time.sleep(0.01)
+        ranks = [each for each in psutil.Process(run.pid).children() if str(script) in each.cmdline()]
+        assert len(ranks) == 2
+        ranks[1].kill()
+        text, error = run.communicate(timeout=200)
+    finally:
+        run.kill()
+    assert run.returncode == 0, error[-6000:]
+    assert re.search("2 ranks: begins.*2 ranks: resumed at step .* bit for bit", text, re.DOTALL), text
+    through = run_script(2, script, "--folder", str(tmp_path / "through"), "--steps", "400")
+    assert text.splitlines()[-1] == through.splitlines()[-1]

@@ -1,0 +1,261 @@
+"""Checkpoints of the DDP hook on as many ranks: resumed bit for bit, and refused whole where they do not fit."""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+import time
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.nn.parallel import DistributedDataParallel
+
+import thinwire as tw
+from tests.hooks.ddp_ranks import (
+    Weights,
+    backward,
+    ddp,
+    mlp,
+    refusal,
+    residuals_of,
+    run_cases,
+    run_ranks,
+    same,
+    train,
+    weights,
+)
+
+CODEC: dict[str, Any] = {"codec": "3lc", "sparsity": 1.75, "measure_link": False}
+CODECS: dict[str, dict[str, Any]] = {"auto": {"codec": "auto"}, "3lc": {"codec": "3lc"}, "lag": {**CODEC, "lag": 5}}
+Ranks = dict[str, list[Any]]
+
+
+def made(**options: Any) -> tuple[DistributedDataParallel, ddp.ThinwireState, torch.optim.Optimizer]:
+    model = DistributedDataParallel(mlp())
+    state = ddp.compress(model, **{"measure_link": False, **options} if "codec" in options else {**CODEC, **options})
+    return model, state, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+
+def run_first_half(rank: int, folder: str) -> tuple[Weights, dict[str, Any]]:
+    """Trains four steps, saves, trains four more; returns the last weights and the saved state of the hook."""
+    model, state, optimizer = made()
+    train(model, rank, 4, optimizer=optimizer)
+    saved = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "ddp": state.state_dict()}
+    torch.save(saved, Path(folder) / f"rank{rank}.pt")
+    save(saved, checkpoint_id=f"{folder}/dcp")
+    train(model, rank, 4, first=4, optimizer=optimizer)
+    return weights(model.module), saved["ddp"]
+
+
+def run_second_half(rank: int, folder: str) -> list[tuple[Weights, str]]:
+    """Goes on from either checkpoint."""
+    results = []
+    for how in ("torch.save", "dcp"):
+        model, state, optimizer = made()
+        if how == "torch.save":
+            saved = torch.load(Path(folder) / f"rank{rank}.pt", weights_only=True)
+        else:
+            # SGD has momentum only after a step: dcp fills what it is given, so give it the same keys.
+            for parameter in model.parameters():
+                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+            saved = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "ddp": state.state_dict()}
+            load(saved, checkpoint_id=f"{folder}/dcp")
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        said = state.load_state_dict(saved["ddp"])
+        train(model, rank, 4, first=4, optimizer=optimizer)
+        results.append((weights(model.module), said))
+    return results
+
+
+def run_kept(rank: int, folder: str) -> None:
+    """Saves a state of every codec into one folder each."""
+    for name, codec in CODECS.items():
+        model, state, _ = made(**codec)
+        train(model, rank, 2)
+        save({"ddp": state.state_dict()}, checkpoint_id=f"{folder}/{name}{state.world_size}")
+
+
+def run_found(rank: int, folder: str) -> dict[tuple[str, str], str]:
+    """Loads each of them, of two ranks and of one, into every codec."""
+    said = {}
+    for name, codec in CODECS.items():
+        for other in CODECS:
+            for world in (1, 2):
+                _, state, _ = made(**codec)
+                kept = {"ddp": state.state_dict() if world == 2 else state.blank_state_dict(world)}
+                load(kept, checkpoint_id=f"{folder}/{other}{world}")
+                said[f"{other}{world}", name] = state.load_state_dict(kept["ddp"])
+                bounds = [each.lag_bound for each in state.core.residuals.contexts.values()]
+                assert other != "3lc" or all(bound is None or bound.sparsity == 1 for bound in bounds)
+    return said
+
+
+def run_misfits(rank: int) -> tuple[dict[str, str], bool]:
+    """Refusals of states that do not fit, and whether the hook's own state stays."""
+    model, state, optimizer = made()
+    train(model, rank, 3, optimizer=optimizer)
+    saved = copy.deepcopy(state.state_dict())
+    part = saved["ranks"][str(rank)]
+    without = {**part, "encodes": dict(list(part["encodes"].items())[:-1])}
+    foreign = {str(rank): {**part, "residuals": {"fc.weight": torch.zeros(5)}}}
+    wrong: dict[str, tuple[ddp.ThinwireState, dict[str, Any]]] = {
+        "int8": (made(codec="int8")[1], saved),
+        "sum": (made(reduce="sum")[1], saved),
+        "encodes": (state, {**saved, "ranks": {str(rank): without}}),
+        "foreign": (state, {**saved, "ranks": foreign}),
+        "another rank's": (state, {**saved, "ranks": {str(1 - rank): part}}),
+        "scale": (state, {**saved, "loss_scale": math.nan}),
+        "empty": (state, {**saved, "ranks": {str(rank): {}}}),
+    }
+    told = {}
+    for name, (live, each) in wrong.items():
+        before, step = residuals_of(live), live.step
+        told[name] = refusal(partial(live.load_state_dict, each))
+        assert same(before, residuals_of(live)) and live.step == step, name
+    state.load_state_dict(saved)
+    return told, same(part["residuals"], residuals_of(state))
+
+
+def run_half_loaded(rank: int) -> tuple[str, float]:
+    """Rank 1 alone loads what both have saved."""
+    model, state, _ = made(codec="auto")
+    train(model, rank, 3)
+    saved = copy.deepcopy(state.state_dict())
+    model, state, _ = made(codec="auto")
+    if rank == 1:
+        state.load_state_dict(saved)
+    begin = time.monotonic()
+    return refusal(lambda: train(model, rank, 1)), time.monotonic() - begin
+
+
+def run_into_auto(rank: int) -> tuple[bool, bool, bool]:
+    """Residuals of 3LC in a hook with `auto`, before and after an uncompressed step without gradients."""
+    model, state, _ = made()
+    train(model, rank, 3)
+    automatic, hook, _ = made(codec="auto")
+    hook.load_state_dict(state.state_dict())
+    waiting = residuals_of(hook)
+    backward(automatic, rank, 0, 0.0)
+    moved = any(p.grad is not None and bool(p.grad.any()) for p in automatic.parameters())
+    return any(r.any() for r in waiting.values()), any(r.any() for r in residuals_of(hook).values()), moved
+
+
+def run_copied(rank: int) -> None:
+    """The hook's state and the model are copied and pickled whole."""
+    model, state, _ = made()
+    train(model, rank, 1)
+    kept = io.BytesIO()
+    with pytest.warns(UserWarning, match=r"save state.state_dict\(\)"):
+        torch.save({"ddp": state}, kept)
+    kept.seek(0)
+    empty, copy_of = torch.load(kept, weights_only=False)["ddp"], copy.deepcopy(state)
+    calls: tuple[Callable[[], object], ...] = (
+        empty.state_dict,
+        copy_of.state_dict,
+        lambda: state.load_state_dict(empty),
+    )
+    for call in calls:
+        assert "nothing of the hook's state is in it" in refusal(call)
+    with pytest.warns(UserWarning, match="nothing of it is kept"):
+        torch.save(model, io.BytesIO())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        copied = copy.deepcopy(model)
+    backward(copied, rank, 0)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tmp_path_factory.mktemp("states"))
+
+
+@pytest.fixture(scope="module")
+def saved(folder: str) -> Ranks:
+    run_ranks(1, run_kept, folder)
+    cases: dict[str, tuple[Any, ...]] = {
+        "first half": (run_first_half, folder),
+        "kept": (run_kept, folder),
+        "misfits": (run_misfits,),
+        "into auto": (run_into_auto,),
+        "copied": (run_copied,),
+        "half loaded": (run_half_loaded,),
+    }
+    return run_cases(2, cases)
+
+
+@pytest.fixture(scope="module")
+def loaded(saved: Ranks, folder: str) -> Ranks:
+    return run_cases(2, {"second half": (run_second_half, folder), "found": (run_found, folder)})
+
+
+def test_resume_is_bit_exact_from_rank_files_and_from_dcp(saved: Ranks, loaded: Ranks) -> None:
+    for (through, _), results in zip(saved["first half"], loaded["second half"], strict=True):
+        for resumed, said in results:
+            assert "bit for bit" in said and same(resumed, through)
+
+
+def test_dcp_folder_of_any_codec_and_of_one_rank_loads_into_any_other(loaded: Ranks) -> None:
+    for said in loaded["found"]:
+        assert len(said) == 18
+        for (kept, _), text in said.items():
+            assert ("bit for bit" if kept.endswith("2") else "from 1 ranks on 2") in text, (kept, text)
+
+
+def test_format_of_a_state_and_which_states_merge(saved: Ranks) -> None:
+    states = [state for _, state in saved["first half"]]
+    for rank, state in enumerate(states):
+        fields = {key: state[key] for key in ("format", "world_size", "step", "loss_scale")}
+        assert fields == {"format": 1, "world_size": 2, "step": 4, "loss_scale": 1.0}
+        kept = state["ranks"][str(rank)]
+        shapes = {name: tuple(value.shape) for name, value in kept["residuals"].items()}
+        assert shapes == {"0.weight": (3200,), "2.weight": (24000,), "5.weight": (480,)}
+        # The upper bits hold the owner of a slice, from 1 on.
+        assert {name: value.tolist() for name, value in kept["encodes"].items()} == {
+            "0.weight": [(1 << 40) + 4],
+            "2.weight": [(1 << 40) + 4, (2 << 40) + 4],
+            "5.weight": [(2 << 40) + 4],
+        }
+    assert sorted(ddp.merge(states)["ranks"]) == ["0", "1"]
+    with pytest.raises(tw.ConfigError, match="step is 4 and 9"):
+        ddp.merge([states[0], {**states[1], "step": 9}])
+    with pytest.raises(tw.ConfigError, match="at least one"):
+        ddp.merge([])
+
+
+def test_states_that_do_not_fit_are_refused_and_change_nothing(saved: Ranks) -> None:
+    for told, restored in saved["misfits"]:
+        assert all(text.startswith("ConfigError: ") for text in told.values()), told
+        for name, text in {
+            "int8": "int8 here keeps no residual",
+            "sum": "reduce='mean' and this run 'sum'",
+            "encodes": "does not say how often",
+            "foreign": "the model and the exclusions it was saved with",
+            "another rank's": "every rank has residuals of its own",
+            "scale": "loss_scale is nan",
+            "empty": "does not fit",
+        }.items():
+            assert text in told[name], told[name]
+        assert restored
+
+
+def test_state_that_one_rank_alone_loaded_is_named_at_the_first_step(saved: Ranks) -> None:
+    for said, seconds in saved["half loaded"]:
+        assert said.startswith("ProtocolError: rank 1 has step = 3 and rank 0 has 0")
+        assert seconds < 20, "and not after the group's timeout"
+
+
+def test_residuals_loaded_into_auto_go_into_the_first_uncompressed_step(saved: Ranks) -> None:
+    assert saved["into auto"] == [(True, False, True)] * 2
+
+
+def test_copies_and_pickles_of_a_state_hold_nothing_and_say_so(saved: Ranks) -> None:
+    assert len(saved["copied"]) == 2

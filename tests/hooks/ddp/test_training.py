@@ -1,0 +1,321 @@
+"""The DDP hook on three ranks: lossless codecs train as plain DDP does, and replicas are equal bit for bit."""
+
+from __future__ import annotations
+
+import tempfile
+import warnings
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import thinwire as tw
+from tests.collective.ranks import collectives, step
+from tests.hooks.ddp_ranks import (
+    Weights,
+    backward,
+    batch,
+    ddp,
+    mlp,
+    refusal,
+    residuals_of,
+    run_cases,
+    same,
+    train,
+    weights,
+)
+from thinwire.collective.core import Bucket
+from thinwire.collective.residuals import TrainedTensor
+from thinwire.policies.compression import ByShape, select
+
+MANY_BUCKETS: dict[str, Any] = {"bucket_cap_mb": 0.002}
+VIEWS: dict[str, Any] = {"gradient_as_bucket_view": True, **MANY_BUCKETS}
+ZSTD: dict[str, Any] = {"codec": "3lc", "sparsity": 1.5, "entropy": "zstd"}
+CODEC: dict[str, Any] = {"codec": "3lc", "sparsity": 1.5, "measure_link": False}
+DTYPES = {torch.float64: 1e-12, torch.bfloat16: 2e-2, torch.float16: 2e-3}
+"""With the tolerance to plain DDP."""
+Ranks = dict[str, list[Any]]
+
+
+def close(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor], tolerance: float = 1e-5) -> None:
+    for name in b:
+        torch.testing.assert_close(a[name], b[name], rtol=tolerance, atol=tolerance, msg=name)
+
+
+def run(
+    rank: int, wrap: dict[str, Any], options: dict[str, Any] | None, steps: int = 6, dtype: torch.dtype = torch.float32
+) -> Weights:
+    """Trains with DDP, compressed where there are options; returns the weights."""
+    model = DistributedDataParallel(mlp(dtype=dtype), **wrap)
+    if options is not None:
+        ddp.compress(model, **{"measure_link": False, "gather_mb": 0, **options})
+    train(model, rank, steps)
+    return weights(model.module)
+
+
+class Forked(nn.Module):
+    """Two branches, of which a step may leave out one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body, self.side, self.head = nn.Linear(16, 300), nn.Linear(16, 300), nn.Linear(300, 4)
+
+    def forward(self, x: torch.Tensor, side: bool) -> torch.Tensor:
+        hidden = self.body(x) + (self.side(x) if side else 0)
+        return self.head(hidden.relu())  # type: ignore[no-any-return]
+
+
+def run_unused(rank: int) -> tuple[Weights, bool]:
+    """On odd steps no rank uses a branch; returns whether its residual is left as it was then."""
+    model = DistributedDataParallel(Forked(), find_unused_parameters=True, **MANY_BUCKETS)
+    state = ddp.compress(model, "3lc", measure_link=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    untouched = True
+    for number in range(6):
+        x, y = batch(rank, number)
+        optimizer.zero_grad()
+        before = residuals_of(state)["side.weight"]
+        nn.functional.cross_entropy(model(x, side=number % 2 == 0), y).backward()  # type: ignore[no-untyped-call]
+        if number % 2:
+            state.driver.wait_step()
+            untouched &= bool(before.any()) and torch.equal(residuals_of(state)["side.weight"], before)
+        optimizer.step()
+    return weights(model.module), untouched
+
+
+def run_start_step(rank: int) -> tuple[Weights, Weights, float]:
+    """Five steps, compressed from the fourth on; returns the weights after three and after all."""
+    model = DistributedDataParallel(mlp(), **MANY_BUCKETS)
+    state = ddp.compress(model, "3lc", start_step=3, gather_mb=0, measure_link=False)
+    train(model, rank, 3)
+    early = weights(model.module)
+    train(model, rank, 2, first=3)
+    return early, weights(model.module), state.counters()["steps"]
+
+
+def run_scopes(rank: int) -> dict[str, str]:
+    model = DistributedDataParallel(mlp())
+    state = ddp.compress(
+        model,
+        "3lc",
+        codec_down="int8",
+        codecs={"0.*": "bf16"},
+        last_layer="fp32",
+        exclude=lambda name, shape: name == "3.weight",
+        measure_link=False,
+    )
+    train(model, rank, 2)
+    tensors = state.core.residuals.tensors.values()
+    return {tensor.name: f"{tensor.choice.up.id}/{tensor.choice.down.id}" for tensor in tensors}
+
+
+def run_sum(rank: int) -> tuple[Any, Any]:
+    own, model = mlp(), DistributedDataParallel(mlp())
+    ddp.compress(model, "fp32", reduce="sum", measure_link=False)
+    for each in (own, model):
+        backward(each, rank, 0)
+    return next(own.parameters()).grad, next(model.parameters()).grad
+
+
+def run_report(rank: int) -> tuple[str, Any, float]:
+    model = DistributedDataParallel(mlp(), **MANY_BUCKETS)
+    state = ddp.compress(model, "3lc", sparsity=1.75)
+    before = str(ddp.report(state))
+    train(model, rank, 4)
+    return before, ddp.report(state), state.counters()["messages"] / 4
+
+
+def run_sealed(rank: int) -> tuple[Weights, list[str]]:
+    """Trains as "zstd, many" does, with a token; and returns what ranks are told that have no or another token."""
+    with tempfile.TemporaryDirectory() as folder:
+        shared, own = Path(folder, "shared"), Path(folder, "own")
+        shared.write_text("the-token-of-all-ranks")
+        own.write_text(f"the-token-of-rank-{rank}")
+        trained = run(rank, MANY_BUCKETS, {**ZSTD, "credentials": tw.Credentials(token_file=shared)})
+        heard = [
+            refusal(partial(ddp.compress, DistributedDataParallel(mlp()), credentials=given))
+            for given in (None if rank == 1 else tw.Credentials(token_file=shared), tw.Credentials(token_file=own))
+        ]
+    return trained, heard
+
+
+def run_alone(rank: int) -> tuple[Weights, Weights]:
+    """Every rank is in a process group of its own."""
+    wrap = {"process_group": [dist.new_group([only]) for only in range(3)][rank]}
+    return run(rank, wrap, {"codec": "3lc"}), run(rank, wrap, None)
+
+
+def run_joined(rank: int) -> list[tuple[Weights, int, list[str]]]:
+    """Two epochs with more batches on some ranks; returns what they warn of, too."""
+    found = []
+    for options in (MANY_BUCKETS, VIEWS, {"static_graph": True}):
+        with warnings.catch_warnings(record=True) as heard:
+            warnings.simplefilter("always")
+            model = DistributedDataParallel(mlp(), **options)
+            state = ddp.compress(model, **CODEC)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+            for _ in range(2):
+                with model.join():
+                    train(model, rank, 3 + rank, optimizer=optimizer)
+            state.close()
+        told = [str(each.message) for each in heard if issubclass(each.category, UserWarning)]
+        found.append((weights(model.module), state.step, told))
+    return found
+
+
+def run_compiled(rank: int) -> dict[str, tuple[list[torch.Tensor], list[str]]]:
+    """Plain DDP, compiled DDP, and DDP of a compiled model, which goes on from the residuals of the first."""
+    results, saved = {}, dict[str, Any]()
+    for how in ("plain", "outside", "inside"):
+        inner: Any = torch.compile(mlp(), backend="eager") if how == "inside" else mlp()
+        wrapped = DistributedDataParallel(inner)
+        model: Any = torch.compile(wrapped, backend="eager") if how == "outside" else wrapped
+        state = ddp.compress(model, **CODEC)
+        train(model, rank, 3)
+        saved = saved or state.state_dict()
+        state.load_state_dict(saved)
+        names = list(state.core.residuals.tensors)
+        results[how] = ([value for _, value in sorted(weights(wrapped.module).items())], names)
+    return results
+
+
+def simulate(_rank: int, steps: int) -> Weights:
+    """The training of "zstd" in one process: every rank's gradient, and both passes in turn."""
+    world, model, codec = 3, mlp(), tw.codec("3lc", sparsity=1.5, entropy="zstd")
+    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    choices = select(shapes, ByShape(up=codec, down=codec))
+    trained = [TrainedTensor(name, p.numel(), p.dtype, choices[name]) for name, p in model.named_parameters()]
+    offsets, at = [], 0
+    for tensor in trained:
+        offsets.append((tensor.name, at))
+        at += tensor.numel
+    cores, bucket = collectives(trained, world), Bucket(tuple(offsets), 4 * at)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for number in range(steps):
+        flat = []
+        for rank in range(world):
+            optimizer.zero_grad()
+            backward(model, rank, number)
+            flat.append(np.concatenate([p.grad.reshape(-1).numpy() for p in model.parameters() if p.grad is not None]))
+        mean = torch.from_numpy(step(cores, bucket, flat, number)[0])
+        for (_, begin), parameter in zip(offsets, model.parameters(), strict=True):
+            parameter.grad = mean[begin : begin + parameter.numel()].view_as(parameter).clone()
+        optimizer.step()
+    return weights(model)
+
+
+CASES: dict[str, tuple[Any, ...]] = {
+    "plain": (run, {}, None),
+    "plain, 3 steps": (run, MANY_BUCKETS, None, 3),
+    "fp32, one bucket": (run, {}, {"codec": "fp32"}),
+    "fp32, many": (run, MANY_BUCKETS, {"codec": "fp32"}),
+    "zstd, simulated": (simulate, 6),
+    "zstd, one bucket": (run, {}, ZSTD),
+    "zstd, many": (run, MANY_BUCKETS, ZSTD),
+    "zstd, views": (run, VIEWS, ZSTD),
+    "zstd, in one packet": (run, MANY_BUCKETS, {"gather_mb": 4.0, **ZSTD}),
+    "unused": (run_unused,),
+    "start_step": (run_start_step,),
+    "scopes": (run_scopes,),
+    "sum": (run_sum,),
+    "report": (run_report,),
+    "sealed": (run_sealed,),
+    "alone": (run_alone,),
+    "joined": (run_joined,),
+    "compiled": (run_compiled,),
+    **{
+        f"{dtype}, {codec}": (run, {}, None if codec == "plain" else {"codec": codec}, 3, dtype)
+        for dtype in DTYPES
+        for codec in ("plain", "fp32", "3lc")
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Ranks:
+    return run_cases(3, CASES)
+
+
+def test_lossless_codec_trains_as_plain_ddp(ranks: Ranks) -> None:
+    for name in ("fp32, one bucket", "fp32, many"):
+        assert all(same(result, ranks[name][0]) for result in ranks[name]), name
+        close(ranks[name][0], ranks["plain"][0])
+    for ours, plain in ranks["alone"]:
+        assert same(ours, plain), "one rank alone loses nothing"
+
+
+def test_buckets_packets_and_sealing_change_no_bit(ranks: Ranks) -> None:
+    """Residuals belong to slices of parameters, not to buckets; sums are taken in rank order."""
+    expected = ranks["zstd, simulated"][0]
+    for name in ("one bucket", "many", "views", "in one packet"):
+        assert all(same(result, expected) for result in ranks[f"zstd, {name}"]), name
+    assert not same(expected, weights(mlp()))
+    for sealed, heard in ranks["sealed"]:
+        assert same(sealed, expected)
+        assert heard[0].startswith("ProtocolError: rank 1 has credentials = False")
+        assert heard[1].startswith("ProtocolError") and "another key" in heard[1]
+
+
+def test_unused_parameters_keep_their_residuals(ranks: Ranks) -> None:
+    for result, untouched in ranks["unused"]:
+        assert same(result, ranks["unused"][0][0]) and untouched
+
+
+def test_uneven_inputs_under_join_keep_replicas_equal_without_warnings(ranks: Ranks) -> None:
+    for found in ranks["joined"]:
+        for (trained, steps, told), (first, *_) in zip(found, ranks["joined"][0], strict=True):
+            assert (steps, told) == (10, []) and same(trained, first)
+
+
+def test_compiled_models_keep_names_residuals_and_equal_replicas(ranks: Ranks) -> None:
+    for results in ranks["compiled"]:
+        for how, (trained, names) in results.items():
+            assert names == [name for name, _ in mlp().named_parameters()], how
+            for ours, plain, first in zip(trained, results["plain"][0], ranks["compiled"][0][how][0], strict=True):
+                torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-5)
+                assert torch.equal(ours, first), how
+
+
+def test_steps_before_start_step_are_uncompressed(ranks: Ranks) -> None:
+    early, late, compressed = ranks["start_step"][0]
+    close(early, ranks["plain, 3 steps"][0], 1e-6)
+    assert not same(late, early) and compressed == 2
+
+
+def test_other_dtypes_train_as_plain_ddp(ranks: Ranks) -> None:
+    for dtype, tolerance in DTYPES.items():
+        plain, ours, coded = (ranks[f"{dtype}, {codec}"] for codec in ("plain", "fp32", "3lc"))
+        assert all(value.dtype == dtype for value in ours[0].values())
+        close(ours[0], plain[0], tolerance)
+        assert all(same(result, coded[0]) for result in coded) and not same(coded[0], plain[0]), dtype
+
+
+def test_codecs_by_name_exclusions_and_sum_are_applied(ranks: Ranks) -> None:
+    chosen = ranks["scopes"][0]
+    assert chosen["0.weight"] == chosen["0.bias"] == "bf16/bf16"
+    assert chosen["2.weight"] == "3lc/int8"
+    assert chosen["2.bias"] == chosen["3.weight"] == chosen["5.weight"] == "fp32/fp32"
+    for _, reduced in ranks["sum"]:
+        torch.testing.assert_close(reduced, sum(own for own, _ in ranks["sum"]))
+        assert torch.equal(reduced, ranks["sum"][0][1])
+
+
+def test_report_counts_bytes_and_buckets_travel_together(ranks: Ranks) -> None:
+    values = sum(parameter.numel() for parameter in mlp().parameters())
+    for before, report, messages in ranks["report"]:
+        assert "no compressed step" in before
+        assert messages == 4, "buckets travel together: for two peers a packet of gradients and one of averages each"
+        assert report.steps == 4 and report.link_bps == ranks["report"][0][1].link_bps > 0
+        assert report.uncompressed_nbytes == pytest.approx(4 * values * 4 / 3)
+        assert 5 < report.ratio < 60
+        assert report.sent_nbytes * report.ratio == pytest.approx(report.uncompressed_nbytes)
+        assert f"{report.ratio:.1f}× less" in str(report) and "0 skipped, 3lc[sparsity=1.75]; fp32" in str(report)
+        assert ("compression pays" if report.pays else "uncompressed would be faster") in str(report)

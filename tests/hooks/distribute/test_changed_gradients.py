@@ -1,0 +1,233 @@
+"""Gradients and options that change between backward() and step(): refused where gradients have left by then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import thinwire as tw
+from tests.hooks.cluster import run_cluster
+from tests.hooks.local_runs import adamw, batch, mlp, sgd, values
+from thinwire.errors import ConfigError, ProtocolError
+from thinwire.hooks.distribute import DistributedOptimizer
+
+Change = Callable[[nn.Module], Any]
+Train = Callable[[int, nn.Module, DistributedOptimizer], torch.Tensor]
+
+
+def loss_of(model: nn.Module, rank: int, step: int) -> Any:
+    x, y = batch(rank, step)
+    return nn.functional.cross_entropy(model(x), y)
+
+
+def steps(change: Change = lambda model: None, count: int = 4) -> Train:
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> torch.Tensor:
+        for step in range(count):
+            opt.zero_grad()
+            loss_of(model, rank, step).backward()
+            change(model)
+            opt.step()
+        opt.flush()
+        return values(model)
+
+    return train
+
+
+def clip(norm: float) -> Change:
+    return lambda model: nn.utils.clip_grad_norm_(model.parameters(), norm)
+
+
+def clip_values(model: nn.Module) -> None:
+    nn.utils.clip_grad_value_(model.parameters(), 1e-3)
+
+
+def halve_one(model: nn.Module) -> None:
+    gradient = model.get_parameter("3.weight").grad
+    assert gradient is not None
+    gradient.detach().mul_(0.5)
+
+
+def replace_one(model: nn.Module) -> None:
+    bias = model.get_parameter("3.bias")
+    bias.grad = torch.zeros_like(bias)
+
+
+def remove_one(model: nn.Module) -> None:
+    model.get_parameter("3.bias").grad = None
+
+
+@pytest.mark.parametrize(
+    "options", [{"design": "3lc"}, {"design": "mem-sgd-topk"}, {"codec": "fp32", "consistency": "ssp[2]"}]
+)
+def test_gradient_changed_after_it_left_is_refused_by_name(options: dict[str, Any]) -> None:
+    changes = {
+        clip(1e-3): "5 gradients were changed after they had left",
+        clip(1e9): "5 gradients",  # which changes no value here, and would in another step
+        clip_values: "5 gradients",
+        halve_one: r"\('3.weight'\): .*overlap=False",
+        replace_one: r"\('3.bias'\)",
+        remove_one: r"\('3.bias'\)",
+    }
+    for change, told in changes.items():
+        with pytest.raises(ConfigError, match=told):
+            run_cluster(mlp, steps(change), workers=1, optimizer=sgd, **options)
+
+
+def test_gradients_summed_after_their_backward_pass_has_sent_them_are_refused() -> None:
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> None:
+        loss_of(model, rank, 0).backward()
+        with opt.no_sync():
+            loss_of(model, rank, 1).backward()
+        opt.step()
+
+    with pytest.raises(ConfigError, match="5 gradients were changed after they had left"):
+        run_cluster(mlp, train, workers=1, optimizer=sgd, design="3lc")
+
+
+def test_second_backward_pass_is_refused_and_changes_no_residual() -> None:
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> bool:
+        def residuals() -> list[torch.Tensor]:
+            return [each["residual"] for each in opt.state_dict()["contexts"].values() if "residual" in each]
+
+        loss_of(model, rank, 0).backward()
+        before = residuals()
+        with pytest.raises(ProtocolError, match="pushed twice"):
+            loss_of(model, rank, 1).backward()
+        same = all(torch.equal(old, new) for old, new in zip(before, residuals(), strict=True))
+        with pytest.raises(ConfigError, match="changed after they had left"):
+            opt.step()
+        opt.step()
+        return same and len(before) > 0
+
+    assert run_cluster(lambda rank: nn.Linear(12, 30, bias=False), train, workers=1, codec="3lc")[0] == [True]
+
+
+@pytest.mark.parametrize("option", ["lr", "momentum"])
+def test_option_changed_after_gradients_left_is_refused_and_another_step_goes_on(option: str) -> None:
+    def final(overlap: bool) -> Any:
+        def work(rank: int, model: nn.Module, opt: DistributedOptimizer) -> torch.Tensor:
+            for step in range(3):
+                opt.zero_grad()
+                loss_of(model, rank, step).backward()
+                opt.param_groups[0][option] = 0.1 * (step + 1)
+                if overlap and rank == 0:  # whose rates count
+                    with pytest.raises(ConfigError, match=r"between backward\(\) and step\(\)"):
+                        opt.step()
+                opt.step()
+            opt.sync()
+            return nn.utils.parameters_to_vector(model.parameters()).detach()
+
+        return run_cluster(mlp, work, optimizer=sgd, codec="fp32", overlap=overlap)[0]
+
+    assert torch.equal(*final(False)) and torch.equal(*final(True))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"design": "3lc", "overlap": False},
+        {"design": "3lc[nonfinite=skip]"},
+        {"design": "terngrad"},
+        {"codec": "fp32", "overlap": False, "consistency": "adaptive[period,threshold=2]"},
+        {"design": "entropy", "steps_per_epoch": 2},
+        {"design": "update"},
+        {"design": "local-sgd[h=2]"},
+        {"design": "demo"},
+    ],
+)
+def test_clipping_has_its_effect_where_gradients_leave_at_the_end_of_the_step(options: dict[str, Any]) -> None:
+    """By values: a smaller norm alone is nothing to Adam, nor to signs."""
+    optimizer = adamw if options["design" if "design" in options else "codec"] in ("update", "local-sgd[h=2]") else sgd
+    usual, _ = run_cluster(mlp, steps(), optimizer=optimizer, **options)
+    clipped, _ = run_cluster(mlp, steps(clip_values), optimizer=optimizer, **options)
+    assert not torch.equal(usual[0], clipped[0]) and torch.equal(clipped[0][:-80], clipped[1][:-80]), "but statistics"
+
+
+class Shared(nn.Module):
+    """A weight that is used twice, one that is frozen, one that is never used, one whose hook clips in time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner = nn.Linear(12, 12)
+        self.again = nn.Linear(12, 12, bias=False)
+        self.again.weight = self.inner.weight
+        self.frozen = nn.Linear(12, 12).requires_grad_(False)
+        self.unused = nn.Linear(12, 12)
+        self.last = nn.Linear(12, 3)
+        self.last.weight.register_hook(lambda gradient: gradient.clamp(-0.1, 0.1))  # type: ignore[no-untyped-call]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.utils.checkpoint.checkpoint(self.inner, x, use_reentrant=False)
+        return self.last(self.frozen(self.again(x.relu())).relu())  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"design": "3lc"},
+        {"codec": "fp32", "consistency": "local[2]"},
+        {"design": "mem-sgd-topk", "consistency": "adaptive[period,threshold=3]"},
+        {"codec": tw.codec("topk", fraction=0.1)},
+        {"design": "3lc[nonfinite=skip]"},
+    ],
+)
+def test_shared_unused_hooked_and_accumulated_gradients_count_as_unchanged(options: dict[str, Any]) -> None:
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> torch.Tensor:
+        for step in range(12):
+            opt.zero_grad(set_to_none=step < 6)
+            opt.zero_grad(set_to_none=step < 6)
+            with opt.no_sync() if step % 3 == 0 else nullcontext():
+                loss_of(model, rank, step).backward()
+            if step % 3 == 0:
+                clip(0.5)(model)  # of what is not sent yet
+                loss_of(model, rank, 100 + step).backward()
+            if step % 4 == 1:  # a gradient that is not stored
+                torch.autograd.grad(loss_of(model, rank, step), list(model.parameters())[:1])
+            opt.step()
+        opt.flush()
+        return values(model)
+
+    found, _ = run_cluster(lambda rank: Shared(), train, optimizer=sgd, **options)
+    assert torch.equal(*found)
+
+
+def test_step_s_closure_computes_the_gradients() -> None:
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> torch.Tensor:
+        for step in range(4):
+
+            def closure(step: int = step) -> torch.Tensor:
+                opt.zero_grad()
+                loss: torch.Tensor = loss_of(model, rank, step)
+                loss.backward()  # type: ignore[no-untyped-call]
+                return loss
+
+            opt.step(closure)
+        opt.sync()
+        return values(model)
+
+    found, _ = run_cluster(mlp, train, optimizer=sgd, design="3lc")
+    usual, _ = run_cluster(mlp, steps(), optimizer=sgd, design="3lc")
+    assert torch.equal(found[0], usual[0])
+
+
+def test_no_sync_inside_no_sync_gathers_all_passes() -> None:
+    def final(nested: bool) -> Any:
+        def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> torch.Tensor:
+            with opt.no_sync():
+                with opt.no_sync() if nested else nullcontext():
+                    loss_of(model, rank, 0).backward()
+                loss_of(model, rank, 1).backward()
+            loss_of(model, rank, 2).backward()
+            opt.step()
+            opt.sync()
+            return values(model)
+
+        return run_cluster(mlp, train, codec="fp32")[0]
+
+    assert torch.equal(final(True)[0], final(False)[0])

@@ -1,0 +1,77 @@
+"""`torch.compile` with `tw.distribute`: one graph, whichever comes first, and the same bits."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.utils import counters
+
+from tests.hooks.cluster import run_cluster
+from tests.hooks.local_runs import batch, inner_step, mlp, sgd, steps, values
+from thinwire.hooks.distribute import DistributedOptimizer
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),  # where torch looks
+    pytest.mark.parametrize("design", ["local-sgd[h=2]", "3lc"]),
+]
+
+
+@pytest.mark.parametrize("when", ["before", "called before", "in place", "late"])
+def test_compiled_model_is_one_graph_with_the_same_bits(design: str, when: str) -> None:
+    def compiled(rank: int) -> Any:
+        model: Any = mlp(rank)
+        if when == "before":
+            return torch.compile(model, backend="eager")
+        if when == "called before":
+            model = torch.compile(model, backend="eager")
+            before = copy.deepcopy(model.state_dict())
+            model(batch(0, 0)[0])
+            model.load_state_dict(before)  # statistics
+        if when == "in place":
+            model.compile(backend="eager")
+        return model
+
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> torch.Tensor:
+        called: Any = torch.compile(model, backend="eager") if when == "late" else model
+        for step in range(6):
+            inner_step(called, opt, rank, step)
+        opt.flush()
+        return values(model)
+
+    torch._dynamo.reset()
+    counters.clear()
+    found, _ = run_cluster(compiled, train, workers=1, optimizer=sgd, design=design)
+    usual, _ = run_cluster(mlp, steps(6), workers=1, optimizer=sgd, design=design)
+    assert torch.equal(found[0], usual[0])
+    # With a break before it, torch 2.9 and earlier make no graph at all.
+    breaks = when in ("late", "in place")
+    assert counters["stats"]["unique_graphs"] <= 1, "no layer's hook cuts it"
+    assert breaks or counters["stats"]["unique_graphs"] == 1
+    assert (sum(counters["graph_break"].values()) > 0) == breaks
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_parts_compiled_in_the_middle_of_a_training_have_the_same_bits(design: str, alone: bool) -> None:
+    """One part, which the model calls; or all, which the training then calls without the model."""
+
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> torch.Tensor:
+        parts: list[Any] = list(model.children())
+        called: Any = model
+        for step in range(8):
+            if step == 3:
+                for part in parts if alone else parts[:1]:
+                    part.compile(backend="eager")
+                if alone:
+                    called = nn.Sequential(*parts)  # which thinwire does not know
+            inner_step(called, opt, rank, step)
+        opt.flush()
+        return values(model)
+
+    torch._dynamo.reset()
+    found, _ = run_cluster(mlp, train, workers=1, optimizer=sgd, design=design)
+    usual, _ = run_cluster(mlp, steps(8), workers=1, optimizer=sgd, design=design)
+    assert torch.equal(found[0], usual[0])

@@ -1,0 +1,144 @@
+"""Step records of `tw.distribute`: skipped steps, lag, scores and bytes, table by table."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import thinwire as tw
+from tests.hooks.test_optimizer import one_step, run
+from thinwire.errors import ConfigError
+from thinwire.hooks import records as module
+from thinwire.hooks.distribute import DistributedOptimizer
+from thinwire.telemetry import StepRecord
+from thinwire.worker.costs import StepCost
+
+
+@dataclass
+class Listener:
+    """A metrics writer that keeps what it is given."""
+
+    records: list[StepRecord] = field(default_factory=list)
+    closed: bool = False
+
+    def record(self, record: StepRecord) -> None:
+        self.records.append(record)
+
+    def close(self) -> None:
+        self.closed = True
+
+    def skipped(self, table: str = "0.weight") -> list[bool]:
+        assert [record.step for record in self.records if record.table == table] == list(range(6))
+        return [record.skipped for record in self.records if record.table == table]
+
+
+def test_recorded_as_skipped_are_steps_that_did_not_change_the_table() -> None:
+    """This worker's own push does not decide it."""
+
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> None:
+        nan = opt._worker.model.tensors[0].parameter
+        for step in range(6):
+            generator = torch.Generator().manual_seed(1000 * step + rank)
+            x = torch.randn(16, 12, generator=generator)
+            opt.zero_grad()
+            loss = nn.functional.cross_entropy(model(x), (x[:, :3] + x[:, 3:6]).argmax(1))
+            if rank == 1 and step == 2 and skips:
+                loss = loss + nan.sum() * float("nan")
+            if rank == 0 and alone:
+                loss = loss.detach() + 0 * model[2].bias.sum()  # type: ignore[index]
+            loss.backward()  # type: ignore[no-untyped-call]
+            opt.step()
+        opt.sync()
+
+    cases: list[tuple[dict[str, Any], list[int]]] = [
+        ({"codec": "fp32"}, []),
+        ({"codec": "fp32", "consistency": "local[2]"}, [0, 2, 4]),
+        ({"codec": "fp32", "consistency": "adaptive[period,threshold=3]"}, [0, 1, 3, 4]),
+        ({"codec": tw.codec("3lc", nonfinite="skip")}, [2]),
+        ({"design": "entropy", "steps_per_epoch": 4}, []),
+        ({"design": "mem-sgd-topk"}, []),
+    ]
+    for options, expected in cases:
+        skips, alone = expected == [2], False
+        listeners = [Listener(), Listener()]
+        run(train, metrics=listeners, **options)
+        for listener in listeners:
+            assert [step for step, skipped in enumerate(listener.skipped()) if skipped] == expected, options
+            assert listener.closed
+    skips, alone, listeners = False, True, [Listener(), Listener()]
+    run(train, metrics=listeners, codec="fp32")
+    assert not any(listeners[0].skipped()), "worker 0 pushed nothing, and the table changed"
+    assert all(record.payload_bytes_push == 0 for record in listeners[0].records if record.table == "0.weight")
+
+
+def test_lag_of_many_steps_warns_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LAG_WARNING", 2.0)
+    listener = Listener()
+
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> dict[str, float]:
+        for step in range(12):
+            one_step(model, opt, rank, step)
+        opt.sync()
+        return opt.residual_ratios()
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        [ratios], _ = run(
+            train,
+            workers=1,
+            codec=tw.codec("topk", fraction=0.01),
+            codec_down="fp32",
+            metrics=[listener],
+            min_numel=100,
+        )
+    lags = [str(warning.message) for warning in caught if "wait in its residual" in str(warning.message)]
+    assert len(lags) == 1 and "steps of updates wait" in lags[0]
+    assert max(ratios.values()) > 2
+    weight = [record for record in listener.records if record.table == "0.weight"]
+    assert [record.step for record in weight] == list(range(12))
+    assert weight[-1].residual_lag == pytest.approx(ratios["0.weight"])
+    assert weight[-1].residual_norm is not None and weight[-1].payload_bytes_push > 0
+
+
+def test_scores_are_numbers_or_tensors_of_one_value() -> None:
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> None:
+        one_step(model, opt, rank, 0)
+        opt.record_scores(loss=next(model.parameters()).sum() * 0 + 0.5, accuracy=np.float32(0.25))
+        for wrong in (torch.ones(2), "low"):
+            with pytest.raises(ConfigError, match="expected a number, or a tensor with one value"):
+                opt.record_scores(loss=wrong)  # type: ignore[arg-type]
+
+    listener = Listener()
+    run(train, workers=1, codec="3lc", metrics=[listener])
+    assert [(each.loss, each.accuracy) for each in listener.records if not each.table] == [(0.5, 0.25)]
+
+
+def test_records_add_up_to_the_traffic() -> None:
+    """A pull may apply several updates. The last ones come after the last step, and are in no record."""
+
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> tuple[dict[str, float], list[StepCost]]:
+        for step in range(12):
+            if rank == 0:
+                time.sleep(0.005)
+            one_step(model, opt, rank, step)
+        opt.sync()
+        return opt.traffic(), [table.cost for tensor in opt._worker.model.tensors for table in tensor.tables]
+
+    for consistency in ("bsp", "ssp[staleness=3,mode=aggressive]", "backup[1]", "local[2]"):
+        listeners = [Listener(), Listener()]
+        found, _ = run(train, codec="3lc", consistency=consistency, metrics=listeners)
+        for (traffic, left), listener in zip(found, listeners, strict=True):
+            costs = [*listener.records, *left]
+            for way in ("push", "pull"):
+                name = f"payload_bytes_{way}"
+                assert sum(getattr(each, name) for each in costs) == traffic[name], (consistency, way)
+            for phase in ("encode", "decode"):
+                seconds = sum(getattr(each, f"{phase}_s") for each in costs)
+                assert seconds == pytest.approx(traffic[f"{phase}_seconds"]), (consistency, phase)

@@ -1,0 +1,143 @@
+"""NaN and Inf in one shard: all ranks of all shards skip the step, residuals untouched; or all ranks raise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+import thinwire as tw
+from tests.hooks.ddp_ranks import backward, batch, force, residuals_of, run_cases, same
+from tests.hooks.fsdp_ranks import CODEC, KINDS, mesh, sharded, train, whole
+from thinwire.hooks import fsdp
+
+Ranks = dict[str, list[Any]]
+
+
+def run_skip(rank: int, kind: str) -> tuple[int, bool, bool, dict[str, torch.Tensor]]:
+    """Rank 1 has one infinite row, which is one shard's, in one step of five."""
+    model = sharded(kind)
+    state = fsdp.compress(model, nonfinite="skip", **CODEC)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    train(model, rank, 2, optimizer=optimizer)
+    before = residuals_of(state)
+    optimizer.zero_grad()
+
+    def spoil(_module: nn.Module, _args: object, out: torch.Tensor) -> None:
+        out.register_hook(lambda gradient: gradient.index_fill(1, torch.tensor([0]), torch.inf))  # type: ignore[no-untyped-call]
+
+    handle = model[0].register_forward_hook(spoil) if rank == 1 else None
+    backward(model, rank, 2)
+    if handle is not None:
+        handle.remove()
+    restored = same(before, residuals_of(state))
+    nan = any(bool(p.grad.to_local().isnan().any()) for p in model.parameters() if isinstance(p.grad, DTensor))
+    train(model, rank, 2, first=3, optimizer=optimizer)
+    return state.steps_skipped, restored, nan, whole(model)
+
+
+def run_raise(rank: int, kind: str) -> str:
+    """NaN on one rank ends the training on all."""
+    model = sharded(kind)
+    fsdp.compress(model, **CODEC)
+    try:
+        backward(model, rank, 0, torch.nan if rank == 2 else 1)
+    except tw.ThinwireError as error:
+        return str(error)
+    return "nothing"
+
+
+def run_mixed(rank: int) -> list[tuple[str, int, bool]]:
+    """Steps with NaN in the rows of one shard, which compresses while the other shard does not, or the reverse."""
+    torch.manual_seed(0)
+    model: Any = fully_shard(nn.Sequential(nn.Linear(16, 64)), mesh=mesh("hsdp"))
+    state: Any = fsdp.compress(model, "auto", measure_link=False, nonfinite="skip")
+    force(state, 0 if rank % 2 else 3)
+    optimizer, found = torch.optim.SGD(model.parameters(), lr=0.1), []
+    for step in range(5):
+        optimizer.zero_grad()
+        y, skipped = model(batch(rank, step)[0]), state.steps_skipped
+        first, second = (torch.nan if rank == 0 and step == bad else 1.0 for bad in (2, 3))
+        (first * y[:, :32].sum() + second * y[:, 32:].sum()).backward()
+        if state.steps_skipped == skipped:
+            optimizer.step()
+        nan = {bool(parameter.grad.to_local().isnan().all()) for parameter in model.parameters()}
+        found.append((state.auto.setting.name, state.steps_skipped, nan == {step in (2, 3)}))
+    return found
+
+
+def run_uncompressed(rank: int, kind: str, nonfinite: Any) -> tuple[list[tuple[int, bool, str]], bool]:
+    """Uncompressed steps with NaN in one row of rank 1's gradient, which without replicas is rank 0's shard."""
+    torch.manual_seed(0)
+    model: Any = fully_shard(nn.Sequential(nn.Linear(16, 64, bias=False)), mesh=mesh(kind))
+    state: Any = fsdp.compress(model, "auto", measure_link=False, nonfinite=nonfinite)
+    force(state, 0)
+    optimizer, seen = torch.optim.SGD(model.parameters(), lr=0.1), []
+    for step in range(4):
+        optimizer.zero_grad()
+        y, skipped, failed = model(batch(rank, step)[0]), state.steps_skipped, ""
+        factor = torch.nan if rank == 1 and step == 2 else 1.0
+        try:
+            (factor * y[:, 0].sum() + y[:, 1:].sum()).backward()
+        except tw.ThinwireError as error:
+            failed = str(error)
+        if state.steps_skipped == skipped and not failed:
+            optimizer.step()
+        [parameter] = model.parameters()
+        seen.append((state.steps_skipped, bool(parameter.grad.to_local().isnan().all()), failed))
+        if failed:
+            break
+    return seen, all(bool(each.isfinite().all()) for each in whole(model).values())
+
+
+CASES: dict[str, tuple[Any, ...]] = {
+    **{f"{kind}, skip": (run_skip, kind) for kind in KINDS},
+    **{f"{kind}, raise": (run_raise, kind) for kind in KINDS},
+    "mixed": (run_mixed,),
+    **{
+        f"{kind}, auto, {way}": (run_uncompressed, kind, way) for kind in ("fsdp", "alone") for way in ("skip", "raise")
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Ranks:
+    return run_cases(4, CASES, group_timeout_s=60.0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_inf_in_one_shard_skips_the_step_on_all_ranks_and_leaves_residuals_as_they_were(
+    ranks: Ranks, kind: str
+) -> None:
+    for skipped, restored, nan, trained in ranks[f"{kind}, skip"]:
+        assert (skipped, restored, nan) == (1, True, True) and same(trained, ranks[f"{kind}, skip"][0][-1])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nan_on_one_rank_raises_on_all_by_default(ranks: Ranks, kind: str) -> None:
+    for text in ranks[f"{kind}, raise"]:
+        assert "NaN or Inf" in text or "a rank of another shard has given up" in text
+
+
+def test_nan_is_skipped_by_shards_that_compress_and_that_do_not(ranks: Ranks) -> None:
+    for rank, found in enumerate(ranks["mixed"]):
+        assert {setting for setting, *_ in found} == {"uncompressed" if rank % 2 else "3lc[s=1]"}
+        assert [skipped for _, skipped, _ in found] == [0, 0, 1, 2, 2] and all(fits for *_, fits in found), (
+            rank,
+            found,
+        )
+
+
+@pytest.mark.parametrize("kind", ["fsdp", "alone"])
+def test_nan_in_an_uncompressed_step_skips_it_or_raises_on_all_ranks(ranks: Ranks, kind: str) -> None:
+    for rank in range(4):
+        seen, finite = ranks[f"{kind}, auto, skip"][rank]
+        assert seen == [(0, False, ""), (0, False, ""), (1, True, ""), (1, False, "")] and finite
+        seen, finite = ranks[f"{kind}, auto, raise"][rank]
+        assert len(seen) == 3 and seen[2][0] == 0 and finite
+        elsewhere = kind == "fsdp" and rank != 0  # whose own shard is finite
+        assert ("a rank of another shard has given up" if elsewhere else "holds NaN or Inf") in seen[2][2], seen
