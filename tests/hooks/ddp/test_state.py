@@ -218,12 +218,9 @@ def test_format_of_a_state_and_which_states_merge(saved: Ranks) -> None:
         kept = state["ranks"][str(rank)]
         shapes = {name: tuple(value.shape) for name, value in kept["residuals"].items()}
         assert shapes == {"0.weight": (3200,), "2.weight": (24000,), "5.weight": (480,)}
-        # The upper bits hold the owner of a slice, from 1 on.
-        assert {name: value.tolist() for name, value in kept["encodes"].items()} == {
-            "0.weight": [(1 << 40) + 4],
-            "2.weight": [(1 << 40) + 4, (2 << 40) + 4],
-            "5.weight": [(2 << 40) + 4],
-        }
+        lists = {kind: {name: value.tolist() for name, value in kept[kind].items()} for kind in ("encodes", "owners")}
+        assert lists["encodes"] == {"0.weight": [4], "2.weight": [4, 4], "5.weight": [4]}
+        assert lists["owners"] == {"0.weight": [0], "2.weight": [0, 1], "5.weight": [1]}
     assert sorted(ddp.merge(states)["ranks"]) == ["0", "1"]
     with pytest.raises(tw.ConfigError, match="step is 4 and 9"):
         ddp.merge([states[0], {**states[1], "step": 9}])
@@ -237,7 +234,7 @@ def test_states_that_do_not_fit_are_refused_and_change_nothing(saved: Ranks) -> 
         for name, text in {
             "int8": "int8 here keeps no residual",
             "sum": "reduce='mean' and this run 'sum'",
-            "encodes": "does not say how often",
+            "encodes": "'encodes' lacks '",
             "foreign": "the model and the exclusions it was saved with",
             "another rank's": "every rank has residuals of its own",
             "scale": "loss_scale is nan",
