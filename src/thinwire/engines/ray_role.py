@@ -50,12 +50,12 @@ class RoleActor:
             This life of the actor, the process id of the actor and that of the process.
         """
         heard = self._heard = queue.SimpleQueue()
+        variables = [f"{name}={value}" for name, value in environment.items()]
         process = self._process = subprocess.Popen(
-            with_parent_watch([*([sys.executable] if python else []), *arguments]),
+            with_parent_watch(["env", *variables, *([sys.executable] if python else []), *arguments]),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env=os.environ | environment,
             encoding="utf-8",
             errors="replace",
             start_new_session=True,
