@@ -24,7 +24,7 @@ TESTS = {
         "hooks/ddp/test_training.py",
         "hooks/test_distribute.py",
         "hooks/test_local_updates.py",
-        "hooks/test_compiled_models.py",
+        "hooks/distribute/test_compile.py",
     ),
     "FSDP2": ("hooks/fsdp/test_stock.py", "hooks/fsdp/test_training.py", "hooks/fsdp/test_misuse.py"),
     "codecs": ("codecs/test_vectors.py", "codecs/test_golden.py"),

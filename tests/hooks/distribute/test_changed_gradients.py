@@ -61,21 +61,24 @@ def remove_one(model: nn.Module) -> None:
     model.get_parameter("3.bias").grad = None
 
 
-@pytest.mark.parametrize(
-    "options", [{"design": "3lc"}, {"design": "mem-sgd-topk"}, {"codec": "fp32", "consistency": "ssp[2]"}]
-)
-def test_gradient_changed_after_it_left_is_refused_by_name(options: dict[str, Any]) -> None:
-    changes = {
-        clip(1e-3): "5 gradients were changed after they had left",
-        clip(1e9): "5 gradients",  # which changes no value here, and would in another step
-        clip_values: "5 gradients",
-        halve_one: r"\('3.weight'\): .*overlap=False",
-        replace_one: r"\('3.bias'\)",
-        remove_one: r"\('3.bias'\)",
-    }
-    for change, told in changes.items():
-        with pytest.raises(ConfigError, match=told):
-            run_cluster(mlp, steps(change), workers=1, optimizer=sgd, **options)
+def test_gradient_changed_after_it_left_is_refused_by_name() -> None:
+    cases: list[dict[str, Any]] = [
+        {"design": "3lc"},
+        {"design": "mem-sgd-topk"},
+        {"codec": "fp32", "consistency": "ssp[2]"},
+    ]
+    for options in cases:
+        changes = {
+            clip(1e-3): "5 gradients were changed after they had left",
+            clip(1e9): "5 gradients",  # which changes no value here, and would in another step
+            clip_values: "5 gradients",
+            halve_one: r"\('3.weight'\): .*overlap=False",
+            replace_one: r"\('3.bias'\)",
+            remove_one: r"\('3.bias'\)",
+        }
+        for change, told in changes.items():
+            with pytest.raises(ConfigError, match=told):
+                run_cluster(mlp, steps(change), workers=1, optimizer=sgd, **options)
 
 
 def test_gradients_summed_after_their_backward_pass_has_sent_them_are_refused() -> None:
@@ -127,9 +130,9 @@ def test_option_changed_after_gradients_left_is_refused_and_another_step_goes_on
     assert torch.equal(*final(False)) and torch.equal(*final(True))
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
+def test_clipping_has_its_effect_where_gradients_leave_at_the_end_of_the_step() -> None:
+    """By values: a smaller norm alone is nothing to Adam, nor to signs."""
+    cases: list[dict[str, Any]] = [
         {"design": "3lc", "overlap": False},
         {"design": "3lc[nonfinite=skip]"},
         {"design": "terngrad"},
@@ -138,14 +141,16 @@ def test_option_changed_after_gradients_left_is_refused_and_another_step_goes_on
         {"design": "update"},
         {"design": "local-sgd[h=2]"},
         {"design": "demo"},
-    ],
-)
-def test_clipping_has_its_effect_where_gradients_leave_at_the_end_of_the_step(options: dict[str, Any]) -> None:
-    """By values: a smaller norm alone is nothing to Adam, nor to signs."""
-    optimizer = adamw if options["design" if "design" in options else "codec"] in ("update", "local-sgd[h=2]") else sgd
-    usual, _ = run_cluster(mlp, steps(), optimizer=optimizer, **options)
-    clipped, _ = run_cluster(mlp, steps(clip_values), optimizer=optimizer, **options)
-    assert not torch.equal(usual[0], clipped[0]) and torch.equal(clipped[0][:-80], clipped[1][:-80]), "but statistics"
+    ]
+    for options in cases:
+        optimizer = (
+            adamw if options["design" if "design" in options else "codec"] in ("update", "local-sgd[h=2]") else sgd
+        )
+        usual, _ = run_cluster(mlp, steps(), optimizer=optimizer, **options)
+        clipped, _ = run_cluster(mlp, steps(clip_values), optimizer=optimizer, **options)
+        assert not torch.equal(usual[0], clipped[0]) and torch.equal(clipped[0][:-80], clipped[1][:-80]), (
+            "but statistics"
+        )
 
 
 class Shared(nn.Module):
@@ -167,34 +172,33 @@ class Shared(nn.Module):
         return self.last(self.frozen(self.again(x.relu())).relu())  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
+def test_shared_unused_hooked_and_accumulated_gradients_count_as_unchanged() -> None:
+    cases: list[dict[str, Any]] = [
         {"design": "3lc"},
         {"codec": "fp32", "consistency": "local[2]"},
         {"design": "mem-sgd-topk", "consistency": "adaptive[period,threshold=3]"},
         {"codec": tw.codec("topk", fraction=0.1)},
         {"design": "3lc[nonfinite=skip]"},
-    ],
-)
-def test_shared_unused_hooked_and_accumulated_gradients_count_as_unchanged(options: dict[str, Any]) -> None:
-    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> torch.Tensor:
-        for step in range(12):
-            opt.zero_grad(set_to_none=step < 6)
-            opt.zero_grad(set_to_none=step < 6)
-            with opt.no_sync() if step % 3 == 0 else nullcontext():
-                loss_of(model, rank, step).backward()
-            if step % 3 == 0:
-                clip(0.5)(model)  # of what is not sent yet
-                loss_of(model, rank, 100 + step).backward()
-            if step % 4 == 1:  # a gradient that is not stored
-                torch.autograd.grad(loss_of(model, rank, step), list(model.parameters())[:1])
-            opt.step()
-        opt.flush()
-        return values(model)
+    ]
+    for options in cases:
 
-    found, _ = run_cluster(lambda rank: Shared(), train, optimizer=sgd, **options)
-    assert torch.equal(*found)
+        def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> torch.Tensor:
+            for step in range(12):
+                opt.zero_grad(set_to_none=step < 6)
+                opt.zero_grad(set_to_none=step < 6)
+                with opt.no_sync() if step % 3 == 0 else nullcontext():
+                    loss_of(model, rank, step).backward()
+                if step % 3 == 0:
+                    clip(0.5)(model)  # of what is not sent yet
+                    loss_of(model, rank, 100 + step).backward()
+                if step % 4 == 1:  # a gradient that is not stored
+                    torch.autograd.grad(loss_of(model, rank, step), list(model.parameters())[:1])
+                opt.step()
+            opt.flush()
+            return values(model)
+
+        found, _ = run_cluster(lambda rank: Shared(), train, optimizer=sgd, **options)
+        assert torch.equal(*found)
 
 
 def test_step_s_closure_computes_the_gradients() -> None:

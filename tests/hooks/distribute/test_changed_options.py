@@ -107,7 +107,7 @@ def pushes_of(moves: bool) -> list[Push]:
             self._inner.received(peer, packet)
 
     model = mlp(0)
-    with MemoryServer(Listening) as server:  # type: ignore[arg-type]
+    with MemoryServer(Listening) as server:
         sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         with tw.distribute(model, sgd, server=server.connect(), chunk_nbytes=1) as opt:
             for step in range(4):

@@ -14,12 +14,12 @@ from tests.hooks.cluster import run_cluster
 from tests.hooks.local_runs import batch, inner_step, mlp, sgd, steps, values
 from thinwire.hooks.distribute import DistributedOptimizer
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),  # where torch looks
-    pytest.mark.parametrize("design", ["local-sgd[h=2]", "3lc"]),
-]
+# torch looks there
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+DESIGNS = ("local-sgd[h=2]", "3lc")
 
 
+@pytest.mark.parametrize("design", DESIGNS)
 @pytest.mark.parametrize("when", ["before", "called before", "in place", "late"])
 def test_compiled_model_is_one_graph_with_the_same_bits(design: str, when: str) -> None:
     def compiled(rank: int) -> Any:
@@ -54,6 +54,7 @@ def test_compiled_model_is_one_graph_with_the_same_bits(design: str, when: str) 
     assert (sum(counters["graph_break"].values()) > 0) == breaks
 
 
+@pytest.mark.parametrize("design", DESIGNS)
 @pytest.mark.parametrize("alone", [False, True])
 def test_parts_compiled_in_the_middle_of_a_training_have_the_same_bits(design: str, alone: bool) -> None:
     """One part, which the model calls; or all, which the training then calls without the model."""

@@ -37,26 +37,26 @@ def test_averages_of_shared_weights_are_equal_and_of_local_weights_each_worker_s
         replace(find_design("diloco[h=4]"), ema=0.9)
 
 
-@pytest.mark.parametrize("name", ["diloco[h=4]", "terngrad[ema=0.5]"])
-def test_evaluation_block_inside_another_ends_itself_alone(name: str) -> None:
-    with alone(name, adamw if "diloco" in name else sgd) as (model, _, opt):
-        for step in range(2):
-            inner_step(model, opt, 0, step)
-        block: Callable[[], AbstractContextManager[None]]
-        block = opt.shared_weights if "diloco" in name else opt.averaged_weights
-        opt.sync()
-        before = weights(model)
-        with block():
-            inside = values(model)
+def test_evaluation_block_inside_another_ends_itself_alone() -> None:
+    for name in ("diloco[h=4]", "terngrad[ema=0.5]"):
+        with alone(name, adamw if "diloco" in name else sgd) as (model, _, opt):
+            for step in range(2):
+                inner_step(model, opt, 0, step)
+            block: Callable[[], AbstractContextManager[None]]
+            block = opt.shared_weights if "diloco" in name else opt.averaged_weights
+            opt.sync()
+            before = weights(model)
             with block():
+                inside = values(model)
+                with block():
+                    assert torch.equal(values(model), inside)
                 assert torch.equal(values(model), inside)
-            assert torch.equal(values(model), inside)
-            with pytest.raises(ConfigError, match=r"state_dict\(\) inside"):
-                opt.state_dict()
-            with pytest.raises(ProtocolError, match="for evaluation"):
-                inner_step(model, opt, 0, 2)
-        assert torch.equal(weights(model), before)
-        inner_step(model, opt, 0, 2)
+                with pytest.raises(ConfigError, match=r"state_dict\(\) inside"):
+                    opt.state_dict()
+                with pytest.raises(ProtocolError, match="for evaluation"):
+                    inner_step(model, opt, 0, 2)
+            assert torch.equal(weights(model), before)
+            inner_step(model, opt, 0, 2)
 
 
 @pytest.mark.parametrize(

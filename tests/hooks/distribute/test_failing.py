@@ -24,9 +24,25 @@ def test_failing_rank_raises_its_own_error_and_waits_for_no_busy_or_frozen_rank(
         assert found is not None and int(found[1]) < 20, line
 
 
-@pytest.mark.parametrize(
-    ("error", "within_s", "told"),
-    [
+def goodbye(error: BaseException | None, monkeypatch: pytest.MonkeyPatch) -> list[tuple[float | None, str]]:
+    """How long a worker that ends with an error waits for its server, and what it says of the error."""
+
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> list[tuple[float | None, str]]:
+        asked: list[tuple[float | None, str]] = []
+        close = opt._driver.close
+        monkeypatch.setattr(opt._driver, "close", lambda within_s, failure="": asked.append((within_s, failure)))
+        with suppress(KeyError, OSError, KeyboardInterrupt, SystemExit, SessionLostError), opt:
+            if error is not None:
+                raise error
+        close()
+        return asked
+
+    [asked], _ = run_cluster(mlp, train, workers=1, optimizer=sgd, design="3lc")
+    return list(asked)
+
+
+def test_failures_alone_shorten_the_goodbye(monkeypatch: pytest.MonkeyPatch) -> None:
+    for error, within_s, told in (
         (KeyError("mine"), FAILED_S, "KeyError: 'mine'"),
         (KeyError("half \ud800"), FAILED_S, r"KeyError: 'half \ud800'"),
         (OSError("half \ud800"), FAILED_S, "OSError: half ?"),
@@ -35,19 +51,5 @@ def test_failing_rank_raises_its_own_error_and_waits_for_no_busy_or_frozen_rank(
         (SystemExit(), None, ""),  # the end of a script
         (SessionLostError("all go back"), None, ""),  # the shards are to hear it
         (None, None, ""),
-    ],
-)
-def test_failures_alone_shorten_the_goodbye(
-    error: BaseException | None, within_s: float | None, told: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> None:
-        asked: list[tuple[float | None, str]] = []
-        close = opt._driver.close
-        monkeypatch.setattr(opt._driver, "close", lambda within_s, failure="": asked.append((within_s, failure)))
-        with suppress(KeyError, OSError, KeyboardInterrupt, SystemExit, SessionLostError), opt:
-            if error is not None:
-                raise error
-        close()
-        assert asked == [(within_s, told)]
-
-    run_cluster(mlp, train, workers=1, optimizer=sgd, design="3lc")
+    ):
+        assert goodbye(error, monkeypatch) == [(within_s, told)], error

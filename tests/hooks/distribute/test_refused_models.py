@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -34,7 +35,10 @@ def test_foreign_meta_and_lazy_parameters_are_refused_by_name(design: str) -> No
         empty = nn.Linear(4, 4)
     with pytest.raises(ConfigError, match="'weight' is on the meta device"):
         plan(empty, sgd(empty), design)
-    lazies = {"parameter '1.weight'": nn.LazyLinear(3), "buffer '1.running_mean'": nn.LazyBatchNorm1d(affine=False)}
+    lazies: dict[str, Any] = {
+        "parameter '1.weight'": nn.LazyLinear(3),
+        "buffer '1.running_mean'": nn.LazyBatchNorm1d(affine=False),
+    }
     for named, lazy in lazies.items():
         model = nn.Sequential(nn.Linear(12, 4), lazy)
         with pytest.raises(ConfigError, match=f"{named} of a lazy module"):

@@ -62,23 +62,21 @@ def test_no_shard_is_asked_of_one_state_or_none() -> None:
     assert kept.loaded == []
 
 
-@pytest.mark.parametrize(("steps", "state"), [((9, 6), {"of": 6}), ((3, 0), None)])
-def test_agreed_state_of_several_is_loaded_and_the_model_read_anew(
-    steps: tuple[int, ...], state: dict[str, int] | None
-) -> None:
-    kept, tensors = Several(steps), [Tensor(state=False), Tensor(state=True)]
-    assert agree(worker_of(*tensors), ASKS, kept) == (steps[-1], state)
-    assert kept.loaded == [steps[-1]]
-    assert all(tensor.done == ["read"] for tensor in tensors)
+def test_agreed_state_of_several_is_loaded_and_the_model_read_anew() -> None:
+    for steps, state in (((9, 6), {"of": 6}), ((3, 0), None)):
+        kept, tensors = Several(steps), [Tensor(state=False), Tensor(state=True)]
+        assert agree(worker_of(*tensors), ASKS, kept) == (steps[-1], state)
+        assert kept.loaded == [steps[-1]]
+        assert all(tensor.done == ["read"] for tensor in tensors)
 
 
-@pytest.mark.parametrize(("resumed", "late"), [(True, False), (True, True), (False, False)])
-def test_buffers_stay_those_of_a_worker_that_resumes(resumed: bool, late: bool) -> None:
-    parameter, buffer = tensors = Tensor(state=False), Tensor(state=True)
-    start(worker_of(*tensors, late=late), ASKS, None, resumed=resumed)
-    own = resumed and not late
-    assert buffer.values.tolist() == [1.0 * own] * 2 and buffer.done == ["write"] * own
-    assert parameter.values.tolist() == [0.0, 0.0] and parameter.done == []
+def test_buffers_stay_those_of_a_worker_that_resumes() -> None:
+    for resumed, late in ((True, False), (True, True), (False, False)):
+        parameter, buffer = tensors = Tensor(state=False), Tensor(state=True)
+        start(worker_of(*tensors, late=late), ASKS, None, resumed=resumed)
+        own = resumed and not late
+        assert buffer.values.tolist() == [1.0 * own] * 2 and buffer.done == ["write"] * own
+        assert parameter.values.tolist() == [0.0, 0.0] and parameter.done == []
 
 
 def test_random_generators_of_host_and_the_model_s_gpus_are_restored(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,21 +116,19 @@ def still_to_send(states: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     return whole_outstanding(tensors, {name: Cut(shape, 0) for name, shape in shapes.items()}, ranks, replicas=replicas)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_resume_is_bit_exact_and_other_meshes_keep_what_is_still_to_be_added(
-    ranks: dict[str, list[Any]], kind: str
-) -> None:
-    results = ranks[f"{kind}, saved"]
-    for each in results:
-        for how in ("torch.save", "dcp"):
-            assert same(each[how], each["through"]) and "bit for bit" in each[f"said, {how}"], how
-        assert "residuals were summed over the old ranks" in each["said, resized"] and each["same from dcp"]
-    before = still_to_send([each["state"] for each in results])
-    assert set(before) == {"0.weight", "2.weight", "5.weight"} and all(value.any() for value in before.values())
-    for states in ([each["other"] for each in results], [each["three"] for each in results[:3]]):
-        after = still_to_send(states)
-        for name, value in before.items():
-            assert abs(after[name] - value).max() <= 2**-23 * abs(value).max(), name
+def test_resume_is_bit_exact_and_other_meshes_keep_what_is_still_to_be_added(ranks: dict[str, list[Any]]) -> None:
+    for kind in KINDS:
+        results = ranks[f"{kind}, saved"]
+        for each in results:
+            for how in ("torch.save", "dcp"):
+                assert same(each[how], each["through"]) and "bit for bit" in each[f"said, {how}"], how
+            assert "residuals were summed over the old ranks" in each["said, resized"] and each["same from dcp"]
+        before = still_to_send([each["state"] for each in results])
+        assert set(before) == {"0.weight", "2.weight", "5.weight"} and all(value.any() for value in before.values())
+        for states in ([each["other"] for each in results], [each["three"] for each in results[:3]]):
+            after = still_to_send(states)
+            for name, value in before.items():
+                assert abs(after[name] - value).max() <= 2**-23 * abs(value).max(), name
 
 
 def test_states_of_ddp_and_of_no_ranks_are_refused(ranks: dict[str, list[Any]]) -> None:
@@ -140,10 +138,10 @@ def test_states_of_ddp_and_of_no_ranks_are_refused(ranks: dict[str, list[Any]]) 
         assert found["moved"] == torch.float64, "a hook does not keep a model from another dtype"
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_all_ranks_brings_shards_and_controllers_to_rank_0_and_back(ranks: dict[str, list[Any]], kind: str) -> None:
-    for rank, (brought, said, own, again) in enumerate(ranks[f"{kind}, all ranks"]):
-        assert brought == ([str(rank)] if rank else ["0", "1", "2", "3"])
-        assert "bit for bit" in said and own["auto"] == again["auto"] and '"level":3' in own["auto"]
-        assert any(residual.any() for residual in own["residuals"].values())
-        assert same(own["residuals"], again["residuals"])
+def test_all_ranks_brings_shards_and_controllers_to_rank_0_and_back(ranks: dict[str, list[Any]]) -> None:
+    for kind in KINDS:
+        for rank, (brought, said, own, again) in enumerate(ranks[f"{kind}, all ranks"]):
+            assert brought == ([str(rank)] if rank else ["0", "1", "2", "3"])
+            assert "bit for bit" in said and own["auto"] == again["auto"] and '"level":3' in own["auto"]
+            assert any(residual.any() for residual in own["residuals"].values())
+            assert same(own["residuals"], again["residuals"])

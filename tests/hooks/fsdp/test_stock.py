@@ -88,36 +88,36 @@ def close(a: Weights, b: Weights, tolerance: float) -> None:
         torch.testing.assert_close(a[name], b[name], rtol=tolerance, atol=tolerance, msg=name)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_lossless_codec_trains_as_stock_fsdp2(ranks: Ranks, kind: str) -> None:
-    close(ranks[f"{kind}, fp32"][0], ranks[f"{kind}, plain"][0], 1e-6)
-    plain, (ours, steps) = ranks[f"{kind}, accumulating, plain"][0][0], ranks[f"{kind}, accumulating, fp32"][0]
-    close(ours, plain, 1e-6)
-    assert steps == (3 if kind == "hsdp" else 5)
-    for policy, (_, tolerance) in POLICIES.items():
-        close(ranks[f"{kind}, {policy}, fp32"][0], ranks[f"{kind}, {policy}, plain"][0], tolerance)
-    early, plain, compressed = ranks[f"{kind}, start_step"][0]
-    close(early, plain, 1e-6)
-    assert compressed == 2
+def test_lossless_codec_trains_as_stock_fsdp2(ranks: Ranks) -> None:
+    for kind in KINDS:
+        close(ranks[f"{kind}, fp32"][0], ranks[f"{kind}, plain"][0], 1e-6)
+        plain, (ours, steps) = ranks[f"{kind}, accumulating, plain"][0][0], ranks[f"{kind}, accumulating, fp32"][0]
+        close(ours, plain, 1e-6)
+        assert steps == (3 if kind == "hsdp" else 5)
+        for policy, (_, tolerance) in POLICIES.items():
+            close(ranks[f"{kind}, {policy}, fp32"][0], ranks[f"{kind}, {policy}, plain"][0], tolerance)
+        early, plain, compressed = ranks[f"{kind}, start_step"][0]
+        close(early, plain, 1e-6)
+        assert compressed == 2
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_3lc_trains_and_replicas_are_equal_bit_for_bit(ranks: Ranks, kind: str) -> None:
-    for name in ["3lc", "fp32", *(f"{policy}, {codec}" for policy in POLICIES for codec in ("3lc", "fp32"))]:
-        assert all(same(each, ranks[f"{kind}, {name}"][0]) for each in ranks[f"{kind}, {name}"]), name
-    first, *others = ranks[f"{kind}, accumulating, 3lc"]
-    assert all(same(each, first[0]) for each, _ in others)
-    coded, lossless = ranks[f"{kind}, 3lc"][0], ranks[f"{kind}, fp32"][0]
-    assert not same(coded, lossless) and same(coded, ranks[f"{kind}, 3lc, each by itself"][0])
-    close(coded, lossless, 0.05)
+def test_3lc_trains_and_replicas_are_equal_bit_for_bit(ranks: Ranks) -> None:
+    for kind in KINDS:
+        for name in ["3lc", "fp32", *(f"{policy}, {codec}" for policy in POLICIES for codec in ("3lc", "fp32"))]:
+            assert all(same(each, ranks[f"{kind}, {name}"][0]) for each in ranks[f"{kind}, {name}"]), name
+        first, *others = ranks[f"{kind}, accumulating, 3lc"]
+        assert all(same(each, first[0]) for each, _ in others)
+        coded, lossless = ranks[f"{kind}, 3lc"][0], ranks[f"{kind}, fp32"][0]
+        assert not same(coded, lossless) and same(coded, ranks[f"{kind}, 3lc, each by itself"][0])
+        close(coded, lossless, 0.05)
 
 
-@pytest.mark.parametrize(("kind", "down"), [("hsdp", "int8"), ("fsdp", "fp32")])
-def test_codecs_by_name_are_applied_and_reported(ranks: Ranks, kind: str, down: str) -> None:
-    named = "3lc[sparsity=1.5] up and int8 down" if kind == "hsdp" else "3lc[sparsity=1.5]"
-    for before, text, chosen in ranks[f"{kind}, report"]:
-        assert before == "thinwire: no compressed step yet"
-        assert re.search(r"3 compressed steps, 0 skipped.*\n.*× less.*\n(.*\n)+.*measured link", text), text
-        assert text.splitlines()[0].endswith(f" skipped, {named}; bf16; fp32") and " bit a value" in text, text
-        assert chosen["0.weight"].startswith("bf16/") and chosen["5.weight"].startswith("fp32/")
-        assert chosen["2.weight"] == f"3lc/{down}" and chosen["2.bias"] == "fp32/fp32"
+def test_codecs_by_name_are_applied_and_reported(ranks: Ranks) -> None:
+    for kind, down in (("hsdp", "int8"), ("fsdp", "fp32")):
+        named = "3lc[sparsity=1.5] up and int8 down" if kind == "hsdp" else "3lc[sparsity=1.5]"
+        for before, text, chosen in ranks[f"{kind}, report"]:
+            assert before == "thinwire: no compressed step yet"
+            assert re.search(r"3 compressed steps, 0 skipped.*\n.*× less.*\n(.*\n)+.*measured link", text), text
+            assert text.splitlines()[0].endswith(f" skipped, {named}; bf16; fp32") and " bit a value" in text, text
+            assert chosen["0.weight"].startswith("bf16/") and chosen["5.weight"].startswith("fp32/")
+            assert chosen["2.weight"] == f"3lc/{down}" and chosen["2.bias"] == "fp32/fp32"
