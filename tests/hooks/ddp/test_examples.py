@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -48,6 +49,7 @@ def test_ddp_example_without_thinwire_lines_is_plain_pytorch(tmp_path: Path) -> 
     assert len(plain) == len(lines) - 2
     # Else plain DDP may hang at its end: docs/troubleshooting.md.
     plain.insert(plain.index("    dist.destroy_process_group()"), "    del model")
+    shutil.copytree(EXAMPLES, tmp_path, dirs_exist_ok=True)  # what the script imports
     script = tmp_path / "plain.py"
     script.write_text("\n".join(plain))
     text = run_script(2, script)

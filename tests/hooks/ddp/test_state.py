@@ -238,7 +238,7 @@ def test_states_that_do_not_fit_are_refused_and_change_nothing(saved: Ranks) -> 
             "foreign": "the model and the exclusions it was saved with",
             "another rank's": "every rank has residuals of its own",
             "scale": "loss_scale is nan",
-            "empty": "does not fit",
+            "empty": "lacks 'residuals'",
         }.items():
             assert text in told[name], told[name]
         assert restored
