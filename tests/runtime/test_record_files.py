@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from thinwire.errors import ConfigError, TransportError
-from thinwire.runtime.metrics import JsonLines, Prometheus
-from thinwire.runtime.record_files import MAX_LINE_NBYTES, RecordEndpoint, RecordFile
-from thinwire.studies.step_figures import RecordedSteps
+from thinwire.runtime.metrics import JsonLines
+from thinwire.runtime.record_files import MAX_LINE_NBYTES, RecordAddress, RecordFile
 from thinwire.telemetry import StepRecord
 
 RECORDS = [
@@ -132,81 +129,52 @@ def test_of_a_long_file_the_end_is_read(tmp_path: Path) -> None:
     assert len(list(RecordFile(path, newest_nbytes=10**9).read())) == 100
 
 
-def test_an_endpoint_tells_what_came_since_the_last_look() -> None:
-    writer = Prometheus(0)
-    endpoint = RecordEndpoint(f"http://127.0.0.1:{writer.port}/metrics")
-    try:
-        assert list(endpoint.read()) == []
-        for step in range(3):
-            writer.record(StepRecord(step=step, table="fc", numel=10, payload_bytes_push=4, encode_s=0.5, itemsize=2))
-            writer.record(StepRecord(step=step, table="", numel=0, loss=1.0))
-        first = {record.table: record for record in endpoint.read()}
-        assert (first["fc"].step, first["fc"].payload_bytes_push, first["fc"].encode_s) == (2, 4, 0.5)
-        assert (first["fc"].numel, first["fc"].itemsize, first["fc"].residual_lag) == (10, 2, None)
-        assert (first[""].step, first[""].loss, first[""].numel) == (2, 1.0, 0)
-        assert list(endpoint.read()) == []
-        writer.record(StepRecord(step=3, table="fc", numel=10, payload_bytes_push=8, residual_lag=2.0))
-        (second,) = (record for record in endpoint.read() if record.table)
-        assert (second.step, second.payload_bytes_push, second.residual_lag) == (3, 8, 2.0)
-        assert second.time_s >= first["fc"].time_s > 0
-        for step in (5, 7, 9, 11):  # every second step has an exchange, say
-            writer.record(StepRecord(step=step, table="fc", numel=10, payload_bytes_push=step))
-        # As in the hooks, where the seconds of a step are of no table.
-        writer.record(StepRecord(step=11, table="", numel=0, encode_s=0.4, loss=0.5))
-        everything = list(endpoint.read())
-        whole = [(each.step, each.encode_s, each.loss) for each in everything if not each.table]
-        assert whole == [(5, 0.1, None), (7, 0.1, None), (9, 0.1, None), (11, 0.1, 0.5)]
-        later = [each for each in everything if each.table]
-        assert [(each.step, each.payload_bytes_push) for each in later] == [(5, 8), (7, 8), (9, 8), (11, 8)]
-        times = [second.time_s, *(each.time_s for each in later)]
-        assert all(later >= earlier for earlier, later in pairwise(times)), "evenly, since the look before"
-        writer.record(StepRecord(step=70, table="fc", numel=10, payload_bytes_push=8))  # of every tenth step, say
-        writer.record(StepRecord(step=70, table="", numel=0, loss=1.0))
-        assert [(each.step, each.payload_bytes_push) for each in endpoint.read()] == [(70, 8), (70, 0)]
-        writer.record(StepRecord(step=80, table="fc", numel=10))
-        writer.record(StepRecord.of_scores(80, 0, 1.0, math.nan, None))
-        assert [(each.loss, each.loss_finite) for each in endpoint.read()] == [(None, True), (None, False)]
-    finally:
-        writer.close()
-    with pytest.raises(TransportError, match=r"metrics cannot be read: .*refused.*--metrics-port serves"):
-        list(endpoint.read())
-
-
-def test_steps_between_two_looks_come_in_order_of_all_tables() -> None:
-    """Else the second table's are taken for a training that went back, and the first one's are forgotten."""
-    writer, recorded = Prometheus(0), RecordedSteps()
-    endpoint = RecordEndpoint(f"http://127.0.0.1:{writer.port}/metrics")
-    try:
-        for steps in (range(1), range(1, 6), range(6, 9)):
-            for step in steps:
-                for table in ("a", "b"):
-                    writer.record(StepRecord(step=step, table=table, numel=10, payload_bytes_push=4))
-            found = list(endpoint.read())
-            assert [(each.step, each.table) for each in found] == [(step, table) for step in steps for table in "ab"]
-            for record in found:
-                recorded.add(record)
-        figures = recorded.figures(leave_out=1)
-        assert (figures.steps, figures.push_nbytes, recorded.runs) == (8, 8, 1)
-    finally:
-        writer.close()
-
-
-def test_an_endpoint_is_read_without_the_proxies_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("parts", [True, False])
+def test_a_file_at_an_address_is_followed_as_it_grows(parts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From a server that sends parts of files, and from one that sends a file whole, past the environment's proxy."""
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    monkeypatch.setattr("urllib.request._opener", None)  # made of the environment as it was before
-    writer = Prometheus(0)
-    try:
-        writer.record(StepRecord(step=0, table="fc", numel=10))
-        assert [each.table for each in RecordEndpoint(f"http://127.0.0.1:{writer.port}/metrics").read()] == ["fc"]
-    finally:
-        writer.close()
+    held = [b""]
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            first = int(self.headers["Range"].removeprefix("bytes=").removesuffix("-")) if parts else 0
+            told = held[0][first:]
+            self.send_response(416 if first and not told else 206 if parts else 200)
+            self.send_header("Content-Length", str(len(told)))
+            self.end_headers()
+            self.wfile.write(told)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        file = RecordAddress(f"http://127.0.0.1:{server.server_port}/steps.jsonl")
+        line = b'{"step":3,"table":"fc","numel":5}\n'
+        try:
+            for held[0], steps in (
+                (b"", []),
+                (line, [3]),
+                (line + line[:9], []),
+                (line + b"no record\n" + line, [3]),
+                (line[:9], []),  # another file, which is read from its beginning at the next look
+                (line.replace(b"3", b"7") * 4, [7] * 4),
+            ):
+                assert [record.step for record in file.read()] == steps
+            assert file.damaged == 1
+        finally:
+            server.shutdown()
+            thread.join()
+    with pytest.raises(TransportError, match=r"steps\.jsonl cannot be read: .*refused.*--telemetry writes"):
+        list(file.read())
 
 
 @contextmanager
-def answering(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[RecordEndpoint]:
-    """An endpoint that answers once, as it is told."""
+def answering(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[RecordAddress]:
+    """A file at an address whose server answers once, as it is told."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -219,7 +187,7 @@ def answering(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[Reco
     with HTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.handle_request)
         thread.start()
-        yield RecordEndpoint(f"http://127.0.0.1:{server.server_port}/metrics")
+        yield RecordAddress(f"http://127.0.0.1:{server.server_port}/steps.jsonl")
         thread.join()
 
 
@@ -244,7 +212,7 @@ def test_an_answer_that_was_cut_off_is_no_record() -> None:
     def cut(handler: BaseHTTPRequestHandler) -> None:
         handler.send_header("Content-Length", "60")
         handler.end_headers()
-        handler.wfile.write(b'thinwire_steps_total{rank="0",table="fc"} 10')
+        handler.wfile.write(b'{"step":3,"table":"fc","numel":5}\n')
 
     with answering(cut) as endpoint, pytest.raises(TransportError, match="cannot be read: IncompleteRead"):
         list(endpoint.read())
@@ -252,4 +220,4 @@ def test_an_answer_that_was_cut_off_is_no_record() -> None:
 
 def test_a_port_that_cannot_be_is_said() -> None:
     with pytest.raises(TransportError, match="Port out of range 0-65535"):
-        list(RecordEndpoint("http://127.0.0.1:999999/metrics").read())
+        list(RecordAddress("http://127.0.0.1:999999/steps.jsonl").read())
