@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from dataclasses import fields
 from html import escape
 from typing import Any
 
 from thinwire.jobs.describe import choices, servers_of
-from thinwire.jobs.job import Job
 from thinwire.jobs.outcome import RunOutcome
 from thinwire.jobs.results import Run
 from thinwire.presentation.charts import Chart, Panel, Series, to_svg
@@ -22,8 +20,6 @@ from thinwire.quantities import counted, seconds_text
 from thinwire.studies.compare import Failure, Findings
 from thinwire.studies.compare_rows import Row
 from thinwire.workloads.models import TEXT_MODELS
-
-_DEFAULTS = {field.name: field.default for field in fields(Job)}
 
 
 def page(findings: Findings) -> str:
@@ -121,8 +117,8 @@ def runs_table(runs: Sequence[Run[RunOutcome]]) -> Table:
 
 
 def _of(job: dict[str, Any], name: str) -> str:
-    """Returns what a stored job says, or its default: a file may be of before there was a choice; – for neither."""
-    value = job.get(name, _DEFAULTS.get(name))
+    """Returns what a stored job says; – where it says nothing."""
+    value = job.get(name)
     if value is None:
         return "–"
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -107,7 +107,8 @@ def positions_of(selected: Selected, blocks: Blocks) -> NDArray[np.int64]:
     """
     tops, lefts = np.divmod(np.repeat(np.arange(blocks.number), selected.counts), blocks.columns // blocks.tile_columns)
     rows, columns = np.divmod(selected.places, blocks.tile_columns)
-    return (tops * blocks.tile_rows + rows) * blocks.columns + lefts * blocks.tile_columns + columns
+    found: NDArray[np.int64] = (tops * blocks.tile_rows + rows) * blocks.columns + lefts * blocks.tile_columns + columns
+    return found
 
 
 def put(out: Any, positions: NDArray[np.int64], codes: Any, book: Any, accumulate: bool) -> None:
