@@ -96,7 +96,7 @@ class WarmUp:
 class StepRecord:
     """What one table cost one worker in one step; without a table's name, what belongs to no table.
 
-    What a step cost is the sum over its records. New fields come last and have defaults: files of before stay readable.
+    What a step cost is the sum over its records.
 
     Args:
         step: number of the step, from 0.

@@ -291,7 +291,7 @@ def test_the_rate_of_one_that_comes_late_follows_the_time_that_earlier_steps_wou
     assert loop._progress() == 1, "nothing was timed yet: a rate that is too small does no harm"
     opt.steps_done, now.seconds = 51, 20.0  # the first of its steps is not timed
     assert loop._progress() == 20 / 10 * 50 / 200
-    loop.load_state_dict({"random": torch.get_rng_state(), "losses": [], "seconds": 60.0})
+    loop.load_state_dict({"random": {}, "losses": [], "seconds": 60.0, "traffic": {}})
     assert loop._progress() == 60 / 200, "of a state of its own the time is known"
 
 

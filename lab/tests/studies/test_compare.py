@@ -326,18 +326,6 @@ def test_runs_on_another_text_are_other_runs(tmp_path: Path, monkeypatch: pytest
     assert "python-text[train=100], digest of another text" in page(compare(asked, tmp_path, noting(made)))
 
 
-def test_stored_runs_that_lack_fields_are_shown(tmp_path: Path) -> None:
-    compare(TWO, tmp_path, told)
-    path = tmp_path / "results.json"
-    kept = json.loads(path.read_text())
-    for run in kept["runs"]:
-        run["job"] = {"design": run["job"]["design"], "lr": None}
-    path.write_text(json.dumps(kept))
-    text = page(compare(TWO, tmp_path, told))
-    lines = [line for line in text.splitlines() if "<td>digits</td><td>" in line]
-    assert any("<td>0</td><td>4</td><td>1 of their own</td><td>400</td><td>–</td><td>–</td>" in line for line in lines)
-
-
 def test_seconds_of_different_machines_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compare(replace(TWO, designs=["fp32"]), tmp_path, told)
     path = tmp_path / "results.json"

@@ -80,16 +80,6 @@ def test_resume_is_exact(numbered: Dataset) -> None:
         assert other_rank.state_dict() == state, "one worker's position serves all"
 
 
-def test_a_state_without_segments_is_of_drawn_ones(numbered: Dataset) -> None:
-    batches = Batches(numbered, rank=0, workers=4, batch=5, seed=7)
-    state = batches.state_dict()
-    assert state.pop("segments") == "drawn"
-    batches.load_state_dict(state)
-    fixed = Batches(numbered, rank=0, workers=4, batch=5, seed=7, segments="fixed")
-    with pytest.raises(ConfigError, match="saved batches have segments 'drawn', these have 'fixed'"):
-        fixed.load_state_dict(state)
-
-
 def test_another_number_of_workers_continues_with_the_next_epoch(numbered: Dataset) -> None:
     four = Batches(numbered, rank=0, workers=4, batch=5, seed=7)
     _take(four, 7)

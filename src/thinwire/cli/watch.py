@@ -22,12 +22,12 @@ from thinwire.cli.outputs import check_apart
 from thinwire.errors import ConfigError, TransportError
 from thinwire.quantities import counted, ms_text, nbytes_text, number_text, rate_text, seconds_text
 from thinwire.reports.step_figures import Figures, RecordedSteps
-from thinwire.runtime.record_files import RecordEndpoint, RecordFile
+from thinwire.runtime.record_files import RecordAddress, RecordFile
 
 app = typer.Typer()
 
 _ADDRESS = re.compile(r"[^/]+:\d+(/.*)?")
-"""Of an endpoint, and hardly of a file."""
+"""Of a server, and hardly of a file."""
 
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
@@ -42,7 +42,7 @@ LEFT_OUT = ("line is no step record and was left out", "lines are no step record
 Source = Annotated[
     str,
     typer.Argument(
-        metavar="FILE|DIR|URL", help="What --telemetry writes, a folder with it, or what --metrics-port serves."
+        metavar="FILE|DIR|URL", help="What --telemetry writes: the file, a folder with it, or its http:// address."
     ),
 ]
 Once = Annotated[bool, typer.Option("--once", help="Show what is there and end.")]
@@ -71,7 +71,7 @@ def watch(
     if not is_url:
         source = _file(source)
         check_apart(json, [Path(source)], "the step records are")
-    records = RecordEndpoint(source) if is_url else RecordFile(Path(source), NEWEST_NBYTES)
+    records = RecordAddress(source) if is_url else RecordFile(Path(source), NEWEST_NBYTES)
     recorded, ended = RecordedSteps(), None
 
     def look() -> Group:
@@ -122,7 +122,7 @@ def _file(source: str) -> str:
         ConfigError: the folder has none or several, or an address lacks its http://, or has another.
     """
     if _SCHEME.match(source):
-        raise ConfigError(f"{source}: a file is watched, or an endpoint by http:// or https://")
+        raise ConfigError(f"{source}: a file is watched, by its path or by http:// or https://")
     path = Path(source)
     if path.is_dir():
         found = sorted(path.glob("*.jsonl"))
@@ -131,7 +131,7 @@ def _file(source: str) -> str:
             raise ConfigError(f"{source}: a folder is watched for its one *.jsonl, and there are: {there}; name a file")
         return str(found[0])
     if _ADDRESS.fullmatch(source) and not path.exists():
-        raise ConfigError(f"{source}: there is no such file; an endpoint is named with http://, as in http://{source}")
+        raise ConfigError(f"{source}: there is no such file; an address begins with http://, as in http://{source}")
     return source
 
 

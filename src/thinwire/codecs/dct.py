@@ -36,8 +36,8 @@ def transform_tiles(values: FloatArray, blocks: Blocks, *, inverse: bool = False
 
     Example:
         >>> import numpy as np
-        >>> transform_tiles(np.array([1.0, 3, 1, 3]), Blocks(2, 2, 2, 2, 1, 4)).round(6).tolist()
-        [4.0, -2.0, 0.0, 0.0]
+        >>> transform_tiles(np.array([1.0, 2, 3, 5]), Blocks(2, 2, 2, 2, 1, 4)).round(6).tolist()
+        [5.5, -1.5, -2.5, 0.5]
     """
     tensor = torch.from_numpy(values)
     down, across = (dct_matrix(size, tensor.dtype) for size in (blocks.tile_rows, blocks.tile_columns))

@@ -1,27 +1,26 @@
-"""Reads step records back: from a file of JSON lines that may still grow, and from a Prometheus endpoint.
+"""Reads step records back: from a file of JSON lines that may still grow, here or at an address.
 
 Strategy: whoever watches must not disturb whoever trains, nor stumble over what a process that was killed left behind.
 The file is opened anew for every look, lines are taken when they are complete, and lines that are no records are
-counted. Files of older versions lack fields, which then have their defaults.
+counted.
 """
 
 from __future__ import annotations
 
+import http
 import http.client
 import math
 import stat
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import replace
-from operator import attrgetter
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import msgspec
 
 from thinwire.errors import ConfigError, TransportError
-from thinwire.extras import require
 from thinwire.telemetry import StepRecord
 
 _CHUNK_NBYTES = 1 << 22
@@ -35,9 +34,7 @@ MAX_LINE_NBYTES = 1 << 20
 """A record takes some 400 bytes; a longer line than this is of some other file."""
 _TIMEOUT_S = 5.0
 _LONGEST_NBYTES = 1 << 26
-"""Of what an endpoint answers: some 100,000 tensors."""
-_MOST_STEPS = 1000
-"""Of so many steps between two looks at an endpoint records are made."""
+"""Of what a server answers at once: some 160,000 records."""
 
 
 class RecordFile:
@@ -145,71 +142,51 @@ def _can_be(record: StepRecord) -> bool:
     )
 
 
-class RecordEndpoint:
-    """The Prometheus endpoint of one worker, read as if it were a file: what came since the last look, as records.
-
-    An endpoint has sums and latest values: all steps of a table since the last look have their mean, and end evenly
-    between the two looks. The first look finds all steps so far, of which one record with their mean is made.
+class RecordAddress(RecordFile):
+    """A file of step records at an address, followed as it grows.
 
     Args:
-        url: of the endpoint, `http://host:port/metrics`.
-
-    Attributes:
-        damaged: 0, as of a file without damaged lines.
+        url: of the file, as in `http://host:port/steps.jsonl`.
     """
 
     def __init__(self, url: str) -> None:
-        self.url, self.damaged = url, 0
-        # No proxy of the environment's, as gRPC takes none: an endpoint is on this machine, or at a tunnel's end.
+        super().__init__(Path())
+        self.url = url
+        # No proxy of the environment's, as gRPC takes none: the file is on this machine, or at a tunnel's end.
         self._direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        self._before: dict[tuple[str, str], dict[str, float]] = {}
-        self._last: dict[tuple[str, str], StepRecord] = {}
 
-    def read(self) -> Iterator[StepRecord]:
-        """Yields a record of every table and step since, in the order of steps, and one of the latest scores.
+    def read(self, *, ended: bool = False) -> Iterator[StepRecord]:
+        """Yields the records whose lines were completed since the last call.
 
         Raises:
-            ConfigError: prometheus_client is not installed.
-            TransportError: nobody answers there, or not as such an endpoint does.
+            TransportError: no server answers there, or not in time.
         """
-        require("reading an endpoint", "prometheus_client")
-        from prometheus_client.parser import text_string_to_metric_families
-
+        taken = self._offset or 0
+        first = max(0, taken - 1)  # the last line break: where another byte stands there, it is another file
+        request = urllib.request.Request(self.url, headers={"Range": f"bytes={first}-"})
         try:
             _ = urlsplit(self.url).port  # which no other call looks at: 65536 more would be the same port
-            with self._direct.open(self.url, timeout=_TIMEOUT_S) as answer:
-                families = list(text_string_to_metric_families(_all_of(answer).decode()))
+            with self._direct.open(request, timeout=_TIMEOUT_S) as answer:
+                found = _all_of(answer)
+                rest = found if answer.status == http.HTTPStatus.PARTIAL_CONTENT else found[first:]
+        except urllib.error.HTTPError as error:
+            if error.code != http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+                raise self._unreadable(error) from error
+            rest = b""
         except (OSError, ValueError, http.client.HTTPException) as error:
-            reason = getattr(error, "reason", error)
-            raise TransportError(
-                f"{self.url} cannot be read: {reason}. Give the address that --metrics-port serves, "
-                "as in http://127.0.0.1:9100/metrics"
-            ) from error
-        now, found = time.time(), dict[tuple[str, str], dict[str, float]]()
-        for sample in (sample for family in families for sample in family.samples):
-            labels = sample.labels
-            rank = labels.get("rank", "")
-            ours = sample.name.startswith("thinwire_") and rank.isascii() and rank.isdecimal() and len(rank) < 10
-            if ours and (math.isfinite(sample.value) or sample.name == "thinwire_loss"):
-                kind = labels.get("direction") or labels.get("phase") or ""
-                sums = found.setdefault((labels.get("table", ""), labels["rank"]), {})
-                sums[f"{sample.name.removeprefix('thinwire_')}{kind and '/' + kind}"] = sample.value
-        records = list[StepRecord]()
-        for (table, rank), values in found.items():
-            if not table:  # what belongs to the step as a whole
-                others = [each for (_, other), each in found.items() if other == rank]
-                for name in ("steps_total", "step"):
-                    if found_there := [each[name] for each in others if name in each]:
-                        values[name] = max(found_there)
-            key = table, rank
-            record = _record_of(table, int(rank), values, self._before.get(key, {}), now)
-            if record is not None:
-                taken = int(values["steps_total"] - self._before.get(key, {}).get("steps_total", 0))
-                records += _spread(record, taken, self._last.get(key))
-                self._last[key] = record
-        self._before = found
-        # Whoever adds records up takes an earlier step behind a later one for a training that went back.
-        yield from sorted(records, key=attrgetter("step"))
+            raise self._unreadable(error) from error
+        if taken and rest[:1] != b"\n":
+            self._offset = 0  # read anew at the next look
+            return
+        lines = self._next_lines(rest[taken - first :])
+        self._offset = taken + len(lines)
+        yield from self._records(lines)
+
+    def _unreadable(self, error: Exception) -> TransportError:
+        return TransportError(
+            f"{self.url} cannot be read: {getattr(error, 'reason', error)}. Give the address of a file that "
+            "--telemetry writes, as in http://127.0.0.1:8000/steps.jsonl"
+        )
 
 
 def _all_of(answer: http.client.HTTPResponse) -> bytes:
@@ -222,56 +199,3 @@ def _all_of(answer: http.client.HTTPResponse) -> bytes:
     if answer.length:  # which `read1` lets pass
         raise http.client.IncompleteRead(bytes(found), answer.length)
     return bytes(found)
-
-
-def _spread(record: StepRecord, taken: int, last: StepRecord | None) -> Iterator[StepRecord]:
-    """Yields one record for each of so many steps, the last of which this is; of very many, for the newest."""
-    if last is None or record.step - last.step < taken:
-        yield record
-        return
-    scoreless = replace(record, loss=None, loss_finite=True, accuracy=None)  # the scores are of the last step
-    for left in range(min(taken, _MOST_STEPS) - 1, -1, -1):
-        part = left / taken
-        yield replace(
-            scoreless if left else record,
-            step=record.step - round((record.step - last.step) * part),
-            time_s=record.time_s - (record.time_s - last.time_s) * part,
-        )
-
-
-def _record_of(
-    table: str, rank: int, values: dict[str, float], before: dict[str, float], now: float
-) -> StepRecord | None:
-    """Returns the means over the steps between two looks; None where there was none."""
-    steps = int(values.get("steps_total", 0))
-    taken = steps - int(before.get("steps_total", 0))
-    if taken <= 0:
-        return None
-
-    def mean(name: str) -> float:
-        return (values.get(name, 0) - before.get(name, 0)) / taken
-
-    loss = values.get("loss")
-    loss_finite = loss is None or math.isfinite(loss)
-    return StepRecord(
-        step=int(values.get("step", steps - 1)),  # an endpoint of before does not name it
-        table=table,
-        numel=int(values.get("numel", 0)),
-        rank=rank,
-        payload_bytes_push=round(mean("payload_bytes_total/push")),
-        payload_bytes_pull=round(mean("payload_bytes_total/pull")),
-        encode_s=mean("seconds_total/encode"),
-        decode_s=mean("seconds_total/decode"),
-        wait_s=mean("seconds_total/wait"),
-        staleness=int(values.get("staleness", 0)),
-        residual_norm=values.get("residual_norm"),
-        residual_lag=values.get("residual_lag"),
-        time_s=now,
-        itemsize=int(values.get("itemsize", 4)),
-        loss=loss if loss_finite else None,
-        loss_finite=loss_finite,
-        accuracy=values.get("accuracy"),
-        ways=int(values.get("ways", 2)),
-        link_bps=values.get("link_bps"),
-        share=values.get("share", 1.0),
-    )

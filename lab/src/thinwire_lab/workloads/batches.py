@@ -115,7 +115,7 @@ class Batches(Iterator[tuple[torch.Tensor, torch.Tensor]]):
         Raises:
             ConfigError: the state belongs to other data, another seed or other segments; the position is unchanged.
         """
-        mine, state = self.state_dict(), {"segments": "drawn", **state}  # which older states do not say
+        mine = self.state_dict()
         for key in ("dataset", "num_examples", "seed", "segments"):
             if state.get(key) != mine[key]:
                 raise ConfigError(f"the saved batches have {key} {state.get(key)!r}, these have {mine[key]!r}")

@@ -42,8 +42,8 @@ class Histograms(msgspec.Struct, frozen=True, kw_only=True):
         original, clipped: share of worker 0's values in each of `BINS` bins.
         ternary: share of worker 0's values at −1, 0 and 1 times the scale.
         averaged: share of both workers' averages at −1, −½, 0, ½ and 1 times the scale.
-        shortened: share of its length that worker 0's gradient loses by clipping; None in files of before.
-        turned: by how many degrees clipping turns it; None in files of before.
+        shortened: share of its length that worker 0's gradient loses by clipping.
+        turned: by how many degrees clipping turns it.
     """
 
     layer: str
@@ -55,8 +55,8 @@ class Histograms(msgspec.Struct, frozen=True, kw_only=True):
     clipped: list[float]
     ternary: list[float]
     averaged: list[float]
-    shortened: float | None = None
-    turned: float | None = None
+    shortened: float
+    turned: float
 
 
 class GradientsFinding(TrainingFinding, frozen=True, kw_only=True):
@@ -172,9 +172,8 @@ def _show(found: Mapping[GradientsCell, GradientsFinding]) -> Shown:
                 series.append(Series(label=f"step {each.step + 1:,}", x=x[kind], y=getattr(each, kind)))
             zeros = f"{each.ternary[1]:.1%}"
             largest, scale = f"{each.edge / each.sigma:.1f} σ", f"{2 * half:.2f} σ"
-            shorter = "–" if each.shortened is None else f"{each.shortened:.1%}"
-            turned = "–" if each.turned is None else f"{each.turned:.1f}°"
-            lines.append([layer, f"{each.step + 1:,}", largest, scale, shorter, turned, zeros])
+            lost = [f"{each.shortened:.1%}", f"{each.turned:.1f}°"]
+            lines.append([layer, f"{each.step + 1:,}", largest, scale, *lost, zeros])
         charts.append(
             Chart(
                 name=f"terngrad-figure-2-{number + 1}",
