@@ -12,7 +12,6 @@ import pytest
 
 from tests.cli.commands import Result
 from thinwire.codecs import codec, registry
-from thinwire_lab.workloads.models import models
 
 Command = Callable[..., Result]
 
@@ -51,22 +50,6 @@ def test_data_options_are_of_data_alone(command: Command, tmp_path: Path) -> Non
     for what, option in (("codecs", "--download"), ("models", "--download"), ("codecs", "--root")):
         result = command("inspect", what, option, "no-such-set")
         assert result.status == 2 and f"thinwire inspect data {option} no-such-set" in result.err
-
-
-def test_models(command: Command, tmp_path: Path) -> None:
-    facts, out = inspected(command, tmp_path, "models")
-    assert facts == list(models()) and {"mlp", "lenet", "lenet5", "resnet20"} <= set(facts)
-    assert all(name in out for name in facts)
-
-
-def test_data_says_what_is_here_and_how_to_get_the_rest(command: Command, tmp_path: Path) -> None:
-    facts, out = inspected(command, tmp_path, "data")
-    found = {row["name"]: row for row in facts}
-    assert found["digits"]["present"] and {"fashion-mnist", "cifar10"} <= found.keys()
-    for row in facts:
-        assert row["name"] in out
-        assert row["present"] == (row["where"] is not None) or row["name"] == "digits"
-        assert row["present"] or row["how"]
 
 
 def test_a_frame_is_explained(command: Command, tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 from tests.cli.commands import Result
 from thinwire.cli.plan import FOR_ADAM
@@ -17,7 +19,21 @@ from thinwire.planner import other_work, planning
 from thinwire.planner.verdict import LOCAL
 
 Command = Callable[..., Result]
-ASKED = ("plan", "--designs", "3lc[s=1.75]", "--link", "1mbit", "--workers", 8, "--steps", 2)
+MODEL = ("--model", "tests.cli.test_plan:make")
+ASKED = ("plan", *MODEL, "--designs", "3lc[s=1.75]", "--link", "1mbit", "--workers", 8, "--steps", 2, "--servers", 1)
+
+
+def make() -> tuple[nn.Module, Callable[[], None]]:
+    """A small model, and its next step."""
+    model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(torch.randn(16, 64)), torch.arange(16) % 10).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    return model, step
 
 
 def test_what_is_printed_drawn_and_written(command: Command, tmp_path: Path) -> None:
@@ -68,7 +84,7 @@ def test_a_picture_is_of_any_kind_that_other_commands_draw(command: Command, tmp
 
 def test_of_local_updates_it_says_which_h_is_enough(command: Command, tmp_path: Path) -> None:
     data = tmp_path / "plan.json"
-    asked = ("plan", "--designs", "local-sgd[h=2]", "--mode", "collective", "--link", "100kbit", "--steps", 2)
+    asked = ("plan", *MODEL, "--designs", "local-sgd[h=2]", "--mode", "collective", "--link", "100kbit", "--steps", 2)
     result = command(*asked, "--exchange-share", 0.1, "--json", data)
     assert result.status == 0, result.err
     assert "Predicted: 4 workers, 100kbit, DDP and FSDP" in result.out

@@ -4,9 +4,9 @@ import pytest
 
 from lab.tests.jobs.outcomes import run_outcome
 from thinwire.planner.transport_costs import Sharing, TransportCosts
-from thinwire_lab.bench import clock, harness
+from thinwire_lab.bench import clock
 from thinwire_lab.bench.clock import ClockBench, Clocked
-from thinwire_lab.jobs import modelled
+from thinwire_lab.jobs import grid, modelled
 from thinwire_lab.jobs.cluster import Links
 from thinwire_lab.jobs.job import Job
 from thinwire_lab.jobs.outcome import RunOutcome
@@ -40,7 +40,7 @@ def test_differences_are_of_the_measured_seconds(monkeypatch: pytest.MonkeyPatch
         designs=["fp32"], links=["10mbit", "none"], workers=[2, 4], model="mlp", data="digits", shaping="application"
     )
     measured: dict[Job, list[Clocked]] = {}
-    harness.run(bench, Results(None, bench.kinds), measured)
+    grid.run(bench, Results(None, bench.kinds), measured)
     [table] = bench.tables(measured)
     lines = [["0.2000", "0.2000", "+0.0%"], ["0.5000", "0.4000", "-20.0%"]]
     assert [line[-3:] for line in table.lines] == [*lines, *lines]

@@ -9,6 +9,7 @@ from thinwire.errors import ConfigError
 from thinwire_lab.bench import codec_figures, codecs, harness, peers
 from thinwire_lab.bench.codecs import CodecsBench, Speed
 from thinwire_lab.bench.inputs import draw
+from thinwire_lab.jobs import grid
 from thinwire_lab.jobs.results import Results
 
 
@@ -20,7 +21,7 @@ def test_codecs_and_raw_compressors_share_a_table(monkeypatch: pytest.MonkeyPatc
     raw = list(peers.installed())
     assert raw[0] == "raw zstd-1"
     measured: dict[codecs.CodecCell, list[harness.Figures]] = {}
-    harness.run(bench, Results(None, bench.kinds), measured)
+    grid.run(bench, Results(None, bench.kinds), measured)
     rows = [(cell.codec, cell.zero_fraction) for cell in measured]
     assert rows == [("3lc", 0.8), ("3lc", 0.9), ("int8", 0.9), *((name, 0.9) for name in raw), ("huffman", 0.9)]
     [zstd] = [run for cell, [run] in measured.items() if cell.codec == "raw zstd-1"]

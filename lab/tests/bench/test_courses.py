@@ -4,8 +4,8 @@ import pytest
 
 from thinwire.errors import ConfigError
 from thinwire.transports.links import Rate
+from thinwire_lab.bench.cells import HookCell
 from thinwire_lab.bench.courses import Steady, Stepping, Sweep, course
-from thinwire_lab.bench.hook_cells import HookCell
 
 FAST, SLOW = Rate(100_000_000), Rate(10_000_000)
 

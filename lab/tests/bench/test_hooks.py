@@ -15,12 +15,15 @@ from tests.hooks.ddp_ranks import batch, mlp, run_ranks
 from thinwire.codecs import codec
 from thinwire.errors import ConfigError
 from thinwire.planner.models import torch_threads
-from thinwire_lab.bench import hook_cells, hook_runs
-from thinwire_lab.bench.hook_cells import NOTES, HookCell
+from thinwire_lab.bench import hook_runs, names
+from thinwire_lab.bench.cells import HookCell
+from thinwire_lab.bench.fsdp import FsdpBench
 from thinwire_lab.bench.hook_runs import HookRun, measure
 from thinwire_lab.bench.hooks import HooksBench
 from thinwire_lab.bench.methods import install
+from thinwire_lab.bench.names import NOTES
 from thinwire_lab.bench.options import OURS
+from thinwire_lab.bench.updates import UpdatesBench
 from thinwire_lab.jobs.job import Job
 from thinwire_lab.jobs.training_loop import weights_digest
 from thinwire_lab.jobs.workload import workload
@@ -127,34 +130,15 @@ def test_what_is_measured_is_whole_periods_of_compressed_steps() -> None:
 
 
 def test_what_compresses_one_way_alone_compresses() -> None:
-    fp32 = hook_cells.hook("server:fp32")
+    fp32 = names.hook("server:fp32")
     assert fp32.design is not None and not fp32.compresses
     int8 = codec("int8")
     assert replace(fp32, design=replace(fp32.design, up=int8)).compresses
     assert replace(fp32, design=replace(fp32.design, down=int8)).compresses
 
 
-def test_runs_that_cannot_be_are_refused() -> None:
-    impossible: list[tuple[dict[str, Any], str]] = [
-        ({"hook": "zip"}, "unknown hook 'zip'"),
-        ({"hook": "3lc[s=3]"}, "it must lie in"),
-        ({"hook": "fp16[start_step=9]"}, "torch's hooks have no options here, but for PowerSGD's start_step"),
-        ({"hook": "powersgd-1[start_step=1]"}, "start_step=1; it is a number of steps, at least 2"),
-        ({"hook": "3lc[start_step=soon]"}, "start_step=soon; it is a number of steps, at least 0"),
-        ({"hook": "3lc[strt_step=9]"}, "unknown option 'strt_step'"),
-        ({"hook": "none", "warmup": 1}, "needed are 2, 3 and 1"),
-        ({"hook": "none", "target": 0.5}, "needs eval_every"),
-    ]
-    for options, text in impossible:
-        with pytest.raises(ConfigError, match=text):
-            HookCell(**options)
-    with pytest.raises(ConfigError, match="nothing to measure"):
-        HooksBench(models=[])
-    assert replace(HookCell(hook="fp16"), seed=3) != HookCell(hook="fp16")
-
-
 @pytest.mark.parametrize("known", _RECIPES, ids=lambda known: f"{known.model} on {known.data}")
-def test_the_recipe_is_the_one_that_train_takes(known: Recipe) -> None:
+def test_recipes_are_those_that_train_takes(known: Recipe) -> None:
     if known.model not in models():
         pytest.skip(f"{known.model} needs a library that is not here")
     for ranks in (2, known.workers):
@@ -162,6 +146,15 @@ def test_the_recipe_is_the_one_that_train_takes(known: Recipe) -> None:
         job = Job(design="fp32", model=known.model, data=known.data, workers=ranks, batch=7, steps=23)
         assert cell.recipe() == job.recipe()
     assert replace(cell, lr=0.5).recipe().lr == 0.5
+    job = replace(job, workers=4, lr=0.25, steps=9)
+    updates = UpdatesBench(models=[known.model], data=known.data, designs=["update"], batch=7).cells()[0]
+    assert updates.recipe() == replace(job, lr=None, steps=None).recipe()
+    if known.l1:
+        with pytest.raises(ConfigError, match="whole matrices"):
+            FsdpBench(model=known.model, data=known.data)
+        return
+    [sharded, *_] = FsdpBench(model=known.model, data=known.data, batch=7, lr=0.25, steps=9).cells()
+    assert sharded.recipe() == replace(job.recipe(), schedule="constant", warmup=0.0)
 
 
 def trained_by_hand(job: Job) -> nn.Module:
@@ -197,18 +190,3 @@ def test_ranks_train_what_workers_do(model: str, monkeypatch: pytest.MonkeyPatch
     job = Job(design="fp32", model=model, data="digits", workers=2, steps=5)
     with torch_threads(1):  # as ranks have
         assert set(ended) == {weights_digest(trained_by_hand(job))}
-
-
-def test_stored_results_of_another_training_are_measured_again() -> None:
-    """Those of before ranks trained by the recipe's loss, and at a rate for so many ranks."""
-    for model, data, changed in [
-        ("lenet", "fashion-mnist", False),
-        ("byte-transformer-1m", "python-text", False),
-        ("mlp-tanh", "digits", True),
-        ("resnet20", "cifar10", True),
-        ("resnet20", "fashion-mnist", False),
-    ]:
-        bench = HooksBench(models=[model], data=data)
-        [cell, *_] = bench.cells()
-        key = bench.key(cell, 0)
-        assert (key["recipe"] is not None) == changed and bench.stored_defaults()["recipe"] is None

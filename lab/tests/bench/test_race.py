@@ -1,30 +1,36 @@
-"""The race: who is stopped, who wins, and what a table of seeds says. Ranks are scripts that report what we want."""
+"""Races to an accuracy and to a loss: who is stopped, which rate is taken, and what a table says. Ranks are scripts."""
 
 from __future__ import annotations
 
 import json
+import math
 import sys
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from thinwire.errors import ConfigError
-from thinwire_lab.bench import harness, race
-from thinwire_lab.bench.hook_cells import HookCell, HookRank
+from thinwire_lab.bench import race
+from thinwire_lab.bench.cells import HookCell, HookRank
 from thinwire_lab.bench.hook_runs import HookRun, measure
 from thinwire_lab.bench.options import RUNNERS
-from thinwire_lab.bench.race import RaceBench, standings
+from thinwire_lab.bench.race import Race
+from thinwire_lab.bench.standings import median_curve, reached, to_loss
+from thinwire_lab.jobs import grid
 from thinwire_lab.jobs.outcome import CurvePoint
 from thinwire_lab.jobs.results import Results
 
-# A rank that trains at its hook's pace, on a clock of its own, and is 20 % better after each evaluation.
+# A rank that trains at its hook's pace, on a clock of its own. Its accuracy is a fiftieth of its steps; its loss falls
+# by 0.1 at each evaluation from twice its pace, more where the rate is not .004.
 SCRIPT = """
 import json, pathlib, sys, time
 role = json.loads(sys.argv[1])
 cell, rank, gate = role["cell"], role["rank"], pathlib.Path(role["gate"])
-pace = json.loads(PACES)[cell["hook"]] * (1 + cell["seed"])
-stumbles = pace < 0
-pace = abs(pace)
+pace = json.loads(PACES)[cell["hook"]]
+first = abs(pace) + (0 if cell["lr"] == 0.004 else 0.5) + cell["seed"] / 100
+seconds = abs(pace) * (1 + cell["seed"])
 if pace == 0:
     sys.exit("out of breath")
 
@@ -39,80 +45,78 @@ say("warm")
 wait("warm")
 for step in range(1, cell["steps"] + 1):
     if rank == 0:
-        say("stepped", step=step, seconds=step * pace)
-        if step % cell["eval_every"] == 0:
-            say("scored", step=step, seconds=step * pace, accuracy=step / 50)
-    if stumbles and rank == 0 and step == 15:
-        sys.exit("holds NaN")
+        say("stepped", step=step, seconds=step * seconds)
+        if cell["eval_every"] and step % cell["eval_every"] == 0:
+            loss = first - 0.1 * step / cell["eval_every"]
+            say("scored", step=step, seconds=step * seconds, accuracy=step / 50, loss=loss)
+    if pace < 0 and rank == 0 and step == 15:
+        sys.exit("NonFiniteError: holds NaN")
 say("stopped")
 wait("stopped")
 say("ended", cpu_seconds=1.0, cpu_seconds_alone=0.01, weights="same", report="")
 """
+IMAGES = {"models": ["mlp"], "data": "digits", "links": ["none"], "steps": 40, "eval_every": 10, "give_up": 2.0}
+TEXT = {"models": ["byte-transformer-1m"], "links": ["10mbit"], "steps": 8, "eval_every": 2, "rates": (0.002, 0.004)}
 
 Runs = dict[HookCell, list[HookRun]]
 
 
 @pytest.fixture
 def raced(monkeypatch: pytest.MonkeyPatch) -> Any:
-    def run(paces: dict[str, float], **options: Any) -> tuple[RaceBench, Runs]:
-        script = SCRIPT.replace("PACES", repr(json.dumps(paces)))
+    def run(paces: dict[str, float], file: Path | None = None, **options: Any) -> tuple[Race, Runs, list[HookCell]]:
+        script, ran = SCRIPT.replace("PACES", repr(json.dumps(paces))), list[HookCell]()
 
         def command(role: HookRank) -> list[str]:
             return [sys.executable, "-c", script, role.command()[-1]]
 
-        monkeypatch.setattr(race, "measure", lambda cell, **more: measure(cell, command=command, **more))
-        given = {"models": ["mlp"], "data": "digits", "links": ["none"], "ranks": 2, "steps": 40, "eval_every": 10}
-        bench = RaceBench(hooks=list(paces), **{**given, "give_up": 2.0, **options})
+        def measured_by(cell: HookCell, *, counted: bool = False, **more: Any) -> HookRun:
+            ran.append(cell)
+            return measure(replace(cell, link=None), command=command, **more)
+
+        monkeypatch.setattr(race, "measure", measured_by)
+        bench = Race(**{"hooks": list(paces), "ranks": 2, **options})
         measured: Runs = {}
-        harness.run(bench, Results(None, bench.kinds), measured)
-        return bench, measured
+        grid.run(bench, Results(file, bench.kinds), measured)
+        return bench, measured, ran
 
     return run
 
 
-def test_who_is_slower_than_the_limit_is_stopped_and_the_best_time_counts(raced: Any) -> None:
-    _, measured = raced({"3lc": 2.0, "fp16": 30.0, "powersgd-1": 1.0, "bf16": 2.5})
+def test_a_slow_hook_is_stopped_and_the_best_time_counts(raced: Any) -> None:
+    _, measured, _ = raced({"3lc": 2.0, "fp16": 30.0, "powersgd-1": 1.0, "bf16": 2.5}, **IMAGES)
     runs = [run for [run] in measured.values()]
     assert [run.ended for run in runs] == ["target", "limit", "target", "limit"]
     assert [run.seconds_to_target for run in runs] == [80.0, None, 40.0, None]
     # Stopped at the first step past 2 × 80 s, with fp16's 30 s a step; and past 2 × 40 s with bf16's 2.5 s.
     assert [runs[1].seconds, runs[3].seconds] == [180.0, 82.5]
-    assert [point.step for point in runs[3].curve] == [10, 20, 30]
 
 
 def test_every_seed_is_a_race_of_its_own_and_a_crash_is_a_row(raced: Any) -> None:
-    bench, measured = raced({"3lc": 1.0, "onebit": 0.0, "fp16": 1.5, "topk": -1.0}, seeds=2, give_up=3.0)
+    bench, measured, _ = raced({"3lc": 1.0, "onebit": 0.0, "fp16": 1.5, "topk": -1.0}, **IMAGES | {"seeds": 2})
     assert [run.ended for [run] in measured.values()] == ["target", "error", "target", "error"] * 2
-    assert [cell.seed for cell in measured] == [0] * 4 + [1] * 4
-    ours, crashed, stock, stumbling = standings(measured)
-    assert ours.seconds == {0: 40.0, 1: 80.0} and ours.median_seconds == 60.0
-    assert ours.steps == {0: 40, 1: 40}
-    assert ours.of_best_stock == pytest.approx(60 / 90) and stock.of_best_stock == 1.0
-    assert crashed.median_seconds is None and crashed.of_best_stock is None
-    assert set(crashed.ended.values()) == {"error"}
-    [first, _] = [run for cell, [run] in measured.items() if cell.hook == "topk"]
-    assert [point.accuracy for point in first.curve] == [0.2], "who stumbles keeps what it got to"
-    assert (first.steps_done, first.seconds) == (15, 15.0) and "holds NaN" in (first.error or "")
-    assert stumbling.trained_seconds == {0: 15.0, 1: 30.0}
-    sections = bench.sections(measured)
-    assert len(sections["rows"]) == 8 and sections["standings"][0] == ours
-    assert bench.notes(measured)[-1].endswith("failed: holds NaN")
+    ours, crashed, stock, stumbling = bench.standings(measured)
+    assert ours.seconds == {0: 40.0, 1: 80.0} and ours.seconds_to_target == 60.0 and ours.steps_to_target == 40
+    assert ours.of_best == pytest.approx(60 / 90) and stock.of_best == 1.0
+    assert crashed.seconds_to_target is None and set(crashed.ended.values()) == {"error"}
+    assert stumbling.seconds == {0: 15.0, 1: 30.0} and [len(curve) for curve in stumbling.curves] == [1, 1]
+    assert bench.sections(measured)["standings"][0] == ours
+    assert bench.notes(measured)[-1].endswith("failed: NonFiniteError: holds NaN")
 
 
-def test_a_target_that_is_out_of_reach_stops_nobody(raced: Any) -> None:
-    _, measured = raced({"3lc": 1.0, "fp16": 9.0}, steps=20)
+def test_a_target_that_is_out_of_reach_stops_no_hook(raced: Any) -> None:
+    bench, measured, _ = raced({"3lc": 1.0, "fp16": 9.0}, **IMAGES | {"steps": 20})
     assert [(run.ended, run.steps_done) for [run] in measured.values()] == [("steps", 20)] * 2
-    assert standings(measured)[0].median_seconds is None
+    assert bench.standings(measured)[0].seconds_to_target is None
 
 
-def run_of(bench: RaceBench, hook: str, seed: int, ended: str, seconds: float) -> tuple[HookCell, list[HookRun]]:
-    reached = ended == "target"
-    curve = [CurvePoint(step=50, seconds=seconds, accuracy=0.81 if reached else 0.4)]
+def run_of(bench: Race, hook: str, seed: int, ended: str, seconds: float) -> tuple[HookCell, list[HookRun]]:
+    reached, score = ended == "target", 0.81 if ended == "target" else 0.4
     run = HookRun(
-        curve=curve,
+        curve=[CurvePoint(step=50, seconds=seconds, accuracy=score)],
         steps_done=50,
         seconds=seconds,
         ended=ended,
+        test_accuracy=score,
         seconds_to_target=seconds if reached else None,
         error="EngineError: rank 1 died" if ended == "error" else None,
     )
@@ -120,7 +124,7 @@ def run_of(bench: RaceBench, hook: str, seed: int, ended: str, seconds: float) -
 
 
 def test_a_row_says_how_each_seed_ended() -> None:
-    bench = RaceBench(models=["lenet"])
+    bench = Race()
     runs = [
         run_of(bench, "fp16", 0, "target", 20.0),
         run_of(bench, "3lc[s=1.0]", 0, "target", 8.0),
@@ -129,50 +133,123 @@ def test_a_row_says_how_each_seed_ended() -> None:
         run_of(bench, "topk", 0, "steps", 40.0),
     ]
     [table] = bench.tables(dict(runs))
-    assert table.title == "lenet on fashion-mnist, 4 ranks, 10mbit: 80.0%"
-    assert table.lines == [
-        ["fp16", "20.0", "50", "20.0", "1.00"],
-        ["3lc[s=1.0]", "8.0, > 30.0 (stopped at 3×)", "50, –", "", ""],
-        ["onebit", "failed", "–", "", ""],
-        ["topk", "> 40.0 (not reached)", "–", "", ""],
-    ]
+    assert table.title == "lenet, 4 ranks, 10mbit: to 80.0%"
+    by_seed = [line[2] for line in table.lines]
+    assert by_seed == ["81.00% in 20.0 s", "81.00% in 8.0 s, 40.00% in > 30.0 s", "failed", "40.00% in > 40.0 s"]
+    assert [line[7:9] for line in table.lines] == [["20.0", "1.00"], ["–", "–"], ["–", "–"], ["–", "–"]]
     lines = [bench.line(cell, run) for cell, [run] in runs]
     assert lines[0] == "lenet, 10mbit, seed 0, fp16: target after 20.0 s and 50 steps"
-    assert lines[2].endswith("stopped after 30.0 s, more than 3× the best")
-    assert lines[3].endswith("failed after 50 steps: EngineError: rank 1 died")
+    assert lines[2].endswith("stopped at 3× the best, after 30.0 s and 50 steps")
     chart = bench.chart(dict(runs))
-    assert chart is not None
-    assert chart.labels() == ["fp16", "3lc[s=1.0]", "onebit", "topk", "the target, 80.0%"]
-    [panel] = chart.panels
-    assert len(panel.series) == 6, "a curve for each seed"
+    assert chart is not None and chart.labels() == ["fp16", "3lc[s=1.0]", "onebit", "topk", "the target, 80.0%"]
+    assert len(chart.panels[0].series) == 6, "a curve for each seed"
 
 
 def test_the_median_stands_where_more_than_half_reached_the_target() -> None:
-    bench = RaceBench(models=["lenet"])
-    late, ours = "powersgd-1[start_step=9]", "3lc[s=1.75,start_step=9]"
-    given = {late: (8.0, None, 10.0), ours: (None, 5.0, None), "bf16": (20.0, 20.0, 20.0)}
+    bench = Race()
+    given = {"powersgd-1[start_step=9]": (8.0, None, 10.0), "3lc[start_step=9]": (None, 5.0, None), "bf16": (20.0,) * 3}
     runs = [
         run_of(bench, hook, seed, "target" if seconds else "limit", seconds or 30.0)
         for hook, times in given.items()
         for seed, seconds in enumerate(times)
     ]
-    rows = standings(dict(runs))
-    assert [row.median_seconds for row in rows] == [10.0, None, 20.0]
-    assert [row.of_best_stock for row in rows] == [1.0, None, 2.0], "a stock hook that begins late is stock"
+    rows = bench.standings(dict(runs))
+    assert [row.seconds_to_target for row in rows] == [10.0, None, 20.0]
+    assert [row.of_best for row in rows] == [1.0, None, 2.0], "a stock hook that begins late is stock"
 
 
-def test_steps_that_a_method_does_not_compress_are_on_the_clock() -> None:
-    bench = RaceBench(models=["lenet"], hooks=["3lc[start_step=25]", "local-sgd[h=4]"], links=["none"], steps=10)
-    assert [(cell.warmup, cell.steps) for cell in bench.cells()] == [(3, 10)] * 2
+def test_each_method_runs_at_its_best_rate_and_for_whole_periods_on_links(raced: Any) -> None:
+    paces = {"none": 2.0, "local-sgd[h=4]": 2.1, "diloco[h=30,codec=fp32]": 2.15}
+    bench, measured, ran = raced(paces, **TEXT | {"seeds": 2})
+    expected = [(0.002, 0, None), (0.004, 0, None), (0.004, 1, None), (0.004, 0, "10mbit")]
+    assert [(cell.lr, cell.seed, cell.link) for cell in ran] == expected * 3
+    timed = {cell.hook: (cell.warmup, cell.steps, cell.eval_every) for cell in ran if cell.link}
+    assert timed == {"none": (3, 40, 0), "local-sgd[h=4]": (4, 40, 0), "diloco[h=30,codec=fp32]": (30, 60, 0)}
+    plain, local, uncoded = bench.standings(measured)
+    assert plain.rate == 0.004 and plain.scores == pytest.approx({0: 1.6, 1: 1.61})
+    assert plain.beside_plain == 0 and local.beside_plain == pytest.approx(0.1)
+    # To 1.705: `none` passes it at step 6; the last method never does.
+    assert plain.steps_to_target == pytest.approx(6) and local.steps_to_target == pytest.approx(8)
+    assert uncoded.steps_to_target is None and uncoded.seconds_to_target is None
+    assert local.seconds_per_step == pytest.approx(2.1) and local.seconds_to_target == pytest.approx(16.8)
+    assert local.of_best == pytest.approx(16.8 / 12)
+    [table] = bench.tables(measured)
+    assert table.title == "byte-transformer-1m, 2 ranks, 10mbit: to the loss of none + 0.1"
+    assert table.lines[1][:6] == ["local-sgd[h=4]", "0.004", "1.700, 1.710", "1.705", "+0.100", "8"]
+    chart = bench.chart(measured)
+    assert chart is not None and [len(panel.series) for panel in chart.panels] == [3]
 
 
-def test_a_race_that_cannot_be_is_refused_before_it_starts() -> None:
-    for options, text in (
-        ({"hooks": []}, "nothing to measure"),
-        ({"give_up": 0.5}, "give_up=0.5"),
-        ({"give_up": float("nan")}, "give_up=nan"),
-        ({"hooks": ["zip"]}, "unknown hook 'zip'"),
+def test_runs_at_the_best_rate_are_made_again_where_a_better_one_is_found(raced: Any, tmp_path: Path) -> None:
+    file, paces, given = tmp_path / "race.json", {"none": 2.0}, TEXT | {"seeds": 2}
+    _, _, ran = raced(paces, file, **given | {"rates": (0.002,)})
+    assert [(cell.lr, cell.seed, cell.link) for cell in ran] == [(0.002, at, None) for at in (0, 1)] + [
+        (0.002, 0, "10mbit")
+    ]
+    _, _, ran = raced(paces, file, **given)
+    assert [(cell.lr, cell.seed, cell.link) for cell in ran] == [(0.004, at, None) for at in (0, 1)] + [
+        (0.004, 0, "10mbit")
+    ]
+    _, _, ran = raced(paces, file, **given | {"rates": (0.002, 0.004, 0.008)})
+    assert [cell.lr for cell in ran] == [0.008], "no better, so the others stand"
+
+
+def test_a_method_that_diverges_is_a_row_and_is_not_timed(raced: Any) -> None:
+    bench, measured, ran = raced({"none": 2.0, "3lc[s=1.0]": -9.4}, **TEXT | {"rates": (0.004,), "steps": 16})
+    assert [cell.hook for cell in ran] == ["none", "none", "3lc[s=1.0]"]
+    lost = bench.standings(measured)[1]
+    assert (lost.rate, lost.scores, lost.score) == (None, {}, None)
+    assert bench.tables(measured)[0].lines[1][:4] == ["3lc[s=1.0]", "–", "failed", "–"]
+    [diverged] = [run for cell, [run] in measured.items() if cell.hook != "none" and cell.lr]
+    assert not bench.failed(diverged), "at this rate it diverges, and would again"
+
+
+def full_run(*points: tuple[int, float, float], loss: float | None, error: str | None = None) -> HookRun:
+    """A full run; its curve is step, bytes and loss."""
+    curve = [CurvePoint(step=step, seconds=0.0, accuracy=0.0, sent_bytes=sent, loss=at) for step, sent, at in points]
+    return HookRun(curve=curve, steps_done=9, seconds=1.0, ended="steps", test_loss=loss, lr=0.1, error=error)
+
+
+def test_steps_and_bytes_to_the_target_lie_between_two_evaluations() -> None:
+    points = [(0, 0.0, 4.0), (50, 4000.0, 3.0), (100, 5000.0, 2.0)]
+    assert reached(2.5, list(points)) == (75, 4500.0) and reached(9.0, list(points)) == (0, 0.0)
+    assert reached(1.0, list(points)) is None
+
+
+def test_a_seed_that_failed_has_an_infinite_loss_all_along() -> None:
+    runs = [full_run((50, 1.0, 3.0 + at), (100, 2.0, 2.0 + at), loss=2.0 + at) for at in range(2)]
+    diverged = full_run((50, 1.0, 1.0), loss=None, error="NonFiniteError: w")
+    assert median_curve([*runs, diverged]) == [(50, 1.0, 4.0), (100, 2.0, 3.0)], "the median of 3, 4 and inf"
+    nan = full_run((50, 1.0, math.nan), (100, 2.0, 1.0), loss=1.0)
+    assert median_curve([*runs, nan]) == [(50, 1.0, 4.0), (100, 2.0, 2.0)]
+
+
+def test_beside_plain_ddp_that_diverged_nothing_is_compared() -> None:
+    race = Race(models=["byte-transformer-1m"], hooks=["none", "bf16"], rates=(0.1,), seeds=2, links=["10mbit"])
+    full = {(cell.hook, cell.seed): cell for cell in race.cells() if cell.lr or cell.seed}
+    good, bad = full_run((100, 1.0, 2.0), loss=2.0), full_run(loss=None, error="NonFiniteError: w")
+    rows = to_loss({cell: [bad if key == ("none", 1) else good] for key, cell in full.items()}, margin=0.5)
+    assert rows[0].score == math.inf and rows[0].curves == []
+    assert {(row.beside_plain, row.steps_to_target, row.of_best) for row in rows} == {(None, None, None)}
+
+
+def test_races_that_cannot_be() -> None:
+    text = {"models": ["byte-transformer-1m"]}
+    for options, said in (
+        ({"models": []}, "nothing to measure"),
+        ({"models": ["lenet", "byte-transformer"]}, "some read text"),
+        ({"give_up": 0.5}, r"give_up=0\.5"),
+        ({"give_up": math.nan}, "give_up=nan"),
+        ({"hooks": ["zip"]}, "'zip'"),
+        (text | {"rates": (0.0,)}, "rates"),
+        (text | {"rates": (0.1,), "lr": 0.2}, "--lr"),
+        (text | {"data": "fashion-mnist"}, "python-text"),
+        (text | {"hooks": ["diloco[h=0]"]}, "h is 0"),
+        (text | {"hooks": ["3lc[s=1.75,start_step=50]"]}, "start_step=50"),
     ):
-        with pytest.raises(ConfigError, match=text):
-            RaceBench(**options)
+        with pytest.raises(ConfigError, match=said):
+            Race(**options)
+    assert Race(**text, hooks=["powersgd-1", "3lc[start_step=3]"]).cells(), "these steps are of the warm-up"
+    late = Race(hooks=["3lc[start_step=25]", "local-sgd[h=4]"], links=["none"], steps=10)
+    assert [(cell.warmup, cell.steps) for cell in late.cells()] == [(3, 10)] * 2, "uncompressed steps are on the clock"
     assert {"fp16", "bf16", "powersgd-1", "powersgd-2", "powersgd-4"} <= set(RUNNERS)

@@ -1,8 +1,9 @@
-"""Where ranks run, and in which order links become thin, bytes are counted and gates open."""
+"""Where ranks run and wait, and in which order links become thin, bytes are counted and gates open."""
 
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,11 @@ from typing import Any
 import pytest
 
 from thinwire.engines.events import Event
+from thinwire.errors import EngineError
 from thinwire.transports.links import Rate
-from thinwire_lab.bench import rank_group
-from thinwire_lab.bench.harness import Role
-from thinwire_lab.bench.rank_group import PORT, RankGroup, Traffic, role_command
+from thinwire_lab.bench import rank_group, roles
+from thinwire_lab.bench.rank_group import PORT, RankGroup, Traffic
+from thinwire_lab.bench.roles import STOPPED, WARM, Gates, Role, role_command
 from thinwire_lab.engines.namespaces import Count, available
 
 THIN = Rate(10_000_000)
@@ -154,3 +156,22 @@ def test_ranks_are_spread_over_hosts_in_order(monkeypatch: pytest.MonkeyPatch) -
         host = group.master.removesuffix(f":{PORT}")
         assert {(each.device, each.address) for each in places} == {("eth0", host)} and len(places) == 4
     assert started == [("rank 0", "one"), ("rank 1", "one"), ("rank 2", "two"), ("rank 3", "two")]
+
+
+def test_a_rank_waits_until_its_gate_is_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    passed = threading.Event()
+
+    def wait() -> None:
+        Gates(str(tmp_path)).wait(STOPPED)
+        passed.set()
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    gates = Gates(tmp_path)
+    assert not passed.wait(0.1)
+    gates.open(STOPPED)
+    waiting.join()
+    gates.wait(STOPPED)  # it stays open for who comes later
+    monkeypatch.setattr(roles, "SILENCE_S", 0.02)
+    with pytest.raises(EngineError, match="'warm'"):
+        gates.wait(WARM)

@@ -14,59 +14,38 @@ from thinwire_lab.bench.codecs import CodecsBench
 from thinwire_lab.bench.fsdp import FsdpBench
 from thinwire_lab.bench.harness import Bench
 from thinwire_lab.bench.hooks import HooksBench
-from thinwire_lab.bench.loss_race import LossRace
 from thinwire_lab.bench.memory import MemoryBench
 from thinwire_lab.bench.pays import PaysBench
-from thinwire_lab.bench.race import RaceBench
+from thinwire_lab.bench.race import Race
 from thinwire_lab.bench.updates import UpdatesBench
-from thinwire_lab.chaos.deaths import BackupDeath, ServerDeath, WorkerDeath
 from thinwire_lab.chaos.outcome import Outcome
 from thinwire_lab.chaos.soak import Soak
-from thinwire_lab.chaos.storms import Storm, Storms
+from thinwire_lab.chaos.storms import Storms
 
-GIVEN: dict[type[Bench[Any, Any]], dict[str, Any]] = {
-    BackupDeath: {},
-    ClockBench: {"model": "mlp", "data": "digits"},
-    CodecsBench: {},
-    FsdpBench: {},
-    HooksBench: {},
-    LossRace: {},
-    MemoryBench: {},
-    PaysBench: {},
-    RaceBench: {},
-    ServerDeath: {},
-    Soak: {},
-    Storm: {},
-    Storms: {"runs": 2},
-    UpdatesBench: {},
-    WorkerDeath: {},
+BENCHES: dict[str, tuple[type[Bench[Any, Any]], dict[str, Any]]] = {
+    "clock": (ClockBench, {"model": "mlp", "data": "digits"}),
+    "codecs": (CodecsBench, {}),
+    "fsdp": (FsdpBench, {}),
+    "hooks": (HooksBench, {}),
+    "memory": (MemoryBench, {}),
+    "pays": (PaysBench, {}),
+    "race": (Race, {}),
+    "race to a loss": (Race, {"models": ["byte-transformer-1m"]}),
+    "updates": (UpdatesBench, {}),
+    "storms": (Storms, {"runs": 2}),
+    "soak": (Soak, {}),
 }
-"""Every benchmark, with what it cannot do without here."""
-
-every_bench = pytest.mark.parametrize("kind", GIVEN, ids=lambda kind: kind.__name__)
-
-
-def keys(bench: Bench[Any, Any]) -> list[dict[str, Any]]:
-    return [bench.key(cell, number) for cell in bench.cells() for number in range(bench.rounds)]
-
-
-@every_bench
-def test_what_is_stored_is_found_again(kind: type[Bench[Any, Any]]) -> None:
-    for key in keys(kind(**GIVEN[kind])):
-        assert json.loads(json.dumps(key)) == key
-
+"""Every benchmark, with the options that it needs here."""
+every_bench = pytest.mark.parametrize("name", BENCHES)
 
 OTHER: dict[str, Any] = {
-    "attacks": ["half-open joins"],
-    "bucket_cap_mb": 100,
     "batch": 3,
-    "blocks": 9,
+    "bucket_cap_mb": 100,
     "cores": 64,
     "data": "mnist",
     "data_root": "elsewhere",
     "design": "fp32",
     "designs": ["local-sgd[h=8]"],
-    "doors": ["DDP"],
     "faults": ["kill"],
     "hooks": ["onebit"],
     "link": "20mbit",
@@ -78,53 +57,59 @@ OTHER: dict[str, Any] = {
     "models": ["lenet5"],
     "only": ["3lc"],
     "rates": [0.5],
-    "security": ["tls"],
     "shaping": "application",
     "straggler_grace_s": 0.5,
     "elements": [1000],
     "zero_fraction": [0.5],
-    "ClockBench.workers": [3],
-    "FsdpBench.hooks": ["fsdp:none"],
-    "MemoryBench.layers": [2, 3],
-    "MemoryBench.ranks": 8,
-    "LossRace.data": "python-text[train=1000]",
-    "LossRace.models": ["byte-transformer"],
-    "UpdatesBench.data": "python-text[train=1000]",
-    "UpdatesBench.models": ["byte-transformer"],
+    "strikes": 1,
+    "consistency": "ssp[staleness=3]",
+    "checkpoint_every": 11,
+    "clock.workers": [3],
+    "fsdp.hooks": ["fsdp:none"],
+    "memory.layers": [2, 3],
+    "memory.ranks": 8,
+    "updates.data": "python-text[train=1000]",
+    "updates.models": ["byte-transformer"],
+    "race to a loss.data": "python-text[train=1000]",
+    "race to a loss.models": ["byte-transformer"],
 }
 """Another value of options that are no number; of those that are, another number will do."""
-SAME = (
-    *("LossRace.margin", "LossRace.lr"),
-    *("Storms.design", *(f"{name}Bench.device" for name in ("Codecs", "Hooks", "Memory", "Race")), "LossRace.device"),
-)
-"""Options that change nothing of what is measured: where scripts are, and what is said of losses. A file of `files` is
-in the cells of the methods that need it, by its digest; a race to a loss has rates, and each of the storms a design.
-There is no other device where there is no GPU."""
+SAME = {
+    *("race.rates", "race.timed_steps", "race.timed_seconds", "race.margin"),
+    *("race to a loss.target_accuracy", "race to a loss.give_up", "race to a loss.margin"),
+    *(f"{name}.device" for name in ("codecs", "hooks", "memory", "race", "race to a loss")),
+}
+"""Options that change no measurement of such a race; and devices, of which there is one without a GPU."""
+
+
+def keys(bench: Bench[Any, Any]) -> list[dict[str, Any]]:
+    return [bench.key(cell, number) for cell in bench.cells() for number in range(bench.rounds)]
 
 
 @every_bench
-def test_what_is_measured_with_other_options_is_stored_beside(kind: type[Bench[Any, Any]]) -> None:
-    usual = kind(**GIVEN[kind])
+def test_what_is_measured_with_other_options_is_stored_beside(name: str) -> None:
+    kind, given = BENCHES[name]
+    usual = kind(**given)
     first = keys(usual)
+    assert json.loads(json.dumps(first)) == first, "what is stored is found again"
     for cell in usual.cells():
         assert not set(kind.key_options) & set(msgspec.to_builtins(cell)), "a field of the cell's would be lost"
-    assert all(key | kind.stored_defaults() == key for key in first), "older files stay good"
     for option in fields(kind):  # type: ignore[arg-type]
-        by_kind, value = f"{kind.__name__}.{option.name}", getattr(usual, option.name)
-        if not option.init or by_kind in SAME:
+        of_bench, value = f"{name}.{option.name}", getattr(usual, option.name)
+        if not option.init or of_bench in SAME:
             continue
-        if by_kind in OTHER or option.name in OTHER:
-            other = OTHER.get(by_kind, OTHER.get(option.name))
-        else:
+        other = OTHER.get(of_bench, OTHER.get(option.name))
+        if other is None:
             other = not value if isinstance(value, bool) else value + 1
-        assert other != value, by_kind
-        assert keys(kind(**{**GIVEN[kind], option.name: other})) != first, by_kind
+        assert other != value, of_bench
+        assert keys(kind(**{**given, option.name: other})) != first, of_bench
 
 
 @every_bench
-def test_rows_keep_what_was_asked_beside_what_was_measured(kind: type[Bench[Any, Any]]) -> None:
+def test_rows_keep_what_was_asked_beside_what_was_measured(name: str) -> None:
     """A rate alone has one name for both: the best of the grid, where none was asked for."""
-    asked = {name for cell in kind(**GIVEN[kind]).cells() for name in msgspec.to_builtins(cell)}
+    kind, given = BENCHES[name]
+    asked = {name for cell in kind(**given).cells() for name in msgspec.to_builtins(cell)}
     for figures in kind.kinds:
         names = {each.name for each in msgspec.structs.fields(figures)}
         if figures is Outcome:

@@ -14,7 +14,7 @@ from thinwire.engines.roles import Roles
 from thinwire.runtime import session_server
 from thinwire.transports.grpc import GrpcOptions
 from thinwire_lab.bench import transport_costs
-from thinwire_lab.bench.harness import Stage
+from thinwire_lab.bench.roles import Stage
 from thinwire_lab.bench.transport_costs import EchoServer, EchoWorker, Measured, measure_costs
 from thinwire_lab.jobs.cluster import Links, Place, choose_links
 

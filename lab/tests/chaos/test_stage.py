@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from thinwire.errors import EngineError
-from thinwire_lab.chaos.deaths import BackupDeath, ServerDeath, WorkerDeath
 from thinwire_lab.chaos.disk import TinyDisk
-from thinwire_lab.chaos.storms import Storm
-from thinwire_lab.chaos.trials import Scenario
+from thinwire_lab.chaos.storms import PEACE, Storms
 from thinwire_lab.engines.namespaces import available
 from thinwire_lab.engines.system_tools import entering
 
@@ -33,17 +32,20 @@ def test_a_tiny_disk_is_full_for_those_inside_alone(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [], "the folder itself was never written to"
 
 
+GIVEN: dict[str, dict[str, Any]] = {
+    "a worker's death": {"faults": ("kill",), "strikes": 1, "points": 2.0},
+    "backup workers' deaths": {"faults": ("gone",), "strikes": 1, "consistency": "backup[1]"},
+    "the server's death": {"faults": ("server",), "strikes": 1, "checkpoint_every": 25},
+    "a storm": {"steps": 400, "every": 60, "faults": ("kill", "stop", "garbage"), "points": 3.0, "peace": True},
+}
+
+
 @pytest.mark.long
-@pytest.mark.timeout(1800)
-def test_scenarios_end_right() -> None:
-    scenarios: list[Scenario] = [
-        WorkerDeath(runs=1, workers=3, link="1mbit", points=2.0),
-        BackupDeath(runs=1, workers=3, link="1mbit"),
-        ServerDeath(runs=1, workers=2, link="1mbit"),
-        Storm(runs=1, workers=3, steps=400, every=60, link="1mbit", faults=("kill", "stop", "garbage"), points=3.0),
-    ]
-    for scenario in scenarios:
-        for cell in scenario.cells():
-            outcome = scenario.measure(cell, {}, lambda text: None)
-            assert outcome.problems == [], f"{cell}: {outcome}"
-            assert bool(outcome.faults) == (cell.scenario != "peace")
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", GIVEN)
+def test_storms_end_right(name: str) -> None:
+    storms = Storms(**{"runs": 1, "workers": 3, "steps": 300, "link": "1mbit", "designs": ("3lc",), **GIVEN[name]})
+    for cell in storms.cells():
+        outcome = storms.measure(cell, {}, lambda text: None)
+        assert outcome.problems == [], f"{cell}: {outcome}"
+        assert bool(outcome.faults) == (cell.scenario != PEACE)

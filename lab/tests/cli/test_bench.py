@@ -72,9 +72,9 @@ def test_links_that_cannot_be_shaped_are_said_before_anything_is_measured(
     command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(cluster, "available", lambda: (False, "no namespaces here"))
-    for what in ("hooks", "race", "pays"):
-        file = tmp_path / f"{what}.json"
-        result = command("bench", what, "--json", file)
+    for what in ("bench hooks", "race", "bench pays"):
+        file = tmp_path / "out.json"
+        result = command(*what.split(), "--json", file)
         assert result.status == 1 and result.out == "", what
         assert result.err == "error: the kernel cannot shape links here: no namespaces here\n", what
         assert not file.exists()

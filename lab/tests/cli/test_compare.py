@@ -1,9 +1,8 @@
-"""`thinwire compare` and `thinwire designs`."""
+"""`thinwire compare`."""
 
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,6 @@ import pytest
 from lab.tests.jobs.outcomes import run_outcome
 from tests.cli.commands import Full, Result
 from thinwire.errors import EngineError
-from thinwire.policies.designs import design, designs
 from thinwire_lab.cli import compare, running
 from thinwire_lab.jobs.job import Job
 from thinwire_lab.jobs.outcome import RunOutcome
@@ -182,53 +180,6 @@ def test_a_failed_run_is_the_commands_failure(
     assert result.status == 1
     assert result.err.startswith("error: 1 runs failed") and "worker 0 ended with exit status 1" in result.err
     assert "75.00" in result.out and "worker 0 ended" in (tmp_path / "report.html").read_text()
-
-
-def test_misuse_is_one_line(command: Command, tmp_path: Path) -> None:
-    for arguments, text in (
-        (["--designs", "3lc[s=1.75"], r"'3lc\[s=1.75': its brackets do not match; .*"),
-        (["--designs", "fp32,4lc"], r"unknown design '4lc' \(did you mean '3lc'\?\); there are .*"),
-        (["--links", "10mb"], r".*10mb.*10mbit.*"),
-        (["--links", ","], r"no links to compare; give at least one"),
-        (["--models", "lenet6"], r".*'lenet6'.*mlp.*"),
-        (["--optimizer", "Lion"], r"unknown optimizer 'Lion'; allowed are SGD, Adam, AdamW"),
-        (
-            ["--models", "resnet8", "--data", "cifar10", "--dropout", "0.5"],
-            r"dropout 0.5: resnet8 has no place for it.*",
-        ),
-        (
-            ["--models", "byte-transformer-1m", "--data", "python-text", "--momentum", "0.5"],
-            r"momentum 0\.5 is of SGD; byte-transformer-1m trains with AdamW",
-        ),
-        (["--compression", "by-colour"], r"unknown compression 'by-colour'; there are by-shape"),
-        (
-            ["--servers", "2", "--servers-on-workers"],
-            r"2 servers, and one on every worker's node: give one or the other",
-        ),
-    ):
-        result = command("compare", *arguments, "--out", tmp_path / "out")
-        assert result.status == 2 and re.fullmatch(f"error: {text}\n", result.err), result.err
-        assert not (tmp_path / "out").exists()
-
-
-def test_designs_lists_all_with_every_choice(command: Command, tmp_path: Path) -> None:
-    result = command("designs", "--json", tmp_path / "designs.json")
-    assert (result.status, result.err) == (0, "")
-    written = json.loads((tmp_path / "designs.json").read_text())
-    assert list(written) == list(designs())
-    for name, choices in written.items():
-        assert choices == design(name).choices()
-        assert name in result.out
-    assert "topk[entropy=null, error_feedback=true" in result.out
-    assert re.search(r"consistency +│ ssp\[staleness=5,mode=passive\]", result.out)
-    assert re.search(r"share_scales +│ true", result.out)
-
-
-def test_designs_takes_names_with_options(command: Command) -> None:
-    result = command("designs", "3lc[s=1.75]")
-    assert result.status == 0 and "sparsity=1.75" in result.out and "terngrad" not in result.out
-    result = command("designs", "3lc[s=2]")
-    assert result.status == 2 and "sparsity=2" in result.err
 
 
 def _in_process(job: Job) -> RunOutcome:

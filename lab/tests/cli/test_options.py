@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Annotated, Any
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
-from thinwire.cli.options import split_names
 from thinwire.errors import ConfigError
+from thinwire_lab.bench import options as bench
+from thinwire_lab.chaos import options as chaos
 from thinwire_lab.cli.options import OPTIONS, takes
 from thinwire_lab.jobs.job import Job
+from thinwire_lab.studies.options import ComparisonOptions
 
 
-def test_every_field_of_a_job_has_an_option() -> None:
-    assert OPTIONS.keys() >= {field.name for field in fields(Job)}
+def test_every_option_is_of_a_field() -> None:
+    kinds = [ComparisonOptions, *(each for each in (vars(bench) | vars(chaos)).values() if is_dataclass(each))]
+    jobs = {field.name for field in fields(Job)}
+    assert jobs <= OPTIONS.keys() <= jobs | {field.name for kind in kinds for field in fields(kind)}
 
 
 def run(*arguments: str) -> tuple[Any, Job | None]:
@@ -92,11 +96,3 @@ def test_a_field_without_an_option_is_our_mistake() -> None:
 
     with pytest.raises(TypeError, match=r"Strange\.colour has no option"):
         takes(Strange)(lambda strange: None)
-
-
-def test_names_are_split_at_commas_outside_of_brackets() -> None:
-    assert split_names("3lc[s=1.0,entropy=zstd],int8 , fp32,") == ("3lc[s=1.0,entropy=zstd]", "int8", "fp32")
-    assert split_names("") == ()
-    for text in ("3lc[s=1", "3lc]s=1[", "a[[[b]]]", "a[b,c"):
-        with pytest.raises(ConfigError, match="its brackets do not match"):
-            split_names(text)

@@ -54,46 +54,6 @@ def test_a_server_and_two_workers_by_hand_with_certificates_and_tokens(command: 
         server.communicate()
 
 
-@pytest.mark.long
-def test_workers_find_back_to_a_server_that_was_killed_and_resumed(tmp_path: Path) -> None:
-    """Everybody goes back to the server's step unaided, and the weights are those of an undisturbed run."""
-    job = Job(design="3lc", workers=2, steps=60)
-    file, records = tmp_path / "server", tmp_path / "records.jsonl"
-    kept = ("--checkpoint-every", 10, "--checkpoint")
-    server = start("server", "--listen", "127.0.0.1:0", *kept, file)
-    workers: list[subprocess.Popen[str]] = []
-    try:
-        assert server.stdout is not None
-        address = server.stdout.readline().split()[2].rstrip(";")
-        common = ("--workers", job.workers, "--design", job.design, "--steps", job.steps, "--server", address)
-        workers = [
-            start(
-                *("worker", *common, "--rank", rank, *kept, tmp_path / f"worker-{rank}"),
-                *("--telemetry", records, "--json", tmp_path / f"{rank}.json"),
-            )
-            for rank in range(job.workers)
-        ]
-        while not file.exists():
-            assert server.poll() is None
-            time.sleep(0.01)
-        server.kill()
-        server.communicate()
-        server = start("server", "--listen", address.removeprefix("grpc://"), *kept, file, "--resume")
-        for worker in workers:
-            _, err = worker.communicate(timeout=120)
-            assert worker.returncode == 0, err
-            assert "This worker joins again" in err
-        assert server.wait(60) == 0
-        expected = in_process.run(job).weights
-        for rank in range(job.workers):
-            outcome = json.loads((tmp_path / f"{rank}.json").read_text())
-            assert (outcome["weights"], outcome["steps"]) == (expected, job.steps)
-    finally:
-        for process in (server, *workers):
-            process.kill()
-            process.communicate()
-
-
 def test_interrupting_a_training_leaves_no_process_behind() -> None:
     # Where tests run in a shell's background, SIGINT is ignored, and so it would be by what they start.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -199,30 +159,6 @@ def test_the_others_reach_the_end_without_one_that_died(tmp_path: Path) -> None:
         assert (saved["steps"], saved["lost_workers"]) == (300, 1) and saved["test_accuracy"] > 0.8
     finally:
         train.kill()
-
-
-@pytest.mark.long
-def test_a_server_whose_worker_died_says_so_with_its_status(tmp_path: Path) -> None:
-    server = start("server", "--listen", "127.0.0.1:0", "--min-workers", 1, "--worker-grace-s", 1)
-    workers: list[subprocess.Popen[str]] = []
-    try:
-        assert server.stdout is not None
-        address, records = server.stdout.readline().split()[2].rstrip(";"), tmp_path / "records.jsonl"
-        common = ("--workers", 2, "--design", "3lc", "--steps", 400, "--server", address, "--telemetry", records)
-        workers = [start("worker", *common, "--rank", rank) for rank in (0, 1)]
-        while not (records.exists() and records.stat().st_size):
-            assert server.poll() is None
-            time.sleep(0.01)
-        workers[1].kill()
-        _, err = workers[0].communicate(timeout=120)
-        assert workers[0].returncode == 0, err
-        _, err = server.communicate(timeout=60)
-        assert server.returncode == 1
-        assert "the training is over at step 400, and workers 1 have not reached its end" in err
-    finally:
-        for process in (server, *workers):
-            process.kill()
-            process.communicate()
 
 
 def kill_worker(train: subprocess.Popen[str], rank: int, records: Path) -> None:

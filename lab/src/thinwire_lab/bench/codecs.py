@@ -28,10 +28,11 @@ from thinwire.presentation.tables import Table
 from thinwire_lab.bench import codec_candidates, codec_figures, device_figures, peers
 from thinwire_lab.bench.codec_candidates import SLOW_TURNS
 from thinwire_lab.bench.codec_figures import Figure
-from thinwire_lab.bench.harness import Bench, Column, Figures, Measured, Tell, column
+from thinwire_lab.bench.harness import Bench, Column, Figures, Tell, column
 from thinwire_lab.bench.inputs import ROTATION, Arrays
 from thinwire_lab.bench.options import CodecsOptions
 from thinwire_lab.bench.timing import side_by_side
+from thinwire_lab.jobs.grid import Measured
 
 DEVICE_SIZES, DEVICE_ZERO_FRACTIONS = (100_000_000, 25_600_000, 1_000_000), (0.8, 0.95, 0.99)
 """In place of the defaults."""

@@ -21,12 +21,13 @@ from msgspec import UNSET
 from thinwire.engines.events import Event, Listening
 from thinwire.engines.roles import START_TIMEOUT_S, own_command
 from thinwire.errors import EngineError, ThinwireError
+from thinwire_lab.bench.cells import Ended, HookCell, HookRank, Scored
 from thinwire_lab.bench.courses import Course
 from thinwire_lab.bench.courses import course as course_of
 from thinwire_lab.bench.harness import Figures, Tell
-from thinwire_lab.bench.hook_cells import Ended, HookCell, HookRank, Scored, hook
-from thinwire_lab.bench.rank_events import SILENCE_S, Stepped, Stopped, Warm
-from thinwire_lab.bench.rank_group import RankGroup, Traffic, role_command
+from thinwire_lab.bench.names import hook
+from thinwire_lab.bench.rank_group import RankGroup, Traffic
+from thinwire_lab.bench.roles import SILENCE_S, Stepped, Stopped, Warm, role_command
 from thinwire_lab.engines.local import LocalEngine
 from thinwire_lab.engines.namespaces import available
 from thinwire_lab.engines.starters import Starter
@@ -132,17 +133,8 @@ class _Run:
         kinds: list[type[Event]] = [Warm, Stepped, Scored, Stopped, Ended, Listening]
         with RankGroup(kinds, hosts=hosts, also=[SERVER] if served else [], starter=starter) as group:
             server = _start_server(group.engine, private=bool(hosts)) if served else None
-            roles = [
-                HookRank(
-                    cell=self.cell,
-                    rank=rank,
-                    master=group.master,
-                    gate=group.gate,
-                    server=server,
-                )
-                for rank in ranks
-            ]
-            group.start(roles, command)
+            where = {"master": group.master, "gate": group.gate}
+            group.start([HookRank(cell=self.cell, rank=rank, server=server, **where) for rank in ranks], command)
             self._follow(group, course)
 
     def _follow(self, group: RankGroup, course: Course) -> None:
@@ -228,15 +220,3 @@ def _start_server(engine: LocalEngine, *, private: bool) -> str:
     serving = own_command("server", "--listen", engine.listen_at(SERVER), *(["--insecure"] if private else []))
     engine.start(SERVER, [*serving, "--events"], host=SERVER if private else None)
     return f"grpc://{engine.wait_for(SERVER, Listening, START_TIMEOUT_S).address}"
-
-
-def last_line(error: str) -> str:
-    """What a hook died of, for a table; the ranks' tracebacks before it, a screen or two, are in the file of results.
-
-    >>> last_line("EngineError: rank 1 ended; last lines:\\n    [rank1]: NonFiniteError: w\\nstopped: rank 0")
-    '[rank1]: NonFiniteError: w'
-    >>> last_line("EngineError: the ranks ended with different models")
-    'EngineError: the ranks ended with different models'
-    """
-    quoted = [line.strip() for line in error.splitlines() if line.startswith("    ")]  # as the engine quotes a process
-    return quoted[-1] if quoted else error

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import Any
 
 from thinwire.errors import ConfigError
 from thinwire.presentation.charts import Chart
 from thinwire.presentation.tables import Table
 from thinwire.quantities import nbytes_text
 from thinwire_lab.bench import charts
+from thinwire_lab.bench.cells import HookCell, timed
 from thinwire_lab.bench.courses import course
-from thinwire_lab.bench.harness import Bench, Measured, Tell, median, unusual
-from thinwire_lab.bench.hook_cells import NOTES, HookCell, hook, timed
-from thinwire_lab.bench.hook_runs import HookRun, last_line, measure
-from thinwire_lab.bench.options import HooksOptions
+from thinwire_lab.bench.harness import Bench, Tell, median
+from thinwire_lab.bench.hook_runs import HookRun, measure
+from thinwire_lab.bench.names import NOTES, hook, last_line
+from thinwire_lab.bench.options import IMAGES, TEXT, HooksOptions
+from thinwire_lab.jobs.grid import Measured
+from thinwire_lab.workloads.models import TEXT_MODELS
 
 
 @dataclass(kw_only=True)
@@ -30,7 +32,8 @@ class HooksBench(HooksOptions, Bench[HookCell, HookRun]):
         models: names.
         hooks: names that `hook` knows.
         links: rates of every rank's link; `none` or `unlimited` is no limit.
-        data, ranks, steps, batch, lr, bucket_cap_mb, data_root, device: see `HookCell`.
+        data: of all models; None: `IMAGES`, or `TEXT` of models that read text.
+        ranks, steps, batch, lr, bucket_cap_mb, data_root, device: see `HookCell`.
         seeds: how many runs of each, with seeds `seed`, `seed` + 1, ….
 
     Raises:
@@ -38,7 +41,6 @@ class HooksBench(HooksOptions, Bench[HookCell, HookRun]):
     """
 
     kinds = (HookRun,)
-    defaults: ClassVar[Mapping[str, Any]] = {"recipe": None, "device": "cpu"}
 
     def __post_init__(self) -> None:
         if not self.cells():
@@ -51,15 +53,13 @@ class HooksBench(HooksOptions, Bench[HookCell, HookRun]):
             each.name: getattr(self, each.name) for each in fields(HookCell) if hasattr(self, each.name)
         }
         rate = None if link in ("none", "unlimited") else link
-        mine = {"hook": name, "model": model, "link": rate, "seed": seed}
+        data = self.data or (TEXT if model in TEXT_MODELS else IMAGES)
+        mine = {"hook": name, "model": model, "link": rate, "seed": seed, "data": data}
         return HookCell(**own | mine)
 
     def clocked(self, cell: HookCell) -> HookCell:
         """Returns the run whose seconds per step are wanted."""
         return timed(cell)
-
-    def key(self, cell: HookCell, number: int) -> dict[str, Any]:
-        return {**super().key(cell, number), "recipe": unusual(cell.recipe(), "scales", "loss", "l1")}
 
     def cells(self) -> list[HookCell]:
         return [
@@ -94,12 +94,14 @@ class HooksBench(HooksOptions, Bench[HookCell, HookRun]):
         tables = []
         for model in dict.fromkeys(cell.model for cell in measured):
             rows: dict[tuple[str | None, str], list[HookRun]] = {}
+            title = ""
             for cell, [run] in measured.items():
                 if cell.model == model:
+                    title = f"{model}, {self.ranks} ranks, {cell.data}"
                     rows.setdefault((cell.link, cell.hook), []).extend([run] if run.error is None else [])
             lines = [_line(link, name, runs, rows.get((link, "none"))) for (link, name), runs in rows.items()]
             header = ["link", "hook", "step ms", "speed-up", "CPU ms", "added", "sent", "accuracy"]
-            tables.append(Table(header, lines, f"{model}, {self.ranks} ranks, {self.data}", left=2))
+            tables.append(Table(header, lines, title, left=2))
         return tables
 
     def chart(self, measured: Measured[HookCell, HookRun]) -> Chart | None:

@@ -10,15 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from thinwire.errors import ConfigError, EngineError
-from thinwire_lab.bench.fsdp_cells import KINDS, SITES, check_method
-from thinwire_lab.bench.harness import Bench, Column, Figures, Measured, Tell, column, median
-from thinwire_lab.bench.hook_cells import hook
-from thinwire_lab.bench.memory_cells import ALONE, STATUS, Held, MemoryCell, MemoryRank
+from thinwire.errors import ConfigError
+from thinwire_lab.bench.cells import STATUS, Held, MemoryCell, MemoryRank
+from thinwire_lab.bench.harness import Bench, Column, Figures, Tell, column, median
+from thinwire_lab.bench.names import ALONE, SHARDED, SITES, check_sharded, hook
 from thinwire_lab.bench.options import MemoryOptions
-from thinwire_lab.bench.rank_events import SILENCE_S
-from thinwire_lab.bench.rank_group import RankGroup
+from thinwire_lab.bench.rank_group import RankGroup, gathered
 from thinwire_lab.jobs.devices import device as find_device
+from thinwire_lab.jobs.grid import Measured
 
 
 class MemoryRun(Figures, frozen=True, kw_only=True):
@@ -50,8 +49,7 @@ class MemoryBench(MemoryOptions, Bench[MemoryCell, MemoryRun]):
     """Methods, one after the other.
 
     Args:
-        hooks: `alone`, names that `hook` knows but those with servers and other people's, and `fsdp:` or `hsdp:`
-            before a codec or `none`.
+        hooks: `alone`, names that `hook` knows but those with servers, and `fsdp:` or `hsdp:` before a codec or `none`.
         ranks: how many train on this machine.
         layers: of the two models, a million parameters each.
         device: where they are; ranks share a GPU, on which FSDP2 cannot be measured.
@@ -65,15 +63,14 @@ class MemoryBench(MemoryOptions, Bench[MemoryCell, MemoryRun]):
     kinds = (MemoryRun,)
     columns = _COLUMNS
     forms: ClassVar[Mapping[str, str]] = {"beyond plain DDP": "+.1f"}
-    defaults: ClassVar[Mapping[str, Any]] = {"device": "cpu"}
 
     def __post_init__(self) -> None:
         find_device(self.device)
         if self.device != "cpu":
             self.columns = (*self.columns, column("on the host", "host", "{:.1f}"))
             if self.hooks == MemoryOptions.hooks:
-                self.hooks = [name for name in self.hooks if not name.startswith(KINDS)]
-            if sharded := [name for name in self.hooks if name.startswith(KINDS)]:
+                self.hooks = [name for name in self.hooks if not name.startswith(SHARDED)]
+            if sharded := [name for name in self.hooks if name.startswith(SHARDED)]:
                 raise ConfigError(
                     f"{', '.join(sharded)}: ranks share one GPU here, and NCCL, which shards need, takes one rank of it"
                 )
@@ -105,16 +102,11 @@ class MemoryBench(MemoryOptions, Bench[MemoryCell, MemoryRun]):
         )
 
     def _held(self, cell: MemoryCell, layers: int) -> Held:
-        held: list[Held] = []
-        with RankGroup([Held]) as group:
-            group.start(
-                [MemoryRank(cell=cell, layers=layers, rank=rank, master=group.master) for rank in range(cell.ranks)]
-            )
-            for _, event in group.engine.events(silence_s=SILENCE_S):
-                if isinstance(event, Held):
-                    held.append(event)
-        if len(held) != cell.ranks:
-            raise EngineError(f"{cell}: {len(held)} of {cell.ranks} ranks ended")
+        def roles(group: RankGroup) -> list[MemoryRank]:
+            where = {"master": group.master, "gate": group.gate}
+            return [MemoryRank(cell=cell, layers=layers, rank=rank, **where) for rank in range(cell.ranks)]
+
+        held = gathered(Held, roles)
         return Held(
             numel=held[0].numel,
             held=max(each.held for each in held),
@@ -134,8 +126,8 @@ def _check(name: str, ranks: int) -> None:
     """Raises ConfigError where a method cannot be measured here."""
     if name == ALONE:
         return
-    if name.startswith(KINDS):
-        check_method(name)
+    if name.startswith(SHARDED):
+        check_sharded(name)
         if name.startswith("hsdp:") and ranks % SITES:
             raise ConfigError(f"{name}: {ranks} ranks; {SITES} sites need a multiple of it")
         return

@@ -1,4 +1,4 @@
-"""What a rank trains with: plain DDP, a hook of torch's or ours, local updates, or other people's optimizers.
+"""What a rank trains with: plain DDP, a hook of torch's or ours, or local updates.
 
 Every method has the same training loop around it: `model` is called, `optimizer`'s rates follow the schedule, and
 `step` ends a step.
@@ -18,7 +18,8 @@ from thinwire.hooks import ddp
 from thinwire.hooks.distribute import distribute
 from thinwire.policies.auto_codec import AUTO
 from thinwire.policies.designs import Design
-from thinwire_lab.bench.hook_cells import POWERSGD, HookCell, hook
+from thinwire_lab.bench.cells import HookCell
+from thinwire_lab.bench.names import POWERSGD, hook
 
 POWERSGD_BUCKET_MB = 100
 _closed: list[Method] = []

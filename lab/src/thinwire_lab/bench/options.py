@@ -1,6 +1,6 @@
-"""What each benchmark may be asked to be: plain values with their defaults, which a command line can show.
+"""The options of each benchmark with their defaults, which a command line can show.
 
-Nothing here knows which values can be, so that `thinwire bench hooks --help` imports no torch; the benchmarks do.
+The benchmarks check them: `thinwire bench hooks --help` reads this file alone, and imports no torch.
 """
 
 from __future__ import annotations
@@ -13,19 +13,23 @@ STOCK = ("none", "fp16", "bf16", "powersgd-1", "powersgd-2", "powersgd-4")
 """What torch ships, and `none` for plain DDP."""
 
 OURS = ("3lc[s=1.0]", "3lc[s=1.75,entropy=zstd]", "onebit", "topk")
-"""What of ours is measured unless told otherwise: any codec may be, options in brackets."""
+"""Our hooks, unless told otherwise."""
 
 LATE = "3lc[s=1.75,entropy=zstd,start_step=25]"
-"""Without the uncompressed steps it diverges at the rate that all share: its residual lags more steps than that."""
+"""Without uncompressed steps it diverges at the rate that all share: its residual lags more steps than that."""
 
 RUNNERS = ("3lc[s=1.0]", "powersgd-1", LATE, "powersgd-2", "powersgd-4", "fp16", "bf16")
-"""Who runs unless told otherwise. Whoever sends little comes first: the best time so far is what stops the others."""
+"""A race to an accuracy, unless told otherwise. Small messages come first: the best time so far stops the others."""
 
 RACERS = (
     *("none", "bf16", "powersgd-1", "powersgd-2", "powersgd-4", "3lc[s=1.0]"),
     *("update", "local-sgd[h=4]", "diloco[h=30]", "diloco[h=30,codec=fp32]"),
 )
-"""Who runs unless told otherwise: torch's hooks, ours, and local updates with and without a codec."""
+"""A race to a loss, unless told otherwise: torch's hooks, ours, and local updates with and without a codec."""
+RATES = (2e-3, 4e-3, 8e-3)
+"""Learning rates that it tries each method with."""
+IMAGES, TEXT = "fashion-mnist", "python-text"
+"""Data of models that see images, and of those that read text, unless told otherwise."""
 
 
 @dataclass(kw_only=True)
@@ -46,7 +50,7 @@ class HooksOptions:
     models: Sequence[str] = ("lenet", "resnet20", "mlp-5m")
     hooks: Sequence[str] = (*STOCK, *OURS)
     links: Sequence[str] = ("10mbit", "100mbit", "1gbit", "none")
-    data: str = "fashion-mnist"
+    data: str | None = None
     ranks: int = 4
     steps: int = 20
     batch: int | None = None
@@ -112,30 +116,17 @@ class FsdpOptions:
 
 @dataclass(kw_only=True)
 class RaceOptions(HooksOptions):
-    """Of `RaceBench`, which says what they are."""
+    """Of `Race`, which says what they are."""
 
     target_accuracy: float = 0.8
     models: Sequence[str] = ("lenet",)
-    hooks: Sequence[str] = RUNNERS
+    hooks: Sequence[str] = ()
     links: Sequence[str] = ("10mbit", "100mbit")
     steps: int = 1000
-    eval_every: int = 25
-    eval_examples: int = 2000
+    eval_every: int | None = None
+    eval_examples: int | None = None
     give_up: float = 3.0
-
-
-@dataclass(kw_only=True)
-class LossRaceOptions(HooksOptions):
-    """Of `LossRace`, which says what they are."""
-
-    models: Sequence[str] = ("byte-transformer-1m",)
-    hooks: Sequence[str] = RACERS
-    links: Sequence[str] = ("10mbit", "100mbit")
-    data: str = "python-text"
-    rates: Sequence[float] = (2e-3, 4e-3, 8e-3)
-    steps: int = 1000
-    eval_every: int = 50
-    eval_examples: int = 512
+    rates: Sequence[float] = ()
     timed_steps: int = 40
     timed_seconds: float = 120.0
     margin: float = 0.1

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from thinwire.planner.planning import WORTH
 from thinwire.presentation.tables import Table
 from thinwire.quantities import number_text
-from thinwire_lab.bench.harness import Figures, Measured
-from thinwire_lab.bench.hook_cells import SERVED, hook
+from thinwire_lab.bench.harness import Figures
+from thinwire_lab.bench.names import SERVED, hook
+from thinwire_lab.jobs.grid import Measured
 
 KINDS = {"ddp": "DDP hook", "server": "server", "local": "local updates"}
 CLOSE = 1.05

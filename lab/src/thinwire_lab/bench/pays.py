@@ -29,11 +29,12 @@ from thinwire.policies.auto_codec import AutoCodec
 from thinwire.policies.designs import Design, design
 from thinwire.presentation.tables import Table
 from thinwire.transports.links import first_thin, parse_rate
+from thinwire_lab.bench.cells import BATCHES, HookCell
 from thinwire_lab.bench.courses import Sweep
-from thinwire_lab.bench.harness import Bench, Measured, Tell
-from thinwire_lab.bench.hook_cells import BATCHES, Hook, HookCell, hook
-from thinwire_lab.bench.hook_runs import last_line, measure
-from thinwire_lab.bench.options import PaysOptions
+from thinwire_lab.bench.harness import Bench, Tell
+from thinwire_lab.bench.hook_runs import measure
+from thinwire_lab.bench.names import hook, last_line
+from thinwire_lab.bench.options import TEXT, PaysOptions
 from thinwire_lab.bench.pay_rows import (
     AtLink,
     Paid,
@@ -48,22 +49,18 @@ from thinwire_lab.bench.peer_costs import measure_peer_costs
 from thinwire_lab.bench.sharing import measure_sharing
 from thinwire_lab.bench.transport_costs import measure_costs
 from thinwire_lab.engines.starters import Forks
+from thinwire_lab.jobs.grid import Measured
 from thinwire_lab.workloads.models import TEXT_MODELS
 from thinwire_lab.workloads.profiling import profile_workload
 from thinwire_lab.workloads.recipes import recipe
 
 LIBRARIES = (
-    *("thinwire.cli.main", "thinwire_lab.cli.bench", "thinwire.cli.roles", "thinwire.runtime.serving"),
+    *("thinwire.cli.main", "thinwire.cli.server", "thinwire_lab.cli.bench", "thinwire.runtime.serving"),
     *("thinwire.transports.grpc.server", "torch._dynamo"),
-    # All roles of benchmarks, which their command looks through, and what trains in the one that is measured here.
-    *(
-        f"thinwire_lab.bench.{name}"
-        for name in ("transports", "server", "hook_rank", "fsdp_cells", "hostile", "peer_costs", "sharing")
-    ),
+    *(f"thinwire_lab.bench.{name}" for name in ("ranks", "transport_costs", "peer_costs", "sharing")),
 )
 """What ranks and servers import, once for all of them."""
 
-TEXT = "python-text"
 WARM_EXCHANGES = 3
 """Before the first link: whatever is compiled when it is first called has been by then."""
 AUTO_SETTLES = 10
@@ -231,7 +228,7 @@ class PaysBench(PaysOptions, Bench[SweptMethod, Paid]):
 
 def _planned(name: str) -> list[Design]:
     """Returns the design that the planner takes for a hook; for DDP's controller, one for each of its settings."""
-    named: Hook = hook(name)
+    named = hook(name)
     if named.start_step and (named.auto is not None or named.codec is not None):
         raise ConfigError(f"method {name!r}: start_step: every step that is measured is compressed; leave it out")
     if named.auto is not None:

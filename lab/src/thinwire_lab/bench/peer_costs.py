@@ -20,10 +20,9 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 
 from thinwire.engines.events import Event
-from thinwire.errors import EngineError
 from thinwire.planner.peer_costs import PeerCosts
-from thinwire_lab.bench.harness import Role, Stage
-from thinwire_lab.bench.rank_group import RankGroup
+from thinwire_lab.bench.rank_group import RankGroup, gathered
+from thinwire_lab.bench.roles import Role, Stage
 from thinwire_lab.engines.namespaces import available
 
 SILENCE_S = 60.0
@@ -174,15 +173,12 @@ def measure_peer_costs(ranks: int = 4) -> PeerCosts:
     Raises:
         EngineError: a process failed.
     """
-    found: list[PeerMeasured] = []
+
+    def roles(group: RankGroup) -> list[PeerRank]:
+        return [PeerRank(rank=rank, ranks=ranks, master=group.master) for rank in range(ranks)]
+
     hosts = [f"rank {rank}" for rank in range(ranks)] if available()[0] else []
-    with RankGroup([PeerMeasured], hosts=hosts) as group:
-        group.start([PeerRank(rank=rank, ranks=ranks, master=group.master) for rank in range(ranks)])
-        for _, event in group.engine.events(silence_s=SILENCE_S):
-            if isinstance(event, PeerMeasured):
-                found.append(event)
-    if len(found) != ranks:
-        raise EngineError(f"{len(found)} of {ranks} ranks measured what a message costs")
+    found = gathered(PeerMeasured, roles, hosts=hosts, silence_s=SILENCE_S)
     return PeerCosts(
         message_s=statistics.median(each.message_s for each in found),
         hop_s=statistics.median(each.hop_s for each in found),

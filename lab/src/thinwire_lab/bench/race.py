@@ -1,182 +1,230 @@
-"""A race: which DDP hook brings a model to a test accuracy in the fewest seconds of training on a thin link.
+"""A race: which method brings a model to a target in the fewest seconds of training on a thin link.
 
-All runners have the same model, weights, data order, batches and learning rates by step, so what differs is how long a
-step takes and how many of them the target needs. Who needs a careful beginning says so in its name, as in
-`3lc[s=1.75,start_step=50]`, and pays for its uncompressed steps on the clock. The clock stands still while rank 0
-scores the model on a fixed part of the test set. A runner that has trained for several times the best time so far,
-without the target, is stopped: its row says so, and its time is then a lower bound.
+To a test accuracy, of models that see images: all methods have the same weights, data order, batches and learning rates
+by step, and train on the link. A method whose first steps are uncompressed pays for them on the clock. The clock stands
+still during rank 0's evaluations. A run that has taken several times the best time so far, without the target, is
+stopped; its time is then a lower bound.
+
+To a held-out loss, of models that read text: a link changes the time of a step and not its result. So a method trains
+in full on links without a limit, and a shorter run on each thin link gives its seconds per step (3LC §4.3). With the
+first seed it runs at every rate of the grid; with the other seeds, and on the links, at the rate of the lowest loss. A
+timed run has whole periods between exchanges and no uncompressed beginning, so no method may begin late.
 """
 
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from thinwire.errors import ConfigError
+import msgspec
+
+from thinwire.errors import ConfigError, NonFiniteError
 from thinwire.presentation.charts import Chart
 from thinwire.presentation.tables import Table
+from thinwire.quantities import nbytes_text, number_text
 from thinwire_lab.bench import charts
-from thinwire_lab.bench.harness import Measured, Tell
-from thinwire_lab.bench.hook_cells import HookCell, hook
-from thinwire_lab.bench.hook_runs import HookRun, last_line, measure
+from thinwire_lab.bench.cells import WARMUP, HookCell, timed
+from thinwire_lab.bench.harness import Tell
+from thinwire_lab.bench.hook_runs import HookRun, measure
 from thinwire_lab.bench.hooks import HooksBench
-from thinwire_lab.bench.options import RaceOptions
+from thinwire_lab.bench.names import hook, last_line
+from thinwire_lab.bench.options import RACERS, RATES, RUNNERS, RaceOptions
+from thinwire_lab.bench.standings import Standing, best_rate, is_timed, last_loss, to_accuracy, to_loss
+from thinwire_lab.jobs.grid import Measured
+from thinwire_lab.workloads.models import TEXT_MODELS
 
-
-@dataclass(frozen=True, kw_only=True)
-class AccuracyStanding:
-    """One hook on one model and link, of what has been run so far; by seed in the order of runs.
-
-    Attributes:
-        seconds: to the target, by seed; None where it was not reached.
-        steps: to the target, by seed.
-        trained_seconds: by seed; a lower bound where the target was not reached.
-        ended: by seed, as in `HookRun`.
-        median_seconds: to the target; None unless more than half of the seeds reached it, the others counting as slow.
-        of_best_stock: the median over that of the best stock hook on the same model and link.
-    """
-
-    model: str
-    link: str | None
-    hook: str
-    seconds: dict[int, float | None]
-    steps: dict[int, int | None]
-    trained_seconds: dict[int, float]
-    ended: dict[int, str]
-    median_seconds: float | None
-    of_best_stock: float | None
+HEADER = ("method", "rate", "by seed", "median", "beside none", "to target: steps", "bytes", "s", "of best other")
 
 
 @dataclass(kw_only=True)
-class RaceBench(RaceOptions, HooksBench):
-    """Seconds of training to a test accuracy, of every hook; the learning rate's schedule is as long as `steps`.
+class Race(RaceOptions, HooksBench):
+    """Seconds of training to an accuracy or a loss, of every method; the rate's schedule is as long as `steps`.
 
     Args:
+        hooks: names that `names.hook` knows; none: `RUNNERS`, or of text `RACERS`.
+        eval_every: steps between evaluations; None: 25, of text 50.
+        eval_examples: evaluate on the first so many test examples, or on so many windows of text, evenly spaced; None:
+            2,000, of text 512.
         target_accuracy: to reach, 0 … 1.
-        eval_every: steps between evaluations.
-        eval_examples: evaluate on the first so many test examples.
-        give_up: a runner is stopped after so many times the best time of its seed so far.
+        give_up: a run is stopped after so many times the best time of its seed so far.
+        rates: of text: largest learning rates to try each method with; none: `lr`, or `RATES`.
+        timed_steps: of a run on a thin link, at least; it has two exchanges or more.
+        timed_seconds: a run on a thin link that has taken so long is ended, after a whole period between exchanges.
+        margin: the target is the loss of `none` plus so many nats a byte.
+
+    Raises:
+        ConfigError: nothing to race, models of both kinds, a number that cannot be, or a late beginning of text.
     """
 
-    key_options = ("give_up",)
-
     def __post_init__(self) -> None:
-        super().__post_init__()
+        text = [model in TEXT_MODELS for model in self.models]
+        self.to_loss = any(text)
+        if self.to_loss and not all(text):
+            raise ConfigError(f"models {', '.join(self.models)}: some read text and some images; race them apart")
+        self.hooks = self.hooks or (RACERS if self.to_loss else RUNNERS)
+        self.eval_every = self.eval_every or (50 if self.to_loss else 25)
+        self.eval_examples = self.eval_examples or (512 if self.to_loss else 2000)
+        if self.rates and self.lr is not None:
+            raise ConfigError("--lr is one rate and --rates a grid: give one of them")
+        self.rates = self.rates or (RATES if self.lr is None else (self.lr,))
+        if not all(math.isfinite(rate) and rate > 0 for rate in self.rates):
+            raise ConfigError(f"rates {list(self.rates)}; all of them are positive")
         if not self.give_up >= 1:
             raise ConfigError(f"give_up={self.give_up}; a race needs 1 or more")
+        super().__post_init__()
+        for name in self.hooks if self.to_loss else ():
+            if hook(name).start_step > WARMUP:
+                raise ConfigError(
+                    f"hook {name!r}: start_step: a loss by wall time has one number of seconds for all steps on a "
+                    "link, and uncompressed ones take another; leave it out"
+                )
 
-    def cell(self, model: str, link: str, seed: int, name: str) -> HookCell:
-        return replace(super().cell(model, link, seed, name), target=self.target_accuracy)
+    # ---- the grid
 
     def clocked(self, cell: HookCell) -> HookCell:
         """Returns the run unchanged: uncompressed steps at a race's beginning are on the clock."""
         return cell
 
-    def measure(self, cell: HookCell, before: Measured[HookCell, HookRun], tell: Tell) -> HookRun:
-        times = [
-            run.seconds_to_target
-            for other, [run] in before.items()
-            if replace(other, hook=cell.hook) == cell and run.seconds_to_target is not None
+    def cell(self, model: str, link: str, seed: int, name: str) -> HookCell:
+        return replace(super().cell(model, link, seed, name), target=None if self.to_loss else self.target_accuracy)
+
+    def cells(self) -> list[HookCell]:
+        """To a loss, full runs of a method come before those on links; a rate of None is the best of the grid."""
+        if not self.to_loss:
+            return super().cells()
+        return [each for model in self.models for name in self.hooks for each in self._of(model, name)]
+
+    def _of(self, model: str, name: str) -> list[HookCell]:
+        full = self.cell(model, "none", self.seed, name)
+        seeds = range(self.seed + 1, self.seed + self.seeds)
+        short = timed(replace(full, steps=self.timed_steps, eval_every=0, eval_examples=1), periods=2)
+        links = [self.cell(model, link, self.seed, name).link for link in self.links]
+        return [
+            *(replace(full, lr=rate) for rate in dict.fromkeys(self.rates)),
+            *(replace(full, lr=None, seed=seed) for seed in seeds),
+            *(replace(short, lr=None, link=link) for link in dict.fromkeys(links)),
         ]
-        limit_s = self.give_up * min(times) if times else None
-        return measure(cell, limit_s=limit_s, tell=tell)
+
+    def key(self, cell: HookCell, number: int) -> dict[str, Any]:
+        """As of any grid; a full run to a loss is the same whatever the limit of those on links is."""
+        limit = {} if self.to_loss else {"give_up": self.give_up}
+        if self.to_loss and is_timed(cell):
+            limit = {"timed_seconds": self.timed_seconds}
+        return super().key(cell, number) | limit
+
+    # ---- one run
+
+    def measure(self, cell: HookCell, before: Measured[HookCell, HookRun], tell: Tell) -> HookRun:
+        if not self.to_loss:
+            times = [
+                run.seconds_to_target
+                for other, [run] in before.items()
+                if replace(other, hook=cell.hook) == cell and run.seconds_to_target is not None
+            ]
+            return measure(cell, limit_s=self.give_up * min(times) if times else None, tell=tell)
+        if cell.lr is not None:
+            return measure(cell, tell=tell, counted=True)
+        rate = best_rate(cell.model, cell.hook, before)
+        if rate is None:
+            error = f"{cell.hook} ended with a loss at no rate of the grid"
+            return HookRun(curve=[], steps_done=0, seconds=0.0, ended="error", error=error)
+        limit_s = self.timed_seconds if is_timed(cell) else None
+        run = measure(replace(cell, lr=rate), limit_s=limit_s, tell=tell, counted=True)
+        return msgspec.structs.replace(run, lr=rate)
+
+    def failed(self, figures: HookRun) -> bool:
+        """Whether a run failed; a rate at which training diverges is an outcome of a race to a loss."""
+        return figures.error is not None and not (self.to_loss and NonFiniteError.__name__ in figures.error)
+
+    def outdated(self, cell: HookCell, figures: HookRun, before: Measured[HookCell, HookRun]) -> bool:
+        """Whether a run failed, or was made at a rate that is no longer the best one."""
+        chosen = self.to_loss and cell.lr is None
+        return self.failed(figures) or (chosen and figures.lr != best_rate(cell.model, cell.hook, before))
+
+    # ---- what came out
 
     def line(self, cell: HookCell, figures: HookRun) -> str:
         seconds, steps = figures.seconds, figures.steps_done
-        how = {
-            "target": f"target after {figures.seconds_to_target or 0:.1f} s and {steps} steps",
-            "limit": f"stopped after {seconds:.1f} s, more than {self.give_up:g}× the best",
-            "steps": f"target not reached in {steps} steps, {seconds:.1f} s",
-            "error": f"failed after {steps} steps: {last_line(figures.error or '')}",
-        }
-        return f"{cell}: {how[figures.ended]}"
+        named = f"{cell}, rate {cell.lr or figures.lr or 0:g}" if self.to_loss else str(cell)
+        if figures.error is not None:
+            return f"{named}: failed after {steps} steps: {last_line(figures.error)}"
+        if self.to_loss and is_timed(cell):
+            return f"{named}: {figures.seconds_per_step_mean or 0:.3f} s a step over {steps} steps"
+        if self.to_loss:
+            return f"{named}: {last_loss(figures):.3f} nats a byte, {seconds:.0f} s"
+        how = {"target": "target", "limit": f"stopped at {self.give_up:g}× the best,", "steps": "target not reached"}
+        return f"{named}: {how[figures.ended]} after {seconds:.1f} s and {steps} steps"
+
+    def standings(self, measured: Measured[HookCell, HookRun]) -> list[Standing]:
+        """Returns one row for each model, link and method."""
+        return to_loss(measured, self.margin) if self.to_loss else to_accuracy(measured)
 
     def sections(self, measured: Measured[HookCell, HookRun]) -> dict[str, Any]:
-        return {**super().sections(measured), "standings": standings(measured)}
+        return {**super().sections(measured), "standings": self.standings(measured)}
+
+    @property
+    def goal(self) -> str:
+        """The target, in words."""
+        return f"the loss of none + {self.margin:g}" if self.to_loss else f"{self.target_accuracy:.1%}"
 
     def tables(self, measured: Measured[HookCell, HookRun]) -> list[Table]:
-        rows, tables = standings(measured), []
+        """One for each model and link."""
+        rows, tables = self.standings(measured), []
         for model, link in dict.fromkeys((row.model, row.link) for row in rows):
             lines = [self._line(row) for row in rows if (row.model, row.link) == (model, link)]
-            title = f"{model} on {self.data}, {self.ranks} ranks, {link or 'unlimited'}: {self.target_accuracy:.1%}"
-            tables.append(
-                Table(["hook", "seconds by seed", "steps by seed", "median s", "of best stock"], lines, title)
-            )
+            title = f"{model}, {self.ranks} ranks, {link}: to {self.goal}"
+            tables.append(Table([*HEADER, "s a step", "computing", "sent a step", "CPU"], lines, title))
         return tables
 
-    def notes(self, measured: Measured[HookCell, HookRun]) -> list[str]:
-        return [*super().notes(measured), *auto_notes(standings(measured))]
+    def _line(self, row: Standing) -> list[str]:
+        """A line of the table; `>` is a lower bound, of a run that did not reach the target."""
+        form, beside = (".3f", "+.3f") if self.to_loss else (".2%", "+.2%")
 
-    def _line(self, row: AccuracyStanding) -> list[str]:
-        """A line of the table; `>` is a lower bound, of a run that was stopped or did not reach the target."""
+        def by_seed(seed: int) -> str:
+            score = number_text(row.scores.get(seed), form)
+            how = row.ended.get(seed)
+            if how is None or how == "error":
+                return score if how is None else "failed"
+            return f"{score} in {'' if how == 'target' else '> '}{row.seconds[seed]:.1f} s"
 
-        def seconds(seed: int) -> str:
-            trained = row.trained_seconds[seed]
-            return {
-                "target": f"{row.seconds[seed] or 0:.1f}",
-                "limit": f"> {trained:.1f} (stopped at {self.give_up:g}×)",
-                "steps": f"> {trained:.1f} (not reached)",
-                "error": "failed",
-            }[row.ended[seed]]
+        def size(nbytes: float | None) -> str:
+            return "–" if nbytes is None else nbytes_text(nbytes)
 
         return [
-            row.hook,
-            ", ".join(map(seconds, row.ended)),
-            ", ".join("–" if step is None else str(step) for step in row.steps.values()),
-            "" if row.median_seconds is None else f"{row.median_seconds:.1f}",
-            "" if row.of_best_stock is None else f"{row.of_best_stock:.2f}",
+            *(row.method, number_text(row.rate, "g"), ", ".join(map(by_seed, row.ended or row.scores)) or "failed"),
+            *(number_text(row.score, form), number_text(row.beside_plain, beside)),
+            *(number_text(row.steps_to_target, ".0f"), size(row.bytes_to_target)),
+            *(number_text(row.seconds_to_target, ".1f"), number_text(row.of_best, ".2f")),
+            *(number_text(row.seconds_per_step, ".3f"), number_text(row.compute_share, ".0%")),
+            *(size(row.sent_bytes_per_step), number_text(row.cpu, ".2f", "×")),
         ]
+
+    def notes(self, measured: Measured[HookCell, HookRun]) -> list[str]:
+        return [*super().notes(measured), *auto_notes(self.standings(measured))]
 
     def chart(self, measured: Measured[HookCell, HookRun]) -> Chart | None:
-        curves = {cell: run.curve for cell, [run] in measured.items() if run.curve}
-        return charts.race(curves) if curves else None
+        rows = [row for row in self.standings(measured) if any(row.curves)]
+        what = "held-out loss (nats a byte)" if self.to_loss else "test accuracy"
+        return charts.race(rows, what, None if self.to_loss else self.target_accuracy) if rows else None
 
 
-def auto_notes(rows: Sequence[AccuracyStanding]) -> list[str]:
+def auto_notes(rows: Sequence[Standing]) -> list[str]:
     """Returns how `auto` stands beside the best fixed setting, uncompressed included, by model and link."""
     notes = []
-    for row in (row for row in rows if hook(row.hook).chooses):
-        others = [
-            other
+    for row in (row for row in rows if hook(row.method).chooses and row.seconds_to_target is not None):
+        fixed = [
+            (other.seconds_to_target, other.method)
             for other in rows
-            if (other.model, other.link) == (row.model, row.link) and not hook(other.hook).chooses
+            if (other.model, other.link) == (row.model, row.link)
+            and not hook(other.method).chooses
+            and other.seconds_to_target is not None
         ]
-        best = min(others, key=lambda other: other.median_seconds or math.inf, default=None)
-        if best is not None and best.median_seconds is not None and row.median_seconds is not None:
-            share = row.median_seconds / best.median_seconds
-            where = f"{row.model}, {row.link or 'unlimited'}"
-            notes.append(f"{where}: {row.hook} takes {share:.2f} of the best fixed setting's time, {best.hook}'s")
+        if fixed and row.seconds_to_target is not None:
+            seconds, best = min(fixed)
+            share = row.seconds_to_target / seconds
+            notes.append(
+                f"{row.model}, {row.link}: {row.method} takes {share:.2f} of the best fixed setting's time, {best}'s"
+            )
     return notes
-
-
-def standings(measured: Measured[HookCell, HookRun]) -> list[AccuracyStanding]:
-    """Returns one row for each model, link and hook."""
-    seeds: dict[tuple[str, str | None, str], dict[int, HookRun]] = {}
-    for cell, [run] in measured.items():
-        seeds.setdefault((cell.model, cell.link, cell.hook), {})[cell.seed] = run
-    medians = {
-        key: statistics.median(
-            math.inf if run.seconds_to_target is None else run.seconds_to_target for run in runs.values()
-        )
-        for key, runs in seeds.items()
-    }
-    rows = []
-    for key, runs in seeds.items():
-        rivals = (value for other, value in medians.items() if other[:2] == key[:2] and not hook(other[2]).compresses)
-        own, best = medians[key], min(rivals, default=math.inf)
-        row = AccuracyStanding(
-            model=key[0],
-            link=key[1],
-            hook=key[2],
-            seconds={seed: run.seconds_to_target for seed, run in runs.items()},
-            steps={seed: run.curve[-1].step if run.ended == "target" else None for seed, run in runs.items()},
-            trained_seconds={seed: run.seconds for seed, run in runs.items()},
-            ended={seed: run.ended for seed, run in runs.items()},
-            median_seconds=own if math.isfinite(own) else None,
-            of_best_stock=own / best if math.isfinite(own) and math.isfinite(best) else None,
-        )
-        rows.append(row)
-    return rows

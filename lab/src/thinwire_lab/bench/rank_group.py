@@ -14,10 +14,9 @@ from types import TracebackType
 from typing import NamedTuple, TypeVar
 
 from thinwire.engines.events import Event
-from thinwire.engines.roles import own_command
+from thinwire.errors import EngineError
 from thinwire.transports.links import Rate
-from thinwire_lab.bench.harness import Role
-from thinwire_lab.bench.rank_events import STOPPED, WARM, Gates
+from thinwire_lab.bench.roles import SILENCE_S, STOPPED, WARM, Gates, Role, role_command
 from thinwire_lab.engines.local import LocalEngine, free_port
 from thinwire_lab.engines.namespaces import Count, Fabric
 from thinwire_lab.engines.starters import Starter
@@ -25,6 +24,7 @@ from thinwire_lab.engines.starters import Starter
 PORT = 29400
 """Where ranks of a fabric meet."""
 R = TypeVar("R", bound=Role)
+E = TypeVar("E", bound=Event)
 
 
 class Traffic(NamedTuple):
@@ -32,11 +32,6 @@ class Traffic(NamedTuple):
 
     sent_nbytes: int
     received_nbytes: int
-
-
-def role_command(role: Role) -> list[str]:
-    """Returns the command of a process that plays a role and reports to us."""
-    return own_command(*role.command(), "--events")
 
 
 class RankGroup:
@@ -155,3 +150,39 @@ class RankGroup:
 
     def _carried(self, way: Callable[[str], Count]) -> int:
         return sum(way(host).nbytes for host in self._hosts)
+
+
+def gathered(
+    kind: type[E],
+    roles: Callable[[RankGroup], Sequence[Role]],
+    *,
+    hosts: Sequence[str] = (),
+    also: Sequence[type[Event]] = (),
+    on_event: Callable[[Event], None] = lambda event: None,
+    silence_s: float = SILENCE_S,
+) -> list[E]:
+    """Runs ranks to their end, and returns the one event of a kind that each has reported.
+
+    Args:
+        kind: of the event.
+        roles: makes the ranks' roles for their group.
+        hosts: see `RankGroup`.
+        also: other events that ranks report.
+        on_event: takes those.
+        silence_s: how long no rank may report anything.
+
+    Raises:
+        EngineError: a rank failed, or did not report.
+    """
+    found: list[E] = []
+    with RankGroup([kind, *also], hosts=hosts) as group:
+        made = roles(group)
+        group.start(made)
+        for _, event in group.engine.events(silence_s=silence_s):
+            if isinstance(event, kind):
+                found.append(event)
+            else:
+                on_event(event)
+    if len(found) != len(made):
+        raise EngineError(f"{len(found)} of {len(made)} ranks reported {kind.__name__}")
+    return found

@@ -21,7 +21,7 @@ from thinwire.engines.events import Event
 from thinwire.engines.roles import own_command
 from thinwire.errors import EngineError
 from thinwire.planner.transport_costs import Sharing
-from thinwire_lab.bench.harness import Role, Stage
+from thinwire_lab.bench.roles import Role, Stage
 from thinwire_lab.engines.local import LocalEngine
 from thinwire_lab.engines.starters import Starter
 

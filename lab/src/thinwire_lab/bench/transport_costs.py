@@ -24,7 +24,7 @@ from thinwire.runtime.limits import MAX_JOIN_NBYTES
 from thinwire.runtime.session_server import SessionServer
 from thinwire.transports.base import Connection, Sender
 from thinwire.transports.grpc import server as grpc_server
-from thinwire_lab.bench.harness import Role, Stage
+from thinwire_lab.bench.roles import Role, Stage
 from thinwire_lab.jobs.cluster import Links, Place, choose_links, run_cluster
 
 SMALL_NBYTES, LARGE_NBYTES = 1_000, 400_000

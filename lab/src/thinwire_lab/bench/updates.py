@@ -7,32 +7,34 @@ in turn meet the same machine; other work on it still shows, by the caches that 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
+from thinwire.engines.events import Event
 from thinwire.errors import ConfigError, EngineError
 from thinwire.policies.designs import design
 from thinwire.presentation.tables import Table
-from thinwire_lab.bench.harness import Bench, Figures, Measured, Tell, unusual
-from thinwire_lab.bench.hook_cells import hook, whole_periods
-from thinwire_lab.bench.options import UpdatesOptions
-from thinwire_lab.bench.rank_events import SILENCE_S
-from thinwire_lab.bench.rank_group import RankGroup
-from thinwire_lab.bench.updates_cells import (
-    ALONE,
+from thinwire_lab.bench.cells import (
     EXCHANGED,
     SHARD,
+    TASKS,
     TRAINING,
-    WARM_UP_STEPS,
     BlockEnded,
     Counted,
     Spent,
     UpdatesCell,
     UpdatesRank,
+    whole_periods,
 )
-from thinwire_lab.bench.updates_rank import TASKS
+from thinwire_lab.bench.harness import Bench, Figures, Tell
+from thinwire_lab.bench.names import ALONE, hook
+from thinwire_lab.bench.options import UpdatesOptions
+from thinwire_lab.bench.rank_group import RankGroup, gathered
+from thinwire_lab.jobs.grid import Measured
 from thinwire_lab.workloads.recipes import recipe
+
+WARM_UP_STEPS = 2
+"""At least so many before those that are counted."""
 
 
 class UpdatesRun(Figures, frozen=True, kw_only=True):
@@ -65,7 +67,6 @@ class UpdatesBench(UpdatesOptions, Bench[UpdatesCell, UpdatesRun]):
     """
 
     kinds = (UpdatesRun,)
-    defaults: ClassVar[Mapping[str, Any]] = {"recipe": None}
 
     def __post_init__(self) -> None:
         for model in self.models:
@@ -95,20 +96,18 @@ class UpdatesBench(UpdatesOptions, Bench[UpdatesCell, UpdatesRun]):
             for name in self.designs
         ]
 
-    def key(self, cell: UpdatesCell, number: int) -> dict[str, Any]:
-        return {**super().key(cell, number), "recipe": unusual(cell.recipe(), "scales", "loss", "l1")}
-
     def measure(self, cell: UpdatesCell, before: Measured[UpdatesCell, UpdatesRun], tell: Tell) -> UpdatesRun:
-        counted: list[Counted] = []
-        with RankGroup([BlockEnded, Counted]) as group:
-            group.start([UpdatesRank(cell=cell, rank=rank, master=group.master) for rank in range(cell.ranks)])
-            for _, event in group.engine.events(silence_s=SILENCE_S):
-                if isinstance(event, BlockEnded):
-                    tell(f"block {event.number} of {cell.blocks}")
-                elif isinstance(event, Counted):
-                    counted.append(event)
-        if len(counted) != cell.ranks or len({each.weights for each in counted}) != 1:
-            raise EngineError(f"{cell}: {len(counted)} of {cell.ranks} ranks ended, or with different parameters")
+        def roles(group: RankGroup) -> list[UpdatesRank]:
+            where = {"master": group.master, "gate": group.gate}
+            return [UpdatesRank(cell=cell, rank=rank, **where) for rank in range(cell.ranks)]
+
+        def on_event(event: Event) -> None:
+            if isinstance(event, BlockEnded):
+                tell(f"block {event.number} of {cell.blocks}")
+
+        counted = gathered(Counted, roles, also=[BlockEnded], on_event=on_event)
+        if len({each.weights for each in counted}) != 1:
+            raise EngineError(f"{cell}: the ranks ended with different parameters")
         first = counted[0].spent
         spent = {
             way: {name: statistics.mean(each.spent[way][name] for each in counted) for name in first[way]}

@@ -11,6 +11,7 @@ from thinwire.errors import ConfigError
 
 KINDS = {
     "kill": "a worker is killed (SIGKILL), and the same command started again at once",
+    "gone": "a worker is killed for good, and backup workers make up for it",
     "stop": "a worker is frozen (SIGSTOP) and goes on later (SIGCONT)",
     "cut": "nothing passes a worker's link for a while, either way",
     "cut-out": "nothing that a worker sends arrives for a while",
@@ -22,9 +23,13 @@ KINDS = {
 }
 """Names and meanings."""
 
-WITHOUT_PRIVILEGES = ("kill", "stop", "garbage", "server")
+WITHOUT_PRIVILEGES = ("kill", "gone", "stop", "garbage", "server")
 """What does not need links that the kernel shapes."""
-OF_A_WORKER = ("kill", "stop", "cut", "cut-out", "cut-in", "slow")
+OF_A_WORKER = ("kill", "gone", "stop", "cut", "cut-out", "cut-in", "slow")
+OF_THE_SERVER = {"server", "disk"}
+"""What needs checkpoints."""
+EXACT = {"garbage", *OF_THE_SERVER}
+"""What keeps no gradient away for good: weights are those of an undisturbed training."""
 DURATIONS_S = {"stop": (0.5, 4.0), "cut": (0.5, 3.0), "cut-out": (0.5, 3.0), "cut-in": (0.5, 3.0), "slow": (1.0, 5.0)}
 _DISK_S = (1.0, 4.0)
 
@@ -43,6 +48,11 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     rank: int
     seconds: float = 0.0
+
+    @property
+    def comes_back(self) -> bool:
+        """Whether one worker is away and takes part again."""
+        return self.kind in OF_A_WORKER and self.kind != "gone"
 
     def __str__(self) -> str:
         whose = f" worker {self.rank}" if self.kind in OF_A_WORKER else ""
@@ -78,9 +88,30 @@ def draw(seed: str, kinds: Sequence[str], *, workers: int, every: int, rounds: i
     if every < 1:
         raise ConfigError(f"a fault every {every} rounds; at least 1 is needed")
     chance = random.Random(seed)
-    faults = []
-    for at in range(every, rounds - rounds // 6 + 1, every):
-        kind, rank = chance.choice(list(kinds)), chance.randrange(workers)
-        least, most = {**DURATIONS_S, "disk": _DISK_S}.get(kind, (0.0, 0.0))
-        faults.append(Fault(round=at, kind=kind, rank=rank, seconds=round(chance.uniform(least, most), 1)))
-    return faults
+    return [
+        _fault(chance, at, chance.choice(list(kinds)), chance.randrange(workers))
+        for at in range(every, rounds - rounds // 6 + 1, every)
+    ]
+
+
+def scatter(seed: str, kinds: Sequence[str], *, workers: int, strikes: int, first: int, rounds: int) -> list[Fault]:
+    """Draws a few faults between a tenth and six tenths of a training; one that dies for good dies once.
+
+    Args:
+        seed, kinds, workers, rounds: as of `draw`.
+        strikes: how many.
+        first: the round from which on they may strike.
+
+    Example:
+        >>> [str(fault) for fault in scatter("7", ["gone"], workers=4, strikes=2, first=0, rounds=100)]
+        ['gone worker 2 at 14', 'gone worker 1 at 16']
+    """
+    chance = random.Random(seed)
+    at = sorted(first + round((rounds - first) * (0.1 + 0.5 * chance.random())) for _ in range(strikes))
+    ranks = chance.sample(range(workers), workers)
+    return [_fault(chance, each, chance.choice(list(kinds)), ranks[place % workers]) for place, each in enumerate(at)]
+
+
+def _fault(chance: random.Random, at: int, kind: str, rank: int) -> Fault:
+    least, most = {**DURATIONS_S, "disk": _DISK_S}.get(kind, (0.0, 0.0))
+    return Fault(round=at, kind=kind, rank=rank, seconds=round(chance.uniform(least, most), 1))

@@ -9,21 +9,20 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
 from thinwire.errors import ConfigError
-from thinwire.presentation.charts import Chart
+from thinwire.presentation.charts import Chart, Panel, Series
 from thinwire.presentation.tables import Table
-from thinwire_lab.bench.harness import Measured, Tell
-from thinwire_lab.chaos import charts
+from thinwire_lab.bench.harness import Tell
 from thinwire_lab.chaos.faults import Fault
 from thinwire_lab.chaos.options import SoakOptions
 from thinwire_lab.chaos.outcome import Outcome, Sample, with_problem
 from thinwire_lab.chaos.stage import SERVER, Stage
 from thinwire_lab.chaos.trials import Scenario, Trial
-from thinwire_lab.jobs.processes import Elastic
+from thinwire_lab.jobs.grid import Measured
 
 SETTLED_MINUTE = 10.0
 """From when on the server should not grow any more."""
@@ -40,12 +39,11 @@ class Soak(SoakOptions, Scenario):
     Args:
         minutes: how long.
         churn_s: seconds between a death and a join, and the reverse.
-        min_workers, worker_grace_s: of the server.
         growth_mb: how much the server's resident memory may grow, in MB.
     """
 
-    name = "soak"
-    key_options = (*Scenario.key_options, "churn_s", "min_workers", "worker_grace_s", "growth_mb")
+    name: ClassVar[str] = "soak"
+    key_options = (*Scenario.key_options, "churn_s", "growth_mb")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -57,7 +55,7 @@ class Soak(SoakOptions, Scenario):
             raise ConfigError("churn needs 2 workers or more: worker 0, which keeps the time, is left in peace")
 
     def trial(self, number: int, **given: Any) -> Trial:
-        return super().trial(number, seconds=60 * self.minutes, **given)
+        return super().trial(number, design=self.design, seconds=60 * self.minutes, **given)
 
     def measure(self, cell: Trial, before: Measured[Trial, Outcome], tell: Tell) -> Outcome:
         chance, samples = cell.chance, list[Sample]()
@@ -89,10 +87,8 @@ class Soak(SoakOptions, Scenario):
                         stage.join_again(away)
                         away = None
 
-        elastic = Elastic(min_workers=self.min_workers or max(1, self.workers // 2), worker_grace_s=self.worker_grace_s)
-        elastic.check(cell.workers)
-        outcome = self.staged(cell, tell, play, elastic=elastic)
-        outcome = with_samples(outcome, samples)
+        outcome = self.staged(cell, tell, play, elastic=self.elastic())
+        outcome = msgspec.structs.replace(outcome, samples=tuple(samples))
         for problem in growth(samples, self.growth_mb):
             outcome = with_problem(outcome, problem)
         return outcome
@@ -112,7 +108,21 @@ class Soak(SoakOptions, Scenario):
         return tables
 
     def chart(self, measured: Measured[Trial, Outcome]) -> Chart | None:
-        return charts.soak({str(cell): outcome.samples for cell, [outcome, *_] in measured.items() if outcome.samples})
+        """One panel for each measure of the server, by minute, with a line for each training."""
+        taken = {str(cell): outcome.samples for cell, [outcome, *_] in measured.items() if outcome.samples}
+        panels = [
+            Panel(
+                title=f"the server's {title}",
+                x_label="minute",
+                y_label=title,
+                series=[
+                    Series(label=trial, x=[each.minute for each in some], y=[getattr(each, name) for each in some])
+                    for trial, some in taken.items()
+                ],
+            )
+            for title, name in (("MB", "rss_mb"), ("descriptors", "descriptors"), ("threads", "threads"))
+        ]
+        return Chart(name="soak", caption="What the server takes, by minute.", panels=panels) if taken else None
 
 
 def sample(stage: Stage, minute: float) -> Sample | None:
@@ -183,8 +193,3 @@ def _new_threads(first: Sample, last: Sample) -> str:
     more = Counter(last.thread_names)
     more.subtract(first.thread_names)
     return ", ".join(f"{count} {name}" for name, count in more.items() if count > 0) or "no name is new"
-
-
-def with_samples(outcome: Outcome, samples: Sequence[Sample]) -> Outcome:
-    """Returns the outcome with samples of the server."""
-    return msgspec.structs.replace(outcome, samples=tuple(samples))

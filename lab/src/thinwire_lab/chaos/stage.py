@@ -140,11 +140,14 @@ class Stage:
     def kill_worker(self, rank: int, *, again: bool = True) -> None:
         """Kills a worker; `again` starts the same command as soon as it is dead."""
         self.seen.strike(rank, time.time(), dies=True, for_good=not again)
+        if not again:
+            self._expected[SERVER] = None  # it may end with an error, for it waits in vain for this worker
         self._expected[_name(rank)] = (lambda: self.start_worker(rank)) if again else None
         self.engine.signal(_name(rank), signal.SIGKILL)
 
     def join_again(self, rank: int) -> None:
         """Starts a worker again that was killed for good."""
+        self._expected.pop(SERVER, None)
         self.seen.lift(rank, time.time())
         self.start_worker(rank)
 
@@ -154,10 +157,6 @@ class Stage:
             self.seen.strike(rank, time.time())
         self._expected[SERVER] = lambda: self.start_server(resume=True)
         self.engine.signal(SERVER, signal.SIGKILL)
-
-    def let_server_fail(self) -> None:
-        """From now on the server may end with an error, for it waits in vain for a worker that is dead for good."""
-        self._expected[SERVER] = None
 
     def _start(self, name: str, arguments: Sequence[str]) -> None:
         argv = own_command(*arguments, "--events")
@@ -188,8 +187,8 @@ class Stage:
             self.kill_server()
         elif rank in self.seen.waiting or rank not in self.workers:
             return False
-        elif fault.kind == "kill":
-            self.kill_worker(rank)
+        elif fault.kind in ("kill", "gone"):
+            self.kill_worker(rank, again=fault.kind == "kill")
         elif fault.kind == "stop":
             self.engine.signal(name, signal.SIGSTOP)
             self._until_later(rank, fault.seconds, lambda: self.engine.signal(name, signal.SIGCONT))

@@ -1,151 +1,116 @@
-"""Storms: a training that is struck again and again; and many short ones, over all designs."""
+"""Storms: trainings that faults strike, of one design or of all, once or again and again.
+
+A storm ends right where the last step is reached with equal weights, no gradient was lost or counted twice, and the
+accuracy is no more than `points` below that of the same training without faults. Where no update went without a worker,
+as after the death of a server that resumes, the weights equal those of that training bit for bit.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import msgspec
 
 from thinwire.errors import ConfigError
 from thinwire.policies.consistency import consistency
 from thinwire.policies.designs import design, designs
 from thinwire.quantities import number_text
-from thinwire_lab.bench.harness import Column, Measured, Tell
-from thinwire_lab.chaos.faults import KINDS, WITHOUT_PRIVILEGES, check_kinds, draw
-from thinwire_lab.chaos.options import StormOptions, StormsOptions
+from thinwire_lab.bench.harness import Tell
+from thinwire_lab.chaos.faults import EXACT, KINDS, OF_THE_SERVER, WITHOUT_PRIVILEGES, Fault, check_kinds, draw, scatter
+from thinwire_lab.chaos.options import StormsOptions
 from thinwire_lab.chaos.outcome import Outcome, with_problem
 from thinwire_lab.chaos.stage import Stage
 from thinwire_lab.chaos.trials import Scenario, Trial
+from thinwire_lab.jobs import in_process
+from thinwire_lab.jobs.grid import Measured
 from thinwire_lab.jobs.job import Job
-from thinwire_lab.jobs.processes import Elastic
+from thinwire_lab.jobs.outcome import RunOutcome
 from thinwire_lab.workloads.data import data
 
-STORM_COLUMNS: Sequence[Column[Trial, Outcome]] = (
-    ("trial", lambda cell, runs: str(cell)),
-    ("design", lambda cell, runs: cell.design),
-    ("ended", lambda cell, runs: "right" if not runs[0].problems else "NOT RIGHT"),
-    ("faults", lambda cell, runs: str(len(runs[0].faults))),
-    ("steps", lambda cell, runs: str(runs[0].steps)),
-    ("steps / s", lambda cell, runs: f"{runs[0].steps_per_second:.1f}"),
-    ("missing", lambda cell, runs: f"{runs[0].missing:.0f}"),
-    ("late", lambda cell, runs: f"{runs[0].late:.0f}"),
-    ("redone", lambda cell, runs: str(runs[0].redone)),
-    ("slowest back s", lambda cell, runs: number_text(max(runs[0].back_s, default=None), ".1f")),
-    ("accuracy", lambda cell, runs: number_text(runs[0].accuracy, ".2%")),
-    ("points", lambda cell, runs: number_text(runs[0].points, "+.2f")),
-)
+PEACE = "peace"
 
 
 @dataclass(kw_only=True)
-class Storm(StormOptions, Scenario):
-    """One long training, struck after every so many rounds, beside the same one in peace.
+class Storms(StormsOptions, Scenario):
+    """Storms, each of a design of its own and of a few kinds of faults, drawn by its number.
 
-    Right is: the last step is reached, with equal weights, no gradient lost or counted twice, and an accuracy no more
-    than `points` below. Goodput is steps per second, beside those of the training in peace.
+    Designs whose workers alone hold the model are spared deaths, after which no process could give it to a new one.
 
     Args:
-        every: rounds between two faults.
-        faults: which, keys of `faults.KINDS`.
-        min_workers: of the server; None: half of them.
-        worker_grace_s, straggler_grace_s: of the server; how long the others wait for a dead or a frozen worker.
+        designs: names, one after the other; none: all designs.
+        consistency: in place of the designs' own.
+        steps: of each training.
+        faults: kinds, keys of `faults.KINDS`, of which each storm has three at most.
+        every: rounds between two faults; fewer where a training has not six times as many.
+        strikes: so many faults in each training, at steps at random, each of them over before the next; None: one after
+            every so many rounds.
+        peace: train each design without faults too; goodput is steps per second beside those of that training.
+        straggler_grace_s: of the server; how long the others wait for a frozen worker.
         checkpoint_every: exchanges between checkpoints, where the server is killed or its disk is full; fewer where
             there are not six times as many.
         points: percentage points that the accuracy may be below.
+
+    Raises:
+        ConfigError: numbers or kinds that cannot be, a design that is made for none of the faults, or deaths for good
+            that no backup worker makes up for.
     """
 
-    name = "storm"
+    name: ClassVar[str] = "storm"
     key_options = (
         *Scenario.key_options,
-        *("every", "min_workers", "worker_grace_s", "straggler_grace_s", "checkpoint_every", "points"),
+        *("every", "strikes", "straggler_grace_s", "checkpoint_every", "points"),
     )
-    left = 3
-    columns = STORM_COLUMNS
+    columns = (
+        ("trial", lambda cell, runs: str(cell)),
+        ("design", lambda cell, runs: cell.design),
+        ("ended", lambda cell, runs: "right" if not runs[0].problems else "NOT RIGHT"),
+        ("faults", lambda cell, runs: str(len(runs[0].faults))),
+        ("steps", lambda cell, runs: str(runs[0].steps)),
+        ("steps / s", lambda cell, runs: f"{runs[0].steps_per_second:.1f}"),
+        ("missing", lambda cell, runs: f"{runs[0].missing:.0f}"),
+        ("late", lambda cell, runs: f"{runs[0].late:.0f}"),
+        ("redone", lambda cell, runs: str(runs[0].redone)),
+        ("slowest back s", lambda cell, runs: number_text(max(runs[0].back_s, default=None), ".1f")),
+        ("accuracy", lambda cell, runs: number_text(runs[0].accuracy, ".2%")),
+        ("points", lambda cell, runs: number_text(runs[0].points, "+.2f")),
+    )
+    _undisturbed: dict[Job, RunOutcome] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_kinds(self.faults)
+        if self.steps < 30:
+            raise ConfigError(f"{self.steps} steps; at least 30 are needed, for something to happen in their middle")
         if self.every < 1:
             raise ConfigError(f"a fault every {self.every} rounds; at least 1 is needed")
-
-    def cells(self) -> Sequence[Trial]:
-        return [self.trial(-1, scenario="peace"), *super().cells()]
-
-    def trial(self, number: int, **given: object) -> Trial:
-        return super().trial(number, **{"faults": ",".join(self.faults), **given})
-
-    def measure(self, cell: Trial, before: Measured[Trial, Outcome], tell: Tell) -> Outcome:
-        if cell.scenario == "peace":
-            return self.staged(cell, tell, lambda stage: None, **self.options(cell))
-        every, rounds = self.every, exchanges(cell.job())
-        if rounds < 6 * every:
-            every = max(1, rounds // 6)
-        storm = draw(
-            f"{cell.seed}/{cell.number}", cell.faults.split(","), workers=cell.workers, every=every, rounds=rounds
-        )
-
-        def play(stage: Stage) -> None:
-            for number, fault in enumerate(storm, start=1):
-                stage.until_step(fault.round)
-                if stage.done:
-                    break
-                stage.strike(fault)
-                tell(f"step {stage.audit.version}, fault {number} of {len(storm)}: {fault.kind}")
-
-        outcome = self.staged(cell, tell, play, **self.options(cell))
-        if not outcome.faults:
-            outcome = with_problem(outcome, "nothing could strike")
-        return self.beside(cell, outcome, tell, points=self.points)
-
-    def options(self, cell: Trial) -> dict[str, object]:
-        """The stage's options for a trial."""
-        kinds = cell.faults.split(",")
-        every = min(self.checkpoint_every, max(1, exchanges(cell.job()) // 6))  # where there are few, some of them, too
-        elastic = Elastic(
-            min_workers=self.min_workers or max(1, cell.workers // 2),
-            worker_grace_s=self.worker_grace_s,
-            straggler_grace_s=self.straggler_grace_s,
-        )
-        elastic.check(cell.workers)
-        return {
-            "elastic": elastic,
-            "checkpoint_every": every if {"server", "disk"} & set(kinds) else None,
-            "tiny_disk": "disk" in kinds,
-        }
-
-    def compared(self, cell: Trial, measured: Measured[Trial, Outcome]) -> dict[str, float | None]:
-        peace = [runs[0].steps_per_second for other, runs in measured.items() if other.scenario == "peace"]
-        own = measured[cell][0].steps_per_second
-        return {"goodput": own / peace[0] if peace and peace[0] else None}
-
-
-@dataclass(kw_only=True)
-class Storms(StormsOptions, Storm):
-    """Many short storms: each of a design of its own and of a few kinds of faults, drawn by its number.
-
-    Designs whose workers alone hold the model are spared deaths, after which nobody could give it to a new process.
-
-    Args:
-        designs: names, one after the other; none: all designs.
-
-    Raises:
-        ConfigError: a design that is made for none of the faults.
-    """
-
-    name = "storms"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
+        if self.checkpoint_every > self.steps // 3 and {"server", "disk"} & set(self.faults):
+            raise ConfigError(f"{self.steps} steps are too few for checkpoints every {self.checkpoint_every}")
+        if "gone" in self.faults:
+            spare = self.workers - consistency(self.consistency or "bsp").quorum(self.workers)
+            if self.strikes is None or self.strikes > spare:
+                raise ConfigError(f"deaths for good: {self.strikes} strikes with {spare} backup workers; take as many")
         for number in range(self.first, self.first + self.runs):
             suiting(self.faults, self.design_of(number))
 
-    def cells(self) -> Sequence[Trial]:
-        return Scenario.cells(self)
+    # ---- the grid
 
-    def trial(self, number: int, **given: object) -> Trial:
-        name = self.design_of(number)
-        possible = suiting(self.possible(), name)
-        chance = super().trial(number).chance
+    def cells(self) -> list[Trial]:
+        trials = super().cells()
+        names = dict.fromkeys(trial.design for trial in trials) if self.peace else ()
+        calm = [super(Storms, self).trial(-1, scenario=PEACE, **self._of(name)) for name in names]
+        return [*calm, *trials]
+
+    def trial(self, number: int, **given: Any) -> Trial:
+        own = self._of(self.design_of(number))
+        possible = suiting(self.possible(), own["design"])
+        chance = super().trial(number, **own).chance
         kinds = chance.sample(possible, min(len(possible), 3))
-        return super().trial(number, design=name, faults=",".join(kinds), **given)
+        return super().trial(number, **{**own, "faults": ",".join(kinds), **given})
+
+    def _of(self, name: str) -> dict[str, Any]:
+        return {"design": name, "steps": self.steps, "consistency": self.consistency}
 
     def design_of(self, number: int) -> str:
         """Returns the name of the design that a trial's number is of."""
@@ -153,10 +118,10 @@ class Storms(StormsOptions, Storm):
         return names[number % len(names)]
 
     def possible(self) -> list[str]:
-        """The kinds that this machine and user can do.
+        """Returns the kinds of `faults` that this machine and user can do.
 
         Raises:
-            ConfigError: this machine and user can do none of `faults`.
+            ConfigError: there are none.
         """
         kernel = self.links().shaping == "kernel"
         found = [kind for kind in self.faults if kernel or kind in WITHOUT_PRIVILEGES]
@@ -167,12 +132,111 @@ class Storms(StormsOptions, Storm):
             )
         return found
 
+    # ---- one trial
+
+    def measure(self, cell: Trial, before: Measured[Trial, Outcome], tell: Tell) -> Outcome:
+        kinds = [kind for kind in cell.faults.split(",") if kind]
+        rounds = exchanges(cell.job())
+        kept = min(self.checkpoint_every, max(1, rounds // 6)) if OF_THE_SERVER & set(kinds) else None
+        options = {
+            "elastic": self.elastic(self.straggler_grace_s),
+            "checkpoint_every": kept,
+            "tiny_disk": "disk" in kinds,
+        }
+        if cell.scenario == PEACE:
+            return self.staged(cell, tell, lambda stage: None, **options)
+        seed = f"{cell.seed}/{cell.number}"
+        if self.strikes is None:
+            every = min(self.every, max(1, rounds // 6))
+            storm = draw(seed, kinds, workers=cell.workers, every=every, rounds=rounds)
+        else:
+            first = 0 if kept is None else kept + 1
+            storm = scatter(seed, kinds, workers=cell.workers, strikes=self.strikes, first=first, rounds=rounds)
+        struck: list[Fault] = []
+
+        def play(stage: Stage) -> None:
+            for number, fault in enumerate(storm, start=1):
+                stage.until_step(fault.round)
+                if stage.done:
+                    break
+                if stage.strike(fault):
+                    struck.append(fault)
+                tell(f"step {stage.audit.version}, fault {number} of {len(storm)}: {fault.kind}")
+                if self.strikes is not None:
+                    stage.until_back()
+
+        outcome = self.staged(cell, tell, play, **options)
+        if not struck:
+            outcome = with_problem(outcome, "nothing could strike")
+        if self.strikes is not None:
+            outcome = all_back(outcome, struck, self.strikes, cell.workers)
+        return self.beside(cell, outcome, tell, exact={fault.kind for fault in struck} <= EXACT)
+
+    def undisturbed(self, cell: Trial, tell: Tell) -> RunOutcome:
+        """Returns the outcome of the same training in one process, without faults: bit for bit the same."""
+        job = replace(cell.job(), link=None)
+        if job not in self._undisturbed:
+            tell("the same without faults, in one process")
+            self._undisturbed[job] = in_process.run(job)
+        return self._undisturbed[job]
+
+    def beside(self, cell: Trial, outcome: Outcome, tell: Tell, *, exact: bool) -> Outcome:
+        """Returns the outcome beside the undisturbed training; too low an accuracy, or other weights, is a problem.
+
+        Args:
+            cell: of the outcome.
+            outcome: of the storm.
+            tell: takes a word on progress.
+            exact: no fault kept a gradient away, so that weights of a training in lockstep are the undisturbed ones.
+        """
+        expected = self.undisturbed(cell, tell)
+        outcome = msgspec.structs.replace(outcome, undisturbed=expected.test_accuracy)
+        if outcome.points is not None and outcome.points < -self.points:
+            outcome = with_problem(outcome, f"{-outcome.points:.1f} points below the undisturbed accuracy")
+        lockstep = consistency(cell.job().full_design().consistency).terms(cell.workers).lockstep
+        if exact and lockstep and not outcome.missing and outcome.weights != (expected.weights,):
+            outcome = with_problem(outcome, f"weights {outcome.weights}; undisturbed they are {expected.weights}")
+        return outcome
+
+    # ---- what came out
+
     def compared(self, cell: Trial, measured: Measured[Trial, Outcome]) -> dict[str, float | None]:
-        return {}
+        if not self.peace:
+            return {}
+        for other, [calm, *_] in measured.items():
+            if (other.scenario, other.design) == (PEACE, cell.design) and calm.steps_per_second:
+                return {"goodput": measured[cell][0].steps_per_second / calm.steps_per_second}
+        return {"goodput": None}
+
+    def notes(self, measured: Measured[Trial, Outcome]) -> list[str]:
+        runs = [run for each in measured.values() for run in each]
+        right = sum(not run.problems for run in runs)
+        said = [run.said_s for run in runs if run.said_s is not None]
+        back = [seconds for run in runs for seconds in run.back_s]
+        joining = [seconds for run in runs for seconds in run.joining_s]
+        points = [run.points for run in runs if run.points is not None]
+        notes = [f"{right} of {len(runs)} ended right; links {self.link}, shaped by: {self.links().shaping}"]
+        notes += [f"other workers reported a death after at most {max(said):.2f} s"] if said else []
+        notes += [f"back after {_spread(back)} s (least, median, most)"] if back else []
+        notes += [f"of that, from their Join on {_spread(joining)} s: the rest is a process's start"] if joining else []
+        notes += [f"accuracy beside the undisturbed training: {_spread(points, '+.2f')} points"] if points else []
+        return notes
+
+
+def all_back(outcome: Outcome, struck: Sequence[Fault], strikes: int, workers: int) -> Outcome:
+    """Returns the outcome; faults that did not strike, and workers that did not take part again, are problems."""
+    if len(struck) != strikes:
+        outcome = with_problem(outcome, f"{len(struck)} of {strikes} faults could strike")
+    expected = sum(workers if fault.kind == "server" else fault.comes_back for fault in struck)
+    if len(outcome.back_s) != expected:
+        outcome = with_problem(outcome, f"workers took part again {len(outcome.back_s)} times of {expected}")
+    return outcome
 
 
 def suits(kind: str, name: str) -> bool:
-    """Whether a design is made for a fault: where no shard has the model, nobody can begin late; `asp` has no steps.
+    """Returns whether a design is made for a fault.
+
+    Where no shard has the model, no worker can begin late; `asp` has no steps.
 
     >>> suits("kill", "3lc"), suits("kill", "terngrad"), suits("stop", "terngrad")
     (True, False, True)
@@ -180,7 +244,7 @@ def suits(kind: str, name: str) -> bool:
     chosen = design(name)
     if chosen.downlink == "gradient":
         return kind in KINDS.keys() - {"kill", "server"}
-    return kind not in ("server", "disk") or not consistency(chosen.consistency).immediate
+    return kind not in OF_THE_SERVER or not consistency(chosen.consistency).immediate
 
 
 def suiting(kinds: Sequence[str], name: str) -> list[str]:
@@ -206,3 +270,13 @@ def exchanges(job: Job) -> int:
     while policy.iterations(rounds + 1) <= recipe.steps:
         rounds += 1
     return rounds
+
+
+def _spread(values: Sequence[float], form: str = ".1f") -> str:
+    """A median and the extremes.
+
+    >>> _spread([3.0, 1.0, 2.0])
+    '1.0 … 2.0 … 3.0'
+    """
+    ordered = sorted(values)
+    return " … ".join(format(each, form) for each in (ordered[0], ordered[len(ordered) // 2], ordered[-1]))

@@ -13,6 +13,7 @@ import typer
 from thinwire.cli.console import console, report, show, write_json
 from thinwire.cli.lazy import lazy
 from thinwire.cli.options import was_given
+from thinwire.cli.outputs import writable
 from thinwire.cli.server import grpc_options
 from thinwire_lab.bench.options import (
     QUICK,
@@ -25,74 +26,55 @@ from thinwire_lab.bench.options import (
     UpdatesOptions,
 )
 from thinwire_lab.cli import options
-from thinwire_lab.cli.bench_options import (
-    AllDesigns,
-    AllSteps,
-    Blocks,
-    BlockSteps,
-    Cores,
-    Counts,
-    Device,
-    Layers,
-    Links,
-    LinkSeconds,
-    LocalDesigns,
-    Markdown,
-    MemoryMethods,
-    Methods,
-    Place,
-    Quick,
-    Resume,
-    Sharded,
-    SomeModels,
-    Steps,
-    ThinSteps,
-)
 from thinwire_lab.cli.measuring import measure
 from thinwire_lab.cli.options import takes
-from thinwire_lab.cli.race import EXAMPLES, race
 
 if TYPE_CHECKING:
     from thinwire.reports import codec_sample
+    from thinwire_lab.bench import cells, peer_costs, ranks, roles, sharing, transport_costs
     from thinwire_lab.bench import clock as clock_bench
     from thinwire_lab.bench import codecs as codecs_bench
     from thinwire_lab.bench import fsdp as fsdp_bench
-    from thinwire_lab.bench import (
-        fsdp_cells,
-        harness,
-        hook_cells,
-        memory_cells,
-        peer_costs,
-        sharing,
-        transport_costs,
-        updates_cells,
-    )
     from thinwire_lab.bench import hooks as hooks_bench
     from thinwire_lab.bench import memory as memory_bench
     from thinwire_lab.bench import pays as pays_bench
     from thinwire_lab.bench import sample as samples
     from thinwire_lab.bench import updates as updates_bench
 else:
-    clock_bench = lazy("thinwire_lab.bench.clock")
-    codecs_bench = lazy("thinwire_lab.bench.codecs")
-    fsdp_bench = lazy("thinwire_lab.bench.fsdp")
-    fsdp_cells = lazy("thinwire_lab.bench.fsdp_cells")
-    harness = lazy("thinwire_lab.bench.harness")
-    hook_cells = lazy("thinwire_lab.bench.hook_cells")
-    hooks_bench = lazy("thinwire_lab.bench.hooks")
-    memory_bench, memory_cells = lazy("thinwire_lab.bench.memory"), lazy("thinwire_lab.bench.memory_cells")
-    pays_bench = lazy("thinwire_lab.bench.pays")
-    samples, sharing = lazy("thinwire_lab.bench.sample"), lazy("thinwire_lab.bench.sharing")
-    codec_sample = lazy("thinwire.reports.codec_sample")
+    clock_bench, codecs_bench = lazy("thinwire_lab.bench.clock"), lazy("thinwire_lab.bench.codecs")
+    fsdp_bench, hooks_bench = lazy("thinwire_lab.bench.fsdp"), lazy("thinwire_lab.bench.hooks")
+    memory_bench, pays_bench = lazy("thinwire_lab.bench.memory"), lazy("thinwire_lab.bench.pays")
+    samples, updates_bench = lazy("thinwire_lab.bench.sample"), lazy("thinwire_lab.bench.updates")
+    cells, ranks, roles = (lazy(f"thinwire_lab.bench.{name}") for name in ("cells", "ranks", "roles"))
     peer_costs, transport_costs = lazy("thinwire_lab.bench.peer_costs"), lazy("thinwire_lab.bench.transport_costs")
-    updates_bench, updates_cells = lazy("thinwire_lab.bench.updates"), lazy("thinwire_lab.bench.updates_cells")
+    sharing, codec_sample = lazy("thinwire_lab.bench.sharing"), lazy("thinwire.reports.codec_sample")
 
-app = typer.Typer(help="Measure codecs, transports and hooks on this machine.", no_args_is_help=True)
+app = typer.Typer(help="Measure codecs, hooks and whole trainings on this machine.", no_args_is_help=True)
+
+Kernels = Annotated[str, typer.Option(help="cpu, or cuda (cuda:1, …): the GPU kernels, on the device's clock.")]
+Counts = Annotated[list[int], typer.Option(min=1, help="How many workers; repeat for several.")]
+LocalDesigns = options.names("Designs of local updates with commas between.")
+BlockSteps = Annotated[int, typer.Option(min=1, help="Steps of a block; more where a design's rounds need them.")]
+AllSteps = Annotated[int, typer.Option(min=1, help="Steps of the whole training, which the loss comes from.")]
+ThinSteps = Annotated[int, typer.Option(min=1, help="How many of them run on thin links, and are timed.")]
+LinkSeconds = Annotated[float, typer.Option(min=0.1, help="How long a method trains at each link, about.")]
+Sharded = options.many(
+    r"hsdp:METHOD, two sites of two ranks, or fsdp:METHOD, four ranks; a method is none, or a codec as in 3lc\[s=1.0], "
+    "with gather=int8 in the brackets the parameters are coded too.",
+    "--hook",
+)
+MemoryMethods = options.many(
+    r"alone, a hook or a design as of `bench hooks`, and fsdp:METHOD or hsdp:METHOD as of `bench fsdp`.", "--hook"
+)
+Quick = Annotated[bool, typer.Option("--quick", help="Two models, three links and fewer methods, where not given.")]
+Markdown = Annotated[
+    Path | None, typer.Option(dir_okay=False, callback=writable, help="Write the tables as Markdown, to this file.")
+]
 
 
 @app.command(epilog="Example: thinwire bench codecs --only 3lc --json codecs.json")
-@takes(CodecsOptions, device=Device)
-def codecs(given: CodecsOptions, resume: Resume = False, json: options.Json = None) -> None:
+@takes(CodecsOptions, device=Kernels)
+def codecs(given: CodecsOptions, resume: options.ResumeGrid = False, json: options.Json = None) -> None:
     """Encode and decode speed on one thread, beside memcpy, the two-pass floor, plain torch and raw compressors."""
     measure(codecs_bench.CodecsBench(**vars(given)), json, resume)
 
@@ -101,10 +83,10 @@ def codecs(given: CodecsOptions, resume: Resume = False, json: options.Json = No
     epilog="Example: thinwire bench hooks --models lenet --links 10mbit,100mbit --hook none --hook '3lc[s=1.75]' "
     "--json out.json"
 )
-@takes(HooksOptions, steps=Steps, device=Place)
+@takes(HooksOptions, steps=options.Steps, device=options.Place)
 def hooks(
     given: HooksOptions,
-    resume: Resume = False,
+    resume: options.ResumeGrid = False,
     png: options.Png = Path("thinwire-hooks.png"),
     json: options.Json = None,
 ) -> None:
@@ -114,7 +96,7 @@ def hooks(
     periods between exchanges.
 
     Every finished run is in the JSON file at once; a hook that fails gives a row that says so, and the rest goes on.
-    Ctrl-C keeps what has been measured. See `bench race` for the time to a test accuracy.
+    Ctrl-C keeps what has been measured. See `thinwire race` for the time to a test accuracy.
     """
     measure(hooks_bench.HooksBench(**vars(given)), json, resume, png)
 
@@ -123,31 +105,28 @@ def hooks(
     epilog="Example: thinwire bench fsdp --hook hsdp:none --hook 'hsdp:3lc[s=1.0]' --link 10mbit --json out.json"
 )
 @takes(FsdpOptions, hooks=Sharded, steps=AllSteps, short_steps=ThinSteps)
-def fsdp(given: FsdpOptions, resume: Resume = False, json: options.Json = None) -> None:
+def fsdp(given: FsdpOptions, resume: options.ResumeGrid = False, json: options.Json = None) -> None:
     """FSDP2 and HSDP on thin links, stock and compressed: seconds per step, bytes, and the loss after some steps."""
     measure(fsdp_bench.FsdpBench(**vars(given)), json, resume)
 
 
-app.command(epilog=EXAMPLES)(race)
-
-
 @app.command(epilog="Example: thinwire bench updates --models byte-transformer-1m --designs update --json updates.json")
-@takes(UpdatesOptions, models=SomeModels, designs=LocalDesigns, steps=BlockSteps, blocks=Blocks)
-def updates(given: UpdatesOptions, resume: Resume = False, json: options.Json = None) -> None:
+@takes(UpdatesOptions, designs=LocalDesigns, steps=BlockSteps)
+def updates(given: UpdatesOptions, resume: options.ResumeGrid = False, json: options.Json = None) -> None:
     """What local updates cost of the processor: a step alone, with plain DDP and with the design, in turn."""
     measure(updates_bench.UpdatesBench(**vars(given)), json, resume)
 
 
 @app.command(epilog="Example: thinwire bench memory --hook none --hook '3lc[s=1.0]' --hook auto --json memory.json")
-@takes(MemoryOptions, hooks=MemoryMethods, layers=Layers, device=Place)
-def memory(given: MemoryOptions, resume: Resume = False, json: options.Json = None) -> None:
+@takes(MemoryOptions, hooks=MemoryMethods, device=options.Place)
+def memory(given: MemoryOptions, resume: options.ResumeGrid = False, json: options.Json = None) -> None:
     """What a rank takes of memory with every method: bytes a parameter, between steps and at most."""
     measure(memory_bench.MemoryBench(**vars(given)), json, resume)
 
 
 @app.command(epilog="Example: thinwire bench clock --workers 2 --workers 8 --links 10mbit,100mbit --json clock.json")
-@takes(ClockOptions, designs=AllDesigns, links=Links, workers=Counts, steps=Steps)
-def clock(given: ClockOptions, resume: Resume = False, json: options.Json = None) -> None:
+@takes(ClockOptions, workers=Counts, steps=options.Steps)
+def clock(given: ClockOptions, resume: options.ResumeGrid = False, json: options.Json = None) -> None:
     """The computed clock of runs in one process, beside processes behind links that the kernel shapes."""
     measure(clock_bench.ClockBench(**vars(given)), json, resume)
 
@@ -156,13 +135,13 @@ def clock(given: ClockOptions, resume: Resume = False, json: options.Json = None
     epilog="Example: thinwire bench pays --quick --json pays.json --markdown pays.md; thinwire bench pays --hook "
     "server:fp32 --hook 'server:3lc[s=1.0]' --links none,1gbit,100mbit,10mbit --json server.json"
 )
-@takes(PaysOptions, methods=Methods, links=Links, seconds=LinkSeconds, cores=Cores)
+@takes(PaysOptions, seconds=LinkSeconds)
 def pays(
     given: PaysOptions,
     context: typer.Context,
     quick: Quick = False,
     markdown: Markdown = None,
-    resume: Resume = False,
+    resume: options.ResumeGrid = False,
     json: options.Json = None,
 ) -> None:
     """Does compression pay? Measured steps of every method on every link, beside what the planner predicts.
@@ -194,14 +173,18 @@ def role(
 ) -> None:
     """One process of a benchmark; the others start it."""
     load = (
-        hook_cells.HookRank
-        | fsdp_cells.FsdpRank
-        | updates_cells.UpdatesRank
-        | memory_cells.MemoryRank
+        cells.HookRank
+        | cells.FsdpRank
+        | cells.UpdatesRank
+        | cells.MemoryRank
         | transport_costs.EchoServer
         | transport_costs.EchoWorker
         | peer_costs.PeerRank
         | sharing.SharingRank
     )
     part = msgspec.json.decode(spec.encode(), type=load)
-    part.play(harness.Stage(report if events else console.print, listen, grpc_options(shape, insecure=insecure)))
+    stage = roles.Stage(report if events else console.print, listen, grpc_options(shape, insecure=insecure))
+    if isinstance(part, cells.Rank):
+        ranks.play(part, stage)
+    else:
+        part.play(stage)

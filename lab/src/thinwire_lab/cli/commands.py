@@ -25,7 +25,6 @@ BENCH = {
     "hooks": "Measure DDP hooks: seconds per step, CPU time and bytes at the interface.",
     "fsdp": "FSDP2 and HSDP on thin links, stock and compressed: seconds per step, bytes, and the loss after some "
     "steps.",
-    "race": "Race DDP hooks to a test accuracy, or language models to a held-out loss.",
     "updates": "What local updates cost of the processor: a step alone, with plain DDP and with the design, in turn.",
     "memory": "What a rank takes of memory with every method: bytes a parameter, between steps and at most.",
     "clock": "The computed clock of runs in one process, beside processes behind links that the kernel shapes.",
@@ -33,13 +32,8 @@ BENCH = {
     "role": "One process of a benchmark; the others start it.",
 }
 CHAOS = {
-    "worker-death": "Kill a worker at a random step and start the same command again.",
-    "backup-death": r"Kill as many workers as backup\[b] has to spare, for good.",
-    "server-death": "Kill the server and start it again with --resume: the weights must be those of an undisturbed "
-    "training.",
-    "storm": "Strike one long training after every so many rounds: goodput, accuracy, and no gradient lost or counted "
-    "twice.",
-    "storms": "Strike many short trainings, of all designs, with faults of all kinds.",
+    "storms": "Strike trainings with faults: no gradient lost or counted twice, and weights or accuracy as without "
+    "faults.",
     "soak": "Let workers come and go for an hour, and watch the server's memory, descriptors and threads.",
 }
 

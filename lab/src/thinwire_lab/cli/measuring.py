@@ -18,10 +18,9 @@ from thinwire_lab.cli.privileges import with_privileges
 
 if TYPE_CHECKING:
     from thinwire_lab.bench import harness
-    from thinwire_lab.jobs import cluster, results
+    from thinwire_lab.jobs import cluster, grid, results
 else:
-    harness = lazy("thinwire_lab.bench.harness")
-    cluster, results = lazy("thinwire_lab.jobs.cluster"), lazy("thinwire_lab.jobs.results")
+    grid, cluster, results = (lazy(f"thinwire_lab.jobs.{name}") for name in ("grid", "cluster", "results"))
 
 
 def measure(
@@ -55,9 +54,7 @@ def measure(
     with_privileges(link, shaping)
     if link is not None:
         cluster.choose_links(link, shaping)  # what cannot be shaped is said before anything is measured
-    stored: results.Results[harness.Figures] = results.Results(
-        json, bench.kinds, defaults=bench.stored_defaults(), fresh=not resume
-    )
+    stored: results.Results[Any] = results.Results(json, bench.kinds, fresh=not resume)
     measured: dict[Any, list[harness.Figures]] = {}
     lines = Lines()
     try:
@@ -72,7 +69,7 @@ def measure(
                 if (line := bench.line(cell, figures)) is not None:
                     console.print(escape(line), highlight=False)
 
-            harness.run(
+            grid.run(
                 bench,
                 stored,
                 measured,

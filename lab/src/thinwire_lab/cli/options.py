@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import MISSING, Field, fields
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 from typer.models import OptionInfo
@@ -30,6 +30,7 @@ from thinwire.cli.options import WorkerGrace as WorkerGrace
 from thinwire.cli.options import Workers as Workers
 from thinwire.cli.options import split_names
 from thinwire.cli.outputs import picture
+from thinwire.errors import ConfigError
 
 
 def names(about: str, *declarations: str) -> Any:
@@ -43,6 +44,7 @@ def many(about: str, *declarations: str) -> Any:
 
 
 ResumeAll = Annotated[bool, typer.Option("--resume", help="Go on from the newest step that every process has.")]
+ResumeGrid = Annotated[bool, typer.Option("--resume", help="Keep what the --json file holds, and measure the rest.")]
 Shaping = Annotated[str, typer.Option(help="Who makes the link thin: auto, kernel (tc) or application.")]
 Telemetry = Annotated[Path | None, typer.Option(help="Append a JSON line per table and step to this file.")]
 MetricsPort = Annotated[
@@ -58,21 +60,24 @@ Data = Annotated[str, typer.Option(help="A data set's name; `thinwire inspect da
 Seed = Annotated[
     int, typer.Option(min=0, max=2**31 - 1, help="Of weights, batches and random codecs; one seed, one result.")
 ]
+Place = Annotated[str, typer.Option(help="Where all ranks train: cpu, or cuda (cuda:1, …), a GPU that they share.")]
+LINK = "Rate of every process's link, both ways: 10mbit, 1gbit; none."
+Steps = Annotated[int, typer.Option(min=1, help="Measured steps of each run.")]
 
 OPTIONS: dict[str, Any] = {
+    # a training
     "design": typer.Option(help=r"A design, options in brackets: 3lc\[s=1.75,entropy=zstd], int8, fp32."),
     "designs": names("Designs with commas between; the first is what others are held against."),
     "model": Model,
     "models": names("Models with commas between; `thinwire inspect models` lists them."),
-    "data": Data,
+    "data": typer.Option(help="A data set's name; `thinwire inspect data` lists them."),
     "workers": Workers,
     "ranks": typer.Option(min=2, help="How many ranks train together."),
     "steps": typer.Option(min=1, help="How many steps; by default the recipe's."),
     "seconds": typer.Option(help="A time budget in place of a number of steps."),
-    "link": typer.Option(help="Rate of every process's link, both ways: 10mbit, 1gbit; none."),
+    "link": typer.Option(help=LINK),
     "links": names("Rates of every process's link, with commas between; none: no limit."),
     "shaping": Shaping,
-    "security": names("none, tls (certificates on both ends, and tokens), or both with a comma between."),
     "seed": Seed,
     "seeds": typer.Option(min=1, help="How many runs of each, each with a seed of its own."),
     "batch": typer.Option(min=1, help="Examples per worker and step; by default the recipe's."),
@@ -102,27 +107,85 @@ OPTIONS: dict[str, Any] = {
     "placement": typer.Option(help="heuristic, greedy, round-robin, uniform\\[min=1024], sharded, balanced or rows."),
     "compression": typer.Option(help="Which tensor takes which codec: by-shape, or an installed policy."),
     "transmission": typer.Option(help="wait-free (layer by layer) or traditional (at once)."),
-    "short_steps": typer.Option(min=2, help="Steps of a run that only measures seconds per step."),
+    "short_steps": typer.Option(min=1, help="Steps of a run that only measures seconds per step."),
     "in_process": typer.Option(
         "--in-process",
         help="Full runs, which accuracies come from, in one process: the same weights for less work, and untimed.",
     ),
+    # benchmarks
     "rounds": typer.Option(min=1, help="Runs of each cell; medians are shown."),
     "hooks": many(
-        r"none, fp16, bf16, powersgd-N, or a codec as in 3lc\[s=1.75]; with start_step=50 in the brackets the steps "
-        "before it travel uncompressed.",
+        r"none, fp16, bf16, powersgd-N, a codec as in 3lc\[s=1.75], or local updates as in diloco\[h=30]; with "
+        "start_step=50 in the brackets of a codec the steps before it travel uncompressed.",
+        "--hook",
+    ),
+    "methods": many(
+        r"As for `bench hooks`; server:DESIGN is a parameter server, local-sgd\[h=4] and its kin are local updates.",
         "--hook",
     ),
     "bucket_cap_mb": typer.Option(min=1, help="DDP's bucket size in MB; by default DDP's own, and 100 for PowerSGD."),
-    "target_accuracy": typer.Option(min=0, max=1, help="The test accuracy to reach, 0 … 1."),
-    "eval_examples": typer.Option(min=1, help="Evaluate on the first so many test examples."),
-    "give_up": typer.Option(min=1, help="Stop a hook after so many times the best time so far."),
+    "target_accuracy": typer.Option(min=0, max=1, help="Of images: the test accuracy to reach, 0 … 1."),
+    "eval_examples": typer.Option(
+        min=1, help="Evaluate on the first so many test examples; of text on so many windows, evenly spaced."
+    ),
+    "give_up": typer.Option(min=1, help="Of images: stop a hook after so many times the best time so far."),
+    "rates": Annotated[
+        str, typer.Option(metavar="RATES", help="Of text: learning rates to try each method with, commas between.")
+    ],
+    "timed_steps": typer.Option(min=1, help="Of text: steps on each link, which seconds per step come from."),
+    "timed_seconds": typer.Option(min=0, help="Of text: end a run on a link after so many seconds."),
+    "margin": typer.Option(min=0, help="Of text: the target is the loss of `none` plus so many nats."),
     "only": many("A codec, options in brackets; by default all, and raw compressors."),
     "elements": Annotated[list[int], typer.Option(min=1, max=2**32, help="Number of values; repeat for several.")],
     "zero_fraction": Annotated[list[float], typer.Option(min=0, max=1, help="Share of zeros; repeat for several.")],
     "turns": typer.Option(min=1, help="Timed turns of each candidate; medians are shown."),
+    "blocks": typer.Option(min=1, help="Blocks of steps of each way to train, in turn."),
+    "layers": Annotated[
+        list[int], typer.Option(min=1, help="Of the two models, a million parameters each; give it twice.")
+    ],
+    "cores": typer.Option(min=1, help="Processors that the prediction has; by default this machine's."),
+    # chaos
+    "runs": typer.Option(min=1, help="How many trainings."),
+    "first": typer.Option(min=0, help="The number of the first trial; with --runs 1, one is played again."),
+    "fork": typer.Option(help="Start processes as forks of one that has imported everything."),
+    "every": typer.Option(min=1, help="Rounds between two faults."),
+    "strikes": typer.Option(
+        min=1, help="So many faults, at steps at random, each over before the next; by default one --every rounds."
+    ),
+    "peace": typer.Option("--peace", help="Each design's training without faults too; goodput is beside it."),
+    "min_workers": typer.Option(min=1, help="The server's --min-workers; by default half of them."),
+    "worker_grace_s": typer.Option(min=0, help="The server's --worker-grace-s."),
+    "straggler_grace_s": typer.Option(
+        min=0.1, help="The server's --straggler-grace-s; by default frozen workers are waited for."
+    ),
+    "checkpoint_every": CheckpointEvery,
+    "points": typer.Option(min=0, help="Percentage points that accuracy may be below the undisturbed training's."),
+    "minutes": typer.Option(help="How long."),
+    "churn_s": typer.Option(help="Seconds between a death and a join."),
+    "growth_mb": typer.Option(help="How much the server's memory may grow after minute 10, in MB."),
 }
 """The options of dataclasses' fields, by the field's name; where no type is given it is the field's."""
+
+
+def listed(name: str, value: Any, kind: Any) -> tuple[Any, ...]:
+    """Returns the values of a list: of one option with commas, or of one that was repeated.
+
+    Args:
+        name: of the option.
+        value: what was given.
+        kind: the type of the field.
+
+    Raises:
+        ConfigError: a value is no number where numbers are expected.
+
+    >>> listed("rates", "2e-3, 0.004", tuple[float, ...])
+    (0.002, 0.004)
+    """
+    [element] = get_args(kind)[:1]
+    try:
+        return tuple(map(element, split_names(value) if isinstance(value, str) else value))
+    except ValueError as error:
+        raise ConfigError(f"{name} {value!r}; expected numbers with commas between, as in 2e-3,4e-3") from error
 
 
 def takes(
@@ -174,7 +237,7 @@ def takes(
             options = {name: values.pop(name) for name in chosen.keys() & values.keys()}
             for name, value in options.items():
                 if isinstance(chosen[name].default, tuple):
-                    options[name] = split_names(value) if isinstance(value, str) else tuple(value)
+                    options[name] = listed(name, value, types[name])
             command(**{given.name: kind(**options)}, **values)
 
         filled.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what typer reads

@@ -1,22 +1,56 @@
-"""What ranks and their launcher say to each other: a rank reports that it waits, and the launcher opens a gate.
+"""The roles of a benchmark's processes, and what ranks and their launcher say to each other.
 
-A gate is a file, which processes in any network namespace see. Nothing here knows what is trained, or imports torch:
-every process of every benchmark reads this.
+A rank reports that it waits, and the launcher opens a gate: a file, which processes in any network namespace see.
+Nothing here imports torch.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from thinwire.engines.events import Event
+from thinwire.engines.roles import own_command
 from thinwire.errors import EngineError
+from thinwire.transports.grpc import GrpcOptions
 
 SILENCE_S = 900.0
-"""How long ranks and their launcher wait for each other."""
+"""How long ranks and their launcher wait for each other, in seconds."""
 WARM, STOPPED = "warm", "stopped"
 """The gates, in the order in which ranks come to them."""
 _POLL_S = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What the command line of a benchmark's process gives it.
+
+    Attributes:
+        report: takes its events.
+        listen: the address of a server.
+        transport: options of its connections.
+    """
+
+    report: Callable[[Event], None]
+    listen: str
+    transport: GrpcOptions
+
+
+class Role(msgspec.Struct, frozen=True, kw_only=True, tag_field="role", tag=str.lower):
+    """Base class of what one process of a benchmark does; its fields travel on the process's command line."""
+
+    def command(self) -> list[str]:
+        """Returns the `thinwire` command of the process."""
+        return ["bench", "role", msgspec.json.encode(self).decode()]
+
+
+def role_command(role: Role) -> list[str]:
+    """Returns the command of a process that plays a role and reports to us."""
+    return own_command(*role.command(), "--events")
 
 
 class Warm(Event, frozen=True, kw_only=True):

@@ -1,0 +1,329 @@
+"""The cells of the benchmarks whose ranks train, the role of one rank, and what a rank reports.
+
+Every process of a benchmark imports this file, so it imports no process groups: `ranks` has what a rank does.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from msgspec import UNSET, UnsetType
+
+from thinwire.engines.events import Event
+from thinwire.errors import ConfigError
+from thinwire_lab.bench.courses import course
+from thinwire_lab.bench.names import SITES, hook, period
+from thinwire_lab.bench.roles import Role
+from thinwire_lab.jobs.devices import device as find_device
+from thinwire_lab.workloads.recipe import Recipe, for_workers
+from thinwire_lab.workloads.recipes import recipe
+
+WARMUP = 3
+"""Steps of a hook before the clock starts, at least: PowerSGD's first two are uncompressed."""
+BATCHES = {"lenet": 16, "resnet20": 8, "mlp-5m": 32}
+"""Examples per rank and step of models whose recipes are for other batches."""
+FSDP_RANKS, FSDP_WARMUP = 4, 2
+MEMORY_STEPS, MEMORY_EXCHANGES = 6, 3
+"""Steps, and exchanges of local updates, at least; after that nothing more is allocated."""
+DDP, EXCHANGED = "plain DDP", "design"
+"""The ways to train beside `alone` in `bench updates`: with torch's own exchange, with the design."""
+TRAINING, SHARD, OTHERS = "training thread", "shard's thread", "others"
+STATUS, TASKS = Path("/proc/self/status"), Path("/proc/self/task")
+"""Where Linux tells a process's memory, and the processor time of its threads."""
+Spent = dict[str, dict[str, float]]
+"""CPU milliseconds of a step, by way and thread."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HookCell:
+    """One run of one hook.
+
+    Args:
+        hook: a name that `names.hook` knows, as in `3lc[s=1.75,start_step=50]`.
+        model: a model's name.
+        data: a data set's name.
+        link: rate of every rank's link, as in `10mbit`, or several with seconds as in `100mbit/10mbit@60`, one after
+            another (`courses`); None is unlimited.
+        ranks: how many ranks train.
+        steps: measured steps.
+        warmup: steps before, over unlimited links; at least `WARMUP`. A hook's `start_step` counts from the first of
+            them.
+        batch: examples per rank and step; None takes `BATCHES`, or the recipe's.
+        lr: the largest learning rate; None takes the recipe's for so many ranks.
+        seed: of weights, batches and random codecs.
+        eval_every: measured steps between evaluations; 0 evaluates at the end alone.
+        eval_examples: evaluate on the first so many test examples; None takes all.
+        target: stop at this test accuracy; None runs all steps.
+        bucket_cap_mb: of DDP; None is DDP's default, and 100 for PowerSGD, which needs one bucket on gloo.
+        data_root: where to look for data that is not in its usual place.
+        device: where all ranks train: `cpu`, or a GPU, which they share.
+    """
+
+    hook: str
+    model: str = "lenet"
+    data: str = "fashion-mnist"
+    link: str | None = None
+    ranks: int = 4
+    steps: int = 20
+    warmup: int = WARMUP
+    batch: int | None = None
+    lr: float | None = None
+    seed: int = 0
+    eval_every: int = 0
+    eval_examples: int | None = None
+    target: float | None = None
+    bucket_cap_mb: int | None = None
+    data_root: str | None = None
+    device: str = "cpu"
+
+    def __str__(self) -> str:
+        return f"{self.model}, {self.link or 'unlimited'}, seed {self.seed}, {self.hook}"
+
+    def __post_init__(self) -> None:
+        hook(self.hook)
+        course(self.link)
+        find_device(self.device)
+        recipe(self.model, self.data)
+        if self.batch is not None and self.batch < 1:
+            raise ConfigError(f"a batch of {self.batch}; at least 1 is needed")
+        if self.lr is not None and not 0 < self.lr < math.inf:
+            raise ConfigError(f"a learning rate of {self.lr}; it is a finite number above 0")
+        if self.warmup < WARMUP or self.steps < 1 or self.ranks < 2:
+            raise ConfigError(
+                f"{self.ranks} ranks, {self.warmup} warm-up and {self.steps} measured steps; "
+                f"needed are 2, {WARMUP} and 1"
+            )
+        if self.target is not None and self.eval_every < 1:
+            raise ConfigError("a target accuracy needs eval_every, the steps between evaluations")
+
+    def recipe(self) -> Recipe:
+        """Returns the recipe for so many ranks, with this cell's own numbers in it."""
+        found = for_workers(recipe(self.model, self.data, design=hook(self.hook).recipe), self.ranks)
+        batch = self.batch or BATCHES.get(self.model, found.batch)
+        return replace(found, batch=batch, lr=self.lr or found.lr, steps=self.warmup + self.steps)
+
+
+@dataclass(frozen=True, slots=True)
+class FsdpCell:
+    """One training whose model is sharded.
+
+    Args:
+        kind: `hsdp`, two sites of two ranks, or `fsdp`, four ranks.
+        method: `none` for stock FSDP2, or a codec with its options; `gather` among them codes the parameters.
+        link: rate of every site's link, or of every rank's with `fsdp`; None for no limit.
+        steps: of the whole training, which the loss comes from; all but the timed ones without a limit.
+        timed: measured steps, after `FSDP_WARMUP` others.
+    """
+
+    kind: str
+    method: str
+    link: str | None
+    model: str
+    data: str
+    steps: int
+    timed: int
+    batch: int
+    lr: float
+    seed: int
+
+    @property
+    def hosts(self) -> int:
+        """How many links there are."""
+        return SITES if self.kind == "hsdp" else FSDP_RANKS
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.method}, {self.link or 'unlimited'}"
+
+    def recipe(self) -> Recipe:
+        """Returns the recipe with this cell's own numbers in it, its rate the same at every step."""
+        found = for_workers(recipe(self.model, self.data), FSDP_RANKS)
+        return replace(found, batch=self.batch, lr=self.lr, schedule="constant", warmup=0.0, steps=self.steps)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryCell:
+    """One method, with models of two sizes.
+
+    Args:
+        method: `alone`, a DDP hook or a design of local updates, or FSDP with a codec.
+        ranks: how many train.
+        layers: of the smaller and of the larger model, a million parameters each.
+        device: where they are; ranks share a GPU.
+        seed: of weights, inputs and random codecs.
+    """
+
+    method: str
+    ranks: int
+    layers: tuple[int, int]
+    seed: int
+    device: str = "cpu"
+
+    def __str__(self) -> str:
+        return self.method
+
+    @property
+    def steps(self) -> int:
+        """How many are taken."""
+        return max(MEMORY_STEPS, MEMORY_EXCHANGES * period(self.method))
+
+
+@dataclass(frozen=True, slots=True)
+class UpdatesCell:
+    """One model with one design of local updates.
+
+    Args:
+        model, data, batch, seed: of the training; a batch of each rank.
+        design: its name.
+        ranks: how many train.
+        steps: of a block, in which all ranks train one way.
+        warm_up: before them, which are not counted.
+        blocks: of each way, in turn.
+    """
+
+    model: str
+    data: str
+    design: str
+    ranks: int
+    steps: int
+    warm_up: int
+    blocks: int
+    batch: int
+    seed: int
+
+    def __str__(self) -> str:
+        return f"{self.model}, {self.design}"
+
+    def recipe(self) -> Recipe:
+        """Returns the recipe for so many ranks, with this cell's batch."""
+        return replace(for_workers(recipe(self.model, self.data), self.ranks), batch=self.batch)
+
+
+def whole_periods(steps: int, period: int) -> int:
+    """Returns a number of steps, and as many more as make whole periods between exchanges.
+
+    >>> whole_periods(6, 4), whole_periods(6, 1)
+    (8, 6)
+    """
+    return -(-steps // period) * period
+
+
+def timed(cell: HookCell, *, periods: int = 1) -> HookCell:
+    """Returns a run for seconds per step: of whole periods, at least so many, and of steps that are all compressed.
+
+    >>> cell = timed(HookCell(hook="local-sgd[h=8]"))
+    >>> cell.warmup, cell.steps, timed(HookCell(hook="3lc[start_step=25]")).warmup
+    (8, 24, 25)
+    """
+    named = hook(cell.hook)
+    return replace(
+        cell,
+        steps=max(periods * named.period, whole_periods(cell.steps, named.period)),
+        warmup=whole_periods(max(cell.warmup, named.start_step), named.period),
+    )
+
+
+class Rank(Role, frozen=True, kw_only=True):
+    """One rank of a cell.
+
+    Attributes:
+        rank: its number.
+        master: host and port of rank 0.
+        gate: the folder of its gates.
+        server: address of the parameter server, for hooks that have one.
+    """
+
+    rank: int
+    master: str
+    gate: str
+    server: str | None = None
+
+
+class HookRank(Rank, frozen=True, kw_only=True):
+    """Trains with a hook."""
+
+    cell: HookCell
+
+
+class FsdpRank(Rank, frozen=True, kw_only=True):
+    """Trains a sharded model."""
+
+    cell: FsdpCell
+
+
+class MemoryRank(Rank, frozen=True, kw_only=True):
+    """Trains a model of so many layers."""
+
+    cell: MemoryCell
+    layers: int
+
+
+class UpdatesRank(Rank, frozen=True, kw_only=True):
+    """Trains alone, with plain DDP and with a design, in turn."""
+
+    cell: UpdatesCell
+
+
+class Scored(Event, frozen=True, kw_only=True):
+    """Rank 0 has evaluated the model, or all ranks have evaluated a sharded one.
+
+    Attributes:
+        step, seconds: of training so far.
+        loss: of text in nats a byte; of hooks on images it is left out.
+        report: what `fsdp.report` says after the timed steps.
+    """
+
+    step: int
+    seconds: float
+    accuracy: float
+    loss: float | UnsetType = UNSET
+    report: str = ""
+
+
+class Ended(Event, frozen=True, kw_only=True):
+    """A rank's sums: CPU seconds of the measured steps, and of a step without any exchange.
+
+    Attributes:
+        exchange_seconds: of the measured steps, with local updates: what their exchanges took of the training loop.
+    """
+
+    cpu_seconds: float
+    cpu_seconds_alone: float
+    exchange_seconds: float | None = None
+    weights: str
+    report: str
+
+
+class Held(Event, frozen=True, kw_only=True):
+    """What a rank's process has of memory, in bytes.
+
+    Attributes:
+        numel: parameters of the model.
+        held: after the last step, with its gradients: tensors on the GPU, or else the process's anonymous memory.
+        peak: at most so far: tensors on the GPU, or else the process's resident memory.
+        host: of a rank on a GPU, the process's anonymous and pinned memory; 0 of others.
+    """
+
+    numel: int
+    held: int
+    peak: int
+    host: int = 0
+
+
+class BlockEnded(Event, frozen=True, kw_only=True):
+    """Rank 0 has ended a turn of all ways."""
+
+    number: int
+
+
+class Counted(Event, frozen=True, kw_only=True):
+    """A rank has trained all blocks.
+
+    Attributes:
+        spent: medians over the blocks.
+        weights: a digest of the parameters that the design has led to.
+    """
+
+    spent: Spent
+    weights: str

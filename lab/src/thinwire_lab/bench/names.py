@@ -1,0 +1,160 @@
+"""The names of measured methods, and what each says.
+
+A DDP hook has torch's own name, or that of our codec with `start_step` in the same brackets:
+`3lc[s=1.75,start_step=50]` is what `ddp.compress(model, "3lc", sparsity=1.75, start_step=50)` registers. PowerSGD can
+begin late too. A design of local updates, as in `diloco[h=30]`, trains through `tw.distribute`. `server:DESIGN` is a
+design at a parameter server. `fsdp:METHOD` and `hsdp:METHOD` shard the model; a method is a codec or `none`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from thinwire.codecs import Codec, ids
+from thinwire.codecs import codec as make_codec
+from thinwire.errors import ConfigError
+from thinwire.policies.auto_codec import AUTO
+from thinwire.policies.designs import Design, designs
+from thinwire.policies.designs import design as find_design
+from thinwire.policies.naming import parse_name
+from thinwire_lab.bench.options import STOCK
+
+NOTES = {
+    "bf16": "torch refuses its own bf16 hook on gloo; this is the same cast and all-reduce, written out",
+    "powersgd-1": "bucket_cap_mb=100: with default buckets it aborts or hangs on gloo",
+}
+"""What to know of a hook, by id."""
+
+ALONE = "alone"
+"""A training that exchanges nothing."""
+POWERSGD = "powersgd-"
+SERVED = "server:"
+SHARDED = ("fsdp:", "hsdp:")
+"""The beginnings of names whose methods shard the model."""
+POWERSGD_START = 2
+"""PowerSGD's own least: its error feedback and warm start need two uncompressed steps."""
+SITES = 2
+"""Of `hsdp`: its ranks share a host at each."""
+_OF_FSDP = ("gather", "start_step")
+
+
+@dataclass(frozen=True, slots=True)
+class Hook:
+    """What a hook's name says.
+
+    Args:
+        id: one of `STOCK`, `auto`, a codec's, or a design's.
+        codec: of a hook of ours; None for torch's, for `auto` and for designs.
+        start_step: steps of the training before it travel uncompressed.
+        design: of local updates, or at a parameter server; None for hooks of DDP.
+        auto: options of `auto`, our hook with its controller, as in `auto[lag_limit=5,target=time]`; None for all else.
+        served: the ranks are workers of a parameter server.
+    """
+
+    id: str
+    codec: Codec | None
+    start_step: int
+    design: Design | None = None
+    auto: Mapping[str, Any] | None = None
+    served: bool = False
+
+    @property
+    def period(self) -> int:
+        """Steps between two exchanges of a tensor."""
+        return self.design.local.sync_every if self.design and self.design.local else 1
+
+    @property
+    def chooses(self) -> bool:
+        """Whether a controller chooses its codec during the training."""
+        return self.auto is not None or (self.design is not None and self.design.auto is not None)
+
+    @property
+    def recipe(self) -> str | None:
+        """The design whose recipe it trains with; None for the usual one."""
+        return "demo" if self.id == "demo" else None
+
+    @property
+    def compresses(self) -> bool:
+        """Whether a codec of ours compresses one way at least; local updates in float32 both ways are uncompressed."""
+        if self.design is not None:
+            return {self.design.up.id, self.design.down.id} != {"fp32"}
+        return self.codec is not None or self.auto is not None
+
+
+def hook(name: str) -> Hook:
+    """Returns what a name says.
+
+    Raises:
+        ConfigError: an unknown hook, an option that it does not have, or a `start_step` that cannot be.
+
+    Example:
+        >>> hook("3lc[s=1.75,start_step=50]").start_step, hook("powersgd-2").start_step, hook("fp16").codec
+        (50, 2, None)
+        >>> hook("diloco[h=30,codec=fp32]").period, hook("diloco[h=30,codec=fp32]").compresses
+        (30, False)
+    """
+    if name.startswith(SERVED):
+        design = find_design(name.removeprefix(SERVED))
+        return Hook(name.partition("[")[0], None, 0, design, served=True)
+    found, options = parse_name(name, "hook", short={"s": "sparsity"})
+    powersgd, codec = found.startswith(POWERSGD), None
+    least = POWERSGD_START if powersgd else 0
+    start = options.pop("start_step", None)
+    if found in STOCK:
+        if options or (start is not None and not powersgd):
+            raise ConfigError(f"hook {name!r}: torch's hooks have no options here, but for PowerSGD's start_step")
+    elif found == AUTO:
+        if unknown := sorted(options.keys() - {"lag_limit", "target"}):
+            raise ConfigError(f"hook {name!r}: {', '.join(unknown)}; allowed are lag_limit, target and start_step")
+        return Hook(found, None, start or 0, auto=options)
+    elif found in ids():
+        codec = make_codec(found, **options)
+    elif found in designs() and (design := find_design(name)).local is not None:
+        return Hook(found, None, 0, design)
+    else:
+        raise ConfigError(
+            f"unknown hook {name!r}; there are {', '.join((*STOCK, AUTO))}, codecs: {ids()}, and designs of "
+            "local updates"
+        )
+    start = least if start is None else start
+    if type(start) is not int or start < least:
+        raise ConfigError(f"hook {name!r}: start_step={start}; it is a number of steps, at least {least}")
+    return Hook(found, codec, start)
+
+
+def check_sharded(name: str) -> None:
+    """Checks a kind and a method, as in `hsdp:none` or `fsdp:3lc[s=1.0]`.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if not name.startswith(SHARDED):
+        raise ConfigError(f"{name!r}; expected hsdp:METHOD or fsdp:METHOD, as in hsdp:none or fsdp:3lc[s=1.0]")
+    found, given = parse_name(name.partition(":")[2], "codec", short={"s": "sparsity"})
+    if found == "none" and given:
+        raise ConfigError(f"{name!r}: stock FSDP2 has no options; leave out {', '.join(given)}")
+    if found not in ("none", AUTO):
+        make_codec(found, **{option: value for option, value in given.items() if option not in _OF_FSDP})
+
+
+def period(name: str) -> int:
+    """Returns the steps between two exchanges of a method of any kind.
+
+    >>> period("alone"), period("fsdp:none"), period("local-sgd[h=4]")
+    (1, 1, 4)
+    """
+    return 1 if name == ALONE or name.startswith(SHARDED) else hook(name).period
+
+
+def last_line(error: str) -> str:
+    """Returns the cause of a method's failure, for a table; the file of results has the ranks' tracebacks before it.
+
+    >>> last_line("EngineError: rank 1 ended; last lines:\\n    [rank1]: NonFiniteError: w\\nstopped: rank 0")
+    '[rank1]: NonFiniteError: w'
+    >>> last_line("EngineError: the ranks ended with different models")
+    'EngineError: the ranks ended with different models'
+    """
+    quoted = [line.strip() for line in error.splitlines() if line.startswith("    ")]  # as the engine quotes a process
+    return quoted[-1] if quoted else error

@@ -1,0 +1,42 @@
+"""FSDP2 and HSDP around a model, with `fsdp.compress` or without; apart, for FSDP takes a second to import."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+
+from thinwire.hooks import fsdp
+from thinwire.policies.naming import parse_name
+from thinwire_lab.bench.names import SITES
+
+
+def shard(module: nn.Module, kind: str, method: str, *, seed: int) -> fsdp.ShardedState | None:
+    """Shards every layer that has parameters of its own, and the rest together; compresses what is exchanged.
+
+    Args:
+        module: to shard, among all ranks.
+        kind, method, seed: see `FsdpCell`.
+    """
+    ranks = torch.arange(dist.get_world_size())
+    if kind == "hsdp":
+        mesh = DeviceMesh("cpu", ranks.view(SITES, -1), mesh_dim_names=("replicate", "shard"))
+    else:
+        mesh = DeviceMesh("cpu", ranks)
+    held = Counter(id(each) for _, each in module.named_parameters(remove_duplicate=False))
+    tied = {each for each, times in held.items() if times > 1}  # these stay with the whole model
+    for layer in module.modules():
+        if isinstance(layer, nn.Linear | nn.Conv2d) and not tied.intersection(map(id, layer.parameters())):
+            fully_shard(layer, mesh=mesh)
+    fully_shard(module, mesh=mesh)
+    codec, options = parse_name(method, "codec", short={"s": "sparsity"})
+    return None if codec == "none" else fsdp.compress(module, codec, seed=seed, **options)
+
+
+def report(state: fsdp.ShardedState | None) -> str:
+    """Returns what `fsdp.report` says; nothing of stock FSDP2."""
+    return "" if state is None else str(fsdp.report(state))

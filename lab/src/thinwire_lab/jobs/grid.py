@@ -1,0 +1,107 @@
+"""A grid of cells: `run` measures each cell once a round, and stores each result in a file as soon as it is there.
+
+A subclass of `Grid` names the cells, measures one, and adds sections to the file. A grid that was interrupted goes on
+from its file: `run` measures only the cells of which the file holds no good result.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Generic, TypeVar
+
+import msgspec
+
+from thinwire.errors import ConfigError
+from thinwire_lab.jobs.results import Results
+
+C = TypeVar("C")
+F = TypeVar("F", bound=msgspec.Struct)
+Measured = Mapping[C, Sequence[F]]
+"""The results of each cell, one for each round so far."""
+Tell = Callable[[str], None]
+
+
+class Grid(ABC, Generic[C, F]):
+    """Cells, and how one is measured.
+
+    Attributes:
+        kinds: the classes of results.
+        key_options: options that change what is measured and that no cell holds.
+        rounds: how often the grid is measured.
+    """
+
+    kinds: ClassVar[Sequence[type[msgspec.Struct]]]
+    key_options: ClassVar[Sequence[str]] = ()
+    rounds: int = 1
+
+    @abstractmethod
+    def cells(self) -> Sequence[C]:
+        """Returns the grid: frozen dataclasses that hold everything that tells one measurement from another."""
+
+    @abstractmethod
+    def measure(self, cell: C, before: Measured[C, F], tell: Tell) -> F:
+        """Measures one cell.
+
+        Args:
+            cell: of the grid.
+            before: what was measured before.
+            tell: takes a word on progress, where measuring takes long.
+        """
+
+    def failed(self, figures: F) -> bool:
+        """Returns whether a measurement failed; a failed one is repeated when the grid goes on."""
+        return False
+
+    def outdated(self, cell: C, figures: F, before: Measured[C, F]) -> bool:
+        """Returns whether a stored result has to be measured again, given the results of the cells before it."""
+        return self.failed(figures)
+
+    def sections(self, measured: Measured[C, F]) -> dict[str, Any]:
+        """Returns what the file holds beside the results."""
+        return {}
+
+    def key(self, cell: C, number: int) -> dict[str, Any]:
+        """Returns the key of a cell's result in one round, as it comes back from the file."""
+        options = {name: getattr(self, name) for name in self.key_options}
+        key: dict[str, Any] = json.loads(json.dumps({**msgspec.to_builtins(cell), **options, "round": number}))
+        return key
+
+
+def run(
+    grid: Grid[C, F],
+    results: Results[Any],
+    measured: dict[C, list[F]],
+    *,
+    on_cell: Callable[[int, int, C], None] = lambda number, total, cell: None,
+    on_result: Callable[[C, F], None] = lambda cell, figures: None,
+    tell: Tell = lambda text: None,
+) -> None:
+    """Measures the cells that `results` does not hold yet, and stores each result as soon as it is there.
+
+    Args:
+        grid: what to measure.
+        results: where results are stored.
+        measured: filled with every cell and its results, also if measuring is interrupted.
+        on_cell: called before each measurement with its number, how many there are, and the cell.
+        on_result: called after each measurement.
+        tell: takes words on progress.
+
+    Raises:
+        ConfigError: the grid is empty.
+    """
+    cells = list(dict.fromkeys(grid.cells()))  # a cell that is named twice is measured once
+    if not cells:
+        raise ConfigError("there is nothing to measure: a list of names is empty")
+    for number in range(len(cells) * grid.rounds):
+        cell = cells[number % len(cells)]
+        key = grid.key(cell, number // len(cells))
+        figures = results.find(key)
+        if figures is None or grid.outdated(cell, figures, measured):
+            on_cell(number + 1, len(cells) * grid.rounds, cell)
+            figures = grid.measure(cell, measured, tell)
+            results.add(key, figures)
+            on_result(cell, figures)
+        measured.setdefault(cell, []).append(figures)
+        results.save(grid.sections(measured))

@@ -1,0 +1,260 @@
+"""Ranks that train for real: with a hook, sharded, for their memory and for their processor time; and their tables."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from thinwire.errors import ConfigError
+from thinwire_lab.bench.cells import DDP, EXCHANGED, OTHERS, SHARD, TRAINING, FsdpCell, HookCell
+from thinwire_lab.bench.fsdp import FsdpBench, FsdpRun
+from thinwire_lab.bench.hook_runs import measure
+from thinwire_lab.bench.memory import MemoryBench, MemoryRun
+from thinwire_lab.bench.names import ALONE
+from thinwire_lab.bench.updates import UpdatesBench, UpdatesRun
+from thinwire_lab.engines.namespaces import available
+
+
+def test_roles_are_known_without_the_loops_of_ranks() -> None:
+    """Every process of every benchmark reads all roles."""
+    loaded = "import sys, thinwire_lab.bench.cells, thinwire_lab.bench.sharing; print(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True)
+    assert not {f"thinwire_lab.bench.{name}" for name in ("ranks", "methods", "sharding")} & set(run.stdout.split())
+
+
+# ---- with a hook
+
+
+def test_one_run_of_a_hook_to_its_target() -> None:
+    link = "100mbit" if available()[0] else None
+    told: list[str] = []
+    cell = HookCell(
+        hook="3lc[s=1.5]",
+        model="mlp",
+        data="digits",
+        link=link,
+        ranks=2,
+        steps=4,
+        eval_every=2,
+        eval_examples=50,
+        target=0.0,
+    )
+    run = measure(cell, tell=told.append)
+    assert run.steps_done == 2 and [point.step for point in run.curve] == [2]
+    assert run.seconds_to_target == run.curve[0].seconds > 0
+    assert (run.ended, run.error) == ("target", None)
+    assert run.cpu_seconds_per_step and run.cpu_seconds_alone and run.seconds_per_step and run.test_accuracy
+    assert round(50 * run.test_accuracy, 6) % 1 == 0, "of 50 examples"
+    assert "5 compressed steps" in run.report
+    assert told[0].startswith("step 1 of 4, ")
+    if link is not None:
+        assert run.shaping == "kernel" and run.sent_bytes_per_step
+        # Two ranks send each other's shares of some 17,000 values; uncompressed it would be 68 kB and more.
+        assert 1_000 < run.sent_bytes_per_step < 30_000
+
+
+def test_one_run_of_local_updates() -> None:
+    cell = HookCell(
+        hook="local-sgd[h=2]",
+        model="byte-transformer",
+        data="python-text",
+        ranks=2,
+        steps=4,
+        eval_every=3,
+        eval_examples=8,
+    )
+    run = measure(cell, counted=True)
+    assert (run.ended, run.error, run.steps_done) == ("steps", None, 4)
+    assert [point.step for point in run.curve] == [3, 4] and run.test_loss == run.curve[-1].loss
+    if run.shaping == "kernel":
+        # Four steps of 120,064 values in float32 would be 960 kB a rank.
+        assert run.sent_bytes_per_step and 1_000 < run.sent_bytes_per_step < 40_000
+
+
+# A rank that trains until it is stopped, in steps of 0.02 s, and scores its model at every other.
+ENDLESS = """
+import itertools, json, pathlib, sys, time
+role = json.loads(sys.argv[1])
+say = lambda event, **more: print(json.dumps({"event": event, **more}), flush=True)
+say("warm")
+while not (pathlib.Path(role["gate"]) / "warm").exists():
+    time.sleep(0.01)
+for step in itertools.count(1):
+    if role["rank"] == 0:
+        say("stepped", step=step, seconds=0.02 * step + role["cell"]["seed"] * (step // 4))
+        if step % role["cell"]["eval_every"] == 0:
+            say("scored", step=step, seconds=0.02 * step, accuracy=step / 1e6)
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize(
+    ("hook", "seed", "limit_s", "steps", "step_s"),
+    # With the seed every fourth step takes a second more: the median step of local updates is of whole periods.
+    [("none", 0, 0.05, 3, 0.02), ("local-sgd[h=4]", 1, 1.0, 4, 0.27), ("local-sgd[h=4]", 1, 1.1, 8, 0.27)],
+)
+def test_a_run_that_is_cut_short_keeps_its_curve(
+    hook: str, seed: int, limit_s: float, steps: int, step_s: float
+) -> None:
+    cell = HookCell(hook=hook, model="mlp", data="digits", ranks=2, steps=100_000, eval_every=2, seed=seed)
+    run = measure(cell, limit_s=limit_s, command=lambda role: [sys.executable, "-c", ENDLESS, role.command()[-1]])
+    assert run.ended == "limit" and run.steps_done == steps and run.seconds_per_step == pytest.approx(step_s)
+    assert run.curve[0].step == 2 and run.test_accuracy == run.curve[-1].accuracy
+    assert run.seconds_to_target is None and run.cpu_seconds_per_step is None
+
+
+@pytest.mark.gpu
+@pytest.mark.cuda
+@pytest.mark.parametrize("hook", ["none", "powersgd-1", "3lc[s=1.5]", "local-sgd[h=4]"])
+def test_ranks_that_share_a_gpu(hook: str) -> None:
+    run = measure(HookCell(hook=hook, model="byte-transformer", data="python-text", ranks=2, steps=4, device="cuda"))
+    assert (run.ended, run.steps_done, run.error) == ("steps", 4, None)
+    assert run.seconds_per_step and run.test_loss
+
+
+# ---- sharded
+
+
+def ran(seconds: float, loss: float) -> FsdpRun:
+    return FsdpRun(seconds_per_step=seconds, sent_bytes_per_step=1e6, loss=loss, accuracy=0.5, report="")
+
+
+def test_every_method_is_compared_with_stock_fsdp_of_its_kind() -> None:
+    bench = FsdpBench()
+    cells = bench.cells()
+    assert [(cell.kind, cell.hosts) for cell in cells] == [("hsdp", 2), ("hsdp", 2), ("fsdp", 4), ("fsdp", 4)]
+    assert bench.thin_link() == ("10mbit", "kernel")
+    measured: dict[FsdpCell, list[FsdpRun]] = dict(
+        zip(cells, [[ran(10, 0.5)], [ran(0.25, 0.51)], [ran(30, 0.5)], [ran(3, 0.49)]], strict=True)
+    )
+    [table] = bench.tables(measured)
+    assert [line[-2:] for line in table.lines][1::2] == [["40.00", "+0.0100"], ["10.00", "-0.0100"]]
+    assert bench.compared(cells[1], {cells[1]: [ran(1, 1)]}) == {"× stock": None, "loss − stock": None}
+
+
+def test_four_sharded_ranks_train_text() -> None:
+    """Its outputs have an axis more than those of images, its recipe a context, and gradients that are clipped."""
+    given = {"model": "byte-transformer-1m", "data": "python-text[test=8]", "batch": 1, "lr": 0.003}
+    bench = FsdpBench(hooks=("hsdp:3lc[s=1.0]",), link="none", steps=3, short_steps=1, **given)  # type: ignore[arg-type]
+    [cell] = bench.cells()
+    run = bench.measure(cell, {}, lambda text: None)
+    assert 0 < run.loss < 6 and run.sent_bytes_per_step is None
+
+
+@pytest.mark.skipif(not available()[0], reason="needs network namespaces")
+def test_two_sites_behind_thin_links() -> None:
+    """A step's bytes are counted on the links of the sites, without the steps before and after."""
+    given = {"model": "mlp", "data": "digits", "steps": 24, "short_steps": 2, "batch": 8}
+    bench = FsdpBench(hooks=("hsdp:3lc[s=1.0]",), link="100mbit", **given)  # type: ignore[arg-type]
+    [cell] = bench.cells()
+    told: list[str] = []
+    run = bench.measure(cell, {}, told.append)
+    assert [each.partition(",")[0] for each in told] == ["step 1 of 2", "step 2 of 2"]
+    assert run.report and run.seconds_per_step > 0 and 0 < run.accuracy <= 1
+    assert run.sent_bytes_per_step is not None and 1_000 < run.sent_bytes_per_step < 20_000, "not of 24"
+
+
+# ---- for their memory
+
+
+def test_the_table_of_memory_holds_bytes_beyond_plain_ddp() -> None:
+    bench = MemoryBench(hooks=["none", "3lc[s=1.0]"])
+    plain, coded = bench.cells()
+    runs = {
+        plain: [MemoryRun(held=20.0, peak=20.5, fixed_nbytes=2.7e8)],
+        coded: [MemoryRun(held=24.4, peak=25.0, fixed_nbytes=2.9e8)],
+    }
+    [table] = bench.tables(runs)
+    assert [line[-1] for line in table.lines] == ["+0.0", "+4.4"]
+    assert bench.compared(coded, {coded: runs[coded]}) == {"beyond plain DDP": None}
+    steps = MemoryBench(hooks=["alone", "fsdp:none", "update", "local-sgd[h=4]", "diloco[h=30]"])
+    assert [cell.steps for cell in steps.cells()] == [6, 6, 6, 12, 90], "local updates exchange three times"
+
+
+def test_two_ranks_hold_parameters_gradients_moments_and_buckets() -> None:
+    bench = MemoryBench(hooks=["none"], ranks=2, layers=[2, 10])
+    run = bench.measure(bench.cells()[0], {}, lambda text: None)
+    assert 18 < run.held < 24, "four bytes each, of AdamW two; and DDP's bucket"
+    assert run.peak > 16 and run.fixed_nbytes > 5e7
+
+
+@pytest.mark.gpu
+@pytest.mark.cuda
+def test_on_a_gpu_tensors_are_told_from_the_process_s_own_memory() -> None:
+    bench = MemoryBench(hooks=["none"], ranks=2, layers=[2, 10], device="cuda")
+    run = bench.measure(bench.cells()[0], {}, lambda text: None)
+    assert 19.5 < run.held < 24.5 and run.held <= run.peak and run.host is not None, run
+    assert all("sdp:" not in cell.method for cell in MemoryBench(device="cuda").cells())
+
+
+# ---- for their processor time
+
+
+def test_the_table_of_updates_holds_every_way_against_a_step_alone() -> None:
+    bench = UpdatesBench(models=["byte-transformer-1m"], designs=["update"])
+    [cell] = bench.cells()
+    spent = {
+        ALONE: {TRAINING: 40.0, SHARD: 0.0, OTHERS: 0.0},
+        DDP: {TRAINING: 42.0, SHARD: 0.0, OTHERS: 2.0},
+        EXCHANGED: {TRAINING: 45.0, SHARD: 5.0, OTHERS: 0.0},
+    }
+    [table] = bench.tables({cell: [UpdatesRun(spent=spent, weights="w")]})
+    assert table.lines == [
+        ["byte-transformer-1m", "alone", "40.0", "1.000", "0.0", "0.0"],
+        ["byte-transformer-1m", "plain DDP", "44.0", "1.100", "2.0", "0.0"],
+        ["byte-transformer-1m", "update", "50.0", "1.250", "5.0", "5.0"],
+    ]
+    blocks = UpdatesBench(designs=["update", "local-sgd[h=4]", "diloco[h=30]"], steps=6)
+    assert [(cell.warm_up, cell.steps) for cell in blocks.cells()] == [(2, 6), (4, 8), (30, 30)], "whole rounds"
+
+
+def test_two_ranks_count_their_threads_time() -> None:
+    bench = UpdatesBench(models=["mlp"], data="digits", designs=["update"], ranks=2, steps=2, blocks=1, batch=8)
+    told: list[str] = []
+    run = bench.measure(bench.cells()[0], {}, told.append)
+    assert told == ["block 0 of 1", "block 1 of 1"] and list(run.spent) == [ALONE, DDP, EXCHANGED]
+    assert all(spent[TRAINING] > 0 for spent in run.spent.values())
+    assert run.spent[EXCHANGED][SHARD] > 0, "a rank's shard has a thread of its own"
+
+
+CANNOT_BE: list[tuple[type[Any], dict[str, Any], str]] = [
+    (HookCell, {"hook": "zip"}, "'zip'"),
+    (HookCell, {"hook": "3lc[s=3]"}, "it must lie in"),
+    (HookCell, {"hook": "fp16[start_step=9]"}, "torch's hooks"),
+    (HookCell, {"hook": "powersgd-1[start_step=1]"}, "start_step=1"),
+    (HookCell, {"hook": "3lc[start_step=soon]"}, "start_step=soon"),
+    (HookCell, {"hook": "3lc[strt_step=9]"}, "'strt_step'"),
+    (HookCell, {"hook": "none", "warmup": 1}, "1 warm-up"),
+    (HookCell, {"hook": "none", "target": 0.5}, "eval_every"),
+    (HookCell, {"hook": "none", "model": "nosuch"}, "'nosuch'"),
+    (HookCell, {"hook": "none", "model": "resnet8", "data": "python-text"}, "python-text"),
+    (HookCell, {"hook": "none", "lr": -1.0}, "-1.0"),
+    (HookCell, {"hook": "none", "batch": 0}, "a batch of 0"),
+    (HookCell, {"hook": "none", "device": "gpu"}, "device 'gpu'"),
+    (HookCell, {"hook": "none", "device": "cuda:99"}, "device 'cuda:99'"),
+    *((FsdpBench, {"hooks": [name]}, "expected hsdp:METHOD or fsdp:METHOD") for name in ("3lc", "ddp:3lc", "hsdp")),
+    (FsdpBench, {"hooks": ["fsdp:none[gather=int8]"]}, "leave out gather"),
+    (FsdpBench, {"hooks": ["hsdp:nosuch"]}, "'nosuch'"),
+    (FsdpBench, {"model": "nosuch"}, "'nosuch'"),
+    (FsdpBench, {"steps": 5, "short_steps": 4}, "5 steps, 4 of them timed"),
+    (FsdpBench, {"short_steps": 0}, "0 of them timed"),
+    (FsdpBench, {"batch": 0}, "a batch of 0"),
+    (FsdpBench, {"lr": float("nan")}, "nan"),
+    (MemoryBench, {"hooks": ["server:3lc"]}, "'server:3lc'"),
+    (MemoryBench, {"hooks": ["fsdp:3lc[s=3]"]}, "sparsity"),
+    (MemoryBench, {"hooks": ["hsdp:none"], "ranks": 3}, "3 ranks"),
+    (MemoryBench, {"layers": [4]}, "layers"),
+    (MemoryBench, {"layers": [4, 4]}, "the larger one last"),
+    (MemoryBench, {"ranks": 1}, "1 ranks"),
+    (UpdatesBench, {"models": ["nosuch"]}, "'nosuch'"),
+    (UpdatesBench, {"designs": ["3lc"]}, "'3lc'"),
+]
+
+
+@pytest.mark.parametrize(("kind", "given", "said"), CANNOT_BE)
+def test_what_cannot_be_is_refused_before_anything_is_started(kind: type[Any], given: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        kind(**given)

@@ -1,0 +1,180 @@
+"""Trials are told apart, judged by their outcomes, and can be played again by their number."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from thinwire.errors import ConfigError
+from thinwire_lab.bench.harness import Tell
+from thinwire_lab.chaos.faults import Fault
+from thinwire_lab.chaos.outcome import Outcome, Sample
+from thinwire_lab.chaos.soak import Soak, growth, sample, thread_names
+from thinwire_lab.chaos.stage import SERVER
+from thinwire_lab.chaos.storms import PEACE, Storms, all_back, exchanges
+from thinwire_lab.chaos.trials import Scenario, Trial
+from thinwire_lab.jobs.grid import Measured, run
+from thinwire_lab.jobs.job import Job
+from thinwire_lab.jobs.results import Results
+
+UNSHAPED: dict[str, Any] = {"shaping": "application", "link": "none"}
+RIGHT = Outcome(
+    problems=[], faults=["server at 7"], steps=60, said_s=0.2, back_s=(4.0, 6.0), accuracy=0.97, weights=("w",)
+)
+
+
+@pytest.fixture
+def undisturbed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Storms, "undisturbed", lambda *_: SimpleNamespace(test_accuracy=0.98, weights="w"))
+
+
+@pytest.mark.usefixtures("undisturbed")
+def test_storms_say_what_ended_right_and_go_on_from_their_file(tmp_path: Path) -> None:
+    class Scripted(Storms):
+        def measure(self, cell: Trial, before: Measured[Trial, Outcome], tell: Tell) -> Outcome:
+            if cell.number == 1:
+                return Outcome(problems=["no worker reached the end"], faults=["kill worker 0 at 9"], steps=9)
+            return self.beside(cell, RIGHT, tell, exact=False)
+
+    def collected() -> dict[Trial, list[Outcome]]:
+        measured: dict[Trial, list[Outcome]] = {}
+        run(bench, Results(tmp_path / "trials.json", [Outcome]), measured)
+        return measured
+
+    bench = Scripted(runs=3, workers=2, steps=60, faults=("server",), designs=("3lc",), **UNSHAPED)
+    measured = collected()
+    assert measured == collected(), "what was measured is read back as it was"
+    assert [bench.failed(runs[0]) for runs in measured.values()] == [False, True, False]
+    assert bench.notes(measured)[0].startswith("2 of 3 ended right")
+    assert bench.notes(measured)[2] == "back after 4.0 … 6.0 … 6.0 s (least, median, most)"
+    [table] = bench.tables(measured)
+    assert [line[2] for line in table.lines] == ["right", "NOT RIGHT", "right"]
+
+
+@pytest.mark.usefixtures("undisturbed")
+@pytest.mark.parametrize(
+    ("changed", "consistency", "exact", "problems"),
+    [
+        ({}, None, True, []),
+        ({"accuracy": 0.9}, None, False, ["8.0 points below the undisturbed accuracy"]),
+        ({"weights": ("v",)}, None, True, ["weights ('v',); undisturbed they are w"]),
+        ({"weights": ("v",)}, None, False, []),
+        ({"weights": ("v",)}, "ssp[staleness=5]", True, []),
+    ],
+)
+def test_weights_equal_those_of_an_undisturbed_training_in_lockstep(
+    changed: dict[str, Any], consistency: str | None, exact: bool, problems: list[str]
+) -> None:
+    storms = Storms(runs=1, workers=2, faults=("garbage",), designs=("3lc",), consistency=consistency, **UNSHAPED)
+    [cell] = storms.cells()
+    given = msgspec.structs.replace(RIGHT, **changed)
+    assert storms.beside(cell, given, lambda text: None, exact=exact).problems == problems
+
+
+def test_a_worker_that_does_not_take_part_again_is_a_problem() -> None:
+    kill, gone, server = (Fault(round=7, kind=kind, rank=0) for kind in ("kill", "gone", "server"))
+    assert all_back(RIGHT, [server], 1, workers=2).problems == []
+    assert all_back(msgspec.structs.replace(RIGHT, back_s=()), [gone], 1, workers=2).problems == []
+    assert all_back(RIGHT, [kill], 1, workers=2).problems == ["workers took part again 2 times of 1"]
+    assert all_back(RIGHT, [server], 2, workers=2).problems == ["1 of 2 faults could strike"]
+
+
+def test_trials_are_told_apart_and_played_again_by_number() -> None:
+    trials = Storms(runs=30, seed=5, **UNSHAPED).cells()
+    assert len({trial.design for trial in trials}) > 20 and len({trial.faults for trial in trials}) > 5
+    assert Storms(first=17, runs=1, seed=5, **UNSHAPED).cells() == [trials[17]]
+    assert trials[17].chance.random() == trials[17].chance.random() != trials[18].chance.random()
+    for trial in trials:
+        if trial.job().full_design().downlink == "gradient":
+            assert "kill" not in trial.faults and "server" not in trial.faults, trial
+    calm = Storms(runs=2, designs=("3lc",), peace=True, **UNSHAPED).cells()
+    assert [trial.scenario for trial in calm] == [PEACE, "storm", "storm"]
+
+
+def test_rounds_of_designs_that_do_not_exchange_in_every_step() -> None:
+    expected = {"fp32": 60, "local2": 30, "diloco[h=15]": 4}
+    assert {name: exchanges(Job(design=name, steps=60)) for name in expected} == expected
+
+
+def test_options_that_cannot_be() -> None:
+    gone = {"faults": ("gone",), "designs": ("3lc",), "consistency": "backup[1]"}
+    cases: list[tuple[type[Scenario], dict[str, Any], str]] = [
+        (Storms, {"runs": 0}, "0 runs"),
+        (Storms, {"steps": 5}, "5 steps"),
+        (Storms, {"checkpoint_every": 200}, "every 200"),
+        (Storms, {"faults": ("kill", "flood")}, "'flood'"),
+        (Storms, {"designs": ("terngrad",), "faults": ("kill", "server")}, "'terngrad' .*kill, ser"),
+        (Storms, {**gone, "strikes": 2}, "2 strikes with 1 backup workers"),
+        (Storms, gone, "deaths for good"),
+        (Storms, {"min_workers": 9}, "--min-workers 9"),
+        (Soak, {"minutes": 0.0}, "minutes"),
+        (Soak, {"minutes": math.inf}, "minutes"),
+        (Soak, {"growth_mb": math.nan}, "growth_mb=nan"),
+        (Soak, {"workers": 1}, "2 workers or more"),
+    ]
+    for kind, given, said in cases:
+        with pytest.raises(ConfigError, match=said):
+            kind(**given)
+    assert Storms(**gone, strikes=1, runs=1, **UNSHAPED).cells()[0].job().consistency == "backup[1]"
+
+
+def test_storms_whose_design_suits_no_fault_are_of_those_that_are_run() -> None:
+    given = {"designs": ("3lc", "terngrad"), "faults": ("kill",), **UNSHAPED}
+    assert [trial.design for trial in Storms(**given, runs=1).cells()] == ["3lc"]
+    with pytest.raises(ConfigError, match="terngrad"):
+        Storms(**given, first=1, runs=1)
+    cut = Storms(**{**given, "designs": ("3lc",), "faults": ("cut",)})
+    with pytest.raises(ConfigError, match="faults cut: "):
+        cut.cells()
+
+
+def test_a_server_that_has_just_died_is_no_sample() -> None:
+    with subprocess.Popen(["true"]) as gone:
+        stage: Any = SimpleNamespace(engine=SimpleNamespace(pids={SERVER: gone.pid}), audit=SimpleNamespace(version=7))
+        os.waitid(os.P_PID, gone.pid, os.WEXITED | os.WNOWAIT)
+        assert sample(stage, 1.0) is None, "its parent has not waited for it yet: its status has no memory in it"
+    assert sample(stage, 1.0) is None
+    stage.engine.pids = {SERVER: os.getpid()}
+    own = sample(stage, 1.234)
+    assert own is not None and own.minute == 1.23 and own.rss_mb > 1 and own.version == 7
+
+
+def test_a_soak_draws_all_trainings() -> None:
+    bench = Soak(runs=3)
+    taken = tuple(Sample(minute=at, rss_mb=200.0 + at, descriptors=30, threads=9, version=0) for at in range(3))
+    outcomes = [Outcome(problems=[], faults=[], steps=1, samples=some) for some in (taken, taken[:2], ())]
+    chart = bench.chart({cell: [outcome] for cell, outcome in zip(bench.cells(), outcomes, strict=True)})
+    assert chart is not None and [panel.y_label for panel in chart.panels] == ["MB", "descriptors", "threads"]
+    assert [(each.label, list(each.x)) for each in chart.panels[0].series] == [
+        ("soak 0", [0, 1, 2]),
+        ("soak 1", [0, 1]),
+    ]
+    assert bench.chart({cell: [outcomes[2]] for cell in bench.cells()}) is None
+
+
+def test_growth_is_noticed_and_comings_and_goings_are_not() -> None:
+    def samples(rss: float = 0.0, descriptors: float = 0.0, threads: float = 0.0) -> list[Sample]:
+        return [
+            Sample(
+                minute=minute,
+                rss_mb=300 + minute % 3 + rss * minute,
+                descriptors=30 + minute % 2 + int(descriptors * minute),
+                threads=20 + minute % 2 + int(threads * minute),
+                version=minute,
+                thread_names={"python": 18, "poller": 2 + minute % 2 + int(threads * minute)},
+            )
+            for minute in range(60)
+        ]
+
+    assert growth([], 5.0) == growth(samples(), 5.0) == growth(samples()[:2], 5.0) == []
+    for given, said in (({"rss": 0.5}, "grew by"), ({"descriptors": 0.2}, "descriptors"), ({"threads": 0.1}, "poller")):
+        [problem] = growth(samples(**given), 5.0)
+        assert said in problem
+    assert sum(thread_names(Path("/proc/self")).values()) >= 1

@@ -1,0 +1,175 @@
+"""Files that a command is to write: found out to be impossible at once, and never written over what is read."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.cli.commands import THINWIRE, Full, Result
+from thinwire.cli import outputs
+from thinwire.cli.console import write_json
+from thinwire.codecs import codec
+from thinwire.errors import ConfigError
+
+Command = Callable[..., Result]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("server --listen nowhere --checkpoint same --journal ./same", "the checkpoint is written"),
+        ("plan --out same.png --json ./same.png", "the picture is drawn"),
+        ("plan --out /proc/nope/x.svg", "cannot be written"),
+    ],
+)
+def test_said_before_anything_is_done(
+    words: str, said: str, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = command(*words.split())
+    assert (result.status, result.out) == (2, "") and said in result.err, result.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_changed_by_looking(tmp_path: Path) -> None:
+    outputs.writable(tmp_path / "new" / "file.json")
+    outputs.writable_folder(tmp_path / "folder")
+    (tmp_path / "there").write_text("as it was")
+    outputs.writable(tmp_path / "there")
+    assert (tmp_path / "there").read_text() == "as it was"
+    assert not (tmp_path / "new" / "file.json").exists() and not (tmp_path / "folder").exists()
+    with pytest.raises(ConfigError, match=r"ends in \.png, \.svg, \.pdf, \.jpg or \.jpeg"):
+        outputs.picture(tmp_path / "picture")
+
+
+def test_what_is_read_is_not_written_over(tmp_path: Path, command: Command) -> None:
+    records = tmp_path / "steps.jsonl"
+    line = json.dumps({"step": 1, "table": "w", "numel": 4})
+    records.write_text(f"{line}\n{line}\n")
+    for arguments in (["report", str(records)], ["watch", "--once", str(records)]):
+        result = command(*arguments, "--json", str(records))
+        assert result.status == 2 and "is where the step records" in result.err, result.err
+    assert records.read_text() == f"{line}\n{line}\n"
+
+
+def test_a_frame_that_is_explained_is_not_written_over(tmp_path: Path, command: Command) -> None:
+    frame = tmp_path / "gradient.frame"
+    frame.write_bytes(codec("fp32").encode(np.zeros(3, np.float32)))
+    before = frame.read_bytes()
+    result = command("inspect", frame, "--json", tmp_path / "x" / ".." / "gradient.frame")
+    assert result.status == 2 and "is where the frame is; write to another file" in result.err
+    assert frame.read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["ca.key", "ca.pem", "server.token", "worker-1.key"])
+def test_data_do_not_take_the_place_of_a_key(name: str, tmp_path: Path, command: Command) -> None:
+    folder = tmp_path / "certs"
+    result = command("certs", folder, "--workers", 2, "--json", folder / name)
+    assert result.status == 2 and "is where a certificate, a key or a token is made" in result.err
+    assert not folder.exists() or list(folder.iterdir()) == []
+
+
+def test_a_name_may_hold_brackets_and_a_full_disk_keeps_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "3lc[s=1.0]" / "[bold].json"
+    write_json(path, {"a": 1})
+    assert json.loads(path.read_text()) == {"a": 1} and [each.name for each in path.parent.iterdir()] == [path.name]
+
+
+def test_names_that_are_no_utf_8_are_spelled_out_as_data(tmp_path: Path) -> None:
+    write_json(tmp_path / "out.json", {"files": ["caf\udce9", ("é", 1)], "loss": math.nan})
+    assert json.loads((tmp_path / "out.json").read_text()) == {"files": ["caf\\udce9", ["é", 1]], "loss": None}
+
+
+def test_links_and_modes_stay(tmp_path: Path) -> None:
+    real, link, dangling = tmp_path / "real.json", tmp_path / "link.json", tmp_path / "dangling.json"
+    real.write_text("before")
+    real.chmod(0o600)
+    link.symlink_to(real)
+    dangling.symlink_to(tmp_path / "nothing")
+    for path in (link, dangling, Path("/dev/null")):
+        outputs.writable(path)
+    assert dangling.is_symlink() and not (tmp_path / "nothing").exists() and real.read_text() == "before"
+    write_json(link, {"a": 1})
+    assert link.is_symlink() and json.loads(real.read_text()) == {"a": 1}
+    write_json(real, {"a": 2})
+    assert real.stat().st_mode & 0o777 == 0o600 and json.loads(link.read_text()) == {"a": 2}
+    write_json(Path("/dev/null"), {"a": 3})
+
+
+def test_data_go_to_standard_output_alone(command: Command, tmp_path: Path) -> None:
+    result = command("inspect", "codecs", "--json", "-")
+    assert result.status == 0 and "3lc" in result.err and not Path("-").exists()
+    assert "3lc" in json.loads(result.out)
+    result = command("inspect", "codecs", "--json", str(tmp_path / "codecs.json"))
+    assert "3lc" in result.out and result.err == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "buffered"), [("inspect codecs --json -", True), ("--version", True), ("--help", True), ("--help", False)]
+)
+def test_standard_output_that_takes_no_more_is_one_line(words: str, buffered: bool) -> None:
+    """Unbuffered, what could not be written is forgotten at once; else it would fail once more at the end."""
+    with Path("/dev/full").open("w") as full:
+        process = subprocess.run(
+            [*THINWIRE, *words.split()],
+            env={**os.environ, "PYTHONUNBUFFERED": "" if buffered else "1"},
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    assert process.returncode == 2
+    assert process.stderr.endswith("error: standard output cannot be written: No space left on device\n")
+    assert "Traceback" not in process.stderr and "Exception ignored" not in process.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *("codecs", "designs 3lc", "inspect codecs", "inspect FRAME", "certs CERTS"),
+        "plan --model tests.cli.test_plan:make --designs 3lc --steps 2",
+    ],
+)
+def test_data_are_written_also_where_standard_output_takes_nothing(
+    words: str, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frame, file = tmp_path / "frame", tmp_path / "out.json"
+    frame.write_bytes(codec("3lc").encode(np.ones(100, np.float32)))
+    monkeypatch.setattr(sys, "stdout", Full())
+    result = command(
+        *words.replace("FRAME", str(frame)).replace("CERTS", str(tmp_path / "certs")).split(), "--json", file
+    )
+    sys.stdout.close()
+    assert (result.status, result.out) == (2, "")
+    assert result.err.endswith("error: standard output cannot be written: No space left on device\n")
+    assert json.loads(file.read_text())
+
+
+UTF_8 = """
+from pathlib import Path
+from thinwire.cli import main
+from thinwire.cli.console import write_json
+main._print_anything()
+write_json(Path("-"), ["\u00e9 \u00d7"])
+"""
+
+
+def test_data_are_utf_8_whatever_a_terminal_shows() -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+    done = subprocess.run([sys.executable, "-c", UTF_8], capture_output=True, timeout=120, check=True, env=environment)
+    assert json.loads(done.stdout.decode()) == ["\u00e9 \u00d7"]
+
+
+def test_data_for_a_standard_output_that_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    with pytest.raises(ConfigError, match="standard output is closed; open it, or give --json a file"):
+        write_json(outputs.STANDARD_OUTPUT, {})
