@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from dataclasses import fields
 from html import escape
 from typing import Any
 
@@ -16,14 +15,11 @@ from thinwire.presentation.page import document, table_html
 from thinwire.presentation.tables import Table
 from thinwire.quantities import counted, seconds_text
 from thinwire_lab.jobs.describe import choices, servers_of
-from thinwire_lab.jobs.job import Job
 from thinwire_lab.jobs.outcome import RunOutcome
 from thinwire_lab.jobs.results import Run
 from thinwire_lab.studies.compare import Failure, Findings
 from thinwire_lab.studies.compare_rows import Row
 from thinwire_lab.workloads.models import TEXT_MODELS
-
-_DEFAULTS = {field.name: field.default for field in fields(Job)}
 
 
 def page(findings: Findings) -> str:
@@ -121,8 +117,7 @@ def runs_table(runs: Sequence[Run[RunOutcome]]) -> Table:
 
 
 def _of(job: dict[str, Any], name: str) -> str:
-    """Returns what a stored job says, or its default: a file may be of before there was a choice; – for neither."""
-    value = job.get(name, _DEFAULTS.get(name))
+    value = job[name]
     if value is None:
         return "–"
     return f"{value:g}" if isinstance(value, float) else str(value)
