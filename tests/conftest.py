@@ -22,7 +22,7 @@ LONG = [
         "studies/reproduce/test_reproduce.py",
         "jobs/test_processes.py",
         "planner/test_script.py",
-        "studies/reproduce/test_making.py",
+        "studies/test_grid.py",
         "test_imports.py",
         "designs/test_bars.py",
         "hooks/ddp/test_examples.py",

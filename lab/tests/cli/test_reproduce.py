@@ -58,7 +58,7 @@ def test_a_run_is_shown_and_an_interrupted_one_says_how_to_go_on(
     assert "1/2" not in result.out
 
 
-@pytest.mark.parametrize("name", ["results.json", "report.html", "results.zst"])
+@pytest.mark.parametrize("name", ["results.json", "report.html"])
 def test_json_is_not_written_over_what_the_folder_keeps(
     name: str, command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -20,7 +20,7 @@ from thinwire.errors import ConfigError
 from thinwire.presentation.tables import Table
 from thinwire_lab.cli import options
 from thinwire_lab.cli.privileges import with_privileges
-from thinwire_lab.studies.files import BESIDE, REPORT, RESULTS
+from thinwire_lab.studies.files import REPORT, RESULTS
 
 if TYPE_CHECKING:
     from thinwire_lab.studies.reproduce import catalog
@@ -68,7 +68,7 @@ Join = Annotated[
         "--join",
         exists=True,
         dir_okay=False,
-        help="A results.json, report.html or results.zst of elsewhere, whose runs count as made; several times.",
+        help="A results.json of elsewhere, whose runs count as made; several times.",
     ),
 ]
 
@@ -90,8 +90,7 @@ def reproduce(
     """Make tables and figures of the papers again, and show ours beside the paper's.
 
     Runs that are in results.json already are not made again: a command that was interrupted goes on where it was, and
-    items that need the same runs share them. The page holds its runs too (if they take over 1 MiB, results.zst beside
-    it does): with --join, another folder goes on from it.
+    items that need the same runs share them. With --join, another folder goes on from a results.json.
     """
     if LIST in [name.lower() for name in what]:
         if others := [name for name in what if name.lower() != LIST]:
@@ -102,7 +101,7 @@ def reproduce(
     if not kept and any(entry.study is not None and entry.study.links for entry in chosen):
         with_privileges("10mbit", "auto")
     writable_folder(out)
-    check_apart(json, [out / RESULTS, out / REPORT, out / BESIDE], "the runs are kept, or the page is written")
+    check_apart(json, [out / RESULTS, out / REPORT], "the runs are kept, or the page is written")
     check_apart(json, join or [], "runs to join are")
     fewer = ("" if seeds is None else f" --seeds {seeds}") + (" --kept" if kept else "")
     fewer += "".join(f" --join {shlex.quote(str(path))}" for path in join or [])
@@ -173,12 +172,12 @@ class RunBars:
         self._tasks: dict[Cell, TaskID] = {}
 
     def began(self, number: int, total: int, cell: Cell) -> None:
-        """Shows a run; see `making.OnCell`."""
+        """Shows a run; see `run.OnCell`."""
         self._lines.say(f"{number}/{total} {cell}", always=True)
         self._tasks[cell] = self.progress.add_task(escape(f"{number}/{total} {cell}"), total=1.0, text="starting")
 
     def told(self, cell: Cell, share: float, text: str) -> None:
-        """Moves a run's bar, or ends it; see `making.OnCellProgress`."""
+        """Moves a run's bar, or ends it; see `run.OnCellProgress`."""
         if share < 1 or text:
             self.progress.update(self._tasks[cell], completed=share, text=text)
             return

@@ -12,7 +12,6 @@ is the library of the Python that runs. Which version made a run is not in it: w
 
 from __future__ import annotations
 
-import platform
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -22,7 +21,7 @@ from typing import Any
 import torch
 
 from thinwire.codecs import Codec
-from thinwire.errors import ConfigError, EngineError
+from thinwire.errors import ConfigError
 from thinwire.policies.consistency import Local, consistency
 from thinwire.transports.links import parse_rate
 from thinwire_lab.jobs.job import Job
@@ -31,6 +30,7 @@ from thinwire_lab.jobs.results import Results, Run
 from thinwire_lab.jobs.workload import check
 from thinwire_lab.studies.compare_rows import ComparedCell, Row, tabulate
 from thinwire_lab.studies.files import RESULTS
+from thinwire_lab.studies.grid import Grid
 from thinwire_lab.studies.machines import mixed, mixed_versions
 from thinwire_lab.studies.options import ComparisonOptions
 from thinwire_lab.workloads.data import data, datasets
@@ -145,42 +145,29 @@ def compare(comparison: Comparison, folder: Path, train: Train, *, on_job: OnJob
     def key(job: Job) -> dict[str, Any]:
         return asdict(job) | digests.get(job.model, {}) | {"data_root": place, "shaping": comparison.shaping}
 
-    # A choice that jobs did not have yet when a run was stored counts as left at its default; so does the data's
-    # folder, which was once not stored. Text of which no digest was stored is the same where the Python is.
-    defaults: dict[str, Any] = {field.name: field.default for field in fields(Job)}
-    python = platform.python_version()
-
-    def lacking(run: Run[RunOutcome]) -> dict[str, Any]:
-        return defaults | (digests.get(str(run.job.get("model")), {}) if run.machine.python == python else {})
-
-    results = Results(folder / RESULTS, [RunOutcome], defaults=lacking)
+    results = Results(folder / RESULTS, [RunOutcome])
     cells = comparison.cells()
     needed, timed = jobs(cells), {short for _, short in cells.values()}
     keys, timed_keys = ([key(job) for job in each] for each in (needed, timed))
     failures: list[Failure] = []
     check(job for job in needed if results.find(key(job)) is None)
 
-    def save() -> Findings:
-        rows = tabulate(cells, lambda job: results.find(key(job)))
-        results.save({"comparison": comparison, "rows": rows, "failures": failures})
-        clocked = (run for run in results.runs if run.outcome.in_process is not True)
-        shown = [run for run in clocked if results.whole(run) in timed_keys]
-        made = [run for run in results.runs if results.whole(run) in keys]
-        notes = [*mixed(run.machine for run in shown), *mixed_versions(run.machine for run in made)]
-        return Findings(comparison, rows, failures, results.runs, notes)
-
-    for number, job in enumerate(needed, 1):
+    def made(job: Job) -> bool:
         stored = results.find(key(job))
         # A run in one process has an accuracy; where this comparison wants its seconds too, it is made again.
         untimed = stored is not None and stored.in_process is True and job in timed and not comparison.in_process
-        if stored is not None and not untimed:
-            continue
-        on_job(number, len(needed), job)
-        try:
-            results.add(key(job), train(job))
-        except EngineError as error:
-            failures.append(Failure(job=key(job), error=str(error)))
-        save()
+        return stored is not None and not untimed
+
+    def save() -> Findings:
+        rows = tabulate(cells, lambda job: results.find(key(job)))
+        results.save({"comparison": comparison, "rows": rows, "failures": failures})
+        shown = [run for run in results.runs if run.outcome.in_process is not True and run.job in timed_keys]
+        compared = [run for run in results.runs if run.job in keys]
+        notes = [*mixed(run.machine for run in shown), *mixed_versions(run.machine for run in compared)]
+        return Findings(comparison, rows, failures, results.runs, notes)
+
+    grid = Grid(needed=needed, results=results, key=key, made=made, on_cell=on_job, save=save)
+    grid.make(train, lambda job, error: failures.append(Failure(job=key(job), error=str(error))))
     return save()
 
 

@@ -117,8 +117,7 @@ def runs_table(runs: Sequence[Run[RunOutcome]]) -> Table:
 
 
 def _of(job: dict[str, Any], name: str) -> str:
-    """Returns what a stored job says; – where it says nothing."""
-    value = job.get(name)
+    value = job[name]
     if value is None:
         return "–"
     return f"{value:g}" if isinstance(value, float) else str(value)

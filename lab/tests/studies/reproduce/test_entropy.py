@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
 import pytest
-import torch
 
-import thinwire as tw
 from thinwire_lab.studies.reproduce.averages import HISTOGRAM_BITS, SHARES, AveragesFinding
 from thinwire_lab.studies.reproduce.entropy import ENTRIES
 from thinwire_lab.studies.reproduce.entry import Scale, Shown
-from thinwire_lab.workloads.models import model
 
-ROOT = Path(__file__).parents[3]
 EPOCHS = 3
 
 
@@ -80,21 +74,3 @@ def test_notes_say_what_worker_0_was_looked_at_for() -> None:
     """Just after the exchange, when its weights are the average, and with the penalty's part of the derivative."""
     assert "hold that of the ℓ1 penalty" in " ".join(shown("figure-2", "digits").notes)
     assert "the average that worker 0 has after an epoch's exchange" in " ".join(shown("figure-3", "digits").notes)
-
-
-def test_figure_1_has_a_range_for_each_layer_and_the_page_says_what_one_range_would_be() -> None:
-    codec = tw.codec("entropy", mode="fixed", bits=4)
-    network = model("mlp-tanh", num_classes=10, in_shape=(1, 28, 28), seed=0)
-    layers = [each.detach() for each in network.parameters() if each.ndim == 2]
-    together = tw.decode(codec.encode(torch.cat([each.flatten() for each in layers])))
-    errors = []
-    for own, all_ in zip(layers, torch.split(together, [each.numel() for each in layers]), strict=True):
-        errors.append([rms(tw.decode(codec.encode(own)) - own), rms(all_.view_as(own) - own)])
-    page = " ".join((ROOT / "docs" / "papers" / "oland-raj.md").read_text().split())
-    by_layer, by_one = ([f"{error:.4f}"[1:] for error in each] for each in zip(*errors, strict=True))
-    told = "4 bits have a root mean square error of {}, {} and {} by layer, with one range for all {}, {} and {}."
-    assert told.format(*by_layer, *by_one) in page
-
-
-def rms(values: torch.Tensor) -> float:
-    return values.square().mean().sqrt().item()

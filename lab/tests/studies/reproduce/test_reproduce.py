@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import html
 import json
 import re
@@ -13,7 +12,6 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-import zstandard
 
 from lab.tests.studies.browser import CHROMIUM, MISSING, open_page
 from thinwire.errors import ConfigError
@@ -21,11 +19,9 @@ from thinwire.presentation.charts import Chart, Panel, Series
 from thinwire.presentation.tables import Table
 from thinwire.version import VERSION
 from thinwire_lab.jobs.results import Machine, Results
-from thinwire_lab.studies.files import BESIDE, REPORT, RESULTS
-from thinwire_lab.studies.reproduce import packed_runs
+from thinwire_lab.studies.files import REPORT, RESULTS
 from thinwire_lab.studies.reproduce.catalog import CATALOG, PAPERS, entries, finding_kinds
 from thinwire_lab.studies.reproduce.entry import Cell, Entry, Finding, OnProgress, Scale, Shown, Study
-from thinwire_lab.studies.reproduce.packed_runs import read_packed
 from thinwire_lab.studies.reproduce.run import Reproduced, draw_charts, reproduce
 
 pytestmark = pytest.mark.timeout(900)
@@ -58,11 +54,6 @@ class Interrupted(Toss, frozen=True, kw_only=True, tag="Toss"):
         if self.number:
             raise KeyboardInterrupt
         return super().run(on_progress)
-
-
-class Third(Toss, frozen=True, kw_only=True, tag="Toss"):
-    def run(self, on_progress: OnProgress) -> Tossed:
-        return Tossed(value=self.number / 3)
 
 
 def tosses(scale: Scale, kind: type[Toss] = Toss) -> list[Toss]:
@@ -162,87 +153,20 @@ def test_what_is_kept_is_shown_without_a_run(tmp_path: Path) -> None:
         assert len(json.loads((tmp_path / RESULTS).read_text())["runs"]) == 6 - dropped, "nothing was run"
 
 
-def test_a_page_holds_its_runs_and_another_folder_goes_on_from_it(tmp_path: Path) -> None:
-    made: list[str] = []
-    first, second = tmp_path / "first", tmp_path / "second"
-    third = entry(Third)
-    run(first, "quick", made, of=third)
-    made.clear()
-    told = lambda _, __, cell: made.append(str(cell))  # noqa: E731
-    for kept in (True, False):
-        found = reproduce(
-            *([third], "quick" if kept else "full", second),
-            kinds=[Tossed],
-            command="x",
-            kept=kept,
-            join=[first / REPORT],
-            on_cell=told,
-        )
-    assert made == ["toss 2"], "what the page holds is not run again"
-    results = Results(second / RESULTS, [Tossed])
-    assert [each.outcome.value for each in results.runs] == [0, 0.33333, 2 / 3]
-    assert found.shown[0][1].tables[0].lines[0][2] == "0.999997"
-    # What is there already stays; the page holds all runs of its folder.
-    alone = reproduce([entry()], "quick", first, kinds=[Tossed], command="x", join=[second / RESULTS])
-    assert len(alone.files) == 2 and len(read_packed(first / REPORT, [Tossed])) == 3
-    assert Results(first / RESULTS, [Tossed]).find(Toss(number=1).key()) == Tossed(value=1 / 3)
-
-
-def test_many_runs_are_kept_in_a_file_beside_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first, second = tmp_path / "first", tmp_path / "second"
-    monkeypatch.setattr(packed_runs, "MOST_IN_PAGE_NBYTES", 10)
+def test_another_folder_goes_on_from_joined_results(tmp_path: Path) -> None:
+    first, second, made = tmp_path / "first", tmp_path / "second", list[str]()
     run(first, "quick", [], of=entry())
-    with pytest.raises(ConfigError, match=r"which are in a results\.zst beside it"):
-        read_packed(first / REPORT, [Tossed])
-    item = [entry()]
-    found = reproduce(*(item, "quick", second), kinds=[Tossed], command="x", kept=True, join=[first / BESIDE])
-    assert found.files == [second / RESULTS, second / REPORT, second / BESIDE]
-    assert [each.outcome for each in read_packed(second / BESIDE, [Tossed])] == [Tossed(value=0), Tossed(value=10)]
-    whole = (second / BESIDE).read_bytes()
-    (tmp_path / BESIDE).write_bytes(whole[:-8])
-    with pytest.raises(ConfigError, match="are damaged"):
-        read_packed(tmp_path / BESIDE, [Tossed])
-    monkeypatch.undo()
-    again = reproduce(item, "quick", second, kinds=[Tossed], command="x")
-    assert again.files == [second / RESULTS, second / REPORT] and not (second / BESIDE).exists()
-    assert len(read_packed(second / REPORT, [Tossed])) == 2
-
-
-@pytest.mark.parametrize("beside", [False, True])
-def test_where_results_are_gone_those_of_the_page_are_taken(
-    beside: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if beside:
-        monkeypatch.setattr(packed_runs, "MOST_IN_PAGE_NBYTES", 10)
-    run(tmp_path, "quick", [], of=entry())
-    assert (tmp_path / BESIDE).exists() == beside
-    (tmp_path / RESULTS).unlink()
-    made: list[str] = []
-    run(tmp_path, "full", made, of=entry())
-    assert made == ["toss 2"]
-    assert [each.outcome.value for each in Results(tmp_path / RESULTS, [Tossed]).runs] == [0, 10, 20]
-    assert len(read_packed(tmp_path / (BESIDE if beside else REPORT), [Tossed])) == 3
-
-
-@pytest.mark.parametrize(
-    ("name", "content"), [(REPORT, "<html>a page of something else</html>"), (BESIDE, "no zstd"), (REPORT, None)]
-)
-def test_what_was_never_read_is_not_written_over(
-    name: str, content: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if content is None:  # a page whose runs were beside it
-        monkeypatch.setattr(packed_runs, "MOST_IN_PAGE_NBYTES", 10)
-        run(tmp_path, "quick", [], of=entry())
-        for gone in (RESULTS, BESIDE):
-            (tmp_path / gone).unlink()
-    else:
-        (tmp_path / name).write_text(content)
-    before = (tmp_path / name).read_bytes()
-    made: list[str] = []
-    with pytest.raises(ConfigError, match=rf"results\.json is not there, .*{re.escape(name)}.*Choose another folder"):
-        run(tmp_path, "quick", made, of=entry())
-    assert made == [] and [each.name for each in tmp_path.iterdir()] == [name]
-    assert (tmp_path / name).read_bytes() == before
+    reproduce(
+        *([entry()], "full", second),
+        kinds=[Tossed],
+        command="x",
+        join=[first / RESULTS],
+        on_cell=lambda _, __, cell: made.append(str(cell)),
+    )
+    assert made == ["toss 2"], "a joined run is not made again"
+    assert [each.outcome.value for each in Results(second / RESULTS, [Tossed]).runs] == [0, 10, 20]
+    with pytest.raises(ConfigError, match="cannot be read"):
+        reproduce([entry()], "quick", second, kinds=[Tossed], command="x", join=[tmp_path / "none.json"])
 
 
 class Untimed(Toss, frozen=True, kw_only=True):
@@ -265,26 +189,6 @@ def test_seconds_of_different_machines_and_runs_of_different_versions_are_told_a
         notes = " ".join(found.shown[0][1].notes)
         assert ("timed on different machines" in notes and "a slower one, x, torch 2" in notes) == told
         assert (f"made by thinwire 0.0.9 and {VERSION}" in notes) == (len(numbers) > 1)
-
-
-def test_pages_without_results_are_refused(tmp_path: Path) -> None:
-    run(tmp_path, "quick", [], of=entry())
-    page = (tmp_path / REPORT).read_text()
-    start, whole, end = re.split(r'(?<=id="results">)([^<]*)', page, maxsplit=1)
-    huge = base64.b64encode(zstandard.ZstdCompressor().compress(bytes(64))).decode()
-    wrong = {
-        "holds no results": start[:-20] + end,
-        "results in it are damaged": start + whole[:-24] + end,
-        "(Unknown frame descriptor|damaged)": start + base64.b64encode(b"no zstd").decode() + end,
-        "does not hold results of this kind": start + huge + end,
-    }
-    for message, text in wrong.items():
-        other = tmp_path / "other.html"
-        other.write_text(text)
-        with pytest.raises(ConfigError, match=message):
-            read_packed(other, [Tossed])
-    with pytest.raises(ConfigError, match="cannot be read"):
-        read_packed(tmp_path / "none.html", [Tossed])
 
 
 @pytest.fixture(scope="module")

@@ -12,23 +12,15 @@ from thinwire_lab.studies.reproduce.entry import Entry, Scale, Shown
 
 
 def page(
-    shown: Sequence[tuple[Entry, Shown]],
-    scale: Scale,
-    machines: Sequence[Machine],
-    *,
-    command: str,
-    date: str,
-    packed: str = "",
+    shown: Sequence[tuple[Entry, Shown]], scale: Scale, machines: Sequence[Machine], *, command: str, date: str
 ) -> str:
     """Returns the page as text.
 
     Args:
-        shown: what each entry has to show.
-        scale: at which it was run.
-        machines: on which it was run.
+        shown: what each entry shows.
+        scale, machines: of the runs.
         command: that makes the same again.
         date: of the page.
-        packed: the part that holds the runs, as `packed_runs.pack` returns it.
 
     Raises:
         ConfigError: plotly or matplotlib is not installed.
@@ -39,7 +31,7 @@ def page(
     parts = [f"<h1>{escape(title)}</h1>", f"<p>{escape(about)}</p>"]
     for entry, each in shown:
         parts += _section(entry, each)
-    return interactive_document(title, [*parts, packed])
+    return interactive_document(title, parts)
 
 
 def _section(entry: Entry, shown: Shown) -> list[str]:

@@ -1,33 +1,37 @@
-"""Runs what entries need, keeps every finding as soon as it is there, and shows them.
+"""Makes the runs that entries need, keeps each finding as soon as it is made, and shows them.
 
-`results.json` in the folder holds all findings by their cells. An interrupted run goes on where it was, a finished one
-can be asked for more entries or another scale, and two entries with equal cells share the runs. Where it is not there,
-those of the folder's page are taken.
+`results.json` in the folder holds all findings by their cells: an interrupted command continues, entries with equal
+cells share the runs, and another scale adds its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from thinwire.errors import ConfigError
 from thinwire.presentation.charts import PICTURES, Picture, draw
 from thinwire.presentation.interactive import require_plotly
 from thinwire.presentation.page import write_page
-from thinwire_lab.jobs.results import Results
+from thinwire_lab.jobs.results import Results, read_runs
 from thinwire_lab.studies.files import REPORT, RESULTS
+from thinwire_lab.studies.grid import Grid, make_parallel
 from thinwire_lab.studies.machines import mixed, mixed_versions
 from thinwire_lab.studies.reproduce.entry import Cell, Entry, Finding, Scale, Shown
-from thinwire_lab.studies.reproduce.making import OnCell, OnCellProgress, found, make
-from thinwire_lab.studies.reproduce.packed_runs import pack, read_left, read_packed
 from thinwire_lab.studies.reproduce.page import page
+
+OnCell = Callable[[int, int, Cell], None]
+"""Called before each run with its number, the number of all runs, and its cell."""
+OnCellProgress = Callable[[Cell, float, str], None]
+"""Called during a run with its cell and what `OnProgress` takes, and with 1 and no word at its end."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reproduced:
-    """What each entry has to show, the files that hold it but for pictures, and entries whose runs are not all kept."""
+    """What each entry shows, the entries without all their runs, and the written files but for pictures."""
 
     shown: Sequence[tuple[Entry, Shown]]
     left_out: Sequence[Entry]
@@ -48,7 +52,7 @@ def reproduce(
     on_cell: OnCell = lambda *_: None,
     on_progress: OnCellProgress = lambda *_: None,
 ) -> Reproduced:
-    """Makes the runs that the folder does not hold yet, then tables and the page.
+    """Makes the runs that the folder lacks, then tables and the page.
 
     Args:
         entries: with a study each.
@@ -56,22 +60,21 @@ def reproduce(
         folder: made where it is missing.
         kinds: the classes of all findings that the folder may hold.
         command: that makes the same again, for the page.
-        seeds: how many of the scale's seeds; None takes all of them.
-        kept: runs nothing: shows the entries whose runs the folder holds, with as many seeds as it has of all of them.
-        join: pages and files of results that were made elsewhere, whose runs the folder takes where it lacks them.
-        jobs: how many runs without seconds are made beside each other.
-        on_cell, on_progress: told of the runs as they are made.
+        seeds: how many of the scale's seeds; None takes all.
+        kept: makes no run: shows the entries whose runs the folder holds, with as many seeds as it has of all of them.
+        join: files of results from elsewhere, whose runs the folder takes where it lacks them.
+        jobs: how many runs without seconds to make in parallel.
+        on_cell, on_progress: told of the runs.
 
     Raises:
-        ConfigError: the folder or what is to be joined cannot be read, the folder cannot be written, or plotly is not
-            installed; with `kept`, it holds the runs of no entry.
+        ConfigError: the folder or a file to join cannot be read, the folder cannot be written, or plotly is not
+            installed; with `kept`, the folder holds the runs of no entry.
         EngineError: a run failed; those before it are kept.
     """
     require_plotly()
     kinds = list(dict.fromkeys(kinds))
     results = Results(folder / RESULTS, kinds)
-    joined = [read_left(folder, kinds), *(read_packed(path, kinds) for path in join)]
-    if sum([results.join(runs) for runs in joined]):
+    if sum([results.join(read_runs(path, kinds)) for path in join]):
         results.save({})
     studies = [(entry, entry.study) for entry in entries if entry.study is not None]
     asked = {entry.id: _of_seeds(study.cells(scale), seeds) for entry, study in studies}
@@ -89,20 +92,50 @@ def reproduce(
             )
     needed = list(dict.fromkeys(cell for entry, _ in studies for cell in asked[entry.id]))
     make(needed, results, jobs=jobs, on_cell=on_cell, on_progress=on_progress)
-    findings = {cell: finding for cell in needed if (finding := found(results, cell)) is not None}
     shown = []
     for entry, study in studies:
         cells = asked[entry.id]
-        made = study.show({cell: findings[cell] for cell in cells})
+        made = study.show({cell: finding for cell in cells if (finding := found(results, cell)) is not None})
         shown.append((entry, replace(made, notes=[*made.notes, *_mixed(cells, results)])))
     keys = [cell.key() for cell in needed]
-    runs = [run for run in results.runs if run.job in keys]
-    machines = list(dict.fromkeys(run.machine for run in runs))
-    files = [folder / RESULTS, folder / REPORT]
+    machines = list(dict.fromkeys(run.machine for run in results.runs if run.job in keys))
     date = datetime.now(UTC).date().isoformat()
-    within, beside = pack(results.runs, folder)
-    write_page(folder / REPORT, page(shown, scale, machines, command=command, date=date, packed=within))
-    return Reproduced(shown=shown, left_out=left_out, files=[*files, *beside])
+    write_page(folder / REPORT, page(shown, scale, machines, command=command, date=date))
+    return Reproduced(shown=shown, left_out=left_out, files=[folder / RESULTS, folder / REPORT])
+
+
+def make(
+    needed: Sequence[Cell], results: Results[Finding], *, jobs: int, on_cell: OnCell, on_progress: OnCellProgress
+) -> None:
+    """Makes every run that the results lack: those without seconds in parallel, then the others one by one."""
+
+    def run(cell: Cell) -> Finding:
+        finding = cell.run(partial(on_progress, cell))
+        on_progress(cell, 1.0, "")
+        return finding
+
+    grid = Grid(
+        needed=needed,
+        results=results,
+        key=lambda cell: cell.key(),
+        made=lambda cell: found(results, cell) is not None,
+        on_cell=on_cell,
+        save=lambda: results.save({}),
+    )
+    untimed = [(number, cell) for number, cell in grid.missing() if not cell.timed]
+    if jobs > 1 and len(untimed) > 1:
+        make_parallel(grid, untimed, jobs, on_progress)
+    grid.make(run)
+
+
+def found(results: Results[Finding], cell: Cell) -> Finding | None:
+    """Returns what a cell came to, or None where no run of it is stored.
+
+    Cells of two classes may have equal settings where one class's finding extends the other's; the smaller finding
+    does not serve the larger cell.
+    """
+    finding = results.find(cell.key())
+    return finding if isinstance(finding, cell.finding) else None
 
 
 def draw_charts(made: Reproduced, folder: Path, pictures: Sequence[Picture] = PICTURES) -> list[Path]:
@@ -115,7 +148,7 @@ def draw_charts(made: Reproduced, folder: Path, pictures: Sequence[Picture] = PI
 
 
 def _mixed(cells: Sequence[Cell], results: Results[Finding]) -> list[str]:
-    """Returns notes on cells whose seconds are not of one machine, or that not one version made."""
+    """Returns notes on cells whose seconds several machines measured, or that several versions made."""
     keys, timed = [cell.key() for cell in cells], [cell.key() for cell in cells if cell.timed]
     return [
         *mixed(run.machine for run in results.runs if run.job in timed),
@@ -128,6 +161,6 @@ def _of_seeds(cells: Sequence[Cell], seeds: int | None) -> list[Cell]:
 
 
 def _kept(cells: Sequence[Cell], results: Results[Finding]) -> list[Cell]:
-    """Those of the seeds before the first that lacks a run."""
+    """Returns the cells of the seeds before the first that lacks a run."""
     missing = [cell.seed_index() for cell in cells if found(results, cell) is None]
     return _of_seeds(cells, min(missing, default=None))

@@ -14,14 +14,14 @@ import pytest
 from thinwire.errors import EngineError
 from thinwire_lab.jobs.results import Results
 from thinwire_lab.studies.reproduce.entry import Cell, Finding, OnProgress
-from thinwire_lab.studies.reproduce.making import found, make
+from thinwire_lab.studies.reproduce.run import found, make
 from thinwire_lab.studies.reproduce.trainings import TrainingCell, TrainingFinding
 
 
 @pytest.fixture(autouse=True)
 def importable(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process of its own finds what runs by the name of this module."""
-    monkeypatch.syspath_prepend(Path(__file__).parents[3])
+    monkeypatch.syspath_prepend(Path(__file__).parents[2])
 
 
 class Where(Finding, frozen=True, kw_only=True):
