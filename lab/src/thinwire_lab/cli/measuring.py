@@ -55,9 +55,7 @@ def measure(
     with_privileges(link, shaping)
     if link is not None:
         cluster.choose_links(link, shaping)  # what cannot be shaped is said before anything is measured
-    stored: results.Results[harness.Figures] = results.Results(
-        json, bench.kinds, defaults=bench.stored_defaults(), fresh=not resume
-    )
+    stored: results.Results[Any] = results.Results(json, bench.kinds, fresh=not resume)
     measured: dict[Any, list[harness.Figures]] = {}
     lines = Lines()
     try:

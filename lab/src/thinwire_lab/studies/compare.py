@@ -12,7 +12,6 @@ is the library of the Python that runs. Which version made a run is not in it: w
 
 from __future__ import annotations
 
-import platform
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -145,15 +144,7 @@ def compare(comparison: Comparison, folder: Path, train: Train, *, on_job: OnJob
     def key(job: Job) -> dict[str, Any]:
         return asdict(job) | digests.get(job.model, {}) | {"data_root": place, "shaping": comparison.shaping}
 
-    # A choice that jobs did not have yet when a run was stored counts as left at its default; so does the data's
-    # folder, which was once not stored. Text of which no digest was stored is the same where the Python is.
-    defaults: dict[str, Any] = {field.name: field.default for field in fields(Job)}
-    python = platform.python_version()
-
-    def lacking(run: Run[RunOutcome]) -> dict[str, Any]:
-        return defaults | (digests.get(str(run.job.get("model")), {}) if run.machine.python == python else {})
-
-    results = Results(folder / RESULTS, [RunOutcome], defaults=lacking)
+    results = Results(folder / RESULTS, [RunOutcome])
     cells = comparison.cells()
     needed, timed = jobs(cells), {short for _, short in cells.values()}
     keys, timed_keys = ([key(job) for job in each] for each in (needed, timed))
@@ -163,10 +154,9 @@ def compare(comparison: Comparison, folder: Path, train: Train, *, on_job: OnJob
     def save() -> Findings:
         rows = tabulate(cells, lambda job: results.find(key(job)))
         results.save({"comparison": comparison, "rows": rows, "failures": failures})
-        clocked = (run for run in results.runs if run.outcome.in_process is not True)
-        shown = [run for run in clocked if results.whole(run) in timed_keys]
-        made = [run for run in results.runs if results.whole(run) in keys]
-        notes = [*mixed(run.machine for run in shown), *mixed_versions(run.machine for run in made)]
+        shown = [run for run in results.runs if run.outcome.in_process is not True and run.job in timed_keys]
+        compared = [run for run in results.runs if run.job in keys]
+        notes = [*mixed(run.machine for run in shown), *mixed_versions(run.machine for run in compared)]
         return Findings(comparison, rows, failures, results.runs, notes)
 
     for number, job in enumerate(needed, 1):
