@@ -29,6 +29,5 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
         try:
             yield server
         finally:
-            server.stopping.set()
             server.shutdown()
             thread.join()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import threading
+from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -17,25 +17,16 @@ BODY = bytes(range(256)) * 3000
 
 
 class Site(ThreadingHTTPServer):
-    """Paths to bodies; requests are counted, and a path may be cut short for its first requests.
-
-    Attributes:
-        framing: how a path says where its body ends, if not by a Content-Length: "chunked", or "none" at all.
-        throttled: for how many requests a path says that there are too many.
-        trickling: the paths that send a byte now and then, for two seconds.
-    """
+    """Paths to bodies; requests are noted. A path is cut short, or refuses, for its first requests."""
 
     daemon_threads = True
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.bodies: dict[str, bytes] = {}
-        self.truncate: dict[str, int] = {}
-        self.throttled: dict[str, int] = {}
-        self.framing: dict[str, str] = {}
-        self.trickling: set[str] = set()
+        self.truncate: Counter[str] = Counter()
+        self.throttled: Counter[str] = Counter()
         self.requests: list[str] = []
-        self.stopping = threading.Event()
 
     def url(self, path: str) -> str:
         return f"http://127.0.0.1:{self.server_address[1]}{path}"
@@ -47,29 +38,19 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.server.requests.append(self.path)
         body = self.server.bodies.get(self.path)
-        if body is None:
-            self.send_error(404)
-            return
-        if self.server.throttled.get(self.path, 0) > 0:
-            self.server.throttled[self.path] -= 1
-            self.send_error(429)
-            return
+        for number, refuses in ((404, body is None), (429, self.server.throttled[self.path] > 0)):
+            if refuses:
+                self.server.throttled[self.path] -= 1
+                self.send_error(number)
+                return
+        assert body is not None
         self.send_response(200)
-        framing = self.server.framing.get(self.path, "length")
-        if framing == "length":
-            self.send_header("Content-Length", str(len(body)))
-        elif framing == "chunked":
-            self.send_header("Transfer-Encoding", "chunked")
-            body = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in (body[:1000], body[1000:])) + b"0\r\n\r\n"
+        self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        if self.server.truncate.get(self.path, 0) > 0:
+        if self.server.truncate[self.path] > 0:
             self.server.truncate[self.path] -= 1
             body = body[: len(body) // 2]
         with contextlib.suppress(ConnectionError):  # a client that has seen enough hangs up
-            for _ in range(40 if self.path in self.server.trickling else 0):
-                self.wfile.write(body[:1])
-                body = body[1:]
-                self.server.stopping.wait(0.05)
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:

@@ -12,9 +12,8 @@ import json
 import math
 import os
 import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar, Union
 
@@ -27,18 +26,13 @@ from thinwire.version import VERSION
 
 FORMAT = 1
 _NUMBERS = {word: float(word) for word in ("NaN", "Infinity", "-Infinity")}
-"""As words in a file; files from before have them bare, which json reads and few others."""
+"""As words in a file: JSON has no such numbers, and a training that has diverged reports them."""
 
 R = TypeVar("R", bound=msgspec.Struct)
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """What figures were measured on, and with.
-
-    Attributes:
-        threads: of torch in the process that stored the run, not in workers.
-        thinwire: its version; empty in files from before it was stored.
-    """
+    """What figures were measured on, and with; `threads` are torch's in the process that stored the run."""
 
     processor: str
     system: str
@@ -46,7 +40,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     torch: str
     numpy: str
     threads: int
-    thinwire: str = ""
+    thinwire: str
 
 
 class Run(msgspec.Struct, Generic[R], frozen=True, kw_only=True):
@@ -68,27 +62,17 @@ class Results(Generic[R]):
     Args:
         path: of the file, which is read if it is there and `fresh` is not set; None keeps nothing.
         kinds: the classes of the outcomes; tagged where there are several.
-        defaults: of a job's fields, or what returns them for a stored run. A field that a stored job lacks counts as
-            its default, so that a file stays good when jobs get another field.
         fresh: begin without what the file holds, and write over it.
 
     Raises:
         ConfigError: the file cannot be read, or is none of ours; or the path is of a device or a pipe.
     """
 
-    def __init__(
-        self,
-        path: Path | None,
-        kinds: Sequence[type[R]],
-        *,
-        defaults: Mapping[str, Any] | Callable[[Run[R]], Mapping[str, Any]] | None = None,
-        fresh: bool = False,
-    ) -> None:
-        # It would be moved away: a file of results is written beside its place, and takes it.
+    def __init__(self, path: Path | None, kinds: Sequence[type[R]], *, fresh: bool = False) -> None:
+        # A device would be moved away: a file of results is written beside its place, and takes it.
         if path is not None and os.path.exists(path) and not (path.is_file() or path.is_dir()):
             raise ConfigError(f"{path} is no file, to which every run that is finished could be added: name one")
-        self._path, self._kinds, self._defaults = path, kinds, defaults or {}
-        self._shared = not fresh
+        self._path, self._kinds, self._shared = path, kinds, not fresh
         self._own: list[Run[R]] = []
         self._seen: tuple[int, ...] = ()
         self.runs: list[Run[R]] = []
@@ -97,12 +81,7 @@ class Results(Generic[R]):
 
     def find(self, job: Mapping[str, Any]) -> R | None:
         """Returns what a job came to, or None where no run of it is stored."""
-        return next((run.outcome for run in self.runs if self.whole(run) == job), None)
-
-    def whole(self, run: Run[R]) -> dict[str, Any]:
-        """Returns a stored run's job, with the defaults of the fields that it lacks."""
-        defaults = self._defaults if isinstance(self._defaults, Mapping) else self._defaults(run)
-        return {**defaults, **run.job}
+        return next((run.outcome for run in self.runs if run.job == job), None)
 
     def add(self, job: Mapping[str, Any], outcome: R, on: Machine | None = None) -> None:
         """Stores what a job came to, on this machine or another, in place of an earlier outcome."""
@@ -110,7 +89,7 @@ class Results(Generic[R]):
 
     def join(self, runs: Sequence[Run[R]]) -> int:
         """Stores runs that were made elsewhere, of jobs that no run is stored of; returns how many."""
-        lacking = [run for run in runs if self.find(self.whole(run)) is None]
+        lacking = [run for run in runs if self.find(run.job) is None]
         self._take(lacking)
         return len(lacking)
 
@@ -139,21 +118,15 @@ class Results(Generic[R]):
         """Takes what the file holds, but for the runs that were added here, if it is not as it was seen last."""
         seen = _state(path)
         if seen and seen != self._seen:
-            self.runs, self._seen = self._instead(read_runs(path, self._kinds), self._own), seen
+            self.runs, self._seen = _instead(read_runs(path, self._kinds), self._own), seen
 
     def _take(self, runs: Sequence[Run[R]]) -> None:
-        self._own = self._instead(self._own, runs)
-        self.runs = self._instead(self.runs, runs)
-
-    def _instead(self, runs: Sequence[Run[R]], newer: Sequence[Run[R]]) -> list[Run[R]]:
-        """Returns runs with newer ones at their end, in place of earlier ones of the same jobs."""
-        jobs = [self.whole(run) for run in newer]
-        return [*(run for run in runs if self.whole(run) not in jobs), *newer]
+        self._own, self.runs = _instead(self._own, runs), _instead(self.runs, runs)
 
     def _write(self, path: Path, sections: Mapping[str, Any]) -> None:
         whole = msgspec.to_builtins({"format": FORMAT, **sections, "runs": self.runs}, str_keys=True)
         # A line for each run: json's own indentation takes thirty times as long, and a file is written after every run.
-        text = ",\n".join(f"{json.dumps(name)}: {_lines(value, name)}" for name, value in whole.items())
+        text = ",\n".join(f"{json.dumps(name)}: {_lines(value, name == 'runs')}" for name, value in whole.items())
         new = path.with_suffix(".json.new")
         try:
             new.write_text(f"{{\n{text}\n}}\n")
@@ -161,6 +134,12 @@ class Results(Generic[R]):
         finally:
             with suppress(OSError):
                 new.unlink(missing_ok=True)
+
+
+def _instead(runs: Sequence[Run[R]], newer: Sequence[Run[R]]) -> list[Run[R]]:
+    """Returns runs with newer ones at their end, in place of earlier ones of the same jobs."""
+    jobs = [run.job for run in newer]
+    return [*(run for run in runs if run.job not in jobs), *newer]
 
 
 @contextmanager
@@ -184,23 +163,16 @@ def _state(path: Path) -> tuple[int, ...]:
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
-def _lines(value: Any, section: str) -> str:
-    """Returns JSON, of a list with a line for each item."""
-    text = partial(_text, in_words=section == "runs")
-    if not isinstance(value, list) or not value:
-        return text(value)
-    return "[\n" + ",\n".join(map(text, value)) + "\n]"
+def _lines(value: Any, in_words: bool) -> str:
+    """Returns JSON, of a list with a line for each item; NaN and infinity in words where they are read back, or null."""
 
+    def text(each: Any) -> str:
+        try:
+            return json.dumps(each, allow_nan=False)
+        except ValueError:
+            return json.dumps(_spelled(each, in_words), allow_nan=False)
 
-def _text(value: Any, *, in_words: bool) -> str:
-    """Returns JSON, which has neither NaN nor infinity: what is read back has them in words, and all else null.
-
-    A training that has diverged reports them.
-    """
-    try:
-        return json.dumps(value, allow_nan=False)
-    except ValueError:
-        return json.dumps(_spelled(value, in_words), allow_nan=False)
+    return "[\n" + ",\n".join(map(text, value)) + "\n]" if isinstance(value, list) and value else text(value)
 
 
 def _spelled(value: Any, in_words: bool) -> Any:

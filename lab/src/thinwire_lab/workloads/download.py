@@ -1,13 +1,8 @@
 """Fetch the files of a data set, on request and never otherwise.
 
 One table says where each file is published, how long it is and what it must hash to. A download goes to a neighbouring
-".part" file of a random name; only when length and checksum agree does it take its real name, in one rename, so that a
-file that exists is whole. A broken transfer is tried again from nothing. An address that answered with something else
-is not asked again, because that would not mend it; the other addresses are. Errors of the disk end the download: no
-address would mend them.
-
-Sizes and checksums are those of the published files, as package collections pin them. A library such as pooch has no
-mirrors and no limit of length, fetches wrong contents again, and brings six packages.
+".part" file of a random name, and takes its real name, in one rename, when length and checksum agree: a file that
+exists is whole. A broken transfer is tried again from nothing; an address that answers with something else is not.
 """
 
 from __future__ import annotations
@@ -17,11 +12,10 @@ import http.client
 import os
 import secrets
 import tarfile
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Generator, Iterator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,17 +23,12 @@ from thinwire.errors import ConfigError, DataError
 from thinwire_lab.workloads import cifar10
 
 Progress = Callable[[str, int, int], None]
+"""Takes a file's name, the bytes so far, and the bytes in all."""
 
 CHUNK_NBYTES = 1 << 18
 ATTEMPTS = 3
 TIMEOUT_S = 30.0
 """Without a single byte for so long, an attempt is given up."""
-SLOW_S = 60.0
-"""After so many seconds of waiting for bytes it is counted how many came."""
-SLOW_NBYTES = 1 << 16
-"""Fewer bytes than these in `SLOW_S`, and an attempt is given up: at that rate CIFAR-10 would take two days."""
-
-
 _PASSING = (408, 425, 429)
 """Answers below 500 that may be another one soon: too slow, too early, too many."""
 
@@ -54,14 +43,7 @@ class _Wrong(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class RemoteFile:
-    """One published file.
-
-    Attributes:
-        name: the name it takes on disk.
-        urls: where to get it, tried in order.
-        nbytes: its exact length; nothing longer is ever written.
-        sha256: what it must hash to, in hexadecimal.
-    """
+    """One published file: its name on disk, addresses in the order of trial, exact length, and SHA-256."""
 
     name: str
     urls: tuple[str, ...]
@@ -96,15 +78,7 @@ for _data, _name, _nbytes, _sha256 in map(str.split, _FILES.strip().splitlines()
 
 
 def download(name: str, folder: Path, progress: Progress | None = None) -> Path:
-    """Fetches every file of a data set into `folder`; files that are there and whole stay.
-
-    Args:
-        name: a key of `SOURCES`.
-        folder: where the files go; made if missing. `data(name)` looks in `cache_folder() / name`.
-        progress: called with (file name, bytes so far, bytes in all) as a download proceeds.
-
-    Returns:
-        `folder`.
+    """Fetches every file of a data set into `folder`, which it returns; files that are there and whole stay.
 
     Raises:
         ConfigError: nothing is published under that name.
@@ -120,11 +94,7 @@ def download(name: str, folder: Path, progress: Progress | None = None) -> Path:
 
 
 def fetch(remote: RemoteFile, folder: Path, progress: Progress | None = None) -> Path:
-    """Fetches one file into `folder`, unless it is there already and hashes to what it should; returns its path.
-
-    Raises:
-        DataError: no address gave the published file, or it could not be written.
-    """
+    """Fetches one file into `folder`, unless it is there and whole; returns its path. Errors as for `download`."""
     target = folder / remote.name
     if target.is_file() and not _difference(target, remote):
         return target
@@ -132,83 +102,52 @@ def fetch(remote: RemoteFile, folder: Path, progress: Progress | None = None) ->
         folder.mkdir(parents=True, exist_ok=True)
     failures: dict[str, Exception] = {}
     for url in remote.urls * ATTEMPTS:
-        if isinstance(failures.get(url), _Wrong):
-            continue
-        try:
-            with closing(_transfer(url, target, remote)) as transfer:
-                for done in transfer:
-                    if progress is not None:
-                        progress(remote.name, min(done, remote.nbytes), remote.nbytes)
-            return target
-        except (_Broken, _Wrong) as error:
-            failures[url] = error
+        if not isinstance(failures.get(url), _Wrong):
+            try:
+                _transfer(url, target, remote, progress)
+            except (_Broken, _Wrong) as error:
+                failures[url] = error
+            else:
+                return target
     gave = "; ".join(f"{url}: {failure}" for url, failure in failures.items())
     raise DataError(
         f"{remote.name} could not be fetched ({gave}). Nothing was kept: check the connection, or get {remote.name} "
         f"from elsewhere and put it into {folder} by hand"
-    ) from failures[url]
+    )
 
 
-def _transfer(url: str, target: Path, remote: RemoteFile) -> Generator[int, None, None]:
-    """One attempt to make `target` from the body of `url`; yields the bytes so far.
-
-    What the caller raises in between is neither the disk's nor the network's error, so it does not pass through here.
-    """
-    with _writing(target), _part(target) as part:
-        done = 0
-        with part.open("xb") as file, closing(_body(url, remote.nbytes)) as body:
-            for chunk in body:
-                file.write(chunk)
-                done += len(chunk)
-                yield done
+def _transfer(url: str, target: Path, remote: RemoteFile, progress: Progress | None) -> None:
+    """Makes one attempt to write `target` from the body of `url`."""
+    with _part(target) as part:
+        with _writing(target):
+            file = part.open("xb")
+        with file:
+            for chunk in _body(url, remote.nbytes):
+                with _writing(target):
+                    file.write(chunk)
+                    file.flush()
+                if progress is not None:
+                    progress(remote.name, min(file.tell(), remote.nbytes), remote.nbytes)
         if difference := _difference(part, remote):
-            raise _Wrong(f"this is not the published file: {difference}")
+            short = part.stat().st_size < remote.nbytes
+            raise (_Broken if short else _Wrong)(f"this is not the published file: {difference}")
 
 
-def _body(url: str, nbytes: int) -> Generator[bytes, None, None]:
-    """The body of `url` as it comes, at most one chunk beyond the published length of `nbytes`.
-
-    Every OSError in here is the network's, whatever its number; the disk's are raised outside.
-    """
+def _body(url: str, nbytes: int) -> Iterator[bytes]:
+    """Yields the body of `url` as it comes, at most one chunk more than `nbytes`. Each OSError here is the network's."""
     if not url.startswith(("http://", "https://")):
         raise ConfigError(f"{url} is neither http nor https")
     try:
         with urllib.request.urlopen(url, timeout=TIMEOUT_S) as response:
-            done, lately, waited_s = 0, 0, 0.0
-            while done <= nbytes:
-                begin_s = time.monotonic()
-                chunk = response.read1(CHUNK_NBYTES)  # read() would wait until the chunk is full
-                waited_s += time.monotonic() - begin_s  # and not what the disk takes in between
-                if not chunk:
-                    break
+            done = 0
+            while done <= nbytes and (chunk := response.read1(CHUNK_NBYTES)):  # read() would wait for a whole chunk
                 done += len(chunk)
-                lately += len(chunk)
-                if waited_s >= SLOW_S:
-                    if lately < SLOW_NBYTES:
-                        raise TimeoutError(
-                            f"only {lately:,} bytes came in {waited_s:.0f} s, {done:,} of {nbytes:,} in all"
-                        )
-                    lately, waited_s = 0, 0.0
                 yield chunk
-            if done < (announced := _announced(response.headers, nbytes)):
-                raise ConnectionError(f"the connection ended after {done:,} of {announced:,} bytes")
     except urllib.error.HTTPError as error:
         error.close()  # it holds the connection open
-        passes = error.code >= 500 or error.code in _PASSING
-        raise (_Broken if passes else _Wrong)(str(error)) from error
+        raise (_Broken if error.code >= 500 or error.code in _PASSING else _Wrong)(str(error)) from error
     except (OSError, http.client.HTTPException) as error:
         raise _Broken(str(error)) from error
-
-
-def _announced(headers: http.client.HTTPMessage, nbytes: int) -> int:
-    """How many bytes of a body must come, at most `nbytes`; with fewer it was cut short.
-
-    Of a body that does not say where it ends, the published length must come: a broken connection looks like its end.
-    """
-    length = headers.get("Content-Length", "")
-    if length.isdecimal():
-        return min(int(length), nbytes)
-    return 0 if "Transfer-Encoding" in headers else nbytes  # chunks have an end mark: without it, http.client raises
 
 
 @contextmanager
@@ -222,21 +161,22 @@ def _writing(target: Path) -> Iterator[None]:
 
 @contextmanager
 def _part(target: Path) -> Iterator[Path]:
-    """Where to write what becomes `target`, in one rename, at the end; whatever ends it earlier, nothing is left.
+    """Gives what becomes `target`, in one rename, at the end; an error leaves nothing.
 
     The name is random: processes of two containers that share a folder may have the same id.
     """
     part = target.with_name(f"{target.name}.{secrets.token_hex(8)}.part")
     try:
         yield part
-        os.replace(part, target)
+        with _writing(target):
+            os.replace(part, target)
     finally:
-        with suppress(OSError):  # it was renamed, or the error on its way says more
+        with suppress(OSError):
             part.unlink()
 
 
 def _difference(path: Path, remote: RemoteFile) -> str:
-    """What distinguishes the file at `path` from the published one; empty if nothing does."""
+    """Returns what distinguishes the file at `path` from the published one; empty if nothing does."""
     nbytes = path.stat().st_size
     if nbytes != remote.nbytes:
         came = f"{nbytes:,} bytes" if nbytes < remote.nbytes else f"more than {remote.nbytes:,} bytes"
@@ -254,10 +194,8 @@ def _unpack(archive: Path, folder: Path) -> None:
         with tarfile.open(archive) as tar:
             for name in (*cifar10.TRAIN_FILES, cifar10.TEST_FILE):
                 source = tar.extractfile(f"{cifar10.SUBFOLDER}/{name}")
-                if source is None:
-                    raise DataError(f"{archive}: {name} is not a file: delete it and try again")
-                content = source.read()
-                with _writing(folder / name), _part(folder / name) as part:
+                content = b"" if source is None else source.read()
+                with _part(folder / name) as part, _writing(folder / name):
                     part.write_bytes(content)
     except (OSError, KeyError, EOFError, tarfile.TarError) as error:  # of reading: those of writing are DataErrors
         raise DataError(f"{archive} cannot be unpacked ({error}): delete it and download it again") from error
