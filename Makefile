@@ -69,9 +69,10 @@ $(VENV)/.docs: $(VENV)/.base
 	$(PIP) -e '.[docs]'
 	touch $@
 
-docs: $(VENV)/.docs  ## the site, in out/site; any broken link is an error, and so is a bad manifest in examples/clusters
+docs: $(VENV)/.docs  ## both sites, in out/site and out/lab-site; any broken link is an error, and so is a bad manifest in examples/clusters
 	$(BIN)/kubernetes-validate --strict --quiet examples/clusters/*.yaml
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --config-file lab/mkdocs.yml
 	@echo "out/site is built; to search in it: $(BIN)/python -m http.server --directory out/site"
 
 clean:
