@@ -22,8 +22,8 @@ VERSIONS = ("2.6.0", "2.7.1", "2.8.0", "2.9.1", "2.10.0", "2.11.0", "2.12.1", "2
 TESTS = {
     "DDP and updates": (
         "hooks/test_ddp.py",
-        "hooks/test_distribute.py",
-        "hooks/test_local_updates.py",
+        "hooks/server/test_training.py",
+        "hooks/local/test_training.py",
         "hooks/test_compiled_models.py",
     ),
     "FSDP2": ("hooks/test_fsdp.py", "hooks/test_fsdp_accidents.py", "hooks/test_fsdp_steps.py"),

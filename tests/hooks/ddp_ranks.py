@@ -126,6 +126,7 @@ def _impersonate_torchrun(rank: int, world: int, _folder: str, script: Path, por
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     sys.argv = [str(script), *arguments]
+    sys.path.insert(0, str(script.parent))
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         runpy.run_path(str(script), run_name="__main__")
     return printed.getvalue()

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.hooks.test_optimizer import one_step, run
+from tests.hooks.server_runs import one_step, run
 from torch import nn
 
 import thinwire as tw

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tests.hooks.cluster import run_cluster
-from tests.hooks.test_distribute import batch, equal, mlp
+from tests.hooks.server_runs import batch, equal, mlp
 from torch import nn
 
 import thinwire as tw

@@ -1,4 +1,4 @@
-"""A state is gone on from by the same local updates alone; `tests/hooks/test_local_refusals.py` has whole trainings."""
+"""A state is gone on from by the same local updates alone; `tests/hooks/local/test_resume.py` has whole trainings."""
 
 from __future__ import annotations
 
