@@ -26,6 +26,7 @@ from thinwire.transports.memory import MemoryServer
 
 SCRIPT = """
 import os, sys, torch, thinwire as tw
+import thinwire.hooks.distribute, thinwire.transports.grpc.client  # once: each training is a fork
 
 def main(server, last):
     model = torch.nn.Linear(4, 4)
@@ -36,7 +37,7 @@ def main(server, last):
         opt.step()
     exec(last)
 
-for server, file, last in zip(*[iter(sys.argv[1:])] * 3):  # imported once: each one is a fork
+for server, file, last in zip(*[iter(sys.argv[1:])] * 3):
     child = os.fork()
     if not child:
         os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT), 2)
