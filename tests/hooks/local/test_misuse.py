@@ -15,9 +15,8 @@ from thinwire.hooks.distribute import DistributedOptimizer
 from thinwire.policies.designs import design as find_design
 
 
-@pytest.mark.parametrize(
-    ("name", "wrong"),
-    [
+def test_options_of_a_design_that_cannot_be_are_refused_by_name() -> None:
+    cases: list[tuple[str, str]] = [
         ("diloco[h=0]", "h is 0"),
         ("diloco[h=4,fragments=5]", "fragments is 5"),
         ("diloco[h=4,delay=4]", "delay is 4"),
@@ -44,27 +43,24 @@ from thinwire.policies.designs import design as find_design
         ("local-sgd[h=4,delay=1,codec=auto]", "fragments=1 and delay=0"),
         ("update[lag_limit=5]", "only codec=auto takes lag_limit"),
         ("local-sgd[h=4,consistency=bsp]", "consistency"),
-    ],
-)
-def test_options_of_a_design_that_cannot_be_are_refused_by_name(name: str, wrong: str) -> None:
-    with pytest.raises(ConfigError, match=wrong):
-        find_design(name)
+    ]
+    for name, wrong in cases:
+        with pytest.raises(ConfigError, match=wrong):
+            find_design(name)
 
 
-@pytest.mark.parametrize(
-    ("design", "other", "differs"),
-    [
+def test_workers_that_plan_otherwise_are_told_which_option_differs() -> None:
+    cases: list[tuple[str, str, str]] = [
         ("diloco[h=3]", "diloco[h=4]", r"h, .* plans local\[steps=[34]\], the others local\[steps=[34]\]"),
         ("diloco[h=3]", "diloco[h=3,fragments=2]", "local: this worker plans 'fragments="),
         ("local-sgd[h=3]", "local-sgd[h=3,settle=2]", "settle=2"),
         ("local-sgd[h=2,codec=auto]", "local-sgd[h=2]", "design has (codec=auto|a fixed codec), the others'"),
         ("local-sgd[h=2,codec=auto]", "local-sgd[h=2,codec=auto,lag_limit=8]", r"lag_limit: this worker has [58]"),
         ("local-sgd[h=2,codec=auto]", "local-sgd[h=2,codec=auto,target=bytes]", "target: this worker has (bytes|time)"),
-    ],
-)
-def test_workers_that_plan_otherwise_are_told_which_option_differs(design: str, other: str, differs: str) -> None:
-    errors = disagree(design, other)
-    assert any(isinstance(e, ProtocolError) and re.search(differs, str(e)) for e in errors), errors
+    ]
+    for design, other, differs in cases:
+        errors = disagree(design, other)
+        assert any(isinstance(e, ProtocolError) and re.search(differs, str(e)) for e in errors), errors
 
 
 def test_workers_may_have_outer_rates_of_their_own() -> None:

@@ -162,9 +162,8 @@ def test_a_rate_of_zero_steers_nothing() -> None:
     assert torch.equal(found[: parameters.numel()], parameters.detach())
 
 
-@pytest.mark.parametrize(
-    ("name", "steer"),
-    [
+def test_the_share_that_steers_unless_told_otherwise() -> None:
+    cases: list[tuple[str, float | None]] = [
         ("local-sgd[h=8]", 0.6),
         ("local-sgd[h=4,codec=int8]", 0.6),
         ("local-sgd[h=2,steer=0.1]", 0.1),
@@ -182,11 +181,10 @@ def test_a_rate_of_zero_steers_nothing() -> None:
         ("sparseloco[steer=0]", 0.0),
         ("sparseloco[reduce=mean]", 0.0),
         ("update", 0.0),
-    ],
-)
-def test_the_share_that_steers_unless_told_otherwise(name: str, steer: float | None) -> None:
-    local = find_design(name).local
-    assert local is not None and (local.steer > 0 if steer is None else local.steer == steer)
+    ]
+    for name, steer in cases:
+        local = find_design(name).local
+        assert local is not None and (local.steer > 0 if steer is None else local.steer == steer), name
 
 
 def test_a_round_that_flush_ends_steers_no_more() -> None:

@@ -87,37 +87,32 @@ def nesterov(parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
 SUM = f"codec=fp32,codec_down=fp32,small=fp32,steer=0,reduce=sum,outer_lr={1 / WORKERS}"
 
 
-@pytest.mark.parametrize(
-    ("design", "h", "warmup", "outer", "steer"),
-    [
+def test_uncompressed_training_equals_plain_torch() -> None:
+    cases: list[tuple[str, int, int, Any, float]] = [
         ("update[codec=fp32]", 1, 0, plain, 0.0),
         ("local-sgd[h=4,steer=0,codec=fp32]", 4, 0, plain, 0.0),
         (f"local-sgd[h=4,{SUM}]", 4, 0, plain, 0.0),  # of changes: statistics are averaged all the same
         ("local-sgd[h=4,codec=fp32]", 4, 0, plain, STEER),
         ("local-sgd[h=4,steer=0.3,warmup=3,codec=fp32]", 4, 3, plain, 0.3),
         ("diloco[h=5,codec=fp32]", 5, 0, nesterov, 0.0),
-    ],
-)
-def test_uncompressed_training_equals_plain_torch(design: str, h: int, warmup: int, outer: Any, steer: float) -> None:
-    found, _ = run_cluster(mlp, steps(13), workers=WORKERS, optimizer=adamw, design=design)
-    torch.testing.assert_close(found[0], by_hand(13, h, outer, warmup, steer), rtol=1e-4, atol=1e-5)
+    ]
+    for design, h, warmup, outer, steer in cases:
+        found, _ = run_cluster(mlp, steps(13), workers=WORKERS, optimizer=adamw, design=design)
+        torch.testing.assert_close(found[0], by_hand(13, h, outer, warmup, steer), rtol=1e-4, atol=1e-5, msg=design)
 
 
-@pytest.mark.parametrize(
-    "design",
-    [
+def test_replicas_are_bit_identical_and_repeat_over_every_transport() -> None:
+    for design in [
         "update",
         "local-sgd[h=4,codec=3lc[s=1.5]]",
         "streaming-diloco[h=6,fragments=3,delay=2]",
         "diloco[h=3,outer=SignSGD,outer_lr=0.001,outer_momentum=0,nesterov=false]",
-    ],
-)
-def test_replicas_are_bit_identical_and_repeat_over_every_transport(design: str) -> None:
-    memory, grpc = (
-        run_cluster(mlp, steps(15), workers=WORKERS, optimizer=adamw, design=design, transport=transport)[0]
-        for transport in ("memory", "grpc")
-    )
-    assert torch.isfinite(memory[0]).all() and all(torch.equal(each, memory[0]) for each in memory + grpc)
+    ]:
+        memory, grpc = (
+            run_cluster(mlp, steps(15), workers=WORKERS, optimizer=adamw, design=design, transport=transport)[0]
+            for transport in ("memory", "grpc")
+        )
+        assert torch.isfinite(memory[0]).all() and all(torch.equal(each, memory[0]) for each in memory + grpc), design
 
 
 # ---- steps in another order than usual: none is lost, and none is taken twice

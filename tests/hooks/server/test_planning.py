@@ -62,17 +62,19 @@ def test_a_tensor_in_pieces_is_as_many_tables() -> None:
         assert planned.plans[part.server].codecs[spec.up]["id"] == "3lc", "chosen by the whole tensor's shape"
 
 
-@pytest.mark.parametrize("policy", ["round-robin", "greedy", "heuristic", "uniform[min=8]"])
-def test_every_value_has_one_place_and_buffers_are_on_shard_0(policy: str) -> None:
-    for shards in (1, 2, 6):
-        planned = plan(Model(), shards=shards, placement=placement(policy))
-        seen = [(part.server, table) for tensor in planned.tensors for part, table in tensor.placed]
-        assert len({*seen}) == len(seen) == sum(len(each.tables) for each in planned.plans)
-        for tensor in planned.tensors:
-            ends = [0, *(part.stop for part, _ in tensor.placed)]
-            assert [part.start for part, _ in tensor.placed] == ends[:-1] and ends[-1] == tensor.tensor.numel()
-            assert not tensor.state or {part.server for part, _ in tensor.placed} == {0}
-        assert all(each.groups == planned.plans[0].groups for each in planned.plans)
+def test_every_value_has_one_place_and_buffers_are_on_shard_0() -> None:
+    for policy in ["round-robin", "greedy", "heuristic", "uniform[min=8]"]:
+        for shards in (1, 2, 6):
+            planned = plan(Model(), shards=shards, placement=placement(policy))
+            seen = [(part.server, table) for tensor in planned.tensors for part, table in tensor.placed]
+            assert len({*seen}) == len(seen) == sum(len(each.tables) for each in planned.plans)
+            for tensor in planned.tensors:
+                ends = [0, *(part.stop for part, _ in tensor.placed)]
+                assert [part.start for part, _ in tensor.placed] == ends[:-1] and ends[-1] == tensor.tensor.numel(), (
+                    policy
+                )
+                assert not tensor.state or {part.server for part, _ in tensor.placed} == {0}
+            assert all(each.groups == planned.plans[0].groups for each in planned.plans)
 
 
 def test_a_server_that_would_hold_nothing_is_refused() -> None:
