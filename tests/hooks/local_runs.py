@@ -1,4 +1,4 @@
-"""What tests of local updates train: small models on batches of a seed, and a run that goes on from what was saved."""
+"""What tests of local updates train: small models on batches of a seed, and runs that resume."""
 
 from __future__ import annotations
 

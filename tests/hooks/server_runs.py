@@ -1,4 +1,4 @@
-"""What tests of the server mode train: a small model, another one on every rank, on batches of a seed."""
+"""Models and steps for tests of the server mode: a small model, another one on every rank, on batches of a seed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `test_groups` runs on two ranks that serve each other: trainings that go on, and what is refused."""
+"""Two ranks that serve each other, for `test_groups`: resumed trainings and refused states."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def resumes(rank: int) -> dict[str, bool]:
 
 
 def kept_steps(design: str, lost_at: int = 10) -> tuple[bool, list[int], int]:
-    """Trains, loses all shards at a step, and goes on with the other rank from what is kept in memory.
+    """Trains, loses all shards at a step, and resumes with the other rank from the states kept in memory.
 
     Returns:
         Whether it came to the same bits; the step that each joining went on from; and how many exchanges are kept.

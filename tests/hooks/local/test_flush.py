@@ -51,7 +51,7 @@ def test_a_second_flush_changes_nothing(design: str) -> None:
     ],
 )
 def test_a_flush_settles_what_waits_in_residuals(base: str) -> None:
-    """Nothing is trained in between: what was sent and what waits add up to the same, and ever less of it waits."""
+    """Sent and waiting changes keep their sum, and each settling exchange leaves less waiting."""
 
     def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> tuple[torch.Tensor, torch.Tensor, int]:
         found = steps(5)(rank, model, opt)
@@ -72,7 +72,7 @@ def test_a_flush_settles_what_waits_in_residuals(base: str) -> None:
 
 @pytest.mark.parametrize("stop", [7, 8, 9, 10])
 def test_a_round_that_ends_before_a_delayed_answer_was_due_pushes_nothing_twice(stop: int) -> None:
-    """What was pushed after six steps comes to the shared parameters once, or waits in the residual."""
+    """The push after six steps reaches the shared parameters once, or waits in the residual."""
 
     def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> tuple[torch.Tensor, torch.Tensor]:
         weight = model.get_parameter("0.weight")

@@ -58,7 +58,7 @@ def test_states_that_are_damaged_or_of_others_are_refused_on_every_rank_with_the
 
 
 def test_a_rank_moves_no_more_bytes_than_a_ring(found: list[dict[str, Any]]) -> None:
-    """What a rank sends to itself is none of the wire's, what it serves is."""
+    """Traffic counts the bytes that a rank serves to the other, and none that stay within the rank."""
     for each in found:
         sent, received, least = each["moved"]
         assert sent >= least and received >= least and sent + received < 2.5 * least

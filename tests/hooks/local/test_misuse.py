@@ -1,4 +1,4 @@
-"""What local updates refuse or warn of: designs that cannot be, workers that do not agree, steps of the wrong one."""
+"""Local updates refuse or warn: impossible designs, workers that plan otherwise, steps of the inner optimizer."""
 
 from __future__ import annotations
 

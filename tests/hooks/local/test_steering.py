@@ -44,7 +44,7 @@ def test_steering_brings_workers_momenta_nearer_to_each_other() -> None:
 
 @pytest.mark.parametrize("amsgrad", [False, True])
 def test_steering_one_worker_by_its_own_steps_changes_nothing(amsgrad: bool) -> None:
-    """One worker, uncoded, H = 1: what all did is what it did, and so is its momentum."""
+    """One worker, uncoded, H = 1: the shared update is its own."""
 
     def adam(model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.Adam(model.parameters(), lr=0.01, amsgrad=amsgrad)

@@ -29,7 +29,7 @@ import os, sys, torch, thinwire as tw
 
 def main(server, last):
     model = torch.nn.Linear(4, 4)
-    opt = tw.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), server=server, workers=1, codec="3lc")
+    opt = tw.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), server=server, workers=1, codec="fp32")
     for _ in range(3):
         opt.zero_grad()
         model(torch.ones(2, 4)).sum().backward()
