@@ -28,7 +28,7 @@ LONG = [
         "hooks/ddp/test_examples.py",
         "jobs/test_forks.py",
         "bench/test_loss_race.py",
-        "hooks/test_group_resume.py",
+        "hooks/local/test_groups.py",
         "codecs/test_hostile.py",
         "bench/test_hooks.py",
     )

@@ -22,8 +22,8 @@ VERSIONS = ("2.6.0", "2.7.1", "2.8.0", "2.9.1", "2.10.0", "2.11.0", "2.12.1", "2
 TESTS = {
     "DDP and updates": (
         "hooks/ddp/test_training.py",
-        "hooks/test_distribute.py",
-        "hooks/test_local_updates.py",
+        "hooks/server/test_training.py",
+        "hooks/local/test_training.py",
         "hooks/distribute/test_compile.py",
     ),
     "FSDP2": ("hooks/fsdp/test_stock.py", "hooks/fsdp/test_training.py", "hooks/fsdp/test_misuse.py"),

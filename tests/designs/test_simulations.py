@@ -173,7 +173,7 @@ def test_entropy_averages_decoded_weights() -> None:
 
 def test_every_design_is_simulated() -> None:
     covered = {name.partition("[")[0] for name in (*SERVER_UPDATES, *WORKERS_UPDATE)}
-    by_hand = LOCAL_KINDS.keys()  # with plain torch optimizers, in tests/hooks/test_local_updates.py
+    by_hand = LOCAL_KINDS.keys()  # with plain torch optimizers, in tests/hooks/local/test_training.py
     assert covered | {"local2", "mps", "terngrad", "entropy"} | {"fp16", "bf16"} | by_hand == set(designs())
 
 

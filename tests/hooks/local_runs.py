@@ -1,7 +1,8 @@
-"""What tests of local updates train: small models on batches of a seed, and a run that goes on from what was saved."""
+"""What tests of local updates train: small models on batches of a seed, and runs that resume."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ import torch
 from torch import nn
 
 import thinwire as tw
-from tests.hooks.cluster import start_server
+from tests.hooks.cluster import again, run_cluster, start_server
 from thinwire.hooks.distribute import DistributedOptimizer
 from thinwire.hooks.local_optimizer import LocalUpdateOptimizer
 from thinwire.runtime.serving import serving
@@ -21,6 +22,7 @@ from thinwire.transports.memory import MemoryServer
 torch.set_num_threads(1)
 
 Optimizers = torch.optim.Optimizer | list[torch.optim.Optimizer]
+Step = Callable[[nn.Module, Any, int, int], None]
 
 
 def mlp(_rank: int) -> nn.Module:
@@ -32,6 +34,25 @@ def wide(_rank: int) -> nn.Module:
     """Its matrices are large enough for `blocktopk`."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(12, 128, bias=False), nn.BatchNorm1d(128), nn.ReLU(), nn.Linear(128, 3))
+
+
+class Odd(nn.Module):
+    """Parameters of the root, of one value and of none; one that a sibling uses without calling its module; one that is
+    never used; statistics."""
+
+    def __init__(self, rank: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(rank)
+        self.scale, self.one = nn.Parameter(torch.ones(12)), nn.Parameter(torch.tensor(1.0))
+        self.none, self.rows = nn.Parameter(torch.empty(0)), nn.Parameter(torch.empty(0, 7))
+        self.hidden, self.norm = nn.Linear(12, 128), nn.BatchNorm1d(128)
+        self.attention = nn.MultiheadAttention(128, 2, batch_first=True)
+        self.borrowed, self.unused = nn.Linear(128, 3), nn.Linear(5, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.norm(self.hidden(x * self.scale * self.one)).relu()
+        x = self.attention(x[:, None], x[:, None], x[:, None])[0][:, 0]
+        return nn.functional.linear(x, self.borrowed.weight, self.borrowed.bias) + self.none.sum() + self.rows.sum()
 
 
 def batch(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -84,12 +105,26 @@ def weights(model: nn.Module) -> torch.Tensor:
     return torch.cat([each.detach().flatten() for each in model.parameters()])
 
 
-def steps(count: int) -> Callable[[int, nn.Module, DistributedOptimizer], torch.Tensor]:
+def steps(
+    count: int, step: Step = inner_step, first: int = 0
+) -> Callable[[int, nn.Module, DistributedOptimizer], torch.Tensor]:
     def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> torch.Tensor:
-        for step in range(count):
-            inner_step(model, opt, rank, step)
+        for each in range(first, count):
+            step(model, opt, rank, each)
         opt.flush()
         return values(model)
+
+    return train
+
+
+def saving(count: int, step: Step = inner_step) -> Callable[[int, nn.Module, DistributedOptimizer], dict[str, Any]]:
+    """Trains, and returns what a script saves: model and optimizer, each of which waits for the last exchange."""
+
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> dict[str, Any]:
+        for each in range(count):
+            step(model, opt, rank, each)
+        saves: list[tuple[str, Any]] = [("model", model), ("opt", opt)]
+        return copy.deepcopy({name: each.state_dict() for name, each in (saves if rank else reversed(saves))})
 
     return train
 
@@ -104,9 +139,7 @@ def resume(
     optimizer: Callable[[nn.Module], Optimizers] | None = None,
 ) -> list[torch.Tensor]:
     """Workers and a shard go on from what they saved."""
-    again = ServerCore()
-    again.load_state_dict(core.state_dict())
-    server, address = start_server(again, "memory")
+    server, address = start_server(again(core), "memory")
 
     def work(rank: int) -> torch.Tensor:
         model = make(rank)
@@ -114,15 +147,31 @@ def resume(
         place: dict[str, Any] = {"server": address(), "rank": rank, "workers": len(saved), "timeout_s": 30}
         inner = (optimizer or inner_optimizer(design))(model)
         with tw.distribute(model, inner, design=design, resume=saved[rank]["opt"], **place) as opt:
-            if train is not None:
-                return train(rank, model, opt)
-            for step in those:
-                inner_step(model, opt, rank, step)
-            opt.flush()
-            return values(model)
+            return (train or steps(those.stop, first=those.start))(rank, model, opt)
 
     with server, ThreadPoolExecutor(len(saved)) as pool:
         return list(pool.map(work, range(len(saved))))
+
+
+def assert_resumes(
+    design: str,
+    stop: int,
+    total: int,
+    make: Callable[[int], nn.Module] = wide,
+    optimizer: Callable[[nn.Module], Optimizers] | None = None,
+    step: Step = inner_step,
+) -> tuple[list[dict[str, Any]], ServerCore]:
+    """Two workers and a shard that stop after some steps and go on come to the bits of a run that did not stop.
+
+    Returns:
+        What the workers saved, and the shard.
+    """
+    made = optimizer or inner_optimizer(design)
+    whole, _ = run_cluster(make, steps(total, step), workers=2, optimizer=made, design=design)
+    saved, core = run_cluster(make, saving(stop, step), workers=2, optimizer=made, design=design)
+    found = resume(saved, core, design, range(stop, total), make, steps(total, step, stop), optimizer)
+    assert all(map(torch.equal, found, whole)), f"{design} from step {stop}"
+    return saved, core
 
 
 def disagree(*designs: str) -> list[BaseException | None]:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import thinwire as tw
-from tests.hooks.test_optimizer import one_step, run
+from tests.hooks.server_runs import one_step, run
 from thinwire.errors import ConfigError
 from thinwire.hooks import records as module
 from thinwire.hooks.distribute import DistributedOptimizer

@@ -9,13 +9,11 @@ import pytest
 import torch
 
 import thinwire as tw
-from tests.hooks.test_distribute import equal, mlp, steps
+from tests.hooks.server_runs import equal, mlp, steps
 from tests.runtime.proxy import Proxy
 from thinwire.runtime.serving import serving
 from thinwire.server.core import ServerCore
 from thinwire.transports.grpc import server as grpc_server
-
-torch.set_num_threads(1)
 
 WORKERS = 2
 
@@ -73,7 +71,7 @@ def test_cut_connections_leave_no_trace_in_the_weights() -> None:
             assert equal(result, undisturbed[0]), options
 
 
-def test_without_reconnecting_a_cut_is_the_end() -> None:
+def test_without_reconnect_a_cut_ends_the_training() -> None:
     core = ServerCore()
     with grpc_server.serve(serving(core, grace_s=0.2), "127.0.0.1:0") as server:
         proxy = Proxy(server.address, [1800])

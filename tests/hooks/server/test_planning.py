@@ -13,6 +13,7 @@ from thinwire.errors import ConfigError
 from thinwire.hooks.planning import Planned, make_plan
 from thinwire.policies.assignment import Partition
 from thinwire.policies.designs import Design
+from thinwire.policies.designs import design as find_design
 from thinwire.policies.placement import placement
 
 UP, DOWN = codec("3lc", sparsity=1.5), codec("int8")
@@ -34,7 +35,7 @@ def plan(model: nn.Module, optimizer: torch.optim.Optimizer | None = None, **oth
     return make_plan(model, sgd, DESIGN, workers=4, state_interval=7, **others)
 
 
-def test_one_shard_holds_everything_in_the_models_order() -> None:
+def test_one_shard_holds_everything_in_the_models_order_and_codecs_by_their_number() -> None:
     planned = plan(Model())
     [only] = planned.plans
     names = [spec.name for spec in only.tables]
@@ -45,16 +46,10 @@ def test_one_shard_holds_everything_in_the_models_order() -> None:
     assert {spec.dtype for spec in only.tables} == {"float32"}
     assert only.consistency == "ssp[staleness=2,mode=passive]"
     assert (only.workers, only.reduce, only.state_interval, only.optimizer) == (4, "mean", 7, "SGD")
-
-
-def test_codecs_are_listed_once_and_found_by_their_number() -> None:
-    planned = plan(Model())
-    [only] = planned.plans
     assert only.codecs == (UP.config(), DOWN.config(), codec("fp32").config())
     by_name = {spec.name: (only.codecs[spec.up]["id"], only.codecs[spec.down]["id"]) for spec in only.tables}
     assert by_name["first.weight"] == by_name["last.weight"] == ("3lc", "int8")
     assert {by_name[name] for name in ("first.bias", "norm.weight", "norm.running_mean")} == {("fp32", "fp32")}
-    assert {tensor.name: tensor.up.id for tensor in planned.tensors}["first.weight"] == "3lc"
 
 
 def test_a_tensor_in_pieces_is_as_many_tables() -> None:
@@ -68,66 +63,49 @@ def test_a_tensor_in_pieces_is_as_many_tables() -> None:
 
 
 def test_every_value_has_one_place_and_buffers_are_on_shard_0() -> None:
-    for policy in ("round-robin", "greedy", "heuristic", "uniform[min=8]"):
-        for shards in (1, 2, 5, 6):
+    for policy in ["round-robin", "greedy", "heuristic", "uniform[min=8]"]:
+        for shards in (1, 2, 6):
             planned = plan(Model(), shards=shards, placement=placement(policy))
-            assert len(planned.plans) == shards
-            seen = set()
+            seen = [(part.server, table) for tensor in planned.tensors for part, table in tensor.placed]
+            assert len({*seen}) == len(seen) == sum(len(each.tables) for each in planned.plans)
             for tensor in planned.tensors:
-                end = 0
-                for part, table in tensor.placed:
-                    assert part.start == end
-                    end = part.stop
-                    assert (part.server, table) not in seen
-                    seen.add((part.server, table))
-                    assert tensor.state <= (part.server == 0)
-                assert end == tensor.tensor.numel(), (policy, shards, tensor.name)
-            assert len(seen) == sum(len(each.tables) for each in planned.plans)
-            for each in planned.plans:
-                assert each.groups == planned.plans[0].groups
+                ends = [0, *(part.stop for part, _ in tensor.placed)]
+                assert [part.start for part, _ in tensor.placed] == ends[:-1] and ends[-1] == tensor.tensor.numel(), (
+                    policy
+                )
+                assert not tensor.state or {part.server for part, _ in tensor.placed} == {0}
+            assert all(each.groups == planned.plans[0].groups for each in planned.plans)
 
 
 def test_a_server_that_would_hold_nothing_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"1 of 7 servers would hold no parameters, as 'greedy' places .*take 6"):
+    with pytest.raises(ConfigError, match=r"1 of 7 servers .*'greedy'"):
         plan(Model(), shards=7, placement=placement("greedy"))
     assert all(each.tables for each in plan(Model(), shards=12, placement=placement("uniform[min=1]")).plans)
 
 
-def test_parameter_groups_and_their_options_travel() -> None:
+def test_groups_travel_with_their_options_and_without_frozen_parameters() -> None:
     model = Model()
-    matrices = [p for p in model.parameters() if p.ndim > 1]
-    vectors = [p for p in model.parameters() if p.ndim == 1]
+    model.last.weight.requires_grad_(False)
+    matrices, vectors = ([p for p in model.parameters() if (p.ndim > 1) is wanted] for wanted in (True, False))
     groups: list[dict[str, Any]] = [{"params": matrices, "weight_decay": 0.5}, {"params": vectors}]
     sgd = torch.optim.SGD(groups, lr=0.1, momentum=0.25)
     [only] = plan(model, sgd).plans
     assert [group["weight_decay"] for group in only.groups] == [0.5, 0]
     assert all(group["momentum"] == 0.25 and "lr" not in group and "params" not in group for group in only.groups)
     assert {spec.name: spec.group for spec in only.tables if not spec.state} == {
-        name: int(parameter.ndim == 1) for name, parameter in model.named_parameters()
+        name: int(each.ndim == 1) for name, each in model.named_parameters() if each.requires_grad
     }
 
 
-def test_dtypes_are_those_of_the_models_tensors() -> None:
+def test_dtypes_are_those_of_the_models_tensors_and_one_without_values_has_a_table() -> None:
     model = Model()
     model.first.bfloat16()
+    model.empty = nn.Parameter(torch.zeros(0, 4))
     planned = plan(model, shards=2, placement=placement("uniform[min=16]"))
     by_name = {spec.name.partition("[")[0]: spec.dtype for each in planned.plans for spec in each.tables}
     assert {by_name["first.weight"], by_name["first.bias"]} == {"bfloat16"}
     assert {by_name["last.weight"], by_name["norm.weight"], by_name["norm.running_mean"]} == {"float32"}
-
-
-def test_frozen_parameters_take_no_part() -> None:
-    model = Model()
-    model.first.weight.requires_grad_(False)
-    names = [spec.name for spec in plan(model).plans[0].tables]
-    assert "first.weight" not in names and "first.bias" in names
-
-
-def test_a_tensor_without_values_has_a_table_all_the_same() -> None:
-    model = nn.Module()
-    model.empty = nn.Parameter(torch.zeros(0, 4))
-    model.full = nn.Parameter(torch.zeros(4, 4))
-    assert [spec.shape for spec in plan(model).plans[0].tables] == [(0, 4), (4, 4)]
+    assert (0, 4) in [spec.shape for spec in plan(model).plans[0].tables]
 
 
 def frozen(model: Model) -> torch.optim.Optimizer:
@@ -141,18 +119,24 @@ class MySGD(torch.optim.SGD):
     """Not the one that servers run."""
 
 
-def test_what_cannot_be_planned() -> None:
+def test_models_and_optimizers_that_servers_cannot_run_are_refused_by_name() -> None:
     refused: list[tuple[Any, str]] = [
-        (lambda m: torch.optim.LBFGS(m.parameters()), "the server runs SGD, .*; LBFGS is none of them"),
+        (lambda m: torch.optim.LBFGS(m.parameters()), "LBFGS is none of them"),
         (lambda m: MySGD(m.parameters(), lr=0.1), "MySGD is none of them"),
-        (lambda m: type("SGD", (MySGD,), {})(m.parameters(), lr=0.1), r"[\w.]+test_planning\.SGD is none of them"),
+        (lambda m: type("SGD", (MySGD,), {})(m.parameters(), lr=0.1), r"test_planning\.SGD is none of them"),
         (lambda m: torch.optim.SGD(m.first.parameters(), lr=0.1), "'norm.weight' needs a gradient and the optimizer"),
         (frozen, "no parameter that needs a gradient"),
     ]
     sparse = nn.Embedding(9, 4, sparse=True)
-    with pytest.raises(ConfigError, match=r"makes sparse gradients.*build it with sparse=False"):
+    with pytest.raises(ConfigError, match="sparse=False"):
         plan(sparse, torch.optim.SGD(sparse.parameters(), lr=0.1))
     for optimizer, text in refused:
         model = Model()
         with pytest.raises(ConfigError, match=text):
             plan(model, optimizer(model))
+    model = Model()
+    hooked = torch.optim.SGD(model.parameters(), lr=0.1)
+    hooked.register_step_post_hook(lambda *_: None)
+    with pytest.raises(ConfigError, match="hooks"):
+        plan(model, hooked)
+    make_plan(model, hooked, find_design("update"), workers=2)  # each worker runs its own

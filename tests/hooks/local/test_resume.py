@@ -1,0 +1,167 @@
+"""Local updates that resume: bit for bit in the middle of a round too, or refused before anything changes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.hooks.cluster import run_cluster
+from tests.hooks.local_runs import (
+    Optimizers,
+    adamw,
+    alone,
+    assert_resumes,
+    inner_step,
+    mlp,
+    resume,
+    saving,
+    steps,
+    values,
+    wide,
+)
+from thinwire.errors import ConfigError, ProtocolError, TransportError
+from thinwire.hooks.distribute import DistributedOptimizer
+from thinwire.policies.designs import design as find_design
+
+
+def test_resume_is_bit_identical_in_the_middle_of_a_round_too() -> None:
+    cases: list[tuple[str, int]] = [
+        ("update", 8),
+        ("diloco[h=5]", 8),
+        ("diloco[h=2,codec=3lc[s=1.75,lag=9]]", 9),
+        ("local-sgd[h=4,warmup=5]", 7),
+        ("diloco[h=3,keep=0.5]", 9),
+        ("streaming-diloco[h=6,delay=2]", 12),
+        ("sparseloco[h=5]", 8),
+        ("demo[h=3]", 7),
+    ]
+    for design, stop in cases:
+        _, core = assert_resumes(design, stop, 15)
+        assert core.plan is not None
+        codecs = {core.plan.codecs[spec.up]["id"] for spec in core.plan.tables}
+        assert find_design(design).up.id in codecs, "the matrices are too small for what is tested"
+
+
+def test_resume_with_a_chosen_codec_is_bit_identical() -> None:
+    for stop in (17, 40):
+        saved, _ = assert_resumes("local-sgd[h=2,codec=auto,target=bytes]", stop, 50)
+        assert "auto" in saved[0]["opt"]["position"]
+
+
+def muon(model: nn.Module) -> Optimizers:
+    matrices, rest = ([p for p in model.parameters() if (p.ndim == 2) is wanted] for wanted in (True, False))
+    return [torch.optim.Muon(matrices, lr=0.02), torch.optim.AdamW(rest, lr=0.01)]
+
+
+def test_resume_with_several_optimizers_is_bit_identical() -> None:
+    for design in ["update", "local-sgd[h=4]", "diloco[h=3]"]:
+        saved, _ = assert_resumes(design, 5, 9, mlp, muon)
+        assert ("steering" in saved[0]["opt"]) == (design == "local-sgd[h=4]"), "AdamW's half steers"
+
+
+@pytest.mark.parametrize("stop", [6, 8])
+def test_resume_keeps_the_rates_of_steps_that_wait(stop: int) -> None:
+    """In the middle of a round, and at the end of one, with a rate that falls: momenta are steered by it."""
+
+    def falling(model: nn.Module, opt: Any, rank: int, step: int) -> None:
+        opt.param_groups[0]["lr"] = 0.02 / (1 + step)
+        inner_step(model, opt, rank, step)
+
+    saved, _ = assert_resumes("local-sgd[h=4]", stop, 15, mlp, step=falling)
+    assert saved[0]["opt"]["steering"]["rates"] == ([0.02 / 5 + 0.02 / 6] if stop == 6 else [0.0])
+
+
+# ---- what is refused
+
+
+def test_resume_with_other_settings_is_told_what_differs() -> None:
+    [saved], core = run_cluster(wide, saving(4), workers=1, optimizer=adamw, design="sparseloco[h=2]")
+    cases: list[tuple[str, int, type[Exception], str]] = [
+        ("sparseloco[h=4,steer=0]", 1, ConfigError, "state is of h=2 .* has h=4"),
+        ("sparseloco[h=2,outer_lr=0.5]", 1, ConfigError, "state is of outer_lr=0.65 and"),
+        ("sparseloco[h=2,reduce=mean,codec=auto]", 1, ConfigError, "codec=blocktopk .* codec=auto"),
+        ("sparseloco[h=2,k=65]", 1, ConfigError, "codec.k=64, codec_down.k=74 and"),
+        ("sparseloco[h=2,small=bf16]", 1, ConfigError, "compression='by-shape"),
+        ("sparseloco[h=2,reduce=mean]", 1, ProtocolError, "reduce: .* 'mean', the others 'clipped-mean"),
+        ("sparseloco[h=2]", 2, ProtocolError, "expects 2 workers, the others 1"),
+    ]
+    for design, workers, kind, differs in cases:
+        with pytest.raises(kind, match=differs):
+            resume([saved] * workers, core, design, range(4, 5), wide)
+    assert torch.isfinite(resume([saved], core, "sparseloco[h=2]", range(4, 5), wide)[0]).all(), "nothing was lost"
+
+
+def test_resume_needs_the_models_weights_too() -> None:
+    [saved], core = run_cluster(mlp, saving(6), workers=1, optimizer=adamw, design="diloco[h=4]")
+    fresh = {**saved, "model": mlp(0).state_dict()}
+
+    def late(rank: int, model: nn.Module, opt: DistributedOptimizer) -> torch.Tensor:
+        model.load_state_dict(saved["model"])
+        return steps(7, first=6)(rank, model, opt)
+
+    with pytest.raises(ConfigError, match="the model's parameters are not those"):
+        resume([fresh], core, "diloco[h=4]", range(6, 7))
+    assert resume([fresh], core, "diloco[h=4]", range(6, 7), train=late)[0].isfinite().all()
+
+
+def test_states_of_another_optimizer_are_refused_before_anything_changes() -> None:
+    model = mlp(0)
+    plain = adamw(model)
+    inner_step(model, plain, 0, 0)
+
+    def loading(rank: int, model: nn.Module, opt: DistributedOptimizer) -> torch.Tensor:
+        own = opt.state_dict()
+        inner = {**own["inner"], "param_groups": [{**own["inner"]["param_groups"][0], "params": [0]}]}
+        cases: list[tuple[dict[str, Any], str]] = [
+            (plain.state_dict(), r"load it into that one, before tw\.distribute"),
+            ({**own, "step": 7, "param_groups": []}, "0 parameter groups, and this optimizer 1"),
+            ({**own, "step": 7, "outer_groups": []}, "0 outer groups, and this optimizer 2"),
+            ({**own, "step": 7, "inner": inner}, r"groups of \[1\] parameters, and this one's of \[5\]"),
+            ({key: value for key, value in own.items() if key != "inner"}, "lacks 'inner'"),
+        ]
+        for state, named in cases:
+            with pytest.raises(ConfigError, match=named):
+                opt.load_state_dict(state)
+        assert opt.steps_done == 0
+        return steps(5)(rank, model, opt)
+
+    found, usual = (
+        run_cluster(mlp, train, optimizer=adamw, design="local-sgd[h=4]")[0] for train in (loading, steps(5))
+    )
+    assert torch.equal(found[0], usual[0]), "nothing was changed"
+
+
+# ---- saving where an exchange cannot be waited for
+
+
+def _lost(procedure: Generator[Any, Any, Any]) -> Any:
+    procedure.close()
+    raise TransportError("worker 1 is gone")
+
+
+@pytest.mark.parametrize("design", ["local-sgd[h=4]", "3lc"])
+def test_a_state_is_saved_as_it_is_where_an_exchange_cannot_be_waited_for(design: str) -> None:
+    with alone(design) as (model, _, opt):
+        for step in range(4):
+            inner_step(model, opt, 0, step)
+        assert not opt._worker.idle, "an answer is on its way"
+        opt._driver._runner = threading.get_ident()  # a signal's handler, while this thread waits for a message
+        before = values(model)
+        model.state_dict()
+        assert torch.equal(values(model), before)
+        opt._driver._runner = None
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(opt._driver, "run", _lost)
+            for each in (model, opt):
+                with pytest.warns(UserWarning, match="before the last exchange, .*: worker 1 is gone"):
+                    each.state_dict()
+        model.state_dict()
+        assert not any(map(opt._worker.awaits, opt._worker.model.tensors))
+        for step in range(4, 8):
+            inner_step(model, opt, 0, step)
+    assert opt.state_dict()["step"] == 8, "and of one that is closed"

@@ -1,0 +1,232 @@
+"""Local updates through the whole stack: against plain torch by hand, equal replicas, and what models may be like."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.hooks.cluster import run_cluster
+from tests.hooks.local_runs import Odd, adamw, batch, inner_optimizer, inner_step, mlp, steps, values
+from thinwire.errors import ConfigError
+from thinwire.hooks.distribute import DistributedOptimizer
+from thinwire.hooks.local_optimizer import LocalUpdateOptimizer
+
+WORKERS = 3
+STEER = 0.6
+"""Of `local-sgd`, unless it says otherwise."""
+
+
+def by_hand(
+    count: int, h: int, outer: Callable[[list[torch.Tensor]], torch.optim.Optimizer], warmup: int, steer: float = 0.0
+) -> torch.Tensor:
+    """DiLoCo in one process with plain torch; buffers are averaged, and first moments led by what all did."""
+    shared = mlp(0)
+    models = [copy.deepcopy(shared) for _ in range(WORKERS)]
+    inner = [adamw(model) for model in models]
+    outer_optimizer = outer(list(shared.parameters()))
+    taken = 0
+    for step in range(count):
+        for rank, (model, optimizer) in enumerate(zip(models, inner, strict=True)):
+            inner_step(model, optimizer, rank, step)
+        taken += 1
+        if step >= warmup and (step + 1 - warmup) % h and step + 1 < count:
+            continue
+        with torch.no_grad():
+            for name, parameter in shared.named_parameters():
+                local = [model.get_parameter(name) for model in models]
+                parameter.grad = torch.stack([parameter - each for each in local]).sum(0) / WORKERS
+            before = {name: parameter.detach().clone() for name, parameter in shared.named_parameters()}
+            outer_optimizer.step()
+            for name, parameter in shared.named_parameters():
+                for model, optimizer in zip(models, inner, strict=True):
+                    lead(optimizer, model.get_parameter(name), before[name], parameter, taken, steer)
+            taken = 0
+            for name, buffer in shared.named_buffers():
+                if buffer.is_floating_point():
+                    buffer.copy_(torch.stack([model.get_buffer(name) for model in models]).sum(0) / WORKERS)
+            for model in models:
+                for mine, theirs in zip(values_of(model), values_of(shared), strict=True):
+                    mine.copy_(theirs)
+    return values(shared)
+
+
+def lead(
+    optimizer: torch.optim.Optimizer,
+    parameter: nn.Parameter,
+    before: torch.Tensor,
+    after: torch.Tensor,
+    taken: int,
+    steer: float,
+) -> None:
+    """Replaces a share of AdamW's first moment by one that leads a step where all went, without the decay."""
+    [group], state = optimizer.param_groups, optimizer.state[parameter]
+    if steer:
+        first, second = (1 - beta ** float(state["step"]) for beta in group["betas"])
+        root = (state["exp_avg_sq"] / second).sqrt() + group["eps"]
+        direction = (before - after) / (taken * group["lr"]) - group["weight_decay"] * after
+        state["exp_avg"].lerp_(direction * root * first, steer)
+
+
+def values_of(model: nn.Module) -> list[torch.Tensor]:
+    return [*model.parameters(), *(each for each in model.buffers() if each.is_floating_point())]
+
+
+def plain(parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=1.0)
+
+
+def nesterov(parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.7, momentum=0.9, nesterov=True)
+
+
+SUM = f"codec=fp32,codec_down=fp32,small=fp32,steer=0,reduce=sum,outer_lr={1 / WORKERS}"
+
+
+def test_uncompressed_training_equals_plain_torch() -> None:
+    cases: list[tuple[str, int, int, Any, float]] = [
+        ("update[codec=fp32]", 1, 0, plain, 0.0),
+        ("local-sgd[h=4,steer=0,codec=fp32]", 4, 0, plain, 0.0),
+        (f"local-sgd[h=4,{SUM}]", 4, 0, plain, 0.0),  # of changes: statistics are averaged all the same
+        ("local-sgd[h=4,codec=fp32]", 4, 0, plain, STEER),
+        ("local-sgd[h=4,steer=0.3,warmup=3,codec=fp32]", 4, 3, plain, 0.3),
+        ("diloco[h=5,codec=fp32]", 5, 0, nesterov, 0.0),
+    ]
+    for design, h, warmup, outer, steer in cases:
+        found, _ = run_cluster(mlp, steps(13), workers=WORKERS, optimizer=adamw, design=design)
+        torch.testing.assert_close(found[0], by_hand(13, h, outer, warmup, steer), rtol=1e-4, atol=1e-5, msg=design)
+
+
+def test_replicas_are_bit_identical_and_repeat_over_every_transport() -> None:
+    for design in [
+        "update",
+        "local-sgd[h=4,codec=3lc[s=1.5]]",
+        "streaming-diloco[h=6,fragments=3,delay=2]",
+        "diloco[h=3,outer=SignSGD,outer_lr=0.001,outer_momentum=0,nesterov=false]",
+    ]:
+        memory, grpc = (
+            run_cluster(mlp, steps(15), workers=WORKERS, optimizer=adamw, design=design, transport=transport)[0]
+            for transport in ("memory", "grpc")
+        )
+        assert torch.isfinite(memory[0]).all() and all(torch.equal(each, memory[0]) for each in memory + grpc), design
+
+
+# ---- steps in another order than usual: none is lost, and none is taken twice
+
+
+class Heads(nn.Module):
+    """Two heads, of which a step takes one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.trunk, self.heads = nn.Linear(12, 16), nn.ModuleList([nn.Linear(16, 3), nn.Linear(16, 3)])
+
+    def forward(self, x: torch.Tensor, head: int = 0) -> torch.Tensor:
+        found: torch.Tensor = self.heads[head](torch.tanh(self.trunk(x)))
+        return found
+
+
+def alternating(rank: int, model: nn.Module, optimizer: Any) -> None:
+    """Gradients stay, as zeros, so that momenta move the head that a step leaves out."""
+    for step in range(20):
+        x, y = batch(rank, step)
+        optimizer.zero_grad(set_to_none=False)
+        nn.functional.cross_entropy(model(x, step * 7 // 3 % 2), y).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+
+def twice(rank: int, model: nn.Module, optimizer: Any) -> None:
+    """Every third step is taken again with the gradients that are there, and no forward pass before it."""
+    for step in range(9):
+        inner_step(model, optimizer, rank, step)
+        if step % 3 == 0:
+            optimizer.step()
+
+
+STREAMING = "streaming-diloco[h=5,fragments=4,delay=0,keep=0,outer_lr=1,outer_momentum=0,nesterov=false,codec=fp32]"
+
+
+@pytest.mark.parametrize(
+    ("train", "make", "design"),
+    [
+        (twice, mlp, "update[codec=fp32]"),
+        (twice, mlp, "local-sgd[h=3,codec=fp32]"),
+        (alternating, lambda _: Heads(), STREAMING),
+    ],
+    ids=["a step again, update", "a step again, local-sgd", "a layer left out"],
+)
+def test_a_step_before_the_answer_has_come_is_kept(
+    train: Callable[[int, nn.Module, Any], None], make: Callable[[int], nn.Module], design: str
+) -> None:
+    def work(rank: int, model: nn.Module, optimizer: DistributedOptimizer) -> torch.Tensor:
+        train(rank, model, optimizer)
+        optimizer.sync()
+        return values(model)
+
+    [found], _ = run_cluster(make, work, workers=1, optimizer=adamw, design=design)
+    alone = make(0)
+    train(0, alone, adamw(alone))
+    torch.testing.assert_close(found, values(alone), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "design", ["update", "local-sgd[h=2]", "streaming-diloco[h=4,fragments=2]", "sparseloco[h=2]", "demo"]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_odd_parameters_and_ones_frozen_midway_keep_replicas_equal(design: str, dtype: torch.dtype) -> None:
+    def step(model: nn.Module, opt: torch.optim.Optimizer, rank: int, step: int) -> None:
+        if step == 4:
+            model.get_parameter("hidden.weight").requires_grad_(False)
+        x, y = batch(rank, step)
+        opt.zero_grad()
+        nn.functional.cross_entropy(model(x.to(dtype)).float(), y).backward()  # type: ignore[no-untyped-call]
+        opt.step()
+
+    made = inner_optimizer(design)
+    [one, other], _ = run_cluster(
+        lambda _: Odd().to(dtype), steps(9, step), optimizer=made, design=design, min_numel=16
+    )
+    assert torch.equal(one, other) and one.isfinite().all() and not torch.equal(one, values(Odd().to(dtype)))
+
+
+def test_shared_weights_are_equal_on_all_workers_and_the_local_ones_come_back() -> None:
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> tuple[torch.Tensor, ...]:
+        assert isinstance(opt, LocalUpdateOptimizer)
+        for step in range(5):
+            inner_step(model, opt, rank, step)
+        before = values(model)
+        with opt.shared_weights():
+            shared = values(model)
+            with pytest.raises(ConfigError, match=r"inside `with opt.shared_weights\(\):`"):
+                opt.state_dict()
+        return before, shared, values(model)
+
+    [(mine, shared, after), (theirs, shared_too, _)], _ = run_cluster(
+        mlp, train, optimizer=adamw, design="local-sgd[h=3]"
+    )
+    assert torch.equal(shared, shared_too) and torch.equal(mine, after)
+    assert not torch.equal(mine, theirs) and not torch.equal(mine, shared)
+
+
+def test_unsent_changes_stay_in_the_local_parameters_in_the_share_asked_for() -> None:
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> torch.Tensor:
+        for step in range(6):
+            inner_step(model, opt, rank, step)
+        opt.sync()
+        local = model.get_parameter("0.weight").detach().clone()
+        with opt.shared_weights():
+            shared = model.get_parameter("0.weight").detach().clone()
+        unsent = opt.state_dict()["contexts"]["0.weight"]["residual"].view(shared.shape)
+        assert float(unsent.abs().max()) > 0
+        torch.testing.assert_close(local, shared - 0.5 * unsent)
+        opt.flush()
+        return values(model)
+
+    for design in ("update[keep_unsent=0.5]", "local-sgd[h=3,keep_unsent=0.5]"):
+        found, _ = run_cluster(mlp, train, workers=WORKERS, optimizer=adamw, design=design)
+        assert all(torch.equal(each, found[0]) for each in found), "at the end all have the shared ones"

@@ -1,0 +1,230 @@
+"""A step or a flush that is refused leaves everything as it was, and is refused once more where nothing was mended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.hooks.cluster import run_cluster
+from tests.hooks.local_runs import Optimizers, adamw, alone, batch, inner_step, mlp, sgd, values, weights
+from tests.hooks.server_runs import backward, one_step
+from thinwire.errors import ConfigError, NonFiniteError, ProtocolError
+from thinwire.hooks.distribute import DistributedOptimizer
+
+
+def spoil(model: nn.Module, opt: DistributedOptimizer) -> None:
+    """A step's backward pass, after which the last gradient holds NaN."""
+    opt.zero_grad()
+    model(torch.ones(8, 12)).square().mean().backward()
+    [*_, last] = model.parameters()
+    assert last.grad is not None
+    last.grad.view(-1)[0] = torch.nan
+
+
+def held(opt: DistributedOptimizer) -> dict[str, torch.Tensor]:
+    """All tensors of the state, by their paths."""
+
+    def walk(path: str, value: Any) -> None:
+        if isinstance(value, torch.Tensor):
+            found[path] = value.clone()
+        elif isinstance(value, dict):
+            for key, each in value.items():
+                walk(f"{path}/{key}", each)
+
+    found: dict[str, torch.Tensor] = {}
+    state = opt.state_dict()
+    walk("contexts", state["contexts"])
+    walk("averages", state.get("averages", {}))
+    return found
+
+
+def test_a_refused_step_leaves_residuals_and_averages_bit_identical() -> None:
+    """With NaN in the last tensor no other one has been encoded, accumulated or averaged."""
+    cases: list[tuple[str, dict[str, Any]]] = [
+        ("3lc", {}),
+        ("doublesqueeze-1bit", {}),
+        ("terngrad[ema=0.5]", {}),
+        ("3lc", {"consistency": "local[steps=4]"}),
+    ]
+    for name, options in cases:
+        with alone(name, overlap=False, min_numel=1, **options) as (model, _, opt):
+            for step in range(2):
+                inner_step(model, opt, 0, step)
+            opt.sync()
+            before, state = weights(model), held(opt)
+            spoil(model, opt)
+            with pytest.raises(NonFiniteError, match="nothing was changed"):
+                opt.step()
+            after = held(opt)
+            assert state.keys() == after.keys() and all(torch.equal(state[key], after[key]) for key in state)
+            for each in model.parameters():
+                each.grad = torch.zeros_like(each)
+            opt.step()
+            opt.sync()
+            waits = any("residual" in key for key in state)
+            assert waits or torch.equal(weights(model), before), "nothing of the batch that was refused has been sent"
+
+
+def test_nan_in_a_backward_pass_names_the_parameter_and_keeps_its_residual() -> None:
+    with alone("3lc") as (model, _, opt):
+        for step in range(2):
+            one_step(model, opt, 0, step)
+        before = held(opt)["contexts/0.weight/residual"]
+        opt.zero_grad()
+        x, _ = batch(0, 3)
+        with pytest.raises(NonFiniteError, match=r"gradient of (0|1|3)\.(weight|bias): .*NaN"):
+            (torch.nan * model(x)).sum().backward()
+        assert torch.equal(before, held(opt)["contexts/0.weight/residual"])
+
+
+def test_values_whose_sum_overflows_are_finite_all_the_same() -> None:
+    with alone("3lc", overlap=False) as (model, _, opt):
+        for each in model.parameters():
+            each.grad = torch.full_like(each, 3e38)
+        held = opt._worker.model
+        assert held.not_finite() is None
+        [*_, last] = model.parameters()
+        assert last.grad is not None
+        last.grad[0] = -torch.inf
+        table = held.not_finite()
+        assert table is not None and table.spec.name == "3.bias"
+
+
+@pytest.mark.parametrize("at", [2, 3])
+def test_averaged_weights_take_no_step_by_nan_where_it_is_skipped(at: int) -> None:
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> tuple[torch.Tensor, float]:
+        for step in range(8):
+            if rank == 0 and step == at:
+                spoil(model, opt)
+                opt.step()
+            else:
+                inner_step(model, opt, rank, step)
+        opt.flush()
+        return weights(model), opt.counters["skipped_updates"]
+
+    (one, skipped), (other, _) = run_cluster(mlp, train, design="entropy[nonfinite=skip]", steps_per_epoch=2)[0]
+    assert one.isfinite().all() and torch.equal(one, other)
+    assert skipped <= len(list(mlp(0).parameters())), "one exchange at most is void"
+
+
+def test_a_refused_flush_is_not_taken_for_done() -> None:
+    with alone("diloco[h=4,nonfinite=raise]", adamw) as (model, _, opt):
+        for step in range(2):
+            inner_step(model, opt, 0, step)
+        first = next(model.parameters())
+        kept = first.detach().clone()
+        with torch.no_grad():
+            first[0, 0] = torch.nan
+        for _ in range(2):
+            with pytest.raises(NonFiniteError):
+                opt.flush()
+        with torch.no_grad():
+            first.copy_(kept)
+        opt.flush()
+        assert opt.clock == 1
+        with opt.shared_weights():
+            shared = values(model)
+        assert torch.equal(values(model), shared)
+
+
+def test_outer_options_may_change_in_the_rate_alone_and_are_checked_before_the_inner_step() -> None:
+    with alone("diloco[h=2]", adamw) as (model, _, opt):
+        assert [group["lr"] for group in opt.outer_groups] == [0.7, 1.0], "of weights, and buffers"
+        inner_step(model, opt, 0, 0)
+        before = weights(model)
+        opt.outer_groups[0]["momentum"] = 0.5
+        for _ in range(3):
+            with pytest.raises(ConfigError, match="the outer optimizer's options were changed"):
+                inner_step(model, opt, 0, 1)
+            assert opt.steps_done == 1 and torch.equal(weights(model), before)
+        opt.outer_groups[0].update(momentum=0.9, lr=0.35)
+        inner_step(model, opt, 0, 1)
+        assert (opt.steps_done, opt.clock) == (2, 1)
+    with alone("3lc") as (_, _, opt):
+        assert opt.outer_groups == []
+
+
+def two(model: nn.Module) -> Optimizers:
+    first, *others = model.parameters()
+    return [torch.optim.AdamW([first], lr=0.01), torch.optim.AdamW(others, lr=0.01)]
+
+
+@pytest.mark.parametrize(("name", "optimizer"), [("update", two), ("local-sgd[h=4]", adamw), ("3lc", sgd)])
+def test_a_group_that_comes_later_is_refused(name: str, optimizer: Any) -> None:
+    """Given to the distributed optimizer the training goes on; given to an inner one it ends."""
+
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> None:
+        group = {"params": [nn.Parameter(torch.zeros(3))]}
+        inner_step(model, opt, rank, 0)
+        with pytest.raises(ConfigError, match="groups before"):
+            opt.add_param_group(group)
+        inner_step(model, opt, rank, 1)
+        inner = opt._inner
+        getattr(inner, "optimizers", [inner])[-1].add_param_group(group)
+        with pytest.raises((ConfigError, ProtocolError), match="has been added"):
+            inner_step(model, opt, rank, 2)
+
+    run_cluster(mlp, train, workers=1, optimizer=optimizer, design=name)
+
+
+def _other_memory(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone()
+
+
+def _other_parameters(model: nn.Module) -> None:
+    model.load_state_dict({name: value.clone() for name, value in model.state_dict().items()}, assign=True)
+
+
+MOVED: list[tuple[Callable[[nn.Module], Any], str]] = [
+    (nn.Module.double, r"'0.weight' was moved .* float64 on cpu .* float32 on cpu"),
+    (_other_memory, "'0.weight' was moved"),
+    (_other_parameters, "another parameter in place of '0.weight'"),
+]
+
+
+@pytest.mark.parametrize("design", ["local-sgd[h=4]", "3lc"])
+def test_a_model_that_is_moved_later_is_refused(design: str) -> None:
+    for change, named in MOVED:
+        with alone(design) as (model, _, opt):
+            inner_step(model, opt, 0, 0)
+            opt.sync()
+            change(model)
+            with pytest.raises(ConfigError, match=named):
+                opt.step()
+
+
+@pytest.mark.parametrize("design", ["fp32", "local-sgd[h=2,codec=fp32]"])
+def test_states_loaded_by_the_inner_optimizer_and_rates_set_there_are_followed(design: str) -> None:
+    with alone(design) as (model, inner, opt):
+        for loads in (inner, opt):
+            inner_step(model, opt, 0, 0)
+            opt.sync()
+            loads.load_state_dict(loads.state_dict())
+            if design != "fp32":
+                assert opt.param_groups is inner.param_groups and opt.state is inner.state
+        torch.optim.lr_scheduler.LambdaLR(inner, lambda _: 0.0)
+        assert opt.param_groups[0]["lr"] == 0
+        opt.flush()
+        before = weights(model)
+        opt.zero_grad()
+        backward(model, 0, 1)
+        opt.step()
+        opt.flush()
+        assert torch.equal(weights(model), before)
+
+
+def test_groups_of_unlike_rates_are_refused_where_the_design_has_one() -> None:
+    def groups(model: nn.Module) -> torch.optim.Optimizer:
+        first, *others = model.parameters()
+        return torch.optim.SGD([{"params": [first]}, {"params": others}], lr=0.01)
+
+    with alone("demo", groups) as (model, _, opt):
+        inner_step(model, opt, 0, 0)
+        opt.param_groups[1]["lr"] = 0.5
+        with pytest.raises(ConfigError, match=r"\[0.01, 0.5\]: give all groups one rate"):
+            opt.step()

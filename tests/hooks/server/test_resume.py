@@ -1,0 +1,271 @@
+"""Workers and shards that go on from what they saved: bit for bit, told what was lost, or refused by name."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import thinwire as tw
+from tests.hooks.cluster import again, run_cluster
+from tests.hooks.server_runs import Train, Weights, equal, mlp, normed, one_step, parameters_of, steps, weights_of
+from tests.hooks.server_runs import run as run_workers
+from thinwire.errors import StepMismatchError
+from thinwire.hooks.distribute import DistributedOptimizer
+from thinwire.runtime.metrics import Prometheus
+from thinwire.server.core import ServerCore
+
+
+def saved(count: int) -> Train:
+    """Trains, and returns parameters, buffers and the optimizer's state."""
+
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> tuple[Weights, dict[str, Any]]:
+        steps(count)(rank, model, opt)
+        return weights_of(model), copy.deepcopy(opt.state_dict())
+
+    return train
+
+
+def run(
+    core: ServerCore | None, train: Train, make: Callable[[int], nn.Module] = mlp, **options: Any
+) -> tuple[Any, ServerCore]:
+    [result], after = run_cluster(make, train, workers=1, core=core, **options)
+    return result, after
+
+
+def loaded(make: Callable[[int], nn.Module], weights: Weights) -> Callable[[int], nn.Module]:
+    def resumed(rank: int) -> nn.Module:
+        model = make(rank)
+        getattr(model, "_orig_mod", model).load_state_dict(weights)
+        return model
+
+    return resumed
+
+
+@pytest.mark.parametrize(
+    ("design", "policy"),
+    [
+        ("mem-sgd-1bit", "bsp"),
+        ("mem-sgd-topk", "local[2]"),
+        ("topk-sgd", "ssp[2]"),
+        ("mem-sgd-topk", "adaptive[period,threshold=2]"),
+    ],
+)
+def test_where_the_workers_have_all_state_a_resumed_run_is_bit_identical(design: str, policy: str) -> None:
+    """Momentum, residuals and what accumulated are the workers'; the shard begins anew."""
+
+    def whole(rank: int, model: nn.Module, opt: DistributedOptimizer) -> Weights:
+        steps(8)(rank, model, opt)
+        opt.flush()
+        return weights_of(model)
+
+    def rest(rank: int, model: nn.Module, opt: DistributedOptimizer) -> Weights:
+        opt.load_state_dict(states[rank][1])
+        assert opt.steps_done == 3
+        return whole(rank, model, opt)
+
+    options: dict[str, Any] = {"design": design, "consistency": policy}
+    expected, _ = run_workers(whole, **options)
+    states, _ = run_workers(saved(3), **options)
+    _, state = states[0]
+    if policy == "local[2]":
+        assert any(buffers["momentum_buffer"] is not None for buffers in state["optimizer"]["state"].values())
+        assert state["contexts"]["0.bias"]["accumulated_iterations"] == 1
+        assert state["contexts"]["0.bias"]["accumulated"].abs().max() > 0
+    resumed, _ = run_workers(rest, model=lambda rank: loaded(mlp, states[rank][0])(rank), **options)
+    assert all(map(equal, resumed, expected))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"codec": "3lc", "consistency": "local[steps=4]"},
+        {"codec": "3lc", "consistency": "ssp[3]"},
+        {"design": "entropy[consistency=local[4]]"},
+    ],
+    ids=str,
+)
+def test_a_round_before_its_exchange_goes_on_where_it_was(options: dict[str, Any]) -> None:
+    (whole, _), _ = run(None, saved(9), **options)
+    for cut in (1, 3, 5):
+        (_, state), core = run(None, saved(cut), **options)
+        assert state["step"] == cut
+        (resumed, _), _ = run(again(core), saved(9), resume=state, **options)
+        assert equal(resumed, whole), cut
+
+
+@pytest.mark.parametrize("design", ["3lc[s=1.0]", "doublesqueeze-1bit"])
+def test_weights_come_from_whoever_holds_the_model(design: str) -> None:
+    """The model is not loaded here: the shard's copy, or the one in the state, must be enough."""
+    (weights, state), core = run(None, saved(3), design=design)
+    assert state["position"]["clock"] == 3 and ("values" in state["position"]) == (design != "3lc[s=1.0]")
+
+    def look(_rank: int, model: nn.Module, opt: DistributedOptimizer) -> Weights:
+        assert opt.steps_done == opt.clock == 3
+        return parameters_of(model)
+
+    assert equal(run(again(core), look, design=design, resume=state)[0], weights)
+
+
+@pytest.mark.parametrize("design", ["3lc", "fp32", "doublesqueeze-1bit", "update"])
+def test_statistics_are_the_workers_own_and_not_the_shards(design: str) -> None:
+    """A shard has buffers as they were sent last, which is once in fifty exchanges."""
+    there: list[Any] = []
+
+    def whole(rank: int, model: nn.Module, opt: DistributedOptimizer) -> Weights:
+        there.extend((*saved(3)(rank, model, opt), again(core)))
+        steps(6)(rank, model, opt)
+        return weights_of(model)
+
+    core = ServerCore()
+    wanted, _ = run(core, whole, normed, design=design)
+    weights, state, shard = there
+    (found, _), _ = run(shard, saved(6), loaded(normed, weights), design=design, resume=state)
+    assert equal(found, wanted)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # where torch looks
+@pytest.mark.parametrize("design", ["3lc[s=1.0]", "doublesqueeze-1bit", "terngrad[ema=0.9]", "local-sgd[h=2]"])
+def test_a_state_fits_the_model_compiled_and_not_compiled(design: str) -> None:
+    def compiled(rank: int) -> nn.Module:
+        return torch.compile(normed(rank), backend="eager")  # type: ignore[return-value]
+
+    def leave_out(name: str, shape: tuple[int, ...]) -> bool:
+        asked.add(name)
+        return False
+
+    def rest(rank: int, model: nn.Module, opt: DistributedOptimizer) -> list[torch.Tensor]:
+        for step in range(3):
+            one_step(model, opt, rank, step)
+        opt.flush()
+        return [each.detach().clone() for each in model.parameters()]
+
+    found, asked = list[list[torch.Tensor]](), set[str]()
+    options: dict[str, Any] = {"design": design, "min_numel": 1, "exclude": leave_out}
+    for make, other in ((normed, normed), (normed, compiled), (compiled, normed)):
+        (weights, state), core = run(None, saved(3), make, **options)
+        found.append(run(again(core), rest, loaded(other, weights), resume=state, **options)[0])
+    assert asked <= weights_of(normed(0)).keys()
+    assert all(map(torch.equal, found[0], after) for after in found[1:])
+
+
+# ---- what is lost, and what is refused
+
+
+def test_a_worker_and_a_shard_of_different_steps_are_refused_and_leave_nothing_open() -> None:
+    (_, state), core = run(None, saved(3), codec="3lc")
+    writer = Prometheus(0)
+    with pytest.raises(StepMismatchError, match="resumes at exchange 3, and shard 0 is at 0"):
+        run(None, saved(3), codec="3lc", resume=state, metrics=[writer])
+    Prometheus(writer.port).close()  # its port is free for the next try
+    other = {**state, "position": {**state["position"], "clock": 2}}
+    with pytest.raises(StepMismatchError, match="resumes at exchange 2, and shard 0 is at 3"):
+        run(again(core), saved(3), codec="3lc", resume=other)
+
+
+def test_a_worker_without_its_state_at_shards_that_have_theirs_is_warned_of_what_is_lost() -> None:
+    (weights, state), core = run(None, saved(3), codec="3lc")
+
+    def look(_rank: int, model: nn.Module, opt: DistributedOptimizer) -> float:
+        assert opt.clock == opt.steps_done == 3 and equal(parameters_of(model), weights)
+        return opt.counters["residuals_lost"]
+
+    with pytest.warns(UserWarning, match="worker 0 has no state of its own and goes on with exchange 3"):
+        lost, _ = run(again(core), look, codec="3lc")
+    assert lost == sum("residual" in context for context in state["contexts"].values()) > 0
+
+
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_where_every_push_is_an_update_nothing_is_applied_twice(at: int) -> None:
+    """A worker's state of exchange 2 and a shard's of another: what the shard lacks is lost, and no more."""
+    states: dict[int, Any] = {}
+
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> None:
+        for clock in (1, 2, 3):
+            steps(clock)(rank, model, opt)
+            states[clock] = opt.state_dict(), again(core)
+
+    core = ServerCore()
+    options: dict[str, Any] = {"codec": "3lc", "consistency": "asp"}
+    run(core, train, **options)
+    mine, fresh = states[2][0], states[at][1]
+
+    def look(rank: int, model: nn.Module, opt: DistributedOptimizer) -> Any:
+        values = [torch.from_numpy(table.downlink.values.copy()) for table in fresh.tables]
+        assert all(map(torch.equal, values, [p.detach() for p in model.parameters()])), "the shard's own values"
+        assert opt.clock == opt.steps_done == max(at, 2)
+        residuals = [context["residual"] for context in opt.state_dict()["contexts"].values() if "residual" in context]
+        lost = [opt.counters[name] for name in ("updates_lost", "residuals_lost")]
+        one_step(model, opt, rank, opt.steps_done)
+        return residuals, lost
+
+    gone = [len(core.tables) * (at == 1), len(core.tables) * (at == 3)]
+    if at == 2:
+        (residuals, lost), _ = run(fresh, look, resume=mine, **options)
+    else:
+        said = f"exchange {max(at, 2)}: the shards lack {gone[0]} of its gradients, and {gone[1]} residuals"
+        with pytest.warns(UserWarning, match=said):
+            (residuals, lost), _ = run(fresh, look, resume=mine, **options)
+    assert lost == gone
+    kept = [context["residual"] for context in mine["contexts"].values() if "residual" in context]
+    assert residuals and any(bool(each.any()) for each in kept)
+    for before, after in zip(kept, residuals, strict=True):
+        assert torch.equal(after, torch.zeros_like(before) if at == 3 else before)
+    assert fresh.step == at + 1, "the next exchange is applied once"
+
+
+LACKED = ("rank", "position", "optimizer")
+
+
+def test_states_of_another_rank_or_model_are_refused_before_anything_changes() -> None:
+    (_, state), core = run(None, saved(3), design="doublesqueeze-1bit")
+    position = state["position"]
+    of_shards = {**state, "position": {**position, "versions": 2 * position["versions"]}}
+    values = {**position["values"], "0.bias": torch.zeros(7)}
+    of_shapes = {**state, "position": {**position, "values": values}}
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({**state, "rank": 1}, "of rank 1, and this is rank 0"),
+        (of_shards, "2 shards, this one has 1"),
+        (of_shapes, "of another model: '0.bias' has 7 values in it, and 40 here"),
+        *(({key: state[key] for key in state if key != lacked}, f"lacks '{lacked}'") for lacked in LACKED),
+    ]
+    for resume, named in cases:
+        with pytest.raises(tw.ConfigError, match=named):
+            run(again(core), saved(3), design="doublesqueeze-1bit", resume=resume)
+
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> None:
+        own = saved(1)(rank, model, opt)[1]
+        for short in ({}, {"0.weight": own["contexts"]["0.weight"]}):
+            with pytest.raises(tw.ConfigError, match=r"no residual for '0\."):
+                opt.load_state_dict({**own, "contexts": short, "step": 99})
+        assert opt.steps_done == 1
+        assert torch.equal(
+            opt.state_dict()["contexts"]["0.weight"]["residual"], own["contexts"]["0.weight"]["residual"]
+        )
+
+    run(None, train, codec="3lc")
+
+
+def test_a_loaded_state_brings_back_residuals_rates_and_options() -> None:
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> tuple[float, float]:
+        scheduler = torch.optim.lr_scheduler.StepLR(opt, step_size=1, gamma=0.5)
+        for step in range(2):
+            one_step(model, opt, rank, step)
+            scheduler.step()
+        state = copy.deepcopy(opt.state_dict())
+        opt.param_groups[0]["lr"] = 9.0
+        one_step(model, opt, rank, 2)
+        residual = state["contexts"]["0.weight"]["residual"]
+        assert not torch.equal(opt.state_dict()["contexts"]["0.weight"]["residual"], residual)
+        opt.load_state_dict(state)
+        assert torch.equal(opt.state_dict()["contexts"]["0.weight"]["residual"], residual)
+        return opt.param_groups[0]["lr"], opt.param_groups[0]["weight_decay"]
+
+    def sgd(model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.01)
+
+    assert run(None, train, codec="3lc", optimizer=sgd)[0] == (0.025, 0.01)

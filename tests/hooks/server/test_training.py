@@ -1,0 +1,246 @@
+"""Training through the parameter server, whole: hooks, cores, transports."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import thinwire as tw
+from tests.hooks.cluster import run_cluster
+from tests.hooks.local_runs import Odd
+from tests.hooks.server_runs import Weights, backward, equal, mlp, one_step, parameters_of, run, steps, weights_of
+from thinwire.hooks.distribute import DistributedOptimizer
+from thinwire.policies.consistency import consistency
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "sgd": lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3),
+    "adam": lambda m: torch.optim.Adam(m.parameters(), lr=0.01),
+    "adamw": lambda m: torch.optim.AdamW(m.parameters(), lr=0.01),
+}
+
+
+def alone(count: int, workers: int, make: Callable[[Any], torch.optim.Optimizer]) -> Weights:
+    """The same training in one process with plain torch: gradients averaged by hand."""
+    model = mlp(0)
+    optimizer = make(model)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=count)
+    for step in range(count):
+        optimizer.zero_grad()
+        for rank in range(workers):
+            backward(model, rank, step, 1 / workers)
+        optimizer.step()
+        scheduler.step()
+    return parameters_of(model)
+
+
+def assert_close(found: Weights, expected: Weights, message: str = "") -> None:
+    for name in expected:
+        torch.testing.assert_close(found[name], expected[name], rtol=1e-4, atol=1e-5, msg=f"{message} {name}")
+
+
+def test_uncompressed_training_with_a_schedule_equals_plain_torch() -> None:
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> Weights:
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(opt, T_max=8)
+        for step in range(8):
+            one_step(model, opt, rank, step)
+            scheduler.step()
+        opt.sync()
+        return parameters_of(model)
+
+    for name, make in OPTIMIZERS.items():
+        results, core = run_cluster(mlp, train, workers=3, codec="fp32", optimizer=make)
+        for result in results:
+            assert_close(result, alone(8, 3, make), name)
+        assert core.finished
+
+
+def test_transport_overlap_and_chunks_change_no_bit_and_workers_hold_the_servers_replica() -> None:
+    for codec in ["fp32", "3lc", "int8"]:
+        found, core = run_cluster(mlp, steps(6), workers=3, codec=codec)
+        for options in ({"transport": "grpc"}, {"overlap": False}, {"chunk_nbytes": 1}):
+            others, _ = run_cluster(mlp, steps(6), workers=3, codec=codec, **options)
+            assert all(map(equal, found, others)), (codec, options)
+        for table in core.tables:
+            assert torch.equal(found[0][table.spec.name], torch.from_numpy(table.replica)), table.spec.name
+        if codec == "3lc":
+            weight = core.tables[0]
+            assert 0 < abs(weight.residual).max() < abs(weight.values).max(), (
+                "the pull's residual: server minus workers"
+            )
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_accumulated_gradients_add_up(overlap: bool) -> None:
+    """Gradients that leave at step() add up without a block."""
+
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> Weights:
+        for step in range(4):
+            opt.zero_grad()
+            with opt.no_sync() if overlap else nullcontext():
+                backward(model, rank, 2 * step, 0.5)
+            backward(model, rank, 2 * step + 1, 0.5)
+            opt.step()
+        opt.sync()
+        return parameters_of(model)
+
+    found, _ = run_cluster(mlp, train, codec="fp32", overlap=overlap)
+    model = mlp(0)
+    for step in range(4):
+        model.zero_grad()
+        for rank, half in ((0, 0), (0, 1), (1, 0), (1, 1)):
+            backward(model, rank, 2 * step + half, 0.25)
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+    assert_close(found[0], parameters_of(model))
+
+
+@pytest.mark.parametrize("design", ["fp32", "update[codec=fp32]"])
+@pytest.mark.parametrize("early", [False, True])
+def test_a_scheduler_of_the_wrapped_optimizer_moves_its_rate(design: str, early: bool) -> None:
+    """One that is to resume is made before the training; torch warns where it steps before the optimizer alone."""
+    model = mlp(0)
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(inner, 1)
+
+    def train(rank: int, _model: nn.Module, opt: DistributedOptimizer) -> float:
+        if early:
+            scheduler.step()
+        for step in range(2):
+            one_step(_model, opt, rank, step)
+            scheduler.step()
+        return float(opt.param_groups[0]["lr"])
+
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        [rate], _ = run_cluster(lambda _: model, train, workers=1, optimizer=lambda _: inner, design=design)
+    assert ["before `optimizer.step()`" in str(each.message) for each in seen] == [True] * early
+    assert rate == pytest.approx(0.001 / 10**early)
+
+
+@pytest.mark.parametrize("policy", ["bsp", "local[steps=2]"])
+def test_odd_parameters_and_statistics_are_exchanged(policy: str) -> None:
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> Weights:
+        steps(7)(rank, model, opt)
+        opt.flush()
+        return weights_of(model)
+
+    results, _ = run_cluster(Odd, train, codec="3lc", state_interval=3, consistency=policy)
+    began = parameters_of(Odd(0))
+    for name, value in began.items():
+        assert torch.equal(results[0][name], results[1][name]), name
+        assert torch.equal(results[0][name], value) == (name.startswith("unused") or not value.numel()), name
+    if policy == "bsp":  # worker 0's statistics reached worker 1 after step 6: steps 0, 3 and 6 send them
+        assert torch.equal(results[0]["norm.running_mean"], results[1]["norm.running_mean"])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_replicas_of_other_dtypes_are_equal(dtype: torch.dtype) -> None:
+    results, _ = run_cluster(lambda rank: mlp(rank).to(dtype), steps(4), codec="3lc")
+    assert equal(*results) and results[0]["0.weight"].dtype == dtype
+    assert not torch.equal(results[0]["0.weight"], mlp(0).to(dtype).get_parameter("0.weight"))
+
+
+def test_worker_zero_ends_the_training_for_all() -> None:
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> int:
+        while not opt.finished:
+            if rank == 0 and opt.steps_done == 4:
+                opt.stop_after_this_step()
+            one_step(model, opt, rank, opt.steps_done)
+        opt.sync()
+        return opt.steps_done
+
+    assert run_cluster(mlp, train, workers=3)[0] == [5, 5, 5]
+
+
+def test_a_worker_that_has_left_is_not_waited_for_where_scales_are_shared() -> None:
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> str:
+        try:
+            steps(2 + rank)(rank, model, opt)
+        except tw.ProtocolError as error:
+            return str(error)
+        return "at the end"
+
+    (first, second), _ = run_cluster(mlp, train, design="terngrad", timeout_s=20)
+    assert first == "at the end" and "worker 0 has left before step 2" in second
+
+
+def test_replicas_that_differ_are_noticed() -> None:
+    """TernGrad's workers update by themselves; a hash tells where one of them went astray."""
+
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> None:
+        for step in range(101):
+            if step == 50 and rank == 1:
+                with torch.no_grad():
+                    next(model.parameters())[0, 0] += 1e-3
+            one_step(model, opt, rank, step)
+
+    with pytest.raises(tw.ProtocolError, match=r"worker [01]: its model differs from worker [01]'s before step 100"):
+        run(train, design="terngrad")
+
+
+# ---- consistency: when gradients travel
+
+
+def test_a_design_that_exchanges_once_an_epoch_is_told_how_long_that_is() -> None:
+    def clocks(rank: int, model: nn.Module, opt: DistributedOptimizer) -> list[int]:
+        found = []
+        for step in range(6):
+            one_step(model, opt, rank, step)
+            found.append(opt.clock)
+        return found
+
+    with pytest.raises(tw.ConfigError, match="steps_per_epoch"):
+        run_cluster(mlp, clocks, design="entropy")
+    results, _ = run_cluster(mlp, clocks, design="entropy", steps_per_epoch=3)
+    assert results == [[0, 0, 1, 1, 1, 2]] * 2
+    for given in ("local[steps=2]", consistency("local[steps=2]")):
+        results, _ = run_cluster(mlp, clocks, design="entropy", consistency=given, steps_per_epoch=3)
+        assert results == [[0, 1, 1, 2, 2, 3]] * 2, "a consistency of one's own counts for more"
+
+
+@pytest.mark.parametrize("policy", ["local[3]", "ssp[2]", "adaptive[period,threshold=3]", "bsp", "asp", "backup[1]"])
+def test_flush_sends_what_accumulated_and_only_that(policy: str) -> None:
+    accumulates = policy not in ("bsp", "asp", "backup[1]")
+
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> tuple[Weights, bool]:
+        def waits() -> bool:
+            return any("accumulated" in context for context in opt.state_dict()["contexts"].values())
+
+        steps(4)(rank, model, opt)
+        before, clock, waited = parameters_of(model), opt.clock, waits()
+        opt.flush()
+        assert waited == accumulates and not waits()
+        return parameters_of(model), equal(before, parameters_of(model)) and opt.clock == clock
+
+    results, _ = run(train, codec="fp32", consistency=policy)
+    assert [unchanged for _, unchanged in results] == [not accumulates] * 2
+    assert not accumulates or equal(results[0][0], results[1][0])
+
+
+def test_traffic_counts_what_was_sent() -> None:
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> dict[str, float]:
+        steps(4)(rank, model, opt)
+        return opt.traffic()
+
+    [traffic, _], _ = run(train, codec="fp32")
+    values = sum(parameter.numel() for parameter in mlp(0).parameters())
+    assert traffic["values_push"] == traffic["values_pull"] == 4 * values
+    assert traffic["payload_bytes_push"] == traffic["payload_bytes_pull"] == 16 * values
+    assert traffic["steps"] == 4 and traffic.get("late_pushes", 0) == 0
+
+
+def test_a_closed_optimizer_takes_no_step_and_the_model_stays_usable() -> None:
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> None:
+        one_step(model, opt, rank, 0)
+        opt.close()
+        assert model(torch.zeros(2, 12)).shape == (2, 3)
+        for refused in (opt.step, opt.sync):
+            with pytest.raises(tw.ProtocolError, match="has left the training"):
+                refused()
+
+    run(train, codec="3lc", workers=1)
