@@ -86,7 +86,8 @@ panel = Panel(title="", x_label="", y_label="", series=[Series(label="a", x=[1.0
 for drawn in (to_matplotlib, to_plotly):
     print(told(lambda: drawn(Chart(name="one", caption="", panels=[panel]))))
 
-import thinwire_lab.bench.cells, thinwire_lab.bench.transport_costs  # as every process of a benchmark does, also where none of them is a server
+# As every process of a benchmark does, also where none of them is a server.
+import thinwire_lab.bench.cells, thinwire_lab.bench.transport_costs
 """
 
 

@@ -1,4 +1,4 @@
-"""The inputs of measurements: values with a chosen share of zeros, a ResNet-50's sizes, and the gradients of a model."""
+"""The inputs of measurements: values with a chosen share of zeros, a ResNet-50's sizes, and a model's gradients."""
 
 from __future__ import annotations
 

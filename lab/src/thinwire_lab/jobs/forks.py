@@ -13,7 +13,14 @@ from thinwire.engines.engine import ENVIRONMENT
 from thinwire_lab.engines.starters import Forks
 
 LIBRARIES = (
-    *("thinwire.cli.main", "thinwire.cli.roles", "thinwire_lab.jobs.training", "thinwire.runtime.connection"),
+    *(
+        "thinwire.cli.main",
+        "thinwire_lab.cli.commands",
+        "thinwire_lab.cli.worker",
+        "thinwire.cli.server",
+        "thinwire_lab.jobs.training",
+        "thinwire.runtime.connection",
+    ),
     *("thinwire.runtime.serving", "thinwire.transports.grpc.server", "torch._dynamo"),
 )
 """What servers and workers import; the last one torch does when an optimizer is made."""
