@@ -74,8 +74,8 @@ print(command("demo", "--link", "none", "--png", "demo.png"))
 print(command("compare"))
 print(command("reproduce", "3lc-table-1"))
 for words in (
-    *(("chaos", name, "--runs", "1") for name in ("soak", "storms")),
-    *(("bench", name) for name in ("clock", "pays")),
+    *(("chaos", name, "--runs", "1") for name in ("worker-death", "server-death", "storms")),
+    *(("bench", name) for name in ("transports", "server", "clock", "pays", "designs", "hostile")),
     ("bench", "hooks", "--hook", "none", "--hook", "server:3lc"),
 ):
     print(command(*words))
@@ -86,8 +86,7 @@ panel = Panel(title="", x_label="", y_label="", series=[Series(label="a", x=[1.0
 for drawn in (to_matplotlib, to_plotly):
     print(told(lambda: drawn(Chart(name="one", caption="", panels=[panel]))))
 
-# As every process of a benchmark does, also where none of them is a server.
-import thinwire_lab.bench.cells, thinwire_lab.bench.transport_costs
+import thinwire_lab.bench.hostile  # as every process of a benchmark does, also where none of them is a server
 """
 
 
@@ -103,7 +102,7 @@ def test_without_the_extras_hooks_work_and_everything_else_says_what_to_install(
         "error: the picture of --png needs matplotlib, which is not installed: pip install matplotlib",
         "error: report.html needs matplotlib, which is not installed: pip install matplotlib",
         "error: report.html needs plotly and matplotlib, which are not installed: pip install plotly matplotlib",
-        *["error: a parameter server needs grpc, which is not installed: pip install grpcio"] * 5,
+        *["error: a parameter server needs grpc, which is not installed: pip install grpcio"] * 10,
         "a picture needs matplotlib, which is not installed: pip install matplotlib",
         "an interactive chart needs plotly, which is not installed: pip install plotly",
     ]
