@@ -234,7 +234,7 @@ def test_beside_plain_ddp_that_diverged_nothing_is_compared() -> None:
 
 
 def test_races_that_cannot_be() -> None:
-    text = {"models": ["byte-transformer-1m"]}
+    text: dict[str, Any] = {"models": ["byte-transformer-1m"]}
     for options, said in (
         ({"models": []}, "nothing to measure"),
         ({"models": ["lenet", "byte-transformer"]}, "some read text"),

@@ -104,7 +104,7 @@ def test_rounds_of_designs_that_do_not_exchange_in_every_step() -> None:
 
 
 def test_options_that_cannot_be() -> None:
-    gone = {"faults": ("gone",), "designs": ("3lc",), "consistency": "backup[1]"}
+    gone: dict[str, Any] = {"faults": ("gone",), "designs": ("3lc",), "consistency": "backup[1]"}
     cases: list[tuple[type[Scenario], dict[str, Any], str]] = [
         (Storms, {"runs": 0}, "0 runs"),
         (Storms, {"steps": 5}, "5 steps"),
@@ -126,7 +126,7 @@ def test_options_that_cannot_be() -> None:
 
 
 def test_storms_whose_design_suits_no_fault_are_of_those_that_are_run() -> None:
-    given = {"designs": ("3lc", "terngrad"), "faults": ("kill",), **UNSHAPED}
+    given: dict[str, Any] = {"designs": ("3lc", "terngrad"), "faults": ("kill",), **UNSHAPED}
     assert [trial.design for trial in Storms(**given, runs=1).cells()] == ["3lc"]
     with pytest.raises(ConfigError, match="terngrad"):
         Storms(**given, first=1, runs=1)

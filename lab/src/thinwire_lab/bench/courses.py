@@ -1,4 +1,4 @@
-"""What links carry while a measured run goes on: one rate, one after another by steps, or by the clock.
+"""The rates of links during a measured run: one rate, or one after another, by steps or by the clock.
 
 A course is asked after every step, and at least every `poll_s` seconds; ranks know nothing of it.
 """
@@ -128,7 +128,7 @@ def course(text: str | None, limit_s: float | None = None, period: int = 1) -> S
 class Sweep:
     """One rate after another, each until its step time is known, and then the end.
 
-    What is under way when a rate changes belongs to neither: the first two exchanges at a rate are not counted, nor
+    A message on its way when a rate changes belongs to neither: the first two exchanges at a rate are not counted, nor
     what else is of its first half second; or the first alone where two take longer than there is time.
 
     Args:

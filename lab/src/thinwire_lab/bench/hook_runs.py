@@ -83,7 +83,7 @@ def measure(
     course: Course | None = None,
     starter: Starter | None = None,
 ) -> HookRun:
-    """Measures one run. One that fails keeps what it got to, and `error` says how.
+    """Measures one run. A run that fails keeps its figures so far and its `error`.
 
     Args:
         cell: what to run.

@@ -1,4 +1,4 @@
-"""What is measured on: values with a chosen share of zeros, a ResNet-50's sizes, and the gradients of a model."""
+"""The inputs of measurements: values with a chosen share of zeros, a ResNet-50's sizes, and a model's gradients."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def draw(size: int, zero_fraction: float, seed: int = 0) -> tuple[Floats, Floats
 
 
 class Arrays:
-    """What all measurements of one size work on, allocated once.
+    """The arrays of all measurements of one size, allocated once.
 
     Whether a large array gets huge pages is luck, and worth a fifth: rows that are to be compared must share it.
 

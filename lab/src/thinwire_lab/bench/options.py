@@ -34,7 +34,7 @@ IMAGES, TEXT = "fashion-mnist", "python-text"
 
 @dataclass(kw_only=True)
 class CodecsOptions:
-    """Of `CodecsBench`, which says what they are."""
+    """The options of `CodecsBench`, which describes them."""
 
     only: Sequence[str] = ()
     elements: Sequence[int] = (25_600_000, 1_000_000)
@@ -45,7 +45,7 @@ class CodecsOptions:
 
 @dataclass(kw_only=True)
 class HooksOptions:
-    """Of `HooksBench`, which says what they are."""
+    """The options of `HooksBench`, which describes them."""
 
     models: Sequence[str] = ("lenet", "resnet20", "mlp-5m")
     hooks: Sequence[str] = (*STOCK, *OURS)
@@ -64,7 +64,7 @@ class HooksOptions:
 
 @dataclass(kw_only=True)
 class UpdatesOptions:
-    """Of `UpdatesBench`, which says what they are."""
+    """The options of `UpdatesBench`, which describes them."""
 
     models: Sequence[str] = ("byte-transformer-1m",)
     designs: Sequence[str] = ("update",)
@@ -79,7 +79,7 @@ class UpdatesOptions:
 
 @dataclass(kw_only=True)
 class MemoryOptions:
-    """Of `MemoryBench`, which says what they are."""
+    """The options of `MemoryBench`, which describes them."""
 
     hooks: Sequence[str] = (
         *("alone", "none", "powersgd-4", "3lc[s=1.0,entropy=zstd]", "auto[target=bytes]"),
@@ -95,7 +95,7 @@ class MemoryOptions:
 
 @dataclass(kw_only=True)
 class FsdpOptions:
-    """Of `FsdpBench`, which says what they are."""
+    """The options of `FsdpBench`, which describes them."""
 
     hooks: Sequence[str] = (
         "hsdp:none",
@@ -116,7 +116,7 @@ class FsdpOptions:
 
 @dataclass(kw_only=True)
 class RaceOptions(HooksOptions):
-    """Of `Race`, which says what they are."""
+    """The options of `Race`, which describes them."""
 
     target_accuracy: float = 0.8
     models: Sequence[str] = ("lenet",)
@@ -134,7 +134,7 @@ class RaceOptions(HooksOptions):
 
 @dataclass(kw_only=True)
 class ClockOptions:
-    """Of `ClockBench`, which says what they are."""
+    """The options of `ClockBench`, which describes them."""
 
     designs: Sequence[str] = ("fp32", "3lc[s=1.75]")
     links: Sequence[str] = ("10mbit", "100mbit")
@@ -167,7 +167,7 @@ QUICK: dict[str, Any] = {
 
 @dataclass(kw_only=True)
 class PaysOptions:
-    """Of `PaysBench`, which says what they are."""
+    """The options of `PaysBench`, which describes them."""
 
     models: Sequence[str] = PAYS_MODELS
     methods: Sequence[str] = METHODS

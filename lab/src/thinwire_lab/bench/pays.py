@@ -1,7 +1,7 @@
 """Does it pay? Measured step times of every way to train beside the planner's predictions, on links of many rates.
 
 One run sweeps a method over all links: its processes start once, warm up without a limit, and train on while the links
-change. What is measured at a link is the median step; speed-ups are over uncompressed training of the same kind, by
+change. The figure of a link is the median step; speed-ups are over uncompressed training of the same kind, by
 DDP, at a parameter server, or with local updates. The planner sees the same model, batch and machine, and nothing of
 the runs: its profile is measured before them, one thread at work as in each rank.
 """

@@ -6,8 +6,8 @@ what the same computing takes without an exchange is left out. DDP's all-reduce 
 for the one before; ours goes to all others and back. Where ranks share processors each hop of the ring waits until the
 next rank has one, which no processor is busy with: the clock tells it, held against an exchange of two hops.
 
-What a byte of a local update takes, packets of two sizes tell that every rank sends to the next and back, encrypted as
-such ranks' are; a rank's processor seconds are then those of four ends.
+Packets of two sizes give the cost of a byte of a local update: every rank sends them to the next one and back,
+encrypted as in training, and a rank's processor seconds are those of four ends.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def _byte_s(rank: int, ranks: int) -> float:
 def measure_peer_costs(ranks: int = 4) -> PeerCosts:
     """Returns what messages cost, medians over the ranks; takes some seconds.
 
-    Where the kernel lets us, ranks have links of their own without a limit, over which trainings are measured as well.
+    Ranks have links of their own without a limit, as in measured trainings, if this user may make them.
 
     Args:
         ranks: how many processes exchange messages on this machine, 2 or more.

@@ -1,4 +1,4 @@
-"""Every codec on real gradients: what it sends, and what is lost."""
+"""Every codec on real gradients: its size and its error."""
 
 from __future__ import annotations
 

@@ -27,9 +27,9 @@ WITHOUT_PRIVILEGES = ("kill", "gone", "stop", "garbage", "server")
 """What does not need links that the kernel shapes."""
 OF_A_WORKER = ("kill", "gone", "stop", "cut", "cut-out", "cut-in", "slow")
 OF_THE_SERVER = {"server", "disk"}
-"""What needs checkpoints."""
+"""Faults that need checkpoints."""
 EXACT = {"garbage", *OF_THE_SERVER}
-"""What keeps no gradient away for good: weights are those of an undisturbed training."""
+"""Faults that strike no worker: weights stay those of an undisturbed training."""
 DURATIONS_S = {"stop": (0.5, 4.0), "cut": (0.5, 3.0), "cut-out": (0.5, 3.0), "cut-in": (0.5, 3.0), "slow": (1.0, 5.0)}
 _DISK_S = (1.0, 4.0)
 

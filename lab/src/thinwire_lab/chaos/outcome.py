@@ -92,7 +92,7 @@ class Outcome(Figures, frozen=True, kw_only=True):
 
 
 def ends(job: Job, done: Mapping[int, WorkerOutcome]) -> list[str]:
-    """What is wrong with how a training ended: who did not reach the last step, or replicas that differ.
+    """Returns the problems of a training's end: workers that did not reach the last step, or replicas that differ.
 
     Args:
         job: what was trained.

@@ -294,7 +294,7 @@ class Stage:
         self.until(lambda: time.time() >= at or bool(self.done))
 
     def until_back(self) -> None:
-        """Follows the training until everybody takes part again, or it is over."""
+        """Follows the training until all workers take part again, or its end."""
         self.until(lambda: not self.seen.waiting or bool(self.done))
 
     def finish(self, limit_s: float = 60.0) -> None:

@@ -1,8 +1,8 @@
 """Storms: trainings that faults strike, of one design or of all, once or again and again.
 
 A storm ends right where the last step is reached with equal weights, no gradient was lost or counted twice, and the
-accuracy is no more than `points` below that of the same training without faults. Where no update went without a worker,
-as after the death of a server that resumes, the weights equal those of that training bit for bit.
+accuracy is no more than `points` below that of the same training without faults. Where no fault strikes a worker, as
+after the death of a server that resumes, the weights equal those of that training bit for bit.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from thinwire_lab.jobs import in_process
 from thinwire_lab.jobs.grid import Measured
 from thinwire_lab.jobs.job import Job
 from thinwire_lab.jobs.outcome import RunOutcome
+from thinwire_lab.jobs.processes import Elastic
 from thinwire_lab.workloads.data import data
 
 PEACE = "peace"
@@ -138,8 +139,12 @@ class Storms(StormsOptions, Scenario):
         kinds = [kind for kind in cell.faults.split(",") if kind]
         rounds = exchanges(cell.job())
         kept = min(self.checkpoint_every, max(1, rounds // 6)) if OF_THE_SERVER & set(kinds) else None
+        exact = set(kinds) <= EXACT
+        elastic = self.elastic(self.straggler_grace_s)
+        if exact or "gone" in kinds:  # no update goes without a worker, but those without a backup worker
+            elastic = Elastic(worker_grace_s=None if exact else self.worker_grace_s)
         options = {
-            "elastic": self.elastic(self.straggler_grace_s),
+            "elastic": elastic,
             "checkpoint_every": kept,
             "tiny_disk": "disk" in kinds,
         }
@@ -170,7 +175,7 @@ class Storms(StormsOptions, Scenario):
             outcome = with_problem(outcome, "nothing could strike")
         if self.strikes is not None:
             outcome = all_back(outcome, struck, self.strikes, cell.workers)
-        return self.beside(cell, outcome, tell, exact={fault.kind for fault in struck} <= EXACT)
+        return self.beside(cell, outcome, tell, exact=exact)
 
     def undisturbed(self, cell: Trial, tell: Tell) -> RunOutcome:
         """Returns the outcome of the same training in one process, without faults: bit for bit the same."""
@@ -187,14 +192,14 @@ class Storms(StormsOptions, Scenario):
             cell: of the outcome.
             outcome: of the storm.
             tell: takes a word on progress.
-            exact: no fault kept a gradient away, so that weights of a training in lockstep are the undisturbed ones.
+            exact: no fault struck a worker, so that weights of a training in lockstep are the undisturbed ones.
         """
         expected = self.undisturbed(cell, tell)
         outcome = msgspec.structs.replace(outcome, undisturbed=expected.test_accuracy)
         if outcome.points is not None and outcome.points < -self.points:
             outcome = with_problem(outcome, f"{-outcome.points:.1f} points below the undisturbed accuracy")
         lockstep = consistency(cell.job().full_design().consistency).terms(cell.workers).lockstep
-        if exact and lockstep and not outcome.missing and outcome.weights != (expected.weights,):
+        if exact and lockstep and outcome.weights != (expected.weights,):
             outcome = with_problem(outcome, f"weights {outcome.weights}; undisturbed they are {expected.weights}")
         return outcome
 

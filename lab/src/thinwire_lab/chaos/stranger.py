@@ -1,6 +1,6 @@
 """A stranger at a server's port: bytes at random, or HTTP/2 that is well-formed down to where the garbage begins.
 
-Run by path in a process of its own, behind a link of its own, with the standard library alone. The end of it is always
+It runs by path, in a process and behind a link of its own, with the standard library alone. The end of it is always
 the same: a connection that the server closes, or that is dropped.
 """
 

@@ -95,7 +95,8 @@ def hooks(
     A hook with a start_step warms up for so many steps at least. Local updates take as many steps more as make whole
     periods between exchanges.
 
-    Every finished run is in the JSON file at once; a hook that fails gives a row that says so, and the rest goes on.
+    Every finished run is in the JSON file at once; a hook that fails has a row with its error, and the
+    others are measured.
     Ctrl-C keeps what has been measured. See `thinwire race` for the time to a test accuracy.
     """
     measure(hooks_bench.HooksBench(**vars(given)), json, resume, png)
