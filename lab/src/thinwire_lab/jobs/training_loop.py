@@ -15,13 +15,12 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-import torch
 from msgspec import UNSET, UnsetType
 from torch import nn
 
 from thinwire.cautions import caution
 from thinwire.engines.events import Event
-from thinwire.hooks.chance import HOST, chance_of, set_chance
+from thinwire.hooks.chance import chance_of, set_chance
 from thinwire.hooks.distribute import DistributedOptimizer
 from thinwire.policies.consistency import consistency
 from thinwire.runtime.digests import bits_digest
@@ -43,13 +42,7 @@ ENOUGH_STEPS, ENOUGH_SHARE = 20, 0.1
 
 
 class TrainingLoop:
-    """The state of one worker's run.
-
-    Args:
-        job, rank, report, on_step, now: as for `run_worker`.
-        made: what is trained, on what.
-        opt: by what.
-    """
+    """The state of one worker's run."""
 
     def __init__(
         self,
@@ -154,10 +147,9 @@ class TrainingLoop:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes back what `state_dict` gave."""
-        random = state["random"]
-        set_chance({HOST: random} if isinstance(random, torch.Tensor) else random)  # as it was: the host's alone
+        set_chance(state["random"])
         self._losses.extend(state["losses"])
-        self._before, self._traffic_before = state.get("seconds", 0.0), state.get("traffic", {})
+        self._before, self._traffic_before = state["seconds"], state["traffic"]
         self._began, self._late, self._ends_late = self._now() - self._before, False, False
 
     def _traffic(self) -> dict[str, float]:

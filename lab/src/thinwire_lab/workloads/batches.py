@@ -115,10 +115,10 @@ class Batches(Iterator[tuple[torch.Tensor, torch.Tensor]]):
         Raises:
             ConfigError: the state belongs to other data, another seed or other segments; the position is unchanged.
         """
-        mine, state = self.state_dict(), {"segments": "drawn", **state}  # which older states do not say
+        mine = self.state_dict()
         for key in ("dataset", "num_examples", "seed", "segments"):
-            if state.get(key) != mine[key]:
-                raise ConfigError(f"the saved batches have {key} {state.get(key)!r}, these have {mine[key]!r}")
+            if state[key] != mine[key]:
+                raise ConfigError(f"the saved batches have {key} {state[key]!r}, these have {mine[key]!r}")
         if all(state[key] == mine[key] for key in ("workers", "batch")):
             saved = tuple((step, tuple(ranks)) for step, ranks in state["memberships"])
             self.follow(saved, state["epoch"] * self.batches_per_epoch + state["index"])
