@@ -181,7 +181,10 @@ class RunCheckpoints(CheckpointFolder):
         return max(common, key=lambda step: (have[step], step))
 
     def forget_lacking(self, job: Job, step: int | None) -> list[int]:
-        """Removes what those workers have that lack the step which the others go on from: nobody goes back to it again."""
+        """Removes the checkpoints of workers that lack the step at which the run goes on; returns their ranks.
+
+        They begin with the shards' parameters.
+        """
         if step is None:
             return []
         lacking = [rank for rank in range(job.workers) if step not in checkpoint.steps_in(self.worker(rank))]
