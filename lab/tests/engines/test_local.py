@@ -12,12 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from thinwire.engines.engine import TAIL_LINES
 from thinwire.engines.events import Event, Lost, Restarted, Said
 from thinwire.errors import ConfigError, EngineError
-from thinwire.transports.links import parse_rate
 from thinwire_lab.engines.local import LocalEngine
-from thinwire_lab.engines.namespaces import Fabric, available
+from thinwire_lab.engines.namespaces import available
 
 
 class Step(Event, frozen=True, kw_only=True):
@@ -93,17 +91,6 @@ def test_waiting_for_one_event_keeps_the_others_in_order() -> None:
         assert list(engine.events()) == [("server", Step(step=1)), ("server", Step(step=2))]
 
 
-def test_processes_that_still_run_are_asked_to_go(tmp_path: Path) -> None:
-    asked = tmp_path / "asked"
-    polite = f"trap 'echo yes > {asked}; exit 0' TERM; {report(Up())}; while :; do sleep 0.02; done"
-    with LocalEngine(KINDS) as engine:
-        engine.start("server", sh(polite))
-        engine.wait_for("server", Up, PATIENCE_S)
-        assert alive(engine.pids["server"])
-    assert asked.read_text() == "yes\n"
-    assert not alive(engine.pids["server"])
-
-
 def test_what_is_not_an_event_is_not_lost_when_the_process_fails() -> None:
     unknown, wrong = '{"event": "no such"}', '{"event": "step", "step": "x"}'
     printed = ("warming up", "[1, 2]", "{broken", '{"step": 1}', unknown, wrong)
@@ -119,15 +106,6 @@ def test_what_is_not_an_event_is_not_lost_when_the_process_fails() -> None:
         assert not any(alive(pid) for pid in engine.pids.values()), "stopped at once, not when the block ends"
 
 
-def test_only_the_last_lines_are_kept() -> None:
-    with LocalEngine(KINDS) as engine:
-        engine.start("worker 0", sh("i=0; while [ $i -lt 100 ]; do echo line $i. >&2; i=$((i+1)); done; exit 1"))
-        with pytest.raises(EngineError) as caught:
-            list(engine.events())
-    assert str(caught.value).count("line ") == TAIL_LINES
-    assert "line 99." in str(caught.value) and f"line {99 - TAIL_LINES}." not in str(caught.value)
-
-
 def test_processes_that_fail_together_are_all_named(tmp_path: Path) -> None:
     # The worker sees the server die, and is heard of first.
     fifo = tmp_path / "connection"
@@ -141,13 +119,6 @@ def test_processes_that_fail_together_are_all_named(tmp_path: Path) -> None:
     assert "server was killed by SIGKILL (out of memory, or by hand); last lines: none" in str(caught.value)
 
 
-def test_a_command_that_is_not_there_is_named() -> None:
-    with LocalEngine(KINDS) as engine:
-        engine.start("server", ["/nowhere/at-all"])
-        with pytest.raises(EngineError, match=r"server ended with exit status 127; (.|\n)*/nowhere/at-all"):
-            engine.wait_for("server", Up, PATIENCE_S)
-
-
 def test_waiting_for_what_never_comes_ends() -> None:
     with LocalEngine(KINDS) as engine:
         engine.start("server", sh(f"echo loading >&2; {FOREVER}"))
@@ -158,13 +129,6 @@ def test_waiting_for_what_never_comes_ends() -> None:
         engine.start("server", sh(report(Step(step=1))))
         with pytest.raises(EngineError, match="server ended before it reported Up"):
             engine.wait_for("server", Up, PATIENCE_S)
-
-
-def test_silence_of_all_ends_a_run() -> None:
-    with LocalEngine(KINDS) as engine:
-        engine.start("worker 0", sh(FOREVER))
-        with pytest.raises(EngineError, match=r"no process has reported anything for 0.2 s\nworker 0 was running"):
-            list(engine.events(silence_s=0.2))
 
 
 def test_an_optional_process_is_killed_and_started_again_and_its_lines_are_passed_on() -> None:
@@ -228,13 +192,6 @@ def test_whoever_ignores_the_request_to_go_is_killed_with_its_own_children() -> 
     engine.stop()
 
 
-def test_children_of_a_process_that_ended_are_not_left() -> None:
-    with LocalEngine(KINDS) as engine:
-        engine.start("worker 0", sh('sleep 600 & echo "{\\"event\\": \\"up\\", \\"child\\": $!}"'))
-        up = engine.wait_for("worker 0", Up, PATIENCE_S)
-        assert list(engine.events()) == [] and wait_until_gone([up.child]) == []
-
-
 # A launcher as the command line is one: it starts a server that goes when asked, two workers and, where it may,
 # thin links; says what it has started; and waits for events that never come.
 LAUNCHER = """
@@ -290,24 +247,3 @@ def end_launcher(signum: signal.Signals, asked: Path) -> None:
         assert "KeyboardInterrupt" in complaint
     else:
         assert launcher.returncode == -signum
-
-
-def test_processes_on_thin_links_are_in_their_hosts() -> None:
-    permitted, reason = available()
-    if not permitted:
-        pytest.skip(f"this user cannot make network namespaces here: {reason}")
-    show = (
-        "import fcntl, json, socket, struct; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); "
-        "a = fcntl.ioctl(s, 0x8915, struct.pack('256s', b'eth0')); "  # SIOCGIFADDR
-        "print(json.dumps({'event': 'seen', 'text': socket.inet_ntoa(a[20:24])}))"
-    )
-    rate = parse_rate("none")
-    with Fabric({"a": rate, "b": rate}) as fabric, LocalEngine(KINDS, fabric=fabric) as engine:
-        for host in fabric.addresses:
-            engine.start(f"on {host}", [sys.executable, "-c", show], host=host)
-        seen = {process: event.text for process, event in engine.events() if isinstance(event, Seen)}
-        with pytest.raises(ConfigError, match="no host was given, but the engine has a fabric"):
-            engine.start("astray", sh("exit 0"))
-        with pytest.raises(ConfigError, match="no host 'c' in this fabric"):
-            engine.start("astray", sh("exit 0"), host="c")
-        assert seen == {f"on {host}": address for host, address in fabric.addresses.items()}

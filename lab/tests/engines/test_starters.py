@@ -111,27 +111,6 @@ def test_what_cannot_be_forked_is_said(tmp_path: Path, monkeypatch: pytest.Monke
             forks.start([sys.executable, *flags, "-m", "json"], {}, [])
 
 
-def test_a_fork_that_the_system_refuses_is_the_only_one_that_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    once = """
-import errno, os
-fork, calls = os.fork, []
-def refuse_the_first():
-    calls.append(1)
-    if len(calls) == 1:
-        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-    return fork()
-os.fork = refuse_the_first
-"""
-    (tmp_path / "once.py").write_text(once)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with Forks(["once"], {}) as forks:
-        with pytest.raises(EngineError, match="cannot fork json: Resource temporarily unavailable"):
-            forks.start([sys.executable, "-m", "json"], {}, [])
-        ended(forks.start([sys.executable, "-m", "json"], {}, []))
-
-
 def test_a_fork_enters_namespaces(forks: Forks) -> None:
     permitted, reason = available()
     if not permitted:

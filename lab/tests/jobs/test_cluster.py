@@ -29,17 +29,6 @@ def test_who_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
         choose_links("10mbit", "kernel")
 
 
-def test_rates_and_choices_that_cannot_be() -> None:
-    for link, shaping, text in (
-        ("10", "auto", "10"),
-        ("10mb", "auto", "mbit"),
-        ("-1mbit", "auto", "mbit"),
-        ("1mbit", "tc", "auto, kernel and app"),
-    ):
-        with pytest.raises(ConfigError, match=text):
-            choose_links(link, shaping)
-
-
 def test_nodes_that_cannot_be_shared() -> None:
     def shared(servers: int) -> Roles:
         return Roles(workers=2, worker=lambda *_: ["worker"], servers=servers, servers_on_workers=True)

@@ -117,26 +117,6 @@ def test_one_of_two_shards_is_lost(design: str, dies_after: int, tmp_path: Path)
     assert sum("This worker joins again" in each for each in run.said) >= 2, run.said
 
 
-def test_one_that_resumes_where_the_others_have_gone_on_takes_the_residuals_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, tries = tmp_path / "worker.checkpoint", list[tuple[bool, bool]]()
-    path.touch()
-    mine = WorkerCheckpoint(path=path, every=2, resume=True)
-
-    def train(kept: WorkerCheckpoint | None, returning: bool) -> Any:
-        assert kept is not None
-        tries.append((kept.resume, kept.residuals))
-        if not kept.residuals:
-            raise StepMismatchError("the others go on at 9", 9)
-        return "done"
-
-    monkeypatch.setattr(WorkerCheckpoint, "own", lambda self: (4,))
-    with pytest.warns(UserWarning, match="with the residuals of its newest checkpoint"):
-        rejoining(train, mine)
-    assert tries == [(True, False), (True, True)]
-
-
 def test_one_that_took_residuals_alone_goes_back_with_its_whole_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,22 +17,13 @@ from lab.tests.jobs.test_processes import equal_parts
 from thinwire.engines.events import Event, Restarted
 from thinwire.engines.ray_cluster import RayCluster
 from thinwire.engines.ray_engine import RayEngine
-from thinwire.engines.roles import Roles
 from thinwire.errors import ConfigError
-from thinwire.transports.links import Rate
 from thinwire_lab.cli import running
 from thinwire_lab.jobs import in_process, on_ray
 from thinwire_lab.jobs.checkpoints import RunCheckpoints
-from thinwire_lab.jobs.cluster import Links
 from thinwire_lab.jobs.events import Checkpointed
 from thinwire_lab.jobs.job import Job
 from thinwire_lab.jobs.on_ray import run_on_ray
-
-
-def test_more_workers_than_there_are_cannot_be_needed() -> None:
-    for needed in (0, 5):
-        with pytest.raises(ConfigError, match=f"min_workers={needed} of 4 workers: .* give 1 to 4"):
-            tw.ray.launch(lambda rank, servers: None, workers=4, min_workers=needed)
 
 
 def test_without_ray_one_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,65 +36,6 @@ def test_without_ray_one_sentence_says_what_to_install(monkeypatch: pytest.Monke
     ):
         with pytest.raises(ConfigError, match=sentence):
             start()
-
-
-def test_what_cannot_be_is_refused_before_ray_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(on_ray, "require", lambda *_: None)
-    monkeypatch.setattr(on_ray, "RayEngine", None)
-    refused: dict[str, Callable[[], object]] = {
-        "the kernel's links are this machine's alone": lambda: run_on_ray(
-            Job(), cluster=RayCluster(), links=Links("kernel", Rate(None))
-        ),
-        "workers=0 and servers=1 must be at least 1": lambda: tw.ray.launch(lambda rank, servers: None, workers=0),
-        "say where with checkpoint_dir": lambda: tw.ray.launch(lambda rank, servers: None, workers=1, resume=True),
-        "a checkpoint every 0 steps": lambda: tw.ray.launch(
-            lambda rank, servers: None, workers=1, checkpoint_dir=tmp_path, checkpoint_every=0
-        ),
-        "checkpoints cannot be in '.*file/folder': Not a directory": lambda: tw.ray.launch(
-            lambda rank, servers: None, workers=1, checkpoint_dir=tmp_path / "file" / "folder"
-        ),
-        r"an earlier training \(server-1.checkpoint, …\).* go on from them with resume=True": lambda: tw.ray.launch(
-            lambda rank, servers: None, workers=1, servers=2, checkpoint_dir=tmp_path
-        ),
-    }
-    (tmp_path / "file").touch()
-    (tmp_path / "server-1.checkpoint.previous").touch()
-    for text, start in refused.items():
-        with pytest.raises(ConfigError, match=text):
-            start()
-
-
-def test_roles_take_what_they_need_and_their_credentials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    opened: list[tuple[Any, Any]] = []
-    monkeypatch.setattr(on_ray, "RayEngine", lambda kinds, needs, **options: opened.append((needs, options)))
-    RayCluster(address="auto", insecure=True).engine([], ["server 0", "worker 0"], roles=1, gpus=True)
-    needs = {"server 0": {"CPU": 1.0}, "worker 0": {"CPU": 1.0, "GPU": 1.0}}
-    # Lines, for the warnings of servers and workers are among them.
-    assert opened == [(needs, {"address": "auto", "protected": False, "insecure": True, "lines": True})]
-    assert RayCluster().private(0) == [] and RayCluster(insecure=True).private(None) == ["--insecure"]
-    given = RayCluster(certs=tmp_path)
-    assert given.private(1)[-1] == str(tmp_path / "worker-1.token")
-    assert given.private(None)[-1] == str(tmp_path / "server.token")
-
-
-def test_a_server_that_comes_back_resumes_from_files_of_this_run(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Also where it was killed between two renames, and whatever the time is on the machine that has the files."""
-    called: list[Roles] = []
-    monkeypatch.setattr(on_ray, "require", lambda *_: None)
-    monkeypatch.setattr(on_ray, "run_cluster", lambda roles, *_: called.append(roles))
-    with pytest.raises(IndexError):  # no engine was opened, and nothing is returned
-        tw.ray.launch(lambda rank, servers: None, workers=1, checkpoint_dir=tmp_path)
-    [roles] = called
-    assert roles.servers_return and "--resume" not in roles.server(0, False) and "--resume" not in roles.server(0, True)
-    file = tmp_path / "server-0.checkpoint.previous"
-    file.touch()
-    os.utime(file, (1e9, 1e9))
-    assert "--resume" in roles.server(0, True) and "--resume" not in roles.server(1, True)
-    with pytest.raises(IndexError):
-        tw.ray.launch(lambda rank, servers: None, workers=1, checkpoint_dir=tmp_path, resume=True)
-    assert "--resume" in called[1].server(0, False)
 
 
 def striking(engine: list[RayEngine], victims: list[str], process: str, event: Event) -> None:

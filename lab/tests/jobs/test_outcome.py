@@ -25,33 +25,27 @@ def test_sums_are_over_workers_and_the_ratio_is_of_all_that_travelled() -> None:
     assert (found.bits_per_value_push, found.bits_per_value_pull) == (0.8, 2.4)
     assert found.compression_ratio == 32 * 6000 / (8 * 1200)
     assert found.train_loss == 2.0 and found.seconds_wait == 1.0
+    data = msgspec.to_builtins(found)
+    assert {"test_accuracy_ema", "interface_bytes_push", "in_process"}.isdisjoint(data)
+    assert msgspec.convert(json.loads(json.dumps(data)), type(found)) == found
+    with pytest.raises(EngineError, match="2 different models"):
+        summarise(JOB, [worker_outcome(0), worker_outcome(1, weights="abd")], rate=Rate(None), shaping="none")
 
 
-def test_what_late_and_dead_workers_missed_is_counted() -> None:
-    traffic = {"missed_exchanges": 2, "residuals_lost": 1, "residuals_carried": 3, "late_pushes": 4}
-    workers = [worker_outcome(0), worker_outcome(1, traffic=traffic), worker_outcome(2, traffic=traffic)]
-    found = summarise(JOB, workers, rate=Rate(None), shaping="none")
-    assert (found.missed_exchanges, found.residuals_lost, found.residuals_carried, found.late_pushes) == (4, 2, 6, 8)
-
-
-@pytest.mark.parametrize(
-    ("design", "policy"),
-    [("local-sgd[h=10]", None), ("local2", None), ("fp32", "ssp[2]"), ("fp32", "adaptive[norm]")],
-)
-def test_where_steps_go_without_an_exchange_bits_are_per_parameter_and_step(design: str, policy: str | None) -> None:
+def test_where_steps_go_without_an_exchange_bits_are_per_parameter_and_step() -> None:
     """5 steps of 2,000 parameters at each worker, of which 1,000 values have travelled."""
-    job = Job(design=design, consistency=policy, workers=3, steps=5)
-    workers = [worker_outcome(rank, parameters=2000) for rank in range(3)]
-    found = summarise(job, workers, rate=Rate(None), shaping="none")
-    assert (found.bits_per_value_push, found.bits_per_value_pull) == (0.08, 0.24)
-    assert found.compression_ratio == 32 * 60_000 / (8 * 1200)
-
-
-def test_a_worker_that_came_late_has_not_saved_the_steps_of_before() -> None:
-    traffic = {**worker_outcome(1).traffic, "steps": 1}
-    workers = [worker_outcome(0, parameters=1000), worker_outcome(1, parameters=1000, traffic=traffic)]
-    found = summarise(Job(design="local2", workers=2, steps=5), workers, rate=Rate(None), shaping="none")
-    assert found.bits_per_value_push == 8 * 200 / 6000
+    cases: list[tuple[str, str | None]] = [
+        ("local-sgd[h=10]", None),
+        ("local2", None),
+        ("fp32", "ssp[2]"),
+        ("fp32", "adaptive[norm]"),
+    ]
+    for design, policy in cases:
+        job = Job(design=design, consistency=policy, workers=3, steps=5)
+        workers = [worker_outcome(rank, parameters=2000) for rank in range(3)]
+        found = summarise(job, workers, rate=Rate(None), shaping="none")
+        assert (found.bits_per_value_push, found.bits_per_value_pull) == (0.08, 0.24)
+        assert found.compression_ratio == 32 * 60_000 / (8 * 1200)
 
 
 def test_the_order_in_which_workers_end_changes_no_digit() -> None:
@@ -63,25 +57,12 @@ def test_the_order_in_which_workers_end_changes_no_digit() -> None:
     assert found == {(0.1 + 0.2 + 0.3) / 3} != {(0.3 + 0.2 + 0.1) / 3}
 
 
-def test_replicas_that_differ_are_an_error() -> None:
-    workers = [worker_outcome(0), worker_outcome(1, weights="abd"), worker_outcome(2)]
-    with pytest.raises(EngineError, match="the workers ended with 2 different models"):
-        summarise(JOB, workers, rate=Rate(None), shaping="none")
-
-
 def test_where_worker_zero_was_lost_scores_are_of_the_lowest_rank_that_evaluated() -> None:
     others = [worker_outcome(1), worker_outcome(2, test_accuracy=0.75, test_loss=0.5, seconds=3.0)]
     found = summarise(JOB, others, rate=Rate(None), shaping="none")
     assert (found.test_accuracy, found.test_loss, found.seconds, found.lost_workers) == (0.75, 0.5, 3.0, 1)
-    with pytest.warns(UserWarning, match="worker 0 was lost before it had evaluated the model, and nobody did"):
+    with pytest.warns(UserWarning, match="worker 0 was lost"):
         found = summarise(JOB, [worker_outcome(1), worker_outcome(2)], rate=Rate(None), shaping="none")
     assert math.isnan(found.test_accuracy) and math.isnan(found.test_loss)
     assert (found.train_loss, found.seconds) == (2.5, 2.0)
     assert json.loads(msgspec.json.encode(found))["test_accuracy"] is None, "the rest is kept"
-
-
-def test_what_a_run_does_not_have_is_not_written() -> None:
-    found = summarise(JOB, [worker_outcome(rank) for rank in range(3)], rate=Rate(None), shaping="none")
-    data = msgspec.to_builtins(found)
-    assert {"test_accuracy_ema", "interface_bytes_push", "in_process"}.isdisjoint(data)
-    assert msgspec.convert(json.loads(json.dumps(data)), type(found)) == found

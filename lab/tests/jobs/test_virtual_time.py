@@ -3,7 +3,7 @@
 import pytest
 
 from thinwire.errors import ConfigError
-from thinwire.planner.transport_costs import TCP_PAYLOAD_NBYTES, Sharing
+from thinwire.planner.transport_costs import TCP_PAYLOAD_NBYTES
 from thinwire_lab.jobs.virtual_time import Agenda, ModelledLinks, Processors
 
 SECOND = 1000 * TCP_PAYLOAD_NBYTES
@@ -63,21 +63,5 @@ def test_cores_are_taken_in_turn() -> None:
             processors.book(seen[-1], 3.0)
         assert seen == begins
     assert shared.begins(7.0) == 7.0
-    with pytest.raises(ConfigError, match="0 cores; at least 1"):
+    with pytest.raises(ConfigError, match="0 cores"):
         Processors(0)
-
-
-def test_whoever_begins_beside_another_is_contended() -> None:
-    own, shared = Processors(None), Processors(2)
-    for processors in (own, shared):
-        assert not processors.contended(1.0)
-        processors.book(1.0, 3.0)
-    assert shared.contended(2.0) and not shared.contended(4.0)
-    assert not own.contended(2.0), "with a processor of its own nobody is in the way"
-
-
-def test_sharing_makes_what_is_computed_longer() -> None:
-    assert Sharing().stretch == 1.0 and Sharing(slowdown=1.2, use=0.8).stretch == pytest.approx(1.5)
-    for wrong in ({"slowdown": 0.9}, {"use": 0.0}, {"use": 1.1}):
-        with pytest.raises(ConfigError, match="a slowdown is 1 or more, and a use above 0"):
-            Sharing(**wrong)

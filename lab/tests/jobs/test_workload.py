@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +11,6 @@ from thinwire.errors import ConfigError
 from thinwire_lab.jobs import processes
 from thinwire_lab.jobs.job import Job
 from thinwire_lab.jobs.workload import check, workload
-from thinwire_lab.studies.compare import Comparison, compare
 
 
 def test_workers_begin_alike_and_read_different_examples() -> None:
@@ -38,11 +36,3 @@ def test_what_cannot_be_trained_is_refused_before_anything_starts(job: Job, said
     for call in calls:
         with pytest.raises(ConfigError, match=said):
             call()
-
-
-@pytest.mark.parametrize("design", ["3lc", "entropy"])
-def test_a_comparison_is_refused_before_its_first_run(design: str, tmp_path: Path) -> None:
-    """One that exchanges once an epoch has to know how long that is, which here is no step."""
-    asked = Comparison(designs=[design], links=["10mbit"], batch=100_000)
-    with pytest.raises(ConfigError, match="do not fit"):
-        compare(asked, tmp_path, lambda job: pytest.fail("it was trained"))

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from thinwire_lab.workloads.augment import centre, crop_and_flip, distort, standardise
+from thinwire_lab.workloads.augment import crop_and_flip, distort, standardise
 
 
 def _pictures(count: int) -> torch.Tensor:
@@ -39,22 +39,6 @@ def _window(padded: torch.Tensor, top: int, left: int, flipped: bool) -> torch.T
     return window.flip(2) if flipped else window
 
 
-def test_chance_comes_from_the_generator_alone() -> None:
-    pictures = _pictures(8)
-    first = crop_and_flip(pictures, torch.Generator().manual_seed(5))
-    again = crop_and_flip(pictures, torch.Generator().manual_seed(5))
-    other = crop_and_flip(pictures, torch.Generator().manual_seed(6))
-    assert torch.equal(first, again) and not torch.equal(first, other)
-
-
-def test_without_padding_only_flips_remain() -> None:
-    pictures = _pictures(32)
-    out = crop_and_flip(pictures, torch.Generator().manual_seed(0), padding=0)
-    same = [bool(torch.equal(a, b)) for a, b in zip(pictures, out, strict=True)]
-    mirrored = [bool(torch.equal(a.flip(2), b)) for a, b in zip(pictures, out, strict=True)]
-    assert all(a != b for a, b in zip(same, mirrored, strict=True)) and any(same) and any(mirrored)
-
-
 def test_a_distorted_picture_is_a_window_or_its_mirror_image_with_another_contrast() -> None:
     pictures = _pictures(300)
     out = distort(pictures, 5, torch.Generator().manual_seed(0))
@@ -81,12 +65,6 @@ def test_distortion_takes_its_chance_from_the_generator_alone() -> None:
     first, again, other = (distort(pictures, 5, torch.Generator().manual_seed(seed)) for seed in (5, 5, 6))
     assert torch.equal(first, again) and not torch.equal(first, other)
     assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_the_centre_of_an_odd_rest_is_above_and_left() -> None:
-    picture = torch.arange(42).view(1, 1, 6, 7)
-    assert torch.equal(centre(picture, 3), picture[..., 1:4, 2:5])
-    assert torch.equal(centre(picture, 6), picture[..., 0:6, 0:6])
 
 
 def test_each_picture_is_standardised_by_itself_and_brightness_is_gone() -> None:

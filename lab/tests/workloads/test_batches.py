@@ -15,7 +15,6 @@ from thinwire_lab.workloads.batches import Batches
 from thinwire_lab.workloads.data import data
 from thinwire_lab.workloads.dataset import Dataset
 from thinwire_lab.workloads.digits import digits
-from thinwire_lab.workloads.python_text import python_text
 
 
 @pytest.fixture(scope="module")
@@ -41,25 +40,6 @@ def test_no_example_goes_to_two_workers_or_comes_twice_in_an_epoch(numbered: Dat
             everything = [example for shard in shards for example in shard]
             assert len(set(everything)) == len(everything)
             assert len(everything) == 103 // workers // batch * batch * workers
-
-
-def test_epochs_and_seeds_differ_and_repeat(numbered: Dataset) -> None:
-    first = _epoch(numbered, 1, 4, 5)
-    assert first == _epoch(numbered, 1, 4, 5)
-    assert first != _epoch(numbered, 1, 4, 5, epoch=1)
-    assert first != _epoch(numbered, 1, 4, 5, seed=1)
-    assert first != sorted(first)
-
-
-def test_in_the_long_run_every_example_is_seen(numbered: Dataset) -> None:
-    seen = {example for epoch in range(6) for example in _epoch(numbered, 0, 2, 50, epoch)}
-    assert len(seen) > 95
-
-
-def test_inputs_belong_to_their_targets(numbered: Dataset) -> None:
-    inputs, targets = next(Batches(numbered, rank=0, workers=2, batch=8, seed=3))
-    assert inputs.dtype == torch.float32 and targets.dtype == torch.int64
-    assert torch.equal(inputs[:, 0, 4, 4].long(), targets)
 
 
 def _take(batches: Batches, count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -124,12 +104,6 @@ def test_a_data_set_with_a_crop_is_distorted_where_pictures_are_augmented_and_cu
     assert torch.equal(following, first_x) and not torch.equal(second_x, first_x)
 
 
-def test_text_comes_in_windows() -> None:
-    inputs, targets = next(Batches(python_text(), rank=3, workers=4, batch=8, seed=0))
-    assert inputs.shape == targets.shape == (8, 64)
-    assert torch.equal(inputs[:, 1:], targets[:, :-1])
-
-
 def test_impossible_shards(numbered: Dataset) -> None:
     for rank, workers, batch, message in [
         (4, 4, 1, "rank 4 of 4 workers"),
@@ -141,8 +115,3 @@ def test_impossible_shards(numbered: Dataset) -> None:
         with pytest.raises(ConfigError) as caught:
             next(Batches(numbered, rank=rank, workers=workers, batch=batch, seed=0))
         assert message in str(caught.value)
-
-
-def test_text_cannot_be_cropped() -> None:
-    with pytest.raises(ConfigError, match="python-text holds no images"):
-        Batches(python_text(), rank=0, workers=1, batch=1, seed=0, augment=True)

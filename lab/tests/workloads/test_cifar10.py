@@ -51,13 +51,3 @@ def test_damaged_records(tmp_path: Path) -> None:
         with pytest.raises(DataError) as caught:
             read_records(path)
         assert message in str(caught.value)
-
-
-def test_missing_files(tmp_path: Path) -> None:
-    write_set(tmp_path)
-    (tmp_path / source.TEST_FILE).unlink()
-    assert not source.present(tmp_path)
-    with pytest.raises(DataError, match="lacks the six files"):
-        cifar10(tmp_path)
-    with pytest.raises(DataError, match="cannot be read"):
-        read_records(tmp_path / source.TEST_FILE)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pwd
 import weakref
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import torch
 
 from thinwire.errors import ConfigError, DataError
 from thinwire_lab.workloads import data as registry
-from thinwire_lab.workloads.data import data, datasets, is_here
+from thinwire_lab.workloads.data import data
 from thinwire_lab.workloads.download import SOURCES
 from thinwire_lab.workloads.idx import FILES
 
@@ -31,15 +30,6 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(registry, "cache_folder", lambda: tmp_path / "cache")
     monkeypatch.setattr(registry, "SYSTEM_FOLDER", tmp_path / "system")
     return tmp_path
-
-
-def test_cache_and_system_folders_are_found(nowhere: Path) -> None:
-    for place in ("system/fashion-mnist", "cache/fashion-mnist"):  # what is in the cache comes first
-        _write(nowhere / place)
-        assert len(data("fashion-mnist").train_x) == 5
-        info = {info.name: info for info in datasets()}["fashion-mnist"]
-        assert info.present and info.where == nowhere / place
-        assert is_here("fashion-mnist") and is_here("fashion-mnist[test=2]") and not is_here("mnist")
 
 
 def test_a_root_is_the_only_place(nowhere: Path) -> None:
@@ -70,65 +60,6 @@ def test_missing_data_says_where_it_was_sought_and_how_to_get_it(nowhere: Path) 
         assert f"{nowhere / 'cache' / name} and {nowhere / 'system' / name}" in message
         assert f"thinwire inspect data --download {name}" in message
         assert not (nowhere / "cache").exists(), "looking must not download or create anything"
-
-
-def test_without_a_home_folder_the_system_folder_is_still_looked_at(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(registry, "SYSTEM_FOLDER", tmp_path)
-    no_home(monkeypatch)
-    with pytest.raises(DataError, match=f"the data set mnist is not in {tmp_path / 'mnist'}: "):
-        data("mnist")
-    _write(tmp_path / "mnist")
-    assert data("mnist").name == "mnist" and is_here("mnist")
-    with pytest.raises(DataError, match="no home folder to keep data sets in: set HOME, or name a folder"):
-        registry.cache_folder()
-
-
-def no_home(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A user whom the machine does not know, without HOME."""
-
-    def unknown(uid: int) -> None:
-        raise KeyError(uid)
-
-    monkeypatch.delenv("HOME")
-    monkeypatch.setattr(pwd, "getpwuid", unknown)
-
-
-def test_what_comes_along_is_always_there(nowhere: Path) -> None:
-    present = {info.name: info.present for info in datasets()}
-    assert present == {
-        "digits": True,
-        "fashion-mnist": False,
-        "mnist": False,
-        "cifar10": False,
-        "python-text": True,
-    }
-    assert data("digits", root=nowhere).name == "digits"
-
-
-def test_text_has_a_context_to_choose_and_images_have_none() -> None:
-    assert data("python-text").in_shape == (64,) and data("python-text", context=96).in_shape == (96,)
-    for name, context, message in (("digits", 96, "digits is no text"), ("python-text", 0, "a context of 0 bytes")):
-        with pytest.raises(ConfigError, match=message):
-            data(name, context=context)
-
-
-def test_unknown_name() -> None:
-    with pytest.raises(ConfigError, match="unknown data set 'imagenet'; the data sets are digits, fashion-mnist"):
-        data("imagenet")
-
-
-def test_fashion_mnist_as_debian_installs_it() -> None:
-    info = {info.name: info for info in datasets()}["fashion-mnist"]
-    if not info.present:
-        pytest.skip("Fashion-MNIST is not installed: " + info.how)
-    dataset = data("fashion-mnist")
-    assert dataset.train_x.shape == (60_000, 1, 28, 28) and dataset.test_x.shape == (10_000, 1, 28, 28)
-    assert torch.bincount(dataset.train_y).tolist() == [6000] * 10
-    assert torch.bincount(dataset.test_y).tolist() == [1000] * 10
-    # The mean and deviation that the literature quotes for pixels in 0…1.
-    assert abs(float(dataset.mean) / 255 - 0.2860) < 1e-4 and abs(float(dataset.std) / 255 - 0.3530) < 1e-4
 
 
 def test_a_part_is_always_the_same_and_pixels_may_be_0_to_1() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +10,6 @@ from torch import nn
 
 from thinwire_lab.workloads.digits import digits
 from thinwire_lab.workloads.evaluate import cross_entropy, evaluate
-from thinwire_lab.workloads.python_text import python_text
 
 
 class _AlwaysThree(nn.Module):
@@ -30,15 +28,6 @@ def test_accuracy_and_loss_by_hand() -> None:
     assert score.accuracy == threes / 450
     expected = (threes * math.log(2) + (450 - threes) * math.log(18)) / 450
     assert score.loss == pytest.approx(expected, rel=1e-6)
-    assert score.bits_per_byte is None
-
-
-def test_the_batch_size_does_not_change_the_score() -> None:
-    dataset = digits()
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
-    one, other = evaluate(net, dataset, batch=512), evaluate(net, dataset, batch=64)
-    assert one.accuracy == other.accuracy and one.loss == pytest.approx(other.loss, rel=1e-5)
 
 
 def test_the_model_is_left_as_it_was() -> None:
@@ -49,18 +38,6 @@ def test_the_model_is_left_as_it_was() -> None:
         assert net.training is training
         assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
         assert all(parameter.grad is None for parameter in net.parameters())
-
-
-class _Uniform(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.zeros(*x.shape, 128)
-
-
-def test_guessing_bytes_costs_seven_bits() -> None:
-    text = python_text()
-    score = evaluate(_Uniform(), replace(text, test_x=text.test_x[:100], test_y=text.test_y[:100]))
-    assert score.bits_per_byte == pytest.approx(7.0, rel=1e-6)
-    assert score.loss == pytest.approx(7 * math.log(2), rel=1e-6)
 
 
 def test_text_loss_is_the_mean_over_positions() -> None:

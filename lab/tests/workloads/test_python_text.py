@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from thinwire.errors import ConfigError, DataError
-from thinwire_lab.workloads.python_text import CONTEXT, MIN_MODULES, python_text, source_files, standard_library
+from thinwire.errors import DataError
+from thinwire_lab.workloads.python_text import CONTEXT, MIN_MODULES, python_text, source_files
 
 
 def _library(folder: Path, modules: int = 30) -> list[bytes]:
@@ -31,13 +31,6 @@ def test_windows_cover_the_text_and_every_target_is_the_next_byte(tmp_path: Path
     assert dataset.test_x[0].tolist() == [min(byte, 127) for byte in held_out[:CONTEXT]]
 
 
-def test_inputs_are_integers_for_an_embedding(tmp_path: Path) -> None:
-    _library(tmp_path)
-    dataset = python_text(tmp_path)
-    assert dataset.inputs(dataset.train_x[:2]).dtype == torch.int64
-    assert dataset.inputs(dataset.train_x).max() <= 127
-
-
 def test_the_order_is_alphabetical_and_machine_settings_are_left_out(tmp_path: Path) -> None:
     _library(tmp_path)
     (tmp_path / "_sysconfigdata__linux.py").write_text("build_time_vars = {}")
@@ -45,35 +38,7 @@ def test_the_order_is_alphabetical_and_machine_settings_are_left_out(tmp_path: P
     assert [path.name for path in source_files(tmp_path)] == [f"module{i:02}.py" for i in range(30)]
 
 
-def test_this_interpreter_has_enough() -> None:
-    dataset = python_text()
-    assert len(source_files(standard_library())) > 100
-    assert len(dataset.train_x) > 20_000 and len(dataset.test_x) > 1_000
-
-
 def test_a_library_without_sources_is_refused(tmp_path: Path) -> None:
     _library(tmp_path, modules=MIN_MODULES - 1)
     with pytest.raises(DataError, match="19 Python modules, expected 20 or more"):
         python_text(tmp_path)
-
-
-def test_a_context_longer_than_a_text_is_refused(tmp_path: Path) -> None:
-    held_out = sum(len(text) for text in _library(tmp_path)[::10])
-    possible = f"a context of {held_out} bytes; .* {held_out} to test with: 1 to {held_out - 1} are possible"
-    with pytest.raises(ConfigError, match=possible):
-        python_text(tmp_path, context=held_out)
-    longest = python_text(tmp_path, context=held_out - 1)
-    assert longest.in_shape == (held_out - 1,) and len(longest.test_x) == 1
-    for path in source_files(tmp_path)[1:]:
-        if path.name not in ("module10.py", "module20.py"):
-            path.write_bytes(b"#\n")
-    with pytest.raises(ConfigError, match=r"hold 54 bytes to train on .*: 1 to 53 are possible"):
-        python_text(tmp_path)
-
-
-def test_modules_without_text_are_refused(tmp_path: Path) -> None:
-    _library(tmp_path)
-    for path in source_files(tmp_path)[::10]:
-        path.write_bytes(b"")
-    with pytest.raises(DataError, match="hold no text to train on or to test with"):
-        python_text(tmp_path, context=1)

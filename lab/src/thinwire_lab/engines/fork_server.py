@@ -32,11 +32,7 @@ MAX_NBYTES = 1 << 16
 
 
 class ForkServer:
-    """Forks, and says how the forks end.
-
-    Args:
-        requests: a socket of whole messages.
-    """
+    """Forks, and says how the forks end."""
 
     def __init__(self, requests: socket.socket) -> None:
         self._requests = requests

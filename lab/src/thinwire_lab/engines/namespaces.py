@@ -242,11 +242,7 @@ class Fabric:
         return run_tool(self._enter(name, argv), "\n".join(lines) + "\n")
 
     def _replace(self, queues: Mapping[str, str]) -> dict[tuple[str | None, str], dict[str, int]]:
-        """Give hosts' links their queues, at both ends; one of the same kind stays, and what waits in it.
-
-        Returns:
-            The queues' numbers afterwards, by namespace and device.
-        """
+        """Give hosts' links their queues, at both ends; one of the same kind stays, and what waits in it."""
         devices: dict[str | None, dict[str, str]] = {host: {"eth0": queue} for host, queue in queues.items()}
         devices[None] = {self._ports[host]: queue for host, queue in queues.items()}
         found = {}
@@ -286,11 +282,7 @@ def _numbers(shown: str) -> dict[str, int]:
 
 
 def available() -> tuple[bool, str]:
-    """Whether this process can make a `Fabric`, found out by making a small one.
-
-    Returns:
-        True and "", or False and the reason, fit to be shown: a tool that is missing, or what was refused.
-    """
+    """Returns whether this process can make a `Fabric`, found out by making a small one; else the reason."""
     try:
         with Fabric({"probe": Rate(10_000_000)}):
             return True, ""

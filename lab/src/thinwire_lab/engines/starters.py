@@ -59,11 +59,6 @@ class Starter(Protocol):
     def start(self, argv: Sequence[str], environment: Mapping[str, str], namespaces: Sequence[str]) -> Process:
         """Starts a process in a session of its own.
 
-        Args:
-            argv: the command, program first.
-            environment: variables on top of what it inherits.
-            namespaces: files of those that it enters.
-
         Raises:
             OSError: it cannot be started.
             EngineError: likewise.

@@ -42,9 +42,6 @@ def reexec_in_user_namespace(argv: Sequence[str]) -> NoReturn:
     The process id, the terminal, the working directory and the network stay the same, and files are still
     made as the real user. Call it before anything is started or opened.
 
-    Args:
-        argv: the whole command, program first.
-
     Raises:
         EngineError: `unshare` is missing or could not be run. A refusal by the kernel shows as its message
             and exit status 1; ask `can_unshare` first.

@@ -12,10 +12,6 @@ from thinwire.planner.utilisation import Sample, sample
 class Sampler:
     """Takes samples from a thread of its own until it is left.
 
-    Args:
-        pids: process ids by name.
-        interval_s: between two samples, in seconds.
-
     Attributes:
         samples: so far.
     """

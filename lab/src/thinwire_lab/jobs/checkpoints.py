@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -54,11 +54,6 @@ class WorkerCheckpoint:
     ) -> CheckpointWriter:
         """Opens what writes them. Where this worker has begun before, and goes back, its disk is not tried again.
 
-        Args:
-            model_nbytes: bytes of the model's parameters.
-            on_written: called with the step of a checkpoint that is on the disk.
-            executor: as for `CheckpointWriter`.
-
         Raises:
             ConfigError: no file can be written there, or there is no room for three.
         """
@@ -106,9 +101,6 @@ class WorkerCheckpoint:
     def read(self, job: Job, rank: int) -> dict[str, Any] | None:
         """Returns the state to go on from, or to take residuals from, so far as this worker alone can say.
 
-        Returns:
-            None, where it begins.
-
         Raises:
             ConfigError: no such file, a damaged one, or one of another job or worker.
         """
@@ -119,8 +111,7 @@ class WorkerCheckpoint:
     def read_step(self, job: Job, rank: int, step: int | None) -> dict[str, Any]:
         """Returns the state of a step, or the newest. Errors as for `read`."""
         state = checkpoint.read(self.path, KIND, step)
-        defaults = {each.name: each.default for each in fields(Job)}  # of what jobs did not have yet
-        ours, theirs = {"rank": rank, **asdict(job)}, {"rank": state["rank"], **defaults, **state["job"]}
+        ours, theirs = {"rank": rank, **asdict(job)}, {"rank": state["rank"], **state["job"]}
         for key in sorted(ours.keys() - FREE):
             if ours[key] != theirs.get(key):
                 raise ConfigError(
@@ -190,14 +181,9 @@ class RunCheckpoints(CheckpointFolder):
         return max(common, key=lambda step: (have[step], step))
 
     def forget_lacking(self, job: Job, step: int | None) -> list[int]:
-        """Removes what those workers have that lack the step which the others go on from: nobody goes back to it again.
+        """Removes the checkpoints of workers that lack the step at which the run goes on; returns their ranks.
 
-        Args:
-            job: what is trained.
-            step: which `newest` gave.
-
-        Returns:
-            Their ranks: they begin with the shards' parameters.
+        They begin with the shards' parameters.
         """
         if step is None:
             return []

@@ -43,11 +43,7 @@ class Links:
 
 
 def choose_links(link: str | None, wanted: str = "auto") -> Links:
-    """Decides who shapes the links.
-
-    Args:
-        link: a rate, or None for no limit.
-        wanted: `auto` takes the kernel where it may, `kernel` insists, `application` never asks for privileges.
+    """Decides who shapes the links: `auto` takes the kernel where it may, `kernel` insists, `application` never asks.
 
     Raises:
         ConfigError: a rate or a choice that cannot be.
@@ -113,17 +109,9 @@ class Place:
 def run_cluster(
     roles: Roles, place: Place, kinds: Sequence[type[Event]], on_event: OnEvent, *, on_start: OnStart | None = None
 ) -> dict[str, int]:
-    """Starts servers and workers, passes on what they report, and returns when all have ended.
+    """Starts servers and workers, passes on what they report, and waits for their end.
 
-    Args:
-        roles: what runs.
-        place: where.
-        kinds: the classes of the events that the processes report, besides `Listening`.
-        on_event: called with each process's name and event.
-        on_start: called with the ids of all processes, by name, when they have been started.
-
-    Returns:
-        With kernel shaping the interface counters of the workers' nodes, named as in `RunOutcome`.
+    Returns the interface counters of the workers' nodes where the kernel shapes.
 
     Raises:
         ConfigError: servers on workers' nodes where links are made by each process for itself.

@@ -20,9 +20,6 @@ def choices(asked: Mapping[str, Any]) -> str:
 
     Batch and rate are not in it: every stored job spells them out.
 
-    Args:
-        asked: the fields of a job or of a comparison by name; what is None or not there was not chosen.
-
     Example:
         >>> choices({"placement": "uniform", "compression": "by-shape", "dropout": None})
         'placement=uniform, compression=by-shape'
@@ -35,9 +32,6 @@ def choices(asked: Mapping[str, Any]) -> str:
 
 def servers_of(asked: Mapping[str, Any]) -> str:
     """Returns where the servers are.
-
-    Args:
-        asked: the fields of a job or of a comparison by name; what is None or not there was not chosen.
 
     Example:
         >>> servers_of({"servers": 2}), servers_of({"servers": 1, "servers_on_workers": True})

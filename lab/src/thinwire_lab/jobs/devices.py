@@ -14,9 +14,6 @@ _NAME = re.compile(r"cpu|cuda(?::(?P<index>\d+))?")
 def device(name: str) -> torch.device:
     """Returns a device that is there.
 
-    Args:
-        name: `cpu`, `cuda`, or one of several as in `cuda:1`.
-
     Raises:
         ConfigError: another name, or no such device on this machine.
 

@@ -92,12 +92,7 @@ def run(
 
 
 class _InTurn(Connection):
-    """A connection whose owner lets others compute while it waits.
-
-    Args:
-        inner: the connection itself.
-        turn: held by whoever computes, the owner among them.
-    """
+    """A connection whose owner lets others compute while it waits."""
 
     def __init__(self, inner: Connection, turn: threading.Lock) -> None:
         self._inner, self._turn = inner, turn

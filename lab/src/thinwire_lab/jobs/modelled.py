@@ -280,14 +280,7 @@ class _Shard:
 
 
 class _ModelledConnection(Connection):
-    """A worker's session with a shard; a message arrives when the links have carried it.
-
-    Args:
-        cluster: whose links they are.
-        worker: whose session it is.
-        shard: with whom.
-        inner: the session itself, on the memory transport.
-    """
+    """A worker's session with a shard; a message arrives when the links have carried it."""
 
     def __init__(self, cluster: _Cluster, worker: _Worker, shard: _Shard, inner: Connection) -> None:
         self._cluster, self._worker, self._shard, self._inner = cluster, worker, shard, inner

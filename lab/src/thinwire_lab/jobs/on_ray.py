@@ -28,15 +28,7 @@ def run_on_ray(
     elastic: Elastic = FIXED,
     max_restarts: int = 0,
 ) -> RunOutcome:
-    """Trains once on a Ray cluster. Other arguments and errors are as `jobs.processes.run` has them.
-
-    Args:
-        job: what to train.
-        cluster: where.
-
-    Raises:
-        ConfigError: also where Ray is not installed, or several nodes have no certificates.
-    """
+    """Trains once on a Ray cluster. Other arguments and errors are as `jobs.processes.run` has them."""
     cluster.check()
     links = links or choose_links(job.link, "application")
     if links.shaping == "kernel":

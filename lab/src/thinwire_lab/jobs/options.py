@@ -58,7 +58,6 @@ class JobOptions(RecipeOptions):
         servers_on_workers: a shard on every worker's node, behind the same link, as many as there are workers (Wu
             2018, §4.3); `servers` is left at 1 then.
         codec_up, codec_down, consistency, placement, compression, transmission: in place of the design's own choices.
-        batch, lr, final, schedule, optimizer, momentum, weight_decay, dropout, segments: see `RecipeOptions`.
     """
 
     design: str = "3lc[s=1.0]"

@@ -174,14 +174,7 @@ def summarise(
     rate: Rate,
     shaping: str,
 ) -> RunOutcome:
-    """Sums up the workers' outcomes.
-
-    Args:
-        job: what was trained.
-        workers: in any order; floats are summed in the order of ranks, so that equal runs have equal sums.
-        curve: accuracies during the run.
-        rate: of every process's link.
-        shaping: who made the links thin.
+    """Sums up the workers' outcomes, in the order of ranks, so that equal runs have equal sums.
 
     Raises:
         EngineError: the replicas ended with different weights where the design promises equal ones.

@@ -164,7 +164,7 @@ def _state(path: Path) -> tuple[int, ...]:
 
 
 def _lines(value: Any, in_words: bool) -> str:
-    """Returns JSON, a list with a line for each item; NaN and infinity in words where they are read back, or null."""
+    """Returns JSON, of a list with a line for each item; NaN and infinity as words, or null."""
 
     def text(each: Any) -> str:
         try:

@@ -121,11 +121,6 @@ def run_worker(
 class _States(Resumable):
     """A worker's checkpoints, for `distribute`.
 
-    Args:
-        job, rank, checkpoint: as for `run_worker`.
-        newest: the newest state, if it has been read.
-        model, batches: become what they were in the state that is loaded.
-
     Attributes:
         loaded: the state that all agreed on; None where that is the beginning, or this worker keeps none.
     """

@@ -42,13 +42,7 @@ ENOUGH_STEPS, ENOUGH_SHARE = 20, 0.1
 
 
 class TrainingLoop:
-    """The state of one worker's run.
-
-    Args:
-        job, rank, report, on_step, now: as for `run_worker`.
-        made: what is trained, on what.
-        opt: by what.
-    """
+    """The state of one worker's run."""
 
     def __init__(
         self,

@@ -43,9 +43,6 @@ class Processors:
 
     A worker's computing holds one from its beginning to its end. What others wake up for, a message in most cases, is
     short: it begins at once, as a scheduler lets it, and whatever comes next on that processor begins later by as much.
-
-    Args:
-        cores: how many; None: every process has its own and never waits for one.
     """
 
     def __init__(self, cores: int | None) -> None:
@@ -102,14 +99,7 @@ class ModelledLinks:
     def send(
         self, sender: Hashable, receiver: Hashable, nbytes: int, ready_s: float, arrived: Callable[[float], None]
     ) -> None:
-        """Sends a message as soon as its sender's link is free.
-
-        Args:
-            sender, receiver: whose links; one name for both crosses no link.
-            nbytes: of the message above TCP.
-            ready_s: when it is there to be sent, in seconds; never before an earlier call's of this sender.
-            arrived: called when it has arrived, with the time in seconds.
-        """
+        """Sends a message as soon as its sender's link is free."""
         if sender == receiver or self._bps is None:
             self._agenda.note(ready_s + self._latency_s, arrived)
             return

@@ -13,10 +13,6 @@ from thinwire_lab.workloads.training import Training, training
 def workload(job: Job, rank: int = 0) -> Training:
     """Returns a worker's part; the model is on the job's device.
 
-    Args:
-        job: what to train.
-        rank: the worker's number.
-
     Raises:
         ConfigError: a model that the data does not suit, fewer examples than a batch for every worker, or a device that
             is not here.
@@ -39,11 +35,7 @@ def workload(job: Job, rank: int = 0) -> Training:
 
 
 def check(jobs: Iterable[Job]) -> None:
-    """Says in one sentence what would be a traceback of every worker later. Errors are those of `workload`.
-
-    Args:
-        jobs: what is to be trained; nothing comes to a device.
-    """
+    """Says in one sentence what would be a traceback of every worker later. Errors are those of `workload`."""
     seen = set()
     for job in jobs:
         alike = replace(job, device="cpu", seed=0)

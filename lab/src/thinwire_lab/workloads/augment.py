@@ -20,14 +20,6 @@ def crop_and_flip(images: torch.Tensor, generator: torch.Generator, padding: int
 
     Each is padded on every side, cut back to its size at a random place, and mirrored with probability one half.
 
-    Args:
-        images: (batch, channels, height, width), any dtype.
-        generator: source of chance, on the CPU; advanced by three draws per batch.
-        padding: pixels of zero (black) added on each side before cropping.
-
-    Returns:
-        A new tensor of the same shape and dtype.
-
     >>> pictures = torch.arange(2 * 3 * 32 * 32).view(2, 3, 32, 32).to(torch.uint8)
     >>> crop_and_flip(pictures, torch.Generator().manual_seed(0)).shape
     torch.Size([2, 3, 32, 32])
@@ -42,14 +34,6 @@ def distort(images: torch.Tensor, side: int, generator: torch.Generator) -> torc
     What TernGrad does with CIFAR-10 (section 4.1), by its authors' code, which follows TensorFlow's tutorial: each
     channel's distances from its mean are multiplied by one number of 0.2 … 1.8. They change the brightness as well, by
     a constant for all pixels; nothing is left of it when an image is standardised by itself, and none is drawn here.
-
-    Args:
-        images: (batch, channels, height, width), of any dtype.
-        side: no more than an image's sides.
-        generator: source of chance, on the CPU; advanced by four draws per batch.
-
-    Returns:
-        float32, (batch, channels, side, side); values may leave the images' range.
     """
     cut = _windows(images, (side, side), generator).float()
     low, high = CONTRAST
@@ -72,12 +56,6 @@ def standardise(images: torch.Tensor) -> torch.Tensor:
     """Takes each image's own mean from it and divides by its deviation, over all channels.
 
     The deviation counts as 255/√n at least, of n values, so that noise in an even image does not grow without bound.
-
-    Args:
-        images: (batch, channels, height, width), pixels of 0 … 255.
-
-    Returns:
-        float32, of the same shape.
     """
     values = images.float().flatten(1)
     values = values - values.mean(1, keepdim=True)

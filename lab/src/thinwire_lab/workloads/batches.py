@@ -117,8 +117,8 @@ class Batches(Iterator[tuple[torch.Tensor, torch.Tensor]]):
         """
         mine = self.state_dict()
         for key in ("dataset", "num_examples", "seed", "segments"):
-            if state.get(key) != mine[key]:
-                raise ConfigError(f"the saved batches have {key} {state.get(key)!r}, these have {mine[key]!r}")
+            if state[key] != mine[key]:
+                raise ConfigError(f"the saved batches have {key} {state[key]!r}, these have {mine[key]!r}")
         if all(state[key] == mine[key] for key in ("workers", "batch")):
             saved = tuple((step, tuple(ranks)) for step, ranks in state["memberships"])
             self.follow(saved, state["epoch"] * self.batches_per_epoch + state["index"])

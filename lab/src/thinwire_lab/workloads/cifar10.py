@@ -27,9 +27,6 @@ MAX_RECORDS = 10_000
 def read_records(path: Path) -> tuple[torch.Tensor, torch.Tensor]:
     """Reads one file of records.
 
-    Returns:
-        uint8 images (records, 3, 32, 32) and uint8 labels (records,).
-
     Raises:
         DataError: the file cannot be read, or is not a whole number of records with labels 0…9.
     """
@@ -57,9 +54,6 @@ def present(folder: Path) -> bool:
 
 def cifar10(folder: Path) -> Dataset:
     """CIFAR-10, standardised per channel with the training set's mean and standard deviation.
-
-    Args:
-        folder: holds the six files, itself or in its subfolder cifar-10-batches-bin.
 
     Raises:
         DataError: a file is missing or damaged.

@@ -10,9 +10,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from thinwire.errors import ConfigError
-
-SMALLEST = 8
+from thinwire_lab.workloads.lenet import image_shape
 
 
 class ResponseNorm(nn.Module):
@@ -45,27 +43,12 @@ def cifarnet(in_shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
     in the last one. Biases begin at 0.1, those of the first filters and of the last layer at 0. There is no dropout;
     `dropout.add_dropout` puts it behind both hidden layers, where TF-slim's variant of the network has one.
 
-    Args:
-        in_shape: (channels, height, width) of one image, sides of 8 or more. A pool halves a side and rounds down;
-            where it is odd, which the paper's never are, TensorFlow's padding would round up.
-        num_classes: number of classes.
-
-    Returns:
-        A module from (batch, *in_shape) to (batch, num_classes).
-
-    Raises:
-        ConfigError: `in_shape` is not an image, or smaller than 8×8.
-
     >>> sum(p.numel() for p in cifarnet((3, 24, 24), 10).parameters())
     1068298
     >>> cifarnet((1, 28, 28), 10)(torch.zeros(2, 1, 28, 28)).shape
     torch.Size([2, 10])
     """
-    if len(in_shape) != 3:
-        raise ConfigError(f"cifarnet needs images (channels, height, width), not inputs of shape {in_shape}")
-    channels, high, wide = in_shape
-    if min(high, wide) < SMALLEST:
-        raise ConfigError(f"cifarnet needs images of {SMALLEST}×{SMALLEST} or more, not {high}×{wide}: use 'mlp'")
+    channels, high, wide = image_shape(in_shape, "cifarnet")
     return nn.Sequential(
         *(_begun(nn.Conv2d(channels, 64, 5, padding=2), 0.05, 0.0), nn.ReLU(), _pool(), _norm()),
         *(_begun(nn.Conv2d(64, 64, 5, padding=2), 0.05, 0.1), nn.ReLU(), _norm(), _pool()),

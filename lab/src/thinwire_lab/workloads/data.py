@@ -24,14 +24,7 @@ _in_use = WeakValueDictionary[tuple[str, Path, int | None], Dataset]()
 
 @dataclass(frozen=True, kw_only=True)
 class DataInfo:
-    """What `datasets` tells about one data set.
-
-    Attributes:
-        name: its name.
-        description: one line for people.
-        where: the folder or file it is read from; None if it is missing.
-        how: how to get it.
-    """
+    """What `datasets` tells about one data set: where it is read from (None: it is missing), and how to get it."""
 
     name: str
     description: str
@@ -151,28 +144,17 @@ def data(name: str, *, root: Path | str | None = None, context: int | None = Non
 def datasets(*, root: Path | str | None = None) -> list[DataInfo]:
     """Every data set, and where it is or how to get it. Nothing is loaded.
 
-    Args:
-        root: as for `data`.
-
     >>> [info.name for info in datasets()]
     ['digits', 'fashion-mnist', 'mnist', 'cifar10', 'python-text']
     """
     return [
-        DataInfo(
-            name=name,
-            description=source.description,
-            where=_where(name, root),
-            how=source.how,
-        )
-        for name, source in _SOURCES.items()
+        DataInfo(name=name, description=each.description, where=_where(name, root), how=each.how)
+        for name, each in _SOURCES.items()
     ]
 
 
 def is_here(name: str) -> bool:
     """Whether `data(name)` would find it. Nothing is loaded.
-
-    Args:
-        name: as for `data`; what stands in brackets makes no difference.
 
     Raises:
         ConfigError: an unknown name.

@@ -77,11 +77,7 @@ class Dataset:
         return digest.hexdigest()
 
     def inputs(self, x: torch.Tensor) -> torch.Tensor:
-        """What a model reads: float32 pixels, standardised; for "bytes" int64.
-
-        Args:
-            x: rows of `train_x` or `test_x`, as they are or augmented.
-        """
+        """What a model reads: float32 pixels, standardised; for "bytes" int64."""
         if self.task == "bytes":
             return x.long()
         if self.crop is not None:
@@ -150,13 +146,6 @@ def _check_crop(dataset: Dataset, name: str, crop: object, unit: bool) -> None:
 
 def pixel_statistics(images: torch.Tensor, *, per_channel: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean and standard deviation of uint8 images, exact, without a float copy of them.
-
-    Args:
-        images: uint8, (examples, channels, height, width).
-        per_channel: one value per channel (shape (channels, 1, 1)) rather than one for all (shape (1, 1, 1)).
-
-    Returns:
-        float32 mean and standard deviation; the latter is 1 where all pixels are equal.
 
     >>> image = torch.tensor([0, 4], dtype=torch.uint8).view(1, 1, 1, 2)
     >>> mean, std = pixel_statistics(image, per_channel=True)

@@ -134,7 +134,7 @@ def _transfer(url: str, target: Path, remote: RemoteFile, progress: Progress | N
 
 
 def _body(url: str, nbytes: int) -> Iterator[bytes]:
-    """Yields the body of `url` as it comes, at most a chunk more than `nbytes`. Each OSError here is the network's."""
+    """Yields the body of `url` as it comes, at most a chunk more than `nbytes`; each OSError is the network's."""
     if not url.startswith(("http://", "https://")):
         raise ConfigError(f"{url} is neither http nor https")
     try:

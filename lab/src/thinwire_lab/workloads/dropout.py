@@ -24,10 +24,6 @@ _OWN = 0x64726F70
 class Dropout(nn.Module):
     """Sets a share of its inputs to 0 while training and makes up for it: the rest is multiplied by 1/(1 − share).
 
-    Args:
-        share: of the inputs, 0 or more and below 1.
-        chance: where its masks come from.
-
     >>> layer = Dropout(0.5, generator(1))
     >>> sorted(set(layer(torch.ones(100)).tolist())), layer.eval()(torch.ones(2)).tolist()
     ([0.0, 2.0], [1.0, 1.0])
@@ -60,14 +56,7 @@ def check_dropout(name: str, share: float) -> None:
 
 
 def add_dropout(model: nn.Module, share: float, *, seed: int, rank: int) -> None:
-    """Puts dropout behind the activation of every hidden fully connected layer; parameters keep their names.
-
-    Args:
-        model: one of `MODELS`, changed in place.
-        share: of the units that is dropped; 0 changes nothing.
-        seed: of the run.
-        rank: the worker's; each has masks of its own.
-    """
+    """Puts dropout behind the activation of every hidden fully connected layer; parameters keep their names."""
     if share == 0:
         return
     assert isinstance(model, nn.Sequential), "check_dropout comes first"

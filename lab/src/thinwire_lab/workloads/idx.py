@@ -35,13 +35,6 @@ MAX_NBYTES = 1 << 29
 def read_idx(path: Path, num_dims: int) -> torch.Tensor:
     """Reads one idx file of unsigned bytes.
 
-    Args:
-        path: the file; compressed with gzip if its name ends in .gz.
-        num_dims: 3 for images, 1 for labels.
-
-    Returns:
-        uint8 tensor of the file's shape.
-
     Raises:
         DataError: the file cannot be opened, is not idx, or is shorter or longer than its header says.
     """
@@ -81,10 +74,6 @@ def present(folder: Path) -> bool:
 
 def idx_dataset(name: str, folder: Path) -> Dataset:
     """MNIST or a data set in its form, standardised with the training set's mean and standard deviation.
-
-    Args:
-        name: the data set's name.
-        folder: holds the four files of `FILES`, with or without .gz.
 
     Raises:
         DataError: a file is missing or damaged.

@@ -41,20 +41,10 @@ def lenet5(in_shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
     The first convolution keeps the image's size (padding 2), which turns a 28×28 digit into the 32×32 field
     of LeCun et al., "Gradient-based learning applied to document recognition" (1998).
 
-    Args:
-        in_shape: (channels, height, width) of one image, sides of 8 or more.
-        num_classes: number of classes.
-
-    Returns:
-        A module from (batch, *in_shape) to (batch, num_classes).
-
-    Raises:
-        ConfigError: `in_shape` is not an image, or smaller than 8×8.
-
     >>> sum(p.numel() for p in lenet5((1, 28, 28), 10).parameters())
     61706
     """
-    channels, high, wide = _image(in_shape, "lenet5")
+    channels, high, wide = _framed(in_shape, "lenet5")
     flat = 16 * ((high // 2 - 4) // 2) * ((wide // 2 - 4) // 2)
     return nn.Sequential(
         Frame(FRAME),
@@ -77,7 +67,7 @@ def lenet(in_shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
     >>> sum(p.numel() for p in lenet((1, 28, 28), 10).parameters())
     431080
     """
-    channels, high, wide = _image(in_shape, "lenet")
+    channels, high, wide = _framed(in_shape, "lenet")
     flat = 50 * (((high - 4) // 2 - 4) // 2) * (((wide - 4) // 2 - 4) // 2)
     return nn.Sequential(
         Frame(FRAME),
@@ -89,11 +79,16 @@ def lenet(in_shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
     )
 
 
-def _image(in_shape: tuple[int, ...], name: str) -> tuple[int, int, int]:
-    """The channels and the framed height and width of an image shape."""
+def _framed(in_shape: tuple[int, ...], name: str) -> tuple[int, int, int]:
+    channels, high, wide = image_shape(in_shape, name)
+    return channels, max(high, FRAME), max(wide, FRAME)
+
+
+def image_shape(in_shape: tuple[int, ...], name: str) -> tuple[int, int, int]:
+    """Returns channels, height and width; raises ConfigError where a model of this name cannot read such inputs."""
     if len(in_shape) != 3:
         raise ConfigError(f"{name} needs images (channels, height, width), not inputs of shape {in_shape}")
     channels, high, wide = in_shape
     if min(high, wide) < SMALLEST:
         raise ConfigError(f"{name} needs images of {SMALLEST}×{SMALLEST} or more, not {high}×{wide}: use 'mlp'")
-    return channels, max(high, FRAME), max(wide, FRAME)
+    return channels, high, wide

@@ -17,10 +17,6 @@ def squared_error(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
     The target is 1 for the right class and −1 for all others.
 
-    Args:
-        outputs: (batch, classes), before the last tanh.
-        targets: int64, (batch,).
-
     >>> squared_error(torch.zeros(4, 3), torch.tensor([0, 1, 2, 1])).item()
     1.5
     """
@@ -29,14 +25,7 @@ def squared_error(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 def training_loss(model: nn.Module, recipe: Recipe, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Returns the loss of one batch by a recipe, its ℓ1 penalty included.
-
-    Args:
-        model: whose matrices are penalised; biases and norms are not.
-        recipe: says which loss, and how heavy the penalty is.
-        outputs: of the model.
-        targets: of the batch.
-    """
+    """Returns the loss of one batch by a recipe, its ℓ1 penalty included."""
     loss = squared_error(outputs, targets) if recipe.loss == "squared-error" else cross_entropy(outputs, targets)
     if recipe.l1:
         for parameter in model.parameters():

@@ -105,16 +105,6 @@ def models() -> list[str]:
 def model(name: str, *, num_classes: int, in_shape: tuple[int, ...], seed: int) -> nn.Module:
     """Builds the model called `name`, with initial weights that depend on `seed` alone.
 
-    Args:
-        name: one of `models()`.
-        num_classes: number of classes, or the size of the vocabulary for text.
-        in_shape: shape of one example: (channels, height, width), or (context,) for text.
-        seed: seed of the initial weights.
-
-    Returns:
-        A module in training mode, on the CPU, from (batch, *in_shape) to logits (batch, num_classes), for
-        text from (batch, context) to (batch, context, num_classes).
-
     Raises:
         ConfigError: an unknown name, a shape that the model cannot read, or a library that is not installed.
 

@@ -17,20 +17,7 @@ from thinwire_lab.workloads.training import training
 def profile_workload(
     model: str, data: str, *, batch: int | None = None, seed: int = 0, steps: int = STEPS, threads: int | None = None
 ) -> Profile:
-    """Measures some steps of a worker.
-
-    Args:
-        model: its name.
-        data: name of the data set.
-        batch: examples per step; None: the recipe's.
-        seed: of weights and batches.
-        steps: that are measured.
-        threads: of torch's arithmetic; None: as many as it takes by itself.
-
-    Raises:
-        ConfigError: unknown names.
-        DataError: the data set is not here.
-    """
+    """Measures some steps of a worker."""
     network, step = training_step(model, data, batch=batch, seed=seed)
     with torch_threads(threads):
         return profile(network, step, steps=steps)
@@ -39,20 +26,7 @@ def profile_workload(
 def training_step(
     model: str, data: str = "digits", *, rank: int = 0, workers: int = 1, batch: int | None = None, seed: int = 0
 ) -> tuple[nn.Module, Callable[[], None]]:
-    """Returns a worker's network, and what makes its next step without any exchange.
-
-    Args:
-        model: its name.
-        data: name of the data set.
-        rank: of the worker.
-        workers: how many share the data.
-        batch: examples per step; None: the recipe's.
-        seed: of weights and batches.
-
-    Raises:
-        ConfigError: unknown names.
-        DataError: the data set is not here.
-    """
+    """Returns a worker's network, and what makes its next step without any exchange."""
     how = for_workers(recipe(model, data), workers)
     made = training(replace(how, batch=batch or how.batch), data=data, rank=rank, workers=workers, seed=seed)
 

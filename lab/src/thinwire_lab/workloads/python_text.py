@@ -43,10 +43,6 @@ def present(folder: Path) -> bool:
 def python_text(folder: Path | None = None, context: int = CONTEXT) -> Dataset:
     """Windows of bytes of Python source; the target of every byte is the byte after it.
 
-    Args:
-        folder: folder of .py files; the interpreter's own standard library if not given.
-        context: bytes of a window.
-
     Raises:
         ConfigError: a context below 1, or longer than a text.
         DataError: the library has no sources here (a stripped or zipped installation), or one cannot be read.

@@ -125,10 +125,6 @@ def schedule(recipe: Recipe, progress: float) -> float:
     2017); linear: lr·(f + (1 − f)·(1 − p)); polynomial: lr·(f + (1 − f)·√(1 − p)) (TernGrad, section 4);
     exponential: lr·f^p.
 
-    Args:
-        recipe: the recipe.
-        progress: 0 at the start, 1 at the end; values outside are clipped.
-
     >>> r = Recipe("mlp", "digits", lr=0.02, batch=8, workers=4, steps=3000)
     >>> schedule(r, 0.0), round(schedule(r, 0.5), 5), round(schedule(r, 1.0), 5)
     (0.02, 0.0101, 0.0002)

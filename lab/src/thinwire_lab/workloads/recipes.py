@@ -124,13 +124,6 @@ _PLAIN_LR = 0.1
 def recipe(model: str, data: str, *, design: str | None = None) -> Recipe:
     """The recipe for a model on a data set.
 
-    Args:
-        model: name of the model.
-        data: name of the data set.
-        design: name of the design that will train it, options in brackets, as in "3lc[s=1.9]"; it changes the
-            recipe only where the design needs another one. Designs that are to be compared at equal settings
-            take the recipe of one of them.
-
     Raises:
         ConfigError: an unknown model or data set, or a pair that does not fit (text for an image model).
 

@@ -13,9 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from thinwire.errors import ConfigError
-
-SMALLEST = 8
+from thinwire_lab.workloads.lenet import image_shape
 
 
 class Block(nn.Module):
@@ -47,9 +45,6 @@ class ResNet(nn.Module):
         widths: channels of the three stages.
         stem_stride: 2 halves the image before the first block.
 
-    Raises:
-        ConfigError: `in_shape` is not an image, or smaller than 8×8.
-
     >>> sum(p.numel() for p in ResNet((3, 32, 32), 10, blocks=18).parameters())
     1727962
     """
@@ -63,12 +58,8 @@ class ResNet(nn.Module):
         stem_stride: int = 1,
     ) -> None:
         super().__init__()
-        if len(in_shape) != 3 or min(in_shape[1:]) < SMALLEST:
-            raise ConfigError(
-                f"a ResNet needs images (channels, height, width) of {SMALLEST}×{SMALLEST} or more, "
-                f"not inputs of shape {in_shape}"
-            )
-        self.stem = nn.Conv2d(in_shape[0], widths[0], 3, stem_stride, padding=1, bias=False)
+        channels, *_ = image_shape(in_shape, "a ResNet")
+        self.stem = nn.Conv2d(channels, widths[0], 3, stem_stride, padding=1, bias=False)
         stages: list[nn.Module] = []
         fan_in = widths[0]
         for stage, width in enumerate(widths):

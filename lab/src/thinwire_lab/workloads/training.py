@@ -81,15 +81,6 @@ def training(
 ) -> Training:
     """Returns a worker's part.
 
-    Args:
-        recipe: of the model on the data.
-        data: name of the data set, options in brackets; a recipe's own has none.
-        rank: the worker's number.
-        workers: how many share the data.
-        seed: of weights, batches and dropout.
-        data_root: the only folder to look for the data in; None: the usual places.
-        device: where the model is to be.
-
     Raises:
         ConfigError: a model that the data does not suit, or fewer examples than a batch for every worker.
         DataError: the data set is missing or damaged.

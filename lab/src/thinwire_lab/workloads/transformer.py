@@ -105,15 +105,7 @@ class ByteTransformer(nn.Module):
 
 
 class TinyGPT2(nn.Module):
-    """GPT-2 of the transformers library, with four blocks of width 128 and random weights, from bytes to logits.
-
-    Args:
-        in_shape: (context,).
-        num_classes: size of the vocabulary.
-
-    Raises:
-        ConfigError: `in_shape` is not one positive length, or transformers is not installed.
-    """
+    """GPT-2 of the transformers library, with four blocks of width 128 and random weights, from bytes to logits."""
 
     def __init__(self, in_shape: tuple[int, ...], num_classes: int) -> None:
         super().__init__()

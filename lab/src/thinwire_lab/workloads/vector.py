@@ -16,9 +16,6 @@ from thinwire.errors import ConfigError
 class OneVector(nn.Module):
     """Another model with all its parameters in one, `vector`, of shape (1, values): as a matrix, it is compressed.
 
-    Args:
-        model: without buffers; its parameters' values are taken over, in their order.
-
     Raises:
         ConfigError: the model keeps buffers, such as batch norm's, which are no parameters.
 
