@@ -11,8 +11,6 @@ import torch
 from thinwire.codecs import Codec
 from thinwire.codecs.scheme import Scheme
 from thinwire.errors import ConfigError
-from thinwire.hooks.exchange.options import ExchangeOptions
-from thinwire.kernels import triton
 from thinwire.policies.auto_codec import AutoCodec
 from thinwire.policies.autopilot import levels
 
@@ -31,17 +29,6 @@ def test_a_setting_without_kernels_where_tensors_are_is_left_out(monkeypatch: py
         found = [level.name for level in auto.settings(devices, uncompressed=True)]
         assert found == expected
         assert [level.name for level in auto.settings(devices)] == expected[1:], "local updates have no other"
-
-
-def test_where_no_setting_has_kernels_the_host_encodes_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    there = {torch.device("meta")}
-    for limit in (5.0, 0.1):
-        auto, asked = AutoCodec(lag_limit=limit), ExchangeOptions(codec="auto", lag_limit=limit)
-        for uncompressed in (True, False):
-            assert auto.settings(there, uncompressed=uncompressed) == auto.settings(uncompressed=uncompressed)
-        assert asked.choices({"w": (100, 100)}, asked.settings(there))["w"].up.id == auto.codec.id
-    monkeypatch.setattr(triton, "find_spec", lambda name: None)
-    assert auto.settings({torch.device("cuda")}) == auto.settings()
 
 
 def test_a_limit_decides_what_residuals_are_made_for_and_one_that_leaves_no_3lc_is_warned_of(

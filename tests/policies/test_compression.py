@@ -39,7 +39,6 @@ def test_name_and_shape_decide() -> None:
         (MIN_NUMEL, 1): True,
         (16, 8): True,
         (3, 3, 3, 5): True,
-        (20, 1, 5, 5): True,
     }.items():
         expected = Choice(UP, DOWN) if compressed else Choice(PLAIN, PLAIN)
         assert ByShape(up=UP, down=DOWN).choose("any", shape) == expected, shape
@@ -130,8 +129,6 @@ def test_what_cannot_be_is_refused_by_name() -> None:
         (lambda: select(SHAPES, ByShape(up=POLICY.up, down=random)), "first.weight: 'terngrad'"),
         (lambda: check_pull_codec(random, "pulls"), "pulls: "),
         (lambda: as_codec(POLICY.up, {"sparsity": 1.0}), r"options \['sparsity'\]"),
-        (lambda: as_codec(3, {}), "a codec is an id"),  # type: ignore[arg-type]
-        (lambda: as_codec("four", {}), "unknown codec 'four'"),
         (lambda: as_codec("auto", {}), "codec='auto' of ddp.compress"),
     ):
         with pytest.raises(ConfigError) as caught:
@@ -139,11 +136,3 @@ def test_what_cannot_be_is_refused_by_name() -> None:
         assert re.search(named, str(caught.value)), named
 
 
-def test_small_tensors_may_have_a_codec_of_their_own() -> None:
-    policy = compression("by-shape[small=int8[error_feedback=true]]", up=UP, down=DOWN, exclude=lambda n, _: n == "out")
-    norm, matrix = (policy.choose("a", shape) for shape in ((64,), (64, 64)))
-    assert norm.up == norm.down and norm.up.id == "int8" and norm.up.config()["error_feedback"] is True
-    assert (matrix.up, matrix.down) == (UP, DOWN)
-    assert policy.choose("out", (64,)).up.id == "fp32", "what the user left out stays as it is"
-    with pytest.raises(ConfigError, match="unknown codec 'int9'"):
-        compression("by-shape[small=int9]", up=UP, down=DOWN)

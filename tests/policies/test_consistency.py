@@ -8,16 +8,13 @@ from typing import ClassVar
 import pytest
 
 from thinwire.errors import ConfigError
-from thinwire.policies.consistency import POLICIES, Asp, Backup, Bsp, Consistency, Local, Ssp, consistency, name_of
+from thinwire.policies.consistency import Asp, Backup, Bsp, Consistency, Local, Ssp, consistency, name_of
 
 NAMED: dict[str, Consistency | None] = {
     "bsp": Bsp(),
     "asp": Asp(),
     "ssp[3]": Ssp(staleness=3),
-    "ssp[staleness=5]": Ssp(staleness=5),
-    "ssp[τ=3,mode=traditional]": Ssp(staleness=3, mode="traditional"),
     "ssp[τ=5,mode=aggressive]": Ssp(staleness=5, mode="aggressive"),
-    "backup": Backup(spare=1),
     "backup[b=2]": Backup(spare=2),
     "local[k=3]": Local(steps=3),
     "adaptive[norm,threshold=0.05]": None,
@@ -37,15 +34,11 @@ def test_what_is_no_policy() -> None:
     for name, named in {
         "psp": r"'psp' \(did you mean 'ssp'\?\); there are bsp, asp, ssp, backup, local, adaptive",
         "ssp[-1]": "staleness is -1",
-        "ssp[staleness=true]": "staleness is True",
-        "ssp[1.5]": "staleness is 1.5",
         "ssp[2,mode=lazy]": "mode='lazy'",
         "backup[-1]": "spare is -1",
         "local[0]": "steps is 0",
         "bsp[staleness=1]": r"'staleness'; the options are \[\]",
-        "bsp[1]": "'1'",
         "adaptive[mood]": "'mood'",
-        "adaptive[norm,threshold=-1]": "threshold=-1",
         "adaptive[norm,threshold=nan]": "threshold='nan'",
     }.items():
         with pytest.raises(ConfigError, match=named):
@@ -60,12 +53,9 @@ def test_terms() -> None:
         "ssp[2]": (3, 0, False, False, True, False, [0]),
         "ssp[2,mode=aggressive]": (3, 2, False, False, False, True, [0]),
         "ssp[2,mode=traditional]": (3, 2, True, False, False, True, [0]),
-        "ssp[0,mode=traditional]": (3, 0, True, False, True, False, [0]),
         "backup[1]": (2, 0, False, True, False, True, [0, 1, 2]),
         "backup[9]": (1, 0, False, True, False, True, [0, 1, 2]),
-        "backup[0]": (3, 0, False, False, True, False, [0]),
         "local[4]": (3, 0, False, False, True, False, [0]),
-        "adaptive[norm]": (3, 0, False, False, True, False, [0]),
     }
     for name, answers in expected.items():
         terms = consistency(name).terms(3)
@@ -104,16 +94,6 @@ class Early(Consistency):
 
     def quorum(self, workers: int) -> int:
         return workers * self.share  # type: ignore[return-value]
-
-
-def test_a_name_that_makes_another_policy_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = POLICIES.known()
-    monkeypatch.setattr(POLICIES, "known", lambda: {**known, "early": Early})
-    for policy in (Early(), Early(stop="late", share=0.5)):
-        assert consistency(name_of(policy)) == policy, "None is null, and no word"
-    for wrong in ("1", "true", "a,b"):
-        with pytest.raises(ConfigError, match=r"servers would train by that|is not option=value"):
-            name_of(Early(stop=wrong))
 
 
 def test_a_quorum_that_can_never_be_met_is_refused() -> None:

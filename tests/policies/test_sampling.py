@@ -59,24 +59,6 @@ def test_fixed_segments_are_a_workers_own_in_every_epoch_and_their_order_is_not(
     assert shared.rows(2, 8).tolist() == read[2][8], "a position is a step"
 
 
-def test_fixed_segments_are_those_of_who_is_there() -> None:
-    """Within the epoch of a change what is left is divided, as ever; when all are back, each has its own again."""
-    all_, two = (0, 1, 2), (0, 2)
-    steps = EXAMPLES // 3 // 3
-    memberships = ((0, all_), (steps + 2, two), (4 * steps, all_))
-    shared = SharedEpochs(EXAMPLES, batch=3, seed=1, memberships=memberships, segments="fixed")
-    first = {rank: {*itertools.chain(*(shared.rows(rank, step).tolist() for step in range(steps)))} for rank in all_}
-    own: dict[int, set[int]] = {rank: set() for rank in all_}
-    read: dict[int, list[int]] = {}
-    for step in range(12 * steps):
-        for rank in two if steps + 2 <= step < 4 * steps else all_:
-            rows = shared.rows(rank, step).tolist()
-            read.setdefault(shared.epoch, []).extend(rows)
-            own[rank].update(rows if step >= 6 * steps else ())  # whole epochs of all three
-    assert all(len({*rows}) == len(rows) for rows in read.values()), "none twice in an epoch"
-    assert all(len(own[rank]) == EXAMPLES // 3 and first[rank] <= own[rank] for rank in all_)
-
-
 def test_no_example_comes_twice_in_an_epoch_and_hardly_any_is_left_out() -> None:
     for seed in range(9):
         memberships, batch = churn(seed, 150), 3
@@ -131,12 +113,3 @@ def test_rows_are_drawn_on_the_host_whatever_torchs_default_device_is() -> None:
     assert [each.tolist() for each in found] == [usual.rows(*at).tolist() for at in ((0, 3), (4, 7), (4, 9))]
 
 
-def test_changes_without_number_are_not_kept() -> None:
-    memberships: Memberships = ((0, (0, 1)),)
-    for step in range(1, 3 * MAX_MEMBERSHIPS):
-        memberships = extended(memberships, step, (0, 1) if step % 2 else (0,))
-        assert len(memberships) <= MAX_MEMBERSHIPS
-    assert memberships[0][0] > 0
-    shared = epochs(memberships)
-    assert len(shared.rows(1, memberships[0][0] - 1)) == 3, "one that is a step before the new pass draws at random"
-    assert extended(memberships, 10_000, ()) == memberships, "nobody is there to divide anything"

@@ -72,16 +72,6 @@ def test_passive_ssp_and_local_steps_exchange_what_accumulated(policy: str, case
     assert pushes == {(rank, step) for rank in range(case.workers) for step in range(exchanges)}
 
 
-@given(case=cases())
-@schedules
-def test_without_a_flush_local_steps_hold_the_rest(case: Case) -> None:
-    diaries, network = play(case, "local[3]", flush=False)
-    for rank, diary in enumerate(diaries):
-        for values, held in zip(server_values(network), diary.held, strict=True):
-            np.testing.assert_array_equal(held[rank] - values[rank], np.ones(ITERATIONS))
-            np.testing.assert_array_equal(values, applied(3, case.workers))
-
-
 # ---- staleness 0 is bulk-synchronous
 
 

