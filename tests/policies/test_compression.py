@@ -134,5 +134,3 @@ def test_what_cannot_be_is_refused_by_name() -> None:
         with pytest.raises(ConfigError) as caught:
             call()
         assert re.search(named, str(caught.value)), named
-
-

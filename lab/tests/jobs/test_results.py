@@ -26,12 +26,12 @@ class Speed(msgspec.Struct, frozen=True, tag=True):
 
 def test_results_are_found_by_their_job_whatever_their_kind_and_numbers(tmp_path: Path) -> None:
     path = tmp_path / "new" / "results.json"
-    results = Results(path, [Loss, Speed])
+    results: Results[Loss | Speed] = Results(path, [Loss, Speed])
     results.add({"a": 1}, Loss(1.0))
     results.add({"a": 2}, Speed(3.0))
     results.add({"a": 1}, Loss(math.nan, ((1, math.inf),)))
     results.save({"rows": [Loss(2.0), Loss(math.inf)]})
-    again = Results(path, [Loss, Speed])
+    again: Results[Loss | Speed] = Results(path, [Loss, Speed])
     assert [run.job for run in again.runs] == [{"a": 2}, {"a": 1}]
     assert again.find({"a": 2}) == Speed(3.0) and again.find({"a": 3}) is None
     loss = again.find({"a": 1})
