@@ -40,13 +40,3 @@ def test_nothing_is_said_of_local_updates_and_of_very_large_models(
     assert measure_exchange_work(measured, design("local-sgd[h=4]"), costs(measured)) == NONE
     monkeypatch.setattr(exchange_work, "LARGEST_NUMEL", 9000)
     assert measure_exchange_work(measured, design("fp32"), costs(measured)) == NONE
-
-
-def test_the_stand_in_has_the_profiled_gradients(measured: Profile) -> None:
-    model = exchange_work._StandIn(measured)
-    for number, gradients in enumerate(measured.gradients):
-        model.zero_grad()
-        model(number).backward()
-        found = {name.removeprefix("m."): each.grad for name, each in model.named_parameters() if each.grad is not None}
-        assert found.keys() == gradients.keys()
-        assert all(torch.equal(found[name], gradients[name]) for name in gradients)

@@ -86,12 +86,7 @@ def test_equal_ranks_wait_for_the_one_that_owns_most() -> None:
     assert owners(among_ranks(measured, gradients, 4)) == [[0, 1], [2], [3], [2], [3]]
     assert owners(among_ranks(measured, updates, 4)) == [[0, 1, 2, 3], [0], [1], [2], [3]]
     assert owners(among_ranks(measured, tiles, 4)) == [[0], [1], [2], [3], [1]]
-    names = [each.name for each in (gradients, updates, tiles)]
-    made = plan.Plan(measured, names, plan.Setting(workers=4, mode="collective", latency_ms=0))
-    made.__dict__["costs"] = {name: costs_of(measured, 32) for name in made.designs}
-    for name, share in zip(names, (6 / 20, 5 / 20, 12 / 20), strict=True):
-        owned = among_ranks(measured, made.designs[name], 4)
-        assert largest_share(owned, made.costs[name], 4) == pytest.approx(share, rel=0.01)
-        # Every step exchanges, and all that it computes is nothing beside it.
-        seconds = 2 * max(3 * share, 1 - share) * 4 * 20_000 * 8 / 1e5 * 1514 / 1448
-        assert made.step_s(name, 4, 1e5) == pytest.approx(seconds, rel=0.05), name
+    for made, share in ((gradients, 6 / 20), (updates, 5 / 20), (tiles, 12 / 20)):
+        assert largest_share(among_ranks(measured, made, 4), costs_of(measured, 32), 4) == pytest.approx(
+            share, rel=0.01
+        )

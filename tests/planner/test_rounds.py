@@ -10,8 +10,8 @@ from thinwire.errors import ConfigError
 from thinwire.planner.rounds import Round, check_share
 
 
-@pytest.mark.parametrize("exchange_s", [0.001, 0.3, 1.0, 7.77, 1e4])
-@pytest.mark.parametrize("share", [0.01, 0.1, 0.25, 0.9])
+@pytest.mark.parametrize("exchange_s", [0.001, 7.77])
+@pytest.mark.parametrize("share", [0.01, 0.25])
 def test_as_many_steps_as_are_enough_and_not_one_more(exchange_s: float, share: float) -> None:
     made = Round(steps=4, alone_s=0.3, exchanged_s=0.3 + exchange_s)
     enough = made.steps_for(share)
@@ -27,7 +27,7 @@ def test_an_exchange_that_costs_nothing_and_steps_that_take_no_time() -> None:
     assert replace(hidden, alone_s=0.0).steps_for(0.25) is None
 
 
-@pytest.mark.parametrize("share", [0.0, 1.0, -0.1, float("nan")])
+@pytest.mark.parametrize("share", [0.0, float("nan")])
 def test_a_share_that_no_exchange_can_be_held_to_is_refused(share: float) -> None:
     with pytest.raises(ConfigError, match="a share of the time above 0 and below 1"):
         check_share(share)

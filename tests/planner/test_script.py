@@ -14,11 +14,9 @@ from torch import nn
 
 from thinwire.cli.plan import STARTUP
 from thinwire.errors import ConfigError
-from thinwire.planner.costs import mean_bits, measure_costs
 from thinwire.planner.observing import Observer, refusal
 from thinwire.planner.profile import profile
 from thinwire.planner.script import profile_script
-from thinwire.policies.designs import design
 
 PLAIN = """
 import torch
@@ -154,31 +152,6 @@ def test_one_optimizer_of_several_modules_is_planned_whole_and_what_another_trai
     assert "of the 420 values" in found.remarks[0]
 
 
-COMPILED = """
-import torch
-from torch import nn
-
-model = torch.compile(nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 4)).bfloat16(), backend="aot_eager")
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-while True:
-    optimizer.zero_grad()
-    model(torch.randn(16, 8).bfloat16()).sum().backward()
-    optimizer.step()
-"""
-
-
-def test_a_compiled_model_in_half_precision(tmp_path: Path) -> None:
-    path = tmp_path / "train.py"
-    path.write_text(COMPILED)
-    found = profile_script([sys.executable, "-W", "error", str(path)], os.environ, STARTUP, steps=3, threads=1)
-    assert [each.name for each in found.tensors] == ["0.weight", "0.bias", "2.weight", "2.bias"]
-    assert found.tensors[0].forward_s > 0 and sum(each.backward_s for each in found.tensors) > 0
-    assert {each.itemsize for each in found.tensors} == {2} and not found.remarks
-    for collective, bits in ((True, 16), (False, 32)):
-        up, down = mean_bits(measure_costs(found, design("fp32"), collective=collective), found)
-        assert bits < up < 1.3 * bits and bits < down < 1.3 * bits, "frames' heads are of 33 to 61 bytes"
-
-
 def test_a_script_that_ends_too_soon_and_a_command_that_is_none_are_refused(tmp_path: Path) -> None:
     command, out = script(tmp_path, PLAIN, steps=3)
     with pytest.raises(ConfigError, match=r"ended with status 0 before a profile was there: it takes 7 steps"):
@@ -234,9 +207,3 @@ def test_what_has_no_values_here_or_is_never_exchanged_is_refused_before_a_step(
 def _sharded(model: nn.Linear) -> nn.Linear:
     model.bias.device_mesh = "of two ranks"  # type: ignore[attr-defined]
     return model
-
-
-def test_what_is_no_model_or_no_step_is_refused() -> None:
-    for model, step in ((3, print), (nn.Linear(3, 2), 3)):
-        with pytest.raises(ConfigError, match=r"expected a torch\.nn\.Module and a function"):
-            profile(model, step)  # type: ignore[arg-type]
