@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from msgspec import UNSET
 from lab.tests.jobs.outcomes import run_outcome
 from thinwire.codecs.registry import codec
 from thinwire.errors import ConfigError, EngineError
-from thinwire.policies import compression
 from thinwire.policies.consistency import consistency
 from thinwire.presentation.page import write_page
 from thinwire_lab.jobs import in_process
@@ -55,12 +53,6 @@ def noting(made: list[Job]) -> Train:
         return told(job)
 
     return train
-
-
-def test_designs_differ_in_their_policies() -> None:
-    asked = Comparison(designs=["fp32", "fp32[consistency=ssp[5]]", "mps[consistency=bsp]"], links=["10mbit"], steps=9)
-    designs = {job.full_design().name: job.full_design() for job in jobs(asked.cells())}
-    assert [each.consistency for each in designs.values()] == ["bsp", "ssp[5]", "bsp"]
 
 
 def test_a_real_comparison(tmp_path: Path) -> None:
@@ -114,11 +106,6 @@ def test_frames_that_shrink_are_timed_for_a_tenth_of_the_run() -> None:
     assert [job.steps for job in jobs(once.cells())] == [50, 50], "never longer than the full run"
 
 
-def test_one_exchange_an_epoch_takes_whole_epochs() -> None:
-    [_, timed] = jobs(Comparison(designs=["entropy"], links=["10mbit"], steps=1000, short_steps=50).cells())
-    assert timed.steps == 126, "42 steps of 4 × 8 are an epoch of the 1,347 digits, and 100 steps are to be timed"
-
-
 @pytest.mark.parametrize(
     "design",
     [
@@ -152,15 +139,6 @@ def test_a_short_run_that_is_as_long_as_the_full_one_ends_with_an_exchange() -> 
     assert timed(warm, 95).steps == 95 and timed(warm, 80).steps == 80
 
 
-def test_a_warm_up_that_no_name_says_takes_the_whole_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a design of another package may have one: nothing tells it to take a shorter one."""
-    asked = Comparison(designs=["local-sgd[h=16,warmup=90]"], links=["10mbit"], steps=3000)
-    assert [job.design for job in jobs(asked.cells())] == ["local-sgd[h=16,warmup=90]", "local-sgd[h=16,warmup=11]"]
-    monkeypatch.setattr("thinwire_lab.studies.compare._WARM_UP", re.compile("what no name says"))
-    whole = jobs(asked.cells())[-1]
-    assert (whole.design, whole.steps) == ("local-sgd[h=16,warmup=90]", 90 + 2896), "to the last exchange"
-
-
 def test_seeds_come_one_after_the_other_and_no_run_twice() -> None:
     needed = jobs(TWO.cells())
     assert [job.seed for job in needed] == [0] * 4 + [1] * 4
@@ -188,19 +166,6 @@ def test_comparisons_that_cannot_be() -> None:
             Comparison(**{"designs": ["fp32"], "links": ["1mbit"], **given})
 
 
-def test_choices_for_all_designs_are_in_every_job() -> None:
-    chosen: dict[str, Any] = {"compression": "by-shape", "placement": "uniform", "servers_on_workers": True}
-    needed = jobs(Comparison(designs=["fp32", "3lc"], links=["1mbit", "none"], **chosen).cells())
-    assert [asdict(job) | chosen for job in needed] == [asdict(job) for job in needed]
-
-
-def test_where_a_policy_chooses_the_codecs_frames_may_shrink(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compression.POLICIES, "shipped", {**compression.POLICIES.shipped, "three": compression.ByShape})
-    asked: dict[str, Any] = {"designs": ["fp32"], "links": ["10mbit"], "steps": 3000}
-    assert [job.steps for job in jobs(Comparison(**asked).cells())] == [3000, 100]
-    assert [job.steps for job in jobs(Comparison(compression="three", **asked).cells())] == [3000, 300]
-
-
 # ---- what is kept
 
 
@@ -218,12 +183,7 @@ def test_an_interrupted_comparison_goes_on_where_it_was(tmp_path: Path) -> None:
     assert len(json.loads((tmp_path / "results.json").read_text())["runs"]) == 3
     numbers: list[int] = []
     rest: list[Job] = []
-    results = compare(
-        TWO,
-        tmp_path,
-        noting(rest),
-        on_job=lambda number, total, job: numbers.append(number),
-    )
+    results = compare(TWO, tmp_path, noting(rest), on_job=lambda number, total, job: numbers.append(number))
     assert made + rest == jobs(TWO.cells()) and numbers == [4, 5, 6, 7, 8]
     assert results.rows == compare(TWO, tmp_path / "at once", told).rows
 
@@ -281,22 +241,6 @@ def test_runs_on_another_text_are_other_runs(tmp_path: Path, monkeypatch: pytest
     assert "python-text[train=100], digest of another text" in page(compare(asked, tmp_path, noting(made)))
 
 
-def test_seconds_of_different_machines_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compare(replace(TWO, designs=["fp32"]), tmp_path, told)
-    path = tmp_path / "results.json"
-    kept = json.loads(path.read_text())
-    for run in kept["runs"]:
-        run["machine"]["processor"] = "a slower one"
-    path.write_text(json.dumps(kept))
-    results = compare(replace(TWO, designs=["fp32"]), tmp_path, told)
-    assert results.notes == [], "all are of one machine"
-    results = compare(TWO, tmp_path, told)
-    [note] = results.notes
-    assert "timed on different machines: a slower one, " in note and note in page(results)
-    results = compare(replace(TWO, designs=["3lc[s=1.75,entropy=zstd]"]), tmp_path, told)
-    assert results.notes == [], "what is not shown is not compared"
-
-
 def test_a_run_that_fails_is_told_and_tried_again(tmp_path: Path) -> None:
     def failing(job: Job) -> RunOutcome:
         if job.design != "fp32" and job.seed == 0:
@@ -311,12 +255,6 @@ def test_a_run_that_fails_is_told_and_tried_again(tmp_path: Path) -> None:
     results = compare(TWO, tmp_path, noting(again))
     assert len(again) == 2 and results.failures == []
     assert "diverged" not in page(results)
-
-
-def test_a_page_that_cannot_be_written(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"cannot be written: .*Choose another place"):
-        write_page(tmp_path / "file" / "report.html", page(compare(TWO, tmp_path / "fine", told)))
 
 
 # ---- what it comes to

@@ -1,4 +1,4 @@
-"""Runs beside each other: the same findings, failures that say which, and nothing beside what is timed."""
+"""Runs in parallel: the same findings, failures that name the run, and timed runs alone."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import pytest
 from thinwire.errors import EngineError
 from thinwire_lab.jobs.results import Results
 from thinwire_lab.studies.reproduce.entry import Cell, Finding, OnProgress
+from thinwire_lab.studies.reproduce.job_cells import TrainingCell, TrainingFinding
 from thinwire_lab.studies.reproduce.run import found, make
-from thinwire_lab.studies.reproduce.trainings import TrainingCell, TrainingFinding
 
 
 @pytest.fixture(autouse=True)
 def importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process of its own finds what runs by the name of this module."""
-    monkeypatch.syspath_prepend(Path(__file__).parents[2])
+    """A process of its own finds the cells by the name of this module."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[3])
 
 
 class Where(Finding, frozen=True, kw_only=True):
@@ -53,11 +53,6 @@ class Failing(Spot, frozen=True, kw_only=True):
         return Where(process=os.getpid())
 
 
-class Refusing(Spot, frozen=True, kw_only=True):
-    def run(self, on_progress: OnProgress) -> Where:
-        raise EngineError(f"{self} will not")
-
-
 class Ending(Spot, frozen=True, kw_only=True):
     def run(self, on_progress: OnProgress) -> Where:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -69,7 +64,7 @@ class WhereAndWhen(Where, frozen=True, kw_only=True):
 
 
 class Dated(Spot, frozen=True, kw_only=True, tag="Spot"):
-    """Of the settings of a spot, and comes to more."""
+    """Has the settings of a spot, and a larger finding."""
 
     finding = WhereAndWhen
 
@@ -81,34 +76,28 @@ def silently(needed: Sequence[Cell], results: Results[Finding], *, jobs: int) ->
     make(needed, results, jobs=jobs, on_cell=lambda *_: None, on_progress=lambda *_: None)
 
 
-def test_what_is_not_timed_runs_beside_and_the_rest_alone(tmp_path: Path) -> None:
+def test_untimed_runs_are_made_in_parallel_and_timed_ones_alone(tmp_path: Path) -> None:
     results, told = Results[Finding](tmp_path / "results.json", [Where]), list[tuple[int, int, str]]()
     cells: list[Cell] = [Timed(number=0), *(Spot(number=number) for number in range(1, 5)), Timed(number=5)]
     progress: dict[Cell, list[float]] = {cell: [] for cell in cells}
     make(
-        cells,
-        results,
+        *(cells, results),
         jobs=2,
         on_cell=lambda number, total, cell: told.append((number, total, str(cell))),
         on_progress=lambda cell, share, text: progress[cell].append(share),
     )
     assert told == [(number + 1, 6, f"spot {number}") for number in (1, 2, 3, 4, 0, 5)]
     assert all(shares == [0.5, 1.0] for shares in progress.values())
-    outcomes = [found(results, cell) for cell in cells]
-    processes = [each.process for each in outcomes if isinstance(each, Where)]
+    processes = [each.process for cell in cells if isinstance(each := found(results, cell), Where)]
     assert processes[0] == processes[5] == os.getpid()
-    assert len(set(processes)) == 3, "two beside each other, each with two runs"
+    assert len(set(processes)) == 3, "two processes, with two runs each"
 
 
 @pytest.mark.parametrize(
     ("kind", "message"),
-    [
-        (Failing, "(?s)spot 2: Traceback.*two are too many"),
-        (Refusing, "^spot [01] will not$"),
-        (Ending, "spot [01]: its process ended with status -9"),
-    ],
+    [(Failing, "(?s)spot 2: Traceback.*two are too many"), (Ending, "spot [01]: its process ended with status -9")],
 )
-def test_a_failure_says_which_and_keeps_what_was_made(kind: type[Spot], message: str, tmp_path: Path) -> None:
+def test_a_failure_names_its_run_and_keeps_the_others(kind: type[Spot], message: str, tmp_path: Path) -> None:
     results = Results[Finding](tmp_path / "results.json", [Where])
     with pytest.raises(EngineError, match=message):
         silently([kind(number=number) for number in range(3)], results, jobs=2)
@@ -118,21 +107,16 @@ def test_a_failure_says_which_and_keeps_what_was_made(kind: type[Spot], message:
 
 @pytest.mark.parametrize("jobs", [1, 2])
 @pytest.mark.parametrize("kinds", [(Spot, Dated), (Dated, Spot)])
-def test_of_equal_settings_each_finds_what_it_comes_to(kinds: Sequence[type[Spot]], jobs: int, tmp_path: Path) -> None:
-    """Whoever asks first: what holds more is there for both, and what holds less is none for the other."""
-    of: list[type[Finding]] = [Where, WhereAndWhen]
-    together = Results[Finding](tmp_path / "together.json", of)
+def test_the_larger_finding_of_equal_settings_serves_both(
+    kinds: Sequence[type[Spot]], jobs: int, tmp_path: Path
+) -> None:
+    together = Results[Finding](tmp_path / "together.json", [Where, WhereAndWhen])
     cells = [kind(number=3) for kind in kinds]
     silently(cells, together, jobs=jobs)
-    assert len(together.runs) == 1
-    assert all(isinstance(found(together, cell), WhereAndWhen) for cell in cells)
-    for kind in kinds:
-        silently([kind(number=4)], Results[Finding](tmp_path / "apart.json", of), jobs=jobs)
-    apart = Results[Finding](tmp_path / "apart.json", of)
-    assert isinstance(found(apart, Dated(number=4)), WhereAndWhen) and len(apart.runs) == 1
+    assert len(together.runs) == 1 and all(isinstance(found(together, cell), WhereAndWhen) for cell in cells)
 
 
-def test_trainings_beside_each_other_come_to_the_same_bits(tmp_path: Path) -> None:
+def test_trainings_in_parallel_come_to_the_same_bits(tmp_path: Path) -> None:
     cells: list[Cell] = [
         TrainingCell(design="3lc[s=1.5]", model="mlp", data="digits", workers=2, steps=6, eval_steps=3, seed=seed)
         for seed in range(2)

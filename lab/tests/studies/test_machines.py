@@ -1,22 +1,27 @@
-"""Whether runs are of one machine and of one version."""
+"""Notes on runs of several machines or versions, and deviations over seeds."""
 
 from __future__ import annotations
+
+import math
 
 import msgspec
 
 from thinwire_lab.jobs.results import machine
+from thinwire_lab.studies.deviation import deviation, spread
 from thinwire_lab.studies.machines import mixed, mixed_versions
 
 
-def test_threads_of_the_process_that_stored_a_run_make_no_other_machine() -> None:
+def test_another_processor_or_version_makes_a_note_and_other_threads_do_not() -> None:
     here = machine()
     assert mixed([here, msgspec.structs.replace(here, threads=here.threads + 1)]) == []
     [note] = mixed([here, msgspec.structs.replace(here, processor="a slower one")])
     assert "a slower one" in note
-
-
-def test_versions_are_told_apart_where_they_are_stored() -> None:
-    here = machine()
-    assert mixed_versions([here, msgspec.structs.replace(here, thinwire="")]) == []
     [note] = mixed_versions([here, msgspec.structs.replace(here, thinwire="0.0.9")])
     assert f"thinwire {here.thinwire} and 0.0.9" in note
+
+
+def test_one_seed_and_infinite_values_have_no_deviation() -> None:
+    assert deviation([1.0, 2.0, 3.0]) == 1.0
+    assert all(math.isnan(deviation([1.0, value])) for value in (math.nan, math.inf, -math.inf))
+    assert math.isnan(deviation([7.0])) and math.isnan(deviation([]))
+    assert [spread(values, 2) for values in ([7.0, 9.0], [7.0], [])] == [" ± 1.41", "", ""]

@@ -1,13 +1,8 @@
-"""Designs × links × seeds × models, in as few seconds as an honest answer takes.
+"""Designs × links × seeds × models, by 3LC's accelerated measurement (§4.3).
 
-Strategy: 3LC's accelerated measurement (§4.3). A link changes how long a step takes and not what it
-computes, so a design's accuracy comes from one full run on an unlimited link, and its seconds per step on a thin link
-from a short run there, whose learning rates sweep the whole schedule. Every run is kept in `results.json` as soon as
-it is over, under the job that made it; a run that is there already is not made again. The caller says how to train, and
-nothing here knows how a result is printed or drawn.
-
-A job tells one run from another, its data by the folder where that is not the usual one, and text by a digest, for it
-is the library of the Python that runs. Which version made a run is not in it: where there are several, a note says so.
+A link changes how long a step takes and not what it computes, so a design's accuracy comes from one full run on an
+unlimited link, and its seconds per step on a thin link from a short run there, whose learning rates sweep the whole
+schedule. `results.json` keeps every run under the job that made it, its data told apart by folder, text by a digest.
 """
 
 from __future__ import annotations
@@ -55,10 +50,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Findings:
-    """What `results.json` holds: the comparison, its rows, its failures, and all runs, of other comparisons too.
-
-    `notes` are sentences on the rows.
-    """
+    """What `results.json` holds, with runs of other comparisons too; `notes` are sentences on the rows."""
 
     comparison: Comparison
     rows: Sequence[Row]
@@ -69,14 +61,7 @@ class Findings:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison(ComparisonOptions):
-    """What is compared with what.
-
-    Args:
-        options: see `ComparisonOptions`.
-
-    Raises:
-        ConfigError: nothing to compare, or a job that cannot be.
-    """
+    """What is compared with what; ConfigError where there is nothing to compare, or a job is impossible."""
 
     def __post_init__(self) -> None:
         for name in ("designs", "links", "models"):
@@ -131,10 +116,9 @@ def compare(comparison: Comparison, folder: Path, train: Train, *, on_job: OnJob
     """Makes the runs that `folder/results.json` does not hold yet, and returns what that file then says.
 
     Args:
-        comparison: what to compare.
-        folder: made where it is missing; the file in it is written anew after every run.
+        comparison, folder: what to compare, and where.
         train: makes one run, as `jobs.processes.run` does, and returns its outcome.
-        on_job: called before each run with its number, how many runs there are in all, and its job.
+        on_job: called before each run with its number, the number of all runs, and its job.
 
     Raises:
         ConfigError: the file cannot be read or written, or is none of ours; or a run has no workload (`jobs.workload`).
@@ -204,11 +188,7 @@ def _text_digests(comparison: Comparison) -> dict[str, dict[str, str]]:
 
 
 def _short(full: Job, least: int) -> Job:
-    """Returns a run that shows a design's speed: enough of its schedule, and whole periods between exchanges.
-
-    A warm-up, whose steps all exchange, is shortened with the rest, so that as large a share of the timed steps
-    exchanges as of the full run's.
-    """
+    """Returns a run that shows a design's speed: whole periods between exchanges, and as large a share of warm-up."""
     assert full.steps is not None
     warm_up, period = _rhythm(full)
     rest = full.steps - warm_up
@@ -245,10 +225,7 @@ def _rhythm(full: Job) -> tuple[int, int]:
 
 
 def _with_warm_up(job: Job, period: int, old: int, new: int) -> Job | None:
-    """Returns the job with a new warm-up in the place of the old one.
-
-    None where the names of design and policy do not say it, as of a design of another package.
-    """
+    """Returns the job with a new warm-up; None where the names of design and policy do not say the old one."""
     if new == old:
         return job
     design, given = (name and _WARM_UP.sub(f"warmup={new}", name) for name in (job.design, job.consistency))

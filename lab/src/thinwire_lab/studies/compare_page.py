@@ -129,16 +129,7 @@ def _data_of(job: dict[str, Any]) -> str:
 
 
 def figure(row: Row, name: str, digits: int, scale: float = 1.0, *, std: bool = True, sign: str = "") -> str:
-    """Returns a row's mean as text, with its standard deviation where there is one; – where nothing was measured.
-
-    Args:
-        row: of a comparison.
-        name: the mean's.
-        digits: behind the point.
-        scale: what the mean is multiplied by, 100 for a percentage.
-        std: whether to give the standard deviation.
-        sign: "+" shows the sign of positive numbers too.
-    """
+    """Returns a row's mean as text, with its standard deviation where there is one; – where nothing was measured."""
     mean = getattr(row, name)
     if mean is None:
         return "–"
@@ -153,11 +144,10 @@ def _how(findings: Findings) -> str:
     seeds = ", ".join(map(str, range(asked.seeds)))
     text = (
         f"{counted(asked.workers, 'worker')}; servers: {servers_of(vars(asked))}; seeds {seeds}. Accuracy, bits and "
-        "ratio come from full runs on an unlimited link; seconds per step come from short runs on each link, at least "
+        "ratio come from full runs on an unlimited link, seconds per step from short runs on each link, at least "
         f"{asked.short_steps} steps. ± is one standard deviation over seeds. Difference and speed-up are against "
-        f"{asked.designs[0]}, seed by seed. Bits are payload per value, small uncompressed tensors included; of "
-        "designs whose steps go without an exchange, per parameter and step, as the ratio is over float32 at every "
-        "step. The time of a full run is extrapolated: its steps at the seconds per step of that link."
+        f"{asked.designs[0]}, seed by seed. Bits are payload per value and step, all tensors. The time of a full run "
+        "is extrapolated."
     )
     chosen = choices(vars(asked))
     more = [f"Chosen for every design: {chosen}."] if chosen else []

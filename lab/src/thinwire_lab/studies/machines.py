@@ -8,12 +8,7 @@ from thinwire_lab.jobs.results import Machine
 
 
 def mixed(machines: Iterable[Machine]) -> list[str]:
-    """Returns a note on the machines that runs were timed on; none where it is one.
-
-    >>> from thinwire_lab.jobs.results import machine
-    >>> mixed([machine(), machine()])
-    []
-    """
+    """Returns a note on the machines that runs were timed on; none where it is one."""
     # Without their threads: those are of the process that stored a run, and depend on what else it did before.
     names = dict.fromkeys(f"{m.processor}, {m.system}, torch {m.torch}" for m in machines)
     if len(names) < 2:
@@ -23,13 +18,8 @@ def mixed(machines: Iterable[Machine]) -> list[str]:
 
 
 def mixed_versions(machines: Iterable[Machine]) -> list[str]:
-    """Returns a note on the versions of thinwire that made runs; none where it is one, or is not stored.
-
-    >>> from thinwire_lab.jobs.results import machine
-    >>> mixed_versions([machine(), machine()])
-    []
-    """
-    versions = dict.fromkeys(m.thinwire for m in machines if m.thinwire)
+    """Returns a note on the versions of thinwire that made runs; none where it is one."""
+    versions = dict.fromkeys(m.thinwire for m in machines)
     if len(versions) < 2:
         return []
     return [f"Runs were made by thinwire {' and '.join(versions)}. In another folder, all are made by one."]

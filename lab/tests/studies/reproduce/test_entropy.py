@@ -68,9 +68,3 @@ def test_columns_say_which_share_was_taken_where_it_is_another(data: str, first:
     [panel, *_] = shown("figure-3", data).charts[0].panels
     names = [series.label for series in panel.series]
     assert names[2:] == ["392 × 50, 1", "392 × 50, 0.051", "50 × 10, 1"]
-
-
-def test_notes_say_what_worker_0_was_looked_at_for() -> None:
-    """Just after the exchange, when its weights are the average, and with the penalty's part of the derivative."""
-    assert "hold that of the ℓ1 penalty" in " ".join(shown("figure-2", "digits").notes)
-    assert "the average that worker 0 has after an epoch's exchange" in " ".join(shown("figure-3", "digits").notes)

@@ -23,18 +23,10 @@ def test_time_to_equal_accuracy_is_a_share_of_the_baselines() -> None:
     shown = by_time.show({cell: told(cell) for cell in by_time.cells("quick")})
     last, third = shown.tables[0].lines[-1], shown.tables[0].lines[2]
     assert third == ["60.0%", "18.00 s", "7.00 s", "15.00 s", "43%", "39%"]
-    assert "after 20, 40, 60 and 90 iterations" in shown.notes[0]
     assert last[0] == "90.0%" and last[2] == last[-1] == "not reached"
     shown = by_iteration.show({cell: told(cell) for cell in by_iteration.cells("full")})
     assert [line[-1] for line in shown.tables[0].lines] == ["90.00", "90.00", "90.00", "80.00"]
     assert "3 seeds" in shown.setting
-
-
-def test_trainings_may_run_beside_each_other_and_what_is_timed_may_not() -> None:
-    """A training's finding holds no seconds; those of figure 5.8 are of short runs."""
-    for entry in ENTRIES:
-        assert entry.study is not None
-        assert all(cell.timed == isinstance(cell, NodesCell) for cell in entry.study.cells("full"))
 
 
 def test_what_is_shown_is_of_the_last_evaluation_up_to_a_share() -> None:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from thinwire.errors import EngineError
-from thinwire_lab.studies.reproduce import mps_introduction, mps_scaling, mps_speedups, stand_ins
+from thinwire_lab.studies.reproduce import mps_introduction, mps_scaling
 from thinwire_lab.studies.reproduce.entry import Cell, Finding
 from thinwire_lab.studies.reproduce.mps_nodes import (
     STALE,
@@ -21,7 +21,6 @@ from thinwire_lab.studies.reproduce.mps_nodes import (
     thin_link,
 )
 from thinwire_lab.studies.reproduce.mps_scaling import MeasuredCell, MeasuredFinding
-from thinwire_lab.studies.reproduce.timings import MESSAGES
 
 
 def told(cell: Cell) -> Finding:
@@ -56,7 +55,6 @@ def test_links_are_as_thin_as_a_machine_generates() -> None:
     assert generated_bps(cell.job(), 0.01) == 32 * parameters * 100
     assert thin_link(cell, 0.5, 0.01) == f"{2 * 32 * parameters * 100 / 1e6:.1f}mbit"
     finding = cell.run(lambda *_: None)
-    assert finding.link.endswith("mbit") and finding.single_s > 0
     [uncompressed] = nodes(["fp32"], "tiny", 0.5)
     sent_bytes = uncompressed.run(lambda *_: None).sent_bytes
     assert sent_bytes > 4 * finding.sent_bytes
@@ -74,24 +72,6 @@ def test_scaling_keeps_measured_and_modelled_apart() -> None:
     assert [title.partition(":")[0] for title in header[3:]] == ["ours, modelled"] * 2 + ["ours, measured"] * 2
     assert lines[1][1:] == ["1.43", "1.99", "1.00", "2.00", "0.50", "1.00"]
     assert lines[4][1:] == ["–", "–", "8.00", "16.00", "–", "–"]
-    assert "kernel, 100mbit" in shown.setting
-    for series in shown.charts[0].panels[0].series:
-        assert "measured" not in series.label
-    assert any("computed links" in note and note.endswith(MESSAGES) for note in shown.notes)
-
-
-def test_the_grid_has_one_baseline_and_every_combination(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stand_ins, "is_here", lambda name: True)
-    found = {}
-    for entry in mps_speedups.ENTRIES:
-        assert entry.study is not None
-        cells = entry.study.cells("quick")
-        found[entry.item] = entry.study.show({cell: told(cell) for cell in cells})
-        assert all(cell.workers == 4 for cell in cells)
-    placements, grid = found["figure-5.1"].tables[0].lines, found["figure-5.4"].tables[0].lines
-    assert len(placements) == 9 and len(grid) == 18
-    assert ["ResNet", "stale 5, top 1 %", "3.91", "4.00", "1.0"] in grid
-    assert [line[2] for line in placements if line[0].startswith("GoogLeNet")] == ["0.66", "0.58", "0.66"]
 
 
 def test_bits_a_second_are_the_thesis_where_the_network_is_known() -> None:

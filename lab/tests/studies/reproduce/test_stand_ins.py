@@ -6,8 +6,7 @@ import pytest
 
 from thinwire.errors import ConfigError
 from thinwire_lab.studies.reproduce import stand_ins
-from thinwire_lab.studies.reproduce.catalog import entries
-from thinwire_lab.studies.reproduce.entry import Cell, Scale
+from thinwire_lab.studies.reproduce.entry import Scale
 from thinwire_lab.studies.reproduce.stand_ins import SMALL, stand_in
 
 SCALES: tuple[Scale, ...] = ("tiny", "quick", "full")
@@ -31,15 +30,3 @@ def test_it_is_the_first_pair_whose_data_is_here(monkeypatch: pytest.MonkeyPatch
 def test_data_that_does_not_exist_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"unknown data set 'minst' \(did you mean 'mnist'"):
         stand_in("full", ("lenet5", "minst"))
-
-
-@pytest.mark.parametrize("names", [(), ("fashion-mnist",), ("mnist", "fashion-mnist", "cifar10")])
-def test_losses_and_seconds_of_doublesqueeze_are_of_one_network(
-    names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    installed(monkeypatch, *names)
-    for scale in SCALES:
-        studies = [entry.study for entry in entries("doublesqueeze") if entry.item.startswith("figure-")]
-        cells: list[Cell] = [cell for study in studies if study is not None for cell in study.cells(scale)]
-        pairs = {(cell.key()["model"], cell.key()["data"]) for cell in cells}
-        assert len(studies) == 6 and pairs == {("lenet5", "fashion-mnist") if names and scale == "full" else SMALL}

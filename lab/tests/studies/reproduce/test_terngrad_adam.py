@@ -9,11 +9,10 @@ import pytest
 
 from lab.tests.workloads.test_cifar10 import write_set as write_cifar10
 from lab.tests.workloads.test_idx import write_set as write_idx
-from thinwire_lab.jobs.history import StepHistory
 from thinwire_lab.studies.reproduce.entry import Scale, Study
+from thinwire_lab.studies.reproduce.job_cells import TrainingFinding
 from thinwire_lab.studies.reproduce.terngrad_adam import ENTRY, pair
 from thinwire_lab.studies.reproduce.terngrad_training import FLOATING, TERNARY, RecipeCell
-from thinwire_lab.studies.reproduce.trainings import TrainingFinding
 from thinwire_lab.workloads import data as registry
 
 SCALES: tuple[Scale, ...] = ("quick", "full")
@@ -71,36 +70,3 @@ def test_cifarnet_trains_on_cifar10_with_two_workers_and_ternary_gradients(cache
     assert cell.job().recipe().augment
     # The last layer is ternary too, and the smallest tensor has a scale besides.
     assert 1.6 <= first.bits_push < 2.1 and first.batch == 2
-
-
-def test_the_table_says_what_was_trained_and_how_many_steps_the_paper_takes(cache: Path) -> None:
-    install_fashion_mnist(cache)
-    history = StepHistory(
-        losses=[1.0], bits_push=[2.0], bits_pull=[2.0], payload_bytes_push=[1], payload_bytes_pull=[1], lags=[0.0]
-    )
-    accuracies = (0.8, 0.79, 0.7, 0.7125)
-    found = {
-        cell: TrainingFinding(
-            evaluations=[(cell.steps, accuracy)],
-            test_loss=1.0,
-            bits_push=2.0,
-            bits_pull=2.0,
-            compression_ratio=16.0,
-            lag=0.0,
-            lr=2e-4,
-            batch=cell.batch or 0,
-            weights="",
-            history=history,
-        )
-        for cell, accuracy in zip(study().cells("full"), accuracies, strict=True)
-    }
-    shown = study().show(found)
-    assert shown.setting.startswith("cifarnet on fashion-mnist, 50, 800 steps, one seed")
-    [table] = shown.tables
-    assert table.title is not None and "paper: cifarnet on cifar10; ours: cifarnet on fashion-mnist" in table.title
-    assert table.lines == [
-        ["128", "2", "300,000", "800", "floating", "86.56 %", "80.00%"],
-        ["128", "2", "300,000", "800", "TernGrad", "85.64 % (-0.92)", "79.00% (-1.00)"],
-        ["2,048", "16", "18,750", "50", "floating", "83.19 %", "70.00%"],
-        ["2,048", "16", "18,750", "50", "TernGrad", "82.80 % (-0.39)", "71.25% (+1.25)"],
-    ]

@@ -1,8 +1,7 @@
 """Trainings that average whole weights once an epoch, as cells (Øland & Raj, sections 2 and 5).
 
-Kept by epoch: test accuracy, bits a weight before and after Huffman's code, and where a cell asks for it the root mean
-square of the loss's derivative and the weights' entropy, layer by layer. Biases travel as floats and are not counted.
-Worker 0 is looked at just after the exchange that ends an epoch: its weights are the average then, as it was decoded.
+Biases travel as floats and are not counted. Worker 0 is probed just after the exchange that ends an epoch: its weights
+are the decoded average.
 """
 
 from __future__ import annotations
@@ -84,7 +83,6 @@ class AveragesCell(JobCell, frozen=True, kw_only=True):
         return f"{self.design}{among}, {self.data}, {self.epochs} epochs, seed {self.seed}"
 
     def job(self, **more: Any) -> Job:
-        """Returns the run."""
         floats = self.design == FLOATS
         return super().job(
             design="entropy" if floats else self.design,
@@ -97,7 +95,6 @@ class AveragesCell(JobCell, frozen=True, kw_only=True):
         )
 
     def run(self, on_progress: OnProgress) -> AveragesFinding:
-        """Makes the training."""
         job, recorder = self.job(), HistoryRecorder()
         scheme = job.full_design().up.scheme
         probe = _Probe(self, scheme if isinstance(scheme, Entropy) else None)
@@ -157,7 +154,7 @@ def entropy(weights: np.ndarray[tuple[int, ...], np.dtype[np.float32]], num_bits
 
 
 def sample_size(numel: int, share: float) -> int:
-    """Returns how many of a layer's weights a share of them is taken to be.
+    """Returns how many of a layer's weights are taken for a share of them.
 
     >>> [sample_size(19_600, share) for share in (0.1, 0.03, 0.01)], sample_size(500, 0.1)
     ([1960, 1000, 1000], 500)

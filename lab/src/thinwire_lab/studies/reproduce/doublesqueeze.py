@@ -1,52 +1,41 @@
-"""DoubleSqueeze (Tang et al. 2019): its figures, what its theorem says of many workers, and the model as one vector.
-
-The paper trains ResNet-18 on CIFAR-10 with eight workers and a server, by plain SGD without momentum or decay. Here
-LeNet-5 trains on Fashion-MNIST, or a small perceptron on the digits, with eight workers in one process.
-"""
+"""DoubleSqueeze (Tang et al. 2019): its figures, what its theorem says of many workers, and the model as one vector."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 
-from thinwire.presentation.charts import Chart, Panel, Series, smooth
+from thinwire.presentation.charts import Series, smooth
 from thinwire.presentation.tables import Table
-from thinwire.quantities import counted
 from thinwire_lab.studies.deviation import deviation, spread
-from thinwire_lab.studies.reproduce.entry import Entry, Scale, Shown, Study, scaled
+from thinwire_lab.studies.reproduce.entry import Entry, Scale, Shown, chart, scaled, seeds
 from thinwire_lab.studies.reproduce.iteration_times import timed_entry
+from thinwire_lab.studies.reproduce.job_cells import TrainingFinding
 from thinwire_lab.studies.reproduce.plain_sgd import ONE_BIT, SGD, TOP_K, PlainCell, pair
 from thinwire_lab.studies.reproduce.speedup import SPEEDUP
-from thinwire_lab.studies.reproduce.trainings import TrainingFinding
 from thinwire_lab.workloads.data import data
 
 Found = Mapping[PlainCell, TrainingFinding]
 
 SCALED = (
-    "The paper: ResNet-18 on CIFAR-10, 8 workers of 256 examples, more than 160 epochs, one GPU each. A model of "
-    "17,226 to 61,706 values has few tensors, whose biases travel uncompressed, and an easy task leaves less room "
-    "between methods: training loss tells them apart where accuracy does not."
+    "The paper: ResNet-18 on CIFAR-10, 8 workers of 256 examples, more than 160 epochs, one GPU each. On an easier "
+    "task training loss tells methods apart where accuracy does not."
 )
 VECTOR_SCALED = "As for figures 1 to 5, of which it shares the runs with a tensor at a time."
 
 _LR = {"mlp": 0.2, "lenet5": 0.1}
 _STEPS: dict[Scale, int] = {"tiny": 6, "quick": 600, "full": 2500}
 _SEEDS: dict[Scale, int] = {"tiny": 1, "quick": 1, "full": 3}
-_LIKE, _BEHIND = "like SGD", "slower than SGD"
-_PRINTED = {"DoubleSqueeze": _LIKE, "MEM-SGD": _LIKE, "QSGD": "much slower than SGD", "Top-k SGD": "a little slower"}
-_NOISE = 1.25
-"""Final losses of one method with other seeds differ by less than this factor."""
+_PRINTED = {
+    "DoubleSqueeze": "like SGD",
+    "MEM-SGD": "like SGD",
+    "QSGD": "much slower than SGD",
+    "Top-k SGD": "a little slower",
+}
 
 
 def trainings(methods: Sequence[str], scale: Scale, *, vector: bool = False) -> list[PlainCell]:
-    """Returns the runs of some methods, seed by seed.
-
-    Args:
-        methods: as in `plain_sgd`.
-        scale: how long, and on what.
-        vector: the model is one vector, so that k values, or one scale, are of the whole model.
-    """
+    """Returns the runs of some methods, seed by seed; with `vector` the model is one vector, with one k and scale."""
     model, examples = pair(scale)
     return [
         PlainCell.of(
@@ -73,12 +62,11 @@ def final_loss(finding: TrainingFinding) -> float:
 def setting(found: Found) -> str:
     """Returns in a sentence what was run."""
     first, finding = next(iter(found.items()))
-    seeds = counted(len({cell.seed for cell in found}), "seed")
     models = " and ".join(sorted({cell.model for cell in found}))
     return (
         f"{models} on {first.data}, {first.workers} workers of {finding.batch} examples and a server, {first.steps:,} "
         f"steps ({first.steps / _steps_per_epoch(first, finding):.1f} epochs), plain SGD at {finding.lr:g} and a tenth "
-        f"of it after two thirds, {seeds}, in one process."
+        f"of it after two thirds, {seeds(found)}, in one process."
     )
 
 
@@ -120,39 +108,26 @@ def _show_losses(item: str, methods: Sequence[str], found: Found) -> Shown:
     for method in methods:
         losses = [final_loss(finding) for _, finding in _of(found, method)]
         loss = fmean(losses)
-        texts = [f"{loss:.4f}{spread(losses, 4)}", f"{loss / base:.2f}×", _remark(method, loss, base)]
-        lines.append([method, _printed(method), *texts])
-    panel = Panel(
-        title="",
-        x_label="epoch",
-        y_label="training loss (nats)",
-        series=[_loss_curve(found, method) for method in methods],
-        y_log=True,
-    )
+        lines.append([method, _printed(method), f"{loss:.4f}{spread(losses, 4)}", f"{loss / base:.2f}×"])
     return Shown(
         setting=setting(found),
-        tables=[Table(["", "paper", "loss at the end", "of SGD's", "remark"], lines, "Training loss")],
-        charts=[Chart(name=f"doublesqueeze-{item}", caption="Training loss by epoch.", panels=[panel])],
+        tables=[Table(["", "paper", "loss at the end", "of SGD's"], lines, "Training loss")],
+        charts=[
+            chart(
+                *(
+                    f"doublesqueeze-{item}",
+                    "Training loss by epoch.",
+                    [_loss_curve(found, method) for method in methods],
+                ),
+                *("epoch", "training loss (nats)"),
+                y_log=True,
+            )
+        ],
         notes=[
-            "The paper draws its curves and prints no numbers; its words stand in the table. The loss at the end is "
-            f"the mean over the last tenth of the steps, and within a factor of {_NOISE:g} counts as like SGD's. By "
-            "how much another one is slower, the paper does not print: a remark says that it is, not whether by as "
-            "much."
+            "The paper prints no numbers; its words stand in the table. The loss at the end is the mean over the last "
+            "tenth of the steps; other seeds of one method differ by less than a factor of 1.25."
         ],
     )
-
-
-def _remark(method: str, loss: float, base: float) -> str:
-    if not math.isfinite(loss):
-        return "diverged"
-    if method == SGD:
-        return ""
-    if not math.isfinite(base):
-        return "SGD diverged"
-    like, like_there = loss / base <= _NOISE, _printed(method) == _LIKE
-    if like == like_there:
-        return "as there" if like else "slower, as there"
-    return "here like SGD" if like else "here slower than SGD"
 
 
 def _show_accuracies(item: str, methods: Sequence[str], found: Found) -> Shown:
@@ -171,60 +146,53 @@ def _show_accuracies(item: str, methods: Sequence[str], found: Found) -> Shown:
             ]
         )
     header = ["", "paper", "accuracy (%)", "against SGD", "bits up", "bits down", "lag (steps)"]
-    panel = Panel(
-        title="", x_label="epoch", y_label="test accuracy (%)", series=[_accuracy_curve(found, m) for m in methods]
-    )
+    series = [_accuracy_curve(found, method) for method in methods]
     return Shown(
         setting=setting(found),
         tables=[Table(header, lines, "Test accuracy at the end")],
-        charts=[Chart(name=f"doublesqueeze-{item}", caption="Test accuracy by epoch.", panels=[panel])],
-        notes=[
-            "Bits are payload bits a value of everything that travels, uncompressed biases included. The lag is the "
-            "largest residual at the end, in updates of one step."
-        ],
+        charts=[chart(f"doublesqueeze-{item}", "Test accuracy by epoch.", series, "epoch", "test accuracy (%)")],
+        notes=["Bits count the whole payload. The lag is the largest residual at the end, in updates of one step."],
     )
 
 
+_FIGURES: dict[str, tuple[Callable[[TrainingFinding], float], str]] = {
+    "loss": (final_loss, ".4f"),
+    "accuracy (%)": (lambda each: 100 * each.accuracy, ".2f"),
+    "bits up": (lambda each: each.bits_push, ".2f"),
+    "lag": (lambda each: each.lag, ".1f"),
+}
 _VECTORED = ("DoubleSqueeze 1-bit", "DoubleSqueeze top-k", "MEM-SGD top-k", "Top-k SGD")
 
 
 def _show_vector(found: Found) -> Shown:
-    lines, panels = [], []
+    lines, bars = [], []
     for title, vector in (("a tensor at a time", False), ("one vector", True)):
         names = [method for method in _VECTORED if _of(found, method, vector=vector)]
         losses = [fmean(final_loss(each) for _, each in _of(found, name, vector=vector)) for name in names]
-        panels.append(Series(label=title, x=names, y=losses))
+        bars.append(Series(label=title, x=names, y=losses))
+    ways = {"tensor": False, "vector": True}
     for method in _VECTORED:
-        line = [method]
-        for name in ("loss", "accuracy", "bits up", "lag"):
-            for vector in (False, True):
-                findings = [finding for _, finding in _of(found, method, vector=vector)]
-                line.append(_figure(name, findings))
-        lines.append(line)
-    ways = ("tensor", "vector")
-    header = ["", *(f"{name}, {way}" for name in ("loss", "accuracy (%)", "bits up", "lag") for way in ways)]
-    panel = Panel(title="", x_label="", y_label="training loss at the end (nats)", series=panels, kind="bars")
+        both = [[finding for _, finding in _of(found, method, vector=vector)] for vector in ways.values()]
+        lines.append([method, *(_figure(name, findings) for name in _FIGURES for findings in both)])
+    header = ["", *(f"{name}, {way}" for name in _FIGURES for way in ways)]
     return Shown(
         setting=setting(found),
         tables=[Table(header, lines, "k, or one scale, of each tensor and of the whole model")],
-        charts=[Chart(name="doublesqueeze-one-vector", caption="Training loss at the end.", panels=[panel])],
+        charts=[
+            chart(
+                *("doublesqueeze-one-vector", "Training loss at the end.", bars, "", "training loss at the end (nats)"),
+                kind="bars",
+            )
+        ],
         notes=[
-            "The paper's k = 300,000 is of the whole model, flattened into one vector, and so is the scale of its one "
-            "bit. thinwire's codecs see a tensor at a time: k is 1/32 of each matrix, and biases travel whole. A model "
-            "whose parameters are one vector (`--model mlp-vector`, `lenet5-vector`) gives the paper's choice: "
-            "exactly 1/32 of all values, biases among them, wherever they lie."
+            "The paper's k and scale are of the whole model as one vector. thinwire's codecs see one tensor at a time; "
+            "a model with one parameter vector (`--model mlp-vector`, `lenet5-vector`) gives the paper's choice."
         ],
     )
 
 
 def _figure(name: str, findings: Sequence[TrainingFinding]) -> str:
-    figures: dict[str, tuple[Callable[[TrainingFinding], float], str]] = {
-        "loss": (final_loss, ".4f"),
-        "accuracy": (lambda each: 100 * each.accuracy, ".2f"),
-        "bits up": (lambda each: each.bits_push, ".2f"),
-        "lag": (lambda each: each.lag, ".1f"),
-    }
-    figure, form = figures[name]
+    figure, form = _FIGURES[name]
     value = fmean(figure(each) for each in findings)
     return format(value, form) if value else "–"
 
@@ -233,10 +201,9 @@ def _curves(
     number: int, methods: Sequence[str], show: Callable[[str, Sequence[str], Found], Shown], what: str
 ) -> Entry:
     item = f"figure-{number}"
-    study = Study[PlainCell, TrainingFinding](
-        cells=lambda scale: trainings(methods, scale), show=lambda found: show(item, methods, found)
+    return scaled("doublesqueeze", SCALED)(
+        item, what, 1, lambda scale: trainings(methods, scale), lambda found: show(item, methods, found)
     )
-    return scaled("doublesqueeze", SCALED)(item, what, 1, study)
 
 
 ENTRIES = (
@@ -250,10 +217,8 @@ ENTRIES = (
         "one-vector",
         "k of the whole model, as in the paper, beside k of each tensor",
         1,
-        Study(
-            cells=lambda scale: [*trainings(_VECTORED, scale), *trainings(_VECTORED, scale, vector=True)],
-            show=_show_vector,
-        ),
+        lambda scale: [*trainings(_VECTORED, scale), *trainings(_VECTORED, scale, vector=True)],
+        _show_vector,
     ),
     SPEEDUP,
 )

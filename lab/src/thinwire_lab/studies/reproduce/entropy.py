@@ -1,9 +1,9 @@
-"""Øland & Raj (2015), figures 1 to 4; figure 5, with the two ratios of section 5, is in `entropy_ratios.py`."""
+"""Øland & Raj (2015): figures 1 to 5, the last with the two ratios of section 5."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -12,13 +12,13 @@ from thinwire.codecs.entropy import MIN_SAMPLE
 from thinwire.presentation.charts import Chart, Panel, Series
 from thinwire.presentation.tables import Table
 from thinwire_lab.studies.deviation import spread
-from thinwire_lab.studies.reproduce import entropy_ratios
 from thinwire_lab.studies.reproduce.averages import (
     FLOATS,
     HISTOGRAM_BITS,
     SHARES,
     AveragesCell,
     AveragesFinding,
+    Exchange,
     sample_size,
 )
 from thinwire_lab.studies.reproduce.entropy_cells import (
@@ -33,16 +33,13 @@ from thinwire_lab.studies.reproduce.entropy_cells import (
     mean_line,
     of,
     percent,
+    raw_bits,
     setting,
     widths,
 )
-from thinwire_lab.studies.reproduce.entry import Scale, Shown, Study, scaled
+from thinwire_lab.studies.reproduce.entry import Scale, Shown, chart, scaled
 
-_BITS: dict[Scale, Sequence[int]] = {
-    "tiny": (2, 8),
-    "quick": (2, 4, 6, 8, 10, 16, 30),
-    "full": range(2, 31),
-}
+_BITS: dict[Scale, Sequence[int]] = {"tiny": (2, 8), "quick": (2, 4, 6, 8, 10, 16, 30), "full": range(2, 31)}
 _CEILING = 10
 _FLOORS: dict[Scale, Sequence[int]] = {"tiny": (6, 10), "quick": (2, 4, 5, 6, 7, 8, 10), "full": range(2, 11)}
 _OF_FOUR: dict[Scale, Sequence[int]] = {"tiny": (5, 6), "quick": range(3, 9), "full": range(1, 11)}
@@ -64,11 +61,11 @@ def _show_figure_1(found: Found) -> Shown:
         mean, remark = statistics.fmean(values), "baseline recovered (§5.1)" if bits == 8 else ""
         median = f"{statistics.median(values):.2f}"
         lines.append([str(bits), f"{mean:.2f}{spread(values, 2)}", median, f"{mean - floats:+.2f}", remark])
-    panel = Panel(title="", x_label="bits a weight", y_label="test accuracy (%)", series=series)
+    axes = "bits a weight", "test accuracy (%)"
     return Shown(
         setting=setting(found),
         tables=[Table(["bits", "accuracy %", "median %", f"against float, {floats:.2f} %", "paper"], lines)],
-        charts=[Chart(name="entropy-figure-1", caption="Accuracy by bits of every weight.", panels=[panel])],
+        charts=[chart("entropy-figure-1", "Accuracy by bits of every weight.", series, *axes)],
         notes=["The paper prints no accuracies; it recovers the baseline at 8 bits, and loses below."],
     )
 
@@ -85,18 +82,15 @@ def _probed(found: Found) -> AveragesFinding:
 def _show_figure_2(found: Found) -> Shown:
     rms, layers = _probed(found).rms, _layers(found)
     series = [Series(label=name, x=epochs(rms), y=[epoch[layer] for epoch in rms]) for layer, name in enumerate(layers)]
-    panel = Panel(title="", x_label="epoch", y_label="RMS of the derivative", series=series, y_log=True)
+    axes = "epoch", "RMS of the derivative"
     lines = [[name, *(f"{epoch[layer]:.2e}" for epoch in (rms[0], rms[-1]))] for layer, name in enumerate(layers)]
-    falling = [name for layer, name in enumerate(layers) if rms[-1][layer] < rms[0][layer]]
     return Shown(
         setting=setting(found),
         tables=[Table(["layer", "first epoch", "last epoch"], lines)],
-        charts=[Chart(name="entropy-figure-2", caption="Derivative of the loss by layer.", panels=[panel])],
+        charts=[chart("entropy-figure-2", "Derivative of the loss by layer.", series, *axes, y_log=True)],
         notes=[
-            "The paper: derivatives are larger at higher layers and fall with the epochs. Here those of "
-            f"{', '.join(falling) or 'no layer'} have fallen by the last epoch; they are of batches of "
-            f"{next(iter(found)).batch}, whose noise does not fall, and hold that of the ℓ1 penalty. The paper scales "
-            "the third layer by 20 to fit; here the axis is logarithmic."
+            "The paper: derivatives are larger at higher layers and fall with the epochs. Ours are of batches, whose "
+            "noise does not fall, and contain the ℓ1 penalty's."
         ],
     )
 
@@ -142,17 +136,10 @@ def _show_figure_3(found: Found) -> Shown:
                 "Mean difference in bits between the entropy of a share of the weights and of all, 4-bit histogram",
             )
         ],
-        charts=[
-            Chart(
-                name="entropy-figure-3",
-                caption="Entropy by epoch, layer, and share of the weights, for four histograms.",
-                panels=panels,
-            )
-        ],
+        charts=[Chart(name="entropy-figure-3", caption="Entropy by epoch, for four histograms.", panels=panels)],
         notes=[
-            f"At least {MIN_SAMPLE:,} weights are taken, or a layer whole: 3 % of 500 weights are 15, which cannot "
-            "show more than 3.9 bits. In brackets is the share that was taken where it is another one.",
-            "Weights are those of the average that worker 0 has after an epoch's exchange, and not what it sent.",
+            f"At least {MIN_SAMPLE:,} weights are taken, or the whole layer; brackets have the share where it differs. "
+            "Weights are those of the average after an epoch's exchange."
         ],
     )
 
@@ -167,18 +154,19 @@ def _instead(numel: int, share: float) -> str:
     return f" ({taken:.1%})" if taken > 1.01 * share else ""
 
 
+def _peak(finding: AveragesFinding) -> float:
+    return float(finding.peak)
+
+
 def _show_figure_4(found: Found) -> Shown:
     asked = {cell.design for cell in found}
-    floats, peak = (statistics.fmean(of(found, FLOATS, each)) for each in (percent, lambda each: each.peak))
+    floats, peak = (statistics.fmean(of(found, FLOATS, each)) for each in (percent, _peak))
     groups = {
         f"ceiling {_CEILING}": {c: adaptive(c, _CEILING - c) for c in range(1, 11)},
         f"M = {HISTOGRAM}": {c: adaptive(c) for c in range(1, 11)},
     }
     panels, lines = [], []
-    for what, figure, base in (
-        ("accuracy (%)", percent, floats),
-        ("epoch of the peak", lambda each: float(each.peak), peak),
-    ):
+    for what, figure, base in (("accuracy (%)", percent, floats), ("epoch of the peak", _peak, peak)):
         for title, designs in groups.items():
             mine = {c: design for c, design in designs.items() if design in asked}
             x = [float(c) for c in mine]
@@ -189,61 +177,92 @@ def _show_figure_4(found: Found) -> Shown:
     for title, designs in groups.items():
         for c, design in designs.items():
             if design in asked:
-                accuracy, peaks = of(found, design, percent), of(found, design, lambda each: each.peak)
-                lines.append(
-                    [
-                        f"{title}, c = {c}",
-                        f"{statistics.fmean(accuracy):.2f}{spread(accuracy, 2)}",
-                        f"{statistics.fmean(accuracy) - floats:+.2f}",
-                        *(f"{statistics.fmean(peaks):.1f}", f"{statistics.fmean(of(found, design, coded_bits)):.2f}"),
-                    ]
-                )
+                accuracy = of(found, design, percent)
+                mean = statistics.fmean(accuracy)
+                peaks, bits = (statistics.fmean(of(found, design, each)) for each in (_peak, coded_bits))
+                texts = f"{mean:.2f}{spread(accuracy, 2)}", f"{mean - floats:+.2f}", f"{peaks:.1f}", f"{bits:.2f}"
+                lines.append([f"{title}, c = {c}", *texts])
     lines.append(["float", f"{floats:.2f}", "", f"{peak:.1f}", "32"])
     return Shown(
         setting=setting(found),
         tables=[Table(["", "accuracy %", "against float", "epoch of the peak", "bits, coded"], lines)],
         charts=[Chart(name="entropy-figure-4", caption="Accuracy and convergence by floor.", panels=panels)],
         notes=[
-            "The paper prints no numbers here but that c = 6 with M = 4 is better than the baseline and converges in "
-            "20 % fewer iterations, and that c = 5 is just below. M = 0 is a histogram of one bin: N = c."
+            "The paper: c = 6 with M = 4 is better than the baseline and converges in 20 % fewer iterations; c = 5 is "
+            "just below. M = 0 is a histogram of one bin: N = c."
         ],
     )
 
 
-def _study(
-    designs: Callable[[Scale], Sequence[str]], show: Callable[[Found], Shown], *, probes: bool = False
-) -> Study[AveragesCell, AveragesFinding]:
-    return Study(cells=lambda scale: cells(designs(scale), scale, probes=probes), show=show)
-
-
-def _figure_4_designs(scale: Scale) -> list[str]:
+def _figure_4_cells(scale: Scale) -> list[AveragesCell]:
     ceiling = [adaptive(c, _CEILING - c) for c in _FLOORS[scale]]
-    return list(dict.fromkeys([FLOATS, *ceiling, *map(adaptive, _OF_FOUR[scale])]))
+    return cells(list(dict.fromkeys([FLOATS, *ceiling, *map(adaptive, _OF_FOUR[scale])])), scale)
 
 
-_PROBED = [adaptive(6)]
+# Of section 5: raw bits, bits after Huffman's code, ratio.
+_PRINTED = {5: (6.8, 3.55, 9.01), 6: (None, 3.78, 8.47)}
+_RMS = "entropy[mode=rms,c=8]"
+_ROUNDINGS = ("ceil", "round")
+_ADAPTIVE = [adaptive(c, rounding=rounding) for c in _PRINTED for rounding in _ROUNDINGS]
+_AMONG: dict[Exchange, str] = {"peers": "among peers", "server": "through a server"}
+
+
+def _cells(scale: Scale) -> Sequence[AveragesCell]:
+    return [*cells([FLOATS, _RMS, *_ADAPTIVE], scale), *cells(_ADAPTIVE, scale, exchange="peers")]
+
+
+def _line(found: Found, label: str, design: str, exchange: Exchange, printed: tuple[float | None, ...]) -> list[str]:
+    """A row: raw bits, coded bits and ratio, the paper's and ours each, and what it costs."""
+    raw, coded = (statistics.fmean(of(found, design, each, exchange)) for each in (raw_bits, coded_bits))
+    floats, mine = (of(found, *each) for each in ((FLOATS, percent), (design, percent, exchange)))
+    ours = (f"{raw:.2f}", f"{coded:.2f}", f"{32 / coded:.2f}×")
+    unit = ("", "", "×")
+    theirs = ("–" if each is None else f"{each}{u}" for each, u in zip(printed, unit, strict=True))
+    differences = [b - a for a, b in zip(floats, mine, strict=True)]
+    by_seed = ", ".join(f"{each:+.2f}" for each in differences)
+    pairs = [text for pair in zip(theirs, ours, strict=True) for text in pair]
+    return [label, _AMONG[exchange], *pairs, f"{statistics.fmean(differences):+.2f}", by_seed]
+
+
+def _show(found: Found) -> Shown:
+    panels, lines = [], []
+    for c, printed in _PRINTED.items():
+        finding = next(f for cell, f in found.items() if cell.design == adaptive(c) and cell.exchange == "server")
+        x = epochs(finding.coded)
+        series = [Series(label="raw", x=x, y=finding.raw), Series(label="Huffman", x=x, y=finding.coded)]
+        panels.append(Panel(title=f"c = {c}, M = 4", x_label="epoch", y_label="bits a weight", series=series))
+        for exchange in _AMONG:
+            for rounding in _ROUNDINGS:
+                design = adaptive(c, rounding=rounding)
+                lines.append(_line(found, f"c = {c}, N = {rounding}(H + c)", design, exchange, printed))
+    lines.append(_line(found, "N = log(G + 1) + 8 (§3.2)", _RMS, "server", (None, None, None)))
+    header = ["", "exchange", "raw bits, paper", "ours", "coded, paper", "ours", "ratio, paper", "ours"]
+    header += ["points against float", "by seed"]
+    return Shown(
+        setting=setting(found),
+        tables=[Table(header, lines, "Bits a weight, mean over all epochs", left=2)],
+        charts=[Chart(name="entropy-figure-5", caption="Bits a weight by epoch: raw, and as sent.", panels=panels)],
+        notes=[
+            "The paper does not say how N = H + c is rounded, nor who averages (section 2). Through a server, an "
+            "average is coded a second time; among peers every worker averages the weights that it decodes. Coded "
+            "bits are of the weights that a worker sends; raw bits are of the average after an epoch's exchange."
+        ],
+    )
+
+
+def _figure_1_cells(scale: Scale) -> list[AveragesCell]:
+    return cells([FLOATS, *map(fixed, _BITS[scale])], scale)
+
+
+def _probed_cells(scale: Scale) -> list[AveragesCell]:
+    return cells([adaptive(6)], scale, probes=True)
 
 
 _entry = scaled("entropy", SCALED)
 ENTRIES = (
-    _entry(
-        "figure-1",
-        "accuracy by quantisation bits, 2 to 30",
-        3,
-        _study(lambda scale: [FLOATS, *map(fixed, _BITS[scale])], _show_figure_1),
-    ),
-    _entry(
-        "figure-2",
-        "RMS of the derivative by epoch and layer",
-        1,
-        _study(lambda scale: _PROBED, _show_figure_2, probes=True),
-    ),
-    _entry(
-        "figure-3",
-        "entropy of the weights by sample ratio and bins",
-        1,
-        _study(lambda scale: _PROBED, _show_figure_3, probes=True),
-    ),
-    _entry("figure-4", "accuracy and convergence by ceiling and floor", 4, _study(_figure_4_designs, _show_figure_4)),
-    entropy_ratios.ENTRY,
+    _entry("figure-1", "accuracy by quantisation bits, 2 to 30", 3, _figure_1_cells, _show_figure_1),
+    _entry("figure-2", "RMS of the derivative by epoch and layer", 1, _probed_cells, _show_figure_2),
+    _entry("figure-3", "entropy of the weights by sample ratio and bins", 1, _probed_cells, _show_figure_3),
+    _entry("figure-4", "accuracy and convergence by ceiling and floor", 4, _figure_4_cells, _show_figure_4),
+    _entry("figure-5", "bits by epoch, raw and Huffman; the 9.0 and 8.5 times", 3, _cells, _show),
 )

@@ -9,18 +9,16 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 
 from thinwire.presentation.charts import Series
-from thinwire.quantities import counted
 from thinwire_lab.studies.deviation import deviation
 from thinwire_lab.studies.reproduce.averages import NETWORK, AveragesCell, AveragesFinding, Exchange
-from thinwire_lab.studies.reproduce.entry import Scale
+from thinwire_lab.studies.reproduce.entry import Scale, seeds
 from thinwire_lab.studies.reproduce.stand_ins import stand_in
 
 Found = Mapping[AveragesCell, AveragesFinding]
 
 SCALED = (
     "The paper: MNIST, 60,000 images, 100 epochs, 5 workers, about 1,500 runs. Rates, batch and penalty, which it does "
-    "not print, are ours. Fewer images give a lower accuracy with more noise; Fashion-MNIST's pixels are seldom black "
-    "in all images, so that fewer weights fall to zero and the bins' entropy is higher than MNIST's."
+    "not print, are ours. Fewer images give a lower accuracy; Fashion-MNIST has a higher entropy than MNIST."
 )
 _EXAMPLES: dict[Scale, int] = {"tiny": 200, "quick": 2000, "full": 10000}
 _EPOCHS: dict[Scale, int] = {"tiny": 3, "quick": 40, "full": 100}
@@ -72,12 +70,11 @@ def widths(found: Found) -> list[int]:
 def setting(found: Found) -> str:
     """Returns in a sentence what was run."""
     first = next(iter(found))
-    seeds = counted(len({cell.seed for cell in found}), "seed")
     return (
         f"{'-'.join(map(str, widths(found)))} with tanh on {first.data}, {first.workers} workers of {first.batch} "
         f"examples, {first.epochs} epochs, weights averaged after each, half the squared error, ℓ1 of "
         f"{first.job().recipe().l1:g}, exponential decay of the rate, "
-        f"{seeds}. Accuracy is the mean of the last tenth of the epochs."
+        f"{seeds(found)}. Accuracy is the mean of the last tenth of the epochs."
     )
 
 

@@ -1,29 +1,29 @@
-"""What a table or figure of a paper is here: its place in the catalogue, the cells it needs, and how they are shown.
+"""A table or figure of a paper: its place in the catalogue, the cells it needs, and how they are shown.
 
-A *cell* is one run: a frozen struct of plain values that is its own identity, and that makes itself. Whoever finds the
-same cell in the results does not run it again, and a changed setting is another cell. A *finding* is what a cell came
-to. Entries that need the same runs ask for equal cells.
+A *cell* is one run: a frozen struct of plain values that makes itself. A *finding* is what a cell came to. Entries that
+need the same runs ask for equal cells.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args
 
 import msgspec
 
-from thinwire.presentation.charts import Chart
+from thinwire.presentation.charts import Chart, Panel, Series
 from thinwire.presentation.tables import Table
+from thinwire.quantities import counted
 
 Scale = Literal["tiny", "quick", "full"]
 """`tiny` is for tests and says nothing; `quick` takes at most ten minutes a paper on two cores; `full` is for results.
 """
 
-Status = Literal["done", "scaled", "impossible", "missing", "drawing"]
+Status = Literal["done", "scaled", "impossible", "drawing"]
 """`done`: as in the paper. `scaled`: a smaller model, data set or cluster. `impossible`: cannot be had here.
-`missing`: nobody has written it yet. `drawing`: explains the method, and measures nothing."""
+`drawing`: explains the method, and measures nothing."""
 
 OnProgress = Callable[[float, str], None]
 """Takes the share of a cell that is done, 0 … 1, and a few words."""
@@ -47,14 +47,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
 
     @abstractmethod
     def run(self, on_progress: OnProgress) -> Finding:
-        """Makes the run.
-
-        Args:
-            on_progress: told how far it is.
-
-        Raises:
-            ThinwireError: it failed.
-        """
+        """Makes the run, and tells its progress; raises ThinwireError where it fails."""
 
     def key(self) -> dict[str, Any]:
         """Returns the cell as JSON, under which its finding is stored."""
@@ -125,14 +118,14 @@ class Entry:
     paper: str
     item: str
     shows: str
-    status: Status = "missing"
+    status: Status
     why: str = ""
     minutes: float = 0.0
     study: Study[Any, Any] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         assert (self.study is not None) == (self.status in ("done", "scaled")), f"{self.id}: {self.status}"
-        assert self.why or self.status in ("done", "missing"), f"{self.id} does not say why"
+        assert self.why or self.status == "done", f"{self.id} does not say why"
 
     @property
     def id(self) -> str:
@@ -141,23 +134,43 @@ class Entry:
 
     @property
     def title(self) -> str:
-        """As in a heading.
-
-        >>> Entry(paper="3lc", item="figure-6", shows="compressed size by step").title
-        'Figure 6: compressed size by step'
-        """
+        """The heading, as in `Figure 6: compressed size by step`."""
         return f"{self.item.replace('-', ' ').capitalize()}: {self.shows}"
 
 
-def scaled(paper: str, why: str) -> Callable[[str, str, float, Study[Any, Any]], Entry]:
-    """Returns what makes scaled entries of a paper, from `item`, `shows`, `minutes` and `study`.
+def scaled(paper: str, why: str) -> Callable[..., Entry]:
+    """Returns what makes scaled entries of a paper, from `item`, `shows`, `minutes` and a study's arguments.
 
     Args:
         paper: its short name.
         why: what is scaled, and what that changes.
     """
 
-    def entry(item: str, shows: str, minutes: float, study: Study[Any, Any]) -> Entry:
+    def entry(item: str, shows: str, minutes: float, cells: Any, show: Any, *, links: bool = False) -> Entry:
+        study = Study[Any, Any](cells=cells, show=show, links=links)
         return Entry(paper=paper, item=item, shows=shows, status="scaled", why=why, minutes=minutes, study=study)
 
     return entry
+
+
+def seeds(cells: Iterable[Any]) -> str:
+    """Returns how many seeds the cells have, in words."""
+    return counted(len({cell.seed for cell in cells}), "seed")
+
+
+def chart(name: str, caption: str, series: Sequence[Series], x: str, y: str, **more: Any) -> Chart:
+    """Returns a chart of one panel.
+
+    Args:
+        name, caption: of the chart.
+        series: in the panel.
+        x, y: the axes' labels.
+        more: fields of the panel.
+    """
+    panel = Panel(title="", x_label=x, y_label=y, series=series, **more)
+    return Chart(name=name, caption=caption, panels=[panel])
+
+
+def of_class(found: Mapping[Any, Any], kind: type[C]) -> dict[C, Any]:
+    """Returns the cells of a class, with their findings."""
+    return {cell: finding for cell, finding in found.items() if isinstance(cell, kind)}

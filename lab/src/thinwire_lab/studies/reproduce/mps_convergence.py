@@ -9,41 +9,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from thinwire.presentation.charts import Chart, Panel, Series
+from thinwire.presentation.charts import Series
 from thinwire.presentation.tables import Table
-from thinwire.quantities import counted
 from thinwire_lab.jobs import modelled
-from thinwire_lab.studies.reproduce.entry import Cell, Finding, OnProgress, Scale, Shown, Study, scaled
+from thinwire_lab.studies.reproduce import mps_nodes as on
+from thinwire_lab.studies.reproduce.entry import Cell, Finding, OnProgress, Scale, Shown, chart, of_class, scaled, seeds
 from thinwire_lab.studies.reproduce.job_cells import following
-from thinwire_lab.studies.reproduce.mps_nodes import (
-    LABELS,
-    MODELLED,
-    NODES,
-    RESNET,
-    STALE,
-    STALE_TOP,
-    SYNC_TOP,
-    TENSORFLOW,
-    MachineCell,
-    NodesCell,
-    NodesFinding,
-    nodes,
-    pair,
-)
+from thinwire_lab.studies.reproduce.mps_nodes import MachineCell, NodesCell
 
 _ITERATIONS: dict[Scale, int] = {"tiny": 12, "quick": 420, "full": 6000}
 _SEEDS: dict[Scale, int] = {"tiny": 1, "quick": 1, "full": 3}
 _POINTS = 14
 """Evaluations of a run."""
-_COMPARED = (TENSORFLOW, SYNC_TOP, STALE, STALE_TOP)
+_COMPARED = (on.TENSORFLOW, on.SYNC_TOP, on.STALE, on.STALE_TOP)
 _NETWORK = "resnet8"
 _SHARES = (0.25, 0.5, 0.75, 1.0)
 """Of the iterations. Evaluations do not fall on all of them: what is shown is of the last one up to each."""
 _THESIS = 0.43
 SCALED = (
     "The thesis: ResNet-110 on CIFAR-10, 20,000 iterations of 64 images on each of four machines with a GPU. Here a "
-    "ResNet of 8 layers on Fashion-MNIST, batches of 16 and far fewer iterations, of which those that staleness and a "
-    "residual hold back are a larger part."
+    "ResNet of 8 layers on Fashion-MNIST, batches of 16 and far fewer iterations."
 )
 
 
@@ -66,7 +51,6 @@ class ConvergenceCell(MachineCell, frozen=True, kw_only=True):
         return f"{self.design}, {self.model}, machines: {self.workers}, {self.steps:,} iterations, seed {self.seed}"
 
     def run(self, on_progress: OnProgress) -> ConvergenceFinding:
-        """Makes the training."""
         outcome = modelled.run(self.job(), on_event=following(on_progress))
         points = {point.step: point.accuracy for point in outcome.curve}
         return ConvergenceFinding(evaluations=sorted({**points, outcome.steps: outcome.test_accuracy}.items()))
@@ -77,7 +61,7 @@ Curve = list[tuple[int, float]]
 
 
 def _trainings(designs: Sequence[str], scale: Scale, machines: int) -> list[ConvergenceCell]:
-    model, data = pair(scale, _NETWORK)
+    model, data = on.pair(scale, _NETWORK)
     steps = _ITERATIONS[scale]
     return [
         ConvergenceCell(
@@ -97,9 +81,8 @@ def _trainings(designs: Sequence[str], scale: Scale, machines: int) -> list[Conv
 def _curves(found: Found) -> dict[tuple[str, int], Curve]:
     """Returns accuracies, means over seeds, by design and number of machines."""
     curves: dict[tuple[str, int], list[Curve]] = {}
-    for cell, finding in found.items():
-        if isinstance(cell, ConvergenceCell) and isinstance(finding, ConvergenceFinding):
-            curves.setdefault((cell.design, cell.workers), []).append(finding.evaluations)
+    for cell, finding in of_class(found, ConvergenceCell).items():
+        curves.setdefault((cell.design, cell.workers), []).append(finding.evaluations)
     return {
         key: [(points[0][0], fmean(accuracy for _, accuracy in points)) for points in zip(*each, strict=True)]
         for key, each in curves.items()
@@ -107,17 +90,15 @@ def _curves(found: Found) -> dict[tuple[str, int], Curve]:
 
 
 def _setting(found: Found) -> str:
-    cells = [cell for cell in found if isinstance(cell, ConvergenceCell)]
-    seeds = counted(len({cell.seed for cell in cells}), "seed")
+    cells = list(of_class(found, ConvergenceCell))
     return (
         f"{cells[0].model} on {cells[0].data}, {max(cell.workers for cell in cells)} machines, batches of "
-        f"{cells[0].batch}, {cells[0].steps:,} iterations on each, SGD of rate {cells[0].lr:g}, "
-        f"{seeds}."
+        f"{cells[0].batch}, {cells[0].steps:,} iterations on each, SGD of rate {cells[0].lr:g}, {seeds(cells)}."
     )
 
 
 def _by_iteration_cells(scale: Scale) -> list[Cell]:
-    return [*_trainings(_COMPARED, scale, NODES[scale])]
+    return [*_trainings(_COMPARED, scale, on.NODES[scale])]
 
 
 def _show_iterations(found: Found) -> Shown:
@@ -125,63 +106,60 @@ def _show_iterations(found: Found) -> Shown:
     curves = _curves(found)
     for (design, _), curve in curves.items():
         accuracies = [100 * accuracy for _, accuracy in curve]
-        series.append(Series(label=LABELS[design], x=[step for step, _ in curve], y=accuracies))
-        lines.append([LABELS[design], *(f"{100 * _at(curve, share)[1]:.2f}" for share in _SHARES)])
+        series.append(Series(label=on.LABELS[design], x=[step for step, _ in curve], y=accuracies))
+        lines.append([on.LABELS[design], *(f"{100 * _at(curve, share)[1]:.2f}" for share in _SHARES)])
     evaluated = next(iter(curves.values()))
     header = ["", *(f"accuracy % after {_at(evaluated, share)[0]:,}" for share in _SHARES)]
-    panel = Panel(title="", x_label="iterations of each machine", y_label="test accuracy (%)", series=series)
+    axes = "iterations of each machine", "test accuracy (%)"
     return Shown(
         setting=_setting(found),
         tables=[Table(header, lines, "Test accuracy after so many iterations")],
-        charts=[Chart(name="mps-figure-5.7", caption="Accuracy by iteration.", panels=[panel])],
-        notes=[
-            "The thesis draws curves without numbers, and says that staleness and the information that top 1 % leaves "
-            "behind both lose accuracy at an equal number of iterations."
-        ],
+        charts=[chart("mps-figure-5.7", "Accuracy by iteration.", series, *axes)],
+        notes=["The thesis draws curves without numbers: staleness and top 1 % both lose accuracy by iteration."],
     )
 
 
 def _by_time_cells(scale: Scale) -> list[Cell]:
-    machines = NODES[scale]
-    trained = [*_trainings((TENSORFLOW, STALE_TOP), scale, machines), *_trainings(("fp32",), scale, 1)]
-    return [*trained, *nodes((TENSORFLOW, STALE_TOP), scale, RESNET, network=_NETWORK)]
+    machines = on.NODES[scale]
+    trained = [*_trainings((on.TENSORFLOW, on.STALE_TOP), scale, machines), *_trainings(("fp32",), scale, 1)]
+    return [*trained, *on.nodes((on.TENSORFLOW, on.STALE_TOP), scale, on.RESNET, network=_NETWORK)]
 
 
 def _show_times(found: Found) -> Shown:
-    timed = {c.design: f for c, f in found.items() if isinstance(c, NodesCell) and isinstance(f, NodesFinding)}
+    timed = {cell.design: finding for cell, finding in of_class(found, NodesCell).items()}
     single_s = fmean(finding.single_s for finding in timed.values())
     curves, accuracies = {}, _curves(found)
     for (design, machines), curve in accuracies.items():
-        label = "single machine" if machines == 1 else LABELS[design]
+        label = "single machine" if machines == 1 else on.LABELS[design]
         seconds = single_s if machines == 1 else timed[design].seconds_per_step
         curves[label] = [(step * seconds, accuracy) for step, accuracy in curve]
     series = [
         Series(label=label, x=[time for time, _ in curve], y=[100 * accuracy for _, accuracy in curve])
         for label, curve in curves.items()
     ]
-    base, ours = curves[LABELS[TENSORFLOW]], curves[LABELS[STALE_TOP]]
+    base, ours = curves[on.LABELS[on.TENSORFLOW]], curves[on.LABELS[on.STALE_TOP]]
     lines = []
-    [synchronous] = [curve for (design, _), curve in accuracies.items() if design == TENSORFLOW]
-    targets = [_at(synchronous, share) for share in _SHARES]
-    for _, target in targets:
+    [synchronous] = [curve for (design, _), curve in accuracies.items() if design == on.TENSORFLOW]
+    for _, target in (_at(synchronous, share) for share in _SHARES):
         times = {label: _time_to(curve, target) for label, curve in curves.items()}
         theirs, mine = _time_to(base, target), _time_to(ours, target)
         part = "not reached" if mine is None or theirs is None else f"{mine / theirs:.0%}"
         texts = ["not reached" if each is None else f"{each:.2f} s" for each in times.values()]
         lines.append([f"{target:.1%}", *texts, f"{_THESIS:.0%}", part])
-    header = ["accuracy", *curves, "of its time, thesis", f"ours: {LABELS[STALE_TOP]} of {LABELS[TENSORFLOW]}"]
-    panel = Panel(title="", x_label="time (s), modelled", y_label="test accuracy (%)", series=series)
+    header = [
+        "accuracy",
+        *curves,
+        "of its time, thesis",
+        f"ours: {on.LABELS[on.STALE_TOP]} of {on.LABELS[on.TENSORFLOW]}",
+    ]
     return Shown(
         setting=_setting(found),
-        tables=[
-            Table(header, lines, "Modelled time to an accuracy; 43 % is the thesis's of one that it does not name")
-        ],
-        charts=[Chart(name="mps-figure-5.8", caption="Accuracy by time.", panels=[panel])],
+        tables=[Table(header, lines, "Modelled time to an accuracy; the thesis does not name that of its 43 %")],
+        charts=[chart("mps-figure-5.8", "Accuracy by time.", series, "time (s), modelled", "test accuracy (%)")],
         notes=[
-            f"Accuracies are those that {LABELS[TENSORFLOW]} has after "
-            f"{', '.join(f'{step:,}' for step, _ in targets[:-1])} and {targets[-1][0]:,} iterations. It stands for "
-            "TensorFlow. A time is that of the first evaluation that reaches the accuracy.",
-            MODELLED,
+            f"Accuracies are those of {on.LABELS[on.TENSORFLOW]}, which stands for TensorFlow, at quarters "
+            "of the iterations. A time is that of the first evaluation that reaches one.",
+            on.MODELLED,
         ],
     )
 
@@ -207,7 +185,7 @@ def _time_to(curve: Sequence[tuple[float, float]], accuracy: float) -> float | N
 
 
 ENTRIES = tuple(
-    scaled("mps", SCALED)(item, shows, minutes, Study(cells=cells, show=show))
+    scaled("mps", SCALED)(item, shows, minutes, cells, show)
     for item, shows, minutes, cells, show in (
         ("figure-5.7", "accuracy by iteration", 2, _by_iteration_cells, _show_iterations),
         ("figure-5.8", "training time to accuracy", 2, _by_time_cells, _show_times),

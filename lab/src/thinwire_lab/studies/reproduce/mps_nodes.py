@@ -1,10 +1,8 @@
 """Wu 2018: how fast machines train that are each worker and server (§4.3), against a single machine that trains alone.
 
-The thesis has four machines with a GPU each on 1 Gbit/s Ethernet. Here the modelled clock gives every machine a
-processor as fast as this one, and a link that is as thin as the thesis's beside what its worker generates: table 1.1
-says how many bits of gradients a machine makes in a second, 0.75 of its link with ResNet and 2.0 of it with
-Inception-v4. So one network stands for several. A run times the single machine just before and after itself: a machine
-that is busy with other work slows both.
+The modelled clock gives every machine a processor as fast as this one, and a link as thin as the thesis's beside the
+gradients of its worker: table 1.1 has 0.75 of a link with ResNet and 2.0 with Inception-v4, so that one network stands
+for several. A run times the single machine just before and after itself.
 """
 
 from __future__ import annotations
@@ -19,12 +17,12 @@ import torch
 from thinwire.errors import EngineError
 from thinwire.transports.links import parse_rate
 from thinwire_lab.jobs import modelled
+from thinwire_lab.jobs.cluster import Links, choose_links
 from thinwire_lab.jobs.job import Job
 from thinwire_lab.jobs.outcome import RunOutcome
 from thinwire_lab.studies.reproduce.entry import Finding, OnProgress, Scale
-from thinwire_lab.studies.reproduce.job_cells import JobCell, following
+from thinwire_lab.studies.reproduce.job_cells import MESSAGES, JobCell, following
 from thinwire_lab.studies.reproduce.stand_ins import Pair, stand_in
-from thinwire_lab.studies.reproduce.timings import MESSAGES
 from thinwire_lab.workloads.training import training
 
 NODES: dict[Scale, int] = {"tiny": 2, "quick": 4, "full": 4}
@@ -55,8 +53,7 @@ LABELS = {
 The first stands for the thesis's TensorFlow: variables placed in turn, synchronous, gradients sent as they come."""
 SCALED = (
     "The thesis: ResNet-110, GoogLeNet and Inception-v4 on four machines with a GPU each. Here a smaller network and a "
-    "processor for each GPU; links are as thin as there beside the gradients that a machine generates. Smaller tensors "
-    "make what a message costs weigh more."
+    "processor for each GPU; links are as thin as there beside the gradients that a machine generates."
 )
 MODELLED = (
     "Seconds of several machines are modelled: real bytes and codecs, processor seconds as measured here, a processor "
@@ -118,7 +115,6 @@ class NodesCell(MachineCell, frozen=True, kw_only=True):
         return f"{self.design}, {self.model}, machines: {self.workers}, generated: {self.generated:g} of a link"
 
     def run(self, on_progress: OnProgress) -> NodesFinding:
-        """Makes the run, and times a single machine before and after it."""
         single = single_steps(self.job())
         link = thin_link(self, self.generated, statistics.median(single))
         modelled.run(self.job(link=link, steps=2))  # kernels are loaded, memory is there
@@ -138,13 +134,9 @@ Found = Mapping[NodesCell, NodesFinding]
 
 
 def steady(short: Callable[[], RunOutcome], long: Callable[[], RunOutcome]) -> tuple[float, float]:
-    """Returns the seconds and the bytes of a step, by what the longer of two runs has more.
+    """Returns the seconds and the bytes of a step: the difference of two runs, without their beginning and end.
 
-    What each run has once counts in neither: the first weights, and the exchange at its end, which no step hides. Where
-    other work made the short run the longer one, both are made again.
-
-    Args:
-        short, long: make a run.
+    Where other work made the short run the longer one, both are made again.
 
     Raises:
         EngineError: the long one never took longer, so that nothing can be said of a step.
@@ -173,12 +165,7 @@ def pair(scale: Scale, network: str = "resnet20") -> Pair:
 
 
 def nodes(
-    designs: Sequence[str],
-    scale: Scale,
-    generated: float,
-    *,
-    workers: int | None = None,
-    network: str = "resnet20",
+    designs: Sequence[str], scale: Scale, generated: float, *, workers: int | None = None, network: str = "resnet20"
 ) -> list[NodesCell]:
     """Returns the runs of some designs, on as many machines as the scale has unless it is said."""
     chosen, examples = pair(scale, network)
@@ -209,6 +196,16 @@ def thin_link(cell: MachineCell, generated: float, single_s: float) -> str:
     return f"{generated_bps(cell.job(), single_s) / generated / 1e6:.1f}mbit"
 
 
+def machine_links(cell: MachineCell, generated: float, single_s: float) -> tuple[str, Links]:
+    """Returns the rate of such links and who makes them; none where the kernel may not make them.
+
+    Links by the application would give the two processes of a machine a link each.
+    """
+    rate = thin_link(cell, generated, single_s)
+    links = choose_links(rate)
+    return ("none", choose_links(None)) if links.shaping == "application" else (rate, links)
+
+
 def generated_bps(job: Job, single_s: float) -> float:
     """Returns the bits of gradients that a machine generates in a second: 32 a value and step."""
     net = training(job.recipe(), data=job.data, data_root=job.data_root).model
@@ -216,12 +213,7 @@ def generated_bps(job: Job, single_s: float) -> float:
 
 
 def single_steps(job: Job, steps: int = 6) -> list[float]:
-    """Trains alone, with nothing of thinwire's, and returns the processor seconds of each step.
-
-    Args:
-        job: whose model, data and recipe.
-        steps: that are timed, after two that are not.
-    """
+    """Trains alone, without thinwire, and returns the processor seconds of each step after the first two."""
     torch.set_num_threads(1)
     made = training(job.recipe(), data=job.data, seed=job.seed, data_root=job.data_root)
     seconds = []

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 
 from thinwire.policies.assignment import Sized
 from thinwire.policies.placement import placement
-from thinwire.presentation.charts import Chart, Panel, Series
+from thinwire.presentation.charts import Series
 from thinwire.presentation.tables import Table
 from thinwire_lab.studies.architectures import architecture
-from thinwire_lab.studies.reproduce.entry import Cell, Entry, Finding, OnProgress, Scale, Shown, Study
+from thinwire_lab.studies.reproduce.entry import Cell, Entry, Finding, OnProgress, Scale, Shown, Study, chart
 
 SERVERS = 4
 _NETWORKS = {"resnet110": "ResNet", "googlenet": "GoogLeNet", "inception-v4": "Inception-v4"}
@@ -62,7 +62,6 @@ class NetworkCell(Cell, frozen=True, kw_only=True):
         return f"{_NETWORKS[self.network]} on {self.servers} servers"
 
     def run(self, on_progress: OnProgress) -> NetworkFinding:
-        """Places the network by every policy."""
         tensors = architecture(self.network)
         tables = [Sized(each.name, each.numel, each.numel) for each in tensors]
         placed = {name: placement(name).place(tables, self.servers) for name in _POLICIES if name != _RISING}
@@ -93,12 +92,11 @@ def _show_sizes(found: Found) -> Shown:
         counts = [finding.histogram.get(power, 0) for power in powers]
         series.append(Series(label=_NETWORKS[cell.network], x=names, y=counts))
         lines.append([_NETWORKS[cell.network], *map(str, counts), f"{sum(counts)}"])
-    panel = Panel(title="", x_label="values from … on", y_label="tensors", series=series, kind="bars")
     return Shown(
         setting=_SETTING,
         tables=[Table(["tensors with so many values or more", *names, "all"], lines, "Layer sizes")],
-        charts=[Chart(name="mps-figure-5.2", caption="Tensors by size.", panels=[panel])],
-        notes=["The thesis prints bars without numbers. Like there, ResNet has many small tensors and no large one."],
+        charts=[chart("mps-figure-5.2", "Tensors by size.", series, "values from … on", "tensors", kind="bars")],
+        notes=["The thesis prints bars without numbers."],
     )
 
 
@@ -108,40 +106,25 @@ def _show_variation(found: Found) -> Shown:
     for policy, label in _POLICIES.items():
         series.append(Series(label=label, x=names, y=[finding.variations[policy] for finding in found.values()]))
         for cell, finding in found.items():
-            lines.append(
-                [
-                    *(_NETWORKS[cell.network], label),
-                    _PRINTED[cell.network].get(policy, "–"),
-                    f"{finding.variations[policy]:.2f} % ({finding.deviations[policy]:.3f})",
-                    str(finding.partitions[policy]),
-                ]
-            )
+            printed = _PRINTED[cell.network].get(policy, "–")
+            ours = f"{finding.variations[policy]:.2f} % ({finding.deviations[policy]:.3f})"
+            lines.append([_NETWORKS[cell.network], label, printed, ours, str(finding.partitions[policy])])
     header = ["network", "placement", "paper (millions of values)", "ours (millions of values)", "partitions"]
-    panel = Panel(title="", x_label="", y_label="coefficient of variation, %", series=series, kind="bars")
+    axes = "", "coefficient of variation, %"
     return Shown(
         setting=_SETTING,
         tables=[Table(header, sorted(lines, key=lambda line: names.index(line[0])), "Variation of load", left=2)],
-        charts=[Chart(name="mps-figure-5.3", caption="Variation of the servers' loads.", panels=[panel])],
+        charts=[chart("mps-figure-5.3", "Variation of the servers' loads.", series, *axes, kind="bars")],
         notes=[
-            "Round-robin depends on nothing but the order of the tensors; the thesis does not give TensorFlow's. With "
-            "GoogLeNet's weights and biases in turn, two of four servers get all weights. The "
-            "thesis' heuristic figures stand beside the placement that its published code makes, smallest tensors "
-            "first: the three deviations come out as printed, GoogLeNet's on another mean. Algorithm 2, largest first, "
-            "is what thinwire does, and leaves next to nothing. The thesis does not say which GoogLeNet it took, nor "
-            "with which classifiers.",
+            "Round-robin depends on the order of the tensors, and the thesis does not give TensorFlow's. The thesis' "
+            "heuristic figures stand beside the placement of its published code, smallest tensors first. thinwire "
+            "follows algorithm 2, largest first."
         ],
     )
 
 
 ENTRIES = tuple(
-    Entry(
-        paper="mps",
-        item=item,
-        shows=shows,
-        status="done",
-        minutes=0.1,
-        study=Study(cells=_cells, show=show),
-    )
+    Entry(paper="mps", item=item, shows=shows, status="done", minutes=0.1, study=Study(cells=_cells, show=show))
     for item, shows, show in (
         ("figure-5.2", "layer sizes of three models", _show_sizes),
         ("figure-5.3", "variation of placement strategies", _show_variation),

@@ -4,43 +4,24 @@ from __future__ import annotations
 
 from thinwire.presentation.charts import Chart, Panel, Series
 from thinwire.presentation.tables import Table
-from thinwire_lab.studies.reproduce.entry import Scale, Shown, Study, scaled
-from thinwire_lab.studies.reproduce.mps_nodes import (
-    INCEPTION,
-    LABELS,
-    MODELLED,
-    RESNET,
-    SCALED,
-    STALE,
-    STALE_TOP,
-    SYNC,
-    SYNC_TOP,
-    TENSORFLOW,
-    TRADITIONAL,
-    TRADITIONAL_STALE,
-    TRADITIONAL_STALE_TOP,
-    TRADITIONAL_TOP,
-    Found,
-    NodesCell,
-    nodes,
-    setting,
-    speedup,
-)
+from thinwire_lab.studies.reproduce import mps_nodes as on
+from thinwire_lab.studies.reproduce.entry import Scale, Shown, chart, scaled
+from thinwire_lab.studies.reproduce.mps_nodes import Found, NodesCell
 
-_PLACEMENTS = {"fp32[placement=uniform[min=0]]": "uniform split", TENSORFLOW: "round-robin", SYNC: "heuristic"}
+_PLACEMENTS = {"fp32[placement=uniform[min=0]]": "uniform split", on.TENSORFLOW: "round-robin", on.SYNC: "heuristic"}
 # Read from figure 5.1, in the order of the placements.
 _FIGURE_1 = {"ResNet": (0.87, 2.24, 2.26), "GoogLeNet": (0.66, 0.58, 0.66), "Inception-v4": (0.97, 0.95, 0.96)}
-_GRID = [TENSORFLOW, TRADITIONAL, SYNC, SYNC_TOP, STALE, STALE_TOP]
-_UNPRINTED = [TRADITIONAL_TOP, TRADITIONAL_STALE, TRADITIONAL_STALE_TOP]
+_GRID = [on.TENSORFLOW, on.TRADITIONAL, on.SYNC, on.SYNC_TOP, on.STALE, on.STALE_TOP]
+_UNPRINTED = [on.TRADITIONAL_TOP, on.TRADITIONAL_STALE, on.TRADITIONAL_STALE_TOP]
 # Read from figure 5.4, in the order of the grid; the first is the thesis's TensorFlow.
 _FIGURE_4 = {"ResNet": (2.19, 1.38, 2.13, 3.22, 3.30, 3.91), "Inception-v4": (1.03, 0.72, 0.93, 2.97, 2.53, 3.78)}
-_SHARES = {RESNET: "ResNet", INCEPTION: "Inception-v4"}
+_SHARES = {on.RESNET: "ResNet", on.INCEPTION: "Inception-v4"}
 
 
 def _placement_cells(scale: Scale) -> list[NodesCell]:
     designs = list(_PLACEMENTS)
-    even = [cell for share in _SHARES for cell in nodes(designs, scale, share)]
-    return list(dict.fromkeys([*even, *nodes(designs, scale, INCEPTION, network="lenet5")]))
+    even = [cell for share in _SHARES for cell in on.nodes(designs, scale, share)]
+    return list(dict.fromkeys([*even, *on.nodes(designs, scale, on.INCEPTION, network="lenet5")]))
 
 
 def _stands_for(cell: NodesCell) -> str:
@@ -53,7 +34,7 @@ def _show_placements(found: Found) -> Shown:
     groups = list(dict.fromkeys(_stands_for(cell) for cell in found))
     for number, (design, label) in enumerate(_PLACEMENTS.items()):
         mine = {_stands_for(cell): (cell, finding) for cell, finding in found.items() if cell.design == design}
-        ours = [speedup(*mine[group]) for group in groups]
+        ours = [on.speedup(*mine[group]) for group in groups]
         series.append(Series(label=label, x=groups, y=ours))
         for group, value in zip(groups, ours, strict=True):
             cell, finding = mine[group]
@@ -61,24 +42,21 @@ def _show_placements(found: Found) -> Shown:
             lines.append([where, label, f"{_FIGURE_1[group][number]:.2f}", f"{value:.2f}", _kb(finding.sent_bytes)])
     lines.sort(key=lambda line: groups.index(line[0].partition(":")[0]))
     header = ["the thesis's network: ours", "placement", "speed-up, thesis", "ours, modelled", "sent by a machine, kB"]
-    panel = Panel(title="", x_label="", y_label="speed-up over a single machine", series=series, kind="bars")
+    about = "mps-figure-5.1", "Speed-up over a single machine, modelled."
     return Shown(
-        setting=setting(found),
+        setting=on.setting(found),
         tables=[Table(header, lines, "Speed-up of placements, synchronous and uncompressed", left=2)],
-        charts=[Chart(name="mps-figure-5.1", caption="Speed-up over a single machine, modelled.", panels=[panel])],
+        charts=[chart(*about, series, "", "speed-up over a single machine", kind="bars")],
         notes=[
-            "The thesis: a uniform split makes four times as many partitions, many smaller than a message's header, "
-            "and ruins ResNet; layers placed in turn are uneven with GoogLeNet. Here partitions that go to one server "
-            "share a message, so that a uniform split costs far less than there. For GoogLeNet, whose bits a second "
-            "the thesis does not give, stands LeNet-5: one of its tensors has most of its values, and no placement of "
-            "whole layers can spread it.",
-            MODELLED,
+            "Here partitions that go to one server share a message, so that a uniform split costs far less than in the "
+            "thesis. LeNet-5 stands for GoogLeNet: one of its tensors has most of its values.",
+            on.MODELLED,
         ],
     )
 
 
 def _grid_cells(scale: Scale) -> list[NodesCell]:
-    return [cell for share in _SHARES for cell in nodes([*_GRID, *_UNPRINTED], scale, share)]
+    return [cell for share in _SHARES for cell in on.nodes([*_GRID, *_UNPRINTED], scale, share)]
 
 
 def _show_grid(found: Found) -> Shown:
@@ -86,11 +64,11 @@ def _show_grid(found: Found) -> Shown:
     for share, network in _SHARES.items():
         mine = {cell.design: (cell, finding) for cell, finding in found.items() if cell.generated == share}
         printed: dict[str, float] = dict(zip(_GRID, _FIGURE_4[network], strict=True))
-        ours = {design: speedup(*mine[design]) for design in [*_GRID, *_UNPRINTED]}
+        ours = {design: on.speedup(*mine[design]) for design in [*_GRID, *_UNPRINTED]}
         for design, value in ours.items():
             paper = f"{printed[design]:.2f}" if design in printed else "–"
-            lines.append([network, LABELS[design], paper, f"{value:.2f}", _kb(mine[design][1].sent_bytes)])
-        names = [LABELS[design] for design in _GRID]
+            lines.append([network, on.LABELS[design], paper, f"{value:.2f}", _kb(mine[design][1].sent_bytes)])
+        names = [on.LABELS[design] for design in _GRID]
         bars = [
             Series(label="thesis", x=names, y=list(printed.values()), role="paper"),
             Series(label="ours, modelled", x=names, y=[ours[design] for design in _GRID]),
@@ -99,15 +77,10 @@ def _show_grid(found: Found) -> Shown:
         panels.append(Panel(title=title, x_label="", y_label="speed-up", series=bars, kind="bars"))
     header = ["link of", "", "speed-up, thesis", "ours, modelled", "sent by a machine, kB a step"]
     return Shown(
-        setting=setting(found),
+        setting=on.setting(found),
         tables=[Table(header, lines, "Speed-up over a single machine; in theory the number of machines", left=2)],
         charts=[Chart(name="mps-figure-5.4", caption="Speed-up of combinations over one machine.", panels=panels)],
-        notes=[
-            "In place of TensorFlow's bar stands a synchronous step with variables placed in turn. Where the thesis "
-            "draws no bar stands a dash. What top 1 % gains stays below the thesis's where to select and to pack "
-            "values takes a larger share of a step from a processor that computes than it took there beside a GPU.",
-            MODELLED,
-        ],
+        notes=["A synchronous step with variables placed in turn stands for TensorFlow.", on.MODELLED],
     )
 
 
@@ -116,7 +89,7 @@ def _kb(nbytes: float) -> str:
 
 
 ENTRIES = tuple(
-    scaled("mps", SCALED)(item, shows, minutes, Study(cells=cells, show=show))
+    scaled("mps", on.SCALED)(item, shows, minutes, cells, show)
     for item, shows, minutes, cells, show in (
         ("figure-5.1", "speed-up of placement strategies", 1, _placement_cells, _show_placements),
         ("figure-5.4", "speed-up of consistency and compression combined", 2, _grid_cells, _show_grid),

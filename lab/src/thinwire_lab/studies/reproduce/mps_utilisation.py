@@ -18,24 +18,13 @@ from thinwire.presentation.tables import Table
 from thinwire.transports.links import parse_rate
 from thinwire_lab.engines.utilisation import Sampler
 from thinwire_lab.jobs import processes
-from thinwire_lab.jobs.cluster import Place, choose_links
+from thinwire_lab.jobs.cluster import Place
 from thinwire_lab.jobs.events import Done, Progress
 from thinwire_lab.jobs.forks import forks
-from thinwire_lab.studies.reproduce.entry import Finding, OnProgress, Scale, Shown, Study, scaled
+from thinwire_lab.studies.reproduce import mps_nodes as on
+from thinwire_lab.studies.reproduce.entry import Finding, OnProgress, Scale, Shown, scaled
 from thinwire_lab.studies.reproduce.job_cells import following
-from thinwire_lab.studies.reproduce.mps_nodes import (
-    LABELS,
-    RESNET,
-    STALE,
-    STALE_TOP,
-    SYNC,
-    SYNC_TOP,
-    TRADITIONAL,
-    MachineCell,
-    pair,
-    single_steps,
-    thin_link,
-)
+from thinwire_lab.studies.reproduce.mps_nodes import MachineCell
 
 MACHINES = 2
 """As many as two cores carry."""
@@ -43,16 +32,15 @@ _STEPS: dict[Scale, int] = {"tiny": 200, "quick": 37, "full": 181}
 """Tiny ones are of a perceptron, a few milliseconds each: fewer would end before there are two samples."""
 # Of figure 5.6: GPU and network, in percent.
 _PRINTED = {
-    TRADITIONAL: (21.78, 31.78),
-    SYNC: (34.92, 54.59),
-    SYNC_TOP: (43.02, 2.87),
-    STALE: (57.67, 15.02),
-    STALE_TOP: (70.03, 0.79),
+    on.TRADITIONAL: (21.78, 31.78),
+    on.SYNC: (34.92, 54.59),
+    on.SYNC_TOP: (43.02, 2.87),
+    on.STALE: (57.67, 15.02),
+    on.STALE_TOP: (70.03, 0.79),
 }
 SCALED = (
-    "The thesis: four machines with a GPU each. Here two machines, whose workers and servers share two cores: a server "
-    "takes from its worker's processor what it takes from nobody's GPU there. Links are as thin as there beside the "
-    "gradients that a machine generates."
+    "The thesis: four machines with a GPU each. Here two machines, whose workers and servers share two cores. Links "
+    "are as thin as there beside the gradients that a machine generates."
 )
 
 
@@ -87,11 +75,7 @@ class UtilisationCell(MachineCell, frozen=True, kw_only=True):
         return f"{self.design}, {self.model}, machines as processes: {self.workers}, sampled"
 
     def run(self, on_progress: OnProgress) -> UtilisationFinding:
-        """Makes the run."""
-        link = thin_link(self, self.generated, statistics.median(single_steps(self.job())))
-        links = choose_links(link)
-        if links.shaping == "application":  # which gives the two processes of a machine a link each
-            link, links = "none", choose_links(None)
+        link, links = on.machine_links(self, self.generated, statistics.median(on.single_steps(self.job())))
         with ExitStack() as sampling:
             pids: dict[str, int] = {}
             samplers: list[Sampler] = []
@@ -113,9 +97,11 @@ Found = Mapping[UtilisationCell, UtilisationFinding]
 
 
 def _cells(scale: Scale) -> Sequence[UtilisationCell]:
-    model, data = pair(scale)
+    model, data = on.pair(scale)
     return [
-        UtilisationCell(design=design, model=model, data=data, workers=MACHINES, steps=_STEPS[scale], generated=RESNET)
+        UtilisationCell(
+            design=design, model=model, data=data, workers=MACHINES, steps=_STEPS[scale], generated=on.RESNET
+        )
         for design in _PRINTED
     ]
 
@@ -144,9 +130,9 @@ def _show(found: Found) -> Shown:
         finding = cells[design]
         means = [_percent(each) for each in (finding.processor, finding.network, finding.machine)]
         gpu, wire = (f"{each:.2f} %" for each in printed)
-        lines.append([LABELS[design], gpu, means[0], wire, means[1], means[2]])
+        lines.append([on.LABELS[design], gpu, means[0], wire, means[1], means[2]])
         for panel, values in ((processor, finding.processor), (network, finding.network)):
-            panel.append(Series(label=LABELS[design], x=finding.seconds, y=[100 * each for each in values]))
+            panel.append(Series(label=on.LABELS[design], x=finding.seconds, y=[100 * each for each in values]))
     header = ["", "GPU, thesis", "worker's core, ours", "network, thesis", "network, ours", "all of this computer"]
     panels = [
         Panel(title="worker's processor", x_label="time (s)", y_label="of a core (%)", series=processor),
@@ -162,9 +148,8 @@ def _show(found: Found) -> Shown:
         tables=[Table(header, lines, "Utilisation, means over the time of training")],
         charts=[Chart(name="mps-figure-5.6", caption="Utilisation while training, measured.", panels=panels)],
         notes=[
-            "The thesis does not say of what network utilisation is a percentage: ours is of the link's rate, the mean "
-            "of both ways, headers included. The last column is everything that ran on this computer: near 100 % a "
-            "worker waits for a processor, and not for the network.",
+            "Our network utilisation is of the link's rate, the mean of both ways, headers included. Where the last "
+            "column is near 100 %, a worker waits for a processor and not for the network."
         ],
     )
 
@@ -174,7 +159,5 @@ def _percent(values: Sequence[float]) -> str:
 
 
 ENTRIES = (
-    scaled("mps", SCALED)(
-        "figure-5.6", "processor and network utilisation over time", 2, Study(cells=_cells, show=_show, links=True)
-    ),
+    scaled("mps", SCALED)("figure-5.6", "processor and network utilisation over time", 2, _cells, _show, links=True),
 )

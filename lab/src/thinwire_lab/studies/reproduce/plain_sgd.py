@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from thinwire_lab.studies.reproduce.entry import Scale
+from thinwire_lab.studies.reproduce.job_cells import TrainingCell
 from thinwire_lab.studies.reproduce.stand_ins import SMALL, Pair, stand_in
-from thinwire_lab.studies.reproduce.trainings import TrainingCell
 
 SGD = "SGD"
 _DESIGNS = {

@@ -10,18 +10,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
+from html import escape
 from pathlib import Path
 
 from thinwire.errors import ConfigError
 from thinwire.presentation.charts import PICTURES, Picture, draw
-from thinwire.presentation.interactive import require_plotly
-from thinwire.presentation.page import write_page
-from thinwire_lab.jobs.results import Results, read_runs
+from thinwire.presentation.interactive import chart_html, interactive_document, require_plotly
+from thinwire.presentation.page import table_html, write_page
+from thinwire_lab.jobs.results import Machine, Results, read_runs
 from thinwire_lab.studies.files import REPORT, RESULTS
 from thinwire_lab.studies.grid import Grid, make_parallel
 from thinwire_lab.studies.machines import mixed, mixed_versions
 from thinwire_lab.studies.reproduce.entry import Cell, Entry, Finding, Scale, Shown
-from thinwire_lab.studies.reproduce.page import page
 
 OnCell = Callable[[int, int, Cell], None]
 """Called before each run with its number, the number of all runs, and its cell."""
@@ -55,9 +55,7 @@ def reproduce(
     """Makes the runs that the folder lacks, then tables and the page.
 
     Args:
-        entries: with a study each.
-        scale: how long the runs are.
-        folder: made where it is missing.
+        entries, scale, folder: what to make, how long, and where.
         kinds: the classes of all findings that the folder may hold.
         command: that makes the same again, for the page.
         seeds: how many of the scale's seeds; None takes all.
@@ -164,3 +162,25 @@ def _kept(cells: Sequence[Cell], results: Results[Finding]) -> list[Cell]:
     """Returns the cells of the seeds before the first that lacks a run."""
     missing = [cell.seed_index() for cell in cells if found(results, cell) is None]
     return _of_seeds(cells, min(missing, default=None))
+
+
+def page(
+    shown: Sequence[tuple[Entry, Shown]], scale: Scale, machines: Sequence[Machine], *, command: str, date: str
+) -> str:
+    """Returns one page with every chart and table, which needs no other file and no network."""
+    title = f"Reproduced: {', '.join(dict.fromkeys(entry.paper for entry, _ in shown))}"
+    where = "; ".join(dict.fromkeys(f"{each.processor}, {each.system}, torch {each.torch}" for each in machines))
+    about = f"Scale: {scale}. Command: {command}. Measured on: {where or 'nothing yet'}. Date: {date}."
+    parts = [f"<h1>{escape(title)}</h1>", f"<p>{escape(about)}</p>"]
+    for entry, each in shown:
+        parts += _section(entry, each)
+    return interactive_document(title, parts)
+
+
+def _section(entry: Entry, shown: Shown) -> list[str]:
+    scaled = [entry.why] if entry.status == "scaled" else []
+    parts = [f'<h2 id="{entry.id}">{escape(entry.id)}</h2>', f"<p><b>{escape(entry.title)}.</b></p>"]
+    parts += [f"<p>{escape(text)}</p>" for text in (shown.setting, *scaled)]
+    parts += [table_html(table) for table in shown.tables]
+    parts += [chart_html(chart, " ".join((chart.caption, shown.setting, *scaled))) for chart in shown.charts]
+    return [*parts, *(f"<p>{escape(note)}</p>" for note in shown.notes)]

@@ -1,22 +1,20 @@
 """Linear speed-up in the number of workers, the claim of DoubleSqueeze's corollary 2: steps to a loss, by workers.
 
-Each worker keeps its batch, and the rate grows with the number of workers. The noise of an average of n gradients is n
-times smaller, so that n times the rate is as good for it, and the loss is reached in 1/n of the steps; errors of
-compression are to be of higher order and must not change that. A single worker at the rate of eight is the control: it
-takes the long steps with the noise of one.
+Each worker keeps its batch, and the rate grows with the number of workers. A single worker at the rate of eight is the
+control: it takes the long steps with the noise of one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
+from typing import Any
 
-from thinwire.presentation.charts import Chart, Panel, Series
+from thinwire.presentation.charts import Series
 from thinwire.presentation.tables import Table
-from thinwire.quantities import counted
-from thinwire_lab.studies.reproduce.entry import Scale, Shown, Study, scaled
+from thinwire_lab.studies.reproduce.entry import Scale, Shown, chart, scaled, seeds
+from thinwire_lab.studies.reproduce.job_cells import TrainingFinding
 from thinwire_lab.studies.reproduce.plain_sgd import SGD, PlainCell
-from thinwire_lab.studies.reproduce.trainings import TrainingFinding
 
 METHODS = ("DoubleSqueeze 1-bit", "DoubleSqueeze top-k", SGD)
 WORKERS: dict[Scale, Sequence[int]] = {"tiny": (1, 2), "quick": (1, 2, 4, 8), "full": (1, 2, 4, 8)}
@@ -31,9 +29,8 @@ WINDOW = 1024
 _EXAMPLES: dict[Scale, int] = {"tiny": 32, "quick": 12_000, "full": 24_000}
 _SEEDS: dict[Scale, int] = {"tiny": 1, "quick": 1, "full": 3}
 _SCALED = (
-    "The paper proves it and has no figure of it. The theorem is of the mean squared gradient after T steps; the "
-    "training loss stands for it. A perceptron on the digits is an easy case: its gradients agree at the beginning, "
-    "and what one step bears bounds the speed-up of larger numbers of workers."
+    "The paper proves it and has no figure. The theorem bounds the mean squared gradient; the training loss stands for "
+    "it. A perceptron on the digits is an easy case."
 )
 
 Found = Mapping[PlainCell, TrainingFinding]
@@ -42,18 +39,10 @@ Found = Mapping[PlainCell, TrainingFinding]
 def cells(scale: Scale) -> list[PlainCell]:
     """Returns the runs: of all numbers of workers the same number of examples, and the control."""
     rates = [(each, each) for each in WORKERS[scale]]
+    shared: dict[str, Any] = {"model": "mlp", "data": "digits", "eval_steps": 0, "batch": BATCH}
+    count = _EXAMPLES[scale] // BATCH
     return [
-        PlainCell.of(
-            method,
-            model="mlp",
-            data="digits",
-            workers=workers,
-            steps=_EXAMPLES[scale] // BATCH // workers,
-            eval_steps=0,
-            batch=BATCH,
-            lr=LR_OF_ONE * factor,
-            seed=seed,
-        )
+        PlainCell.of(method, workers=workers, steps=count // workers, lr=LR_OF_ONE * factor, seed=seed, **shared)
         for seed in range(_SEEDS[scale])
         for method in METHODS
         for workers, factor in [*rates, (1, max(WORKERS[scale]))]
@@ -93,24 +82,19 @@ def show(found: Found) -> Shown:
         lines.append([method, "1", f"{LR_OF_ONE * most:g}", _text(alone), "control", gained])
         series.append(Series(label=method, x=list(speedups), y=list(speedups.values())))
     header = ["", "workers", "rate", f"steps to {TARGET:g}", "theorem", "ours"]
-    panel = Panel(title="", x_label="workers", y_label="speed-up in steps", series=series)
-    first, _ = next(iter(found.items()))
-    seeds = counted(len({cell.seed for cell in found}), "seed")
+    first = next(iter(found))
     return Shown(
         setting=(
             f"{first.model} on {first.data}, 1 to {most} workers of {BATCH} examples, plain SGD at "
-            f"{LR_OF_ONE:g} a worker, {seeds}, in one process."
+            f"{LR_OF_ONE:g} a worker, {seeds(found)}, in one process."
         ),
         tables=[Table(header, lines, "Steps to a training loss, by workers", left=2)],
         charts=[
-            Chart(
-                name="doublesqueeze-speedup", caption=f"Steps to a loss of {TARGET:g}, of one worker's.", panels=[panel]
-            )
+            chart("doublesqueeze-speedup", f"Steps to a loss of {TARGET:g}.", series, "workers", "speed-up in steps")
         ],
         notes=[
-            f"The loss is the mean of the workers', over the last {WINDOW:,} examples. The control shows what of the "
-            "speed-up is the rate's alone: where one worker bears eight times the rate, noise does not bound it yet, "
-            "and the rows show that compression stands the longer steps; where it does not, averaging earned them."
+            f"The loss is the workers' mean over the last {WINDOW:,} examples. The control shows how much of the "
+            "speed-up the rate alone gives: one worker at the rate of eight."
         ],
     )
 
@@ -129,8 +113,5 @@ def _text(steps: float | None) -> str:
 
 
 SPEEDUP = scaled("doublesqueeze", _SCALED)(
-    "speedup",
-    "steps to a loss by the number of workers, the theorem's claim",
-    2,
-    Study(cells=cells, show=show),
+    "speedup", "steps to a loss by the number of workers, the theorem's claim", 2, cells, show
 )

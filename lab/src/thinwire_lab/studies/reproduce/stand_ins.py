@@ -16,15 +16,7 @@ SMALL: Pair = ("mlp", "digits")
 
 
 def stand_in(scale: Scale, *pairs: Pair, small: Pair = SMALL) -> Pair:
-    """Returns the model and the data that a study trains at a scale.
-
-    Args:
-        scale: `tiny` takes the small pair.
-        pairs: in the order of preference.
-        small: what is always here.
-
-    Raises:
-        ConfigError: a data set that does not exist.
+    """Returns the model and the data that a study trains: the first pair whose data is here, or the small one.
 
     >>> stand_in("tiny", ("lenet5", "fashion-mnist")), stand_in("full", ("cifarnet", "digits[train=100]"))
     (('mlp', 'digits'), ('cifarnet', 'digits[train=100]'))

@@ -18,9 +18,9 @@ from torch import nn
 from thinwire.codecs import codec, decode
 from thinwire.presentation.charts import Chart, Panel, Series
 from thinwire.presentation.tables import Table
-from thinwire_lab.studies.reproduce.entry import OnProgress, Scale, Shown, Study, scaled
+from thinwire_lab.studies.reproduce.entry import OnProgress, Scale, Shown, scaled
+from thinwire_lab.studies.reproduce.job_cells import TrainingFinding, train
 from thinwire_lab.studies.reproduce.terngrad_training import LARGE, SCALED, RecipeCell, pair
-from thinwire_lab.studies.reproduce.trainings import TrainingFinding, train
 
 BINS = 61
 LOOKS = 3
@@ -74,9 +74,6 @@ def histograms(layer: str, step: int, gradients: Sequence[torch.Tensor], *, seed
     >>> found = histograms("fc", 0, gradients, seed=0)
     >>> round(sum(found.ternary), 6), round(sum(found.averaged), 6), found.scale <= 2.51
     (1.0, 1.0, True)
-
-    Of a normal distribution clipping leaves nearly all, as the paper says (§3.3):
-
     >>> round(found.shortened, 2), round(found.turned)
     (0.01, 3)
     """
@@ -126,7 +123,6 @@ class GradientsCell(RecipeCell, frozen=True, kw_only=True):
     finding = GradientsFinding
 
     def run(self, on_progress: OnProgress) -> GradientsFinding:
-        """Makes the training."""
         looked = {round(number * (self.steps - 1) / (LOOKS - 1)) for number in range(LOOKS)}
         waiting: defaultdict[tuple[int, str], dict[int, torch.Tensor]] = defaultdict(dict)  # by rank: any may be first
         found: list[Histograms] = []
@@ -140,10 +136,8 @@ class GradientsCell(RecipeCell, frozen=True, kw_only=True):
                 gradients = waiting[step, name]
                 gradients[rank] = parameter.grad.detach().clone().flatten()
                 if len(gradients) == self.workers:
-                    del waiting[step, name]
-                    found.append(
-                        histograms(name, step, [each for _, each in sorted(gradients.items())], seed=self.seed)
-                    )
+                    by_rank = [each for _, each in sorted(waiting.pop((step, name)).items())]
+                    found.append(histograms(name, step, by_rank, seed=self.seed))
 
         return train(self, on_progress, on_step=on_step).grown(GradientsFinding, histograms=found)
 
@@ -172,8 +166,13 @@ def _show(found: Mapping[GradientsCell, GradientsFinding]) -> Shown:
                 series.append(Series(label=f"step {each.step + 1:,}", x=x[kind], y=getattr(each, kind)))
             zeros = f"{each.ternary[1]:.1%}"
             largest, scale = f"{each.edge / each.sigma:.1f} σ", f"{2 * half:.2f} σ"
+<<<<<<< HEAD
             lost = [f"{each.shortened:.1%}", f"{each.turned:.1f}°"]
             lines.append([layer, f"{each.step + 1:,}", largest, scale, *lost, zeros])
+=======
+            clipping = f"{each.shortened:.1%}", f"{each.turned:.1f}°"
+            lines.append([layer, f"{each.step + 1:,}", largest, scale, *clipping, zeros])
+>>>>>>> lab2
         charts.append(
             Chart(
                 name=f"terngrad-figure-2-{number + 1}",
@@ -184,8 +183,7 @@ def _show(found: Mapping[GradientsCell, GradientsFinding]) -> Shown:
                 ],
             )
         )
-    header = ["layer", "step", "largest value", "scale after clipping", "length lost", "turned by"]
-    header += ["zeros among ternary values"]
+    header = ["layer", "step", "largest value", "scale after clipping", "length lost", "turned by", "zeros"]
     return Shown(
         setting=(
             f"{cell.model} on {cell.data}, 2 workers of {cell.batch} examples, {cell.steps:,} steps, momentum SGD from "
@@ -194,14 +192,11 @@ def _show(found: Mapping[GradientsCell, GradientsFinding]) -> Shown:
         tables=[Table(header, lines, "What clipping does to the scale, and to the gradient", left=1)],
         charts=charts,
         notes=[
-            "The paper shows AlexNet's third convolution and first fully connected layer, without numbers. It says of "
-            "clipping at 2.5 σ that it takes 1.0 to 1.5 % of a gradient's length and turns it by 2 to 3 degrees "
-            "(§3.3), as it does to a normal distribution. LeNet's gradients are not normal: a few values are tens of σ "
-            "large, and much of the length is theirs."
+            "The paper shows AlexNet's third convolution and first fully connected layer, without numbers. Clipping at "
+            "2.5 σ takes 1.0 to 1.5 % of a gradient's length there and turns it by 2 to 3 degrees (§3.3)."
         ],
     )
 
 
-ENTRY = scaled("terngrad", SCALED)(
-    "figure-2", "histograms of gradients, clipped, ternary and averaged", 1, Study(cells=_cells, show=_show)
-)
+_SHOWS = "histograms of gradients, clipped, ternary and averaged"
+ENTRY = scaled("terngrad", SCALED)("figure-2", _SHOWS, 1, _cells, _show)

@@ -1,9 +1,4 @@
-"""TernGrad's trainings of a LeNet: accuracy by number of workers (§4.1), and curves by step.
-
-The paper trains LeNet on MNIST and AlexNet on ImageNet. Here Caffe's LeNet trains on Fashion-MNIST, or a perceptron on
-the digits where that is not installed. All workers of a run share one process, so that 64 of them are no more trouble
-than two; weights are those of a run with processes.
-"""
+"""TernGrad's trainings of a LeNet: accuracy by number of workers (§4.1), and curves by step."""
 
 from __future__ import annotations
 
@@ -17,18 +12,17 @@ from thinwire.codecs import codec, decode
 from thinwire.presentation.charts import Chart, Panel, Series, smooth
 from thinwire.presentation.tables import Table
 from thinwire_lab.jobs.job import Job
-from thinwire_lab.studies.reproduce.entry import OnProgress, Scale, Shown, Study, scaled
+from thinwire_lab.studies.reproduce.entry import OnProgress, Scale, Shown, scaled
+from thinwire_lab.studies.reproduce.job_cells import TrainingCell, TrainingFinding, train
 from thinwire_lab.studies.reproduce.stand_ins import Pair, stand_in
-from thinwire_lab.studies.reproduce.trainings import TrainingCell, TrainingFinding, train
 
 FLOATING, TERNARY = "fp32", "terngrad[last_layer=same]"
 """In §4.1 the last layer is ternary like the others; that it stays in float is one of §4.2's changes for large nets."""
 LARGE = "terngrad"
 NAMES = {FLOATING: "floating", TERNARY: "TernGrad", LARGE: "TernGrad"}
 SCALED = (
-    "The paper: LeNet on MNIST and AlexNet on ImageNet, accuracies of parameters averaged with a decay of 0.9999. "
-    "Caffe's LeNet on Fashion-MNIST leaves more errors to make than MNIST, so that differences are larger; the "
-    "trained parameters themselves are evaluated, for so slow an average forgets nothing in so few steps."
+    "The paper: LeNet on MNIST and AlexNet on ImageNet, accuracies of averaged parameters. Fashion-MNIST leaves more "
+    "errors than MNIST, so that differences are larger; the trained parameters themselves are evaluated."
 )
 _TOTAL_BATCH = 64
 _WORKERS: dict[Scale, tuple[int, ...]] = {"tiny": (2,), "quick": (2, 16, 64), "full": (2, 4, 8, 16, 32, 64)}
@@ -64,12 +58,11 @@ class CurvesFinding(TrainingFinding, frozen=True, kw_only=True):
 
 
 class CurvesCell(RecipeCell, frozen=True, kw_only=True, tag="RecipeCell"):
-    """A training whose zeros are counted; its tag is that under which stored results have it."""
+    """A training whose zeros are counted; other entries use its run as a plain one."""
 
     finding = CurvesFinding
 
     def run(self, on_progress: OnProgress) -> CurvesFinding:
-        """Makes the training."""
         coder, zeros = codec("terngrad"), []
 
         def on_step(rank: int, step: int, loss: float, model: nn.Module) -> None:
@@ -136,11 +129,8 @@ def setting(found: Found, more: str) -> str:
 def _show_workers(found: Found) -> Shown:
     panels, lines, differences = [], [], []
     for name, (momentum, _) in _RATES.items():
-        accuracy = {
-            (cell.workers, cell.design): finding.accuracy
-            for cell, finding in found.items()
-            if cell.momentum == momentum
-        }
+        mine = {cell: finding for cell, finding in found.items() if cell.momentum == momentum}
+        accuracy = {(cell.workers, cell.design): finding.accuracy for cell, finding in mine.items()}
         counts = sorted({workers for workers, _ in accuracy})
         series = [
             Series(label=NAMES[design], x=counts, y=[100 * accuracy[each, design] for each in counts])
@@ -184,25 +174,17 @@ def _show_curves(found: Mapping[RecipeCell, CurvesFinding]) -> Shown:
     ]
     return Shown(
         setting=setting(found, "4 workers, total batch 512, momentum SGD from 0.02, polynomial decay"),
-        tables=[
-            Table(["gradients", "accuracy at the end", "loss at the end", "zeros on average", "in the paper"], lines)
-        ],
+        tables=[Table(["gradients", "accuracy at the end", "loss at the end", "zeros", "in the paper"], lines)],
         charts=[Chart(name="terngrad-figure-4", caption="Accuracy, training loss and zeros by step.", panels=panels)],
         notes=[
-            "The paper's curves of AlexNet match each other, and TernGrad's training loss ends a little lower, with a "
-            "dropout of 0.2 against 0.5; here both train without dropout. Zeros are those of worker 0's own scale, in "
-            "the first fully connected layer, the paper's fc6."
+            "The paper's curves of AlexNet match each other. Zeros are those of worker 0's own scale in the first "
+            "fully connected layer, the paper's fc6."
         ],
     )
 
 
 _entry = scaled("terngrad", SCALED)
 ENTRIES = (
-    _entry(
-        "figure-3",
-        "accuracy by number of workers, momentum and vanilla SGD",
-        4,
-        Study(cells=_workers_cells, show=_show_workers),
-    ),
-    _entry("figure-4", "accuracy, loss and zeros by step", 2, Study(cells=_curve_cells, show=_show_curves)),
+    _entry("figure-3", "accuracy by number of workers, momentum and vanilla SGD", 4, _workers_cells, _show_workers),
+    _entry("figure-4", "accuracy, loss and zeros by step", 2, _curve_cells, _show_curves),
 )

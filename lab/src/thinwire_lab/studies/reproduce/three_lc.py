@@ -1,30 +1,27 @@
-"""3LC (Lim, Andersen, Kaminsky 2019): its tables and figures.
-
-The paper trains ResNet-110 on CIFAR-10 with ten GPUs. Here LeNet-5 trains on Fashion-MNIST, or a small perceptron on
-the digits where Fashion-MNIST is not installed, with as many workers as the scale says; all entries share the runs.
-"""
+"""3LC (Lim, Andersen, Kaminsky 2019): its tables and figures, which share their runs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import pairwise
+from collections.abc import Sequence
+from functools import partial
 from statistics import fmean
 
 from thinwire.presentation.charts import Chart, Panel, Series, smooth
 from thinwire.presentation.tables import Table
-from thinwire_lab.studies.reproduce.entry import Entry, Shown, Study, scaled
+from thinwire_lab.studies.reproduce.entry import Shown, chart, scaled
 from thinwire_lab.studies.reproduce.three_lc_riddles import LAG, REVERSALS
 from thinwire_lab.studies.reproduce.three_lc_runs import (
+    FIGURE_3,
+    FIGURE_5,
     MULTIPLIERS,
     SCALED,
+    TABLE_1,
     Found,
     by_multiplier,
     mean,
     setting,
     trainings,
 )
-from thinwire_lab.studies.reproduce.three_lc_times import figure_3, figure_5, table_1
-from thinwire_lab.studies.reproduce.trainings import TrainingCell, TrainingFinding
 
 NO_ZRE = "3lc[zero_run=false]"
 
@@ -56,17 +53,12 @@ def _show_table_2(found: Found) -> Shown:
     names = ["No ZRE", *MULTIPLIERS]
     bars = [Series(label="paper, both ways", x=names, y=printed, role="paper")]
     bars += [Series(label="push", x=names, y=push), Series(label="pull", x=names, y=pull)]
-    panel = Panel(title="", x_label="sparsity multiplier", y_label="bits a value", series=bars, kind="bars")
-    falls = all(a > b for values in (push, pull) for a, b in pairwise(values[1:]))
-    order = "fall with s both ways, as in the paper" if falls else "do not fall with every step of s, as they do there"
+    axes = "sparsity multiplier", "bits a value"
     return Shown(
         setting=setting(found),
         tables=[Table(header, lines, "Average traffic compression")],
-        charts=[Chart(name="3lc-table-2", caption="Payload bits a value of compressed tensors.", panels=[panel])],
-        notes=[
-            f"Bits {order}. Bits and ratio are of compressed tensors, as in the paper; the last column counts all that "
-            "travels, biases and norm layers as well."
-        ],
+        charts=[chart("3lc-table-2", "Payload bits a value of compressed tensors.", bars, *axes, kind="bars")],
+        notes=["Bits and ratio are of compressed tensors, as in the paper; the last column counts all tensors."],
     )
 
 
@@ -91,11 +83,7 @@ def _show_figure_6(found: Found) -> Shown:
         setting=setting(found),
         tables=[Table(["pushes become larger than pulls after", "paper", "ours"], lines)],
         charts=[Chart(name="3lc-figure-6", caption="Compressed size per value by step.", panels=panels)],
-        notes=[
-            "The paper explains it so: a pull carries what many workers found and has fewer zeros; late in training "
-            "gradients are mostly noise, without the few large values that make all others zero. The first step, "
-            "whose pull nobody has averaged yet, is left out."
-        ],
+        notes=["The first step, whose pull is no average yet, is left out."],
     )
 
 
@@ -119,10 +107,7 @@ def _show_figure_4(found: Found) -> Shown:
         setting=setting(found),
         tables=[Table(["design", "last loss", "accuracy % half-way", "at the end"], lines)],
         charts=[Chart(name="3lc-figure-4", caption="Loss, smoothed, and accuracy by step.", panels=panels)],
-        notes=[
-            "The paper: but for 3LC, designs with less traffic have a higher training loss, and their accuracy rises "
-            "more slowly; 3LC stays close to float."
-        ],
+        notes=["The paper: designs with less traffic learn more slowly, except 3LC, which stays close to float."],
     )
 
 
@@ -141,37 +126,21 @@ def crossover(push: Sequence[float], pull: Sequence[float], windows: int = 50) -
     return None if last == len(ups) - 1 else (last + 1) / len(ups)
 
 
-def _study(designs: Sequence[str], show: Callable[[Found], Shown]) -> Study[TrainingCell, TrainingFinding]:
-    return Study(cells=lambda scale: trainings(designs, scale), show=show)
-
-
 _SWEEP = [NO_ZRE, *map(by_multiplier, MULTIPLIERS)]
-
 _REPRESENTATIVE = ["fp32", "stoch3", "sparse5", "local2", by_multiplier("1.0")]
-
+_TWO = [by_multiplier("1.0"), by_multiplier("1.75")]
 
 _entry = scaled("3lc", SCALED)
 
 ENTRIES = (
-    Entry(
-        paper="3lc",
-        item="figure-1",
-        shows="point-to-point compression of two layers",
-        status="drawing",
-        why="explains compression contexts",
-    ),
-    Entry(paper="3lc", item="figure-2", shows="steps of the codec", status="drawing", why="explains the codec"),
-    _entry("table-1", "speed-up on three links, and accuracy, of ten designs", 3, table_1()),
-    _entry("figure-3", "training time and accuracy at 25 to 100 % of the steps, three links", 4, figure_3()),
-    _entry("figure-4", "training loss and test accuracy by step", 2, _study(_REPRESENTATIVE, _show_figure_4)),
-    _entry("figure-5", "training time and accuracy by sparsity multiplier", 3, figure_5()),
-    _entry("table-2", "compression ratio and bits by sparsity multiplier", 2, _study(_SWEEP, _show_table_2)),
+    _entry("table-1", "speed-up on three links, and accuracy, of ten designs", 3, *TABLE_1),
+    _entry("figure-3", "training time and accuracy at 25 to 100 % of the steps, three links", 4, *FIGURE_3),
     _entry(
-        "figure-6",
-        "compressed size per value by step, push and pull",
-        1,
-        _study([by_multiplier("1.0"), by_multiplier("1.75")], _show_figure_6),
+        "figure-4", "training loss and test accuracy by step", 2, partial(trainings, _REPRESENTATIVE), _show_figure_4
     ),
+    _entry("figure-5", "training time and accuracy by sparsity multiplier", 3, *FIGURE_5),
+    _entry("table-2", "compression ratio and bits by multiplier", 2, partial(trainings, _SWEEP), _show_table_2),
+    _entry("figure-6", "compressed size per value by step, push and pull", 1, partial(trainings, _TWO), _show_figure_6),
     LAG,
     REVERSALS,
 )

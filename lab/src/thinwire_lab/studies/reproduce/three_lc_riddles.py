@@ -1,8 +1,7 @@
-"""Two measurements that 3LC's paper does not have, of what a large sparsity multiplier costs.
+"""Two measurements that 3LC's paper does not have, of the cost of a large sparsity multiplier.
 
-*Lag*: what accuracy s = 1.75 loses to s = 1.0, by the number of steps and by workers and batch, beside the steps by
-which its residuals are late. *Reversals*: how many of the values that a pull carries have the other sign than the one
-before at the same place, and so take back what was sent.
+*Lag*: the accuracy that s = 1.75 loses to s = 1.0, beside the steps by which its residuals are late. *Reversals*: how
+many of a pull's values have the other sign than the value before at the same place.
 """
 
 from __future__ import annotations
@@ -19,11 +18,17 @@ from torch import nn
 
 from thinwire.presentation.charts import Chart, Panel, Series, smooth
 from thinwire.presentation.tables import Table
-from thinwire.quantities import counted
-from thinwire_lab.studies.reproduce.entry import OnProgress, Scale, Shown, Study, scaled
-from thinwire_lab.studies.reproduce.three_lc_runs import MULTIPLIERS, SCALED, Found, by_multiplier, setting, trainings
-from thinwire_lab.studies.reproduce.three_lc_times import PRINTED
-from thinwire_lab.studies.reproduce.trainings import TrainingCell, TrainingFinding, train
+from thinwire_lab.studies.reproduce.entry import OnProgress, Scale, Shown, chart, scaled, seeds
+from thinwire_lab.studies.reproduce.job_cells import TrainingCell, TrainingFinding, train
+from thinwire_lab.studies.reproduce.three_lc_runs import (
+    MULTIPLIERS,
+    PRINTED,
+    SCALED,
+    Found,
+    by_multiplier,
+    setting,
+    trainings,
+)
 
 SHARES = (0.25, 0.5, 1.0, 2.0)
 """Of the standard number of steps; those up to 1 are figure 3's runs."""
@@ -87,7 +92,6 @@ class ReversalsCell(TrainingCell, frozen=True, kw_only=True):
     finding = ReversalsFinding
 
     def run(self, on_progress: OnProgress) -> ReversalsFinding:
-        """Makes the training."""
         pulls = Pulls()
 
         def on_step(rank: int, step: int, loss: float, model: nn.Module) -> None:
@@ -99,17 +103,9 @@ class ReversalsCell(TrainingCell, frozen=True, kw_only=True):
 
 
 def _reversal_cells(scale: Scale) -> Sequence[ReversalsCell]:
+    shared: dict[str, Any] = {"model": "mlp", "data": "digits", "workers": 4, "eval_steps": 0}
     return [
-        ReversalsCell(
-            design=by_multiplier(multiplier),
-            model="mlp",
-            data="digits",
-            workers=4,
-            steps=_REVERSAL_STEPS[scale],
-            eval_steps=0,
-            lr=rate,
-            seed=seed,
-        )
+        ReversalsCell(design=by_multiplier(multiplier), steps=_REVERSAL_STEPS[scale], lr=rate, seed=seed, **shared)
         for seed in range(_REVERSAL_SEEDS[scale])
         for rate in RATES
         for multiplier in MULTIPLIERS
@@ -138,19 +134,17 @@ def _show_reversals(found: Mapping[ReversalsCell, ReversalsFinding]) -> Shown:
         title = f"rate {rate:g}"
         panels.append(Panel(title=title, x_label="step", y_label="reversed of what is sent, %", series=series))
     first, finding = next(iter(found.items()))
-    seeds = counted(len({cell.seed for cell in found}), "seed")
     header = ["rate", "", "bits, push", "bits, pull", "reversed of the values pulled", "lag, steps", "accuracy"]
     return Shown(
         setting=(
             f"{first.model} on {first.data}, {first.workers} workers of {finding.batch} examples, {first.steps:,} "
-            f"steps, cosine decay, {seeds}, in one process."
+            f"steps, cosine decay, {seeds(found)}, in one process."
         ),
         tables=[Table(header, lines, "Reversals", left=2)],
         charts=[Chart(name="3lc-reversals", caption="Values that take back the one before.", panels=panels)],
         notes=[
-            "A value is reversed where a pull changes a weight against the direction in which the pull before that "
-            "changed it. Bits are of compressed tensors, as in table 2. At a large s a value that is just large enough "
-            "to be sent leaves a remainder of nearly its own size and the other sign, which is sent soon after."
+            "A value is reversed where a pull changes a weight against the direction of the last change. Bits are of "
+            "compressed tensors, as in table 2."
         ],
     )
 
@@ -191,11 +185,11 @@ def _show_lag(found: Found) -> Shown:
     printed = round(PRINTED[_SPARSE][-1] - PRINTED[_CALM][-1], 2)
     paper = Series(label="paper, 25,600 steps", x=[budgets[0], budgets[-1]], y=[printed, printed], role="paper")
     series = [paper, Series(label=f"{usual[0]} workers of {usual[1]}", x=budgets, y=lost)]
-    panel = Panel(title="", x_label="steps", y_label="s = 1.75 minus s = 1.0, points", series=series, x_log=True)
+    axes = "steps", "s = 1.75 minus s = 1.0, points"
     return Shown(
         setting=setting(found),
         tables=[Table(header, lines, "What s = 1.75 loses", left=1)],
-        charts=[Chart(name="3lc-lag", caption="Accuracy of s = 1.75 beside s = 1.0, by steps.", panels=[panel])],
+        charts=[chart("3lc-lag", "Accuracy of s = 1.75 beside s = 1.0, by steps.", series, *axes, x_log=True)],
         notes=[
             f"The paper's table 1 has {printed:+.2f} points with 10 workers of 32 examples and 25,600 steps. The lag "
             "is the largest residual at the end in units of a step's update: how late a change arrives."
@@ -204,15 +198,6 @@ def _show_lag(found: Found) -> Shown:
 
 
 _entry = scaled("3lc", SCALED)
-LAG = _entry(
-    "lag",
-    "what s = 1.75 loses to s = 1.0 by steps, workers and batch",
-    3,
-    Study(cells=_lag_cells, show=_show_lag),
-)
-REVERSALS = _entry(
-    "reversals",
-    "values that a pull takes back, by sparsity multiplier and rate",
-    2,
-    Study(cells=_reversal_cells, show=_show_reversals),
-)
+LAG = _entry("lag", "what s = 1.75 loses to s = 1.0 by steps, workers and batch", 3, _lag_cells, _show_lag)
+_TAKEN_BACK = "values that a pull takes back, by sparsity multiplier and rate"
+REVERSALS = _entry("reversals", _TAKEN_BACK, 2, _reversal_cells, _show_reversals)

@@ -1,23 +1,25 @@
-"""3LC's runs: which model and data stand in for ResNet-110 and CIFAR-10, for how long, and means over seeds."""
+"""3LC's runs, and its table 1 and figures 3 and 5: measured accuracies, and modelled seconds (§4.3)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from statistics import fmean
+from typing import Any
 
-from thinwire.quantities import counted
-from thinwire_lab.studies.reproduce.entry import Scale
+from thinwire.presentation.charts import Chart, Panel, Series
+from thinwire.presentation.tables import Table
+from thinwire_lab.studies.reproduce.entry import Cell, Finding, Scale, Shown, chart, of_class, seeds
+from thinwire_lab.studies.reproduce.job_cells import MESSAGES, TimingCell, TrainingCell, TrainingFinding
 from thinwire_lab.studies.reproduce.stand_ins import Pair, stand_in
-from thinwire_lab.studies.reproduce.timings import TimingCell
-from thinwire_lab.studies.reproduce.trainings import TrainingCell, TrainingFinding
 
 Found = Mapping[TrainingCell, TrainingFinding]
 
 MULTIPLIERS = ("1.0", "1.5", "1.75", "1.9")
 LINKS = ("10mbit", "100mbit", "1gbit")
 SCALED = (
-    "The paper: ResNet-110 on CIFAR-10, 10 workers, 25,600 steps, one GPU each. A smaller model has larger gradients "
-    "beside its noise and fewer tensors, which changes the share of zeros, and few steps leave more to learn."
+    "The paper: ResNet-110 on CIFAR-10, 10 workers, 25,600 steps, one GPU each. A smaller model has another share of "
+    "zeros, and few steps leave more to learn."
 )
 # One rate for all rows: at the recipe's 0.02 the largest multiplier does not train LeNet-5.
 _RATE = {"lenet5": 0.01, "mlp": 0.02}
@@ -39,13 +41,7 @@ def _pair(scale: Scale) -> Pair:
 
 
 def trainings(designs: Sequence[str], scale: Scale, *, share: float = 1.0) -> list[TrainingCell]:
-    """Returns the runs of some designs, seed by seed.
-
-    Args:
-        designs: names.
-        scale: how long.
-        share: of the standard steps; the schedule of rates belongs to each number of steps (§4.4).
-    """
+    """Returns the runs of some designs with a share of the standard steps, seed by seed."""
     model, data = _pair(scale)
     steps = max(4, round(_STEPS[scale] * share))
     return [
@@ -67,31 +63,19 @@ def trainings(designs: Sequence[str], scale: Scale, *, share: float = 1.0) -> li
 def timings(designs: Sequence[str], scale: Scale, links: Sequence[str] = LINKS) -> list[TimingCell]:
     """Returns the runs that seconds per step come from."""
     model, data = _pair(scale)
-    steps = max(6, _STEPS[scale] // _SHORT)
-    return [
-        TimingCell(
-            design=design,
-            model=model,
-            data=data,
-            workers=_WORKERS[scale],
-            link=link,
-            steps=steps,
-            lr=_RATE[model],
-        )
-        for link in links
-        for design in designs
-    ]
+    steps, workers = max(6, _STEPS[scale] // _SHORT), _WORKERS[scale]
+    shared: dict[str, Any] = {"model": model, "data": data, "workers": workers, "steps": steps, "lr": _RATE[model]}
+    return [TimingCell(design=design, link=link, **shared) for link in links for design in designs]
 
 
 def setting(found: Found) -> str:
     """Returns in a sentence what was run."""
     first, finding = next(iter(found.items()))
     groups = dict.fromkeys(f"{cell.workers} workers of {each.batch} examples" for cell, each in found.items())
-    seeds = counted(len({cell.seed for cell in found}), "seed")
     steps = ", ".join(f"{steps:,}" for steps in sorted({cell.steps for cell in found}))
     return (
         f"{first.model} on {first.data}, {' and '.join(groups)}, {steps} steps, cosine "
-        f"decay from {finding.lr:g}, {seeds}, in one process."
+        f"decay from {finding.lr:g}, {seeds(found)}, in one process."
     )
 
 
@@ -100,3 +84,118 @@ def mean(found: Found, design: str, figure: Callable[[TrainingFinding], float], 
     return fmean(
         figure(finding) for cell, finding in found.items() if cell.design == design and steps in (None, cell.steps)
     )
+
+
+Timed = Mapping[Cell, Finding]
+
+PRINTED: dict[str, tuple[float, float, float, float]] = {
+    "fp32": (1, 1, 1, 93.37),
+    "int8": (3.62, 3.47, 1.51, 93.33),
+    "stoch3": (12.3, 7.51, 1.53, 92.06),
+    "mqe1": (14.6, 7.40, 1.30, 93.21),
+    "sparse5": (8.98, 6.62, 1.44, 92.87),
+    "local2": (1.92, 1.87, 1.38, 93.03),
+    "3lc[s=1.0]": (15.9, 7.97, 1.53, 93.32),
+    "3lc[s=1.5]": (20.9, 8.70, 1.53, 93.29),
+    "3lc[s=1.75]": (22.8, 9.04, 1.53, 93.51),
+    "3lc[s=1.9]": (22.8, 9.22, 1.55, 93.10),
+}
+"""Of table 1, by design: speed-up at 10 Mbit/s, 100 Mbit/s and 1 Gbit/s, and accuracy in percent."""
+SHARES = (0.25, 0.5, 0.75, 1.0)
+_DRAWN = ("fp32", "int8", "stoch3", "sparse5", "3lc[s=1.0]", "3lc[s=1.75]")
+_MODELLED = (
+    "Seconds are modelled: real bytes and codecs, the processor's seconds as measured here, a processor for each "
+    f"process, and computed links; nothing was sent over a link. {MESSAGES}"
+)
+
+
+def _split(found: Timed) -> tuple[dict[TrainingCell, TrainingFinding], dict[tuple[str, str], float]]:
+    """Returns the trainings, and seconds per step by design and link."""
+    timed = of_class(found, TimingCell)
+    seconds = {(cell.design, cell.link): finding.seconds_per_step for cell, finding in timed.items()}
+    return of_class(found, TrainingCell), seconds
+
+
+def _setting(found: Timed) -> str:
+    """Returns in sentences what was run: seconds are of other runs than accuracies, and shorter ones."""
+    [steps] = {cell.steps for cell in found if isinstance(cell, TimingCell)}
+    return f"{setting(_split(found)[0])} Seconds: one run of {steps:,} steps on each link."
+
+
+def _accuracy(finding: TrainingFinding) -> float:
+    return 100 * finding.accuracy
+
+
+def _show_table_1(found: Timed) -> Shown:
+    runs, seconds = _split(found)
+    base = mean(runs, "fp32", _accuracy)
+    lines, ours = [], {}
+    for design, (*speedups, printed) in PRINTED.items():
+        accuracy = mean(runs, design, _accuracy)
+        cells = []
+        for link, speedup in zip(LINKS, speedups, strict=True):
+            ours[design, link] = seconds["fp32", link] / seconds[design, link]
+            cells += [f"{speedup:g}", f"{ours[design, link]:.2f}"]
+        differences = [f"{printed - 93.37:+.2f}", f"{accuracy - base:+.2f}"]
+        lines.append([design, *cells, f"{printed:.2f}", f"{accuracy:.2f}", *differences])
+    header = ["design"]
+    for link in LINKS:
+        header += [f"× at {link}, paper", "ours, modelled"]
+    header += ["accuracy %, paper", "ours, measured", "difference, paper", "ours"]
+    bars = [
+        Series(label="paper", x=list(PRINTED), y=[row[0] for row in PRINTED.values()], role="paper"),
+        Series(label="ours, modelled", x=list(PRINTED), y=[ours[design, LINKS[0]] for design in PRINTED]),
+    ]
+    return Shown(
+        setting=_setting(found),
+        tables=[Table(header, lines, "Speed-up over the baseline, and test accuracy")],
+        charts=[chart("3lc-table-1", "Speed-up at 10 Mbit/s.", bars, "", "speed-up over float", kind="bars")],
+        notes=[_MODELLED],
+    )
+
+
+def _time_panels(found: Timed, designs: Sequence[str], links: Sequence[str]) -> tuple[list[Panel], list[list[str]]]:
+    """Returns a panel for each link, accuracy over training time at every share of the steps, and lines of a table."""
+    runs, seconds = _split(found)
+    panels, lines = [], []
+    budgets = sorted({cell.steps for cell in runs})
+    for link in links:
+        series = []
+        for design in designs:
+            times = [steps * seconds[design, link] for steps in budgets]
+            accuracies = [mean(runs, design, _accuracy, steps=steps) for steps in budgets]
+            series.append(Series(label=design, x=times, y=accuracies))
+            lines.append([f"{design}, {link}", *(f"{t:.3g} s" for t in times), *(f"{a:.2f}" for a in accuracies)])
+        label = "training time (s), modelled"
+        panels.append(Panel(title=link, x_label=label, y_label="test accuracy (%)", series=series, x_log=True))
+    return panels, lines
+
+
+def _show_times(name: str, designs: Sequence[str], links: Sequence[str], note: str, found: Timed) -> Shown:
+    panels, lines = _time_panels(found, designs, links)
+    shares = [f"{share:.0%}" for share in SHARES]
+    header = ["", *(f"time, {each}" for each in shares), *(f"accuracy %, {each}" for each in shares)]
+    return Shown(
+        setting=_setting(found),
+        tables=[Table(header, lines, "Modelled time and measured accuracy by share of the standard steps")],
+        charts=[Chart(name=name, caption="Accuracy by training time; a point is a run of its own.", panels=panels)],
+        notes=[note, _MODELLED],
+    )
+
+
+def _budgets(designs: Sequence[str], links: Sequence[str], scale: Scale) -> list[Cell]:
+    runs = [cell for share in SHARES for cell in trainings(designs, scale, share=share)]
+    return [*dict.fromkeys(runs), *timings(designs, scale, links)]
+
+
+_BY_MULTIPLIER = [by_multiplier(each) for each in MULTIPLIERS]
+_NOTE_3 = "The paper: 3LC with s = 1.75 is best with all steps, with s = 1.0 better with fewer."
+_NOTE_5 = "The paper: a high multiplier takes less time and converges more slowly; s = 1.9 ends lower than the others."
+
+TABLE_1 = lambda scale: [*trainings(list(PRINTED), scale), *timings(list(PRINTED), scale)], _show_table_1
+FIGURE_3 = partial(_budgets, _DRAWN, LINKS), partial(_show_times, "3lc-figure-3", _DRAWN, LINKS, _NOTE_3)
+FIGURE_5 = (
+    partial(_budgets, _BY_MULTIPLIER, LINKS[:1]),
+    partial(_show_times, "3lc-figure-5", _BY_MULTIPLIER, LINKS[:1], _NOTE_5),
+)
+"""How each item is made: its cells and what shows them."""
