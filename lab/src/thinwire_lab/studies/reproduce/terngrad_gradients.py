@@ -166,13 +166,8 @@ def _show(found: Mapping[GradientsCell, GradientsFinding]) -> Shown:
                 series.append(Series(label=f"step {each.step + 1:,}", x=x[kind], y=getattr(each, kind)))
             zeros = f"{each.ternary[1]:.1%}"
             largest, scale = f"{each.edge / each.sigma:.1f} σ", f"{2 * half:.2f} σ"
-<<<<<<< HEAD
-            lost = [f"{each.shortened:.1%}", f"{each.turned:.1f}°"]
-            lines.append([layer, f"{each.step + 1:,}", largest, scale, *lost, zeros])
-=======
             clipping = f"{each.shortened:.1%}", f"{each.turned:.1f}°"
             lines.append([layer, f"{each.step + 1:,}", largest, scale, *clipping, zeros])
->>>>>>> lab2
         charts.append(
             Chart(
                 name=f"terngrad-figure-2-{number + 1}",
