@@ -285,18 +285,6 @@ def test_runs_on_other_data_of_the_same_name_are_other_runs(tmp_path: Path, monk
     assert f"<td>mnist[train=4000] in {other}</td>" in page(results) and "<td>mnist[train=4000]</td>" in page(results)
 
 
-def test_runs_of_before_data_were_told_apart_are_those_on_the_usual_ones(tmp_path: Path) -> None:
-    compare(TWO, tmp_path, told)
-    path = tmp_path / "results.json"
-    kept = json.loads(path.read_text())
-    for run in kept["runs"]:
-        assert run["job"].pop("data_root") is None
-    path.write_text(json.dumps(kept))
-    made: list[Job] = []
-    for root in (None, "elsewhere"):  # digits come with the package, and nobody looks for them
-        assert page(compare(replace(TWO, data_root=root), tmp_path, noting(made))) and made == []
-
-
 def test_runs_on_another_text_are_other_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Job] = []
     path = tmp_path / "results.json"
