@@ -16,6 +16,7 @@ from thinwire.engines.events import Event, Lost, Restarted, Said
 from thinwire.errors import ConfigError, EngineError
 from thinwire_lab.engines.local import LocalEngine
 from thinwire_lab.engines.namespaces import available
+from thinwire_lab.engines.utilisation import Sampler
 
 
 class Step(Event, frozen=True, kw_only=True):
@@ -68,27 +69,6 @@ def wait_until_gone(pids: list[int]) -> list[int]:
     while (left := [pid for pid in pids if alive(pid)]) and time.monotonic() < deadline:
         time.sleep(0.01)
     return left
-
-
-def test_events_of_each_process_come_in_order_and_completely() -> None:
-    names = [f"worker {rank}" for rank in range(3)]
-    count = 'i=0; while [ $i -lt 200 ]; do echo "{\\"event\\": \\"step\\", \\"step\\": $i}"; i=$((i+1)); done'
-    with LocalEngine(KINDS) as engine:
-        for name in names:
-            engine.start(name, sh(count))
-        events = list(engine.events())
-    for name in names:
-        assert [event for process, event in events if process == name] == [Step(step=step) for step in range(200)]
-    assert len(events) == 600
-
-
-def test_waiting_for_one_event_keeps_the_others_in_order() -> None:
-    with LocalEngine(KINDS) as engine:
-        reports = (Step(step=1), Listening(port=7), Up(), Step(step=2))
-        engine.start("server", sh("; ".join(map(report, reports))))
-        assert engine.wait_for("server", Listening, PATIENCE_S) == Listening(port=7)
-        assert engine.wait_for("server", Up, PATIENCE_S) == Up()
-        assert list(engine.events()) == [("server", Step(step=1)), ("server", Step(step=2))]
 
 
 def test_what_is_not_an_event_is_not_lost_when_the_process_fails() -> None:
@@ -247,3 +227,17 @@ def end_launcher(signum: signal.Signals, asked: Path) -> None:
         assert "KeyboardInterrupt" in complaint
     else:
         assert launcher.returncode == -signum
+
+
+def test_a_sampler_watches_until_it_is_left() -> None:
+    def seen_s() -> float:
+        return sampler.samples[-1].processor_s["own"] - sampler.samples[0].processor_s["own"] if sampler.samples else 0
+
+    with Sampler({"own": os.getpid()}, interval_s=0.02) as sampler:
+        end = time.process_time() + 30  # on a busy machine the sampler's thread may be late
+        while seen_s() < 0.05 and time.process_time() < end:
+            pass
+    count = len(sampler.samples)
+    assert count > 1 and seen_s() >= 0.05
+    time.sleep(0.06)
+    assert len(sampler.samples) == count

@@ -114,20 +114,6 @@ def test_a_link_is_cut_one_way_or_both_and_counters_go_on(fabric: Fabric) -> Non
         server.kill()
 
 
-def test_counters_show_every_byte_of_the_wire_once(fabric: Fabric) -> None:
-    nbytes = 200_000
-    before = {host: (fabric.sent(host).nbytes, fabric.received(host).nbytes) for host in fabric.addresses}
-    transfer(fabric, ["worker 0"], nbytes)
-    sent = {host: fabric.sent(host).nbytes - before[host][0] for host in fabric.addresses}
-    received = {host: fabric.received(host).nbytes - before[host][1] for host in fabric.addresses}
-    # Ethernet, IP and TCP headers of full packets are 4.6 %; the rest is for a few retransmits.
-    assert 1.04 * nbytes <= sent["worker 0"] <= 1.15 * nbytes
-    assert received["server"] == pytest.approx(sent["worker 0"], abs=500)
-    assert 0 < sent["server"] < 0.1 * nbytes, "acknowledgements"
-    assert received["worker 0"] == pytest.approx(sent["server"], abs=500)
-    assert sent["worker 1"] < 500, "nobody spoke to this one, except to ask who has an address"
-
-
 def test_counters_go_on_through_changes_of_rate(fabric: Fabric) -> None:
     nbytes = 100_000
     counts = [(0, 0)]

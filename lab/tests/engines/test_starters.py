@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.tests.engines.test_local import KINDS, PATIENCE_S, Up, alive, wait_until_gone
+from lab.tests.engines.test_local import KINDS, PATIENCE_S, Up, wait_until_gone
 from thinwire.errors import EngineError
 from thinwire.transports.links import parse_rate
 from thinwire_lab.engines.local import LocalEngine
@@ -80,22 +79,6 @@ def test_it_is_stopped_and_killed_like_any_other(forks: Forks) -> None:
         engine.start("worker 0", command("sleep"))
         engine.wait_for("worker 0", Up, PATIENCE_S)
         pid = engine.pids["worker 0"]
-    assert wait_until_gone([pid]) == []
-
-
-def test_forks_are_gone_with_the_launcher(tmp_path: Path) -> None:
-    (tmp_path / "child.py").write_text(CHILD)
-    script = (
-        "import sys; from thinwire_lab.engines.starters import Forks; forks = Forks(['base64'], {}); "
-        "process = forks.start([sys.executable, '-m', 'child', 'sleep'], {}, []); "
-        "process.stdout.readline(); print(process.pid, flush=True); process.wait()"
-    )
-    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, env=environment) as launcher:
-        assert launcher.stdout is not None
-        pid = int(launcher.stdout.readline())
-        assert alive(pid)
-        launcher.kill()
     assert wait_until_gone([pid]) == []
 
 

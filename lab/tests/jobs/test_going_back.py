@@ -106,36 +106,16 @@ class Run:
         return results
 
 
-@pytest.mark.parametrize(("design", "dies_after"), [("3lc[s=1.0]", 4), ("doublesqueeze-topk", 6)])
-def test_one_of_two_shards_is_lost(design: str, dies_after: int, tmp_path: Path) -> None:
-    job = Job(design=design, workers=2, servers=2, steps=11, batch=16)
-    expected = in_process.run(job).weights
-    run = Run(job, tmp_path, every=2, dies_after=dies_after)
-    for outcome in run.train():
-        assert isinstance(outcome, WorkerOutcome), outcome
-        assert (outcome.weights, outcome.steps) == (expected, job.steps)
-    assert sum("This worker joins again" in each for each in run.said) >= 2, run.said
-
-
-def test_one_that_took_residuals_alone_goes_back_with_its_whole_state(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Else the residuals of its newest file are loaded over those of the step that all go back to."""
-    path, tries = tmp_path / "worker.checkpoint", list[tuple[bool, bool]]()
-    path.touch()
-    errors = [SessionLostError("frozen"), StepMismatchError("the others go on at 9", 9), SessionLostError("a shard")]
-
-    def train(kept: WorkerCheckpoint | None, returning: bool) -> Any:
-        assert kept is not None
-        tries.append((returning, kept.residuals))
-        if errors:
-            raise errors.pop(0)
-        return "done"
-
-    monkeypatch.setattr(WorkerCheckpoint, "own", lambda self: (4,))
-    with pytest.warns(UserWarning, match="This worker"):
-        rejoining(train, WorkerCheckpoint(path=path, every=2))
-    assert tries == [(False, False), (True, False), (False, True), (True, False)]
+def test_one_of_two_shards_is_lost(tmp_path: Path) -> None:
+    cases: list[tuple[str, int]] = [("3lc[s=1.0]", 4), ("doublesqueeze-topk", 6)]
+    for design, dies_after in cases:
+        job = Job(design=design, workers=2, servers=2, steps=11, batch=16)
+        expected = in_process.run(job).weights
+        run = Run(job, tmp_path / design, every=2, dies_after=dies_after)
+        for outcome in run.train():
+            assert isinstance(outcome, WorkerOutcome), outcome
+            assert (outcome.weights, outcome.steps) == (expected, job.steps)
+        assert sum("This worker joins again" in each for each in run.said) >= 2, run.said
 
 
 @pytest.mark.parametrize("wrote", [False, True])

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import threading
+from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,9 +22,11 @@ from thinwire_lab.engines.namespaces import available
 from thinwire_lab.jobs import in_process, processes
 from thinwire_lab.jobs.cluster import Place, choose_links
 from thinwire_lab.jobs.events import Accuracy, Done
+from thinwire_lab.jobs.forks import forks
 from thinwire_lab.jobs.job import Job
 from thinwire_lab.jobs.outcome import RunOutcome
 from thinwire_lab.jobs.processes import Elastic, run, worker_arguments
+from thinwire_lab.workloads import batches
 
 
 class Finished:
@@ -140,3 +146,42 @@ def test_a_grace_for_stragglers_says_with_how_many_to_go_on() -> None:
     server = get_command(server_command.app).commands["server"]  # type: ignore[attr-defined]  # a group of commands
     options = server.make_context("server", given.arguments()).params
     assert (options["min_workers"], options["worker_grace_s"], options["straggler_grace_s"]) == (2, 3.0, 1.5)
+
+
+def test_what_only_processes_can_show_is_refused() -> None:
+    for job in (Job(link="10mbit", steps=3), Job(seconds=1.0)):
+        with pytest.raises(ConfigError, match="link"):
+            in_process.run(job)
+
+
+def test_a_worker_that_fails_ends_the_run_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = batches.Batches.__next__
+    calls = iter(range(1000))
+
+    def fail_late(self: batches.Batches) -> object:
+        if next(calls) == 7:
+            raise ConfigError("no more batches")
+        return taken(self)
+
+    monkeypatch.setattr(batches.Batches, "__next__", fail_late)
+    with pytest.raises(EngineError, match="a worker failed"):
+        in_process.run(Job(workers=3, steps=100))
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("worker")]
+
+
+def test_weights_are_those_of_a_run_whose_processes_are_programs() -> None:
+    parents: list[set[int]] = []
+
+    def started(pids: Mapping[str, int]) -> None:
+        assert len(pids) == 3
+        parents.append(
+            {int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in pids.values()}
+        )
+
+    job = Job(design="3lc", workers=2, steps=3)
+    places = [Place(links=choose_links(None), starter=each) for each in (forks(), forks(), None)]
+    forked, again, programs = (processes.run(job, place=each, on_start=started) for each in places)
+    assert forked.test_accuracy == again.test_accuracy == programs.test_accuracy
+    assert forked.train_loss == programs.train_loss and forked.wire_bytes_push == programs.wire_bytes_push
+    assert parents[0] == parents[1] and len(parents[0]) == 1, "one process for all runs"
+    assert os.getpid() not in parents[0] and parents[2] == {os.getpid()}

@@ -22,6 +22,7 @@ class Loss(msgspec.Struct, frozen=True, tag=True):
 
 class Speed(msgspec.Struct, frozen=True, tag=True):
     value: float
+    curve: tuple[tuple[int, float], ...] = ()
 
 
 def test_results_are_found_by_their_job_whatever_their_kind_and_numbers(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from msgspec import UNSET
 
 from thinwire.engines.events import Event
 from thinwire.errors import TransportError
-from thinwire.hooks.chance import chance_of
 from thinwire.packets import parse
 from thinwire.runtime.serving import serving
 from thinwire.schema import Join, Refused
@@ -30,8 +28,6 @@ from thinwire_lab.jobs.events import Accuracy, Done
 from thinwire_lab.jobs.job import Job
 from thinwire_lab.jobs.outcome import WorkerOutcome, summarise
 from thinwire_lab.jobs.training import run_worker
-from thinwire_lab.jobs.training_loop import TrainingLoop
-from thinwire_lab.jobs.workload import workload
 from thinwire_lab.workloads.evaluate import evaluate
 
 PATIENCE_S = 120.0
@@ -181,27 +177,28 @@ class Clock:
         return self.seconds
 
 
-@pytest.mark.parametrize("length", [{"steps": 20}, {"seconds": 60.0}])
-def test_evaluations_take_no_time_of_the_training(length: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    clocks = [Clock(), Clock()]
+def test_evaluations_take_no_time_of_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    cases: list[dict[str, Any]] = [{"steps": 20}, {"seconds": 60.0}]
+    for length in cases:
+        clocks = [Clock(), Clock()]
 
-    def slowly(*args: Any) -> Any:
-        for clock in clocks:  # all wait for worker 0
-            clock.seconds += 1000
-        return evaluate(*args)
+        def slowly(*args: Any, clocks: list[Clock] = clocks) -> Any:
+            for clock in clocks:  # all wait for worker 0
+                clock.seconds += 1000
+            return evaluate(*args)
 
-    job = Job(design="fp32", workers=2, batch=16, **length)
-    (never, _), _ = train(job, clocks=[Clock(), Clock()])
-    monkeypatch.setattr("thinwire_lab.jobs.training_loop.evaluate", slowly)
-    (outcome, other), events = train(replace(job, eval_steps=2), clocks=clocks)
-    points = [event for event in events if isinstance(event, Accuracy)]
-    assert len(points) > 5 and clocks[0].seconds > 5000
-    assert outcome.seconds < 200 and outcome.seconds_per_step < 10
-    assert all(point.seconds <= outcome.seconds for point in points)
-    assert outcome.steps == other.steps and outcome.weights == other.weights
-    if "seconds" in length:
-        assert outcome.seconds >= 60
-        assert outcome.steps > 0.7 * never.steps, "it looks at its clock once or twice more"
+        job = Job(design="fp32", workers=2, batch=16, **length)
+        (never, _), _ = train(job, clocks=[Clock(), Clock()])
+        monkeypatch.setattr("thinwire_lab.jobs.training_loop.evaluate", slowly)
+        (outcome, other), events = train(replace(job, eval_steps=2), clocks=clocks)
+        points = [event for event in events if isinstance(event, Accuracy)]
+        assert len(points) > 5 and clocks[0].seconds > 5000
+        assert outcome.seconds < 200 and outcome.seconds_per_step < 10
+        assert all(point.seconds <= outcome.seconds for point in points)
+        assert outcome.steps == other.steps and outcome.weights == other.weights
+        if "seconds" in length:
+            assert outcome.seconds >= 60
+            assert outcome.steps > 0.7 * never.steps, "it looks at its clock once or twice more"
 
 
 @pytest.mark.parametrize("eval_steps", [0, 5])
@@ -251,45 +248,6 @@ def test_a_time_budget_ends_without_worker_zero_and_does_not_begin_anew_with_one
     assert isinstance(died, RuntimeError) and survivor.seconds >= 150
     assert (late.steps, late.weights) == (survivor.steps, survivor.weights)
     assert any("does not know how long they took" in str(each.message) for each in said)
-
-
-def test_the_rate_of_one_that_comes_late_follows_the_time_that_earlier_steps_would_have_taken() -> None:
-    opt, now = SimpleNamespace(steps_done=40, began_late=True, began_bare=False), Clock(stopped=True)
-    job = Job(design="fp32", workers=2, seconds=200.0)
-    loop = TrainingLoop(job, 0, workload(job), opt, lambda event: None, None, now)  # type: ignore[arg-type]
-    assert loop._progress() == 1, "nothing was timed yet: a rate that is too small does no harm"
-    opt.steps_done, now.seconds = 51, 20.0  # the first of its steps is not timed
-    assert loop._progress() == 20 / 10 * 50 / 200
-    loop.load_state_dict({"random": chance_of(loop._model), "losses": [], "seconds": 60.0, "traffic": {}})
-    assert loop._progress() == 60 / 200, "of a state of its own the time is known"
-
-
-def end_by_estimate(bare: bool, eval_steps: int) -> None:
-    ended: list[float] = []
-    now = Clock(stopped=True)
-    opt: Any = SimpleNamespace(
-        steps_done=40,
-        began_late=True,
-        began_bare=bare,
-        gone=frozenset(),
-        memberships=((0, (0, 1)),),
-        stop_after_this_step=lambda: ended.append(opt.steps_done),
-    )
-    job = Job(design="fp32", workers=2, seconds=8.0, eval_steps=eval_steps)
-    loop = TrainingLoop(job, 0, workload(job), opt, lambda event: None, None, now)
-    with pytest.warns(UserWarning, match="came after 40 steps, and does not know how long they took"):
-        loop._end_in_time(8.0)
-    for step in range(1, 200):
-        opt.steps_done, now.seconds = 40 + step, 0.1 * (step - 1)
-        loop._end_in_time(8.0)
-        if step > 1:
-            assert loop._elapsed_s() == pytest.approx(0.1 * (opt.steps_done - 1))
-    assert ended[0] == (81 if bare and eval_steps else 121), "after 8 seconds of all steps, or of its own"
-
-
-def test_a_worker_zero_that_the_others_take_for_the_one_before_ends_their_run_by_what_it_estimates() -> None:
-    for bare, eval_steps in [(True, 5), (True, 0), (False, 5)]:
-        end_by_estimate(bare, eval_steps)
 
 
 def test_averaged_parameters_follow_the_model() -> None:

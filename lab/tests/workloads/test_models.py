@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 import pytest
 import torch
 
 from thinwire.errors import ConfigError
 from thinwire_lab.workloads.evaluate import cross_entropy
-from thinwire_lab.workloads.models import model, models
+from thinwire_lab.workloads.models import model
 
 GREY, COLOUR, DIGIT, TEXT = (1, 28, 28), (3, 32, 32), (1, 8, 8), (64,)
 
@@ -51,16 +49,6 @@ def test_parameter_counts_and_one_training_step() -> None:
         for parameter_name, parameter in net.named_parameters():
             assert parameter.grad is not None and torch.isfinite(parameter.grad).all(), parameter_name
             assert parameter.grad.abs().max() > 0, parameter_name
-
-
-def test_gpt2_is_there_where_its_library_is() -> None:
-    if find_spec("transformers") is None:
-        assert "gpt2-tiny" not in models()
-        with pytest.raises(ConfigError, match="pip install transformers"):
-            model("gpt2-tiny", num_classes=128, in_shape=TEXT, seed=0)
-    else:
-        net = model("gpt2-tiny", num_classes=128, in_shape=TEXT, seed=0)
-        assert net(torch.zeros(2, 64, dtype=torch.int64)).shape == (2, 64, 128)
 
 
 def test_same_seed_same_weights_other_seed_other_weights_and_global_chance_untouched() -> None:

@@ -63,10 +63,6 @@ def python_text(folder: Path | None = None, context: int = CONTEXT) -> Dataset:
     train_text = _text([path for i, path in enumerate(files) if i % HOLD_OUT_EVERY])
     test_text = _text([path for i, path in enumerate(files) if i % HOLD_OUT_EVERY == 0])
     longest = min(len(train_text), len(test_text)) - 1  # the last byte is a target alone
-    if longest < 1:
-        raise DataError(
-            f"the Python modules of {folder} hold no text to train on or to test with; use another data set"
-        )
     if context > longest:
         raise ConfigError(
             f"a context of {context:,} bytes; the sources in {folder} hold {len(train_text):,} bytes to train on and "
