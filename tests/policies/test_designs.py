@@ -15,7 +15,6 @@ from thinwire.policies import designs as module
 from thinwire.policies import naming
 from thinwire.policies.consistency import POLICIES, Consistency, consistency
 from thinwire.policies.designs import Design, design, designs
-from thinwire.policies.local_updates import KINDS as LOCAL_KINDS
 
 
 def test_every_design_that_is_listed_can_be_made() -> None:

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from thinwire.errors import ConfigError
 from thinwire.policies import naming as module
-from thinwire.policies.designs import design
 from thinwire.policies.naming import parse_name
 
 VALUES = st.one_of(
@@ -76,5 +75,3 @@ def test_packages_are_searched_once_a_process(monkeypatch: pytest.MonkeyPatch) -
         assert asked == ["thinwire.example"]
     finally:
         module.plugins.cache_clear()
-
-

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from thinwire.errors import ConfigError
-from thinwire.policies.sampling import MAX_MEMBERSHIPS, Memberships, SharedEpochs, extended
+from thinwire.policies.sampling import Memberships, SharedEpochs, extended
 
 EXAMPLES = 103
 
@@ -111,5 +111,3 @@ def test_rows_are_drawn_on_the_host_whatever_torchs_default_device_is() -> None:
     with torch.device("meta"):
         found = [there.rows(rank, step) for rank, step in ((0, 3), (4, 7), (4, 9))]
     assert [each.tolist() for each in found] == [usual.rows(*at).tolist() for at in ((0, 3), (4, 7), (4, 9))]
-
-
