@@ -37,15 +37,7 @@ def max_magnitude(values: Floats) -> float:
 
 
 def pack_base243(trits: NDArray[np.int8], *, layout: str = "stride") -> Bytes:
-    """Five trits to a byte, ``81*d0 + 27*d1 + 9*d2 + 3*d3 + d4`` with d = trit + 1 (3LC, section 3.2).
-
-    Args:
-        trits: int8[n] of -1, 0, 1.
-        layout: "stride" groups five neighbours; "partition" takes one trit from each fifth of the array.
-
-    Returns:
-        uint8[ceil(n / 5)], every byte at most 242.
-    """
+    """Five trits to a byte, ``81*d0 + 27*d1 + 9*d2 + 3*d3 + d4`` with d = trit + 1 (3LC, section 3.2)."""
     check_layout(layout)
     num_codes = -(-trits.size // 5)
     digits = np.ones(5 * num_codes, dtype=np.uint8)  # a quantised zero fills the last group(s)
@@ -56,11 +48,7 @@ def pack_base243(trits: NDArray[np.int8], *, layout: str = "stride") -> Bytes:
 
 
 def unpack_base243(codes: Bytes, *, out: NDArray[np.int8], layout: str = "stride") -> NDArray[np.int8]:
-    """The trits of `pack_base243`, written into `out` (int8[n]) and returned; padding is cut off.
-
-    Raises:
-        FrameError: the number of codes is not ceil(n / 5), or a code is above 242. `out` is untouched.
-    """
+    """The trits of `pack_base243`, written into `out` (int8[n]) and returned; padding is cut off."""
     check_layout(layout)
     check_codes(codes, out.size)
     digits = codes[:, None] // WEIGHTS % 3
@@ -90,11 +78,7 @@ def zero_run_encode(codes: Bytes) -> Bytes:
 
 
 def zero_run_decode(payload: Any, num_codes: int) -> Bytes:
-    """The codes that `zero_run_encode` was given; any split of a run is understood.
-
-    Raises:
-        FrameError: the payload does not expand to exactly `num_codes` codes.
-    """
+    """The codes that `zero_run_encode` was given; any split of a run is understood."""
     received = np.frombuffer(payload, dtype=np.uint8)
     counts = np.where(received >= 243, received.astype(np.int64) - 241, 1)
     check_length(int(counts.sum()), num_codes)

@@ -64,7 +64,6 @@ class Diary:
     clocks: list[int] = field(default_factory=list)
     """Its clock at each iteration."""
     end: list[NDArray[Any]] = field(default_factory=list)
-    residuals: list[NDArray[Any]] = field(default_factory=list)
     held: list[NDArray[Any]] = field(default_factory=list)
     late: int = 0
     clock: int = 0
@@ -143,9 +142,8 @@ def write(
     opt.sync()
     diary.end = model.copies()
     for state in opt.state_dict()["contexts"].values():
-        residual, held = state.get("residual"), state.get("accumulated")
+        held = state.get("accumulated")
         nothing = np.zeros((workers, ITERATIONS), np.float32)
-        diary.residuals.append(residual.numpy().copy() if isinstance(residual, torch.Tensor) else nothing)
         diary.held.append(held.numpy().copy() if isinstance(held, torch.Tensor) else nothing)
     diary.clock = opt.clock
     diary.late = int(opt.traffic().get("late_pushes", 0))

@@ -6,7 +6,6 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import thinwire as tw
 from tests.policies.ledger import ITERATIONS, Case, applied, cases, play, schedules, server_values
 
 # ---- asynchronous
@@ -24,22 +23,6 @@ def test_asp_applies_every_gradient_exactly_once(case: Case) -> None:
                 assert set(np.unique(copy)) <= {0.0, -1.0}
                 np.testing.assert_array_equal(copy[rank, :iteration], -1, err_msg="its own are all in")
                 np.testing.assert_array_equal(copy[rank, iteration:], 0)
-
-
-@given(case=cases())
-@schedules
-def test_asp_each_copy_is_the_servers_values_minus_its_own_residual(case: Case) -> None:
-    """Top-k pulls: what a copy has not been sent waits for it alone (the per-client sums of Wu 2018)."""
-    diaries, network = play(case, "asp", codec="fp32", codec_down=tw.codec("topk", k=2))
-    for rank, diary in enumerate(diaries):
-        for index, end in enumerate(diary.end):
-            tables = (table for core in network.cores for table in core.tables)
-            [table] = [table for table in tables if table.spec.name == f"pages.{index}.weight"]
-            copy = table.downlink.snapshot(rank)
-            np.testing.assert_array_equal(end, copy, err_msg="the server knows each copy bit for bit")
-            unsent = table.values.numpy() - copy
-            assert set(np.unique(unsent)) <= {0.0, -1.0}
-            np.testing.assert_array_equal(table.values.numpy(), applied(ITERATIONS, case.workers))
 
 
 # ---- adaptive

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from importlib.metadata import EntryPoint
 from typing import Any
 
 import pytest
@@ -12,7 +10,6 @@ import pytest
 from thinwire.codecs import codec
 from thinwire.errors import ConfigError
 from thinwire.packets import MAX_BATCHED_NBYTES
-from thinwire.policies import naming as module
 from thinwire.policies.compression import (
     MIN_NUMEL,
     PLAIN,
@@ -20,11 +17,9 @@ from thinwire.policies.compression import (
     Choice,
     as_codec,
     check_pull_codec,
-    compression,
     is_batched,
     select,
 )
-from thinwire.policies.designs import design
 
 UP, DOWN = codec("3lc", sparsity=1.75), codec("int8")
 
@@ -50,34 +45,6 @@ def test_name_and_shape_decide() -> None:
 
 
 # ---- by name
-
-
-@dataclass(frozen=True, kw_only=True)
-class Named(ByShape):
-    """Of another package: only tensors with a letter in their name."""
-
-    letter: str = "w"
-
-    def choose(self, name: str, shape: tuple[int, ...]) -> Choice:
-        return super().choose(name, shape) if self.letter in name else Choice(PLAIN, PLAIN)
-
-
-@pytest.fixture
-def other_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    points = [EntryPoint("named", f"{__name__}:Named", "thinwire.compression")]
-    monkeypatch.setattr(EntryPoint, "load", lambda point: globals()[point.value.partition(":")[2]])
-    monkeypatch.setattr(module, "plugins", lambda group: points)
-
-
-@pytest.mark.usefixtures("other_package")
-def test_a_policy_of_another_package_goes_by_its_name() -> None:
-    assert compression("by-shape", up=UP, down=DOWN, min_numel=7) == ByShape(up=UP, down=DOWN, min_numel=7)
-    assert design("3lc").compress() == ByShape(up=design("3lc").up, down=design("3lc").down)
-    policy = design("3lc", compression="named[letter=x]").compress(lambda name, shape: name == "x.no")
-    assert policy.choose("x.weight", (100, 100)).up.id == "3lc"
-    assert policy.choose("y.weight", (100, 100)).up is PLAIN and policy.choose("x.no", (100, 100)).up is PLAIN
-    with pytest.raises(ConfigError, match=r"'colour'; the options are \['small', 'letter'\]"):
-        design("3lc", compression="named[colour=red]")
 
 
 def test_what_travels_in_batches() -> None:

@@ -152,17 +152,6 @@ def test_once_an_epoch_is_said_in_steps() -> None:
         design("entropy").with_epoch(None)
 
 
-def test_who_keeps_a_residual() -> None:
-    kept = {
-        (True, True): "3lc doublesqueeze-1bit doublesqueeze-topk mps",
-        (True, False): "mem-sgd-1bit mem-sgd-topk",
-        (False, False): "fp32 int8 local2 terngrad topk-sgd entropy",
-    }
-    for expected, names in kept.items():
-        for made in map(design, names.split()):
-            assert (made.up.residual_by_default, made.down.residual_by_default) == expected, made.name
-
-
 # ---- what other packages bring
 
 

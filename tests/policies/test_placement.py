@@ -5,18 +5,14 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from importlib.metadata import EntryPoint
-from typing import ClassVar
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from thinwire.errors import ConfigError
-from thinwire.policies import naming as module
 from thinwire.policies import placement as placements
-from thinwire.policies.assignment import Assignment, Partition, Sized
+from thinwire.policies.assignment import Sized
 from thinwire.policies.placement import (
     Balanced,
     Greedy,
@@ -212,28 +208,3 @@ def test_what_cannot_be_is_refused() -> None:
             policy.place(sized([1]), 0)
         with pytest.raises(ConfigError, match="'a'"):
             policy.place([Sized("a", 1, 1.0), Sized("a", 2, 1.0)], 2)
-
-
-@dataclass(frozen=True, kw_only=True)
-class First(Placement):
-    """A user's policy: everything on the first server."""
-
-    id: ClassVar[str] = "first"
-
-    def place(self, tables: Sequence[Sized], servers: int) -> Assignment:
-        return Assignment(servers, tuple(tables), tuple((Partition(0, 0, table.numel),) for table in tables))
-
-
-@dataclass(frozen=True, kw_only=True)
-class SecondGreedy(First):
-    id: ClassVar[str] = "greedy"
-
-
-def test_another_package_adds_a_policy_and_takes_no_id_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    points = [EntryPoint("First", f"{__name__}:First", "thinwire.placement")]
-    monkeypatch.setattr(module, "plugins", lambda group: [point for point in points if point.group == group])
-    monkeypatch.setattr(EntryPoint, "load", lambda point: globals()[point.attr])
-    assert placement("first").place(sized([2, 3]), 2).loads() == (5, 0)
-    points[:] = [EntryPoint("SecondGreedy", f"{__name__}:SecondGreedy", "thinwire.placement")]
-    with pytest.raises(ConfigError, match=r"'greedy' of .*SecondGreedy is taken by Greedy"):
-        placements.POLICIES.known()

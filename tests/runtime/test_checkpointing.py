@@ -133,22 +133,7 @@ def test_older_files_stay_while_another_process_needs_them(tmp_path: Path) -> No
     assert checkpoint.steps_in(path) == [160, 150] and len([*tmp_path.iterdir()]) == 2
 
 
-def test_errors_that_are_not_the_disks_are_raised(tmp_path: Path) -> None:
-    class Broken(LocalDisk):
-        def sync(self, folder: Path) -> None:
-            raise ZeroDivisionError
-
-    writer = CheckpointWriter(tmp_path / "file", "test", 1, disk=Broken())
-    with pytest.raises(ZeroDivisionError):
-        writer.stepped(1, dict)
-    with pytest.raises(ConfigError, match="a object cannot be in a checkpoint"):
-        writer.stepped(2, lambda: {"object": object()})
-    writer.close()
-
-
-def test_places_that_cannot_be_written_are_refused_before_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_places_that_cannot_be_written_are_refused_before_training(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"checkpoint '.*file' cannot be written: No such file.*Choose another place"):
         CheckpointWriter(tmp_path / "no folder" / "file", "test", 1)
     disk = FullDisk()
@@ -160,24 +145,11 @@ def test_places_that_cannot_be_written_are_refused_before_training(
     disk.full = True
     with pytest.raises(ConfigError, match="cannot be written: No space left on device"):
         try_out(tmp_path / "file", disk=disk)
-    with pytest.raises(ConfigError, match="cannot be written: No space left on device"):
-        CheckpointWriter(tmp_path / "file", "test", 1, disk=disk)
-    CheckpointWriter(tmp_path / "file", "test", 1, disk=disk, tried=True).close()  # one that goes back
     with pytest.warns(UserWarning, match="No space left on device.* goes on from the checkpoints that are there"):
         CheckpointWriter(tmp_path / "file", "test", 1, disk=disk, resumes=True).close()
-    with pytest.raises(ConfigError, match="cannot be written: No space left on device"):  # from which there is nothing
-        CheckpointWriter(tmp_path / "other", "test", 1, disk=disk, resumes=True)
     small = FullDisk()
     small.bytes_free = 100
     checkpointer = Checkpointer(ServerCore(), tmp_path / "server", 1, small)
     with pytest.raises(ConfigError, match=r"checkpoints in .* need about"):
         checkpointer.check_space(make_plan())
     checkpointer.close()
-
-    def full(_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(ConfigError, match="cannot be written: No space left on device"):
-        try_out(tmp_path / "trial")
-    assert not list(tmp_path.glob("trial*"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -17,7 +16,7 @@ import torch
 import thinwire as tw
 from tests.collective.ranks import SIZES, bucket_of, collectives, gradients, step, tensors
 from tests.transports.memory_peers import MemoryPeerGroup, groups
-from thinwire.collective.core import Bucket, Collective
+from thinwire.collective.core import Bucket
 from thinwire.collective.exchange import Exchange
 from thinwire.errors import ConfigError, DeadlineError, NonFiniteError, ProtocolError, TransportError
 from thinwire.runtime import collective
@@ -60,25 +59,6 @@ def test_drivers_give_the_bits_of_cores_without_threads() -> None:
     assert counted["steps"] == 4 and counted["messages"] == 4 * 2 * 2
     assert counted["payload_bytes"] < counted["wire_bytes"] < 2 * counted["payload_bytes"]
     assert {"copy_seconds", "encode_seconds", "decode_seconds", "wait_seconds"} <= counted.keys()
-
-
-def test_gradients_and_received_messages_are_not_kept_after_a_step() -> None:
-    with drivers(groups(2)) as made:
-        buffers = [torch.from_numpy(gradient.copy()) for gradient in gradients(2, 0)]
-        for driver, buffer in zip(made, buffers, strict=True):
-            driver.bucket_ready(bucket_of(), buffer, 0, 0, last=True)
-        for driver in made:
-            driver.wait_step()
-        assert torch.equal(*buffers)
-        kept: list[weakref.ref[Any]] = [weakref.ref(buffer) for buffer in buffers]
-        room = [weakref.ref(each.array) for own in made[0]._buffers.values() for each in own.values()]
-        assert len(room) == 2
-        made[0].release_buffers()
-        del buffer, buffers
-        deadline = time.monotonic() + 20
-        while any(each() is not None for each in (*kept, *room)):  # a thread has still to wait for what it sent
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
 
 
 def test_groups_of_a_step_travel_one_after_the_other_and_every_dtype_is_filled() -> None:
@@ -180,54 +160,6 @@ def test_a_slow_peer_is_named_once(monkeypatch: pytest.MonkeyPatch, caplog: pyte
         made[0].wait_step()
 
 
-def test_the_threads_end_and_one_rank_alone_starts_none() -> None:
-    with drivers(groups(1)) as [alone]:
-        given = gradients(1, 0)[0]
-        assert np.array_equal(hand_over(alone, given, 0).wait().numpy(), given)
-        assert not alone._threads
-    with drivers(groups(2)) as made:
-        for driver, gradient in zip(made, gradients(2, 0), strict=True):
-            hand_over(driver, gradient, 0)
-        threads = list(made[0]._threads)
-        made[0].wait_step()
-    assert len(threads) == 2 and not any(thread.is_alive() for thread in threads)
-
-
-def test_nan_in_a_group_of_one_skips_the_step_or_ends_the_training() -> None:
-    pair = collectives(tensors(CODEC), 2)
-    step(pair, bucket_of(), gradients(2, 0), 0)
-    states = [core.residuals.state_dict() for core in pair]
-    buckets = [Bucket(((name, 0),), 4 * size) for name, size in SIZES.items()]
-
-    def take(driver: CollectiveDriver, number: int, bad: str = "") -> list[torch.Tensor]:
-        taken = []
-        for index, (bucket, (name, size)) in enumerate(zip(buckets, SIZES.items(), strict=True)):
-            gradient = torch.full((size,), torch.inf if name == bad else 0.0)
-            last = index == len(buckets) - 1
-            taken.append(driver.bucket_ready(bucket, gradient, number, index, last=last).wait())
-        return taken
-
-    for skip in (True, False):
-        with drivers(groups(1), skip=skip) as [alone]:
-            residuals = alone._core.residuals
-            residuals.load_resized(states)
-            before = residuals.state_dict()["residuals"]
-            assert before["w"].any() and before["small"].any()
-            for number, bad in enumerate(("small", "bias", "w") if skip else ()):
-                taken = take(alone, number, bad)
-                assert taken[list(SIZES).index(bad)].isnan().all()
-                alone.wait_step()
-                assert alone._core.steps_skipped == number + 1
-                after = residuals.state_dict()["residuals"]
-                assert all(torch.equal(after[name], value) for name, value in before.items()), bad
-            taken = take(alone, 3)
-            assert torch.equal(taken[0], before["w"]) and not residuals.state_dict()["residuals"]["w"].any()
-            if not skip:
-                assert take(alone, 4, "bias")[1].isnan().all()
-                with pytest.raises(NonFiniteError, match=r"^bias: holds NaN or Inf"):
-                    alone.wait_step()
-
-
 @contextmanager
 def held(driver: CollectiveDriver) -> Iterator[threading.Event]:
     """The pushing thread of a rank waits for an event."""
@@ -242,21 +174,6 @@ def held(driver: CollectiveDriver) -> Iterator[threading.Event]:
         yield go_on
     finally:
         go_on.set()
-
-
-def test_closing_completes_what_is_under_way() -> None:
-    with drivers(groups(2)) as made, held(made[0]) as go_on:
-        given = gradients(2, 0)
-        futures = [hand_over(driver, gradient, 0) for driver, gradient in zip(made, given, strict=True)]
-        closing = threading.Thread(target=made[0].close)
-        closing.start()
-        while not made[0]._closed:
-            pass
-        assert not futures[0].done()
-        go_on.set()
-        closing.join()
-        assert torch.equal(futures[0].wait(), futures[1].wait())
-        made[0].wait_step()
 
 
 def test_a_step_that_was_broken_off_is_waited_for() -> None:
@@ -277,30 +194,6 @@ def test_a_step_that_was_broken_off_is_waited_for() -> None:
         for thread in waits:
             thread.join(20)
             assert not thread.is_alive()
-
-
-def test_residuals_are_copied_only_when_their_stream_has_done_what_came_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU, residuals that a loss scale has just changed are changed when the bucket is ready, and not before."""
-    calls: list[str] = []
-
-    def noted(kind: type, name: str) -> None:
-        whole = getattr(kind, name)
-
-        def called(self: Any, *given: Any) -> Any:
-            calls.append(name)
-            return whole(self, *given)
-
-        monkeypatch.setattr(kind, name, called)
-
-    noted(BucketBuffer, "values")
-    noted(Collective, "started")
-    with drivers(groups(2), skip=True) as made:
-        for driver, gradient in zip(made, gradients(2, 0), strict=True):
-            hand_over(driver, gradient, 0)
-        for driver in made:
-            driver.wait_step()
-    assert [calls.count(each) for each in ("values", "started")] == [2, 2]
-    assert calls[0] == "values" and calls[-1] == "started"
 
 
 def test_a_step_that_is_captured_in_a_cuda_graph_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -198,14 +198,6 @@ def test_servers_that_end_the_session_or_go_away_are_named(serve: Serve) -> None
         session.driver.close()
 
 
-def test_leaving_waits_for_the_server_and_a_broken_session_is_dropped() -> None:
-    script = Script(None)
-    session = Session(MemoryServer(script).connect(), timeout_s=5)
-    session.driver.close()
-    assert [kind_of(packet) for packet in script.heard] == [Leave]
-    session.driver.close()
-
-
 def test_a_failing_worker_says_goodbye_to_all_shards() -> None:
     silent, other = Script(), Script(None)
     stranger = Script(None)
@@ -218,23 +210,6 @@ def test_a_failing_worker_says_goodbye_to_all_shards() -> None:
     assert [kind_of(packet) for packet in silent.heard + other.heard] == [Leave, Leave]
     assert not stranger.heard, "it has not let this worker in, which may come again"
     driver.close(within_s=0.1)  # they are closed
-
-
-def test_a_shard_that_does_not_confirm_the_end_keeps_no_other_from_hearing_of_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    scripts = [Script(None), Script(None), Script(None)]
-    conversations = [Conversation(shard, make_plan(), rank=0) for shard in range(3)]
-    connections = [MemoryServer(script).connect() for script in scripts]
-    for shard in (0, 1):
-
-        def unconfirmed(timeout_s: float = 30.0, shard: int = shard) -> None:
-            raise DeadlineError(f"shard {shard} did not confirm the end")
-
-        monkeypatch.setattr(connections[shard], "close", unconfirmed)
-    with pytest.raises(DeadlineError, match="shard 0 did not confirm"):
-        WorkerDriver(conversations, connections, timeout_s=5).close()
-    assert [kind_of(packet) for script in scripts for packet in script.heard] == [Leave] * 3
 
 
 def test_procedures_of_several_threads_follow_one_another() -> None:

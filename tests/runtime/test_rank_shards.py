@@ -72,20 +72,6 @@ def test_strangers_are_not_let_into_a_group(group: dist.ProcessGroup) -> None:
         shards.stop()
 
 
-def test_options_that_cannot_be_are_refused_and_open_nothing(group: dist.ProcessGroup) -> None:
-    model = nn.Linear(20, 20)
-    optimizer = torch.optim.AdamW(model.parameters())
-    with pytest.raises(ConfigError, match="parameter 'bias' needs a gradient and the optimizer does not hold it"):
-        tw.distribute(model, torch.optim.AdamW([model.weight]), group=group, design="update")
-    with pytest.raises(ConfigError, match="leave out rank and workers"):
-        tw.distribute(model, optimizer, group=group, rank=0, workers=4, design="update")
-    with pytest.raises(ConfigError, match="draws certificates of its own"):
-        tw.distribute(model, optimizer, group=group, design="update", credentials=tw.Credentials())
-    with pytest.raises(ConfigError, match=r"give either server=.* or group="):
-        tw.distribute(model, optimizer, group=group, server="grpc://127.0.0.1:1", design="update")
-    assert not serving()
-
-
 def test_without_a_process_group_the_message_says_what_is_missing() -> None:
     model = nn.Linear(4, 4)
     with pytest.raises(ConfigError, match="is None before init_process_group"):

@@ -79,7 +79,7 @@ def test_lines_with_numbers_that_cannot_be_are_damaged(tmp_path: Path) -> None:
     path, numbers = tmp_path / "steps.jsonl", "step rank numel payload_bytes_push itemsize share residual_norm link_bps"
     wrong = [f'"{name}":-1' for name in numbers.split()]
     wrong += [f'"numel":{10**400}', f'"payload_bytes_pull":{1 << 62}', '"accuracy":1e300']
-    times = ("9e307", "-9e307", "-1.0", "1e13", "1e999", "NaN")
+    times = ("-1.0", "1e13", "NaN")
     wrong += [f'"{name}":{time}' for name in ("time_s", "encode_s", "decode_s", "wait_s") for time in times]
     lines = []
     for field in (*wrong, '"time_s":1e12', '"wait_s":0.5'):

@@ -97,14 +97,3 @@ def test_ranks_with_different_secrets_are_refused_when_they_meet() -> None:
     found = on_every_rank(peers, meet)
     assert all(isinstance(each, ProtocolError) for each in found), found
     assert "rank 2 cannot be opened: that rank has another key" in str(found[0])
-
-
-def test_no_key_is_used_twice() -> None:
-    """Two runs with one secret, and the two directions of one run, seal the same words differently."""
-    words = set()
-    for _ in range(2):
-        links, pair = sealed()
-        for group in pair:
-            group.send(1 - group.rank, bytearray(b"the same words"), TAG)
-        words |= {links.messages[key][0] for key in ((0, 1, TAG), (1, 0, TAG))}
-    assert len(words) == 4

@@ -8,9 +8,8 @@ import msgspec
 import pytest
 
 from tests.packets.bytes_of import packet
-from tests.runtime.handlers import Hours, Notes, joining, make
-from tests.server.conversation import Shard, make_plan
-from thinwire.errors import ConfigError
+from tests.runtime.handlers import Hours, Notes, make
+from tests.server.conversation import make_plan
 from thinwire.packets import kind_of, pack, parse
 from thinwire.runtime.clock import MOMENT_S
 from thinwire.runtime.limits import MAX_JOIN_NBYTES, allowance
@@ -31,17 +30,6 @@ def test_a_join_is_answered() -> None:
     assert core.plan == make_plan(2) and not ends
 
 
-def test_one_packet_object_goes_to_all() -> None:
-    """So that it is serialised once, whatever the number of workers."""
-    handler, notes, _, _ = make(3)
-    shard = Shard(make_plan(3))
-    values = next(told for told in shard.told[1] if told[1])
-    handler.received(0, pack(*values))
-    receivers = [(peer, packet) for peer, packet in notes.sent if kind_of(packet) is Values]
-    assert [peer for peer, _ in receivers] == [1, 2]
-    assert receivers[0][1] is receivers[1][1]
-
-
 def test_packets_that_are_no_message_are_answered_and_end_the_session() -> None:
     handler, notes, core, _ = make()
     handler.opened(7)
@@ -57,17 +45,6 @@ def test_packets_that_are_no_message_are_answered_and_end_the_session() -> None:
     assert sorted(notes.ended) == [(0, Refused(reason=core.failed)), (1, Refused(reason=core.failed))]
     handler.closed(1, None)
     assert ends == [1] and "could not be read" in core.failed
-
-
-def test_the_end_is_told_once() -> None:
-    handler, notes, core, ends = make(1)
-    shard = Shard(make_plan(1))
-    handler.received(0, pack(Values(tables=(0, 1), versions=(0, 0)), tuple(t.snapshot() for t in shard.core.tables)))
-    assert not ends
-    handler.received(0, pack(Leave()))
-    handler.closed(0, None)
-    handler.received(0, pack(Leave()))
-    assert core.finished and ends == [1] and notes.ended[0] == (0, None)
 
 
 # ---- strangers
@@ -137,40 +114,6 @@ def test_a_large_models_join_is_let_in_where_the_server_says_so() -> None:
             assert answer is Welcome or b"serving(max_join_nbytes=" in said
 
 
-def test_the_core_is_told_the_time_while_workers_are_here() -> None:
-    clock, notes, times = Hours(), Notes(), list[float]()
-    core = ServerCore(min_workers=1, straggler_grace_s=1.0)
-    core.waited = lambda now: times.append(now) or []  # type: ignore[method-assign,func-returns-value]
-    handler = ServerHandler(core, notes, lambda: None, clock=clock)
-    assert not clock.waiting
-    for rank in range(2):
-        handler.received(rank, joining(rank))
-    clock.pass_by(10)
-    clock.pass_by(10)
-    for rank in range(2):
-        handler.closed(rank, None)
-    clock.pass_by(10)
-    clock.pass_by(10)
-    assert times == [10, 20, 30] and not clock.waiting
-
-
-def test_a_worker_that_went_again_has_the_whole_grace_once_more() -> None:
-    clock, notes = Hours(), Notes()
-    core, plan = ServerCore(min_workers=1), make_plan(2)
-    handler = ServerHandler(core, notes, lambda: None, clock=clock, grace_s=2.0)
-    for rank in range(2):
-        handler.received(rank, pack(Join(rank=rank, plan=plan)))
-    handler.received(0, pack(*next(told for told in Shard(plan).told[1] if told[1])))
-    for peer in (1, 11):
-        handler.received(peer, pack(Leave(returning=True)))
-        clock.pass_by(1.5)
-        if peer == 1:
-            handler.received(11, pack(Join(rank=1, plan=plan)))
-    assert core.awaited == {1}, "3 s since it went first, 1.5 s since it went again"
-    clock.pass_by(2.0)
-    assert core.awaited == frozenset()
-
-
 @pytest.mark.parametrize("min_workers", [None, 1])
 def test_the_others_hear_of_a_broken_connection_that_is_not_back_in_a_moment(min_workers: int | None) -> None:
     """Where they may go on without its worker, at once; a worker that died is first of all a broken connection."""
@@ -196,9 +139,3 @@ def test_the_others_hear_of_a_broken_connection_that_is_not_back_in_a_moment(min
     heard()
     clock.pass_by(2 * MOMENT_S)
     assert not heard(), "it is gone, as they know"
-
-
-def test_a_time_that_cannot_be_waited_for_is_refused() -> None:
-    for grace_s in (float("inf"), float("nan"), 1e10, -1.0):
-        with pytest.raises(ConfigError, match=r"grace_s is .*; give 0 to 1000000"):
-            serving(ServerCore(), grace_s=grace_s)

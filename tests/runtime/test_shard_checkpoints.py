@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from tests.server.conversation import BIAS, WEIGHT, Shard, make_plan
-from thinwire.errors import ConfigError, ProtocolError
-from thinwire.runtime import checkpoint, shard_checkpoints
+from thinwire.errors import ConfigError
+from thinwire.runtime import checkpoint
 from thinwire.runtime.shard_checkpoints import Checkpointer
-from thinwire.schema import TableSpec
 from thinwire.server.core import ServerCore
 
 
@@ -93,17 +91,3 @@ def test_where_every_push_is_an_update_rounds_are_counted(tmp_path: Path) -> Non
     resumed.write_if_due()
     resumed.close()
     assert checkpoint.steps_in(path) == [2], "what was read is not written again"
-
-
-def test_room_is_looked_for_only_where_the_plan_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A plan is a peer's: so many bytes are no number that can be told, and nothing is written for a stranger."""
-    tried: list[object] = []
-    monkeypatch.setattr(shard_checkpoints, "try_out", lambda *given: tried.append(given))
-    checkpointer = Checkpointer(ServerCore(), tmp_path / "file", 1)
-    absurd = msgspec.structs.replace(make_plan(), tables=(TableSpec(name="w", shape=(2**62,) * 17),))
-    with pytest.raises(ProtocolError, match="w: with it the tables have more than"):
-        checkpointer.check_space(absurd)
-    assert not tried
-    checkpointer.check_space(make_plan())
-    assert len(tried) == 1
-    checkpointer.close()

@@ -22,18 +22,7 @@ PROGRESS_S = 60.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a run.
-
-    Args:
-        rule: that was violated, or empty.
-        text: what was seen.
-        events: how many happened.
-        seconds: of virtual time.
-        fired: kinds (or points) of the faults that happened.
-        ended: how the training ended: `trained`, or why not.
-        trace: what happened, where it was asked for.
-        bits: the workers' models at the end, by rank.
-    """
+    """What became of a run: the broken rule or "", faults that fired, `trained` or why not, and the models by rank."""
 
     rule: str
     text: str
@@ -46,12 +35,7 @@ class Outcome:
 
 
 class Cluster(Processes):
-    """Runs a scenario.
-
-    Args:
-        scenario: what.
-        trace: whether to note what happens.
-    """
+    """Runs a scenario."""
 
     def __init__(self, scenario: Scenario, *, trace: bool = False) -> None:
         super().__init__(scenario, trace=trace)
@@ -60,7 +44,6 @@ class Cluster(Processes):
     # ---- a run
 
     def run(self) -> Outcome:
-        """Runs until all have ended; returns what became of it."""
         rule, text = "", ""
         try:
             with catch_warnings():
@@ -105,7 +88,6 @@ class Cluster(Processes):
         return all(slot.trained or slot.gone is not None for slot in self.workers)
 
     def _settle(self) -> None:
-        """Lets what is under way arrive."""
         until = self.scheduler.now + self.scenario.grace_s + 2 * KEEPALIVE_S + 1.0
         while self.scheduler.now < until and self.scheduler.step():
             pass

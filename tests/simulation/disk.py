@@ -105,7 +105,6 @@ class SimulatedDisk:
     # ---- its thread
 
     def executor(self) -> Executor:
-        """What runs writes while training goes on: some time later, or when a process waits for them."""
         assert self.host is not None
         return _Later(self, self.host)
 
@@ -125,7 +124,6 @@ class _Write(Future[T]):
         self._call: Callable[[], T] | None = call
 
     def run(self) -> None:
-        """Does it, once."""
         call, self._call = self._call, None
         if call is not None:
             try:

@@ -33,7 +33,6 @@ class Violation(AssertionError):
 
 
 def require(condition: bool, rule: str, text: str) -> None:
-    """Raises Violation where a condition does not hold."""
     if not condition:
         raise Violation(rule, text)
 
@@ -66,7 +65,6 @@ def _equal(a: EncodedTensor, b: EncodedTensor) -> bool:
 
 
 def close(found: Array, expected: Array) -> bool:
-    """Whether values are those that were computed in another order."""
     return bool((np.abs(found - expected) <= CLOSE + RELATIVELY * np.abs(expected)).all())
 
 

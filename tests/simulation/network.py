@@ -52,7 +52,6 @@ class Link:
     under_way: dict[str, list[list[bool]]] = field(default_factory=lambda: {UP: [], DOWN: []})
 
     def send(self, packet: bytes) -> None:
-        """The worker sends. Raises TransportError where its end knows of a break."""
         if self.error is not None:
             raise TransportError(self.error)
         if self.ended:
@@ -60,7 +59,6 @@ class Link:
         self.carry(UP, lambda: self.server.arrived(self, packet))
 
     def receive(self) -> bytes | None:
-        """What has come to the worker, or None at the end. Raises TransportError; BlockingIOError where nothing is."""
         if self.inbox:
             return self.inbox.popleft()
         if self.error is not None:
@@ -70,13 +68,11 @@ class Link:
         raise BlockingIOError
 
     def close(self) -> None:
-        """The worker ends it in good order."""
         if not self.ended and self.error is None:
             self.error = "this end has closed the session"
             self.carry(UP, lambda: self.server.closed(self, None))
 
     def abort(self) -> None:
-        """The worker, or its death, breaks it."""
         if self.error is None:
             self.error = "this end has gone away"
             if not self.severed:
@@ -125,13 +121,11 @@ class Link:
             self.wake()
 
     def came(self, packet: bytes) -> None:
-        """A packet reaches the worker."""
         if self.error is None and not self.ended:
             self.inbox.append(packet)
             self.wake()
 
     def over(self) -> None:
-        """The server's goodbye reaches the worker."""
         if self.error is None:
             self.ended = True
             self.wake()
@@ -152,13 +146,11 @@ class SimulatedServer(Sender):
     # ---- what comes
 
     def opened(self, link: Link) -> None:
-        """A connection is made."""
         link.peer, self._num_opened = self._num_opened, self._num_opened + 1
         self._links[link.peer] = link
         self._run(lambda: self.handler.opened(link.peer))
 
     def arrived(self, link: Link, packet: bytes) -> None:
-        """A packet of a worker."""
         if link.peer in self._links:
             self._run(lambda: self._received(link, packet))
 
@@ -174,7 +166,6 @@ class SimulatedServer(Sender):
             watch.owner = None
 
     def closed(self, link: Link, error: str | None) -> None:
-        """A connection is over."""
         if self._links.pop(link.peer, None) is not None:
             self._run(lambda: self.handler.closed(link.peer, error))
 
@@ -207,7 +198,6 @@ class SimulatedServer(Sender):
             self._links[peer].limit = nbytes, exceeded
 
     def die(self) -> None:
-        """The process is gone, and the kernel resets its connections."""
         self.host.die()
         for link in self._cluster.network.open_links:
             if link.server is self:
@@ -217,7 +207,6 @@ class SimulatedServer(Sender):
 
     @property
     def num_links(self) -> int:
-        """Open connections."""
         return len(self._links)
 
     def _run(self, call: Callable[[], None]) -> None:
@@ -281,14 +270,12 @@ class Network:
                 self.scheduler.after(KEEPALIVE_S, partial(link.sever, "no sign of life"))
 
     def cut(self, rank: int) -> None:
-        """Breaks a worker's connections."""
         for link in self.open_links:
             if link.rank == rank:
                 link.sever("cut")
 
     @property
     def open_links(self) -> list[Link]:
-        """Connections that are neither ended nor broken."""
         self.links = [link for link in self.links if not link.severed and not link.ended and link.error is None]
         return self.links
 

@@ -35,7 +35,6 @@ class Patience:
         return self._begins.get(rank, 0) <= clock
 
     def welcomed(self, ranks: list[int], begin: int) -> None:
-        """The shard said from which clock on it expects some ranks."""
         self._begins |= dict.fromkeys(ranks, begin)
 
     def look(self, shard: Shard, now: float, ranks: tuple[int, ...] | None) -> None:

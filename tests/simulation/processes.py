@@ -209,11 +209,9 @@ class Processes:
         return WorkerCheckpoint(path=FOLDER / "worker", every=every, disk=disk) if every else None
 
     def kept(self, process: WorkerProcess) -> WorkerCheckpoint | None:
-        """A worker's checkpoints since the command was started, if it writes any."""
         return self.workers[process.rank].kept
 
     def executor(self, process: WorkerProcess) -> Executor:
-        """What runs the writes of a worker."""
         return self.workers[process.rank].disk.executor()
 
     def load(self, process: WorkerProcess, step: int) -> dict[str, Any] | None:

@@ -37,18 +37,7 @@ NOTICED_S, TOLD_S = 1.0, 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class Ranks:
-    """One training and what happens to it.
-
-    Args:
-        seed: of every choice that is not written here.
-        world, steps: how many ranks, and steps.
-        codec: index into `CODECS`.
-        mean, skip, drop_zeros, group_nbytes: as for `Collective`.
-        latency: seconds that a packet takes, least and most.
-        nan: a rank whose gradient holds NaN, and the step.
-        frozen: a rank that stops, when, and for how long.
-        death: a rank that dies, and when.
-    """
+    """One training and what happens to it: `nan` (rank, step), `frozen` (rank, at, seconds), `death` (rank, at)."""
 
     seed: int
     world: int
@@ -65,7 +54,6 @@ class Ranks:
 
 
 def ranks(seed: int) -> Ranks:
-    """What a seed means."""
     chance = Random(f"ranks of {seed}")
     world, steps = chance.choice((2, 3, 3, 4)), chance.choice((2, 3, 4))
     latency = chance.choice(((0.001, 0.002), (0.001, 0.05), (0.02, 0.08)))
@@ -122,7 +110,6 @@ class Rank:
         self.processes = [Process(self.host, body, self._ended) for body in (self._train(), self._pull())]
 
     def wake(self) -> None:
-        """Something came."""
         for process in self.processes:
             process.wake()
 
@@ -223,11 +210,7 @@ class Rank:
 
 
 class Training:
-    """A run.
-
-    Args:
-        scenario: what is run.
-    """
+    """A run."""
 
     def __init__(self, scenario: Ranks) -> None:
         self.scenario, self.scheduler = scenario, Scheduler()
@@ -243,7 +226,6 @@ class Training:
         self.ranks = [Rank(self, rank) for rank in range(scenario.world)]
 
     def gradients(self, rank: int, step: int) -> dict[str, Array]:
-        """A rank's gradient of a step."""
         draw = np.random.default_rng([self.scenario.seed, rank, step])
         eighth = np.float32(0.125)
         given = {name: draw.integers(-16, 17, size).astype(np.float32) * eighth for name, size in SIZES.items()}
@@ -265,7 +247,6 @@ class Training:
         self.scheduler.at(self._arrives[way], lambda: rank.host.deliver(arrive))
 
     def run(self) -> None:
-        """Runs to the end. Raises Violation where a rule is broken."""
         scenario = self.scenario
         for rank in self.ranks:
             for process in rank.processes:

@@ -132,17 +132,14 @@ class Scenario:
 
     @property
     def consistency(self) -> str:
-        """The policy's name."""
         return self.policy or design(self.design).consistency
 
     @property
     def gives_model(self) -> bool:
-        """Whether a server can give the model to a worker that begins late."""
         return design(self.design).downlink != "gradient"
 
 
 def scenario(seed: int) -> Scenario:
-    """What a seed means."""
     chance = Random(seed)
     name, policy = chance.choice(TRAININGS)
     workers = chance.choice((2, 2, 2, 3, 3, 4))

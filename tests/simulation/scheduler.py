@@ -30,13 +30,7 @@ class Killed(BaseException):
 
 
 class Scheduler:
-    """The events of one run.
-
-    Attributes:
-        now: virtual time, in seconds.
-        events: how many have happened.
-        trace: what was said of them; None where it is not kept.
-    """
+    """The events of one run, at virtual times."""
 
     def __init__(self, *, trace: bool = False) -> None:
         self.now, self.events = 0.0, 0
@@ -45,12 +39,10 @@ class Scheduler:
         self._number = 0
 
     def at(self, time: float, call: Callable[[], None]) -> None:
-        """Calls at a time; of equal times in the order of asking."""
         self._number += 1
         heapq.heappush(self._heap, (max(time, self.now), self._number, call))
 
     def after(self, delay: float, call: Callable[[], None]) -> None:
-        """Calls after so many seconds."""
         self.at(self.now + delay, call)
 
     def step(self) -> bool:
@@ -66,7 +58,6 @@ class Scheduler:
         return True
 
     def note(self, text: str) -> None:
-        """Adds a line to the trace."""
         if self.trace is not None:
             self.trace.append(f"{self.now:9.4f}  {text}")
 
@@ -121,18 +112,15 @@ class Host:
             call()
 
     def freeze(self) -> None:
-        """Stops as by SIGSTOP."""
         self.frozen = True
 
     def thaw(self) -> None:
-        """Goes on; what came meanwhile happens in order."""
         self.frozen = False
         backlog, self._backlog = self._backlog, []
         for call in backlog:
             self.deliver(call)
 
     def die(self) -> None:
-        """Nothing happens here any more."""
         self.alive = False
         self._backlog.clear()
         self._timers.clear()
@@ -170,7 +158,6 @@ class Process:
         self.over = False
 
     def start(self) -> None:
-        """Runs until it waits for the first time."""
         self._waiting = Wait()
         self.wake()
 
@@ -180,7 +167,6 @@ class Process:
             self._resume(self._turn)
 
     def kill(self) -> None:
-        """Ends it in the middle of whatever it does."""
         self.over, self._waiting = True, None
         self._host.die()
         if not self._running:

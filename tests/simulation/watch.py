@@ -43,7 +43,6 @@ class Watch:
         """Whose packet a shard is given just now."""
 
     def shard(self, index: int, core: ServerCore) -> None:
-        """A shard begins, or begins again."""
         self._shards[index] = shard = Shard(core)
         if self._scenario.straggler_grace_s is not None and self._scenario.min_workers is not None:
             shard.patience = Patience(self._scenario.straggler_grace_s, self._scenario.min_workers)
@@ -51,7 +50,6 @@ class Watch:
     # ---- messages
 
     def says(self, who: WorkerProcess, shard: int, message: Message, frames: tuple[EncodedTensor, ...]) -> None:
-        """A worker hands a message to its session."""
         self._sent[who, shard].append((message, frames))
         if isinstance(message, Push) and who in self._ledgers:
             for index, frame in zip(message.tables, frames, strict=True):
@@ -60,7 +58,6 @@ class Watch:
                     ledger.pushed(message.step, frame)
 
     def arrives(self, index: int, peer: int, message: Message, frames: tuple[EncodedTensor, ...]) -> None:
-        """A shard's core is given a message."""
         who, shard = self.owner, self._shards[index]
         if who is None:
             return
@@ -108,7 +105,6 @@ class Watch:
         self._check_updates(shard, updates)
 
     def hears(self, who: WorkerProcess, index: int, message: Message, frames: tuple[EncodedTensor, ...]) -> None:
-        """A worker's core is given a message."""
         if isinstance(message, Refused):
             return
         shard, peer = self._peer[who, index]
@@ -132,7 +128,6 @@ class Watch:
             shard.patience.look(shard, now, ranks)
 
     def waited(self, index: int, effects: list[Effect]) -> None:
-        """It has done what there was to do."""
         shard = self._shards[index]
         if shard.patience is not None:
             shard.patience.check(shard, [each.message for each in effects if isinstance(each, Send)])
@@ -207,7 +202,6 @@ class Watch:
     # ---- workers
 
     def began(self, who: WorkerProcess) -> None:
-        """A worker is in the training."""
         self._ledgers[who] = {}
         if who.design.local is None and who.design.downlink != "weights":
             tables = [table for table in who.worker.model.trained_tables() if table.context is not None]
@@ -216,7 +210,6 @@ class Watch:
         self._check_copies(who)
 
     def used(self, who: WorkerProcess) -> None:
-        """A worker's forward pass has used the model."""
         clock = who.worker.clock
         self._resolve(who)
         needs = self._policy.needs(clock)
@@ -233,20 +226,17 @@ class Watch:
             self._check_copies(who)
 
     def computed(self, who: WorkerProcess, tensor: WorkerTensor) -> None:
-        """A worker has a gradient."""
         for table, gradient in tensor.gradients():
             ledger = self._ledgers[who].get((table.shard, table.index))
             if ledger is not None:
                 ledger.pending = ledger.pending + gradient.detach().numpy()
 
     def ended_step(self, who: WorkerProcess) -> None:
-        """A worker has ended a step."""
         self._resolve(who)
         for ledger in self._ledgers[who].values():
             ledger.check(who.host.name)
 
     def synced(self, who: WorkerProcess) -> None:
-        """A worker has everything up to its last step."""
         self.ended_step(who)
         late = int(who.worker.counters.snapshot().get("late_pushes", 0))
         require(
@@ -292,7 +282,6 @@ class Watch:
     # ---- the end
 
     def over(self, who: WorkerProcess) -> None:
-        """A worker has left in good order: everything that it said was heard."""
         for shard in range(self._scenario.shards):
             known = self._peer.get((who, shard))
             if known is not None and known[0] is self._shards[shard]:

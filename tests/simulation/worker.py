@@ -198,7 +198,6 @@ class WorkerProcess:
         )
 
     def note(self, text: str) -> None:
-        """Says something in the trace."""
         self.host.scheduler.note(f"{self.host.name}: {text}")
 
     def reached(self, point: str, link: Link | None = None) -> None:
@@ -208,7 +207,6 @@ class WorkerProcess:
     # ---- the training
 
     def body(self) -> Generator[Wait, None, None]:
-        """What the process does, from its start to its end."""
         for shard in range(self.scenario.shards):
             link = yield from self.dial(shard, CONNECT_S)
             name = f"{self.rank}.{self.life}.{shard}"
@@ -223,7 +221,6 @@ class WorkerProcess:
         yield from self.leave()
 
     def train(self) -> Generator[Wait, None, None]:
-        """What `DistributedOptimizer` and `run_worker` do."""
         worker, agreed, kept = self.worker, None, self.cluster.kept(self)
         writer = None if kept is None else kept.writer(0, lambda step: None, self.cluster.executor(self))
         if self._returns:
@@ -284,7 +281,6 @@ class WorkerProcess:
         self.cluster.watch.ended_step(self)
 
     def leave(self, *, returning: bool = False) -> Generator[Wait, None, None]:
-        """What `WorkerDriver.close` does."""
         for conversation, connection in zip(self.worker.conversations, self.connections, strict=True):
             try:
                 yield from self.run(conversation.leave(returning=returning))
@@ -306,7 +302,6 @@ class WorkerProcess:
     # ---- its procedures
 
     def run(self, procedure: Procedure[T]) -> Steps[T]:
-        """`WorkerDriver.run`."""
         while True:
             try:
                 effect = next(procedure)

@@ -7,13 +7,8 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
-
-import numba
-import numpy as np
 
 import thinwire
-from thinwire.kernels.numba.jit import wide_vectors
 
 ROUND_TRIP = """
 import numpy as np
@@ -181,17 +176,3 @@ print(len(kernels))
 """
     )
     assert int(printed) > 10
-
-
-def test_wide_vectors_reach_the_compiler() -> None:
-    @numba.njit
-    def add(values: Any) -> None:
-        wide_vectors()
-        for i in range(values.size):
-            values[i] += np.float32(1)
-
-    values = np.zeros(100, np.float32)
-    add(values)
-    assert (values == 1).all()
-    (code,) = add.inspect_llvm().values()
-    assert '"prefer-vector-width"="512"' in code

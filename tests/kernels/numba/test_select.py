@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.kernels import oracle
-from thinwire.kernels.numba.select import count_from, sample_of, select_from, select_top
+from thinwire.kernels.numba.select import count_from, select_from, select_top
 
 DTYPES: tuple[Any, ...] = (np.float32, np.float64)
 LARGE = 50_000  # past the size up to which everything is partitioned
@@ -62,13 +62,3 @@ def test_all_that_reach_a_bound() -> None:
         wanted = np.flatnonzero(np.abs(values) >= 1.5)
         assert count == wanted.size, (dtype, size)
         assert np.array_equal(select_from(values, 1.5, count), wanted), (dtype, size)
-
-
-def test_a_sample_has_no_value_twice_and_one_from_each_stretch() -> None:
-    values = np.arange(10_007)
-    sample = sample_of(values, 1000)
-    edges = np.arange(1001) * 10_007 // 1000
-    assert np.all((edges[:-1] <= sample) & (sample < edges[1:]))
-    assert len(set((sample - edges[:-1]).tolist())) > 5, "always the same place of a stretch"
-    assert np.array_equal(sample, sample_of(values, 1000))
-    assert sample_of(values, 20_000) is values

@@ -11,7 +11,6 @@ import pytest
 from tests.kernels import oracle
 from thinwire.errors import FrameError
 from thinwire.kernels.contract import DIGITS_PER_CODE
-from thinwire.kernels.numba.integers import unpack_integers
 from thinwire.kernels.numba.rounding import round_to_integers, scale_integers
 from thinwire.kernels.numba.stochastic import pack_stochastic, unpack_two_bit
 
@@ -74,14 +73,6 @@ def test_two_bits_that_are_no_trit() -> None:
     assert out.tolist() == [1, 1, 1, 1]
 
 
-def test_padding_bits_must_be_zero() -> None:
-    out = np.empty(2, np.int32)
-    unpack_integers(bytes([0b00111111]), width=3, out=out)
-    assert out.tolist() == [7, 7]
-    with pytest.raises(FrameError, match="padding"):
-        unpack_integers(bytes([0b01111111]), width=3, out=out)
-
-
 def test_whole_numbers_on_a_grid() -> None:
     for dtype in DTYPES:
         values = gradient(5000, dtype)
@@ -93,20 +84,6 @@ def test_whole_numbers_on_a_grid() -> None:
         scale_integers(got, scale=scale, top=7, out=out, accumulate=True)
         wanted = dtype(1) + oracle.scale_integers(got, scale=scale, top=7, dtype=dtype)
         assert out.tobytes() == wanted.tobytes(), dtype
-
-
-def test_the_random_numbers_are_uniform_and_independent_of_place() -> None:
-    key = (0x12345678, 0xFFFFFFF0)
-    draws = oracle.draws(key, 200_000)
-    assert np.array_equal(oracle.draws(key, 1000, first=5000), draws[5000:6000])
-    counts = np.bincount(draws >> 24, minlength=256)
-    chi_squared = float(((counts - 781.25) ** 2 / 781.25).sum())
-    assert 160 < chi_squared < 370  # 255 degrees of freedom: mean 255, deviation 22.6
-    u = draws / 2.0**32
-    for lag in (1, 2, 5, 1024):
-        assert abs(np.corrcoef(u[:-lag], u[lag:])[0, 1]) < 5 / np.sqrt(u.size), lag
-    for other in ((key[0] + 1, key[1]), (key[0], key[1] ^ 1), (key[1], key[0])):
-        assert abs(np.corrcoef(u, oracle.draws(other, u.size) / 2.0**32)[0, 1]) < 5 / np.sqrt(u.size), other
 
 
 def test_draws_never_change() -> None:
@@ -123,14 +100,3 @@ def test_terngrad_of_the_worked_example() -> None:
     assert t.tolist() == [1, 0, 0, -1, 0, 1]
     assert oracle.pack_trits(t, "2bit").tolist() == [22, 89]
     assert oracle.pack_base243(t, layout="partition").tolist() == [202, 103]
-
-
-def test_terngrad_of_two_workers_that_share_a_scale() -> None:
-    first = oracle.ternarise(G, scale=0.8, limit=0.8, uniforms=U)
-    g, u = np.array([-0.2, 0.3, 0.1, -0.5, 0, 0.4]), np.array([0.1, 0.5, 0.1, 0.6, 0.5, 0.45])
-    second = oracle.ternarise(g, scale=0.8, limit=0.5, uniforms=u)
-    assert second.tolist() == [-1, 0, 1, -1, 0, 1]
-    votes = first + second
-    assert votes.tolist() == [0, 0, 1, -2, 0, 2]
-    average = oracle.scale_integers(votes, scale=0.8, top=2, dtype=np.float64)
-    assert average.tolist() == pytest.approx([0, 0, 0.4, -0.8, 0, 0.8])

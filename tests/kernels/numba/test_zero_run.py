@@ -9,7 +9,7 @@ import pytest
 
 from tests.kernels import oracle
 from thinwire.errors import FrameError
-from thinwire.kernels.numba import Workspace, decode_ternary, encode_ternary
+from thinwire.kernels.numba import Workspace, decode_ternary
 from thinwire.kernels.numba.jit import frozen
 from thinwire.kernels.numba.zero_run import zero_run_decode, zero_run_encode
 
@@ -41,15 +41,3 @@ def test_zero_run_decode_takes_any_split_of_a_run() -> None:
     for impl in (partial(decode_ternary, workspace=Workspace()), oracle.decode_ternary):
         with pytest.raises(FrameError, match="holds 15 codes of five values, the shape asks for 14"):
             impl(b"\xff\x79", scale=1.0, out=np.empty(70, np.float32))
-
-
-def test_a_workspace_grows_once_and_serves_encoder_and_decoder() -> None:
-    values, workspace, out = np.where(np.arange(50_000) % 3, 0.0, 1.0), Workspace(), np.empty(50_000)
-    scale, payload = encode_ternary(values, sparsity=1.0, workspace=workspace)
-    decode_ternary(payload, scale=scale, out=out, workspace=workspace)
-    buffer, held = workspace.payload.bytes, workspace.nbytes
-    for size in (50_000, 10, 49_999):
-        scale, payload = encode_ternary(values[:size], sparsity=1.0, workspace=workspace)
-        assert np.shares_memory(payload, buffer) and workspace.nbytes == held
-        decode_ternary(payload, scale=scale, out=out[:size], workspace=workspace)
-        assert np.array_equal(out[:size], values[:size])

@@ -15,8 +15,8 @@ from thinwire.codecs import encode_all
 
 def check(codec: tw.Codec, values: list[Any], device: torch.device, *, steps: int = 2) -> None:
     """A batch of contexts on each side: the same frames and residuals for some steps, and the same decoded values."""
-    ours = [codec.context(torch.from_numpy(v).to(device)) for v in values]
-    theirs = [codec.context(v) for v in values]
+    ours = [codec.context(torch.from_numpy(v).to(device), name=f"w{i}", seed=7) for i, v in enumerate(values)]
+    theirs = [codec.context(v, name=f"w{i}", seed=7) for i, v in enumerate(values)]
     for _ in range(steps):
         frames = encode_all(ours, [torch.from_numpy(v).to(device) for v in values])
         assert frames == [context.encode(v) for context, v in zip(theirs, values, strict=True)]

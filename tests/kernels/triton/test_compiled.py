@@ -20,7 +20,6 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import JITFunction, driver
 
-from thinwire.kernels.contract import ZERO_CODE
 from thinwire.kernels.numba import Workspace, encode_ternary
 from thinwire.kernels.numba.blocktopk import Blocks
 from thinwire.kernels.triton import (
@@ -162,15 +161,3 @@ def test_the_number_of_tensors_and_values_makes_no_new_machine_code(compiled: li
         ternary.encode_ternary(values, sparsity=1.0, workspace=space)
     codes = {(name, bytes(kernel.asm["cubin"])) for name, kernel in compiled}
     assert len(codes) == len({name for name, _ in compiled})
-
-
-def test_the_number_of_bytes_and_values_that_came_makes_no_new_machine_code(compiled: list[tuple[str, Any]]) -> None:
-    out = torch.zeros(3000)
-    for count in (1, 16, 17):
-        space = DeviceWorkspace(CPU)
-        codes = [np.full(count, ZERO_CODE, np.uint8)]
-        ternary_decode.decode_checked(codes, scales=[1.0], outs=[out[: 5 * count]], workspace=space)
-        select.scatter(np.arange(count), np.ones(count, np.float32), out=out, workspace=space)
-    codes_of = {(name, bytes(kernel.asm["cubin"])) for name, kernel in compiled}
-    assert {"_expand", "_place", "_scatter"} <= {name for name, _ in compiled}
-    assert len(codes_of) == len({name for name, _ in compiled})

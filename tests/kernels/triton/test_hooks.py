@@ -12,17 +12,12 @@ from torch import nn
 import thinwire as tw
 from tests.collective import ranks
 from tests.collective.ranks import bucket_of, collectives, play
-from thinwire.codecs import Encoding, tensors
 from thinwire.codecs import device as dispatch
-from thinwire.codecs.decoding import fill_all
-from thinwire.codecs.ternary_device import DeviceTernary
+from thinwire.codecs import tensors
 from thinwire.policies.autopilot.pilot import Pilot
-from thinwire.policies.compression import PLAIN
 from thinwire.runtime.serving import serving
 from thinwire.server.core import ServerCore
 from thinwire.transports.memory import MemoryServer
-from thinwire.worker import batching, fragment
-from thinwire.worker.model import PlannedTensor, WorkerTensor
 
 pytestmark = pytest.mark.gpu
 
@@ -122,10 +117,8 @@ def train(where: torch.device, **options: Any) -> tuple[list[Any], list[bool]]:
     "options",
     [
         {"codec": "3lc"},
-        {"design": "doublesqueeze-1bit"},
         {"design": "terngrad"},
         {"design": "update[codec=auto,h=1]"},
-        {"design": "local-sgd[h=1]"},
         {"design": "local-sgd[codec=int8,h=1]"},
         {"design": "diloco[codec=blocktopk,h=1,outer_momentum=0.6]"},
         {"design": "sparseloco[h=1]"},
@@ -144,62 +137,6 @@ def test_distribute_trains_to_the_same_bits(
     assert not all(our_sides) and all(their_sides)
 
 
-def test_updates_of_many_tensors_are_decoded_together(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    together: list[int] = []
-
-    def counted(frames: Any, *others: Any) -> None:
-        together.append(len(frames))
-        fill_all(frames, *others)
-
-    monkeypatch.setattr(fragment, "fill_all", counted)
-    train(device, design="update[codec=int8,h=1]")
-    assert together == [2] * 3  # the matrices, in each of three steps; vectors travel in a batch
-
-
-@pytest.mark.parametrize(("design", "encoded"), [("local-sgd[h=1]", [2] * 3), ("update[h=1]", [])])
-def test_local_updates_of_3lc_are_one_call_each_way(
-    design: str, encoded: list[int], device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A bound on the lag, as of `update`, asks for another s of each tensor: these are encoded in batches."""
-    ups: list[int] = []
-    downs: list[int] = []
-    encode_on, decode_on = DeviceTernary.encode_on, DeviceTernary.decode_on
-
-    def encoding(self: DeviceTernary, *given: Any) -> Any:
-        frames = encode_on(self, *given)
-        ups.append(len(frames or ()))
-        return frames
-
-    def decoding(self: DeviceTernary, *given: Any) -> Any:
-        done = decode_on(self, *given)
-        downs.extend([count] if (count := sum(nbytes > 0 for nbytes in done)) else [])
-        return done
-
-    monkeypatch.setattr(DeviceTernary, "encode_on", encoding)
-    monkeypatch.setattr(DeviceTernary, "decode_on", decoding)
-    train(device, design=design)
-    assert (ups, downs) == (encoded, [2] * 3)
-
-
-@pytest.mark.parametrize("numel", [1, 60, 1000])
-def test_gradients_are_encoded_in_batches_of_any_size(
-    numel: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    batches: list[int] = []
-
-    class Counted(Encoding):
-        def __init__(self, contexts: Any, tensors: Any, options: Any) -> None:
-            batches.append(len(contexts))
-            super().__init__(contexts, tensors, options)
-
-    monkeypatch.setattr(batching, "Encoding", Counted)
-    monkeypatch.setattr(batching, "BATCH_NUMEL", numel)
-    train(device, codec="3lc")
-    # Backward shows the last layer's bias (4) and weight (48), then the first's (12 and 240), in one order or another.
-    expected = {1: [1, 1, 1, 1], 60: None, 1000: [4]}[numel]
-    assert sum(batches) == 3 * 4 and (expected is None or batches == 3 * expected)
-
-
 def test_a_gradient_that_is_not_finite_is_named(device: torch.device) -> None:
     model = nn.Linear(3, 2).to(device)
     with MemoryServer(serving(ServerCore())) as server:
@@ -210,27 +147,3 @@ def test_a_gradient_that_is_not_finite_is_named(device: torch.device) -> None:
         with pytest.raises(tw.NonFiniteError, match="gradient of weight: "):
             opt.step()
         opt.close()
-
-
-def test_a_policy_that_holds_gradients_back_says_what_that_costs(device: torch.device, on_host: Any) -> None:
-    with pytest.warns(UserWarning, match="accumulates gradients, which it does in the host's memory: every gradient"):
-        ours, _ = train(device, codec="3lc", consistency="local[k=2]")
-    scope = on_host()
-    theirs, _ = train(HOST, codec="3lc", consistency="local[k=2]")
-    scope.__exit__(None, None, None)
-    assert ours == theirs
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_a_workers_copy_is_where_its_tensor_is(dtype: torch.dtype, device: torch.device) -> None:
-    tensor = torch.arange(6.0, device=device).to(dtype).reshape(2, 3)
-    copy = WorkerTensor(PlannedTensor("w", tensor, False, PLAIN, ()))
-    piece = copy.values[2:5]
-    assert piece.dtype == torch.float32 and piece.device.type == device.type
-    assert (piece.data_ptr() == tensor.data_ptr() + 8) == (dtype == torch.float32)
-    piece += 1
-    copy.write()
-    assert tensor.tolist() == [[0, 1, 3], [4, 5, 5]]
-    tensor.zero_()
-    copy.read()
-    assert piece.tolist() == [0, 0, 0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,12 +10,6 @@ import torch
 
 import thinwire as tw
 from tests.kernels.triton.both_sides import check
-from thinwire.codecs import encode_all
-from thinwire.kernels.triton import batch
-from thinwire.kernels.triton.batch import Batch
-from thinwire.kernels.triton.order import kth_largest
-from thinwire.kernels.triton.select import scatter
-from thinwire.kernels.triton.workspace import DeviceWorkspace
 
 pytestmark = pytest.mark.gpu
 
@@ -63,51 +56,6 @@ def test_indices_of_every_width(device: torch.device) -> None:
     check(tw.codec("topk", fraction=1.0, positions="index"), values, device, steps=1)
 
 
-def test_zeros_behind_few_indices_of_a_large_tensor(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch, "TILE", 4096)
-    values = np.zeros(4096 * 6, np.float32)
-    values[77] = 1.0
-    check(tw.codec("topk", k=1, positions="index"), [values], device, steps=1)
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_the_kth_largest_is_that_of_a_sorted_tensor(dtype: Any, device: torch.device) -> None:
-    random = np.random.default_rng(4)
-    values = [random.standard_normal(700).astype(dtype), np.zeros(9, dtype), np.ones(5, dtype)]
-    values[0][::3] = values[0][1]
-    tensors = [torch.from_numpy(v).to(device) for v in values]
-    space = DeviceWorkspace(device)
-    for k in (1, 3, 5):
-        space.follow()
-        with space.running():
-            found = kth_largest(
-                Batch(tensors, None, per_byte=8, workspace=space), torch.tensor([k * 100, k, k], device=device)
-            )
-        space.synchronize()
-        for value, rank, bits, quota in zip(
-            values, (k * 100, k, k), found.bits.tolist(), found.quota.tolist(), strict=True
-        ):
-            expected = np.sort(np.abs(value))[-rank]
-            assert bits == int(expected.view(np.int32 if dtype == np.float32 else np.int64))
-            assert quota == rank - int((np.abs(value) > expected).sum())
-
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("codec", [CODECS[0], CODECS[1]], ids=repr)
-def test_what_is_not_finite_leaves_residuals_alone(codec: tw.Codec, bad: float, device: torch.device) -> None:
-    tensors = [torch.ones(4, device=device), torch.tensor([1.0, bad, 0.0], device=device)]
-    contexts = [codec.context(tensor, name=f"w{i}") for i, tensor in enumerate(tensors)]
-    for context in contexts:
-        assert context.residual is not None
-        context.residual.fill_(0.25)
-    with pytest.raises(tw.NonFiniteError, match="w1: the values"):
-        encode_all(contexts, tensors)
-    for context in contexts:
-        assert context.residual is not None and set(context.residual.tolist()) == {0.25} and context.step == 0
-    frames = encode_all([replace(codec, nonfinite="skip").context(tensor) for tensor in tensors], tensors)
-    assert [tw.frames.parse(frame).non_finite for frame in frames] == [False, True]
-
-
 def test_damaged_positions_leave_the_output_alone(device: torch.device) -> None:
     frame = tw.frames.parse(tw.codec("topk", k=2, positions="index").encode(np.ones(4, np.float32)))
     payload = bytearray(frame.payload)
@@ -117,12 +65,3 @@ def test_damaged_positions_leave_the_output_alone(device: torch.device) -> None:
     with pytest.raises(tw.FrameError, match="not ascending"):
         tw.decode(tw.frames.pack(damaged), out=out)
     assert out.tolist() == [7.0] * 4
-
-
-def test_nothing_is_scattered_over_zeros(device: torch.device) -> None:
-    out = torch.ones(3, device=device)
-    space = DeviceWorkspace(device)
-    scatter(np.empty(0, np.int64), np.empty(0, np.float32), out=out, accumulate=True, workspace=space)
-    assert out.tolist() == [1.0] * 3
-    scatter(np.empty(0, np.int64), np.empty(0, np.float32), out=out, workspace=space)
-    assert out.tolist() == [0.0] * 3

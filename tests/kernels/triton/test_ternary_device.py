@@ -9,8 +9,6 @@ import pytest
 import torch
 
 import thinwire as tw
-from tests.collective import ranks
-from tests.collective.ranks import bucket_of, collectives, play
 from thinwire.codecs import Context
 from thinwire.codecs.ternary_device import DeviceTernary
 
@@ -87,37 +85,3 @@ def test_nan_leaves_all_residuals_alone(device: torch.device) -> None:
     assert batch.encode_on(device, places(flat)) is None
     for context, residual in zip(made, before, strict=True):
         assert context.step == 1 and context.residual is not None and torch.equal(context.residual, residual)
-
-
-def test_which_contexts_it_takes(device: torch.device) -> None:
-    values = torch.zeros(40, device=device)
-    for codec, other in (
-        (tw.codec("int8", error_feedback=True), tw.codec("int8", error_feedback=True)),
-        (tw.codec("3lc"), tw.codec("3lc", sparsity=1.5)),
-        (tw.codec("3lc"), tw.codec("3lc", error_feedback=False)),
-        (tw.codec("3lc", lag=5), tw.codec("3lc", lag=5)),
-        (tw.codec("3lc", layout="partition"), tw.codec("3lc", layout="partition")),
-    ):
-        assert not DeviceTernary([codec.context(values), other.context(values)]).encodes
-
-
-def test_shards_of_the_hook_use_it(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[str] = []
-    for name in ("encode_on", "decode_on"):
-        whole = getattr(DeviceTernary, name)
-
-        def counted(self: Any, *given: Any, name: str = name, whole: Any = whole) -> Any:
-            calls.append(name)
-            found = whole(self, *given)
-            assert found is not None and all(found)
-            return found
-
-        monkeypatch.setattr(DeviceTernary, name, counted)
-    sizes = {"w": 700, "bias": 7, "v": 150}
-    cores = collectives(ranks.tensors(tw.codec("3lc"), sizes, device), 2, drop_zeros=True)
-    exchanges = [core.bucket_ready(bucket_of(sizes), 0, 0, last=True)[0][0] for core in cores]
-    values = [torch.randn(sum(sizes.values())).to(device) for _ in cores]
-    play(exchanges, values)
-    assert torch.equal(*values)
-    # Each of two ranks: a push is encoded and added, an average encoded and applied at both.
-    assert sorted(calls) == ["decode_on"] * 6 + ["encode_on"] * 4

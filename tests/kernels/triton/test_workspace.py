@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -16,32 +15,6 @@ from thinwire.kernels.triton.workspace import DeviceWorkspace
 pytestmark = pytest.mark.gpu
 
 
-def test_a_buffer_is_the_same_memory_until_it_must_grow(device: torch.device) -> None:
-    space = DeviceWorkspace(device)
-    first = space.array("a", 100, torch.uint8)
-    assert space.array("a", 50, torch.uint8).data_ptr() == first.data_ptr()
-    assert space.array("b", 50, torch.uint8).data_ptr() != first.data_ptr()
-    assert space.array("a", 200, torch.uint8).numel() == 200
-    assert space.nbytes == 250
-
-
-def test_host_buffers_are_of_the_host_and_pinned_where_there_is_a_gpu(device: torch.device) -> None:
-    with torch.device("meta"):
-        buffer = DeviceWorkspace(device).host("a", 10, torch.float64)
-    assert buffer.device.type == "cpu" and buffer.is_pinned() == (device.type == "cuda")
-
-
-def test_what_is_uploaded_arrives(device: torch.device) -> None:
-    space = DeviceWorkspace(device)
-    for dtype, data in product((np.uint8, np.int8, np.int64), (np.arange(20), np.arange(5)[::-1])):
-        space.follow()
-        with space.running():
-            uploaded = space.upload("a", data.astype(dtype))
-        space.synchronize()
-        assert uploaded.device.type == device.type
-        assert uploaded.cpu().numpy().tolist() == data.tolist()
-
-
 def test_what_was_made_in_inference_mode_serves_outside_of_it(device: torch.device) -> None:
     for codec in map(tw.codec, ("3lc", "int8", "onebit")):
         values, out = torch.randn(100).to(device), torch.zeros(100).to(device)
@@ -52,7 +25,7 @@ def test_what_was_made_in_inference_mode_serves_outside_of_it(device: torch.devi
         assert out.any(), codec
 
 
-@pytest.mark.parametrize("lacking", ["zero_run.counts", "zero_run.ends", "zero_run.payload", "pending.facts"])
+@pytest.mark.parametrize("lacking", ["zero_run.counts", "pending.facts"])
 def test_what_does_not_fit_the_memory_is_not_lost(
     device: torch.device, monkeypatch: pytest.MonkeyPatch, lacking: str
 ) -> None:

@@ -14,11 +14,10 @@ BITS = dict(zip((level.name for level in levels()), (32, 16, 8, 0.45, 0.33, 0.22
 COMPUTE_S, CODEC_S, LATENCY_S = 0.01, 0.003, 0.0005
 
 
-def notes(level: Level, bps: float, *, lag: float = 2.0, late_s: float = 0.0) -> list[StepNote]:
-    """What four ranks measure of a step, whose messages may be late; all but the last wait for another's computation,
-    too."""
+def notes(level: Level, bps: float) -> list[StepNote]:
+    """What four ranks measure of a step; all but the last wait for another's computation, too."""
     sent = WORK.nbytes(level, BITS[level.name])
-    link_s = 8 * sent / bps + LATENCY_S + late_s
+    link_s = 8 * sent / bps + LATENCY_S
     codec_s = 0.0 if level.codec is None else CODEC_S
     return [
         StepNote(
@@ -28,7 +27,7 @@ def notes(level: Level, bps: float, *, lag: float = 2.0, late_s: float = 0.0) ->
             link_s + waits,
             codec_s,
             0.0 if level.codec is None else sent,
-            lag,
+            2.0,
             1.0,
         )
         for waits in (0.004, 0.001, 0.002, 0.0)
