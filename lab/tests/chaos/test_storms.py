@@ -66,7 +66,7 @@ def test_storms_say_what_ended_right_and_go_on_from_their_file(tmp_path: Path) -
         ({"accuracy": 0.9}, None, False, ["8.0 points below the undisturbed accuracy"]),
         ({"weights": ("v",)}, None, True, ["weights ('v',); undisturbed they are w"]),
         ({"weights": ("v",)}, None, False, []),
-        ({"weights": ("v",)}, "ssp[staleness=5]", True, []),
+        ({"weights": ("v",)}, "asp", True, []),
     ],
 )
 def test_weights_equal_those_of_an_undisturbed_training_in_lockstep(

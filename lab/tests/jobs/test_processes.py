@@ -143,7 +143,7 @@ def test_a_grace_for_stragglers_says_with_how_many_to_go_on() -> None:
     with pytest.raises(ConfigError, match="min-workers 3"):
         run(Job(workers=2, steps=1), elastic=Elastic(min_workers=3))
     given = Elastic(min_workers=2, worker_grace_s=3.0, straggler_grace_s=1.5)
-    server = get_command(server_command.app).commands["server"]  # type: ignore[attr-defined]  # a group of commands
+    server = get_command(server_command.app)
     options = server.make_context("server", given.arguments()).params
     assert (options["min_workers"], options["worker_grace_s"], options["straggler_grace_s"]) == (2, 3.0, 1.5)
 

@@ -304,5 +304,5 @@ def test_a_worker_that_was_started_otherwise_is_refused_by_the_settings_name() -
     ):
         [refusal] = core.received(1, join_of(other, 1))
         assert isinstance(refusal, Close) and isinstance(refusal.message, Refused)
-        assert refusal.message.reason.startswith(f"{name}: this worker has "), refusal
+        assert refusal.message.reason.startswith(f"{name}: this worker "), refusal
     assert isinstance(core.received(1, join_of(job, 1))[0], Send)

@@ -42,6 +42,7 @@ def goodbye(error: BaseException | None, monkeypatch: pytest.MonkeyPatch) -> lis
 
 
 def test_failures_alone_shorten_the_goodbye(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("thinwire.hooks.ending.FAILED_S", FAILED_S)  # not the short one of these tests
     for error, within_s, told in (
         (KeyError("mine"), FAILED_S, "KeyError: 'mine'"),
         (KeyError("half \ud800"), FAILED_S, r"KeyError: 'half \ud800'"),

@@ -104,7 +104,7 @@ def scatter(seed: str, kinds: Sequence[str], *, workers: int, strikes: int, firs
 
     Example:
         >>> [str(fault) for fault in scatter("7", ["gone"], workers=4, strikes=2, first=0, rounds=100)]
-        ['gone worker 2 at 14', 'gone worker 1 at 16']
+        ['gone worker 1 at 46', 'gone worker 3 at 54']
     """
     chance = random.Random(seed)
     at = sorted(first + round((rounds - first) * (0.1 + 0.5 * chance.random())) for _ in range(strikes))
