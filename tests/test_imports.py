@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Set
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "thinwire"
+LAB = Path(__file__).parents[1] / "lab" / "src" / "thinwire_lab"
 MODULES = {
     ".".join(("thinwire", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__"): path
     for path in sorted(SOURCE.rglob("*.py"))
@@ -111,8 +113,8 @@ def test_caches_that_cannot_be_written_do_no_harm(tmp_path: Path) -> None:
     assert all(path.is_file() for path in blocked)
 
 
-LAZY = ("thinwire", "thinwire.cli.lazy", "thinwire.extras", "thinwire.bench.")
-"""Files that import by name what a caller asks for; and benchmarks, whose ranks import their cells."""
+LAZY = ("thinwire", "thinwire.cli.lazy", "thinwire.extras")
+"""Files that import by name what a caller asks for."""
 
 
 @cache
@@ -124,19 +126,19 @@ def parents(name: str) -> set[str]:
     return {name.rsplit(".", level)[0] for level in range(1, name.count(".") + 1)}
 
 
-def imports(name: str, tree: ast.Module) -> set[str]:
+def imports(name: str, tree: ast.Module, known: Set[str]) -> set[str]:
     """The thinwire modules that a file imports: at its top, in a function, for type checkers, or by their names.
 
     A module of another package is imported after that package's `__init__`, which therefore counts too.
     """
     found: set[str] = set()
-    by_name = name not in LAZY and not name.startswith(LAZY[-1])
+    by_name = name not in LAZY
     for node in ast.walk(tree):
         match node:
             case ast.Import(names=names):
                 found |= {alias.name for alias in names}
             case ast.ImportFrom(module=module, names=names):
-                inside = {f"{module}.{alias.name}" for alias in names} & MODULES.keys()
+                inside = {f"{module}.{alias.name}" for alias in names} & known
                 found |= inside if len(inside) == len(names) else {*inside, module or ""}
             case ast.Call(
                 func=ast.Name(id="import_module") | ast.Attribute(attr="import_module"),
@@ -144,11 +146,17 @@ def imports(name: str, tree: ast.Module) -> set[str]:
             ) if by_name:
                 found.add(other)
     packages = {parent for other in found for parent in parents(other)} - parents(name) - {name}
-    return (found | packages) & MODULES.keys()
+    return found | packages
 
 
 def test_no_circle_among_files() -> None:
-    graph = {name: imports(name, tree) for name, tree in sources().items()}
+    """Of the product and the lab together."""
+    theirs = {
+        ".".join(("thinwire_lab", *path.relative_to(LAB).with_suffix("").parts)).removesuffix(".__init__"): path
+        for path in LAB.rglob("*.py")
+    }
+    trees = {**sources(), **{name: ast.parse(path.read_text()) for name, path in theirs.items()}}
+    graph = {name: imports(name, tree, trees.keys()) & trees.keys() for name, tree in trees.items()}
     assert "thinwire.frames.layout" in graph["thinwire.frames.packing"], "the walk sees imports"
     assert "thinwire.kernels.triton.ternary" in graph["thinwire.codecs.ternary_device"], "by name too"
     try:
