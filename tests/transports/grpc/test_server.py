@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
 import logging
@@ -10,7 +11,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -21,12 +21,13 @@ import pytest
 
 from tests.transports.conftest import Echo, Idle
 from thinwire.errors import ConfigError, ProtocolError, TransportError
-from thinwire.transports import Sender, Server
-from thinwire.transports.base import CHUNK_NBYTES, Identity, wire_nbytes
+from thinwire.transports import Server
+from thinwire.transports.base import ANYBODY, CHUNK_NBYTES, Identity, wire_nbytes
 from thinwire.transports.grpc import GrpcOptions, Tls
 from thinwire.transports.grpc.client import connect
 from thinwire.transports.grpc.options import GOODBYE, METHOD, SERVICE
-from thinwire.transports.grpc.server import GrpcServer, serve
+from thinwire.transports.grpc.server import serve
+from thinwire.transports.grpc.sessions import StreamSession
 from thinwire.transports.shaped import Shaping, TokenBucket
 from thinwire.transports.trust import Caller
 
@@ -277,27 +278,16 @@ def test_without_the_option_there_is_no_such_port() -> None:
         assert server.health_address == ""
 
 
-def test_unread_packets_are_freed_with_their_session(grpc_cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
-    # Now and then gRPC finds the worker gone where it sends the end; a log that is kept would keep all it was doing.
-    for logger in ("grpc", "asyncio"):
-        caplog.set_level(logging.CRITICAL, logger)
-    seen: list[weakref.ref[object]] = []
+def test_session_leaves_no_timer_behind_once_a_wait_is_over() -> None:
+    async def wait_once() -> weakref.ref[StreamSession]:
+        session = StreamSession(GrpcOptions(), ANYBODY)
+        with session.in_time("takes what it is sent"):
+            pass
+        return weakref.ref(session)
 
-    def flood(sender: Sender, peer: int, packet: bytes) -> None:
-        server = grpc_cluster.server
-        assert isinstance(server, GrpcServer)
-        seen.append(weakref.ref(server._sessions[peer]))
-        for _ in range(64):
-            sender.send(peer, bytes(1_000_000))
-
-    recorder = grpc_cluster.serve(flood)
-    with connect(grpc_cluster.server.address, options=GrpcOptions(max_pending_nbytes=100_000)) as connection:
-        connection.send(b"1")
-        assert connection.receive(WAIT_S) is not None
-        connection.abort()
-    assert recorder.wait_closed() == "the worker went away"
-    until = time.monotonic() + 2.0
-    while seen[0]() is not None and time.monotonic() < until:
-        time.sleep(0.01)
+    async def check() -> None:
+        seen = await wait_once()
         gc.collect()
-    assert seen[0]() is None, "a timer of CHUNK_S, two minutes, still knows it"
+        assert seen() is None, "a timer of CHUNK_S, two minutes, still holds the session and all that waits in it"
+
+    asyncio.run(check())
