@@ -1,4 +1,4 @@
-"""The rules of `auto` that follow from the optimizer: how far gradients are coded, and how many local steps a round has.
+"""The rules of `auto` that follow from the optimizer: how far gradients are coded, and how many steps a round has.
 
 An adaptive optimizer divides a gradient by its own running size, so what a ternary code adds to it is not averaged
 out: such trainings code gradients in 8 bits or more, or exchange what the optimizer made of them (local updates).
