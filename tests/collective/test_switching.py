@@ -1,4 +1,4 @@
-"""Codecs that change between steps: no residual is lost, and notes reach every rank."""
+"""Codecs that change between steps: no residual is lost."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ import torch
 
 from tests.collective.ranks import SIZES, bucket_of, collectives, gradients, step, tensors
 from thinwire.collective.core import Collective
-from thinwire.collective.exchange import Pass
-from thinwire.errors import ProtocolError
-from thinwire.policies.autopilot.levels import levels, residual_codec
+from thinwire.policies.auto.levels import Limits, residual_codec
 
-LEVELS = {level.name: level for level in levels()}
-BASE = residual_codec(levels())
+LEVELS = {level.name: level for level in Limits().levels()}
+BASE = residual_codec(Limits().levels())
 WORLD = 3
 
 
@@ -63,38 +61,6 @@ def test_switching_back_to_3lc_gives_the_frames_of_a_rank_that_never_switched() 
             core.recode(core.residuals.contexts.values(), LEVELS[name].codec or BASE)
     for one, other in zip(step(switched, bucket_of(), given), step(plain, bucket_of(), given), strict=True):
         assert np.array_equal(one, other)
-
-
-def test_notes_reach_every_rank_also_in_a_skipped_step() -> None:
-    for bad in (False, True):
-        cores = collectives(tensors(BASE), WORLD, skip=True)
-        for rank, core in enumerate(cores):
-            core.note = bytes([rank]) * 16
-        given = gradients(WORLD, 0)
-        if bad:
-            given[1][3] = np.nan
-        step(cores, bucket_of(), given, seed=4)
-        assert all(core.notes == [bytes([rank]) * 16 for rank in range(WORLD)] for core in cores), bad
-        assert [core.steps_skipped for core in cores] == [int(bad)] * WORLD
-        for rank, core in enumerate(cores):
-            core.note = b"some" if rank == 1 else b""
-        step(cores, bucket_of(), gradients(WORLD, 1), 1)
-        assert all(core.notes == [b"", b"some", b""][:WORLD] for core in cores), "a rank may have nothing to tell"
-        for core in cores:
-            core.note = None
-        step(cores, bucket_of(), gradients(WORLD, 2), 2)
-        assert all(core.notes == [] for core in cores)
-
-
-def test_note_of_another_length_is_refused() -> None:
-    cores = collectives(tensors(BASE), 2)
-    cores[0].note, cores[1].note = b"four", b"sixteen"
-    [[first], [second]] = [core.bucket_ready(bucket_of(), 0, 0, last=True) for core in cores]
-    given = gradients(2, 0)
-    first[0].push([given[0]])
-    [send] = second[0].push([given[1]])
-    with pytest.raises(ProtocolError, match="rank 1 sent a note of 7 bytes; 4 were expected"):
-        first[0].receive(1, Pass.PUSH, memoryview(bytes(send.packet)))
 
 
 def test_lag_bound_follows_the_asked_sparsity() -> None:

@@ -207,8 +207,8 @@ def residuals_of(state: Any) -> Weights:
 
 def force(state: Any, level: int) -> None:
     """Makes the controller of `auto` keep this setting, whatever the link."""
-    state.auto.pilot._decide = lambda: None
-    state.auto.pilot.memory.level = level
+    state.auto.controller._decide = lambda: None
+    state.auto.controller.memory.level = level
 
 
 def refusal(call: Callable[[], object]) -> str:

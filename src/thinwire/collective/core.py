@@ -58,9 +58,6 @@ class Collective:
 
     Attributes:
         steps_skipped: steps that no rank took because some rank's gradient held NaN or Inf.
-        note: what this rank tells the others with its next step, which may be nothing; None where no rank is to tell
-            anything.
-        notes: what all ranks told with the last step, in rank order; empty where none was to tell anything.
         tally: of the exchanges to come; None where they are not measured.
     """
 
@@ -80,8 +77,6 @@ class Collective:
         self.group_nbytes = group_nbytes
         self.pulls = pulls
         self.steps_skipped = 0
-        self.note: bytes | None = None
-        self.notes: list[bytes] = []
         self.tally: Tally | None = None
         self._gathered: list[Bucket] = []
         self._groups: dict[tuple[Bucket, ...], Group] = {}
@@ -119,7 +114,6 @@ class Collective:
         """Says that an exchange is complete: after the last of a step that is skipped, residuals are restored."""
         if exchange.bucket == 0:
             self._skipped = False  # of a step that was broken off
-            self.notes = [note for _, note in sorted(exchange.notes.items())]
         self._skipped = self._skipped or exchange.skipped
         if exchange.last and self._skipped:
             self.residuals.restore()
@@ -222,7 +216,6 @@ class Collective:
         group = self.group(self._gathered)
         self._gathered.clear()
         first, mean = end - count, self.residuals.mean
-        note = None if first else self.note
         exchange = Exchange(
             group,
             step,
@@ -231,7 +224,6 @@ class Collective:
             mean=mean,
             skip=self.skip,
             pulls=self.pulls,
-            note=note,
             tally=self.tally,
             names=self._names,
         )

@@ -85,13 +85,10 @@ class Exchange:
         mean: whether ranks average or sum.
         skip: whether NaN or Inf makes all ranks skip the step; otherwise it is an error.
         pulls: whether the pull pass follows.
-        note: what this rank tells all others beside its gradient; then every rank does, with as many bytes or none.
-            None: nobody tells anything.
         tally: takes what is sent and received of every tensor; None where nobody asks.
 
     Attributes:
         skipped: some rank holds NaN or Inf: the values mean nothing, and nobody takes this step.
-        notes: what ranks told, this one included, by rank.
     """
 
     def __init__(
@@ -104,7 +101,6 @@ class Exchange:
         mean: bool,
         skip: bool,
         pulls: bool = True,
-        note: bytes | None = None,
         tally: Tally | None = None,
         names: Sequence[int] | None = None,
     ) -> None:
@@ -115,7 +111,6 @@ class Exchange:
         self.last = last
         self.pulls = pulls
         self.skipped = False
-        self.notes = {} if note is None else {group.rank: note}
         self._over = len(group.shards) if mean else 1
         self._skip = skip
         self._tally = tally
@@ -240,10 +235,9 @@ class Exchange:
             self.own.average(self._values, self._over)
 
     def _send(self, peer: int, owner: int, way: Pass, frames: Sequence[bytes]) -> Send:
-        note = [self.notes[self.group.rank]] if self.notes and way is Pass.PUSH else []
         if self.skipped:
-            return Send(peer, way, bytearray().join(segments(Skip(step=self.step, bucket=self.bucket), note)))
-        packet = bytearray().join(segments(ShardMessage(step=self.step, bucket=self.bucket), [*frames, *note]))
+            return Send(peer, way, bytearray().join(segments(Skip(step=self.step, bucket=self.bucket))))
+        packet = bytearray().join(segments(ShardMessage(step=self.step, bucket=self.bucket), frames))
         shard, most = self.group.shards[owner], self.group.max_packet_nbytes(owner)
         if len(packet) > most:
             raise ConfigError(
@@ -269,14 +263,6 @@ class Exchange:
                 f"rank {name} is at step {message.step}, bucket {message.bucket}; this rank is at step {self.step}, "
                 f"bucket {self.bucket}"
             )
-        if self.notes and way is Pass.PUSH:
-            if not frames:
-                raise ProtocolError(f"rank {name} sent no note, not even an empty one")
-            note = bytes(cast("memoryview", frames[-1]))
-            for other in self.notes.values():
-                if note and other and len(note) != len(other):
-                    raise ProtocolError(f"rank {name} sent a note of {len(note)} bytes; {len(other)} were expected")
-            self.notes[peer], frames = note, frames[:-1]
         if isinstance(message, Skip):
             self.skipped = True
             return ()

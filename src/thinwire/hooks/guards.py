@@ -17,6 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from thinwire.cautions import caution
 from thinwire.errors import ConfigError
+from thinwire.policies.adaptive import few_bits_warning, is_adaptive
 
 Place: TypeAlias = "tuple[weakref.ref[nn.Module], str]"
 """Of a parameter: a reference to itself, even a weak one, would keep `model.to(…)` from replacing it."""
@@ -46,6 +47,11 @@ class StepGuard:
         reduced: the parameters whose gradients are averaged over the ranks.
         compressed: those of them whose gradients are compressed.
         ignored: names of parameters that the script leaves to each rank on purpose.
+        few_bits: the codec, where it is fixed and takes fewer than 8 bits a value: with an adaptive optimizer that is
+            warned of.
+
+    Attributes:
+        optimizer: what takes the gradients: 0 unknown yet, 1 SGD, 2 an adaptive optimizer, be it one of several.
     """
 
     def __init__(
@@ -56,6 +62,7 @@ class StepGuard:
         reduced: Collection[torch.Tensor],
         compressed: Collection[torch.Tensor],
         ignored: Collection[str] = (),
+        few_bits: str = "",
     ) -> None:
         ours, coded = ({id(parameter) for parameter in each} for each in (reduced, compressed))
         places = {
@@ -72,6 +79,8 @@ class StepGuard:
             elif name not in ignored:
                 self._left_out.append((name, places[id(parameter)]))
         self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._known: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self.optimizer, self._few_bits = 0, few_bits
         self._unused = self._told = False
         self._skipped = 0
         _watch()
@@ -120,11 +129,23 @@ class StepGuard:
                 "gradients hold what earlier ones left over, and it goes astray. Take another optimizer, such as SGD "
                 "or AdamW, or train without compression"
             )
+        if optimizer not in self._known:
+            self._known.add(optimizer)
+            self._look_at(optimizer)
         if self._unused and (optimizer in self._optimizers or self._holds(optimizer, self._compressed)):
             self._optimizers.add(optimizer)
             self._unused = False
         if self._left_out:
             self._warn_of_unfrozen(optimizer)
+
+    def _look_at(self, optimizer: torch.optim.Optimizer) -> None:
+        """Notes whether an optimizer of our gradients is adaptive; warns where a fixed codec does not suit it."""
+        if not self._holds(optimizer, self._compressed):
+            return
+        self.optimizer = max(self.optimizer, 2 if is_adaptive(optimizer) else 1)
+        if self.optimizer == 2 and self._few_bits:
+            codec, self._few_bits = self._few_bits, ""
+            caution(few_bits_warning(type(optimizer).__name__, codec))
 
     def _warn_of_unfrozen(self, optimizer: torch.optim.Optimizer) -> None:
         found = [(name, at) for name, at in self._left_out if (p := _parameter(at)) is not None and p.grad is not None]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-import json
 import re
-from typing import Any
+import warnings
+from typing import Any, cast
 
 import pytest
 import torch
@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 import thinwire as tw
 from tests.hooks.ddp_ranks import (
     Weights,
+    backward,
     batch,
     ddp,
     force,
@@ -25,8 +26,7 @@ from tests.hooks.ddp_ranks import (
     train,
     weights,
 )
-from thinwire.hooks.exchange import piggyback
-from thinwire.policies.autopilot.notes import NOTE_NBYTES
+from thinwire.hooks.exchange import auto as auto_module
 
 WAYS: dict[str, dict[str, Any]] = {
     "one bucket": {},
@@ -89,23 +89,6 @@ def run_settings(rank: int) -> dict[str, Any]:
     }
 
 
-def run_measured(rank: int) -> list[tuple[bool, bool]]:
-    """Which uncompressed steps are measured, and in which a note travels with the gradient."""
-    model, state, auto = made()
-    force(state, 0)
-    train(model, rank, 4)
-    auto.pilot.memory.note_gap, auto.pilot.memory.doubts = 4, 0
-    # A step that happens to be slow would be doubted, and told of more often.
-    auto.pilot.take = lambda notes, level: None
-    auto.pilot.take_wait = lambda wait_s: None
-    found = []
-    for _ in range(13):
-        train(model, rank, 1, first=state.step)
-        assert auto._gathering is None
-        found.append((auto.watched, auto.piggyback._loaded_nbytes >= NOTE_NBYTES))
-    return found[1:]
-
-
 def run_limited(rank: int) -> list[Any]:
     """Goes on from 3LC with a limit of the lag that leaves 3LC out, and from damaged states of the controller."""
     model, state, _ = made()
@@ -145,53 +128,60 @@ def run_before_start_step(rank: int) -> dict[str, Any]:
     return found
 
 
-def run_noted(rank: int, most_nbytes: int) -> dict[str, Any]:
-    """Uncompressed steps with notes, on gradients or by themselves, beside plain DDP."""
-    usual, piggyback.MOST_NBYTES = piggyback.MOST_NBYTES, most_nbytes
+def run_uncompressed(rank: int) -> dict[str, Any]:
+    """Uncompressed steps with notes beside plain DDP."""
     found = {}
     for name in WAYS:
         models, state = pair(name, "auto")
         auto: Any = state.auto
         force(state, 0)
-        warned: list[float] = []
-        auto.pilot.take_wait = warned.append
-        auto.pilot.telling_s = lambda _, rank=rank: 1.0 + rank
-        rode = []
-        for step in range(4):
+        for step in range(6):
             for model in models:
                 train(model, rank, 1, first=step)
-            rode.append((auto.piggyback._loaded_nbytes, auto._gathering is not None))
-        kept = json.loads(auto.state())  # in which is what has just come
-        assert auto.piggyback.take() == [] and auto.state() == json.dumps(kept, separators=(",", ":"))
-        found[name] = {
-            "weights": [weights(model.module) for model in models],
-            "notes": auto.pilot.memory.notes,
-            "rode": rode,
-            "warned": warned,
-            "kept": (sorted(kept["arrived"]), kept["alarm"]["least_s"]),
-        }
-    piggyback.MOST_NBYTES = usual
+        found[name] = ([weights(model.module) for model in models], len(auto.controller.memory.window))
     return found
 
 
-def run_quiet(rank: int) -> tuple[list[int], int, bool]:
-    """The lengths of notes in ordinary steps, in one that is odd on rank 1, and in one that is odd on all ranks."""
+def run_optimizer(rank: int, kinds: list[str]) -> dict[str, Any]:
+    """Settings on a link of 1 Mbit/s, by what `kinds[rank]` names: the optimizers' classes, one after the other."""
+    module: Any = auto_module
+    usual, module.measure_link = module.measure_link, lambda *_: 1e6
     model, state, auto = made()
-    force(state, 3)
-    train(model, rank, 12)
-    auto.pilot.memory.guard, auto.pilot.memory.rest, auto.pilot.memory.norm = 0, 10**6, 100.0
-    auto.pilot._doubts.follow = lambda *_: (True, 0.0)
-    odd = {"every": False, "mine": False}
-    auto.pilot._doubts.odd = lambda *_: odd["every"] or (odd["mine"] and rank == 1)
-    told = []
-    for kind in ("", "mine", "every", ""):
-        odd["every"], odd["mine"] = kind == "every", kind == "mine"
-        auto.pilot.memory.doubts, auto.pilot.memory.asked = 0, False
-        train(model, rank, 1, first=state.step)
-        told.append(len(auto._core.note or b""))
-    kept = state.state_dict()
-    state.load_state_dict(kept)
-    return told, auto.pilot.memory.notes, kept["auto"] == auto.state()
+    names: list[str] = []
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for name in kinds[rank].split():
+            optimizer = None if name == "none" else getattr(torch.optim, name)(model.parameters(), lr=1e-3)
+            for step in range(8 if not names else 70):  # ranks tell each other every 64 steps, or more often
+                model.zero_grad()
+                backward(model, rank, step, 1.0)
+                if optimizer is None:
+                    with torch.no_grad():
+                        for parameter in model.parameters():
+                            parameter.sub_(cast("torch.Tensor", parameter.grad), alpha=1e-3)
+                else:
+                    optimizer.step()
+                names.append(auto.setting.name)
+        force(state, 2)
+        auto.controller.held_back = kinds[rank] == "AdamW"
+        train(model, rank, 2, first=state.step)
+    module.measure_link = usual
+    texts = [str(each.message) for each in told if "stays within 8 bits" in str(each.message)]
+    return {"names": names, "told": texts, "weights": weights(model.module), "report": str(ddp.report(state))}
+
+
+def run_fixed(rank: int) -> list[str]:
+    """What a fixed codec warns of, by codec and optimizer; twice each, and with two optimizers."""
+    found = []
+    for codec, name in (("3lc", "AdamW"), ("int8", "AdamW"), ("3lc", "SGD"), ("topk", "RMSprop")):
+        model = DistributedDataParallel(mlp())
+        ddp.compress(model, codec, measure_link=False)
+        optimizer = getattr(torch.optim, name)(model.parameters(), lr=1e-3)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            train(model, rank, 2, optimizer=optimizer)
+        found.append(" ".join(text for each in told if "fewer than 8 bits" in (text := str(each.message))))
+    return found
 
 
 class Branches(nn.Module):
@@ -240,12 +230,15 @@ def run_half_precision_by_default(rank: int) -> list[Weights]:
 
 CASES: dict[str, tuple[Any, ...]] = {
     "settings": (run_settings,),
-    "measured": (run_measured,),
     "limited": (run_limited,),
     "before start_step": (run_before_start_step,),
-    "notes on gradients": (run_noted, piggyback.MOST_NBYTES),
-    "notes by themselves": (run_noted, 0),
-    "quiet": (run_quiet,),
+    "uncompressed": (run_uncompressed,),
+    "sgd": (run_optimizer, ["SGD"] * 3),
+    "adaptive": (run_optimizer, ["AdamW"] * 3),
+    "one adaptive": (run_optimizer, ["SGD", "SGD", "Adam"]),
+    "replaced": (run_optimizer, ["SGD RMSprop"] * 3),
+    "none": (run_optimizer, ["none"] * 3),
+    "fixed": (run_fixed,),
     "unused": (run_unused,),
     "half precision": (run_half_precision_by_default,),
 }
@@ -260,7 +253,7 @@ def test_every_setting_gives_equal_replicas_and_uncompressed_steps_empty_residua
     first, *others = ranks["settings"]
     assert [wait == 0 for wait in first["waits"]] == [name == "uncompressed" for name in first["names"]]
     assert first["names"][:3] == ["uncompressed", "3lc[s=1]", "uncompressed"] and len(set(first["names"])) == 6
-    line = r"  auto +3lc\[s=1\.25,zstd\] since step 26, (1 change|\d+ changes), link (not measured yet|[\d.]+ .bit/s)$"
+    line = r"  auto +3lc\[s=1\.25,zstd\] since step 26, (1 change|\d+ changes), link .*, optimizer sgd$"
     assert re.search(line, first["report"], re.MULTILINE), first["report"]
     assert first["report"].splitlines()[0].endswith(" skipped, auto; fp32") and "\n  lag  " in first["report"]
     for other in others:
@@ -281,14 +274,6 @@ def test_state_is_taken_with_a_smaller_lag_limit_and_a_damaged_one_changes_nothi
             assert "codec='auto' cannot be read" in said and rest == [False, 0, False, "uncompressed"]
 
 
-def test_one_of_four_uncompressed_steps_is_measured_and_noted_in_the_next(ranks: Ranks) -> None:
-    kinds = [(True, False), (False, True), (False, False), (False, False)]
-    for watched in ranks["measured"]:
-        assert sorted(watched) == sorted(3 * kinds)
-        at = watched.index(kinds[0])
-        assert (watched * 2)[at : at + 4] == kinds
-
-
 def test_steps_before_start_step_are_plain_ddp_s_and_finish_in_the_last_callback(ranks: Ranks) -> None:
     """Gloo's threads run no Python."""
     for found in ranks["before start_step"]:
@@ -300,24 +285,35 @@ def test_steps_before_start_step_are_plain_ddp_s_and_finish_in_the_last_callback
                 assert len(waited) == 3 and max(waited) >= (1 if name == "one bucket" else 2), (name, waited)
 
 
-@pytest.mark.parametrize("way", ["notes on gradients", "notes by themselves"])
-def test_notes_reach_all_ranks_and_change_no_bit_of_plain_ddp(ranks: Ranks, way: str) -> None:
-    rode = [(2, False), *[(18, False)] * 3] if way == "notes on gradients" else [(0, False), *[(0, True)] * 3]
-    for found in ranks[way]:
-        for name, each in found.items():
-            assert same(*each["weights"]), name
-            # The first step has nothing to tell of before it; the least of all is heard one step later.
-            assert each["rode"] == rode and (each["notes"], each["warned"]) == (2, [1.0] * 3), (name, each)
-            notes, least_s = each["kept"]
-            assert least_s == 1.0 and [len(note) for note in notes] == [2 * NOTE_NBYTES] * 3
-            assert each["kept"] == ranks[way][0][name]["kept"]
+def test_uncompressed_steps_with_notes_change_no_bit_of_plain_ddp(ranks: Ranks) -> None:
+    for found in ranks["uncompressed"]:
+        for name, ((plain, ours), measured) in found.items():
+            assert same(plain, ours) and measured >= 1, name
 
 
-def test_ordinary_steps_have_empty_notes(ranks: Ranks) -> None:
-    for rank, (told, notes, kept) in enumerate(ranks["quiet"]):
-        # A note follows in the next step.
-        assert told == [0, 16 if rank == 1 else 0, 16, 0]
-        assert notes == ranks["quiet"][0][1] and kept
+def test_adaptive_optimizer_of_any_rank_keeps_gradients_within_eight_bits_and_sgd_does_not(ranks: Ranks) -> None:
+    for case in ("sgd", "adaptive", "one adaptive", "replaced", "none"):
+        first, *others = ranks[case]
+        assert first["names"][0] == "int8", "until it is known"
+        assert all(other["names"] == first["names"] for other in others)
+        assert case == "one adaptive" or all(same(other["weights"], first["weights"]) for other in others)
+    assert all(name.startswith("3lc") for name in ranks["sgd"][0]["names"][3:])
+    for case in ("adaptive", "one adaptive", "none"):
+        assert set(ranks[case][0]["names"]) == {"int8"}, case
+    replaced = ranks["replaced"][0]["names"]
+    assert replaced[7].startswith("3lc") and replaced[-1] == "int8", replaced
+    assert "optimizer adaptive" in ranks["adaptive"][0]["report"]
+
+
+def test_rank_0_says_once_what_an_adaptive_optimizer_gains_more_by(ranks: Ranks) -> None:
+    assert [len(each["told"]) for each in ranks["adaptive"]] == [1, 0, 0]
+    assert "tw.distribute(model, optimizer)" in ranks["adaptive"][0]["told"][0] and not ranks["sgd"][0]["told"]
+
+
+def test_fixed_codec_of_few_bits_with_an_adaptive_optimizer_warns_once(ranks: Ranks) -> None:
+    ternary, mild, sgd, sparse = ranks["fixed"][0]
+    assert "AdamW" in ternary and "2.97" in ternary and ternary.count("fewer than 8 bits") == 1
+    assert not mild and not sgd and "topk" in sparse and ranks["fixed"][1:] == [[""] * 4] * 2
 
 
 def test_unused_branch_keeps_its_residual_through_uncompressed_steps(ranks: Ranks) -> None:

@@ -86,19 +86,14 @@ def run_raise(rank: int, parameter: str, poisoned: int) -> list[str]:
 
 
 def run_auto(rank: int, nonfinite: Any) -> dict[str, Any]:
-    """Uncompressed steps, some with NaN on rank 1: measured or not, and with every way in which DDP calls its hook."""
+    """Uncompressed steps, some with NaN on rank 1, with every way in which DDP calls its hook."""
     found: dict[str, Any] = {}
-    for name, options in {**WAYS, "not measured": {}}.items():
+    for name, options in WAYS.items():
         model = DistributedDataParallel(mlp(), **options)
         state = ddp.compress(model, "auto", measure_link=False, nonfinite=nonfinite)
-        auto: Any = state.auto
         force(state, 0)
         if name == "static":
             model._set_static_graph()  # type: ignore[no-untyped-call]
-        if name == "not measured":
-            auto.pilot.take = lambda notes, level: None
-            auto.pilot._count_down = lambda *_: None
-            auto.pilot.memory.note_gap, auto.pilot.memory.doubts, auto.pilot.memory.probe = 100, 0, False
         optimizer, seen = torch.optim.SGD(model.parameters(), lr=0.05), []
         for step in range(5):
             skipped, failed = state.steps_skipped, ""
@@ -110,7 +105,7 @@ def run_auto(rank: int, nonfinite: Any) -> dict[str, Any]:
             nan = any(each.grad is not None and bool(each.grad.isnan().any()) for each in model.parameters())
             if state.steps_skipped == skipped and not failed:
                 optimizer.step()
-            seen.append((state.steps_skipped, nan, auto.watched, failed))
+            seen.append((state.steps_skipped, nan, failed))
         found[name] = (seen, all(bool(value.isfinite().all()) for value in weights(model.module).values()))
     return found
 
@@ -176,14 +171,13 @@ def run_alone(rank: int) -> tuple[int, bool]:
 
 def test_nan_in_an_uncompressed_step_skips_it_on_all_ranks(ranks: dict[str, list[Any]]) -> None:
     for found in ranks["auto, skip"]:
-        assert not any(watched for _, _, watched, _ in found["not measured"][0])
         for name, (seen, finite) in found.items():
             assert [skipped for skipped, *_ in seen] == [1, 1, 2, 3, 3] and finite, (name, seen)
-            assert [nan for _, nan, *_ in seen] == [True, False, True, True, False], (name, seen)
+            assert [nan for _, nan, _ in seen] == [True, False, True, True, False], (name, seen)
 
 
 def test_nan_in_an_uncompressed_step_raises_on_all_ranks_by_default(ranks: dict[str, list[Any]]) -> None:
     for found in ranks["auto, raise"]:
         for name, (seen, finite) in found.items():
-            assert "holds NaN or Inf: some rank's gradient did" in seen[0][3] and all(f for *_, f in seen), (name, seen)
+            assert "holds NaN or Inf: some rank's gradient did" in seen[0][2] and all(f for *_, f in seen), (name, seen)
             assert finite and seen[0][0] == 0, name

@@ -3,7 +3,6 @@
 This file leaves out `from __future__ import annotations`: DDP compares the hook's annotations with real types.
 """
 
-import time
 import weakref
 from collections.abc import Callable, Mapping
 from datetime import timedelta
@@ -19,13 +18,13 @@ from thinwire.codecs import Codec
 from thinwire.collective.residuals import TrainedTensor
 from thinwire.errors import ConfigError
 from thinwire.hooks.ddp.state import Reduction, ThinwireState
-from thinwire.hooks.exchange.autopilot import ExchangeAutopilot
+from thinwire.hooks.exchange.auto import ExchangeAuto
 from thinwire.hooks.exchange.options import GATHER_MB, ExchangeOptions
 from thinwire.hooks.exchange.ranks import check_floating
 from thinwire.hooks.guards import StepGuard
 from thinwire.hooks.sparse_modules import check_dense
 from thinwire.hooks.wrapping import inside_compiled
-from thinwire.policies.autopilot.pilot import Target
+from thinwire.policies.auto.levels import Target
 from thinwire.policies.compression import MIN_NUMEL, Compression
 from thinwire.runtime.collective import CollectiveDriver
 from thinwire.schema.tensor_names import plain_name
@@ -143,7 +142,15 @@ def compress(
     core = asked.core(tensors, peers, drop_zeros=drop_zeros)
     driver = CollectiveDriver(core, peers)
     driver.close_with(wrapped)
-    auto = asked.controller(settings, core, driver)
+    guard = StepGuard(
+        wrapped.module,
+        wrapper=wrapped,
+        reduced=parameters.values(),
+        compressed=[parameters[tensor.name] for tensor in tensors if not tensor.uncompressed],
+        ignored=wrapped.parameters_to_ignore,
+        few_bits=asked.few_bits(choices, settings, peers.rank),
+    )
+    auto = asked.controller(settings, core, driver, guard)
     state = ThinwireState(
         core=core,
         driver=driver,
@@ -152,16 +159,8 @@ def compress(
         model=wrapped,
         options=asked,
         link_bps=asked.link_bps(peers, auto),
-        guard=StepGuard(
-            wrapped.module,
-            wrapper=wrapped,
-            reduced=parameters.values(),
-            compressed=[parameters[tensor.name] for tensor in tensors if not tensor.uncompressed],
-            ignored=wrapped.parameters_to_ignore,
-        ),
+        guard=guard,
     )
-    if state.auto is not None:
-        state.auto.listen(state.group, list(parameters.values()))
     wrapped.register_comm_hook(state, thinwire_hook)
     return state
 
@@ -189,9 +188,9 @@ def thinwire_hook(state: ThinwireState, bucket: dist.GradBucket) -> torch.future
             state.note_warm_up()
         state.follow_loss_scale()
         if auto is not None:
-            auto.begin_step(step, buffer)
+            auto.begin_step(step)
     if auto is not None:
-        auto.bucket_ready(last=last)
+        auto.bucket_ready()
         if not auto.compressed:
             if auto.flush.waiting:
                 auto.flush.add(state.bucket(bucket), buffer)
@@ -211,7 +210,7 @@ def _raise_after_backward(state: ThinwireState) -> None:
         torch.autograd.Variable._execution_engine.queue_callback(state.driver.wait_step)
 
 
-def _look_after_backward(auto: ExchangeAutopilot) -> None:
+def _look_after_backward(auto: ExchangeAuto) -> None:
     """Looks at the averages of an uncompressed step once DDP has waited for them all; raises where they are to."""
 
     def look() -> None:
@@ -232,21 +231,13 @@ def _uncompressed(state: ThinwireState, buffer: torch.Tensor, *, last: bool) -> 
     """What DDP does without a hook: the same bits, with as little as possible around it."""
     if state.core.residuals.mean:
         buffer.mul_(1 / state.world_size)
-    auto, piggyback, reduced = state.auto, None, buffer
-    if auto is not None and auto.piggyback is not None and auto.piggyback.waiting:
-        piggyback = auto.piggyback
-        reduced = piggyback.load(buffer)
-    begun = time.perf_counter()
     # dist.all_reduce takes as long again, for looking up and logging what is known here.
-    work = state.group.allreduce([reduced])
-    if piggyback is not None:
-        piggyback.begun(work)
-    watched = auto is not None and (auto.watched or auto.flush.under_way)
-    averages: torch.futures.Future[torch.Tensor] | None = None
-    if not (watched or buffer.is_cuda or state.reduces_late) and _in_backward():
+    work = state.group.allreduce([buffer])
+    auto, averages = state.auto, None
+    if not (buffer.is_cuda or state.reduces_late) and _in_backward():
         # Python in gloo's thread, in the middle of the backward pass, takes more than all else here.
-        averages = torch.futures.Future()
-        state.under_way.append(Reduction(work, buffer, averages, piggyback))
+        averages = torch.futures.Future[torch.Tensor]()
+        state.under_way.append(Reduction(work, buffer, averages))
     if last and state.under_way:  # earlier buckets, where not this one; DDP queues its own wait right after this
         torch.autograd.Variable._execution_engine.queue_callback(state.finish_reductions)
     if last and auto is not None:
@@ -260,12 +251,7 @@ def _uncompressed(state: ThinwireState, buffer: torch.Tensor, *, last: bool) -> 
 
     def averaged(done: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
         result, auto = done.value()[0], None if watching is None else watching()
-        if piggyback is not None:
-            piggyback.unload(buffer)
-            result = buffer
-        if auto is not None and watched:
-            auto.reduced(begun, result)
-        elif auto is not None:
+        if auto is not None:
             auto.flush.reduced(result)
         return result
 

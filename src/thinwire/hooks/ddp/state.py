@@ -13,7 +13,6 @@ from torch.utils.weak import TensorWeakRef
 
 from thinwire.collective.core import Bucket
 from thinwire.errors import ConfigError, check_keys
-from thinwire.hooks.exchange.piggyback import Piggyback
 from thinwire.hooks.exchange.state import ExchangeState
 
 
@@ -24,13 +23,11 @@ class Reduction(NamedTuple):
         work: to wait for.
         buffer: of the gradients, and then of their averages.
         averages: what DDP waits for.
-        piggyback: what has the averages, where bytes travel with them.
     """
 
     work: dist.Work
     buffer: torch.Tensor
     averages: torch.futures.Future[torch.Tensor]
-    piggyback: Piggyback | None
 
 
 class _Emptied:
@@ -171,15 +168,13 @@ class ThinwireState(ExchangeState):
             RuntimeError: a rank is gone, in gloo's words.
         """
         under_way, self.under_way = self.under_way, []
-        for work, buffer, averages, piggyback in under_way:
+        for work, buffer, averages in under_way:
             work.wait()
-            if piggyback is not None:
-                piggyback.unload(buffer)
             if self.auto is not None:
                 self.auto.flush.reduced(buffer)
             averages.set_result(buffer)
-        if self.auto is not None and under_way and not self.auto.flush.under_way:
-            self.auto.waited()
+        if self.auto is not None:
+            self.auto.exposed()
 
     def bucket(self, shown: dist.GradBucket) -> Bucket:  # type: ignore[name-defined]
         """Returns what a bucket of DDP's holds; made when DDP first shows a bucket of these parameters."""

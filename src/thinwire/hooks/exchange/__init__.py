@@ -4,11 +4,8 @@ ranks        what ranks find and tell each other before training
 options      what the user asks for, checked, and the exchange that is made of it
 state        what is kept between steps and travels with a checkpoint, and
     saved        what such a state is made of; `merge` joins that of all ranks
-autopilot    `codec="auto"`: the setting of every step, with
-    measures     what it is told of the model and its gradients
-    alarm        what ranks tell each other of steps that nobody measures
-    piggyback    these numbers on a gradient's own all-reduce
-    flush        what waits in residuals goes into the first uncompressed step
+auto         `codec="auto"`: the setting of every step, with
+    flush        residuals go into the first uncompressed step
 records      step records for metrics writers
 report       what compression cost and saved
 

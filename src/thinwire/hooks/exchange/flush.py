@@ -1,6 +1,6 @@
 """What a controller that stops compressing does with residuals: they go into the next uncompressed step.
 
-Every average of uncompressed steps is looked at: one that holds NaN or Inf makes the step nobody's, or the last.
+The averages of all uncompressed steps are looked at: NaN or Inf in them makes all ranks skip the step, or raise.
 """
 
 from __future__ import annotations

@@ -21,11 +21,11 @@ from thinwire.codecs import Codec
 from thinwire.collective.core import Collective
 from thinwire.collective.residuals import Partitions, Residuals, TrainedTensor
 from thinwire.errors import ConfigError
-from thinwire.hooks.exchange.autopilot import ExchangeAutopilot
+from thinwire.hooks.exchange.auto import ExchangeAuto
 from thinwire.hooks.exchange.ranks import described, meet, timeout_of
-from thinwire.policies.auto_codec import AUTO, AutoCodec
-from thinwire.policies.autopilot.levels import Level, residual_codec
-from thinwire.policies.autopilot.pilot import Target
+from thinwire.hooks.guards import StepGuard
+from thinwire.policies.adaptive import takes_few_bits
+from thinwire.policies.auto.levels import AUTO, Level, Limits, Target, residual_codec
 from thinwire.policies.compression import MIN_NUMEL, PLAIN, ByShape, Choice, Compression, Exclude, as_codec, select
 from thinwire.runtime.collective import CollectiveDriver
 from thinwire.runtime.peers import agree, measure_link
@@ -121,19 +121,17 @@ class ExchangeOptions:
             raise ConfigError(
                 f"codec='auto' decides both ways and all options itself; leave out {', '.join(what)}, or name a codec"
             )
-        auto = self._auto
-        auto.warn("step")
-        return auto.settings(devices, uncompressed=True)
+        return self._limits.levels(devices)
 
     @property
     def _asked(self) -> dict[str, Any]:
-        """What is asked of the controller; the rest is as `AutoCodec` has it."""
+        """What is asked of the controller; the rest is as `Limits` has it."""
         asked = {"lag_limit": self.lag_limit, "target": self.target}
         return {name: value for name, value in asked.items() if value is not None}
 
     @property
-    def _auto(self) -> AutoCodec:
-        return AutoCodec(**self._asked)
+    def _limits(self) -> Limits:
+        return Limits(**self._asked)
 
     def choices(self, shapes: Mapping[str, tuple[int, ...]], settings: tuple[Level, ...] = ()) -> dict[str, Choice]:
         """Returns every tensor's codecs. They refuse NaN and Inf: what then happens is the hook's to say.
@@ -206,7 +204,7 @@ class ExchangeOptions:
         """
         if not settings:
             return {"id": self.codec if isinstance(self.codec, str) else self.codec.id}
-        auto = self._auto
+        auto = self._limits
         names = [level.name for level in settings]
         return {"id": AUTO, "lag_limit": float(auto.lag_limit), "target": auto.target, "settings": names}
 
@@ -241,29 +239,34 @@ class ExchangeOptions:
         )
 
     def controller(
-        self, settings: tuple[Level, ...], core: Collective, driver: CollectiveDriver, *, blocking: bool = False
-    ) -> ExchangeAutopilot | None:
+        self,
+        settings: tuple[Level, ...],
+        core: Collective,
+        driver: CollectiveDriver,
+        guard: StepGuard,
+        *,
+        blocking: bool = False,
+    ) -> ExchangeAuto | None:
         """Returns what chooses among the settings; None with a fixed codec, or where a rank has nobody to send to.
 
         Args:
             settings: of `codec="auto"`.
             core, driver: of the exchange.
+            guard: knows the optimizer.
             blocking: whether the backward pass waits for every uncompressed reduction.
         """
         if not settings or core.residuals.world == 1:
             return None
-        auto = self._auto
-        return ExchangeAutopilot(
-            settings,
-            core,
-            driver,
-            lag_limit=auto.lag_limit,
-            target=auto.target,
-            start_step=self.start_step,
-            blocking=blocking,
+        return ExchangeAuto(
+            settings, self._limits, core, driver, guard=guard, start_step=self.start_step, blocking=blocking
         )
 
-    def link_bps(self, peers: PeerGroup, auto: ExchangeAutopilot | None = None) -> float:
+    def few_bits(self, choices: Mapping[str, Choice], settings: tuple[Level, ...], rank: int) -> str:
+        """Returns the fixed codec in words where it takes fewer than 8 bits of a gradient; else, and off rank 0, ""."""
+        found = {str(each.up): None for each in choices.values() if takes_few_bits(each.up)}
+        return "" if settings or rank or not found else ", ".join(found)
+
+    def link_bps(self, peers: PeerGroup, auto: ExchangeAuto | None = None) -> float:
         """Returns bits per second of the slowest link, if that is to be measured; else 0. All ranks call it.
 
         Args:

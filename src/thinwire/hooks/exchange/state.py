@@ -12,7 +12,7 @@ import torch.distributed as dist
 from thinwire.cautions import caution
 from thinwire.collective.core import Collective
 from thinwire.errors import ConfigError, check_keys
-from thinwire.hooks.exchange.autopilot import ExchangeAutopilot
+from thinwire.hooks.exchange.auto import ExchangeAuto
 from thinwire.hooks.exchange.options import ExchangeOptions
 from thinwire.hooks.exchange.records import ExchangeRecords
 from thinwire.hooks.exchange.saved import FORMAT, check_saved
@@ -68,7 +68,7 @@ class ExchangeState:
         link_bps: float,
         ranks: Sequence[int] | None = None,
         guard: StepGuard | None = None,
-        auto: ExchangeAutopilot | None = None,
+        auto: ExchangeAuto | None = None,
     ) -> None:
         self._guard = guard
         numbers = driver.peers.names if ranks is None else ranks
@@ -125,7 +125,7 @@ class ExchangeState:
     @property
     def known_link_bps(self) -> float:
         """Bits per second of the slowest link, as measured last: at the start, or by the controller since."""
-        return (0.0 if self.auto is None else self.auto.pilot.memory.link_bps) or self.link_bps
+        return (0.0 if self.auto is None else self.auto.controller.memory.link_bps) or self.link_bps
 
     def counters(self) -> dict[str, float]:
         """Returns the sums so far: bytes, values and messages sent, and seconds by purpose."""

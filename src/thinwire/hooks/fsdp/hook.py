@@ -36,7 +36,7 @@ from thinwire.hooks.fsdp.parameter_groups import (
 from thinwire.hooks.fsdp.passes import Passes
 from thinwire.hooks.fsdp.state import Ready, ShardedState
 from thinwire.hooks.guards import StepGuard
-from thinwire.policies.autopilot.pilot import Target
+from thinwire.policies.auto.levels import Target
 from thinwire.policies.compression import MIN_NUMEL, PLAIN, ByShape, Choice, Compression, as_codec, select
 from thinwire.runtime.collective import CollectiveDriver
 from thinwire.security.credentials import Credentials
@@ -192,7 +192,14 @@ def compress(
         coded = {name: gather_codec for name, choice in selected.items() if choice.up != PLAIN}
     driver = CollectiveDriver(core, peers)
     driver.close_with(model)
-    auto = asked.controller(settings, core, driver, blocking=True)
+    guard = StepGuard(
+        model,
+        wrapper=model,
+        reduced=list(model.parameters()),
+        compressed=list(model.parameters()),
+        few_bits=asked.few_bits(choices, settings, everyone.rank),
+    )
+    auto = asked.controller(settings, core, driver, guard, blocking=True)
     state = ShardedState(
         core=core,
         driver=driver,
@@ -201,7 +208,7 @@ def compress(
         ranks=everyone.names,
         everyone=everyone,
         link_bps=asked.link_bps(peers, auto),
-        guard=StepGuard(model, wrapper=model, reduced=list(model.parameters()), compressed=list(model.parameters())),
+        guard=guard,
         buckets={group: _bucket(group, core.residuals) for group in groups},
         wholes=wholes,
         cuts=cuts,
@@ -247,8 +254,7 @@ class _AllReduce:
             state.flush(group, flat)
             begun = time.perf_counter()
             group.all_reduce(flat)
-            if state.auto is not None:
-                state.auto.reduced(begun, flat)
+            state.reduced(begun, flat)
             state.gradient_ready(Ready(group, None, 1.0))
             return
         values, factor = group.take_all_reduce(flat, state.compute_dtype(group))
@@ -280,8 +286,8 @@ class _CodedReduceScatter(ReduceScatter):
             state.gradient_ready(Ready(self._group, None, 1.0))
             begun = time.perf_counter()
             work = self._uncompressed(output_tensor, input_tensor, group, op, async_op)
-            if state.auto is not None and work is None:
-                state.auto.reduced(begun, output_tensor)
+            if work is None:
+                state.reduced(begun, output_tensor)
             return work
         values, factor = self._group.take_reduce_scatter(output_tensor, input_tensor, state.compute_dtype(self._group))
         state.gradient_ready(Ready(self._group, values, factor))

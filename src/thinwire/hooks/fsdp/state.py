@@ -171,8 +171,8 @@ class ShardedState(ExchangeState):
                 self.end_step()
             if not self._exchanging:
                 self.follow_loss_scale()
-                self.auto.begin_step(self.step, flat)
-            self.auto.bucket_ready(last=True)
+                self.auto.begin_step(self.step)
+            self.auto.bucket_ready()
         return self.auto.compressed
 
     def flush(self, group: ParameterGroup, flat: torch.Tensor) -> None:
@@ -181,6 +181,14 @@ class ShardedState(ExchangeState):
             waiting = torch.zeros(flat.numel(), dtype=self.compute_dtype(group), device=flat.device)
             self.auto.flush.add(self._buckets[group], waiting)
             group.add_waiting(flat, waiting)
+
+    def reduced(self, begun: float, averages: torch.Tensor) -> None:
+        """Takes an uncompressed reduction that began at `begun`, as `time.perf_counter` has it."""
+        if self.auto is None:
+            return
+        if not averages.is_cuda:  # else this is when it was queued
+            self.auto.exposed(begun)
+        self.auto.flush.reduced(averages)
 
     def gradient_ready(self, ready: Ready) -> None:
         """Takes a parameter group's gradients in the backward pass, and returns at once.

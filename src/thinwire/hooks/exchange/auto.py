@@ -1,0 +1,288 @@
+"""`codec="auto"` in a hook: measures steps, tells the other ranks, asks the controller, and changes the codec.
+
+Every few steps each rank sends the others a note of 24 bytes; it travels during the next step, and all ranks decide
+before the one after that. Uncompressed steps are otherwise DDP's or FSDP2's own.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from statistics import median
+
+import msgspec
+
+from thinwire.cautions import caution
+from thinwire.collective.core import Collective
+from thinwire.errors import ConfigError, check_keys
+from thinwire.hooks.exchange.flush import Flush
+from thinwire.hooks.guards import StepGuard
+from thinwire.policies.auto.controller import NOTE_NBYTES, SETTLING, Controller, Memory, Note, Workload
+from thinwire.policies.auto.levels import Level, Limits, residual_codec
+from thinwire.runtime.collective import CollectiveDriver
+from thinwire.runtime.peers import Gathering, agree, measure_link
+
+PROBE_TRIES = 3
+"""Busy processors make a link look slower, never faster: a rate below the known one is measured so often."""
+EARLY_NOTES = 3
+"""The first notes say which optimizer takes the gradients; the step that sends them waits for them."""
+_log = logging.getLogger(__name__)
+
+
+class _State(msgspec.Struct):
+    """What travels with a checkpoint beside the residuals."""
+
+    controller: str
+    level: int
+    changed_at: int
+    notes: int
+    since_note: int
+
+
+class ExchangeAuto:
+    """The settings of one rank's hook, step by step.
+
+    Call `begin_step` with a step's first gradients and `bucket_ready` with each; where a step is uncompressed,
+    `flush.add` before each reduction and `exposed` with the seconds that the backward pass waited for it.
+
+    Args:
+        levels: the settings; see `policies.auto.levels`.
+        limits: of the controller.
+        core: this rank's part in the exchange, its contexts made for `residual_codec(levels)`.
+        driver: of the same exchange.
+        guard: knows which optimizer takes the gradients.
+        start_step: steps before it are uncompressed.
+        blocking: whether the backward pass waits for every uncompressed reduction, as FSDP2's does.
+
+    Attributes:
+        base: the codec that stands for whichever is in use.
+        controller: chooses the setting.
+        level: index of the setting of the step under way.
+        changed_at: the step since which it is in use.
+        flush: takes what waits in residuals into the next uncompressed step.
+    """
+
+    def __init__(
+        self,
+        levels: tuple[Level, ...],
+        limits: Limits,
+        core: Collective,
+        driver: CollectiveDriver,
+        *,
+        guard: StepGuard,
+        start_step: int = 0,
+        blocking: bool = False,
+    ) -> None:
+        self._core, self._driver, self._guard = core, driver, guard
+        self._start_step, self._blocking = start_step, blocking
+        self.base = residual_codec(levels)
+        self._contexts = [context for context in core.residuals.contexts.values() if context.codec == self.base]
+        self.controller = Controller(levels, _workload(core, self, blocking=blocking), limits)
+        self.flush = Flush(core, driver)
+        self.level = self.changed_at = 0
+        self._notes = self._since_note = 0
+        self._gathering: tuple[Gathering, int] | None = None
+        self._samples: list[tuple[float, ...]] = []
+        self._settling = SETTLING
+        self._began = self._last_ready = self._exposed_s = 0.0
+        self._spent = (0.0, 0.0)
+        self._compared = self._warned = False
+
+    @property
+    def setting(self) -> Level:
+        """The setting of the step under way."""
+        return self.controller.levels[self.level]
+
+    @property
+    def compressed(self) -> bool:
+        """Whether the step under way is compressed."""
+        return self.setting.codec is not None
+
+    def measure(self) -> float:
+        """Measures the link, on all ranks; returns bits per second."""
+        best, known = 0.0, self.controller.memory.link_bps
+        for _ in range(PROBE_TRIES):
+            best = max(best, measure_link(self._driver.peers))
+            if best >= 0.8 * known:
+                break
+        if 0 < best < math.inf:
+            self.controller.take_link(best)
+        return best
+
+    def begin_step(self, step: int) -> None:
+        """Decides the step's setting, on all ranks alike.
+
+        Raises:
+            TransportError: a rank is gone.
+            ProtocolError: at the first step, ranks begin from different states.
+        """
+        if not self._compared:
+            self._compare(step)
+        self._sample()
+        self.settle()
+        uncompressed = step < self._start_step
+        if not uncompressed:
+            self._tell()
+            if self.controller.wants_probe:
+                self.measure()
+            self.controller.begin_step()
+        self._set(0 if uncompressed else self.controller.memory.level, step)
+        if self.compressed:
+            self.flush.expect_all()
+        self._began, self._exposed_s = time.perf_counter(), 0.0
+
+    def bucket_ready(self) -> None:
+        """Says that some gradients of the step are ready."""
+        self._last_ready = time.perf_counter()
+
+    def exposed(self, begun: float = 0.0) -> None:
+        """Says that averages are there which the backward pass has waited for, since `begun` or its last gradients."""
+        self._exposed_s += max(0.0, time.perf_counter() - (begun or self._last_ready))
+
+    def settle(self) -> None:
+        """Ends what the last step has left under way; between two steps."""
+        self.flush.settle()
+        if self._gathering is not None:
+            (gathering, level), self._gathering = self._gathering, None
+            self.controller.take([Note.unpack(data) for data in gathering.wait()], level)
+
+    # ---- checkpoints and reports
+
+    def state(self) -> str:
+        """Returns the controller's state as text; call it between two steps."""
+        self.settle()
+        memory = self.controller.memory.state()
+        return msgspec.json.encode(_State(memory, self.level, self.changed_at, self._notes, self._since_note)).decode()
+
+    @contextmanager
+    def loading(self, text: str) -> Iterator[None]:
+        """Takes `state()` back, on all ranks, once what is inside has loaded residuals.
+
+        Before them, bounds on the lag are asked for as much as any setting asks: they are cut to that as they are
+        loaded, and the setting in use may be another than the state's.
+
+        Args:
+            text: empty where residuals are of a run with a fixed codec.
+
+        Raises:
+            ConfigError: it cannot be that; nothing has been loaded.
+        """
+        self.settle()
+        saved, memory = _decoded(text) if text else (None, None)
+        self._ask(max(setting.sparsity for setting in self.controller.levels))
+        try:
+            yield
+            if saved is not None and memory is not None:
+                self.controller.load(memory)
+                self.level = min(saved.level, len(self.controller.levels) - 1)
+                self.changed_at, self._notes, self._since_note = saved.changed_at, saved.notes, saved.since_note
+            self.flush.expect_all()
+        finally:
+            self._apply()
+        self._compared = False
+        self._forget_samples()
+
+    def __str__(self) -> str:
+        return self.controller.describe(self.level, self.changed_at)
+
+    # ---- a step
+
+    def _compare(self, step: int) -> None:
+        """Compares with the other ranks what their messages go by: a state may have been loaded on some of them alone.
+
+        A compressed exchange says so by itself; an all-reduce of another size ends the process, in gloo's own thread.
+        """
+        own = {"step": step, "controller": self.state()}
+        wanted = "load the state of one step on every rank, or on none"
+        agree(self._driver.peers, own, when="take the first step", wanted=wanted)
+        self._compared = True
+
+    def _sample(self) -> None:
+        """Measures the step that has ended."""
+        spent, before = self._driver.spent(), self._spent
+        self._spent = spent
+        if not self._began or self._settling > 0:
+            self._settling -= 1 if self._began else 0
+            return
+        step_s, overlap_s = time.perf_counter() - self._began, self._last_ready - self._began
+        if self.compressed:
+            codec_s, sent_nbytes = (now - then for now, then in zip(spent, before, strict=True))
+            self._samples.append((step_s, 0.0, overlap_s, codec_s, sent_nbytes))
+        else:
+            overlap_s -= self._exposed_s if self._blocking else 0.0
+            self._samples.append((step_s, self._exposed_s, max(0.0, overlap_s), 0.0, 0.0))
+
+    def _tell(self) -> None:
+        """Sends the other ranks a note, where one is due."""
+        self._since_note += 1
+        if self._since_note < self.controller.note_every:
+            return
+        medians = [median(column) for column in zip(*self._samples, strict=True)]
+        note = Note(*medians)._replace(optimizer=self._guard.optimizer)
+        self._samples, self._since_note = [], 0
+        self._notes += 1
+        peers = self._driver.peers
+        self._gathering = Gathering(peers, note.pack(), [NOTE_NBYTES] * peers.size), self.level
+        if self._notes <= EARLY_NOTES:
+            self.settle()
+
+    def _set(self, level: int, step: int) -> None:
+        if level != self.level:
+            self.level, self.changed_at = level, step
+            self._forget_samples()
+            self._apply()
+        if self._core.residuals.rank == 0:
+            for line in self.controller.news():
+                _log.info("auto, step %d: %s", step, line)
+            if self.controller.held_back and not self._warned:
+                self._warned = True
+                caution(
+                    "codec='auto' stays within 8 bits, as the optimizer is adaptive and fewer bits of its gradients "
+                    "cost accuracy. On this link it is faster to exchange what the optimizer does: "
+                    "optimizer = tw.distribute(model, optimizer) in place of ddp.compress"
+                )
+
+    def _forget_samples(self) -> None:
+        self._samples, self._settling = [], SETTLING
+
+    def _apply(self) -> None:
+        self._driver.release_buffers()
+        if self.setting.codec is not None:
+            self._ask(self.setting.sparsity)
+            self._core.recode(self._contexts, self.setting.codec)
+
+    def _ask(self, sparsity: float) -> None:
+        for context in self._contexts:
+            if context.lag_bound is not None:
+                context.lag_bound.ask(sparsity)
+
+
+def _workload(core: Collective, auto: ExchangeAuto, *, blocking: bool) -> Workload:
+    tensors = core.residuals.tensors.values()
+    coded = sum(tensor.numel for tensor in tensors if tensor.choice.up == auto.base)
+    whole = sum(tensor.numel for tensor in tensors)
+    return Workload(
+        coded=coded,
+        plain=whole - coded,
+        ranks=core.residuals.world,
+        groups=max(1, math.ceil(4 * whole / core.group_nbytes)) if core.group_nbytes else 1,
+        uncompressed_nbytes=sum(tensor.nbytes for tensor in tensors),
+        pulls=core.pulls,
+        blocking=blocking,
+    )
+
+
+def _decoded(text: str) -> tuple[_State, Memory]:
+    """Returns what a state holds. Raises ConfigError where it cannot be one."""
+    what = "the state of codec='auto' cannot be read: it"
+    try:
+        check_keys(msgspec.json.decode(text, type=dict), _State.__struct_fields__, what)
+        saved = msgspec.json.decode(text, type=_State)
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"the state of codec='auto' cannot be read: {error}") from error
+    if min(saved.level, saved.notes, saved.since_note) < 0:
+        raise ConfigError(f"{what} has setting {saved.level}, and {saved.notes} notes")
+    return saved, Memory.from_state(saved.controller)
