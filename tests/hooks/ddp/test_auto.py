@@ -96,7 +96,7 @@ def run_limited(rank: int) -> list[Any]:
     train(model, rank, 3)
     saved = state.state_dict()
     found: list[Any] = []
-    for text in (saved["auto"], "{}", saved["auto"].replace('"level":4', '"level":-4')):
+    for text in (saved["auto"], "{}", saved["auto"].replace('"used":4', '"used":-4')):
         _, limited, auto = made(lag_limit=1.5)
         try:
             said = limited.load_state_dict({**saved, "auto": text})

@@ -13,11 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from statistics import median
 
-import msgspec
-
 from thinwire.cautions import caution
 from thinwire.collective.core import Collective
-from thinwire.errors import ConfigError, check_keys
 from thinwire.hooks.exchange.flush import Flush
 from thinwire.hooks.guards import StepGuard
 from thinwire.policies.auto.controller import NOTE_NBYTES, SETTLING, Controller, Memory, Note, Workload
@@ -30,16 +27,6 @@ PROBE_TRIES = 3
 EARLY_NOTES = 3
 """The first notes say which optimizer takes the gradients; the step that sends them waits for them."""
 _log = logging.getLogger(__name__)
-
-
-class _State(msgspec.Struct):
-    """What travels with a checkpoint beside the residuals."""
-
-    controller: str
-    level: int
-    changed_at: int
-    notes: int
-    since_note: int
 
 
 class ExchangeAuto:
@@ -60,8 +47,6 @@ class ExchangeAuto:
     Attributes:
         base: the codec that stands for whichever is in use.
         controller: chooses the setting.
-        level: index of the setting of the step under way.
-        changed_at: the step since which it is in use.
         flush: takes what waits in residuals into the next uncompressed step.
     """
 
@@ -82,14 +67,17 @@ class ExchangeAuto:
         self._contexts = [context for context in core.residuals.contexts.values() if context.codec == self.base]
         self.controller = Controller(levels, _workload(core, self, blocking=blocking), limits)
         self.flush = Flush(core, driver)
-        self.level = self.changed_at = 0
-        self._notes = self._since_note = 0
         self._gathering: tuple[Gathering, int] | None = None
         self._samples: list[tuple[float, ...]] = []
         self._settling = SETTLING
         self._began = self._last_ready = self._exposed_s = 0.0
         self._spent = (0.0, 0.0)
         self._compared = self._warned = False
+
+    @property
+    def level(self) -> int:
+        """The index of the setting of the step under way."""
+        return self.controller.memory.used
 
     @property
     def setting(self) -> Level:
@@ -152,10 +140,9 @@ class ExchangeAuto:
     # ---- checkpoints and reports
 
     def state(self) -> str:
-        """Returns the controller's state as text; call it between two steps."""
+        """Returns the controller's memory as text; call it between two steps."""
         self.settle()
-        memory = self.controller.memory.state()
-        return msgspec.json.encode(_State(memory, self.level, self.changed_at, self._notes, self._since_note)).decode()
+        return self.controller.memory.state()
 
     @contextmanager
     def loading(self, text: str) -> Iterator[None]:
@@ -171,14 +158,12 @@ class ExchangeAuto:
             ConfigError: it cannot be that; nothing has been loaded.
         """
         self.settle()
-        saved, memory = _decoded(text) if text else (None, None)
+        memory = Memory.from_state(text) if text else None
         self._ask(max(setting.sparsity for setting in self.controller.levels))
         try:
             yield
-            if saved is not None and memory is not None:
+            if memory is not None:
                 self.controller.load(memory)
-                self.level = min(saved.level, len(self.controller.levels) - 1)
-                self.changed_at, self._notes, self._since_note = saved.changed_at, saved.notes, saved.since_note
             self.flush.expect_all()
         finally:
             self._apply()
@@ -186,7 +171,7 @@ class ExchangeAuto:
         self._forget_samples()
 
     def __str__(self) -> str:
-        return self.controller.describe(self.level, self.changed_at)
+        return str(self.controller)
 
     # ---- a step
 
@@ -217,21 +202,22 @@ class ExchangeAuto:
 
     def _tell(self) -> None:
         """Sends the other ranks a note, where one is due."""
-        self._since_note += 1
-        if self._since_note < self.controller.note_every:
+        memory = self.controller.memory
+        memory.since_note += 1
+        if memory.since_note < self.controller.note_every:
             return
         medians = [median(column) for column in zip(*self._samples, strict=True)]
         note = Note(*medians)._replace(optimizer=self._guard.optimizer)
-        self._samples, self._since_note = [], 0
-        self._notes += 1
+        self._samples, memory.since_note = [], 0
+        memory.notes += 1
         peers = self._driver.peers
         self._gathering = Gathering(peers, note.pack(), [NOTE_NBYTES] * peers.size), self.level
-        if self._notes <= EARLY_NOTES:
+        if memory.notes <= EARLY_NOTES:
             self.settle()
 
     def _set(self, level: int, step: int) -> None:
         if level != self.level:
-            self.level, self.changed_at = level, step
+            self.controller.memory.used, self.controller.memory.changed_at = level, step
             self._forget_samples()
             self._apply()
         if self._core.residuals.rank == 0:
@@ -273,16 +259,3 @@ def _workload(core: Collective, auto: ExchangeAuto, *, blocking: bool) -> Worklo
         pulls=core.pulls,
         blocking=blocking,
     )
-
-
-def _decoded(text: str) -> tuple[_State, Memory]:
-    """Returns what a state holds. Raises ConfigError where it cannot be one."""
-    what = "the state of codec='auto' cannot be read: it"
-    try:
-        check_keys(msgspec.json.decode(text, type=dict), _State.__struct_fields__, what)
-        saved = msgspec.json.decode(text, type=_State)
-    except msgspec.DecodeError as error:
-        raise ConfigError(f"the state of codec='auto' cannot be read: {error}") from error
-    if min(saved.level, saved.notes, saved.since_note) < 0:
-        raise ConfigError(f"{what} has setting {saved.level}, and {saved.notes} notes")
-    return saved, Memory.from_state(saved.controller)

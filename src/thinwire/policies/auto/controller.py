@@ -160,6 +160,8 @@ class Memory(msgspec.Struct):
         odd: notes in a row of steps that took much longer or shorter than those before.
         probe_in: steps until the link is measured, and `doubts_in` until a doubt may have that done.
         doubts: measurements in a row for doubts that found the same link.
+        used, changed_at: the setting of the last step, and the step since which it is in use.
+        notes, since_note: how often ranks have told each other, and steps since they last did.
     """
 
     level: int = 0
@@ -177,6 +179,10 @@ class Memory(msgspec.Struct):
     probe_in: int = 0
     doubts_in: int = 0
     doubts: int = 0
+    used: int = 0
+    changed_at: int = 0
+    notes: int = 0
+    since_note: int = 0
 
     def state(self) -> str:
         """Returns all of it as text."""
@@ -191,7 +197,7 @@ class Memory(msgspec.Struct):
             found = msgspec.json.decode(text, type=cls)
         except msgspec.DecodeError as error:
             raise ConfigError(f"the state of codec='auto' cannot be read: {error}") from error
-        if found.level < 0 or not 0 <= found.link_bps < math.inf:
+        if min(found.level, found.used, found.notes, found.since_note) < 0 or not 0 <= found.link_bps < math.inf:
             raise ConfigError(f"{what} has setting {found.level} and a link of {found.link_bps} bit/s")
         return found
 
@@ -277,16 +283,17 @@ class Controller:
         news, self._news = self._news, []
         return news
 
-    def describe(self, level: int, since_step: int) -> str:
+    def __str__(self) -> str:
         """Returns in words which setting is in use, since which step, and what the link is known to be."""
         memory = self.memory
         link = f"link {rate_text(memory.link_bps)}" if memory.link_bps else "link not measured yet"
         times = "1 change" if memory.changes == 1 else f"{memory.changes} changes"
-        return f"{self.levels[level].name} since step {since_step}, {times}, {link}, optimizer {memory.optimizer}"
+        used = self.levels[memory.used].name
+        return f"{used} since step {memory.changed_at}, {times}, {link}, optimizer {memory.optimizer}"
 
     def load(self, memory: Memory) -> None:
         """Takes a memory back; of a setting that is not among the levels here the strongest takes the place."""
-        memory.level = min(memory.level, len(self.levels) - 1)
+        memory.level, memory.used = (min(each, len(self.levels) - 1) for each in (memory.level, memory.used))
         self.memory = memory
 
     # ---- what was measured
