@@ -1,11 +1,7 @@
 """Codec and Context: tensor ↔ frame.
 
-A codec is a scheme (`scheme.py`) with three things around it that any scheme takes: error feedback, the zstd stage
-(`entropy_stage.py`), and what becomes of NaN and Inf. It is a frozen value: `config()` is all of it as JSON and
-`tw.codec(**config)` an equal codec. What one tensor needs between steps (the residual, how far its random numbers have
-come) lives in a `Context`.
-
-Tensors on a GPU are encoded there where their scheme has kernels (`device.py`).
+A codec is a scheme (`scheme.py`) with error feedback, the zstd stage (`entropy_stage.py`) and a rule for NaN and Inf
+around it. What one tensor needs between steps (residual, place in its random numbers) lives in a `Context`.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 """FSDP2's parameter groups; only this file and `passes.py` touch FSDP2's private names.
 
-A parameter group is what one `fully_shard` call reduces together: its gradients come as one flat tensor, the shards of
-its parameters end to end. torch lets a reduce-scatter be replaced, but calls `dist.all_reduce` itself where a mesh has
-replicas; here that call gets a group of this rank alone, and the hook that follows it does the averaging.
-
-The exchange is not awaited where FSDP calls: FSDP is given zeros, and `add_gradient` adds the averages to the shards'
-gradients once they are there. So backward passes and exchanges overlap, and a step is one exchange.
+One `fully_shard` call reduces a parameter group as one flat tensor. torch lets a reduce-scatter be replaced; where a
+mesh has replicas it calls `dist.all_reduce` itself, which gets a group of this rank alone. FSDP does not wait for the
+exchange: `add_gradient` adds the averages later, so backward passes and exchanges overlap.
 """
 
 from __future__ import annotations

@@ -8,9 +8,7 @@ The functions below the table are what all encoders share: find the place, load 
 Both passes of an encoder load v by the same lines, so that they see the same bits. Multiplication and addition must
 stay two operations: every launch passes `enable_fp_fusion=False`. Kernels take the batch as one argument, `Tables`.
 
-What a batch was encoded to (`Pending`) is on the device at first, on the host when somebody asks. Sizes and scales of
-all tensors travel to the host in one small copy, queued right behind the kernels. Asking waits for that copy, the one
-wait that learns how much there is; then exactly the compressed bytes are copied.
+An encoded batch (`Pending`) stays on the device until the host reads it: one wait for the sizes, then one copy.
 """
 
 from __future__ import annotations

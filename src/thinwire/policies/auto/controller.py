@@ -23,8 +23,9 @@ from thinwire.quantities import ms_text, rate_text
 
 NEAR, GAIN = 1.03, 1.05
 """Settings that cost so many times the least are as good; a change saves at least this."""
-SETTLING, STAY = 2, 8
-"""Steps after a change that are not measured, as buffers and kernels are made; and until the next change."""
+SETTLING, STAY, MOST_STAY = 2, 8, 512
+"""Steps after a change that are not measured, as buffers and kernels are made; and until the next change, at least. It
+is twice as many with every return to a setting that was in use before, where measurements contradict each other."""
 ENOUGH, WINDOW = 3, 8
 """Notes that make a median, and the latest of them that are kept."""
 DEPARTED, DEPARTED_S, ODD = 1.5, 3e-3, 2
@@ -148,7 +149,7 @@ class Memory(msgspec.Struct):
 
     Attributes:
         level: index of the setting in use.
-        since: steps since it is.
+        since: steps since it is, and `stay` how many it stays at least.
         changes: how often it has changed.
         link_bps: bits per second of the slowest link; 0 where it is unknown.
         optimizer: what all ranks' optimizers are: "adaptive" where any is, "unknown" where any is.
@@ -166,6 +167,7 @@ class Memory(msgspec.Struct):
 
     level: int = 0
     since: int = STAY
+    stay: int = STAY
     changes: int = 0
     link_bps: float = 0.0
     optimizer: Optimizer = "unknown"
@@ -256,7 +258,7 @@ class Controller:
         told = [_OPTIMIZERS[int(note.optimizer)] if note.optimizer in (1, 2) else "unknown" for note in notes]
         optimizer: Optimizer = "adaptive" if "adaptive" in told else "unknown" if "unknown" in told else "sgd"
         if optimizer != memory.optimizer:
-            memory.optimizer, memory.since = optimizer, max(memory.since, STAY)
+            memory.optimizer, memory.since = optimizer, max(memory.since, memory.stay)
         good = [note for note in notes if note.usable]
         if good and level == memory.level:
             self._measure(good)
@@ -276,6 +278,8 @@ class Controller:
         taken_s, step_s = PROBE_S + PROBE_BITS / memory.link_bps, max(1e-3, memory.compute_s)
         memory.probe_in = min(MOST_PROBES, max(256, math.ceil(taken_s / (PROBE_SHARE * step_s))))
         if changed:
+            memory.stay = max(STAY, memory.stay // 4)
+            memory.since = max(memory.since, memory.stay)
             self._decide()
 
     def news(self) -> list[str]:
@@ -352,7 +356,7 @@ class Controller:
         best_s, now_s = min(costs_s[place] for place in choices), costs_s[memory.level]
         self.held_back = memory.optimizer == "adaptive" and measured and best_s > GAIN * min(costs_s)
         must = memory.level not in allowed
-        if not must and (memory.since < STAY or not (measured or now_s > UNMEASURED_S)):
+        if not must and (memory.since < memory.stay or not (measured or now_s > UNMEASURED_S)):
             return
         if self._limits.target == "bytes":
             self._change(allowed[-1], "the fewest bytes that the lag and the optimizer allow")
@@ -367,6 +371,8 @@ class Controller:
         if place == memory.level:
             return
         self._news.append(f"{self.setting.name} → {self.levels[place].name}: {why}")
+        if self.levels[place].name in memory.seen_s:
+            memory.stay = min(MOST_STAY, 2 * memory.stay)
         memory.level = place
         memory.changes += 1
         memory.since = memory.odd = 0
