@@ -1,8 +1,6 @@
 """FSDP2's parameter groups; only this file and `passes.py` touch FSDP2's private names.
 
-One `fully_shard` call reduces a parameter group as one flat tensor. torch lets a reduce-scatter be replaced; where a
-mesh has replicas it calls `dist.all_reduce` itself, which gets a group of this rank alone. FSDP does not wait for the
-exchange: `add_gradient` adds the averages later, so backward passes and exchanges overlap.
+Where a mesh has replicas, torch's `dist.all_reduce` gets a group of this rank alone. `add_gradient` adds averages later.
 """
 
 from __future__ import annotations

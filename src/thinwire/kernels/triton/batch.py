@@ -7,8 +7,6 @@ one table, made anew for each batch, because gradients move in memory; the value
 The functions below the table are what all encoders share: find the place, load v = residual_scale·residual + values.
 Both passes of an encoder load v by the same lines, so that they see the same bits. Multiplication and addition must
 stay two operations: every launch passes `enable_fp_fusion=False`. Kernels take the batch as one argument, `Tables`.
-
-An encoded batch (`Pending`) stays on the device until the host reads it: one wait for the sizes, then one copy.
 """
 
 from __future__ import annotations
