@@ -1,22 +1,28 @@
-"""Step records of `tw.distribute`: skipped steps, lag, scores and bytes, table by table."""
+"""Step records and the report of `tw.distribute`: skipped steps, lag, bytes, and which steps count as costs."""
 
 from __future__ import annotations
 
+import re
 import time
 import warnings
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import thinwire as tw
+from tests.hooks.cluster import run_cluster
+from tests.hooks.local_runs import adamw, inner_step, mlp
 from tests.hooks.server_runs import one_step, run
-from thinwire.errors import ConfigError
+from thinwire.collective.residuals import Residuals, TrainedTensor
 from thinwire.hooks import records as module
 from thinwire.hooks.distribute import DistributedOptimizer
+from thinwire.hooks.exchange.state import ExchangeState
+from thinwire.hooks.report import TrainingReport
+from thinwire.policies.compression import Choice, codec_by_name
 from thinwire.telemetry import StepRecord
 from thinwire.worker.costs import StepCost
 
@@ -107,19 +113,6 @@ def test_lag_of_many_steps_warns_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert weight[-1].residual_norm is not None and weight[-1].payload_bytes_push > 0
 
 
-def test_scores_are_numbers_or_tensors_of_one_value() -> None:
-    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> None:
-        one_step(model, opt, rank, 0)
-        opt.record_scores(loss=next(model.parameters()).sum() * 0 + 0.5, accuracy=np.float32(0.25))
-        for wrong in (torch.ones(2), "low"):
-            with pytest.raises(ConfigError, match="expected a number, or a tensor with one value"):
-                opt.record_scores(loss=wrong)  # type: ignore[arg-type]
-
-    listener = Listener()
-    run(train, workers=1, codec="3lc", metrics=[listener])
-    assert [(each.loss, each.accuracy) for each in listener.records if not each.table] == [(0.5, 0.25)]
-
-
 def test_records_add_up_to_the_traffic() -> None:
     """A pull may apply several updates. The last ones come after the last step, and are in no record."""
 
@@ -142,3 +135,33 @@ def test_records_add_up_to_the_traffic() -> None:
             for phase in ("encode", "decode"):
                 seconds = sum(getattr(each, f"{phase}_s") for each in costs)
                 assert seconds == pytest.approx(traffic[f"{phase}_seconds"]), (consistency, phase)
+
+
+def test_training_reports_bytes_and_times() -> None:
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> tuple[TrainingReport, TrainingReport, int]:
+        before = opt.report()
+        for step in range(9):
+            inner_step(model, opt, rank, step)
+        return before, opt.report(), sum(parameter.numel() for parameter in model.parameters())
+
+    found, _ = run_cluster(mlp, train, optimizer=adamw, design="local-sgd[h=2]")
+    for before, after, values in found:
+        assert str(before) == "thinwire: no step yet after the first" and before.compute_share == 0
+        assert (after.steps, after.void_rounds) == (4, 0), "two exchanges, with the step that takes the second's answer"
+        assert (after.warm_up, after.compiling) == (5, False) and after.warm_up_s > 0
+        assert re.search(r"\n  left out         the first 5 steps, with [0-9.]+ m?s each of exchanging", str(after))
+        assert after.uncompressed_nbytes >= 4 * values
+        assert after.sent_nbytes > 0 and after.received_nbytes > 0 and after.ratio > 1
+        assert after.compute_s + after.encode_s + after.decode_s + after.wait_s <= after.seconds * (1 + 1e-6)
+        assert 0 < after.compute_share < 1 and after.compute_share == pytest.approx(after.compute_s / after.seconds)
+
+
+def test_uncompressed_bytes_are_of_the_tensors_own_dtypes() -> None:
+    """Plain DDP sends a bf16 gradient in 2 bytes a value; 1 byte a value is then half of it, not a quarter."""
+    choice = Choice(codec_by_name("int8"), codec_by_name("int8"))
+    for dtype, itemsize in ((torch.bfloat16, 2), (torch.float16, 2), (torch.float32, 4), (torch.float64, 8)):
+        residuals = Residuals([TrainedTensor("weight", 1000, dtype, choice)], 0, 4, mean=True, seed=0)
+        for pulls, passes in ((True, 2), (False, 1)):
+            hook = SimpleNamespace(core=SimpleNamespace(residuals=residuals, pulls=pulls))
+            nbytes = ExchangeState.__dict__["uncompressed_nbytes"].fget(hook)
+            assert nbytes == passes * 3 / 4 * 1000 * itemsize, dtype

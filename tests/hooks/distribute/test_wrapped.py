@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire as tw
-from tests.hooks.ddp_ranks import refusal, run_cases, run_ranks
+from tests.hooks.ddp_ranks import refusal, run_cases
 from tests.hooks.local_runs import adamw, inner_step, mlp, values
 
 STEPS = 10
@@ -70,27 +70,9 @@ def run(rank: int, design: str) -> dict[str, Any]:
     return found
 
 
-def run_resumed(rank: int) -> list[torch.Tensor]:
-    """Ends of a training at once, and of one that stopped in the middle of a round, each under a wrapper."""
-    ends, saved = [], dict[str, Any]()
-    for begin, end in ((0, 9), (0, 6), (6, 9)):
-        model: Any = DistributedDataParallel(mlp(rank))
-        if begin:
-            model.load_state_dict(saved["model"])
-        group, inner = dist.group.WORLD, adamw(model)
-        with tw.distribute(model, inner, group=group, design="local-sgd[h=4]", resume=saved.get("optimizer")) as opt:
-            for step in range(begin, end):
-                inner_step(model, opt, rank, step)
-            saved = copy.deepcopy({"model": model.state_dict(), "optimizer": opt.state_dict()})
-            opt.flush()
-            ends.append(values(model.module))
-        saved = saved if end == 6 else {}
-    return [ends[0], ends[2]]
-
-
 @pytest.fixture(scope="module")
 def ranks() -> dict[str, list[Any]]:
-    return run_cases(2, {**{design: (run, design) for design in DESIGNS}, "resumed": (run_resumed,)})
+    return run_cases(2, {design: (run, design) for design in DESIGNS})
 
 
 def test_wrapper_changes_no_bit_and_warns_once_its_training_is_over(ranks: dict[str, list[Any]]) -> None:
@@ -104,19 +86,3 @@ def test_wrapper_changes_no_bit_and_warns_once_its_training_is_over(ranks: dict[
         for way in ("plain", "wrapped", "accumulated"):
             one, other = (found[way][:-40] for found in ranks[design])
             assert torch.equal(one, other), "but buffers, which are worker 0's after a while alone"
-
-
-def test_wrapped_training_resumes_bit_for_bit(ranks: dict[str, list[Any]]) -> None:
-    for whole, resumed in ranks["resumed"]:
-        assert torch.equal(whole, resumed)
-
-
-def run_halves(rank: int) -> str:
-    halves = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3])]
-    return refused(DistributedDataParallel(mlp(rank)), halves[rank // 2])
-
-
-def test_wrapper_of_other_ranks_than_the_group_s_is_refused() -> None:
-    """Half of the ranks would train apart from the others."""
-    for rank, said in enumerate(run_ranks(4, run_halves)):
-        assert f"it is over ranks [0, 1, 2, 3], and group= over {[[0, 1], [2, 3]][rank // 2]}" in said, said

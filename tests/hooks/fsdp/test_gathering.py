@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from datetime import timedelta
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,14 +12,10 @@ import torch
 import thinwire as tw
 from tests.hooks.ddp_ranks import Weights, run_cases, same
 from tests.hooks.fsdp_ranks import CODEC, LOSSLESS, gradients, sharded, sharded_layers, train, whole
-from thinwire.collective.exchange import abort_packet
-from thinwire.errors import NonFiniteError, ProtocolError
+from thinwire.errors import ProtocolError
 from thinwire.hooks import fsdp
 from thinwire.hooks.fsdp import gathering
 from thinwire.hooks.fsdp.gathering import CodedAllGather
-from thinwire.packets import segments
-from thinwire.schema import Shard
-from thinwire.transports.peers import PeerGroup, ReceiveBuffer, Transfer
 
 Ranks = dict[str, list[Any]]
 
@@ -95,50 +88,6 @@ def test_report_counts_gathers_of_compressed_steps_and_not_of_evaluations(ranks:
         assert 0.9 * report.sent_nbytes < with_some.sent_nbytes < 1.1 * report.sent_nbytes
         assert late == all_steps > 0 and (partly.steps, partly.warm_up) == (2, 1)
         assert all_steps / 8 < partly.uncompressed_nbytes < all_steps / 4, "one step's, and its gradients"
-
-
-class _Peers(PeerGroup):
-    """Rank 0 of three: rank 1 gave up, and rank 2 is late."""
-
-    rank, size, timeout = 0, 3, timedelta(seconds=1)
-
-    def __init__(self, packets: dict[int, bytearray]) -> None:
-        self._packets, self.waited = packets, list[tuple[str, int]]()
-
-    def receive(self, peer: int, buffer: ReceiveBuffer, tag: int) -> Transfer:
-        return Transfer(peer, _Work("receive"), memoryview(self._packets[peer]))
-
-    def send(self, peer: int, data: bytearray, tag: int) -> Transfer:
-        return Transfer(peer, _Work("send"), memoryview(data))
-
-    def wait(self, transfer: Transfer, timeout: timedelta | None = None) -> memoryview:
-        assert isinstance(transfer.work, _Work)
-        self.waited.append((transfer.work.kind, transfer.peer))
-        return transfer.data
-
-
-@dataclass
-class _Work:
-    kind: str
-
-    def wait(self, timeout: timedelta) -> object:
-        return None
-
-
-def test_gather_waits_for_all_packets_where_one_rank_gave_up() -> None:
-    """A receive that is left under way would take what belongs to the next gather."""
-    shard = torch.linspace(-1, 1, 50)
-    frame = tw.codec("int8").encode(shard)
-    shards = bytearray().join(segments(Shard(step=0, bucket=3), [frame]))
-    peers = _Peers({1: abort_packet(NonFiniteError("weight holds NaN")), 2: shards})
-    group = SimpleNamespace(gathered=lambda flat: [flat], gathered_names=["weight"])
-    gather: Any = SimpleNamespace(
-        _peers=peers, _group=group, _number=3, _codecs=[tw.codec("int8")], _buffers={}, _count=lambda *_: None
-    )
-    gather._read = partial(CodedAllGather._read, gather)
-    with pytest.raises(NonFiniteError, match="rank 1 gave up: NonFiniteError: weight holds NaN"):
-        CodedAllGather._exchange(gather, shard)
-    assert peers.waited == [("receive", 1), ("receive", 2), ("send", 1), ("send", 2)]
 
 
 def test_coded_parameters_are_decoded_where_they_are_gathered(monkeypatch: pytest.MonkeyPatch) -> None:

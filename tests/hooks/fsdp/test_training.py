@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import re
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from tests.hooks.ddp_ranks import Weights, run_cases
-from tests.hooks.fsdp_ranks import KINDS, LOSSLESS, Break, alike, gradients, mesh, sharded_layers
+from tests.hooks import fsdp_ranks
+from tests.hooks.ddp_ranks import Weights, backward, run_cases, same
+from tests.hooks.fsdp_ranks import (
+    CODEC,
+    KINDS,
+    LOSSLESS,
+    Break,
+    alike,
+    gradients,
+    mesh,
+    sharded,
+    sharded_layers,
+    train,
+    whole,
+)
 from thinwire.hooks import fsdp
-from thinwire.hooks.fsdp.state import ShardedState
 
 GOES_ON = hasattr(FSDPModule, "reset_iter_state")
 """Whether this torch goes on after a backward pass that broke off."""
@@ -62,17 +73,40 @@ def run_broken_off(rank: int, kind: str, compressed: bool) -> list[Weights]:
     return found
 
 
-def run_groups(rank: int) -> list[int]:
-    """How many process groups there are after each model: torch keeps every group, with its threads and sockets."""
-    counts = []
-    for _ in range(3):
-        model = sharded_layers("alone")
-        state = fsdp.compress(model, "3lc", measure_link=False)
-        gradients(model, rank, 0)
-        assert state.step == 1
-        state.close()
-        counts.append(len(torch.distributed.distributed_c10d._world.pg_map))
-    return counts
+BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
+CODECS: dict[str, Mapping[str, Any] | None] = {"plain": None, "fp32": LOSSLESS, "3lc": CODEC}
+
+
+def run_mixed(rank: int, codec: str) -> Weights:
+    return fsdp_ranks.run(rank, "hsdp", CODECS[codec], 2, mp_policy=BF16)
+
+
+def run_accumulating(rank: int, kind: str, codec: str) -> tuple[Weights, int]:
+    """Three backward passes a step, of which only the last is exchanged."""
+    model, options = sharded(kind), CODECS[codec]
+    state = None if options is None else fsdp.compress(model, **options)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for number in range(3):
+        optimizer.zero_grad()
+        for part in range(3):
+            if number < 2:
+                model.set_requires_gradient_sync(part == 2)
+            else:  # inside the site gradients are reduced each time, between sites at the last
+                model.set_requires_gradient_sync(True)
+                model.set_requires_all_reduce(part == 2 or kind != "hsdp")
+            backward(model, rank, 3 * number + part)
+        optimizer.step()
+    return whole(model), 0 if state is None else state.step
+
+
+def run_report(rank: int) -> tuple[str, dict[str, str]]:
+    model = sharded("hsdp")
+    options: dict[str, Any] = {"codec_down": "int8", "codecs": {"0.*": "bf16"}, "last_layer": "fp32"}
+    state = fsdp.compress(model, "3lc", sparsity=1.5, start_step=2, **options)
+    assert str(fsdp.report(state)) == "thinwire: no compressed step yet"
+    train(model, rank, 5)
+    tensors = state.core.residuals.tensors.values()
+    return str(fsdp.report(state)), {each.name: f"{each.choice.up.id}/{each.choice.down.id}" for each in tensors}
 
 
 HOWS = ("recomputed", "several roots", "part", "before the root")
@@ -84,19 +118,47 @@ CASES: dict[str, tuple[Any, ...]] = {
     "padding, fp32": (run_padding_alone, "fp32"),
     "padding, auto": (run_padding_alone, "auto"),
 }
+MORE: dict[str, tuple[Any, ...]] = {
+    "report": (run_report,),
+    **{name: (fsdp_ranks.run, "hsdp", options) for name, options in CODECS.items()},
+    **{f"bf16, {codec}": (run_mixed, codec) for codec in CODECS},
+    **{f"{kind}, accumulating, {codec}": (run_accumulating, kind, codec) for kind in KINDS for codec in CODECS},
+}
 BROKEN = {f"{kind}, {on}": (run_broken_off, kind, on) for kind in KINDS for on in (False, True)} if GOES_ON else {}
 
 
 @pytest.fixture(scope="module")
 def ranks() -> dict[str, list[Any]]:
-    more: dict[str, tuple[Any, ...]] = {"groups": (run_groups,), **BROKEN}
-    return run_cases(4, {**CASES, **more}, group_timeout_s=60.0)
+    return run_cases(4, {**CASES, **MORE, **BROKEN}, group_timeout_s=60.0)
 
 
 def test_gradients_and_steps_are_stock_fsdp2_s(ranks: dict[str, list[Any]]) -> None:
     """One step for each backward pass; shards go by ranks, and a rank whose shards are empty takes part."""
     for case in CASES:
         assert ranks[case] == [(True, STEPS)] * 4, case
+
+
+def test_weights_are_stock_fsdp2_s_and_replicas_equal(ranks: dict[str, list[Any]]) -> None:
+    """In bfloat16, too, and where a step accumulates several passes."""
+    for name, tolerance in (("", 1e-6), ("bf16, ", 2e-3)):
+        plain, ours, coded = (ranks[name + codec] for codec in CODECS)
+        for key, value in plain[0].items():
+            torch.testing.assert_close(ours[0][key], value, rtol=tolerance, atol=tolerance)
+        assert all(same(each, coded[0]) for each in coded) and not same(coded[0], ours[0])
+    for kind in KINDS:
+        plain, ours, coded = (ranks[f"{kind}, accumulating, {codec}"] for codec in CODECS)
+        for key, value in plain[0][0].items():
+            torch.testing.assert_close(ours[0][0][key], value, rtol=1e-6, atol=1e-6)
+        assert all(steps == (3 if kind == "hsdp" else 5) for _, steps in ours)
+        assert all(same(each, coded[0][0]) for each, _ in coded)
+
+
+def test_codecs_by_name_and_start_step_are_reported(ranks: dict[str, list[Any]]) -> None:
+    for text, chosen in ranks["report"]:
+        assert re.search(r"3 compressed steps, 0 skipped.*\n.*× less.*\n(.*\n)+.*measured link", text), text
+        assert "3lc[sparsity=1.5] up and int8 down; bf16; fp32" in text.splitlines()[0], text
+        assert chosen["0.weight"].startswith("bf16/") and chosen["5.weight"].startswith("fp32/")
+        assert chosen["2.weight"] == "3lc/int8" and chosen["2.bias"] == "fp32/fp32"
 
 
 @pytest.mark.skipif(not GOES_ON, reason="this torch cannot go on after such a pass")
@@ -107,56 +169,3 @@ def test_gradients_of_a_pass_that_broke_off_are_discarded(ranks: dict[str, list[
             for wanted, found in zip(plain, ours, strict=True):
                 assert all(torch.allclose(found[name], wanted[name], rtol=1e-5, atol=1e-7) for name in wanted)
                 assert wanted.keys() == found.keys()
-
-
-def test_models_of_one_mesh_share_a_process_group(ranks: dict[str, list[Any]]) -> None:
-    assert all(counts == 3 * [counts[0]] for counts in ranks["groups"])
-
-
-def run_alone(rank: int, shape: tuple[int, ...]) -> int:
-    """Five backward passes of one rank, of which torch reduces nothing, two of them accumulating; then two at once."""
-    model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 4))
-    made = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard")[-len(shape) :])
-    fully_shard(model[0], mesh=made)
-    fully_shard(model, mesh=made)
-    state = fsdp.compress(model, "3lc", measure_link=False)
-    for number in range(5):
-        model.set_requires_gradient_sync(number not in (1, 2))  # type: ignore[operator]
-        model(torch.randn(4, 16)).sum().backward()
-        with torch.no_grad():
-            model(torch.randn(4, 16))
-    for loss in [model(torch.randn(4, 16)).sum() for _ in range(2)]:
-        loss.backward()
-    return state.step
-
-
-def test_one_rank_alone_counts_its_steps() -> None:
-    """A loop over `state.step` ends also where an elastic job has shrunk to one rank."""
-    assert run_cases(1, {"flat": (run_alone, (1,)), "sites": (run_alone, (1, 1))}) == {"flat": [5], "sites": [5]}
-
-
-class Exchanged(Exception):
-    pass
-
-
-def test_newest_gradients_leave_after_fsdp_s_reductions() -> None:
-    """On a GPU a loss scale has changed residuals on FSDP's stream, and the hook's threads read them on another."""
-    calls: list[str] = []
-
-    def exchange(*, last: bool) -> None:
-        assert last
-        raise Exchanged
-
-    groups = [SimpleNamespace(wait_reduced=lambda n=n: calls.append(f"reduced {n}"), device="cpu") for n in range(2)]
-    ready = [SimpleNamespace(group=group, wait=lambda: None) for group in groups]
-    state: Any = SimpleNamespace(
-        _ready=ready,
-        _pass=-1,
-        _exchanging=False,
-        _worst=lambda own, device: calls.append(f"{own.name} on {device}"),
-        core=SimpleNamespace(steps_skipped=0),
-        _exchange_newest=exchange,
-    )
-    with pytest.raises(Exchanged):
-        ShardedState.end_step(state)
-    assert calls == ["reduced 0", "reduced 1", "FAILED on cpu"], "ranks of other shards wait to hear of it"

@@ -13,8 +13,7 @@ from torch import nn
 
 import thinwire as tw
 from tests.hooks.cluster import run_cluster, start_server
-from tests.hooks.local_runs import adamw, inner_step, mlp, sgd, steps, values
-from thinwire.errors import ProtocolError
+from tests.hooks.local_runs import adamw, inner_step, mlp, steps, values
 from thinwire.hooks.distribute import DistributedOptimizer
 from thinwire.server.core import ServerCore
 
@@ -31,15 +30,6 @@ def test_a_flush_in_the_middle_ends_a_round_early_on_all_workers(design: str, at
 
     [one, other], _ = run_cluster(mlp, train, workers=WORKERS, optimizer=adamw, design=design)
     assert torch.equal(one[0], other[0]) and torch.equal(one[1], other[1]) and not torch.equal(one[0], one[1])
-
-
-@pytest.mark.parametrize("design", ["diloco[h=4,codec=fp32,outer_momentum=0.6]", "demo[h=4]"])
-def test_a_second_flush_changes_nothing(design: str) -> None:
-    def work(rank: int, model: nn.Module, opt: DistributedOptimizer) -> list[torch.Tensor]:
-        return [steps(count)(rank, model, opt) for count in (6, 0, 1, 0)]
-
-    for first, again, more, more_again in run_cluster(mlp, work, workers=WORKERS, optimizer=sgd, design=design)[0]:
-        assert torch.equal(first, again) and torch.equal(more, more_again) and not torch.equal(first, more)
 
 
 @pytest.mark.parametrize(
@@ -92,23 +82,6 @@ def test_a_round_that_ends_before_a_delayed_answer_was_due_pushes_nothing_twice(
     [(moved, waits)], _ = run_cluster(mlp, train, workers=1, optimizer=whole_steps, design=design)
     assert float(waits.abs().max()) > 0
     torch.testing.assert_close(moved - waits, (2.0**6 - 1) * direction, rtol=1e-5, atol=1e-4)
-
-
-def test_shared_weights_are_not_flushed_in_place_of_this_workers() -> None:
-    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> torch.Tensor:
-        model.share_memory()  # with other processes: it is the model's still
-        for step in range(6):
-            inner_step(model, opt, rank, step)
-        with opt.shared_weights(), pytest.raises(ProtocolError, match=r"flush\(\) outside"):
-            opt.flush()
-        opt.flush()
-        return values(model)
-
-    found, undisturbed = (
-        run_cluster(mlp, each, workers=WORKERS, optimizer=adamw, design="local-sgd[h=4]")[0]
-        for each in (train, steps(6))
-    )
-    assert all(map(torch.equal, found, undisturbed))
 
 
 def test_a_worker_that_joins_in_the_round_of_a_flush_and_the_others_do_not_wait_for_each_other() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Generator
 from typing import Any
 
 import pytest
@@ -14,17 +12,15 @@ from tests.hooks.cluster import run_cluster
 from tests.hooks.local_runs import (
     Optimizers,
     adamw,
-    alone,
     assert_resumes,
     inner_step,
     mlp,
     resume,
     saving,
     steps,
-    values,
     wide,
 )
-from thinwire.errors import ConfigError, ProtocolError, TransportError
+from thinwire.errors import ConfigError, ProtocolError
 from thinwire.hooks.distribute import DistributedOptimizer
 from thinwire.policies.designs import design as find_design
 
@@ -137,31 +133,3 @@ def test_states_of_another_optimizer_are_refused_before_anything_changes() -> No
 
 
 # ---- saving where an exchange cannot be waited for
-
-
-def _lost(procedure: Generator[Any, Any, Any]) -> Any:
-    procedure.close()
-    raise TransportError("worker 1 is gone")
-
-
-@pytest.mark.parametrize("design", ["local-sgd[h=4]", "3lc"])
-def test_a_state_is_saved_as_it_is_where_an_exchange_cannot_be_waited_for(design: str) -> None:
-    with alone(design) as (model, _, opt):
-        for step in range(4):
-            inner_step(model, opt, 0, step)
-        assert not opt._worker.idle, "an answer is on its way"
-        opt._driver._runner = threading.get_ident()  # a signal's handler, while this thread waits for a message
-        before = values(model)
-        model.state_dict()
-        assert torch.equal(values(model), before)
-        opt._driver._runner = None
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(opt._driver, "run", _lost)
-            for each in (model, opt):
-                with pytest.warns(UserWarning, match="before the last exchange, .*: worker 1 is gone"):
-                    each.state_dict()
-        model.state_dict()
-        assert not any(map(opt._worker.awaits, opt._worker.model.tensors))
-        for step in range(4, 8):
-            inner_step(model, opt, 0, step)
-    assert opt.state_dict()["step"] == 8, "and of one that is closed"

@@ -50,26 +50,6 @@ def test_each_takes_its_own_step_and_a_scheduler_of_the_whole_reaches_all() -> N
     assert len(one.state) == len(list(together.parameters()))
 
 
-def test_a_scheduler_finds_the_options_that_all_have_and_a_closure_is_computed_once() -> None:
-    model, calls = mlp(0), list[int]()
-    one = as_one(halves(model))
-    torch.optim.lr_scheduler.OneCycleLR(one, max_lr=0.1, total_steps=10)  # cycles betas
-    assert len({group["betas"] for group in one.param_groups}) == 1 and one.defaults["betas"] == (0.9, 0.999)
-    assert "momentum" not in as_one(both(model)).defaults and "momentum" not in one.param_groups[1]
-
-    def closure() -> torch.Tensor:
-        calls.append(1)
-        one.zero_grad()
-        loss: torch.Tensor = model(batch(0, 0)[0]).square().mean()
-        loss.backward()  # type: ignore[no-untyped-call]
-        return loss
-
-    before = values(model)
-    with torch.no_grad():
-        loss: object = one.step(closure)  # type: ignore[arg-type]
-    assert calls == [1] and isinstance(loss, torch.Tensor) and not torch.equal(values(model), before)
-
-
 def test_a_state_resumes_bit_identical_whether_the_whole_or_each_part_loads_it() -> None:
     whole, stopped = mlp(0), mlp(0)
     expected, one = as_one(both(whole)), as_one(both(stopped))
@@ -96,56 +76,6 @@ def test_a_state_resumes_bit_identical_whether_the_whole_or_each_part_loads_it()
     train(twin_model, twin, range(5, 9))
     assert torch.equal(values(twin_model), values(whole)), "a copy is made of copies"
     assert not {id(each) for each in stopped.parameters()} & {id(p) for g in twin.param_groups for p in g["params"]}
-
-
-class Codes(torch.optim.SGD):
-    """An optimizer that keeps codes, and sees by itself that they stay what they are when they are loaded."""
-
-    loaded = 0
-
-    def step(self, closure: Any = None) -> Any:
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                self.state[parameter]["codes"] = torch.full((3,), 200, dtype=torch.uint8)
-        return super().step(closure)
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.loaded += 1
-        super().load_state_dict(state_dict)
-        for number, state in state_dict["state"].items():
-            parameter = [p for group in self.param_groups for p in group["params"]][number]
-            self.state[parameter]["codes"] = state["codes"]
-
-
-def coded(model: nn.Module) -> Optimizers:
-    """The second one names its parameters."""
-    named = dict(model.named_parameters())
-    first, *others = named
-    return [Codes([named[first]], lr=0.1), torch.optim.AdamW([(name, named[name]) for name in others], lr=0.01)]
-
-
-def test_each_saves_and_loads_its_own_in_its_own_way_and_another_layout_is_refused() -> None:
-    model = mlp(0)
-    one = as_one(coded(model))
-    train(model, one, range(2))
-    heard: list[str] = []
-    own = coded(model)
-    again = Several(own)
-    for each in (again, own[1]):
-        each.register_load_state_dict_pre_hook(lambda *_: heard.append("before"))
-        each.register_load_state_dict_post_hook(lambda *_: heard.append("after"))
-    saved = one.state_dict()
-    assert sorted(saved["state"]) == list(range(len(list(model.parameters()))))
-    again.load_state_dict(copy.deepcopy(saved))
-    codes = own[0].state[next(model.parameters())]["codes"]
-    assert isinstance(own[0], Codes) and own[0].loaded == 1
-    assert codes.dtype == torch.uint8 and codes.tolist() == [200] * 3
-    assert heard == ["before", "before", "after", "after"]
-    before = copy.deepcopy(again.state_dict())
-    saved["param_groups"][1]["params"].pop()
-    with pytest.raises(ValueError, match="groups of another number or size"):
-        again.load_state_dict(saved)
-    assert str(again.state_dict()) == str(before)
 
 
 @pytest.mark.parametrize("design", ["local-sgd[h=4,steer=0]", "local-sgd[h=2,codec=fp32,steer=0.6]"])

@@ -1,4 +1,4 @@
-"""Arguments of `tw.distribute` that cannot be: refused by name, before any connection is opened."""
+"""Arguments of `tw.distribute` and designs that cannot be: refused by name, before any connection is opened."""
 
 from __future__ import annotations
 
@@ -10,8 +10,12 @@ import torch
 from torch import nn
 
 import thinwire as tw
-from tests.hooks.local_runs import adamw, sgd
+from tests.hooks.cluster import run_cluster
+from tests.hooks.local_runs import adamw, disagree, inner_step, sgd
+from tests.hooks.local_runs import mlp as normed
 from tests.hooks.server_runs import mlp
+from thinwire.errors import ConfigError, ProtocolError
+from thinwire.hooks.distribute import DistributedOptimizer
 from thinwire.policies.designs import design as find_design
 
 
@@ -69,7 +73,7 @@ def distribute(model: Any, optimizer: Any, **options: Any) -> None:
 def test_options_that_cannot_be_are_refused_by_name() -> None:
     for options, named in OPTIONS:
         model = mlp(0)
-        with pytest.raises(tw.ConfigError, match=named):
+        with pytest.raises(ConfigError, match=named):
             distribute(model, sgd(model), **options)
     assert find_design("3lc[nonfinite=skip]").up.nonfinite == "skip"
 
@@ -77,12 +81,12 @@ def test_options_that_cannot_be_are_refused_by_name() -> None:
 def test_optimizers_that_cannot_be_are_refused_by_name() -> None:
     for make, options, named in OPTIMIZERS:
         model = mlp(0)
-        with pytest.raises(tw.ConfigError, match=named):
+        with pytest.raises(ConfigError, match=named):
             distribute(model, make(model), **options)
     model = mlp(0)
-    with pytest.raises(tw.ConfigError, match="a SGD is no model"):
+    with pytest.raises(ConfigError, match="a SGD is no model"):
         distribute(sgd(model), model)
-    with pytest.raises(tw.ConfigError, match=re.escape("transmission=traditional")):
+    with pytest.raises(ConfigError, match=re.escape("transmission=traditional")):
         find_design("entropy", transmission="wait-free")
 
 
@@ -94,7 +98,7 @@ def test_optimizer_state_on_another_device_than_its_parameter_is_refused_by_name
     optimizer.step()
     moments = optimizer.state[next(model.parameters())]
     moments["exp_avg"] = moments["exp_avg"].to("meta")
-    with pytest.raises(tw.ConfigError, match=r"'exp_avg' of a parameter of shape \(40, 12\) is on meta"):
+    with pytest.raises(ConfigError, match=r"'exp_avg' of a parameter of shape \(40, 12\) is on meta"):
         distribute(model, optimizer, design="update")
 
 
@@ -102,3 +106,80 @@ def test_a_server_that_is_not_there_is_named() -> None:
     model = mlp(0)
     with pytest.raises(tw.DeadlineError, match=r"127\.0\.0\.1:9"):
         distribute(model, sgd(model), server="grpc://127.0.0.1:9", connect_timeout_s=0.5)
+
+
+def test_options_of_a_design_that_cannot_be_are_refused_by_name() -> None:
+    cases: list[tuple[str, str]] = [
+        ("diloco[h=0]", "h is 0"),
+        ("diloco[h=4,fragments=5]", "fragments is 5"),
+        ("diloco[h=4,delay=4]", "delay is 4"),
+        ("streaming-diloco[h=6,warmup=2]", "fragments=1 and delay=0"),
+        ("diloco[keep=1.0]", "keep is 1.0"),
+        ("local-sgd[keep_unsent=1.5]", "keep_unsent is 1.5"),
+        ("update[settle=-1]", "settle is -1"),
+        ("diloco[settle=1]", "settle: "),
+        ("demo[settle=1]", "settle: "),
+        ("local-sgd[steer=1]", "steer is 1"),
+        ("local-sgd[h=4,fragments=2,steer=0.3]", "steer: .* outer=SGD"),
+        ("local-sgd[h=4,reduce=sum,steer=0.5]", "reduce='sum' with steer"),
+        ("diloco[steer=0.3]", "outer_momentum=0, fragments=1 and delay=0"),
+        ("diloco[outer_lr=0]", "outer_lr is 0"),
+        ("diloco[outer=Adam]", "outer is 'Adam'; there are SGD and SignSGD"),
+        ("diloco[outer_speed=3]", "unknown option 'outer_speed'"),
+        ("local-sgd[h=2,nesterov=true]", "nesterov needs an outer_momentum"),
+        ("local-sgd[h=4,codec=3lc,lag_limit=5]", "only codec=auto takes lag_limit"),
+        ("update[codec=auto,s=1.5]", "leave out sparsity"),
+        ("update[codec=auto,codec_down=int8]", "leave out codec_down"),
+        ("update[codec=auto,lag_limit=0]", "lag_limit=0"),
+        ("update[codec=auto,target=size]", "target='size'"),
+        ("streaming-diloco[codec=auto]", "fragments=1 and delay=0"),
+        ("local-sgd[h=4,delay=1,codec=auto]", "fragments=1 and delay=0"),
+        ("update[lag_limit=5]", "only codec=auto takes lag_limit"),
+        ("local-sgd[h=4,consistency=bsp]", "consistency"),
+    ]
+    for name, wrong in cases:
+        with pytest.raises(ConfigError, match=wrong):
+            find_design(name)
+
+
+def test_workers_that_plan_otherwise_are_told_which_option_differs() -> None:
+    cases: list[tuple[str, str, str]] = [
+        ("diloco[h=3]", "diloco[h=4]", r"h, .* plans local\[steps=[34]\], the others local\[steps=[34]\]"),
+        ("diloco[h=3]", "diloco[h=3,fragments=2]", "local: this worker plans 'fragments="),
+        ("local-sgd[h=3]", "local-sgd[h=3,settle=2]", "settle=2"),
+        ("local-sgd[h=2,codec=auto]", "local-sgd[h=2]", "design has (codec=auto|a fixed codec), the others'"),
+        ("local-sgd[h=2,codec=auto]", "local-sgd[h=2,codec=auto,lag_limit=8]", r"lag_limit: this worker has [58]"),
+        ("local-sgd[h=2,codec=auto]", "local-sgd[h=2,codec=auto,target=bytes]", "target: this worker has (bytes|time)"),
+    ]
+    for design, other, differs in cases:
+        errors = disagree(design, other)
+        assert any(isinstance(e, ProtocolError) and re.search(differs, str(e)) for e in errors), errors
+
+
+def test_workers_may_have_outer_rates_of_their_own() -> None:
+    """It is worker 0's at every exchange, as any rate is."""
+    assert disagree("diloco[h=3]", "diloco[h=3,outer_lr=0.5]") == [None, None]
+
+
+def test_an_outer_momentum_that_sgd_does_not_bear_is_warned_of() -> None:
+    def nothing(rank: int, model: nn.Module, opt: DistributedOptimizer) -> None:
+        del rank, model, opt
+
+    for design in ("diloco[h=3]", "streaming-diloco[h=6]", "diloco[h=3,codec=fp32]"):
+        with pytest.warns(UserWarning, match=r"outer_momentum=0\.6"):
+            run_cluster(normed, nothing, workers=1, optimizer=sgd, design=design)
+        run_cluster(normed, nothing, workers=1, optimizer=adamw, design=design)  # a warning would be an error here
+    run_cluster(normed, nothing, workers=1, optimizer=sgd, design="diloco[h=3,outer_momentum=0.6]")
+
+
+def test_a_step_of_the_inner_optimizer_is_warned_of_and_a_group_added_there_refused() -> None:
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> None:
+        inner = opt._inner
+        inner_step(model, opt, rank, 0)
+        with pytest.warns(UserWarning, match="has taken a step by itself"):
+            inner.step()
+        inner.add_param_group({"params": [nn.Parameter(torch.zeros(3))]})
+        with pytest.raises(ConfigError, match=r"holds 6 parameters .* given 5"):
+            inner_step(model, opt, rank, 1)
+
+    run_cluster(normed, train, workers=1, optimizer=adamw, design="local-sgd[h=4]")

@@ -7,20 +7,15 @@ import sys
 import threading
 import time
 from contextlib import ExitStack
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 import thinwire as tw
-from thinwire.errors import DeadlineError, SessionLostError
-from thinwire.hooks import ending, joining
 from thinwire.hooks.distribute import DistributedOptimizer
-from thinwire.runtime.driver import WorkerDriver
 from thinwire.runtime.serving import serving
 from thinwire.server.core import ServerCore
-from thinwire.telemetry import StepRecord
 from thinwire.transports.grpc.server import serve
 from thinwire.transports.memory import MemoryServer
 
@@ -86,61 +81,6 @@ def test_the_end_does_not_wait_for_a_thread_that_waits_for_an_answer() -> None:
         assert time.monotonic() - begin < 20
         over.set()
         thread.join()
-
-
-def test_an_earlier_error_is_not_the_reason_of_the_end_at_a_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
-    part = SimpleNamespace(leave_soon=said.append)
-    monkeypatch.setattr(sys, "last_value", ValueError("of long ago"), raising=False)
-    for prompt in (False, True):
-        ending.joined(part)
-        if prompt:
-            monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
-            with pytest.warns(UserWarning, match="says goodbye now"):
-                ending._say_goodbye()
-        else:
-            ending._say_goodbye()
-        ending.left(part)
-    assert said == ["ValueError: of long ago", ""]
-
-
-class Written:
-    """A metrics writer that notes that it was closed."""
-
-    def __init__(self) -> None:
-        self.closed = 0
-
-    def record(self, record: StepRecord) -> None: ...
-
-    def close(self) -> None:
-        self.closed += 1
-
-
-def test_where_shards_confirm_no_end_writers_and_connections_are_closed_and_the_first_reason_raised(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def unconfirmed(_driver: WorkerDriver, *_given: object) -> None:
-        raise DeadlineError("a shard did not confirm the end")
-
-    def lost(*_given: object) -> None:
-        raise SessionLostError("the shard is gone")
-
-    ended, refused = Written(), Written()
-    with MemoryServer(serving(ServerCore())) as server:
-        opt = distribute(server.connect(), metrics=[ended])
-        with monkeypatch.context() as patched:
-            patched.setattr(WorkerDriver, "close", unconfirmed)
-            with pytest.raises(DeadlineError):
-                opt.close()
-    with MemoryServer(serving(ServerCore())) as server, monkeypatch.context() as patched:
-        patched.setattr(WorkerDriver, "close", unconfirmed)
-        patched.setattr(joining, "_optimizer", lost)
-        connection = server.connect()
-        with pytest.raises(SessionLostError):
-            distribute(connection, metrics=[refused])
-        with pytest.raises(tw.TransportError):
-            connection.send(b"more")
-    assert (ended.closed, refused.closed) == (1, 1)
 
 
 def test_a_shard_is_told_why_a_worker_that_was_let_in_cannot_go_on() -> None:

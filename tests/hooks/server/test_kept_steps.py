@@ -14,9 +14,6 @@ import torch
 from torch import nn
 
 import thinwire as tw
-from tests.hooks.cluster import run_cluster
-from tests.hooks.server_runs import mlp, one_step
-from thinwire.hooks.distribute import DistributedOptimizer
 from thinwire.hooks.resuming import KeptSteps
 from thinwire.runtime.connection import ReconnectingConnection
 from thinwire.runtime.serving import serving
@@ -92,31 +89,6 @@ def test_going_back_gives_what_was_there_and_forgets_what_came_later() -> None:
         kept.add(at(clock), position=10 * clock)
     assert kept.load(6) == {"clock": 6}
     assert (model.weight.flatten().tolist(), kept.extra, kept.steps()) == ([6.0, 6.0], {"position": 60}, (6,))
-
-
-@pytest.mark.parametrize("design", ["3lc", "update"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_going_back_to_the_beginning_is_to_its_weights(design: str, dtype: torch.dtype) -> None:
-    """A shard was lost before its first checkpoint, and workers keep a copy beside the model: it goes back as well."""
-    began: list[int] = []
-
-    class Told(KeptSteps):
-        def began(self, opt: Any) -> None:
-            began.append(opt.steps_done)
-            super().began(opt)
-
-    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> list[torch.Tensor]:
-        for step in range(3):
-            one_step(model, opt, rank, step)
-        opt.sync()
-        return [each.detach().clone() for each in model.parameters()]
-
-    model = mlp(0).to(dtype)
-    kept = Told(model)
-    first, *others = (
-        run_cluster(lambda _: model, train, workers=1, design=design, resume=kept)[0][0] for _ in range(3)
-    )
-    assert all(all(map(torch.equal, first, other)) for other in others) and began == [0, 0, 0]
 
 
 # ---- the example whose server is lost

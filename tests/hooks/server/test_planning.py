@@ -97,17 +97,6 @@ def test_groups_travel_with_their_options_and_without_frozen_parameters() -> Non
     }
 
 
-def test_dtypes_are_those_of_the_models_tensors_and_one_without_values_has_a_table() -> None:
-    model = Model()
-    model.first.bfloat16()
-    model.empty = nn.Parameter(torch.zeros(0, 4))
-    planned = plan(model, shards=2, placement=placement("uniform[min=16]"))
-    by_name = {spec.name.partition("[")[0]: spec.dtype for each in planned.plans for spec in each.tables}
-    assert {by_name["first.weight"], by_name["first.bias"]} == {"bfloat16"}
-    assert {by_name["last.weight"], by_name["norm.weight"], by_name["norm.running_mean"]} == {"float32"}
-    assert (0, 4) in [spec.shape for spec in plan(model).plans[0].tables]
-
-
 def frozen(model: Model) -> torch.optim.Optimizer:
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
     for parameter in model.parameters():

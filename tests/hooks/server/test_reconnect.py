@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-import pytest
 import torch
 
 import thinwire as tw
@@ -69,17 +68,3 @@ def test_cut_connections_leave_no_trace_in_the_weights() -> None:
         for result in disturbed:
             assert isinstance(result, dict), result
             assert equal(result, undisturbed[0]), options
-
-
-def test_without_reconnect_a_cut_ends_the_training() -> None:
-    core = ServerCore()
-    with grpc_server.serve(serving(core, grace_s=0.2), "127.0.0.1:0") as server:
-        proxy = Proxy(server.address, [1800])
-        model = mlp(0)
-        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-        with (
-            pytest.raises(tw.TransportError),
-            tw.distribute(model, sgd, server=f"grpc://{proxy.address}", reconnect_s=0) as opt,
-        ):
-            steps(50)(0, model, opt)
-        proxy.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -97,29 +96,6 @@ def test_accumulated_gradients_add_up(overlap: bool) -> None:
             backward(model, rank, 2 * step + half, 0.25)
         torch.optim.SGD(model.parameters(), lr=0.1).step()
     assert_close(found[0], parameters_of(model))
-
-
-@pytest.mark.parametrize("design", ["fp32", "update[codec=fp32]"])
-@pytest.mark.parametrize("early", [False, True])
-def test_a_scheduler_of_the_wrapped_optimizer_moves_its_rate(design: str, early: bool) -> None:
-    """One that is to resume is made before the training; torch warns where it steps before the optimizer alone."""
-    model = mlp(0)
-    inner = torch.optim.SGD(model.parameters(), lr=0.1)
-    scheduler = torch.optim.lr_scheduler.StepLR(inner, 1)
-
-    def train(rank: int, _model: nn.Module, opt: DistributedOptimizer) -> float:
-        if early:
-            scheduler.step()
-        for step in range(2):
-            one_step(_model, opt, rank, step)
-            scheduler.step()
-        return float(opt.param_groups[0]["lr"])
-
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
-        [rate], _ = run_cluster(lambda _: model, train, workers=1, optimizer=lambda _: inner, design=design)
-    assert ["before `optimizer.step()`" in str(each.message) for each in seen] == [True] * early
-    assert rate == pytest.approx(0.001 / 10**early)
 
 
 @pytest.mark.parametrize("policy", ["bsp", "local[steps=2]"])
@@ -232,15 +208,3 @@ def test_traffic_counts_what_was_sent() -> None:
     assert traffic["values_push"] == traffic["values_pull"] == 4 * values
     assert traffic["payload_bytes_push"] == traffic["payload_bytes_pull"] == 16 * values
     assert traffic["steps"] == 4 and traffic.get("late_pushes", 0) == 0
-
-
-def test_a_closed_optimizer_takes_no_step_and_the_model_stays_usable() -> None:
-    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> None:
-        one_step(model, opt, rank, 0)
-        opt.close()
-        assert model(torch.zeros(2, 12)).shape == (2, 3)
-        for refused in (opt.step, opt.sync):
-            with pytest.raises(tw.ProtocolError, match="has left the training"):
-                refused()
-
-    run(train, codec="3lc", workers=1)
