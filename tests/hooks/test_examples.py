@@ -5,11 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
-
-import psutil
-import pytest
 
 from tests.hooks.ddp_ranks import run_script
 
@@ -73,29 +69,6 @@ def test_elastic_example_goes_on_with_another_number_of_ranks(tmp_path: Path) ->
 def test_fsdp2_example_trains_two_sites_of_two_ranks() -> None:
     text = run_script(4, EXAMPLES / "fsdp2.py", "--steps", "60")
     assert "60 compressed steps" in text and "mesh of (2, 2)" in text and accuracy(text) > 80
-
-
-@pytest.mark.long
-def test_elastic_example_is_started_again_when_a_rank_dies(tmp_path: Path) -> None:
-    """The weights are those of a run without a death."""
-    script = EXAMPLES / "elastic_ddp.py"
-    arguments = [str(script), "--folder", str(tmp_path / "run"), "--every", "20", "--steps", "400"]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=2"]
-    run = subprocess.Popen([*torchrun, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        while not (tmp_path / "run" / "latest").exists():
-            assert run.poll() is None
-            time.sleep(0.01)
-        ranks = [each for each in psutil.Process(run.pid).children() if str(script) in each.cmdline()]
-        assert len(ranks) == 2
-        ranks[1].kill()
-        text, error = run.communicate(timeout=200)
-    finally:
-        run.kill()
-    assert run.returncode == 0, error[-6000:]
-    assert re.search("2 ranks: begins.*2 ranks: resumed at step .* bit for bit", text, re.DOTALL), text
-    through = run_script(2, script, "--folder", str(tmp_path / "through"), "--steps", "400")
-    assert text.splitlines()[-1] == through.splitlines()[-1]
 
 
 def test_a_transformer_trains_with_adamw_and_a_chosen_codec() -> None:

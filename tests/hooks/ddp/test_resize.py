@@ -10,10 +10,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict_loader import load
-from torch.nn.parallel import DistributedDataParallel
 
-from tests.hooks.ddp.test_state import CODEC, made, run_first_half
-from tests.hooks.ddp_ranks import ddp, mlp, refusal, residuals_of, run_cases, same, train
+from tests.hooks.ddp.test_state import made, run_first_half
+from tests.hooks.ddp_ranks import ddp, refusal, residuals_of, run_cases, same, train
 
 WAYS = ("all ranks", "merged")
 """`ddp.AllRanks`, as Accelerate, the Trainer and Lightning have it; a file of every rank, as everything else."""
@@ -72,27 +71,12 @@ def run_changed(rank: int, folder: str, before: int, turn: int) -> dict[str, dic
     return unsent
 
 
-def run_other_owners(rank: int) -> tuple[str, bool, str]:
-    """Goes on where a bias is frozen, from this rank's state and from all ranks'."""
-    model, state, _ = made()
-    train(model, rank, 2)
-    own, whole = state.state_dict(), ddp.AllRanks(state).state_dict()
-    told: list[Any] = [whole]
-    dist.broadcast_object_list(told)
-    module = mlp()
-    module.get_parameter("3.bias").requires_grad_(False)
-    state = ddp.compress(DistributedDataParallel(module), **CODEC)
-    refused = refusal(lambda: state.load_state_dict(own))
-    untouched = not any(residual.any() for residual in residuals_of(state).values())
-    return refused, untouched, state.load_state_dict(told[0])
-
-
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     folder, found = str(tmp_path_factory.mktemp("states")), dict[str, list[Any]]()
     more: tuple[dict[str, tuple[Any, ...]], ...] = (
         {},
-        {"first half": (run_first_half, folder), "other owners": (run_other_owners,)},
+        {"first half": (run_first_half, folder)},
         {"resized": (run_resized, folder), "all ranks": (run_all_ranks,)},
     )
     for turn, (world, before) in enumerate(zip(WORLDS, (0, *WORLDS), strict=False)):
@@ -131,9 +115,3 @@ def test_all_ranks_brings_every_rank_s_state_to_rank_0(ranks: dict[str, list[Any
             assert all(same(named, whole["ranks"][key][kind]) for kind, named in part.items() if named)
         assert {**whole, "ranks": {}} == {**expected, "ranks": {}}
         assert "bit for bit" in said and restored
-
-
-def test_state_of_other_slice_owners_needs_all_ranks_states(ranks: dict[str, list[Any]]) -> None:
-    for rank, (refused, untouched, said) in enumerate(ranks["other owners"]):
-        assert refused.startswith("ConfigError") and f"states of ranks [{1 - rank}] are missing" in refused
-        assert untouched and "with other owners of slices: residuals were summed" in said

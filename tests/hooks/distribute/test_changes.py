@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -145,54 +144,6 @@ def test_clipping_has_its_effect_where_gradients_leave_at_the_end_of_the_step() 
         )
 
 
-class Shared(nn.Module):
-    """A weight that is used twice, one that is frozen, one that is never used, one whose hook clips in time."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.inner = nn.Linear(12, 12)
-        self.again = nn.Linear(12, 12, bias=False)
-        self.again.weight = self.inner.weight
-        self.frozen = nn.Linear(12, 12).requires_grad_(False)
-        self.unused = nn.Linear(12, 12)
-        self.last = nn.Linear(12, 3)
-        self.last.weight.register_hook(lambda gradient: gradient.clamp(-0.1, 0.1))  # type: ignore[no-untyped-call]
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = torch.utils.checkpoint.checkpoint(self.inner, x, use_reentrant=False)
-        return self.last(self.frozen(self.again(x.relu())).relu())  # type: ignore[no-any-return]
-
-
-def test_shared_unused_hooked_and_accumulated_gradients_count_as_unchanged() -> None:
-    cases: list[dict[str, Any]] = [
-        {"design": "3lc"},
-        {"codec": "fp32", "consistency": "local[2]"},
-        {"design": "mem-sgd-topk", "consistency": "adaptive[period,threshold=3]"},
-        {"codec": tw.codec("topk", fraction=0.1)},
-        {"design": "3lc[nonfinite=skip]"},
-    ]
-    for options in cases:
-
-        def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> torch.Tensor:
-            for step in range(12):
-                opt.zero_grad(set_to_none=step < 6)
-                opt.zero_grad(set_to_none=step < 6)
-                with opt.no_sync() if step % 3 == 0 else nullcontext():
-                    loss_of(model, rank, step).backward()
-                if step % 3 == 0:
-                    clip(0.5)(model)  # of what is not sent yet
-                    loss_of(model, rank, 100 + step).backward()
-                if step % 4 == 1:  # a gradient that is not stored
-                    torch.autograd.grad(loss_of(model, rank, step), list(model.parameters())[:1])
-                opt.step()
-            opt.flush()
-            return values(model)
-
-        found, _ = run_cluster(lambda rank: Shared(), train, optimizer=sgd, **options)
-        assert torch.equal(*found)
-
-
 def grouped(model: nn.Module) -> torch.optim.Optimizer:
     *rest, last = model.parameters()
     groups: list[dict[str, Any]] = [{"params": rest}, {"params": [last], "weight_decay": 0.01}]
@@ -221,26 +172,3 @@ def test_one_cycle_is_bit_exact_on_workers() -> None:
     model = layers(0)
     expected = one_cycle(0, model, grouped(model))
     assert all(same(result, expected) for result in results)
-
-
-def test_values_that_an_option_cannot_take_are_refused_by_name() -> None:
-    refused: list[tuple[str, object, str]] = [
-        ("momentum", -0.1, "momentum=-0.1"),
-        ("momentum", float("nan"), "momentum=nan"),
-        ("nesterov", True, "'nesterov' changed while training runs"),
-        ("weight_decay", None, "weight_decay changed from 0 to None"),
-    ]
-
-    def change(_rank: int, model: nn.Module, opt: DistributedOptimizer) -> None:
-        for key, value, text in refused:
-            before = opt.param_groups[0][key]
-            opt.param_groups[0][key] = value
-            opt._worker._announced = -1  # as at the beginning of a step
-            with pytest.raises(tw.ConfigError, match=text):
-                loss_of(model, 0, 0).backward()
-            opt.param_groups[0][key] = before
-
-    def momentum(model: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-
-    run_cluster(mlp, change, workers=1, optimizer=momentum)

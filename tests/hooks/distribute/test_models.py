@@ -72,46 +72,6 @@ def test_plan_has_statistics_alone_and_refuses_damaged_ones_by_name() -> None:
         run_cluster(lambda rank: model, lambda rank, model, opt: None, workers=1, optimizer=adamw, design="update")
 
 
-class Averages(nn.Module):
-    """Assigns its buffer anew in every forward pass, or writes into it; and keeps the least it has seen."""
-
-    def __init__(self, assigns: bool = False) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.layer, self.assigns = nn.Linear(12, 3), assigns
-        self.register_buffer("mean", torch.zeros(12))
-        self.register_buffer("least", torch.full((12,), torch.inf))
-        self.mean: torch.Tensor
-        self.least: torch.Tensor
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
-        if self.assigns:
-            self.mean = mean
-        else:
-            self.mean.copy_(mean)
-        self.least.copy_(torch.minimum(self.least, x.detach().amin(0)))
-        out: torch.Tensor = self.layer(x - self.mean)
-        return out
-
-
-def test_buffers_assigned_anew_travel_as_those_written_into() -> None:
-    for design in ("update", "fp32"):
-
-        def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> torch.Tensor:
-            for step in range(4):
-                inner_step(model, opt, rank, step)
-            opt.flush()
-            with opt.shared_weights():
-                return model.get_buffer("mean").clone()
-
-        assigned, written = (
-            run_cluster(lambda rank, on=on: Averages(on), train, design=design, state_interval=1)[0]  # type: ignore[misc]
-            for on in (True, False)
-        )
-        assert torch.equal(assigned[0], written[0]) and torch.equal(*assigned)
-
-
 class Frozen(nn.Module):
     """A trained layer behind two frozen ones with the values of a seed; the teacher may follow what is trained."""
 

@@ -178,27 +178,3 @@ def test_a_worker_whose_parameters_are_not_finite_sits_out_one_exchange() -> Non
 def test_parameters_that_are_not_finite_end_the_training_where_the_design_says_so() -> None:
     with pytest.raises((NonFiniteError, ProtocolError), match=r"'0.weight' hold NaN or Inf after inner step 8"):
         run_cluster(mlp, poisoned, workers=3, optimizer=adamw, design="local-sgd[h=3,nonfinite=raise]")
-
-
-def test_a_step_that_a_grad_scaler_skips_changes_nothing_and_counts() -> None:
-    """Every worker's H steps stay H steps, and the rate of a step that was not taken steers nothing."""
-
-    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> tuple[torch.Tensor, list[float]]:
-        scaler, rates = torch.amp.GradScaler("cpu", init_scale=2.0**10), []
-        for step in range(8):
-            x, y = batch(rank, step)
-            opt.zero_grad()
-            loss = nn.functional.cross_entropy(model(x), y)
-            overflow = torch.inf if (rank, step) == (1, 1) else 1
-            scaler.scale(loss * overflow).backward()  # type: ignore[no-untyped-call]
-            scaler.step(opt)
-            scaler.update()
-            if step == 1:
-                rates = opt.state_dict()["steering"]["rates"]
-        assert opt.steps_done == 8
-        opt.flush()
-        return values(model), rates
-
-    found, _ = run_cluster(mlp, train, optimizer=adamw, design="local-sgd[h=4]")
-    assert torch.isfinite(found[0][0]).all() and torch.equal(found[0][0], found[1][0])
-    assert [rates for _, rates in found] == [[0.02], [0.01]]

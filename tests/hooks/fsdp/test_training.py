@@ -1,15 +1,17 @@
-"""FSDP2 and HSDP with the hook on four ranks: the gradients of stock FSDP2, however scripts wrap and run the model."""
+"""FSDP2 and HSDP with the hook on four ranks: stock FSDP2's gradients, however a model runs; coded parameters."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
+import thinwire as tw
 from tests.hooks import fsdp_ranks
 from tests.hooks.ddp_ranks import Weights, backward, run_cases, same
 from tests.hooks.fsdp_ranks import (
@@ -25,7 +27,10 @@ from tests.hooks.fsdp_ranks import (
     train,
     whole,
 )
+from thinwire.errors import ProtocolError
 from thinwire.hooks import fsdp
+from thinwire.hooks.fsdp import gathering
+from thinwire.hooks.fsdp.gathering import CodedAllGather
 
 GOES_ON = hasattr(FSDPModule, "reset_iter_state")
 """Whether this torch goes on after a backward pass that broke off."""
@@ -127,18 +132,38 @@ MORE: dict[str, tuple[Any, ...]] = {
 BROKEN = {f"{kind}, {on}": (run_broken_off, kind, on) for kind in KINDS for on in (False, True)} if GOES_ON else {}
 
 
+Ranks = dict[str, list[Any]]
+
+
+def run_gathered(rank: int, codec: str | None) -> tuple[Weights, Weights, float, str]:
+    """Returns the exact weights, those that the forward pass used, and bytes sent for each step."""
+    model = sharded("fsdp")
+    state = fsdp.compress(model, **{**CODEC, "gather": codec})
+    train(model, rank, 4)
+    sent = state.counters()["wire_bytes"] / 4
+    with torch.no_grad():
+        model(torch.zeros(1, 16))
+        model.unshard()
+        model[2].unshard()
+        used = {name: parameter.detach().clone() for name, parameter in model.named_parameters() if name[0] in "235"}
+        model.reshard()
+        model[2].reshard()
+    return whole(model), used, sent, str(fsdp.report(state))
+
+
 @pytest.fixture(scope="module")
-def ranks() -> dict[str, list[Any]]:
-    return run_cases(4, {**CASES, **MORE, **BROKEN}, group_timeout_s=60.0)
+def ranks() -> Ranks:
+    cases: dict[str, tuple[Any, ...]] = {str(codec): (run_gathered, codec) for codec in (None, "fp32", "int8")}
+    return run_cases(4, {**cases, **CASES, **MORE, **BROKEN}, group_timeout_s=60.0)
 
 
-def test_gradients_and_steps_are_stock_fsdp2_s(ranks: dict[str, list[Any]]) -> None:
+def test_gradients_and_steps_are_stock_fsdp2_s(ranks: Ranks) -> None:
     """One step for each backward pass; shards go by ranks, and a rank whose shards are empty takes part."""
     for case in CASES:
         assert ranks[case] == [(True, STEPS)] * 4, case
 
 
-def test_weights_are_stock_fsdp2_s_and_replicas_equal(ranks: dict[str, list[Any]]) -> None:
+def test_weights_are_stock_fsdp2_s_and_replicas_equal(ranks: Ranks) -> None:
     """In bfloat16, too, and where a step accumulates several passes."""
     for name, tolerance in (("", 1e-6), ("bf16, ", 2e-3)):
         plain, ours, coded = (ranks[name + codec] for codec in CODECS)
@@ -153,7 +178,7 @@ def test_weights_are_stock_fsdp2_s_and_replicas_equal(ranks: dict[str, list[Any]
         assert all(same(each, coded[0][0]) for each, _ in coded)
 
 
-def test_codecs_by_name_and_start_step_are_reported(ranks: dict[str, list[Any]]) -> None:
+def test_codecs_by_name_and_start_step_are_reported(ranks: Ranks) -> None:
     for text, chosen in ranks["report"]:
         assert re.search(r"3 compressed steps, 0 skipped.*\n.*× less.*\n(.*\n)+.*measured link", text), text
         assert "3lc[sparsity=1.5] up and int8 down; bf16; fp32" in text.splitlines()[0], text
@@ -162,10 +187,53 @@ def test_codecs_by_name_and_start_step_are_reported(ranks: dict[str, list[Any]])
 
 
 @pytest.mark.skipif(not GOES_ON, reason="this torch cannot go on after such a pass")
-def test_gradients_of_a_pass_that_broke_off_are_discarded(ranks: dict[str, list[Any]]) -> None:
+def test_gradients_of_a_pass_that_broke_off_are_discarded(ranks: Ranks) -> None:
     for kind in KINDS:
         for plain, ours in zip(ranks[f"{kind}, False"], ranks[f"{kind}, True"], strict=True):
             assert len(plain) == 3
             for wanted, found in zip(plain, ours, strict=True):
                 assert all(torch.allclose(found[name], wanted[name], rtol=1e-5, atol=1e-7) for name in wanted)
                 assert wanted.keys() == found.keys()
+
+
+def test_gathered_parameters_are_equal_on_all_ranks_and_exact_where_they_are_kept(ranks: Ranks) -> None:
+    exact, used, _, _ = ranks["None"][0]
+    assert exact and all(torch.equal(value, exact[name]) for name, value in used.items())
+    assert same(ranks["fp32"][0][0], exact)
+    for kept, rounded, sent, report in ranks["int8"]:
+        assert same(kept, ranks["int8"][0][0]) and same(rounded, ranks["int8"][0][1])
+        for name, value in rounded.items():
+            error = (value - kept[name]).abs().max() / kept[name].abs().max()
+            lossless = name.endswith("bias") or name == "3.weight"
+            assert error == 0 if lossless else 0 < error <= 0.5 / 127 + 1e-6, (name, error)
+            torch.testing.assert_close(kept[name], exact[name], rtol=0.05, atol=0.05)
+        assert sent < 0.4 * ranks["fp32"][0][2]
+        ratio = re.search(r"([\d.]+)× less", report)
+        assert ratio and float(ratio[1]) > 5, report
+        # No average travels down, and the ratio counts gathers too.
+        assert "3lc[sparsity=1.5]; fp32; int8 gathers\n" in report and " bit a gradient value\n" in report, report
+
+
+def test_coded_parameters_are_decoded_where_they_are_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU a frame that is decoded by itself would be so on the CPU, and be uploaded as float32."""
+    taken = list[str]()
+
+    def decode(frame: bytes) -> torch.Tensor:
+        taken.append(tw.frames.parse(frame).codec)
+        return tw.decode(frame)
+
+    monkeypatch.setattr(gathering, "decode", decode)
+    gather: Any = SimpleNamespace(_peers=SimpleNamespace(names=[4, 7]), _group="layer")
+    values = [torch.linspace(-1, 1, 50), torch.linspace(-3, 3, 8), torch.zeros(0), torch.linspace(0, 1, 30)]
+    frames = [tw.codec(id).encode(each) for id, each in zip(("int8", "fp32", "int8", "bf16"), values, strict=True)]
+    for dtype in (torch.float32, torch.bfloat16):
+        flat = torch.full((88,), torch.nan, dtype=dtype)
+        parts = torch.split(flat, [each.numel() for each in values])
+        CodedAllGather._fill(gather, 1, frames, parts)
+        assert torch.equal(flat, torch.cat([tw.decode(frame) for frame in frames]).to(dtype))
+    assert taken == ["fp32", "fp32"]
+    with pytest.raises(ProtocolError, match=r"rank 7 sent parameters of shape \(50,\) for \(8,\) of layer"):
+        CodedAllGather._fill(gather, 1, frames[:1], parts[1:2])
+    damaged = frames[0][:-1] + bytes([frames[0][-1] ^ 1])
+    with pytest.raises(ProtocolError, match="rank 7 sent a damaged frame of layer: "):
+        CodedAllGather._fill(gather, 1, [damaged], parts[:1])

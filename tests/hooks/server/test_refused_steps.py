@@ -9,10 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from tests.hooks.cluster import run_cluster
-from tests.hooks.local_runs import Optimizers, adamw, alone, batch, inner_step, mlp, sgd, values, weights
+from tests.hooks.local_runs import alone, batch, inner_step, weights
 from tests.hooks.server_runs import one_step
-from thinwire.errors import ConfigError, NonFiniteError, ProtocolError
+from thinwire.errors import ConfigError, NonFiniteError
 from thinwire.hooks.distribute import DistributedOptimizer
 
 
@@ -79,49 +78,6 @@ def test_nan_in_a_backward_pass_names_the_parameter_and_keeps_its_residual() -> 
         with pytest.raises(NonFiniteError, match=r"gradient of (0|1|3)\.(weight|bias): .*NaN"):
             (torch.nan * model(x)).sum().backward()
         assert torch.equal(before, held(opt)["contexts/0.weight/residual"])
-
-
-def test_a_refused_flush_is_not_taken_for_done() -> None:
-    with alone("diloco[h=4,nonfinite=raise]", adamw) as (model, _, opt):
-        for step in range(2):
-            inner_step(model, opt, 0, step)
-        first = next(model.parameters())
-        kept = first.detach().clone()
-        with torch.no_grad():
-            first[0, 0] = torch.nan
-        for _ in range(2):
-            with pytest.raises(NonFiniteError):
-                opt.flush()
-        with torch.no_grad():
-            first.copy_(kept)
-        opt.flush()
-        assert opt.clock == 1
-        with opt.shared_weights():
-            shared = values(model)
-        assert torch.equal(values(model), shared)
-
-
-def two(model: nn.Module) -> Optimizers:
-    first, *others = model.parameters()
-    return [torch.optim.AdamW([first], lr=0.01), torch.optim.AdamW(others, lr=0.01)]
-
-
-@pytest.mark.parametrize(("name", "optimizer"), [("update", two), ("local-sgd[h=4]", adamw), ("3lc", sgd)])
-def test_a_group_that_comes_later_is_refused(name: str, optimizer: Any) -> None:
-    """Given to the distributed optimizer the training goes on; given to an inner one it ends."""
-
-    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> None:
-        group = {"params": [nn.Parameter(torch.zeros(3))]}
-        inner_step(model, opt, rank, 0)
-        with pytest.raises(ConfigError, match="groups before"):
-            opt.add_param_group(group)
-        inner_step(model, opt, rank, 1)
-        inner = opt._inner
-        getattr(inner, "optimizers", [inner])[-1].add_param_group(group)
-        with pytest.raises((ConfigError, ProtocolError), match="has been added"):
-            inner_step(model, opt, rank, 2)
-
-    run_cluster(mlp, train, workers=1, optimizer=optimizer, design=name)
 
 
 def _other_memory(model: nn.Module) -> None:

@@ -82,24 +82,6 @@ def test_where_the_workers_have_all_state_a_resumed_run_is_bit_identical(design:
     assert all(map(equal, resumed, expected))
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"codec": "3lc", "consistency": "local[steps=4]"},
-        {"codec": "3lc", "consistency": "ssp[3]"},
-        {"design": "entropy[consistency=local[4]]"},
-    ],
-    ids=str,
-)
-def test_a_round_before_its_exchange_goes_on_where_it_was(options: dict[str, Any]) -> None:
-    (whole, _), _ = run(None, saved(9), **options)
-    for cut in (1, 3, 5):
-        (_, state), core = run(None, saved(cut), **options)
-        assert state["step"] == cut
-        (resumed, _), _ = run(again(core), saved(9), resume=state, **options)
-        assert equal(resumed, whole), cut
-
-
 @pytest.mark.parametrize("design", ["3lc[s=1.0]", "doublesqueeze-1bit"])
 def test_weights_come_from_whoever_holds_the_model(design: str) -> None:
     """The model is not loaded here: the shard's copy, or the one in the state, must be enough."""
