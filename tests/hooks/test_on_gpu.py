@@ -74,14 +74,7 @@ def local(model: nn.Module) -> list[torch.Tensor]:
 def trained_again(
     rank: int, start: Callable[[], tuple[Any, Any, torch.optim.Optimizer]], *, own: bool = True, count: int = 12
 ) -> dict[str, Any]:
-    """Trains twice from the same start, and once more from a state in the middle.
-
-    Args:
-        rank: of this process.
-        start: makes a model, its hook and its optimizer.
-        own: whether averages of this rank's own slices are encoded.
-        count: of steps.
-    """
+    """Trains twice from the same start, once more from a state in the middle; `own` slices' averages may be encoded."""
     ends, losses = [], []
     for _ in range(2):
         model, state, optimizer = start()

@@ -1,4 +1,4 @@
-"""What the hooks refuse, settings or models that differ by rank among it, and what they warn of."""
+"""The hooks refuse models and loops that they cannot serve, and ranks that differ; they warn of unused gradients."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def run_unfrozen(rank: int) -> tuple[list[str], list[str]]:
 
 
 def run_lbfgs(rank: int, kind: str) -> tuple[str, bool]:
-    """What LBFGS, which runs several passes a step, is told; and whether the weights stay."""
+    """The error that LBFGS, which runs several passes a step, gets; and whether the weights stay."""
     net = mlp()
     wrapped: Any = fully_shard(net) if kind == "fsdp" else DistributedDataParallel(net)
     fsdp.compress(net, **CODEC) if kind == "fsdp" else ddp.compress(wrapped, **CODEC)

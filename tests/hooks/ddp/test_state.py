@@ -153,7 +153,7 @@ ORDERS = {"contiguous": "[0, 1, 2, 3]", "channels_last": "[0, 2, 3, 1]"}
 
 
 def run_formats(rank: int) -> dict[tuple[str, str], tuple[str, str]]:
-    """What a model of each memory format says to a state of each, on as many ranks and on one."""
+    """The answer of a model of each memory format to a state of each, on as many ranks and on one."""
 
     def made(name: str, group: dist.ProcessGroup | None = None) -> tuple[DistributedDataParallel, ddp.ThinwireState]:
         torch.manual_seed(0)

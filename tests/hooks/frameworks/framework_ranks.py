@@ -1,4 +1,4 @@
-"""What `test_frameworks` runs on ranks: what Accelerate shards, and local updates in the frameworks' own loops."""
+"""Scripts of `test_frameworks`: models that Accelerate shards, and local updates in the frameworks' own loops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `fsdp.compress` and the next backward pass refuse; NaN in one shard skips the step, or raises, on all ranks."""
+"""Refusals of `fsdp.compress` and of the next backward pass; NaN in one shard: all ranks skip the step, or raise."""
 
 from __future__ import annotations
 
