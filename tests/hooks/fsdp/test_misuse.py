@@ -203,13 +203,13 @@ def run_uncompressed(rank: int, kind: str, nonfinite: Any) -> tuple[list[tuple[i
 
 
 CASES: dict[str, tuple[Any, ...]] = {
-    "misuse": (refuse,),
     **{f"{kind}, skip": (run_skip, kind) for kind in KINDS},
     **{f"{kind}, raise": (run_raise, kind) for kind in KINDS},
     "mixed": (run_mixed,),
     **{
         f"{kind}, auto, {way}": (run_uncompressed, kind, way) for kind in ("fsdp", "alone") for way in ("skip", "raise")
     },
+    "misuse": (refuse,),
 }
 
 

@@ -153,7 +153,7 @@ def run_gathered(rank: int, codec: str | None) -> tuple[Weights, Weights, float,
 
 @pytest.fixture(scope="module")
 def ranks() -> Ranks:
-    cases: dict[str, tuple[Any, ...]] = {str(codec): (run_gathered, codec) for codec in (None, "fp32", "int8")}
+    cases: dict[str, tuple[Any, ...]] = {f"gathered {codec}": (run_gathered, codec) for codec in (None, "fp32", "int8")}
     return run_cases(4, {**cases, **CASES, **MORE, **BROKEN}, group_timeout_s=60.0)
 
 
@@ -197,17 +197,17 @@ def test_gradients_of_a_pass_that_broke_off_are_discarded(ranks: Ranks) -> None:
 
 
 def test_gathered_parameters_are_equal_on_all_ranks_and_exact_where_they_are_kept(ranks: Ranks) -> None:
-    exact, used, _, _ = ranks["None"][0]
+    exact, used, _, _ = ranks["gathered None"][0]
     assert exact and all(torch.equal(value, exact[name]) for name, value in used.items())
-    assert same(ranks["fp32"][0][0], exact)
-    for kept, rounded, sent, report in ranks["int8"]:
-        assert same(kept, ranks["int8"][0][0]) and same(rounded, ranks["int8"][0][1])
+    assert same(ranks["gathered fp32"][0][0], exact)
+    for kept, rounded, sent, report in ranks["gathered int8"]:
+        assert same(kept, ranks["gathered int8"][0][0]) and same(rounded, ranks["gathered int8"][0][1])
         for name, value in rounded.items():
             error = (value - kept[name]).abs().max() / kept[name].abs().max()
             lossless = name.endswith("bias") or name == "3.weight"
             assert error == 0 if lossless else 0 < error <= 0.5 / 127 + 1e-6, (name, error)
             torch.testing.assert_close(kept[name], exact[name], rtol=0.05, atol=0.05)
-        assert sent < 0.4 * ranks["fp32"][0][2]
+        assert sent < 0.4 * ranks["gathered fp32"][0][2]
         ratio = re.search(r"([\d.]+)× less", report)
         assert ratio and float(ratio[1]) > 5, report
         # No average travels down, and the ratio counts gathers too.
