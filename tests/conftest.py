@@ -25,7 +25,7 @@ LONG = [
         "studies/test_grid.py",
         "test_imports.py",
         "designs/test_bars.py",
-        "hooks/ddp/test_examples.py",
+        "hooks/test_examples.py",
         "jobs/test_forks.py",
         "bench/test_loss_race.py",
         "hooks/local/test_groups.py",

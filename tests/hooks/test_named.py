@@ -77,21 +77,16 @@ def run_refused(rank: int) -> dict[str, str]:
     begun: dict[str, Any] = {
         "none": {},
         "integers": {"i": torch.zeros(3, dtype=torch.int64)},
-        "a list": [values],
         "numbers": {1: values},
-        "a list of values": {"a": [1.0]},
-        "sparse": {"a": values.to_sparse()},
         "meta": {"a": values.to("meta")},
     }
     said |= {name: refusal(partial(named.compress, each, measure_link=False)) for name, each in begun.items()}
     with torch.inference_mode():
         read_only = torch.zeros(8, 33)
-    pairs = {"part": {"a": values, "b": values[3:4]}, "tied": {"a": values, "b": values}, "read-only": {"a": read_only}}
+    pairs = {"part": {"a": values, "b": values[3:4]}, "read-only": {"a": read_only}}
     for name, pair in pairs.items():
         like = {each: torch.zeros(value.shape) for each, value in pair.items()}
         said[name] = refusal(partial(named.compress(like, measure_link=False).average, pair))
-    rows = {"even": values[::2], "odd": values[1::2]}  # between each other's
-    named.compress(rows, measure_link=False).average(rows)
     poisoned = tensors(rank, 2)
     poisoned["w"][3, 3] = torch.nan if rank == 1 else 0.0
     said["NaN"] = refusal(partial(state.average, poisoned))
@@ -124,13 +119,9 @@ REFUSED = {
     "overlap": "w: the average cannot be written",
     "none": "no tensors",
     "integers": "'i' has dtype torch.int64",
-    "a list": "list",
     "numbers": "by name",
-    "a list of values": "by name",
-    "sparse": "sparse_coo",
     "meta": "meta",
     "part": "share memory",
-    "tied": "share memory",
     "read-only": "inference_mode",
     "closed": "close() was called",
 }

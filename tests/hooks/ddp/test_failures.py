@@ -1,60 +1,35 @@
-"""Ranks that die, stall or never come: an error with rank and cause on every other rank, and never a hang."""
+"""Ranks that die, stall or never come are errors that name the rank on all others; a hook that ends leaves nothing."""
 
 from __future__ import annotations
 
+import gc
 import os
 import re
+import threading
 import time
+import weakref
 from datetime import timedelta
 from typing import Any
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire as tw
-from tests.hooks.ddp_ranks import RankError, ddp, mlp, refusal, run_cases, run_ranks, train
+from tests.hooks.ddp_ranks import (
+    ddp,
+    force,
+    mlp,
+    refusal,
+    run_cases,
+    run_ranks,
+    train,
+)
 from thinwire.errors import SessionLostError
-
-MANY_BUCKETS: dict[str, Any] = {"bucket_cap_mb": 0.002}
-
-
-def run_death(rank: int) -> str:
-    model = DistributedDataParallel(mlp(), **MANY_BUCKETS)
-    ddp.compress(model, "3lc", gather_mb=0, measure_link=False)
-    train(model, rank, 2)  # in the second, DDP itself broadcasts its new buckets
-    if rank == 2:
-        os._exit(1)
-    return refusal(lambda: train(model, rank, 3, first=2))
-
-
-def test_dead_rank_raises_transport_error_on_the_others() -> None:
-    *others, dead = run_ranks(3, run_death)
-    assert dead is None
-    assert all(text.startswith("TransportError: rank") and "is gone" in text for text in others), others
-
-
-def run_death_in_ddp_s_own_collective(rank: int, buffers: bool) -> str:
-    """Rank 2 dies where DDP broadcasts buffers before each forward pass, or all-reduces gradients uncompressed."""
-    torch.manual_seed(0)
-    inner = nn.Sequential(mlp(), nn.BatchNorm1d(4)) if buffers else mlp()
-    model = DistributedDataParallel(inner, **MANY_BUCKETS)
-    ddp.compress(model, "3lc", start_step=0 if buffers else 1000, measure_link=False)
-    train(model, rank, 2)
-    if rank == 2:
-        os._exit(1)
-    try:
-        return refusal(lambda: train(model, rank, 3, first=2))
-    except RuntimeError as error:
-        return f"RuntimeError: {error}"
-
-
-def test_death_in_ddp_s_own_collective_may_be_gloo_s_runtime_error() -> None:
-    for buffers in (True, False):
-        for text in run_ranks(3, run_death_in_ddp_s_own_collective, buffers)[:2]:
-            assert re.match("TransportError: .*is gone|RuntimeError: .*gloo", text, re.DOTALL), text
+from thinwire.hooks import named
+from thinwire.hooks.ddp import hook
 
 
 def run_death_between_two_pushes(rank: int) -> str:
@@ -134,11 +109,108 @@ def test_absent_or_stalled_rank_is_an_error_within_the_timeout() -> None:
     assert found["stalls"][0].startswith("DeadlineError: rank 1 kept rank 0 waiting for more than 1 s")
 
 
-def sleep_for_ever(rank: int) -> None:
-    dist.barrier()  # or rank 0 may end while the other still connects to it
-    time.sleep(3600 if rank else 0)
+LATE_S = 0.3
 
 
-def test_run_ranks_shows_the_stack_of_a_silent_rank() -> None:
-    with pytest.raises(RankError, match=r"rank 1 said nothing for 3 s; it stands in\n(.*\n)*.*sleep_for_ever"):
-        run_ranks(2, sleep_for_ever, timeout_s=3.0)
+def threads() -> list[str]:
+    return [each.name for each in threading.enumerate() if each.name.startswith("thinwire-pu")]
+
+
+def run_forgotten(rank: int) -> tuple[bool, list[str], list[str]]:
+    """Whether the residuals of a model that was never closed are still there, and threads of it or of tensors."""
+    model = DistributedDataParallel(mlp())
+    state = ddp.compress(model, "3lc", measure_link=False)
+    train(model, rank, 2)
+    residuals = weakref.ref(state.core.residuals)
+    del model, state
+    gc.collect()
+    left = threads()
+    found = {"w": torch.zeros(64, 64)}
+    tensors = named.compress(found, measure_link=False)
+    tensors.average(found)
+    del tensors
+    gc.collect()
+    return residuals() is None, left, threads()
+
+
+def run_connections(rank: int) -> tuple[int, int]:
+    """How many sockets are open after each of two models that were trained and closed."""
+    found = []
+    for _ in range(2):
+        model = DistributedDataParallel(mlp())
+        state = ddp.compress(model, "3lc", measure_link=False)
+        train(model, rank, 1)
+        state.close()
+        del model, state
+        gc.collect()
+        dist.barrier()
+        found.append(len(psutil.Process().net_connections()))
+    return found[0], found[1]
+
+
+def test_garbage_collected_state_leaves_neither_residuals_threads_nor_sockets() -> None:
+    found = run_cases(3, {"forgotten": (run_forgotten,), "connections": (run_connections,)})
+    assert found["forgotten"] == [(True, [], [])] * 3
+    assert all(first == last for first, last in found["connections"])
+
+
+def stay(_: Any) -> None:
+    """A callback that keeps gloo's thread."""
+    time.sleep(LATE_S)
+
+
+def run_dropped_after_its_group(rank: int) -> bool:
+    """A model that goes after `destroy_process_group()`, while gloo's thread of rank 0 is not done with a collective.
+
+    DDP's reducer would free the group, with the interpreter's lock held, and wait for a thread that waits for the lock:
+    it does so under a hook without a state. The hook's state has the group, too, and Python frees it without the lock.
+    """
+    group = dist.new_group([0, 1])
+    model = DistributedDataParallel(mlp(), process_group=group)
+    ddp.compress(model, "fp32", measure_link=False)
+    time.sleep(LATE_S * rank)  # so that rank 0's callback comes before the result
+    work = dist.all_reduce(torch.ones(1), group=group, async_op=True)
+    assert work is not None
+    future = work.get_future()
+    if rank == 0:
+        future.then(stay)
+    future.wait()
+    del work, future
+    dist.destroy_process_group(group)
+    del group, model
+    return True
+
+
+def run_measured(rank: int) -> int:
+    """A step with a static graph, so that gloo's thread calls Python, and the end of all before that thread is done."""
+    group = dist.new_group([0, 1])
+    model = DistributedDataParallel(mlp(), process_group=group)
+    state = ddp.compress(model, "auto", measure_link=False)
+    force(state, 0)
+    model._set_static_graph()  # type: ignore[no-untyped-call]
+    measured, uncompressed = 0, hook._uncompressed
+
+    def kept(*args: Any, **options: Any) -> Any:
+        nonlocal measured
+        future = uncompressed(*args, **options)
+        measured += args[0].reduces_late
+        if rank == 0:
+            future.then(stay)
+        return future
+
+    hook._uncompressed = kept
+    time.sleep(LATE_S * rank)
+    train(model, rank, 1)
+    hook._uncompressed = uncompressed
+    dist.destroy_process_group(group)
+    del group, model, state
+    time.sleep(2 * LATE_S)
+    return measured
+
+
+def run_both(rank: int) -> tuple[bool, int]:
+    return run_dropped_after_its_group(rank), run_measured(rank)
+
+
+def test_script_ends_while_gloo_s_threads_are_in_python() -> None:
+    assert run_ranks(2, run_both, timeout_s=30.0) == [(True, 1)] * 2

@@ -76,12 +76,9 @@ class Loop:
 LOOPS = {
     "usual": Loop(usual=True),
     "clipped": Loop(clip=1.0),
-    "clipped views": Loop(clip=1.0, wrap={"gradient_as_bucket_view": True}),
     "autocast": Loop(autocast=True),
-    "autocast, clipped": Loop(autocast=True, clip=1.0),
     "checkpointed": Loop(make=partial(Checkpointed, False), usual=True),
     "checkpointed, reentrant": Loop(make=partial(Checkpointed, True), usual=True),
-    "checkpointed, static graph": Loop(make=partial(Checkpointed, True), wrap={"static_graph": True}, usual=True),
     "accumulating in views": Loop(passes=2, wrap={"gradient_as_bucket_view": True}),
     "a branch of one rank": Loop(make=Branched, branches=True, wrap={"find_unused_parameters": True}),
     "frozen": Loop(make=frozen),

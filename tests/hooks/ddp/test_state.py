@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import copy
-import io
 import math
 import time
-import warnings
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch import nn
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.nn.parallel import DistributedDataParallel
@@ -149,28 +148,35 @@ def run_into_auto(rank: int) -> tuple[bool, bool, bool]:
     return any(r.any() for r in waiting.values()), any(r.any() for r in residuals_of(hook).values()), moved
 
 
-def run_copied(rank: int) -> None:
-    """The hook's state and the model are copied and pickled whole."""
-    model, state, _ = made()
-    train(model, rank, 1)
-    kept = io.BytesIO()
-    with pytest.warns(UserWarning, match=r"save state.state_dict\(\)"):
-        torch.save({"ddp": state}, kept)
-    kept.seek(0)
-    empty, copy_of = torch.load(kept, weights_only=False)["ddp"], copy.deepcopy(state)
-    calls: tuple[Callable[[], object], ...] = (
-        empty.state_dict,
-        copy_of.state_dict,
-        lambda: state.load_state_dict(empty),
-    )
-    for call in calls:
-        assert "nothing of the hook's state is in it" in refusal(call)
-    with pytest.warns(UserWarning, match="nothing of it is kept"):
-        torch.save(model, io.BytesIO())
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        copied = copy.deepcopy(model)
-    backward(copied, rank, 0)
+FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
+ORDERS = {"contiguous": "[0, 1, 2, 3]", "channels_last": "[0, 2, 3, 1]"}
+
+
+def run_formats(rank: int) -> dict[tuple[str, str], tuple[str, str]]:
+    """The answer of a model of each memory format to a state of each, on as many ranks and on one."""
+
+    def made(name: str, group: dist.ProcessGroup | None = None) -> tuple[DistributedDataParallel, ddp.ThinwireState]:
+        torch.manual_seed(0)
+        net: Any = nn.Sequential(nn.Conv2d(8, 16, 3), nn.ReLU(), nn.Conv2d(16, 4, 1))
+        model = DistributedDataParallel(net.to(memory_format=FORMATS[name]), process_group=group)
+        return model, ddp.compress(model, "topk", fraction=0.05, min_numel=10, measure_link=False)
+
+    def told(state: ddp.ThinwireState, saved: dict[str, Any]) -> str:
+        try:
+            return state.load_state_dict(saved)
+        except tw.ConfigError as error:
+            assert not any(each.any() for each in residuals_of(state).values()), "nothing was changed"
+            return str(error)
+
+    alone, said = dist.new_group([rank], use_local_synchronization=True), {}
+    for was in FORMATS:
+        model, state = made(was)
+        model(torch.randn(4, 8, 9, 9, generator=torch.Generator().manual_seed(rank))).pow(2).mean().backward()
+        own, whole = state.state_dict(), [ddp.AllRanks(state).state_dict()]
+        dist.broadcast_object_list(whole)
+        for here in FORMATS:
+            said[was, here] = told(made(here)[1], own), told(made(here, alone)[1], whole[0])
+    return said
 
 
 @pytest.fixture(scope="module")
@@ -186,8 +192,8 @@ def saved(folder: str) -> Ranks:
         "kept": (run_kept, folder),
         "misfits": (run_misfits,),
         "into auto": (run_into_auto,),
-        "copied": (run_copied,),
         "half loaded": (run_half_loaded,),
+        "formats": (run_formats,),
     }
     return run_cases(2, cases)
 
@@ -244,6 +250,17 @@ def test_states_that_do_not_fit_are_refused_and_change_nothing(saved: Ranks) -> 
         assert restored
 
 
+def test_state_of_another_memory_format_is_refused(saved: Ranks) -> None:
+    """Residuals lie in the order in which DDP reduces."""
+    for said in saved["formats"]:
+        for (was, here), (own, resized) in said.items():
+            if was == here:
+                assert "bit for bit" in own and "from 2 ranks on 1" in resized, said
+            for text in (own, resized) if was != here else ():
+                assert f"'0.weight' with its dimensions in the order {ORDERS[was]}" in text, said
+                assert f"here it is {ORDERS[here]}" in text and "model.to(memory_format=" in text, said
+
+
 def test_state_that_one_rank_alone_loaded_is_named_at_the_first_step(saved: Ranks) -> None:
     for said, seconds in saved["half loaded"]:
         assert said.startswith("ProtocolError: rank 1 has step = 3 and rank 0 has 0")
@@ -252,7 +269,3 @@ def test_state_that_one_rank_alone_loaded_is_named_at_the_first_step(saved: Rank
 
 def test_residuals_loaded_into_auto_go_into_the_first_uncompressed_step(saved: Ranks) -> None:
     assert saved["into auto"] == [(True, False, True)] * 2
-
-
-def test_copies_and_pickles_of_a_state_hold_nothing_and_say_so(saved: Ranks) -> None:
-    assert len(saved["copied"]) == 2

@@ -52,27 +52,3 @@ def test_compiled_model_is_one_graph_with_the_same_bits(design: str, when: str) 
     assert counters["stats"]["unique_graphs"] <= 1, "no layer's hook cuts it"
     assert breaks or counters["stats"]["unique_graphs"] == 1
     assert (sum(counters["graph_break"].values()) > 0) == breaks
-
-
-@pytest.mark.parametrize("design", DESIGNS)
-@pytest.mark.parametrize("alone", [False, True])
-def test_parts_compiled_in_the_middle_of_a_training_have_the_same_bits(design: str, alone: bool) -> None:
-    """One part, which the model calls; or all, which the training then calls without the model."""
-
-    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> torch.Tensor:
-        parts: list[Any] = list(model.children())
-        called: Any = model
-        for step in range(8):
-            if step == 3:
-                for part in parts if alone else parts[:1]:
-                    part.compile(backend="eager")
-                if alone:
-                    called = nn.Sequential(*parts)  # which thinwire does not know
-            inner_step(called, opt, rank, step)
-        opt.flush()
-        return values(model)
-
-    torch._dynamo.reset()
-    found, _ = run_cluster(mlp, train, workers=1, optimizer=sgd, design=design)
-    usual, _ = run_cluster(mlp, steps(8), workers=1, optimizer=sgd, design=design)
-    assert torch.equal(found[0], usual[0])

@@ -1,21 +1,31 @@
-"""Evaluation with `tw.distribute`: blocks with shared or averaged weights, averages by torch, inference mode."""
+"""Models that are evaluated (shared or averaged weights, inference mode) or wrapped in DistributedDataParallel."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+import copy
+import io
+import warnings
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+import thinwire as tw
 from tests.hooks.cluster import run_cluster
-from tests.hooks.local_runs import adamw, alone, batch, inner_step, mlp, sgd, values, weights
-from thinwire.errors import ConfigError, ProtocolError
+from tests.hooks.ddp_ranks import refusal, run_cases
+from tests.hooks.local_runs import adamw, batch, inner_step, mlp, sgd, values, weights
+from tests.hooks.server_runs import Weights, equal, loss_of, run, steps, weights_of
+from tests.hooks.server_runs import mlp as layers
+from thinwire.errors import ConfigError
 from thinwire.hooks.distribute import DistributedOptimizer
+from thinwire.policies.designs import Design
 from thinwire.policies.designs import design as find_design
 
 
@@ -37,28 +47,6 @@ def test_averages_of_shared_weights_are_equal_and_of_local_weights_each_worker_s
         replace(find_design("diloco[h=4]"), ema=0.9)
 
 
-def test_evaluation_block_inside_another_ends_itself_alone() -> None:
-    for name in ("diloco[h=4]", "terngrad[ema=0.5]"):
-        with alone(name, adamw if "diloco" in name else sgd) as (model, _, opt):
-            for step in range(2):
-                inner_step(model, opt, 0, step)
-            block: Callable[[], AbstractContextManager[None]]
-            block = opt.shared_weights if "diloco" in name else opt.averaged_weights
-            opt.sync()
-            before = weights(model)
-            with block():
-                inside = values(model)
-                with block():
-                    assert torch.equal(values(model), inside)
-                assert torch.equal(values(model), inside)
-                with pytest.raises(ConfigError, match=r"state_dict\(\) inside"):
-                    opt.state_dict()
-                with pytest.raises(ProtocolError, match="for evaluation"):
-                    inner_step(model, opt, 0, 2)
-            assert torch.equal(weights(model), before)
-            inner_step(model, opt, 0, 2)
-
-
 @pytest.mark.parametrize(
     "design",
     ["streaming-diloco[h=4,fragments=2,delay=1]", "local-sgd[h=1,keep=0.5,steer=0]", "local-sgd[h=2]", "terngrad"],
@@ -78,3 +66,118 @@ def test_inference_mode_changes_no_bit(design: str) -> None:
         return run_cluster(mlp, work, optimizer=sgd if design == "terngrad" else adamw, design=design)[0]
 
     assert torch.equal(final(True)[0], final(False)[0])
+
+
+FP32 = tw.codec("fp32")
+
+
+def make_norm(rank: int) -> nn.Module:
+    first, relu, last = layers(rank).children()
+    return nn.Sequential(first, nn.BatchNorm1d(40), relu, last)
+
+
+def averaging(rank: int, model: nn.Module, opt: DistributedOptimizer) -> Weights:
+    """Trains beside torch's average; a checkpoint in the middle holds the average so far."""
+    average: Any = get_ema_multi_avg_fn(0.75)  # type: ignore[no-untyped-call]
+    expected = AveragedModel(make_norm(0), multi_avg_fn=average, use_buffers=True)
+    for step in range(5):
+        if step == 3:
+            state = opt.state_dict()
+            opt.load_state_dict({**state, "averages": {}})
+            opt.load_state_dict(state)
+        opt.zero_grad()
+        loss = loss_of(model, rank, step)
+        expected.update_parameters(model)
+        loss.backward()  # type: ignore[no-untyped-call]
+        opt.step()
+    opt.sync()
+    trained = weights_of(model)
+    expected.update_parameters(model)
+    with opt.averaged_weights():
+        averaged = weights_of(model)
+    assert equal(weights_of(model), trained)
+    for name, value in expected.module.state_dict().items():
+        assert torch.equal(value, averaged[name]) or name.endswith("num_batches_tracked"), name
+    assert not torch.equal(averaged["0.weight"], trained["0.weight"])
+    return trained
+
+
+def test_averaged_weights_are_those_of_torchs_averaged_model_and_do_not_change_the_training() -> None:
+    for policy in ("bsp", "ssp[2,mode=aggressive]"):
+        averages = Design(name="fp32", up=FP32, down=FP32, ema=0.75, consistency=policy)
+        [trained, _], _ = run(averaging, model=make_norm, design=averages)
+        if policy == "bsp":
+            [plain, _], _ = run(steps(5), model=make_norm, design=replace(averages, ema=0.0))
+            assert all(torch.equal(trained[name], value) for name, value in plain.items())
+    with pytest.raises(tw.ConfigError, match="'3lc' averages no weights"):
+        run(averaging, model=make_norm, workers=1, design="3lc")
+
+
+STEPS = 10
+DESIGNS = ("local-sgd[h=4,codec=3lc]", "update")
+
+
+def trained(model: Any, rank: int, design: str, *, accumulates: bool = False) -> torch.Tensor:
+    """The parameters at the end; a first backward pass of every step may be under `no_sync`."""
+    wrapped = isinstance(model, DistributedDataParallel)
+    module = model.module if wrapped else model
+    with tw.distribute(model, adamw(module), group=dist.group.WORLD, design=design) as optimizer:
+        for step in range(STEPS):
+            if accumulates:
+                with model.no_sync() if wrapped else nullcontext():
+                    model(torch.ones(4, 12)).square().mean().backward()
+            inner_step(model, optimizer, rank, step)
+        optimizer.flush()
+        return torch.cat([values(module), module.get_buffer("1.running_mean")])
+
+
+def heard(call: Any) -> str:
+    """The warnings of a call."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        call()
+    return " ".join(str(each.message) for each in caught)
+
+
+def refused(model: Any, group: Any) -> str:
+    return refusal(partial(tw.distribute, model, adamw(model), group=group, design="update"))
+
+
+def run_wrapped(rank: int, design: str) -> dict[str, Any]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = DistributedDataParallel(mlp(rank))
+        found: dict[str, Any] = {
+            "plain": trained(mlp(rank), rank, design),
+            "wrapped": trained(model, rank, design),
+            "accumulated": trained(DistributedDataParallel(mlp(rank)), rank, design, accumulates=True),
+            "over": heard(lambda: model(torch.ones(4, 12)).sum().backward()),
+        }
+        torch.save(model, io.BytesIO())
+        for way, again in (("again", model), ("copied", copy.deepcopy(model))):
+            again.module.load_state_dict(mlp(rank).state_dict())
+            found[way] = trained(again, rank, design)
+        alone = [dist.new_group([each]) for each in range(2)][rank]
+        found["alone"] = refused(DistributedDataParallel(mlp(rank)), alone)
+        unused = DistributedDataParallel(mlp(rank), find_unused_parameters=True)
+        begin = partial(tw.distribute, unused, adamw(unused), group=dist.group.WORLD, design=design)
+        found["unused"] = heard(lambda: begin().close())
+    return found
+
+
+@pytest.fixture(scope="module")
+def ranks() -> dict[str, list[Any]]:
+    return run_cases(2, {design: (run_wrapped, design) for design in DESIGNS})
+
+
+def test_wrapper_changes_no_bit_and_warns_once_its_training_is_over(ranks: dict[str, list[Any]]) -> None:
+    for design in DESIGNS:
+        for found in ranks[design]:
+            assert all(torch.equal(found["plain"], found[way]) for way in ("wrapped", "again", "copied"))
+            assert not torch.equal(found["plain"], found["accumulated"])
+            assert "every rank trains by itself" in found["over"]
+            assert found["alone"] == "nothing", "a rank alone exchanges nothing"
+            assert "ddp_find_unused_parameters=False" in found["unused"]
+        for way in ("plain", "wrapped", "accumulated"):
+            one, other = (found[way][:-40] for found in ranks[design])
+            assert torch.equal(one, other), "but buffers, which are worker 0's after a while alone"

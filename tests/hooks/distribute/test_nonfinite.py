@@ -1,4 +1,4 @@
-"""NaN and Inf with `tw.distribute`: skipped steps, a GradScaler's overflows, and optimizer states that hold them."""
+"""NaN and Inf with `tw.distribute`: skipped steps and rounds, a GradScaler's overflows, and moments that hold them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 
 import thinwire as tw
 from tests.hooks.cluster import run_cluster
-from tests.hooks.local_runs import batch, mlp, sgd, values
+from tests.hooks.local_runs import Optimizers, adamw, batch, inner_optimizer, mlp, sgd, values, wide
 from thinwire.errors import ConfigError, NonFiniteError, ProtocolError
 from thinwire.hooks.distribute import DistributedOptimizer
 from thinwire.hooks.moments import forget_what_is_not_finite
@@ -68,37 +68,6 @@ def test_nan_on_one_worker_skips_the_step_on_all_and_leaves_residuals_as_they_we
         assert core.finished
 
 
-def test_skip_changes_no_bit_of_a_training_without_nan() -> None:
-    plain, skips = (run_cluster(layers, watched(set()), codec=codec)[0] for codec in ("3lc", SKIPS))
-    assert all(torch.equal(plain[0][5][name], skips[0][5][name]) for name in plain[0][5])
-
-
-@pytest.mark.parametrize("policy", ["local[4]", "ssp[staleness=3,mode=passive]"])
-@pytest.mark.parametrize(("step", "lost"), [(1, 0.5), (3, 1.0)])
-def test_window_of_gradients_loses_the_step_with_nan_alone(policy: str, step: int, lost: float) -> None:
-    """Every gradient is −1: the weights count them. In the middle of a window one worker's is left out of the sum."""
-
-    def count(rank: int, model: nn.Module, opt: DistributedOptimizer) -> float:
-        for number in range(8):
-            opt.zero_grad()
-            loss = -model(torch.ones(1, 40)).sum() * (torch.nan if (rank, number) == (1, step) else 1)
-            loss.backward()
-            opt.step()
-        opt.flush()
-        opt.sync()
-        return float(model.get_parameter("weight").detach().mean())
-
-    def zeros(rank: int) -> nn.Linear:
-        layer = nn.Linear(40, 40, bias=False)
-        nn.init.zeros_(layer.weight)
-        return layer
-
-    def one(model: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.SGD(model.parameters(), lr=1.0)
-
-    assert run_cluster(zeros, count, optimizer=one, codec=SKIPS, consistency=policy)[0] == [8.0 - lost] * 2
-
-
 def scaled(scales: bool, clips: bool, overflow_at: int = -1) -> Train:
     def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> torch.Tensor:
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2, enabled=scales)
@@ -140,76 +109,6 @@ def test_scaler_s_overflow_is_skipped_by_all_workers_or_refused() -> None:
         run_cluster(mlp, scaled(True, False, 2), optimizer=sgd, design="3lc", overlap=False)
 
 
-def test_overflow_before_the_first_step_says_what_helps() -> None:
-    """A scaler's first scale is often too large, and gradients leave before step() could say it."""
-    for design in ("3lc", "fp32"):
-
-        def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> None:
-            (model(batch(rank, 0)[0]).sum() * torch.inf).backward()
-
-        with pytest.raises(NonFiniteError, match=r"GradScaler.*nonfinite='skip'"):
-            run_cluster(mlp, train, workers=1, optimizer=sgd, design=design)
-
-
-class Recent(torch.optim.SGD):
-    """Steps by the mean of the last three gradients, which it keeps in a list within a dict."""
-
-    def step(self, closure: Any = None) -> Any:
-        if closure is not None:
-            closure()
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                past = self.state[parameter].setdefault("past", {"gradients": []})["gradients"]
-                past.append(parameter.grad.clone())
-                del past[:-3]
-                parameter.grad = torch.stack(past).mean(0)
-        return super().step()
-
-
-class Bowl(nn.Module):
-    """An overshooting step turns its gradient round, so that LBFGS takes an infinite one for curvature."""
-
-    def __init__(self, _rank: int) -> None:
-        super().__init__()
-        self.place = nn.Parameter(torch.zeros(4))
-
-    def forward(self) -> torch.Tensor:
-        return (self.place - torch.arange(1.0, 5.0)).square().sum()
-
-
-@pytest.mark.filterwarnings("ignore:worker 1. '.*' holds NaN or Inf after inner step")
-@pytest.mark.parametrize("poison", [torch.nan, torch.inf])
-@pytest.mark.parametrize("kind", ["list of gradients", "LBFGS"])
-def test_optimizer_state_forgets_nan_after_a_void_round(kind: str, poison: float) -> None:
-    lbfgs = kind == "LBFGS"
-
-    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> tuple[torch.Tensor, float]:
-        for step in range(20):
-
-            def closure(step: int = step) -> torch.Tensor:
-                opt.zero_grad()
-                x, y = batch(rank, step)
-                loss = model() if lbfgs else nn.functional.cross_entropy(model(x), y)
-                (loss * (poison if (rank, step) == (1, 6) else 1)).backward()
-                return loss
-
-            opt.step(closure)
-        opt.flush()
-        return values(model), opt.traffic()["void_rounds"] if rank else 1.0
-
-    def optimizer(model: nn.Module) -> torch.optim.Optimizer:
-        if lbfgs:
-            return torch.optim.LBFGS(model.parameters(), lr=1.6, max_iter=1)
-        return Recent(model.parameters(), lr=0.01)
-
-    design = "update[codec=fp32,small=fp32]" if lbfgs else "update"
-    found, _ = run_cluster(Bowl if lbfgs else mlp, train, optimizer=optimizer, design=design)
-    assert [void for _, void in found] == [1, 1]
-    assert torch.isfinite(found[0][0]).all() and torch.equal(found[0][0], found[1][0])
-    if lbfgs:
-        torch.testing.assert_close(found[0][0], torch.arange(1.0, 5.0), atol=0.1, rtol=0)
-
-
 def test_forgetting_keeps_what_is_finite_and_of_another_shape() -> None:
     parameter = nn.Parameter(torch.ones(3))
     optimizer = torch.optim.SGD([parameter])
@@ -223,3 +122,59 @@ def test_forgetting_keeps_what_is_finite_and_of_another_shape() -> None:
     forget_what_is_not_finite(optimizer)
     assert (whole.tolist(), half.tolist(), alone.tolist()) == ([1, 0, 0], [3, 0, 0], [1, 1])
     assert steps.tolist() == [7, 8, 9] and optimizer.state[parameter]["step"] == 3
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:worker 1. '.*' holds NaN or Inf after inner step")
+
+
+class Offloading(torch.optim.SGD):
+    """Keeps some of its state on another device, and knows what to do with it."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter].setdefault("elsewhere", torch.zeros_like(parameter, device="meta"))
+        return super().step(closure)
+
+
+def offloading(model: nn.Module) -> Optimizers:
+    return Offloading(model.parameters(), lr=0.01, momentum=0.9)
+
+
+def poisoned(rank: int, model: nn.Module, opt: DistributedOptimizer) -> tuple[torch.Tensor, float, int]:
+    """Worker 1's gradients are NaN in inner step 7, and so are its parameters then; all go on."""
+    lost = 0
+    for step in range(24):
+        x, y = batch(rank, step)
+        opt.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        lost += not bool(loss.isfinite())
+        (loss * (torch.nan if (rank, step) == (1, 7) else 1.0)).backward()  # type: ignore[no-untyped-call]
+        opt.step()
+    opt.flush()
+    moments = [state[key] for state in opt.state.values() for key in ("exp_avg", "momentum_buffer") if key in state]
+    assert all(bool(each.isfinite().all()) for each in moments), "a round without this worker leads its momenta nowhere"
+    return values(model), opt.traffic().get("void_rounds", 0.0), lost
+
+
+def test_a_worker_whose_parameters_are_not_finite_sits_out_one_exchange() -> None:
+    cases: list[tuple[str, Any]] = [
+        ("local-sgd[h=3]", adamw),
+        ("local-sgd[h=3]", offloading),
+        ("sparseloco[h=3]", adamw),
+        ("demo", inner_optimizer("demo")),
+        ("streaming-diloco[h=6,fragments=3,delay=1]", adamw),
+        ("streaming-diloco[h=6,fragments=2,delay=0]", adamw),
+        ("diloco[h=6,delay=2]", adamw),
+    ]
+    for design, optimizer in cases:
+        results, _ = run_cluster(wide, poisoned, workers=3, optimizer=optimizer, design=design)
+        assert [void for _, void, _ in results] == [0, 1, 0], design
+        assert [lost for _, _, lost in results][::2] == [0, 0] and results[1][2] <= 4, "until the next fragment is due"
+        for weights, _, _ in results:
+            assert torch.isfinite(weights).all() and torch.equal(weights, results[0][0]), design
+
+
+def test_parameters_that_are_not_finite_end_the_training_where_the_design_says_so() -> None:
+    with pytest.raises((NonFiniteError, ProtocolError), match=r"'0.weight' hold NaN or Inf after inner step 8"):
+        run_cluster(mlp, poisoned, workers=3, optimizer=adamw, design="local-sgd[h=3,nonfinite=raise]")

@@ -1,22 +1,24 @@
-"""Step records of `tw.distribute`: skipped steps, lag, scores and bytes, table by table."""
+"""Step records and the report of `tw.distribute`: skipped steps, lag, bytes, and which steps count as costs."""
 
 from __future__ import annotations
 
+import re
 import time
 import warnings
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import thinwire as tw
+from tests.hooks.cluster import run_cluster
+from tests.hooks.local_runs import adamw, inner_step, mlp
 from tests.hooks.server_runs import one_step, run
-from thinwire.errors import ConfigError
 from thinwire.hooks import records as module
 from thinwire.hooks.distribute import DistributedOptimizer
+from thinwire.hooks.report import TrainingReport
 from thinwire.telemetry import StepRecord
 from thinwire.worker.costs import StepCost
 
@@ -40,8 +42,6 @@ class Listener:
 
 
 def test_recorded_as_skipped_are_steps_that_did_not_change_the_table() -> None:
-    """This worker's own push does not decide it."""
-
     def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> None:
         nan = opt._worker.model.tensors[0].parameter
         for step in range(6):
@@ -51,8 +51,6 @@ def test_recorded_as_skipped_are_steps_that_did_not_change_the_table() -> None:
             loss = nn.functional.cross_entropy(model(x), (x[:, :3] + x[:, 3:6]).argmax(1))
             if rank == 1 and step == 2 and skips:
                 loss = loss + nan.sum() * float("nan")
-            if rank == 0 and alone:
-                loss = loss.detach() + 0 * model[2].bias.sum()  # type: ignore[index]
             loss.backward()  # type: ignore[no-untyped-call]
             opt.step()
         opt.sync()
@@ -66,16 +64,12 @@ def test_recorded_as_skipped_are_steps_that_did_not_change_the_table() -> None:
         ({"design": "mem-sgd-topk"}, []),
     ]
     for options, expected in cases:
-        skips, alone = expected == [2], False
+        skips = expected == [2]
         listeners = [Listener(), Listener()]
         run(train, metrics=listeners, **options)
         for listener in listeners:
             assert [step for step, skipped in enumerate(listener.skipped()) if skipped] == expected, options
             assert listener.closed
-    skips, alone, listeners = False, True, [Listener(), Listener()]
-    run(train, metrics=listeners, codec="fp32")
-    assert not any(listeners[0].skipped()), "worker 0 pushed nothing, and the table changed"
-    assert all(record.payload_bytes_push == 0 for record in listeners[0].records if record.table == "0.weight")
 
 
 def test_lag_of_many_steps_warns_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,19 +101,6 @@ def test_lag_of_many_steps_warns_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert weight[-1].residual_norm is not None and weight[-1].payload_bytes_push > 0
 
 
-def test_scores_are_numbers_or_tensors_of_one_value() -> None:
-    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> None:
-        one_step(model, opt, rank, 0)
-        opt.record_scores(loss=next(model.parameters()).sum() * 0 + 0.5, accuracy=np.float32(0.25))
-        for wrong in (torch.ones(2), "low"):
-            with pytest.raises(ConfigError, match="expected a number, or a tensor with one value"):
-                opt.record_scores(loss=wrong)  # type: ignore[arg-type]
-
-    listener = Listener()
-    run(train, workers=1, codec="3lc", metrics=[listener])
-    assert [(each.loss, each.accuracy) for each in listener.records if not each.table] == [(0.5, 0.25)]
-
-
 def test_records_add_up_to_the_traffic() -> None:
     """A pull may apply several updates. The last ones come after the last step, and are in no record."""
 
@@ -142,3 +123,22 @@ def test_records_add_up_to_the_traffic() -> None:
             for phase in ("encode", "decode"):
                 seconds = sum(getattr(each, f"{phase}_s") for each in costs)
                 assert seconds == pytest.approx(traffic[f"{phase}_seconds"]), (consistency, phase)
+
+
+def test_training_reports_bytes_and_times() -> None:
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> tuple[TrainingReport, TrainingReport, int]:
+        before = opt.report()
+        for step in range(9):
+            inner_step(model, opt, rank, step)
+        return before, opt.report(), sum(parameter.numel() for parameter in model.parameters())
+
+    found, _ = run_cluster(mlp, train, optimizer=adamw, design="local-sgd[h=2]")
+    for before, after, values in found:
+        assert str(before) == "thinwire: no step yet after the first" and before.compute_share == 0
+        assert (after.steps, after.void_rounds) == (4, 0), "two exchanges, with the step that takes the second's answer"
+        assert (after.warm_up, after.compiling) == (5, False) and after.warm_up_s > 0
+        assert re.search(r"\n  left out         the first 5 steps, with [0-9.]+ m?s each of exchanging", str(after))
+        assert after.uncompressed_nbytes >= 4 * values
+        assert after.sent_nbytes > 0 and after.received_nbytes > 0 and after.ratio > 1
+        assert after.compute_s + after.encode_s + after.decode_s + after.wait_s <= after.seconds * (1 + 1e-6)
+        assert 0 < after.compute_share < 1 and after.compute_share == pytest.approx(after.compute_s / after.seconds)

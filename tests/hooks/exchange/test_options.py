@@ -1,7 +1,8 @@
-"""Options of the hooks: the same names and defaults in all of them; wrong values are refused before ranks meet."""
+"""Options and saved states of the hooks: names and defaults are the same in all; wrong values are refused by name."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import fields
 from datetime import timedelta
@@ -14,9 +15,11 @@ import pytest
 import torch
 from torch import nn
 
+import thinwire as tw
 from tests.hooks.ddp_ranks import refusal
 from thinwire.hooks import ddp, fsdp, named
 from thinwire.hooks.exchange.options import ExchangeOptions
+from thinwire.hooks.exchange.saved import check_saved
 from thinwire.policies.compression import PLAIN, ByShape
 from thinwire.security.credentials import Credentials
 
@@ -66,3 +69,36 @@ def test_every_hook_takes_options_by_the_same_names_and_defaults(compress: Calla
         if each.default is not Parameter.empty and name not in ("gather", "group")  # which are one hook's own
     }
     assert len(taken) >= 13 and taken == {name: defaults[name] for name in taken}
+
+
+PART: dict[str, Any] = {
+    "residuals": {"w": torch.ones(2)},
+    "encodes": {"w": torch.tensor([3, 3])},
+    "owners": {"w": torch.tensor([0, 1])},
+    "lags": {},
+}
+GOOD: dict[str, Any] = {"format": 1, "world_size": 2, "step": 3, "loss_scale": 1.0, "ranks": {"0": PART}}
+DAMAGED: dict[str, tuple[object, str]] = {
+    "no state": ([1], "format"),
+    "another format": (GOOD | {"format": 2}, "format 2"),
+    "no step": ({key: GOOD[key] for key in GOOD if key != "step"}, "step"),
+    "infinite step": (GOOD | {"step": math.inf}, "infinity"),
+    "ranks in words": (GOOD | {"world_size": "x"}, "'x'"),
+    "scale of NaN": (GOOD | {"loss_scale": math.nan}, "loss_scale is nan"),
+    "number of ranks": (GOOD | {"ranks": 5}, "ranks are a int"),
+    "list": (GOOD | {"ranks": {"0": PART | {"residuals": {"w": [1.0]}}}}, "residuals of rank 0"),
+    "no owners": (GOOD | {"ranks": {"0": {key: PART[key] for key in PART if key != "owners"}}}, "lacks 'owners'"),
+    "sparse": (GOOD | {"ranks": {"0": PART | {"residuals": {"w": torch.ones(2).to_sparse()}}}}, "residuals of rank 0"),
+    "NaN": (GOOD | {"ranks": {"0": PART | {"residuals": {"w": torch.tensor([math.nan])}}}}, "'w' is not finite"),
+}
+
+
+def test_saved_states_are_taken() -> None:
+    check_saved(GOOD)
+    check_saved(GOOD | {"loss_scale": 0.0, "ranks": {}})
+
+
+def test_damaged_states_raise_config_error_that_names_the_damage() -> None:
+    for state, told in DAMAGED.values():
+        with pytest.raises(tw.ConfigError, match=told):
+            check_saved(state)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import pytest
@@ -11,9 +10,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.hooks.ddp_ranks import backward, mlp, refusal, run_cases, same, train, weights
-from tests.hooks.test_named import SHAPES, tensors
-from thinwire.hooks import ddp, fsdp, named
+from tests.hooks.ddp_ranks import backward, mlp, run_cases, same, train, weights
+from thinwire.hooks import ddp, fsdp
 from thinwire.telemetry import StepRecord
 
 
@@ -84,40 +82,6 @@ def run_shards(rank: int, *shape: int) -> list[StepRecord]:
     return of_tables(kept.records)
 
 
-def run_resumed(rank: int) -> dict[str, list[int]]:
-    """Recorded steps where writers are given before a state is loaded, and the state is loaded once more."""
-    found = {}
-    for kind in ("by name", "DDP"):
-        given, model = {"w": torch.ones(64, 32)}, DistributedDataParallel(mlp())
-        by_name = kind == "by name"
-        state: Any = named.compress(given, measure_link=False) if by_name else ddp.compress(model, measure_link=False)
-        saved, kept = {**state.state_dict(), "step": 3}, Kept()
-        state.record_to(kept, every=2)
-        for steps in (2, 1):
-            state.load_state_dict(saved)
-            for _ in range(steps):
-                state.average(given) if by_name else train(model, rank, 1)
-        state.close()
-        found[kind] = [record.step for record in kept.records if not record.table]
-    return found
-
-
-def run_by_name(rank: int) -> tuple[list[StepRecord], list[str]]:
-    """Tensors by name, of which one has no values; and what wrong calls are told."""
-
-    def given(step: int) -> dict[str, torch.Tensor]:
-        return {**tensors(rank, step), "none": torch.zeros(0)}
-
-    state, kept = named.compress(given(0), codec="3lc", min_numel=1, measure_link=False), Kept()
-    fresh = named.compress(given(0), codec="3lc", measure_link=False)
-    state.record_to(kept, every=2)
-    for step in range(3):
-        state.average(given(step))
-    errors = [refusal(partial(state.record_to, kept)), refusal(partial(fresh.record_to, kept, every=0))]
-    state.close()
-    return of_tables(kept.records), errors
-
-
 @pytest.fixture(scope="module")
 def ranks() -> dict[str, list[Any]]:
     cases: dict[str, tuple[Any, ...]] = {
@@ -126,8 +90,6 @@ def ranks() -> dict[str, list[Any]]:
         "skipping": (run_skipping,),
         "replicas": (run_shards, 2, 1),
         "shards": (run_shards, 2),
-        "resumed": (run_resumed,),
-        "by name": (run_by_name,),
     }
     return run_cases(2, cases)
 
@@ -171,15 +133,3 @@ def test_shards_of_fsdp2_are_recorded(ranks: dict[str, list[Any]]) -> None:
         assert [record.step for record in large] == [0, 1, 2]
         assert all(record.ways == ways and record.payload_bytes_push > 0 for record in large)
         assert all((record.payload_bytes_pull > 0) == (ways == 2) for record in large)
-
-
-def test_loaded_state_leaves_no_record_of_a_step_not_taken(ranks: dict[str, list[Any]]) -> None:
-    assert ranks["resumed"] == [{"by name": [4], "DDP": [4]}] * 2
-
-
-def test_tensors_by_name_are_recorded_and_wrong_calls_refused(ranks: dict[str, list[Any]]) -> None:
-    records, errors = ranks["by name"][0]
-    names = [*SHAPES, "none"]
-    assert {(record.step, record.table) for record in records} == {(step, name) for step in (0, 2) for name in names}
-    assert {record.plain_way_nbytes for record in records if record.table == "none"} == {0}
-    assert "already" in errors[0] and "every=0" in errors[1]

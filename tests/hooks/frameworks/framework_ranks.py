@@ -1,11 +1,9 @@
-"""What `test_frameworks` runs on two ranks: trainings that go on, again and from checkpoints, their own or not."""
+"""Scripts of `test_frameworks`: models that Accelerate shards, and local updates in the frameworks' own loops."""
 
 from __future__ import annotations
 
 import importlib
 import sys
-import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +13,14 @@ from torch import nn
 
 import thinwire as tw
 from thinwire.hooks import ddp, fsdp
-from thinwire.runtime.record_files import RecordFile
 
 
 class Net(nn.Module):
     """A classifier, of a seed."""
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        torch.manual_seed(seed)
+        torch.manual_seed(0)
         self.layers = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 4))
 
     def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -44,124 +41,6 @@ def left(state: Any) -> float:
 def tell(text: object) -> None:
     if dist.get_rank() == 0:
         print(text, flush=True)
-
-
-def plain_trainer(folder: Path, net: Net, **more: Any) -> Any:
-    """A Trainer without thinwire."""
-    transformers: Any = importlib.import_module("transformers")
-    settings = transformers.TrainingArguments(
-        output_dir=str(folder),
-        per_device_train_batch_size=8,
-        use_cpu=True,
-        ddp_backend="gloo",
-        ddp_find_unused_parameters=False,
-        report_to=[],
-        disable_tqdm=True,
-        **more,
-    )
-    return transformers.Trainer(net, settings, train_dataset=examples())
-
-
-def lightning_module(optimizer: Callable[[Any], Any]) -> Any:
-    """A module of Lightning's whose `configure_optimizers` is given."""
-    pytorch: Any = importlib.import_module("lightning.pytorch")
-
-    class Module(pytorch.LightningModule):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = Net()
-
-        def training_step(self, batch: dict[str, torch.Tensor], _index: int) -> torch.Tensor:
-            loss: torch.Tensor = self.net(**batch)["loss"]
-            return loss
-
-        def configure_optimizers(self) -> Any:
-            return optimizer(self)
-
-    return Module()
-
-
-def lightning_trainer(epochs: int, **more: Any) -> Any:
-    """A Trainer of Lightning's with DDP that says nothing."""
-    pytorch: Any = importlib.import_module("lightning.pytorch")
-    more |= {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    return pytorch.Trainer(accelerator="cpu", devices=2, strategy="ddp", max_epochs=epochs, **more)
-
-
-def batches() -> Any:
-    rows: Any = examples()
-    return torch.utils.data.DataLoader(rows, batch_size=8)
-
-
-def recorded(file: Path) -> tuple[set[int], set[int], int]:
-    """Of which ranks and steps tables were recorded, and how many losses."""
-    records = list(RecordFile(file).read())
-    tables = [each for each in records if each.table]
-    losses = sum(each.loss is not None for each in records)
-    return {each.rank for each in tables}, {each.step for each in tables}, losses
-
-
-def trainer(folder: Path) -> None:
-    """The Trainer twice, from its checkpoint, and from another run's checkpoint of the same number."""
-    adapter: Any = importlib.import_module("thinwire.hooks.transformers")
-
-    def made(name: str, steps: int, seed: int = 0) -> tuple[Any, Any]:
-        made = plain_trainer(folder / name, Net(seed), max_steps=steps, save_steps=5, logging_steps=2)
-        recorded = folder / name / "steps.jsonl"
-        callback = adapter.ThinwireCallback(made, "3lc", sparsity=1.75, measure_link=False, telemetry=recorded)
-        made.add_callback(callback)
-        return made, callback
-
-    for name, seed in (("one", 0), ("other", 1)):
-        training, callback = made(name, 5, seed)
-        training.train()
-        dist.barrier()
-    waited = left(callback.state)
-    training.train()  # once more
-    tell(f"twice: {callback.state.step} {left(callback.state) != waited}")
-    dist.barrier()
-    tell(f"recorded: {recorded(folder / 'other' / 'steps.jsonl')}")
-    for name, where in (("again", "one"), ("other", "one")):
-        training, callback = made(name, 6)
-        given = str(folder / where / "checkpoint-5")
-        training.args.resume_from_checkpoint = given if name == "again" else None
-        with warnings.catch_warnings(record=True) as found:
-            warnings.simplefilter("always")
-            training.train(resume_from_checkpoint=given)
-        refused = any("or of other weights: residuals begin at zero" in str(each.message) for each in found)
-        tell(f"{name}: {callback.state.step} {refused}")
-        dist.barrier()
-
-
-def lightning(folder: Path) -> None:
-    """A fit that resumes, and a second one after it."""
-    pytorch: Any = importlib.import_module("lightning.pytorch")
-    adapter: Any = importlib.import_module("thinwire.hooks.lightning")
-
-    class Callback(adapter.ThinwireCallback):  # type: ignore[misc]
-        began: float = -1
-
-        def on_train_start(self, *_: Any) -> None:
-            self.began = left(self.state)
-
-    def made(epochs: int) -> tuple[Any, Any]:
-        callback = Callback("3lc", sparsity=1.75, measure_link=False, telemetry=folder / "steps.jsonl")
-        saves = pytorch.callbacks.ModelCheckpoint(str(folder), save_last=True)
-        made = lightning_trainer(epochs, callbacks=[callback, saves])
-        return made, callback
-
-    data = batches()
-    module = lightning_module(lambda self: torch.optim.SGD(self.parameters(), lr=0.1))
-    first, callback = made(1)
-    first.fit(module, data)
-    saved = left(callback.state)
-    second, callback = made(2)
-    second.fit(module, data, ckpt_path=str(folder / "last.ckpt"))
-    tell(f"resumed: {callback.began == saved}")
-    saved = left(callback.state)
-    second.fit_loop.max_epochs = 3
-    second.fit(module, data)
-    tell(f"again: {callback.began == saved}")
 
 
 def accelerate(folder: Path, replicas: int) -> None:
@@ -221,7 +100,18 @@ def local_accelerate(_folder: Path) -> None:
 def local_trainer(folder: Path) -> None:
     """Local updates in the Trainer, put in place by a callback."""
     transformers: Any = importlib.import_module("transformers")
-    trainer = plain_trainer(folder, Net(), max_steps=8, save_strategy="no")
+    settings = transformers.TrainingArguments(
+        output_dir=str(folder),
+        per_device_train_batch_size=8,
+        use_cpu=True,
+        ddp_backend="gloo",
+        ddp_find_unused_parameters=False,
+        report_to=[],
+        disable_tqdm=True,
+        max_steps=8,
+        save_strategy="no",
+    )
+    trainer = transformers.Trainer(Net(), settings, train_dataset=examples())
 
     class Local(transformers.TrainerCallback):  # type: ignore[misc]
         def on_train_begin(self, *_: Any, **__: Any) -> None:
@@ -237,13 +127,25 @@ def local_trainer(folder: Path) -> None:
 
 def local_lightning(_folder: Path) -> None:
     """Local updates in Lightning, as what `configure_optimizers` returns."""
+    pytorch: Any = importlib.import_module("lightning.pytorch")
 
-    def optimizer(module: Any) -> Any:
-        inner = torch.optim.AdamW(module.parameters(), lr=0.01)
-        return tw.distribute(module.trainer.strategy.model, inner, group=dist.group.WORLD, design="local-sgd[h=3]")
+    class Module(pytorch.LightningModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = Net()
 
-    module, training = lightning_module(optimizer), lightning_trainer(2, enable_checkpointing=False)
-    training.fit(module, batches())
+        def training_step(self, batch: dict[str, torch.Tensor], _index: int) -> torch.Tensor:
+            loss: torch.Tensor = self.net(**batch)["loss"]
+            return loss
+
+        def configure_optimizers(self) -> Any:
+            inner = torch.optim.AdamW(self.parameters(), lr=0.01)
+            return tw.distribute(self.trainer.strategy.model, inner, group=dist.group.WORLD, design="local-sgd[h=3]")
+
+    quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False)
+    training, module = pytorch.Trainer(accelerator="cpu", devices=2, strategy="ddp", max_epochs=2, **quiet), Module()
+    rows: Any = examples()
+    training.fit(module, torch.utils.data.DataLoader(rows, batch_size=8))
     tell_local(training.optimizers[0], module.net)
 
 
@@ -265,8 +167,8 @@ def tell_local(ours: Any, net: nn.Module) -> None:
 def main() -> None:
     if not dist.is_initialized():
         dist.init_process_group("gloo")
-    ways: dict[str, Any] = {"accelerate": accelerate, "trainer": trainer, "lightning": lightning}
-    ways |= {"local accelerate": local_accelerate, "local trainer": local_trainer, "local lightning": local_lightning}
+    ways: dict[str, Any] = {"accelerate": accelerate, "local accelerate": local_accelerate}
+    ways |= {"local trainer": local_trainer, "local lightning": local_lightning}
     ways[sys.argv[1]](Path(sys.argv[2]), *map(int, sys.argv[3:]))
     dist.barrier()
     dist.destroy_process_group()

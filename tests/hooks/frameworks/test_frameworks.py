@@ -18,9 +18,10 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.hooks.ddp_ranks import batch, mlp, run_ranks, run_script, train
+from tests.hooks.ddp_ranks import batch, mlp, run_cases, run_script, same, train
 from thinwire.runtime.record_files import RecordFile
 
+TRAINER = ("Trainer", "TrainerCallback", "TrainerControl", "TrainerState", "TrainingArguments")
 ADAPTERS = {"lightning": "lightning", "transformers": "transformers accelerate"}
 
 
@@ -46,8 +47,7 @@ def stub(framework: str, *names: str) -> Any:
 
 def run_nodes(rank: int, folder: str, resumes: bool, loses: int) -> tuple[int, list[str], bool]:
     """The Trainer's callback on two machines with a disk each, of which one may have lost its file."""
-    names = ("Trainer", "TrainerCallback", "TrainerControl", "TrainerState", "TrainingArguments")
-    adapter = stub("transformers", *names)
+    adapter = stub("transformers", *TRAINER)
     place = Path(folder) / f"node{rank}" / "checkpoint-3"
     place.mkdir(parents=True, exist_ok=True)
     module = mlp()
@@ -81,26 +81,12 @@ def run_nodes(rank: int, folder: str, resumes: bool, loses: int) -> tuple[int, l
         assert [(each.step, each.loss) for each in records if each.loss is not None] == [(2, 0.25)]
         torch.save(module.state_dict(), place / "model.pt")
         callback.on_save(args, SimpleNamespace(global_step=3, is_world_process_zero=rank == 0), None)
-        trial = place.parent / "run-7" / "checkpoint-5"  # of a search, in which each has a folder of its own
-        trial.mkdir(parents=True)
-        callback._trainer._trial = 7
-        callback._trainer._get_output_dir = lambda trial: f"{args.output_dir}/run-{trial}"
-        callback.on_save(args, SimpleNamespace(global_step=5, is_world_process_zero=rank == 0), None)
-        assert (trial / adapter.FILE).exists() == (rank == 0)
         with warnings.catch_warnings(record=True) as absent:
             warnings.simplefilter("always")
             callback.on_save(args, SimpleNamespace(global_step=6, is_world_process_zero=rank == 0), None)
-        assert [
-            "run-7/checkpoint-6: the residuals of all ranks are not saved" in str(each.message) for each in absent
-        ] == [True] * (rank == 0)
+        told = ["checkpoint-6: the residuals of all ranks are not saved" in str(each.message) for each in absent]
+        assert told == [True] * (rank == 0)
     return begun, [str(each.message) for each in heard if "residuals begin at zero" in str(each.message)], waits
-
-
-def test_a_trainer_s_machines_need_not_share_a_disk(tmp_path: Path) -> None:
-    assert run_ranks(2, run_nodes, str(tmp_path), False, -1) == [(0, [], False)] * 2
-    assert run_ranks(2, run_nodes, str(tmp_path), True, 1) == [(3, [], True)] * 2
-    for begun, told, waits in run_ranks(2, run_nodes, str(tmp_path), True, 0):
-        assert (begun, len(told), waits) == (0, 1, False), "on all ranks or on none"
 
 
 def run_float16(rank: int) -> list[tuple[bool, int]]:
@@ -110,10 +96,9 @@ def run_float16(rank: int) -> list[tuple[bool, int]]:
         model = DistributedDataParallel(mlp())
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
         if framework == "transformers":
-            names = ("Trainer", "TrainerCallback", "TrainerControl", "TrainerState", "TrainingArguments")
             accelerator = SimpleNamespace(scaler=scaler)
             trainer: Any = SimpleNamespace(model=model.module, model_wrapped=model, accelerator=accelerator)
-            callback = stub(framework, *names).ThinwireCallback(trainer, "3lc", measure_link=False)
+            callback = stub(framework, *TRAINER).ThinwireCallback(trainer, "3lc", measure_link=False)
             callback.on_train_begin(SimpleNamespace(world_size=2), SimpleNamespace(global_step=0), None)
         else:
             sys.modules["lightning"] = types.ModuleType("lightning")
@@ -132,10 +117,6 @@ def run_float16(rank: int) -> list[tuple[bool, int]]:
     return found
 
 
-def test_float16_s_scaler_is_found_by_the_callbacks() -> None:
-    assert run_ranks(2, run_float16) == [[(True, 1)] * 2] * 2
-
-
 def sharded(mesh: DeviceMesh) -> Any:
     module = mlp()
     for layer in module:
@@ -149,16 +130,11 @@ def waiting(state: Any) -> dict[str, torch.Tensor]:
     return residuals
 
 
-def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(each, other[name]) for name, each in one.items())
-
-
 def run_sharded(rank: int, folder: str, replicas: int) -> dict[str, Any]:
     """Both callbacks with a model that FSDP2 has sharded, among two ranks or at two sites: saved, and resumed."""
     shape = (replicas, 2) if replicas else (2,)
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard")[-len(shape) :])
-    names = ("Trainer", "TrainerCallback", "TrainerControl", "TrainerState", "TrainingArguments")
-    adapter, found = stub("transformers", *names), dict[str, Any]()
+    adapter, found = stub("transformers", *TRAINER), dict[str, Any]()
     (place := Path(folder) / "checkpoint-3").mkdir(exist_ok=True)
     args: Any = SimpleNamespace(world_size=2 * max(1, replicas), output_dir=folder, resume_from_checkpoint=None)
 
@@ -234,54 +210,34 @@ def _copied(model: Any, other: Any) -> Any:
     return other
 
 
-@pytest.mark.parametrize("replicas", [0, 2])
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
+    folder = str(tmp_path_factory.mktemp("nodes"))
+    nodes = {"begun": (False, -1), "one file lost": (True, 1), "damaged": (True, 0)}
+    cases: dict[str, tuple[Any, ...]] = {name: (run_nodes, folder, *given) for name, given in nodes.items()}
+    cases |= {"float16": (run_float16,), "shards": (run_sharded, str(tmp_path_factory.mktemp("shards")), 0)}
+    sites = {"sites": (run_sharded, str(tmp_path_factory.mktemp("sites")), 2)}
+    return {**run_cases(2, cases), **run_cases(4, sites)}
+
+
+def test_a_trainer_s_machines_need_not_share_a_disk(ranks: dict[str, list[Any]]) -> None:
+    assert ranks["begun"] == [(0, [], False)] * 2
+    assert ranks["one file lost"] == [(3, [], True)] * 2
+    for begun, told, waits in ranks["damaged"]:
+        assert (begun, len(told), waits) == (0, 1, False), "on all ranks or on none"
+
+
+def test_float16_s_scaler_is_found_by_the_callbacks(ranks: dict[str, list[Any]]) -> None:
+    assert ranks["float16"] == [[(True, 1)] * 2] * 2
+
+
 def test_the_callbacks_compress_what_fsdp2_has_sharded_and_go_on_from_checkpoints(
-    replicas: int, tmp_path: Path
+    ranks: dict[str, list[Any]],
 ) -> None:
-    for found in run_ranks(2 * max(1, replicas), run_sharded, str(tmp_path), replicas):
+    for found in ranks["shards"] + ranks["sites"]:
         assert found["Trainer"] == (True, 3, True) and found["Lightning"] == (3, True), found
         assert (found["of other weights"], found["told"]) == (0, [True])
         assert found["second fit"] == (True, 4) and found["after a failure"] == (2, True), found
-
-
-@pytest.mark.frameworks
-@pytest.mark.filterwarnings("default")
-def test_one_rank_alone_trains_uncompressed_and_is_told(tmp_path: Path) -> None:
-    transformers: Any = importlib.import_module("transformers")
-    adapter: Any = importlib.import_module("thinwire.hooks.transformers")
-
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(4, 2)
-
-        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-            return {"loss": nn.functional.cross_entropy(self.layer(x), labels)}
-
-    settings = transformers.TrainingArguments(
-        output_dir=str(tmp_path), max_steps=2, use_cpu=True, report_to=[], disable_tqdm=True
-    )
-    rows = [{"x": torch.randn(4), "labels": torch.tensor(0)} for _ in range(16)]
-    trainer = transformers.Trainer(Net(), settings, train_dataset=rows)
-    callback = adapter.ThinwireCallback(trainer, "3lc")
-    trainer.add_callback(callback)
-    with pytest.warns(UserWarning, match="one rank alone has nobody to send to"):
-        trainer.train()
-    assert callback.state is None and (tmp_path / "checkpoint-2").exists()
-
-
-@pytest.mark.frameworks
-def test_a_trainer_goes_on_from_its_own_residuals_and_no_others(tmp_path: Path) -> None:
-    said = run_script(2, Path(__file__).with_name("framework_ranks.py"), "trainer", str(tmp_path)).splitlines()
-    found = [line for line in said if line.startswith(("twice", "again", "other"))]
-    assert found == ["twice: 10 True", "again: 6 False", "other: 1 True"], said
-    assert f"recorded: {({0, 1}, {0}, 8)}" in said, said
-
-
-@pytest.mark.frameworks
-def test_a_second_fit_goes_on_from_what_the_first_one_left(tmp_path: Path) -> None:
-    said = run_script(2, Path(__file__).with_name("framework_ranks.py"), "lightning", str(tmp_path)).splitlines()
-    assert [line for line in said if line.startswith(("resumed", "again"))] == ["resumed: True", "again: True"], said
 
 
 @pytest.mark.frameworks

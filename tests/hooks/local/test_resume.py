@@ -1,9 +1,8 @@
-"""Local updates that resume: bit for bit in the middle of a round too, or refused before anything changes."""
+"""Local updates that resume: bit for bit in the middle of a round too, with several optimizers too, or refused."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Generator
+import copy
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from tests.hooks.cluster import run_cluster
 from tests.hooks.local_runs import (
     Optimizers,
     adamw,
-    alone,
     assert_resumes,
     inner_step,
     mlp,
@@ -24,8 +22,9 @@ from tests.hooks.local_runs import (
     values,
     wide,
 )
-from thinwire.errors import ConfigError, ProtocolError, TransportError
+from thinwire.errors import ConfigError, ProtocolError
 from thinwire.hooks.distribute import DistributedOptimizer
+from thinwire.hooks.several import Several, as_one
 from thinwire.policies.designs import design as find_design
 
 
@@ -139,29 +138,51 @@ def test_states_of_another_optimizer_are_refused_before_anything_changes() -> No
 # ---- saving where an exchange cannot be waited for
 
 
-def _lost(procedure: Generator[Any, Any, Any]) -> Any:
-    procedure.close()
-    raise TransportError("worker 1 is gone")
+def both(model: nn.Module) -> list[torch.optim.Optimizer]:
+    """Momentum for matrices, AdamW for what is left: an optimizer that has a state, and one that steers."""
+    matrices, rest = ([p for p in model.parameters() if (p.ndim == 2) is wanted] for wanted in (True, False))
+    return [torch.optim.SGD(matrices, lr=0.05, momentum=0.9), torch.optim.AdamW(rest, lr=0.01)]
 
 
-@pytest.mark.parametrize("design", ["local-sgd[h=4]", "3lc"])
-def test_a_state_is_saved_as_it_is_where_an_exchange_cannot_be_waited_for(design: str) -> None:
-    with alone(design) as (model, _, opt):
-        for step in range(4):
-            inner_step(model, opt, 0, step)
-        assert not opt._worker.idle, "an answer is on its way"
-        opt._driver._runner = threading.get_ident()  # a signal's handler, while this thread waits for a message
-        before = values(model)
-        model.state_dict()
-        assert torch.equal(values(model), before)
-        opt._driver._runner = None
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(opt._driver, "run", _lost)
-            for each in (model, opt):
-                with pytest.warns(UserWarning, match="before the last exchange, .*: worker 1 is gone"):
-                    each.state_dict()
-        model.state_dict()
-        assert not any(map(opt._worker.awaits, opt._worker.model.tensors))
-        for step in range(4, 8):
-            inner_step(model, opt, 0, step)
-    assert opt.state_dict()["step"] == 8, "and of one that is closed"
+def halves(model: nn.Module) -> list[torch.optim.Optimizer]:
+    first, *others = model.parameters()
+    return [torch.optim.AdamW(each, lr=0.01, weight_decay=0.1) for each in ([first], others)]
+
+
+def train(model: nn.Module, optimizer: Any, those: range) -> None:
+    for step in those:
+        inner_step(model, optimizer, 0, step)
+
+
+def test_a_state_resumes_bit_identical_whether_the_whole_or_each_part_loads_it() -> None:
+    whole, stopped = mlp(0), mlp(0)
+    expected, one = as_one(both(whole)), as_one(both(stopped))
+    train(whole, expected, range(9))
+    train(stopped, one, range(5))
+    twin_model, twin = copy.deepcopy((stopped, one))
+    weights, saved = copy.deepcopy((stopped.state_dict(), one.state_dict()))
+    parts = copy.deepcopy([each.state_dict() for each in one.optimizers])  # type: ignore[attr-defined]
+    for loads in ("whole", "parts"):
+        again = mlp(0)
+        again.load_state_dict(weights)
+        own = both(again)
+        several = Several(own)
+        groups = several.param_groups
+        if loads == "whole":
+            several.load_state_dict(copy.deepcopy(saved))
+        else:
+            for each, part in zip(own, parts, strict=True):
+                each.load_state_dict(copy.deepcopy(part))
+        assert several.param_groups[0] is own[0].param_groups[0]
+        assert groups is several.param_groups
+        train(again, several, range(5, 9))
+        assert torch.equal(values(again), values(whole)), loads
+    train(twin_model, twin, range(5, 9))
+    assert torch.equal(values(twin_model), values(whole)), "a copy is made of copies"
+    assert not {id(each) for each in stopped.parameters()} & {id(p) for g in twin.param_groups for p in g["params"]}
+
+
+@pytest.mark.parametrize("design", ["local-sgd[h=4,steer=0]", "local-sgd[h=2,codec=fp32,steer=0.6]"])
+def test_two_halves_of_adamw_train_and_are_steered_as_one_is(design: str) -> None:
+    one, two = (run_cluster(mlp, steps(9), optimizer=optimizer, design=design)[0] for optimizer in (adamw, halves))
+    assert all(map(torch.equal, one, two))

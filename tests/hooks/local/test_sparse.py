@@ -194,17 +194,3 @@ def test_demo_equals_its_steps_by_hand() -> None:
             assert ((mine - theirs.detach()).abs() > 1e-5).float().mean() < 0.01
         for mine, theirs in zip(residuals, left[rank], strict=True):
             assert (mine - theirs).norm() < 1e-2 * theirs.norm()
-
-
-def test_demo_takes_any_optimizer_where_asked_to() -> None:
-    run_cluster(mlp, train(1), workers=1, optimizer=adamw, design="demo[inner=any]")
-
-
-def test_sparse_designs_keep_replicas_bit_identical_over_every_transport() -> None:
-    for design, optimizer in (("sparseloco[h=4]", adamw), ("demo", sgd)):
-        memory, grpc = (
-            run_cluster(mlp, train(12), workers=WORKERS, optimizer=optimizer, design=design, transport=transport)[0]
-            for transport in ("memory", "grpc")
-        )
-        for parameters, _ in memory + grpc:
-            assert all(map(torch.equal, parameters, memory[0][0])), design

@@ -1,4 +1,4 @@
-"""Local updates through the whole stack: against plain torch by hand, equal replicas, and what models may be like."""
+"""Local updates through the whole stack: against plain torch by hand, equal replicas, and rounds that flush() ends."""
 
 from __future__ import annotations
 
@@ -115,31 +115,6 @@ def test_replicas_are_bit_identical_and_repeat_over_every_transport() -> None:
         assert torch.isfinite(memory[0]).all() and all(torch.equal(each, memory[0]) for each in memory + grpc), design
 
 
-# ---- steps in another order than usual: none is lost, and none is taken twice
-
-
-class Heads(nn.Module):
-    """Two heads, of which a step takes one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.trunk, self.heads = nn.Linear(12, 16), nn.ModuleList([nn.Linear(16, 3), nn.Linear(16, 3)])
-
-    def forward(self, x: torch.Tensor, head: int = 0) -> torch.Tensor:
-        found: torch.Tensor = self.heads[head](torch.tanh(self.trunk(x)))
-        return found
-
-
-def alternating(rank: int, model: nn.Module, optimizer: Any) -> None:
-    """Gradients stay, as zeros, so that momenta move the head that a step leaves out."""
-    for step in range(20):
-        x, y = batch(rank, step)
-        optimizer.zero_grad(set_to_none=False)
-        nn.functional.cross_entropy(model(x, step * 7 // 3 % 2), y).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-
-
 def twice(rank: int, model: nn.Module, optimizer: Any) -> None:
     """Every third step is taken again with the gradients that are there, and no forward pass before it."""
     for step in range(9):
@@ -148,29 +123,16 @@ def twice(rank: int, model: nn.Module, optimizer: Any) -> None:
             optimizer.step()
 
 
-STREAMING = "streaming-diloco[h=5,fragments=4,delay=0,keep=0,outer_lr=1,outer_momentum=0,nesterov=false,codec=fp32]"
-
-
-@pytest.mark.parametrize(
-    ("train", "make", "design"),
-    [
-        (twice, mlp, "update[codec=fp32]"),
-        (twice, mlp, "local-sgd[h=3,codec=fp32]"),
-        (alternating, lambda _: Heads(), STREAMING),
-    ],
-    ids=["a step again, update", "a step again, local-sgd", "a layer left out"],
-)
-def test_a_step_before_the_answer_has_come_is_kept(
-    train: Callable[[int, nn.Module, Any], None], make: Callable[[int], nn.Module], design: str
-) -> None:
+@pytest.mark.parametrize("design", ["update[codec=fp32]", "local-sgd[h=3,codec=fp32]"])
+def test_a_step_before_the_answer_has_come_is_kept(design: str) -> None:
     def work(rank: int, model: nn.Module, optimizer: DistributedOptimizer) -> torch.Tensor:
-        train(rank, model, optimizer)
+        twice(rank, model, optimizer)
         optimizer.sync()
         return values(model)
 
-    [found], _ = run_cluster(make, work, workers=1, optimizer=adamw, design=design)
-    alone = make(0)
-    train(0, alone, adamw(alone))
+    [found], _ = run_cluster(mlp, work, workers=1, optimizer=adamw, design=design)
+    alone = mlp(0)
+    twice(0, alone, adamw(alone))
     torch.testing.assert_close(found, values(alone), rtol=1e-4, atol=1e-5)
 
 
@@ -230,3 +192,101 @@ def test_unsent_changes_stay_in_the_local_parameters_in_the_share_asked_for() ->
     for design in ("update[keep_unsent=0.5]", "local-sgd[h=3,keep_unsent=0.5]"):
         found, _ = run_cluster(mlp, train, workers=WORKERS, optimizer=adamw, design=design)
         assert all(torch.equal(each, found[0]) for each in found), "at the end all have the shared ones"
+
+
+PLAIN = "outer_lr=1,outer_momentum=0,nesterov=false,codec_down=fp32"
+
+
+@pytest.mark.parametrize("design", ["streaming-diloco[h=6,fragments=3,delay=1]", "local-sgd[h=4]"])
+@pytest.mark.parametrize("at", [8, 9, 11])
+def test_a_flush_in_the_middle_ends_a_round_early_on_all_workers(design: str, at: int) -> None:
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> tuple[torch.Tensor, torch.Tensor]:
+        early = steps(at)(rank, model, opt)
+        return early, steps(20, first=at)(rank, model, opt)
+
+    [one, other], _ = run_cluster(mlp, train, optimizer=adamw, design=design)
+    assert torch.equal(one[0], other[0]) and torch.equal(one[1], other[1]) and not torch.equal(one[0], one[1])
+
+
+@pytest.mark.parametrize(
+    "base",
+    [
+        "update[codec_down=fp32,{}]",
+        "local-sgd[h=3,codec_down=fp32,{}]",
+        f"streaming-diloco[h=6,fragments=3,delay=2,{PLAIN},{{}}]",
+    ],
+)
+def test_a_flush_settles_what_waits_in_residuals(base: str) -> None:
+    """Sent and waiting changes keep their sum, and each settling exchange leaves less waiting."""
+
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> tuple[torch.Tensor, torch.Tensor, int]:
+        found = steps(5)(rank, model, opt)
+        return found, opt.state_dict()["contexts"]["0.weight"]["residual"].flatten().clone(), opt.clock
+
+    waits, all_in_all, exchanges = [], [], []
+    for settle in (0, 1, 4):
+        found, _ = run_cluster(mlp, train, workers=3, optimizer=adamw, design=base.format(f"settle={settle}"))
+        assert all(torch.equal(each, found[0][0]) for each, _, _ in found)
+        unsent = torch.stack([residual for _, residual, _ in found])
+        waits.append(float(unsent.norm()))
+        all_in_all.append(found[0][0][: unsent.shape[1]] - unsent.mean(0))
+        exchanges.append(found[0][2])
+    assert 0 < waits[2] < 0.5 * waits[1] < 0.5 * waits[0]
+    torch.testing.assert_close(all_in_all[1:], [all_in_all[0]] * 2, rtol=1e-5, atol=1e-6)
+    assert [each - exchanges[0] for each in exchanges] == [0, 1, 4]
+
+
+@pytest.mark.parametrize("stop", [7, 8, 9, 10])
+def test_a_round_that_ends_before_a_delayed_answer_was_due_pushes_nothing_twice(stop: int) -> None:
+    """The push after six steps reaches the shared parameters once, or waits in the residual."""
+
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> tuple[torch.Tensor, torch.Tensor]:
+        weight = model.get_parameter("0.weight")
+        began = weight.detach().clone()
+        for step in range(stop):
+            opt.zero_grad()
+            (weight * -direction * 2.0**step).sum().backward()  # type: ignore[no-untyped-call]
+            opt.step()
+        opt.flush()
+        return weight.detach() - began, opt.state_dict()["contexts"]["0.weight"]["residual"].view(weight.shape)
+
+    def whole_steps(model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=1.0)
+
+    direction = torch.rand(mlp(0).get_parameter("0.weight").shape) + 0.1
+    design = f"diloco[h=6,delay=4,codec=topk,fraction=0.1,settle=0,{PLAIN}]"
+    [(moved, waits)], _ = run_cluster(mlp, train, workers=1, optimizer=whole_steps, design=design)
+    assert float(waits.abs().max()) > 0
+    torch.testing.assert_close(moved - waits, (2.0**6 - 1) * direction, rtol=1e-5, atol=1e-4)
+
+
+def momenta(rank: int, model: nn.Module, opt: DistributedOptimizer) -> torch.Tensor:
+    """After some rounds on data of each worker's own."""
+    for step in range(12):
+        inner_step(model, opt, rank, step)
+    opt.sync()
+    return torch.cat([opt.state[parameter]["exp_avg"].reshape(-1) for parameter in model.parameters()]).clone()
+
+
+def apart(design: str) -> float:
+    [first, second], _ = run_cluster(mlp, momenta, workers=2, optimizer=adamw, design=design)
+    return float((first - second).norm() / (first + second).norm())
+
+
+def test_steering_brings_workers_momenta_nearer_to_each_other() -> None:
+    unsteered, somewhat, much = (apart(f"local-sgd[h=4,steer={share}]") for share in (0, 0.3, 0.9))
+    assert 0 < much < somewhat < unsteered
+
+
+@pytest.mark.parametrize("amsgrad", [False, True])
+def test_steering_one_worker_by_its_own_steps_changes_nothing(amsgrad: bool) -> None:
+    """One worker, uncoded, H = 1: the shared update is its own."""
+
+    def adam(model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.Adam(model.parameters(), lr=0.01, amsgrad=amsgrad)
+
+    runs = [
+        run_cluster(mlp, steps(8), workers=1, optimizer=adam, design=f"local-sgd[h=1,codec=fp32,steer={share}]")[0][0]
+        for share in (0.0, 0.5)
+    ]
+    torch.testing.assert_close(runs[1], runs[0], rtol=1e-3, atol=1e-4)

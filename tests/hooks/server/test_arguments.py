@@ -1,4 +1,4 @@
-"""Arguments of `tw.distribute` that cannot be: refused by name, before any connection is opened."""
+"""Arguments and designs that cannot be are refused by name; a model becomes one plan for each shard."""
 
 from __future__ import annotations
 
@@ -10,9 +10,17 @@ import torch
 from torch import nn
 
 import thinwire as tw
-from tests.hooks.local_runs import adamw, sgd
+from tests.hooks.cluster import run_cluster
+from tests.hooks.local_runs import adamw, disagree, inner_step, sgd
+from tests.hooks.local_runs import mlp as normed
 from tests.hooks.server_runs import mlp
+from thinwire.codecs import codec
+from thinwire.errors import ConfigError, ProtocolError
+from thinwire.hooks.distribute import DistributedOptimizer
+from thinwire.hooks.planning import Planned, make_plan
+from thinwire.policies.designs import Design
 from thinwire.policies.designs import design as find_design
+from thinwire.policies.placement import placement
 
 
 def both(model: nn.Module) -> list[torch.optim.Optimizer]:
@@ -26,7 +34,6 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"design": "update", "codec": "auto"}, r"'update\[codec=auto\]' has auto"),
     ({"design": "3lc", "codec": "int8"}, "design='3lc' brings its codecs"),
     ({"design": "3lc", "nonfinite": "skip"}, r"design='3lc\[nonfinite=skip\]'"),
-    ({"design": "local-sgd[h=4]", "nonfinite": "skip"}, r"design='local-sgd\[h=4,nonfinite=skip\]'"),
     ({"design": "update", "s": 1.5}, r"design='update\[s=1\.5\]'"),
     ({"design": "3lc", "elastic": True}, "tw.distribute has no elastic"),
     ({"design": "entropy", "steps_per_epoch": 0}, "steps is 0"),
@@ -36,9 +43,7 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"exclude": "0.weight"}, "exclude='0.weight'"),
     ({"rank": -1, "workers": 4}, "rank"),
     ({"rank": 0}, "give both"),
-    ({"workers": 2}, "give both"),
     ({"rank": "0", "workers": 2}, "give both as whole numbers"),
-    ({"rank": True, "workers": 2}, "give both as whole numbers"),
     ({"server": "http://127.0.0.1:1"}, "grpc://"),
     ({"server": [f"grpc://127.0.0.1:{port}" for port in (1, 2, 1)]}, r"grpc://127\.0\.0\.1:1 is given twice"),
     *(
@@ -69,7 +74,7 @@ def distribute(model: Any, optimizer: Any, **options: Any) -> None:
 def test_options_that_cannot_be_are_refused_by_name() -> None:
     for options, named in OPTIONS:
         model = mlp(0)
-        with pytest.raises(tw.ConfigError, match=named):
+        with pytest.raises(ConfigError, match=named):
             distribute(model, sgd(model), **options)
     assert find_design("3lc[nonfinite=skip]").up.nonfinite == "skip"
 
@@ -77,12 +82,12 @@ def test_options_that_cannot_be_are_refused_by_name() -> None:
 def test_optimizers_that_cannot_be_are_refused_by_name() -> None:
     for make, options, named in OPTIMIZERS:
         model = mlp(0)
-        with pytest.raises(tw.ConfigError, match=named):
+        with pytest.raises(ConfigError, match=named):
             distribute(model, make(model), **options)
     model = mlp(0)
-    with pytest.raises(tw.ConfigError, match="a SGD is no model"):
+    with pytest.raises(ConfigError, match="a SGD is no model"):
         distribute(sgd(model), model)
-    with pytest.raises(tw.ConfigError, match=re.escape("transmission=traditional")):
+    with pytest.raises(ConfigError, match=re.escape("transmission=traditional")):
         find_design("entropy", transmission="wait-free")
 
 
@@ -94,7 +99,7 @@ def test_optimizer_state_on_another_device_than_its_parameter_is_refused_by_name
     optimizer.step()
     moments = optimizer.state[next(model.parameters())]
     moments["exp_avg"] = moments["exp_avg"].to("meta")
-    with pytest.raises(tw.ConfigError, match=r"'exp_avg' of a parameter of shape \(40, 12\) is on meta"):
+    with pytest.raises(ConfigError, match=r"'exp_avg' of a parameter of shape \(40, 12\) is on meta"):
         distribute(model, optimizer, design="update")
 
 
@@ -102,3 +107,180 @@ def test_a_server_that_is_not_there_is_named() -> None:
     model = mlp(0)
     with pytest.raises(tw.DeadlineError, match=r"127\.0\.0\.1:9"):
         distribute(model, sgd(model), server="grpc://127.0.0.1:9", connect_timeout_s=0.5)
+
+
+def test_options_of_a_design_that_cannot_be_are_refused_by_name() -> None:
+    cases: list[tuple[str, str]] = [
+        ("diloco[h=0]", "h is 0"),
+        ("diloco[h=4,fragments=5]", "fragments is 5"),
+        ("diloco[h=4,delay=4]", "delay is 4"),
+        ("streaming-diloco[h=6,warmup=2]", "fragments=1 and delay=0"),
+        ("diloco[keep=1.0]", "keep is 1.0"),
+        ("local-sgd[keep_unsent=1.5]", "keep_unsent is 1.5"),
+        ("update[settle=-1]", "settle is -1"),
+        ("diloco[settle=1]", "settle: "),
+        ("demo[settle=1]", "settle: "),
+        ("local-sgd[steer=1]", "steer is 1"),
+        ("local-sgd[h=4,fragments=2,steer=0.3]", "steer: .* outer=SGD"),
+        ("local-sgd[h=4,reduce=sum,steer=0.5]", "reduce='sum' with steer"),
+        ("diloco[steer=0.3]", "outer_momentum=0, fragments=1 and delay=0"),
+        ("diloco[outer_lr=0]", "outer_lr is 0"),
+        ("diloco[outer=Adam]", "outer is 'Adam'; there are SGD and SignSGD"),
+        ("diloco[outer_speed=3]", "unknown option 'outer_speed'"),
+        ("local-sgd[h=2,nesterov=true]", "nesterov needs an outer_momentum"),
+        ("local-sgd[h=4,codec=3lc,lag_limit=5]", "only codec=auto takes lag_limit"),
+        ("update[codec=auto,s=1.5]", "leave out sparsity"),
+        ("update[codec=auto,codec_down=int8]", "leave out codec_down"),
+        ("update[codec=auto,lag_limit=0]", "lag_limit=0"),
+        ("update[codec=auto,target=size]", "target='size'"),
+        ("streaming-diloco[codec=auto]", "fragments=1 and delay=0"),
+        ("local-sgd[h=4,delay=1,codec=auto]", "fragments=1 and delay=0"),
+        ("update[lag_limit=5]", "only codec=auto takes lag_limit"),
+        ("local-sgd[h=4,consistency=bsp]", "consistency"),
+    ]
+    for name, wrong in cases:
+        with pytest.raises(ConfigError, match=wrong):
+            find_design(name)
+
+
+def test_workers_that_plan_otherwise_are_told_which_option_differs() -> None:
+    cases: list[tuple[str, str, str]] = [
+        ("diloco[h=3]", "diloco[h=4]", r"h, .* plans local\[steps=[34]\], the others local\[steps=[34]\]"),
+        ("diloco[h=3]", "diloco[h=3,fragments=2]", "local: this worker plans 'fragments="),
+        ("local-sgd[h=3]", "local-sgd[h=3,settle=2]", "settle=2"),
+        ("local-sgd[h=2,codec=auto]", "local-sgd[h=2]", "design has (codec=auto|a fixed codec), the others'"),
+        ("local-sgd[h=2,codec=auto]", "local-sgd[h=2,codec=auto,lag_limit=8]", r"lag_limit: this worker has [58]"),
+        ("local-sgd[h=2,codec=auto]", "local-sgd[h=2,codec=auto,target=bytes]", "target: this worker has (bytes|time)"),
+    ]
+    for design, other, differs in cases:
+        errors = disagree(design, other)
+        assert any(isinstance(e, ProtocolError) and re.search(differs, str(e)) for e in errors), errors
+
+
+def test_an_outer_momentum_that_sgd_does_not_bear_is_warned_of() -> None:
+    def nothing(rank: int, model: nn.Module, opt: DistributedOptimizer) -> None:
+        del rank, model, opt
+
+    for design in ("diloco[h=3]", "streaming-diloco[h=6]", "diloco[h=3,codec=fp32]"):
+        with pytest.warns(UserWarning, match=r"outer_momentum=0\.6"):
+            run_cluster(normed, nothing, workers=1, optimizer=sgd, design=design)
+        run_cluster(normed, nothing, workers=1, optimizer=adamw, design=design)  # a warning would be an error here
+    run_cluster(normed, nothing, workers=1, optimizer=sgd, design="diloco[h=3,outer_momentum=0.6]")
+
+
+def test_a_step_of_the_inner_optimizer_is_warned_of_and_a_group_added_there_refused() -> None:
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> None:
+        inner = opt._inner
+        inner_step(model, opt, rank, 0)
+        with pytest.warns(UserWarning, match="has taken a step by itself"):
+            inner.step()
+        inner.add_param_group({"params": [nn.Parameter(torch.zeros(3))]})
+        with pytest.raises(ConfigError, match=r"holds 6 parameters .* given 5"):
+            inner_step(model, opt, rank, 1)
+
+    run_cluster(normed, train, workers=1, optimizer=adamw, design="local-sgd[h=4]")
+
+
+UP, DOWN = codec("3lc", sparsity=1.5), codec("int8")
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(20, 30)
+        self.norm = nn.BatchNorm1d(30)
+        self.last = nn.Linear(30, 10)
+
+
+DESIGN = Design(name="mine", up=UP, down=DOWN, min_numel=200, consistency="ssp[2]")
+
+
+def plan(model: nn.Module, optimizer: torch.optim.Optimizer | None = None, **others: Any) -> Planned:
+    sgd = optimizer or torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+    return make_plan(model, sgd, DESIGN, workers=4, state_interval=7, **others)
+
+
+def test_one_shard_holds_everything_in_the_models_order_and_codecs_by_their_number() -> None:
+    planned = plan(Model())
+    [only] = planned.plans
+    names = [spec.name for spec in only.tables]
+    assert names[:6] == ["first.weight", "first.bias", "norm.weight", "norm.bias", "last.weight", "last.bias"]
+    assert names[6:] == ["norm.running_mean", "norm.running_var"], "whole numbers (num_batches_tracked) stay at home"
+    assert [spec.state for spec in only.tables] == [False] * 6 + [True] * 2
+    assert [tensor.name for tensor in planned.tensors] == names
+    assert {spec.dtype for spec in only.tables} == {"float32"}
+    assert only.consistency == "ssp[staleness=2,mode=passive]"
+    assert (only.workers, only.reduce, only.state_interval, only.optimizer) == (4, "mean", 7, "SGD")
+    assert only.codecs == (UP.config(), DOWN.config(), codec("fp32").config())
+    by_name = {spec.name: (only.codecs[spec.up]["id"], only.codecs[spec.down]["id"]) for spec in only.tables}
+    assert by_name["first.weight"] == by_name["last.weight"] == ("3lc", "int8")
+    assert {by_name[name] for name in ("first.bias", "norm.weight", "norm.running_mean")} == {("fp32", "fp32")}
+
+
+def test_every_value_has_one_place_and_buffers_are_on_shard_0() -> None:
+    for policy in ["round-robin", "greedy", "heuristic", "uniform[min=8]"]:
+        for shards in (1, 2, 6):
+            planned = plan(Model(), shards=shards, placement=placement(policy))
+            seen = [(part.server, table) for tensor in planned.tensors for part, table in tensor.placed]
+            assert len({*seen}) == len(seen) == sum(len(each.tables) for each in planned.plans)
+            for tensor in planned.tensors:
+                ends = [0, *(part.stop for part, _ in tensor.placed)]
+                assert [part.start for part, _ in tensor.placed] == ends[:-1] and ends[-1] == tensor.tensor.numel(), (
+                    policy
+                )
+                assert not tensor.state or {part.server for part, _ in tensor.placed} == {0}
+            assert all(each.groups == planned.plans[0].groups for each in planned.plans)
+
+
+def test_a_server_that_would_hold_nothing_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"1 of 7 servers .*'greedy'"):
+        plan(Model(), shards=7, placement=placement("greedy"))
+    assert all(each.tables for each in plan(Model(), shards=12, placement=placement("uniform[min=1]")).plans)
+
+
+def test_groups_travel_with_their_options_and_without_frozen_parameters() -> None:
+    model = Model()
+    model.last.weight.requires_grad_(False)
+    matrices, vectors = ([p for p in model.parameters() if (p.ndim > 1) is wanted] for wanted in (True, False))
+    groups: list[dict[str, Any]] = [{"params": matrices, "weight_decay": 0.5}, {"params": vectors}]
+    sgd = torch.optim.SGD(groups, lr=0.1, momentum=0.25)
+    [only] = plan(model, sgd).plans
+    assert [group["weight_decay"] for group in only.groups] == [0.5, 0]
+    assert all(group["momentum"] == 0.25 and "lr" not in group and "params" not in group for group in only.groups)
+    assert {spec.name: spec.group for spec in only.tables if not spec.state} == {
+        name: int(each.ndim == 1) for name, each in model.named_parameters() if each.requires_grad
+    }
+
+
+def frozen(model: Model) -> torch.optim.Optimizer:
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    return sgd
+
+
+class MySGD(torch.optim.SGD):
+    """Not the one that servers run."""
+
+
+def test_models_and_optimizers_that_servers_cannot_run_are_refused_by_name() -> None:
+    refused: list[tuple[Any, str]] = [
+        (lambda m: torch.optim.LBFGS(m.parameters()), "LBFGS is none of them"),
+        (lambda m: MySGD(m.parameters(), lr=0.1), "MySGD is none of them"),
+        (lambda m: type("SGD", (MySGD,), {})(m.parameters(), lr=0.1), r"test_arguments\.SGD is none of them"),
+        (lambda m: torch.optim.SGD(m.first.parameters(), lr=0.1), "'norm.weight' needs a gradient and the optimizer"),
+        (frozen, "no parameter that needs a gradient"),
+    ]
+    sparse = nn.Embedding(9, 4, sparse=True)
+    with pytest.raises(ConfigError, match="sparse=False"):
+        plan(sparse, torch.optim.SGD(sparse.parameters(), lr=0.1))
+    for optimizer, text in refused:
+        model = Model()
+        with pytest.raises(ConfigError, match=text):
+            plan(model, optimizer(model))
+    model = Model()
+    hooked = torch.optim.SGD(model.parameters(), lr=0.1)
+    hooked.register_step_post_hook(lambda *_: None)
+    with pytest.raises(ConfigError, match="hooks"):
+        plan(model, hooked)
+    make_plan(model, hooked, find_design("update"), workers=2)  # each worker runs its own

@@ -1,31 +1,34 @@
-"""Trainings that end early: scripts without close(), a worker that cannot join, shards that do not answer."""
+"""Trainings that end early, and those that go back to states which workers keep in memory (`KeptSteps`)."""
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 import threading
 import time
 from contextlib import ExitStack
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import thinwire as tw
-from thinwire.errors import DeadlineError, SessionLostError
-from thinwire.hooks import ending, joining
 from thinwire.hooks.distribute import DistributedOptimizer
-from thinwire.runtime.driver import WorkerDriver
+from thinwire.hooks.resuming import KeptSteps
+from thinwire.runtime.connection import ReconnectingConnection
 from thinwire.runtime.serving import serving
+from thinwire.runtime.shard_checkpoints import Checkpointer
 from thinwire.server.core import ServerCore
-from thinwire.telemetry import StepRecord
+from thinwire.transports.base import Connection
 from thinwire.transports.grpc.server import serve
 from thinwire.transports.memory import MemoryServer
 
 SCRIPT = """
-import os, sys, torch, thinwire as tw
+import sys, torch, thinwire as tw
 
 def main(server, last):
     model = torch.nn.Linear(4, 4)
@@ -46,26 +49,24 @@ def distribute(server: Any, **options: Any) -> DistributedOptimizer:
 
 
 def test_scripts_without_close_say_goodbye_and_how_they_failed() -> None:
-    forks = "child = os.fork(); child or sys.exit(0); os.waitpid(child, 0); opt.close()"
     failure = "worker 0 went away at step 3: it failed with OSError: no disk"
-    cores = [ServerCore() for _ in range(3)]
+    cores = [ServerCore() for _ in range(2)]
     with ExitStack() as stack:
         servers = [stack.enter_context(serve(serving(core, grace_s=60.0), "127.0.0.1:0")) for core in cores]
         programs = [
             subprocess.Popen(
                 [sys.executable, "-c", SCRIPT, f"grpc://{server.address}", last], stderr=subprocess.PIPE, text=True
             )
-            for server, last in zip(servers, ("pass", "raise OSError('no disk')", forks), strict=True)
+            for server, last in zip(servers, ("pass", "raise OSError('no disk')"), strict=True)
         ]
         said = [program.communicate(timeout=120)[1] for program in programs]
         left = time.monotonic()
         while not all(core.failed or core.finished for core in cores) and time.monotonic() - left < 20:
             time.sleep(0.02)
-    assert [program.returncode for program in programs] == [0, 1, 0], said
-    assert [core.failed for core in cores] == [None, failure, None]
-    assert [core.left for core in cores] == [(0,), (), (0,)]
+    assert [program.returncode for program in programs] == [0, 1], said
+    assert [core.failed for core in cores] == [None, failure]
+    assert [core.left for core in cores] == [(0,), ()]
     assert "says goodbye now" in said[0] and "OSError: no disk" in said[1]
-    assert "goodbye" not in said[2], "a fork of the training takes part in nothing; gRPC may speak of it"
 
 
 def test_the_end_does_not_wait_for_a_thread_that_waits_for_an_answer() -> None:
@@ -88,61 +89,6 @@ def test_the_end_does_not_wait_for_a_thread_that_waits_for_an_answer() -> None:
         thread.join()
 
 
-def test_an_earlier_error_is_not_the_reason_of_the_end_at_a_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
-    part = SimpleNamespace(leave_soon=said.append)
-    monkeypatch.setattr(sys, "last_value", ValueError("of long ago"), raising=False)
-    for prompt in (False, True):
-        ending.joined(part)
-        if prompt:
-            monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
-            with pytest.warns(UserWarning, match="says goodbye now"):
-                ending._say_goodbye()
-        else:
-            ending._say_goodbye()
-        ending.left(part)
-    assert said == ["ValueError: of long ago", ""]
-
-
-class Written:
-    """A metrics writer that notes that it was closed."""
-
-    def __init__(self) -> None:
-        self.closed = 0
-
-    def record(self, record: StepRecord) -> None: ...
-
-    def close(self) -> None:
-        self.closed += 1
-
-
-def test_where_shards_confirm_no_end_writers_and_connections_are_closed_and_the_first_reason_raised(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def unconfirmed(_driver: WorkerDriver, *_given: object) -> None:
-        raise DeadlineError("a shard did not confirm the end")
-
-    def lost(*_given: object) -> None:
-        raise SessionLostError("the shard is gone")
-
-    ended, refused = Written(), Written()
-    with MemoryServer(serving(ServerCore())) as server:
-        opt = distribute(server.connect(), metrics=[ended])
-        with monkeypatch.context() as patched:
-            patched.setattr(WorkerDriver, "close", unconfirmed)
-            with pytest.raises(DeadlineError):
-                opt.close()
-    with MemoryServer(serving(ServerCore())) as server, monkeypatch.context() as patched:
-        patched.setattr(WorkerDriver, "close", unconfirmed)
-        patched.setattr(joining, "_optimizer", lost)
-        connection = server.connect()
-        with pytest.raises(SessionLostError):
-            distribute(connection, metrics=[refused])
-        with pytest.raises(tw.TransportError):
-            connection.send(b"more")
-    assert (ended.closed, refused.closed) == (1, 1)
-
-
 def test_a_shard_is_told_why_a_worker_that_was_let_in_cannot_go_on() -> None:
     with MemoryServer(serving(ServerCore())) as server, distribute(server.connect()) as opt:
         opt.zero_grad()
@@ -153,3 +99,127 @@ def test_a_shard_is_told_why_a_worker_that_was_let_in_cannot_go_on() -> None:
     with MemoryServer(serving(core)) as fresh, pytest.raises(tw.ConfigError, match="exchange 1"):
         distribute(fresh.connect(), resume=saved)
     assert core.failed is not None and "it failed with StepMismatchError" in core.failed
+
+
+def at(clock: int, *, needed_since: int | None = None) -> Any:
+    return SimpleNamespace(
+        clock=clock,
+        began_late=False,
+        sync=lambda: None,
+        state_dict=lambda: {"clock": clock},
+        announce_checkpoints=lambda steps: needed_since,
+    )
+
+
+def test_the_newest_states_are_kept_and_older_ones_while_a_shard_needs_them() -> None:
+    kept = KeptSteps(nn.Linear(2, 1), keep=2)
+    assert kept.steps() is None, "at the first time the training begins"
+    for clock in (3, 6, 9):
+        kept.add(at(clock), position=clock)
+    assert kept.steps() == (9, 6)
+    for clock, since in ((12, 6), (15, 6), (18, 15)):
+        kept.add(at(clock, needed_since=since))
+        assert kept.steps() == {12: (12, 9, 6), 15: (15, 12, 9, 6), 18: (18, 15)}[clock], "a shard has no newer one"
+    for keep in (0, -1, 1.5):
+        with pytest.raises(tw.ConfigError, match="keep"):
+            KeptSteps(nn.Linear(2, 1), keep=keep)  # type: ignore[arg-type]
+
+
+def test_going_back_gives_what_was_there_and_forgets_what_came_later() -> None:
+    model = nn.Linear(2, 1)
+    kept = KeptSteps(model)
+    kept.steps()
+    for clock in (6, 9):
+        with torch.no_grad():
+            model.weight.fill_(float(clock))
+        kept.add(at(clock), position=10 * clock)
+    assert kept.load(6) == {"clock": 6}
+    assert (model.weight.flatten().tolist(), kept.extra, kept.steps()) == ([6.0, 6.0], {"position": 60}, (6,))
+
+
+# ---- the example whose server is lost
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "server_mode.py"
+STEPS, EVERY, DIES_AT = 13, 3, 8
+
+
+@pytest.fixture
+def example(monkeypatch: pytest.MonkeyPatch) -> Any:
+    spec = importlib.util.spec_from_file_location("server_mode_example", EXAMPLE)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.syspath_prepend(EXAMPLE.parent)
+    monkeypatch.setitem(sys.modules, spec.name, module)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "EVERY", EVERY)
+    return module
+
+
+def trained(example: Any, monkeypatch: pytest.MonkeyPatch, file: Path, dies_at: int) -> list[list[torch.Tensor]]:
+    """Every worker's weights; the server dies when worker 0 reads the batch of a step."""
+    lives: list[MemoryServer] = []
+    checkpointers: list[Checkpointer] = []
+
+    def live(resume: bool) -> None:
+        core = ServerCore()
+        checkpointer = Checkpointer(core, file, EVERY)
+        if resume:
+            checkpointer.resume()
+        checkpointers.append(checkpointer)
+        lives.append(MemoryServer(serving(core, checkpointer=checkpointer, grace_s=60)))
+
+    batch = example.batch
+
+    def deadly(batches: Any, step: int) -> Any:
+        if (batches.rank, step, len(lives)) == (0, dies_at, 1):
+            lives[0].stop(grace_s=0)
+            checkpointers[0].close()  # a process that dies writes no more; here its thread would
+            live(True)
+        return batch(batches, step)
+
+    built = threading.Event()  # torch has one random generator: worker 0's model, which becomes everybody's, is first
+
+    def dial(_timeout_s: float) -> Connection:
+        built.set()
+        return lives[-1].connect()
+
+    class Address(list[Any]):
+        """A list of shards whose connections are opened anew by every `distribute`."""
+
+        def __iter__(self) -> Any:
+            yield ReconnectingConnection(dial, connect_timeout_s=1, reconnect_s=60)
+
+        def __len__(self) -> int:
+            return 1
+
+    monkeypatch.setattr(example, "batch", deadly)
+    live(False)
+    weights: list[Any] = [None, None]
+
+    def work(rank: int) -> None:
+        if rank:
+            built.wait(60)
+        model = example.train(Address(), rank, 2, STEPS, timeout_s=30)
+        weights[rank] = [parameter.detach().clone() for parameter in model.parameters()]
+
+    torch.manual_seed(0)
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    monkeypatch.setattr(example, "batch", batch)
+    for each in lives:
+        each.stop()
+    return weights
+
+
+def test_after_a_lost_server_all_go_back_and_end_with_the_same_bits(
+    example: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = trained(example, monkeypatch, tmp_path / "whole", -1)
+    assert capsys.readouterr().out == ""
+    again = trained(example, monkeypatch, tmp_path / "again", DIES_AT)
+    assert capsys.readouterr().out.count("goes back: the server ended the session") == 2
+    for mine, theirs in zip(whole[0] + whole[1], again[0] + again[1], strict=True):
+        assert torch.equal(mine, theirs)

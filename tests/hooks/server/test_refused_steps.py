@@ -9,10 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from tests.hooks.cluster import run_cluster
-from tests.hooks.local_runs import Optimizers, adamw, alone, batch, inner_step, mlp, sgd, values, weights
-from tests.hooks.server_runs import backward, one_step
-from thinwire.errors import ConfigError, NonFiniteError, ProtocolError
+from tests.hooks.local_runs import alone, batch, inner_step, weights
+from tests.hooks.server_runs import one_step
+from thinwire.errors import ConfigError, NonFiniteError
 from thinwire.hooks.distribute import DistributedOptimizer
 
 
@@ -81,96 +80,6 @@ def test_nan_in_a_backward_pass_names_the_parameter_and_keeps_its_residual() -> 
         assert torch.equal(before, held(opt)["contexts/0.weight/residual"])
 
 
-def test_values_whose_sum_overflows_are_finite_all_the_same() -> None:
-    with alone("3lc", overlap=False) as (model, _, opt):
-        for each in model.parameters():
-            each.grad = torch.full_like(each, 3e38)
-        held = opt._worker.model
-        assert held.not_finite() is None
-        [*_, last] = model.parameters()
-        assert last.grad is not None
-        last.grad[0] = -torch.inf
-        table = held.not_finite()
-        assert table is not None and table.spec.name == "3.bias"
-
-
-@pytest.mark.parametrize("at", [2, 3])
-def test_averaged_weights_take_no_step_by_nan_where_it_is_skipped(at: int) -> None:
-    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> tuple[torch.Tensor, float]:
-        for step in range(8):
-            if rank == 0 and step == at:
-                spoil(model, opt)
-                opt.step()
-            else:
-                inner_step(model, opt, rank, step)
-        opt.flush()
-        return weights(model), opt.counters["skipped_updates"]
-
-    (one, skipped), (other, _) = run_cluster(mlp, train, design="entropy[nonfinite=skip]", steps_per_epoch=2)[0]
-    assert one.isfinite().all() and torch.equal(one, other)
-    assert skipped <= len(list(mlp(0).parameters())), "one exchange at most is void"
-
-
-def test_a_refused_flush_is_not_taken_for_done() -> None:
-    with alone("diloco[h=4,nonfinite=raise]", adamw) as (model, _, opt):
-        for step in range(2):
-            inner_step(model, opt, 0, step)
-        first = next(model.parameters())
-        kept = first.detach().clone()
-        with torch.no_grad():
-            first[0, 0] = torch.nan
-        for _ in range(2):
-            with pytest.raises(NonFiniteError):
-                opt.flush()
-        with torch.no_grad():
-            first.copy_(kept)
-        opt.flush()
-        assert opt.clock == 1
-        with opt.shared_weights():
-            shared = values(model)
-        assert torch.equal(values(model), shared)
-
-
-def test_outer_options_may_change_in_the_rate_alone_and_are_checked_before_the_inner_step() -> None:
-    with alone("diloco[h=2]", adamw) as (model, _, opt):
-        assert [group["lr"] for group in opt.outer_groups] == [0.7, 1.0], "of weights, and buffers"
-        inner_step(model, opt, 0, 0)
-        before = weights(model)
-        opt.outer_groups[0]["momentum"] = 0.5
-        for _ in range(3):
-            with pytest.raises(ConfigError, match="the outer optimizer's options were changed"):
-                inner_step(model, opt, 0, 1)
-            assert opt.steps_done == 1 and torch.equal(weights(model), before)
-        opt.outer_groups[0].update(momentum=0.9, lr=0.35)
-        inner_step(model, opt, 0, 1)
-        assert (opt.steps_done, opt.clock) == (2, 1)
-    with alone("3lc") as (_, _, opt):
-        assert opt.outer_groups == []
-
-
-def two(model: nn.Module) -> Optimizers:
-    first, *others = model.parameters()
-    return [torch.optim.AdamW([first], lr=0.01), torch.optim.AdamW(others, lr=0.01)]
-
-
-@pytest.mark.parametrize(("name", "optimizer"), [("update", two), ("local-sgd[h=4]", adamw), ("3lc", sgd)])
-def test_a_group_that_comes_later_is_refused(name: str, optimizer: Any) -> None:
-    """Given to the distributed optimizer the training goes on; given to an inner one it ends."""
-
-    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> None:
-        group = {"params": [nn.Parameter(torch.zeros(3))]}
-        inner_step(model, opt, rank, 0)
-        with pytest.raises(ConfigError, match="groups before"):
-            opt.add_param_group(group)
-        inner_step(model, opt, rank, 1)
-        inner = opt._inner
-        getattr(inner, "optimizers", [inner])[-1].add_param_group(group)
-        with pytest.raises((ConfigError, ProtocolError), match="has been added"):
-            inner_step(model, opt, rank, 2)
-
-    run_cluster(mlp, train, workers=1, optimizer=optimizer, design=name)
-
-
 def _other_memory(model: nn.Module) -> None:
     for parameter in model.parameters():
         parameter.data = parameter.data.clone()
@@ -196,35 +105,3 @@ def test_a_model_that_is_moved_later_is_refused(design: str) -> None:
             change(model)
             with pytest.raises(ConfigError, match=named):
                 opt.step()
-
-
-@pytest.mark.parametrize("design", ["fp32", "local-sgd[h=2,codec=fp32]"])
-def test_states_loaded_by_the_inner_optimizer_and_rates_set_there_are_followed(design: str) -> None:
-    with alone(design) as (model, inner, opt):
-        for loads in (inner, opt):
-            inner_step(model, opt, 0, 0)
-            opt.sync()
-            loads.load_state_dict(loads.state_dict())
-            if design != "fp32":
-                assert opt.param_groups is inner.param_groups and opt.state is inner.state
-        torch.optim.lr_scheduler.LambdaLR(inner, lambda _: 0.0)
-        assert opt.param_groups[0]["lr"] == 0
-        opt.flush()
-        before = weights(model)
-        opt.zero_grad()
-        backward(model, 0, 1)
-        opt.step()
-        opt.flush()
-        assert torch.equal(weights(model), before)
-
-
-def test_groups_of_unlike_rates_are_refused_where_the_design_has_one() -> None:
-    def groups(model: nn.Module) -> torch.optim.Optimizer:
-        first, *others = model.parameters()
-        return torch.optim.SGD([{"params": [first]}, {"params": others}], lr=0.01)
-
-    with alone("demo", groups) as (model, _, opt):
-        inner_step(model, opt, 0, 0)
-        opt.param_groups[1]["lr"] = 0.5
-        with pytest.raises(ConfigError, match=r"\[0.01, 0.5\]: give all groups one rate"):
-            opt.step()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,9 +13,10 @@ from torch import nn
 
 import thinwire as tw
 from tests.hooks.cluster import again, run_cluster
-from tests.hooks.server_runs import Train, Weights, equal, mlp, normed, one_step, parameters_of, steps, weights_of
+from tests.hooks.server_runs import Train, Weights, equal, mlp, normed, parameters_of, steps, weights_of
 from tests.hooks.server_runs import run as run_workers
 from thinwire.errors import StepMismatchError
+from thinwire.hooks.chance import chance_of, set_chance
 from thinwire.hooks.distribute import DistributedOptimizer
 from thinwire.runtime.metrics import Prometheus
 from thinwire.server.core import ServerCore
@@ -80,24 +82,6 @@ def test_where_the_workers_have_all_state_a_resumed_run_is_bit_identical(design:
     assert all(map(equal, resumed, expected))
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"codec": "3lc", "consistency": "local[steps=4]"},
-        {"codec": "3lc", "consistency": "ssp[3]"},
-        {"design": "entropy[consistency=local[4]]"},
-    ],
-    ids=str,
-)
-def test_a_round_before_its_exchange_goes_on_where_it_was(options: dict[str, Any]) -> None:
-    (whole, _), _ = run(None, saved(9), **options)
-    for cut in (1, 3, 5):
-        (_, state), core = run(None, saved(cut), **options)
-        assert state["step"] == cut
-        (resumed, _), _ = run(again(core), saved(9), resume=state, **options)
-        assert equal(resumed, whole), cut
-
-
 @pytest.mark.parametrize("design", ["3lc[s=1.0]", "doublesqueeze-1bit"])
 def test_weights_come_from_whoever_holds_the_model(design: str) -> None:
     """The model is not loaded here: the shard's copy, or the one in the state, must be enough."""
@@ -128,31 +112,6 @@ def test_statistics_are_the_workers_own_and_not_the_shards(design: str) -> None:
     assert equal(found, wanted)
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # where torch looks
-@pytest.mark.parametrize("design", ["3lc[s=1.0]", "doublesqueeze-1bit", "terngrad[ema=0.9]", "local-sgd[h=2]"])
-def test_a_state_fits_the_model_compiled_and_not_compiled(design: str) -> None:
-    def compiled(rank: int) -> nn.Module:
-        return torch.compile(normed(rank), backend="eager")  # type: ignore[return-value]
-
-    def leave_out(name: str, shape: tuple[int, ...]) -> bool:
-        asked.add(name)
-        return False
-
-    def rest(rank: int, model: nn.Module, opt: DistributedOptimizer) -> list[torch.Tensor]:
-        for step in range(3):
-            one_step(model, opt, rank, step)
-        opt.flush()
-        return [each.detach().clone() for each in model.parameters()]
-
-    found, asked = list[list[torch.Tensor]](), set[str]()
-    options: dict[str, Any] = {"design": design, "min_numel": 1, "exclude": leave_out}
-    for make, other in ((normed, normed), (normed, compiled), (compiled, normed)):
-        (weights, state), core = run(None, saved(3), make, **options)
-        found.append(run(again(core), rest, loaded(other, weights), resume=state, **options)[0])
-    assert asked <= weights_of(normed(0)).keys()
-    assert all(map(torch.equal, found[0], after) for after in found[1:])
-
-
 # ---- what is lost, and what is refused
 
 
@@ -177,45 +136,6 @@ def test_a_worker_without_its_state_at_shards_that_have_theirs_is_warned_of_what
     with pytest.warns(UserWarning, match="worker 0 has no state of its own and goes on with exchange 3"):
         lost, _ = run(again(core), look, codec="3lc")
     assert lost == sum("residual" in context for context in state["contexts"].values()) > 0
-
-
-@pytest.mark.parametrize("at", [1, 2, 3])
-def test_where_every_push_is_an_update_nothing_is_applied_twice(at: int) -> None:
-    """A worker's state of exchange 2 and a shard's of another: what the shard lacks is lost, and no more."""
-    states: dict[int, Any] = {}
-
-    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> None:
-        for clock in (1, 2, 3):
-            steps(clock)(rank, model, opt)
-            states[clock] = opt.state_dict(), again(core)
-
-    core = ServerCore()
-    options: dict[str, Any] = {"codec": "3lc", "consistency": "asp"}
-    run(core, train, **options)
-    mine, fresh = states[2][0], states[at][1]
-
-    def look(rank: int, model: nn.Module, opt: DistributedOptimizer) -> Any:
-        values = [torch.from_numpy(table.downlink.values.copy()) for table in fresh.tables]
-        assert all(map(torch.equal, values, [p.detach() for p in model.parameters()])), "the shard's own values"
-        assert opt.clock == opt.steps_done == max(at, 2)
-        residuals = [context["residual"] for context in opt.state_dict()["contexts"].values() if "residual" in context]
-        lost = [opt.counters[name] for name in ("updates_lost", "residuals_lost")]
-        one_step(model, opt, rank, opt.steps_done)
-        return residuals, lost
-
-    gone = [len(core.tables) * (at == 1), len(core.tables) * (at == 3)]
-    if at == 2:
-        (residuals, lost), _ = run(fresh, look, resume=mine, **options)
-    else:
-        said = f"exchange {max(at, 2)}: the shards lack {gone[0]} of its gradients, and {gone[1]} residuals"
-        with pytest.warns(UserWarning, match=said):
-            (residuals, lost), _ = run(fresh, look, resume=mine, **options)
-    assert lost == gone
-    kept = [context["residual"] for context in mine["contexts"].values() if "residual" in context]
-    assert residuals and any(bool(each.any()) for each in kept)
-    for before, after in zip(kept, residuals, strict=True):
-        assert torch.equal(after, torch.zeros_like(before) if at == 3 else before)
-    assert fresh.step == at + 1, "the next exchange is applied once"
 
 
 LACKED = ("rank", "position", "optimizer")
@@ -250,22 +170,18 @@ def test_states_of_another_rank_or_model_are_refused_before_anything_changes() -
     run(None, train, codec="3lc")
 
 
-def test_a_loaded_state_brings_back_residuals_rates_and_options() -> None:
-    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> tuple[float, float]:
-        scheduler = torch.optim.lr_scheduler.StepLR(opt, step_size=1, gamma=0.5)
-        for step in range(2):
-            one_step(model, opt, rank, step)
-            scheduler.step()
-        state = copy.deepcopy(opt.state_dict())
-        opt.param_groups[0]["lr"] = 9.0
-        one_step(model, opt, rank, 2)
-        residual = state["contexts"]["0.weight"]["residual"]
-        assert not torch.equal(opt.state_dict()["contexts"]["0.weight"]["residual"], residual)
-        opt.load_state_dict(state)
-        assert torch.equal(opt.state_dict()["contexts"]["0.weight"]["residual"], residual)
-        return opt.param_groups[0]["lr"], opt.param_groups[0]["weight_decay"]
-
-    def sgd(model: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.01)
-
-    assert run(None, train, codec="3lc", optimizer=sgd)[0] == (0.025, 0.01)
+def test_random_generators_of_host_and_the_model_s_gpus_are_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = chance_of(torch.nn.Linear(2, 2))
+    drawn = torch.rand(3)
+    set_chance(state)
+    assert torch.equal(torch.rand(3), drawn) and list(state) == ["cpu"]
+    kept: dict[str, torch.Tensor] = {}
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: torch.tensor([int(device[-1])]))
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: kept.update({device: state}))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    on = [SimpleNamespace(is_cuda=True, device=torch.device(f"cuda:{at}")) for at in (2, 1, 1)]
+    model: Any = SimpleNamespace(parameters=lambda: [*on, SimpleNamespace(is_cuda=False)])
+    state = chance_of(model)
+    assert list(state) == ["cpu", "cuda:1", "cuda:2"]
+    set_chance(state)
+    assert list(kept) == ["cuda:1"] and kept["cuda:1"].item() == 1

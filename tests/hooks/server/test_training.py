@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -13,10 +12,8 @@ from torch import nn
 
 import thinwire as tw
 from tests.hooks.cluster import run_cluster
-from tests.hooks.local_runs import Odd
-from tests.hooks.server_runs import Weights, backward, equal, mlp, one_step, parameters_of, run, steps, weights_of
+from tests.hooks.server_runs import Weights, backward, equal, mlp, one_step, parameters_of, run, steps
 from thinwire.hooks.distribute import DistributedOptimizer
-from thinwire.policies.consistency import consistency
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "sgd": lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3),
@@ -99,45 +96,6 @@ def test_accumulated_gradients_add_up(overlap: bool) -> None:
     assert_close(found[0], parameters_of(model))
 
 
-@pytest.mark.parametrize("design", ["fp32", "update[codec=fp32]"])
-@pytest.mark.parametrize("early", [False, True])
-def test_a_scheduler_of_the_wrapped_optimizer_moves_its_rate(design: str, early: bool) -> None:
-    """One that is to resume is made before the training; torch warns where it steps before the optimizer alone."""
-    model = mlp(0)
-    inner = torch.optim.SGD(model.parameters(), lr=0.1)
-    scheduler = torch.optim.lr_scheduler.StepLR(inner, 1)
-
-    def train(rank: int, _model: nn.Module, opt: DistributedOptimizer) -> float:
-        if early:
-            scheduler.step()
-        for step in range(2):
-            one_step(_model, opt, rank, step)
-            scheduler.step()
-        return float(opt.param_groups[0]["lr"])
-
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
-        [rate], _ = run_cluster(lambda _: model, train, workers=1, optimizer=lambda _: inner, design=design)
-    assert ["before `optimizer.step()`" in str(each.message) for each in seen] == [True] * early
-    assert rate == pytest.approx(0.001 / 10**early)
-
-
-@pytest.mark.parametrize("policy", ["bsp", "local[steps=2]"])
-def test_odd_parameters_and_statistics_are_exchanged(policy: str) -> None:
-    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> Weights:
-        steps(7)(rank, model, opt)
-        opt.flush()
-        return weights_of(model)
-
-    results, _ = run_cluster(Odd, train, codec="3lc", state_interval=3, consistency=policy)
-    began = parameters_of(Odd(0))
-    for name, value in began.items():
-        assert torch.equal(results[0][name], results[1][name]), name
-        assert torch.equal(results[0][name], value) == (name.startswith("unused") or not value.numel()), name
-    if policy == "bsp":  # worker 0's statistics reached worker 1 after step 6: steps 0, 3 and 6 send them
-        assert torch.equal(results[0]["norm.running_mean"], results[1]["norm.running_mean"])
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_replicas_of_other_dtypes_are_equal(dtype: torch.dtype) -> None:
     results, _ = run_cluster(lambda rank: mlp(rank).to(dtype), steps(4), codec="3lc")
@@ -186,23 +144,6 @@ def test_replicas_that_differ_are_noticed() -> None:
 # ---- consistency: when gradients travel
 
 
-def test_a_design_that_exchanges_once_an_epoch_is_told_how_long_that_is() -> None:
-    def clocks(rank: int, model: nn.Module, opt: DistributedOptimizer) -> list[int]:
-        found = []
-        for step in range(6):
-            one_step(model, opt, rank, step)
-            found.append(opt.clock)
-        return found
-
-    with pytest.raises(tw.ConfigError, match="steps_per_epoch"):
-        run_cluster(mlp, clocks, design="entropy")
-    results, _ = run_cluster(mlp, clocks, design="entropy", steps_per_epoch=3)
-    assert results == [[0, 0, 1, 1, 1, 2]] * 2
-    for given in ("local[steps=2]", consistency("local[steps=2]")):
-        results, _ = run_cluster(mlp, clocks, design="entropy", consistency=given, steps_per_epoch=3)
-        assert results == [[0, 1, 1, 2, 2, 3]] * 2, "a consistency of one's own counts for more"
-
-
 @pytest.mark.parametrize("policy", ["local[3]", "ssp[2]", "adaptive[period,threshold=3]", "bsp", "asp", "backup[1]"])
 def test_flush_sends_what_accumulated_and_only_that(policy: str) -> None:
     accumulates = policy not in ("bsp", "asp", "backup[1]")
@@ -220,27 +161,3 @@ def test_flush_sends_what_accumulated_and_only_that(policy: str) -> None:
     results, _ = run(train, codec="fp32", consistency=policy)
     assert [unchanged for _, unchanged in results] == [not accumulates] * 2
     assert not accumulates or equal(results[0][0], results[1][0])
-
-
-def test_traffic_counts_what_was_sent() -> None:
-    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> dict[str, float]:
-        steps(4)(rank, model, opt)
-        return opt.traffic()
-
-    [traffic, _], _ = run(train, codec="fp32")
-    values = sum(parameter.numel() for parameter in mlp(0).parameters())
-    assert traffic["values_push"] == traffic["values_pull"] == 4 * values
-    assert traffic["payload_bytes_push"] == traffic["payload_bytes_pull"] == 16 * values
-    assert traffic["steps"] == 4 and traffic.get("late_pushes", 0) == 0
-
-
-def test_a_closed_optimizer_takes_no_step_and_the_model_stays_usable() -> None:
-    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> None:
-        one_step(model, opt, rank, 0)
-        opt.close()
-        assert model(torch.zeros(2, 12)).shape == (2, 3)
-        for refused in (opt.step, opt.sync):
-            with pytest.raises(tw.ProtocolError, match="has left the training"):
-                refused()
-
-    run(train, codec="3lc", workers=1)
