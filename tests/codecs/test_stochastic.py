@@ -10,7 +10,6 @@ import torch
 
 import thinwire as tw
 from tests.codecs.contract import naming
-from thinwire.codecs.levels import width_of
 from thinwire.frames import Frame
 
 
@@ -31,13 +30,6 @@ def mean_of(codec: tw.Codec, tensor: torch.Tensor, draws: int) -> torch.Tensor:
 
 def test_clipping_of_one_hot() -> None:
     assert terngrad().local_scale(torch.tensor([1.0] + [0.0] * 9)) == pytest.approx(0.75)
-
-
-def test_a_constant_tensor_is_not_clipped_to_nothing() -> None:
-    constant = torch.full((3,), 0.7)
-    assert terngrad().local_scale(constant) == np.float32(0.7)
-    assert torch.equal(tw.decode(terngrad().encode(constant)), constant)
-    assert terngrad().local_scale(torch.tensor([0.3])) == np.float32(0.3)
 
 
 def test_sigma_about_zero_keeps_a_tensor_with_a_large_mean() -> None:
@@ -112,18 +104,6 @@ def test_a_context_asks_for_a_scale_that_covers_its_residual() -> None:
         context.encode(gradient, scale=expected)
 
 
-def test_what_a_codec_cannot_be_told_of_a_step_is_refused() -> None:
-    values = torch.ones(3)
-    with pytest.raises(tw.ConfigError, match="3lc: scale cannot be said of a step; allowed are: none"):
-        tw.codec("3lc").encode(values, scale=1.0)
-    with pytest.raises(tw.ConfigError, match="terngrad: rms cannot be said of a step; allowed are: scale"):
-        terngrad().context(values).encode(values, rms=1.0)
-
-
-def test_the_width_of_votes() -> None:
-    assert [width_of(n) for n in (1, 2, 4, 8, 64, 512, 1 << 30)] == [2, 3, 4, 5, 8, 11, 32]
-
-
 def test_a_shared_scale_that_is_too_small_is_refused() -> None:
     with pytest.raises(tw.ConfigError, match="local_scale"):
         terngrad(scale=0.5, clip=0).encode(torch.tensor([1.0]))
@@ -155,39 +135,3 @@ def test_votes_that_nobody_cast() -> None:
 
 
 # ---- randomness
-
-
-def test_streams_differ_between_tensors_workers_and_steps() -> None:
-    tensor = torch.linspace(-1, 1, 500)
-
-    def first(codec: tw.Codec, name: str, seed: int) -> bytes:
-        return codec.context(tensor, name=name, seed=seed).encode(tensor)
-
-    codec = terngrad()
-    context = codec.context(tensor, name="a", seed=1)
-    frames = [context.encode(tensor), context.encode(tensor), first(codec, "b", 1), first(codec, "a", 2)]
-    assert len(set(frames)) == 4
-    assert first(codec, "a", 1) == frames[0]
-
-
-def test_error_feedback_warns_once_with_the_reason() -> None:
-    with pytest.warns(UserWarning, match="unbiased") as caught:
-        codec = terngrad(error_feedback=True)
-    assert len(caught) == 1
-    assert caught[0].filename == __file__
-    codec.context(torch.zeros(3)).encode(torch.ones(3))
-
-
-def test_options_say_what_is_allowed() -> None:
-    cases: list[tuple[str, dict[str, Any]]] = [
-        ("terngrad", {"clip": -1.0}),
-        ("terngrad", {"clip": float("nan")}),
-        ("terngrad", {"sigma": "median"}),
-        ("terngrad", {"scale": float("inf")}),
-        ("votes", {"workers": 0}),
-        ("votes", {"workers": 2.0}),
-        ("votes", {"scale": -1.0}),
-    ]
-    for id, options in cases:
-        with naming(f"id={id!r}, options={options!r}"), pytest.raises(tw.ConfigError, match="allowed are"):
-            tw.codec(id, **options)

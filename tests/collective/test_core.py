@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 
 import thinwire as tw
@@ -35,22 +33,6 @@ def test_small_buckets_travel_together_until_they_are_large_enough() -> None:
         assert travel(core) == expected, nbytes
         assert not core.bucket_ready(BUCKETS["bias"], 1, 0, last=False) or not nbytes
         assert travel(core) == expected, "a step that was broken off is forgotten"
-
-
-def test_buckets_of_another_dtype_travel_apart() -> None:
-    wide = [replace(one, dtype=torch.float64) if one.name in "bc" else one for one in tensors(tw.codec("3lc"), SIZES)]
-    [core, _] = collectives(wide, 2, group_nbytes=10**6)
-    assert travel(core) == [[0, 2], [2, 2]]
-    assert travel(core, "a b bias c") == [[0, 1], [1, 1], [2, 1], [3, 1]]
-
-
-def test_groups_are_made_once_and_old_ones_dropped() -> None:
-    [core, _] = collectives(tensors(tw.codec("3lc"), SIZES), 2)
-    groups = [core.group([BUCKETS["a"], BUCKETS["b"]]) for _ in range(2)]
-    assert groups[0] is groups[1] and groups[0] is not core.group([BUCKETS["b"], BUCKETS["a"]])
-    for _ in range(300):
-        core.group([Bucket((("a", 0),), 2000)])
-    assert len(core._groups) <= 256
 
 
 def test_skip_of_a_broken_step_does_not_reach_the_next_step() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,10 +10,8 @@ import torch
 
 import thinwire as tw
 from tests.collective.ranks import SIZES, bucket_of, collectives, gradients, step, tensors
-from thinwire.codecs.scratch import ScratchPool
 from thinwire.collective.residuals import Residuals, partition
 from thinwire.errors import ConfigError
-from thinwire.policies.assignment import Partition
 from thinwire.policies.compression import PLAIN
 
 CODEC = tw.codec("3lc", sparsity=1.75)
@@ -73,22 +70,6 @@ def test_state_of_other_owners_is_told_apart_and_resized() -> None:
         fresh[0].load_resized(states)
 
 
-def test_a_state_of_before_large_tensors_were_cut_for_some_ranks_is_refused() -> None:
-    """With sixteen ranks `w` was whole, as no rank would have had enough of it; and it is cut into seven."""
-    whole = {name: (Partition(rank, 0, size),) for rank, (name, size) in enumerate(SIZES.items())}
-    here, old = (
-        [Residuals(tensors(CODEC), rank, 16, mean=True, seed=0, partitions=parts) for rank in range(16)]
-        for parts in (None, whole)
-    )
-    assert [len(here[0].partitions[name]) for name in SIZES] == [7, 1, 1]
-    states = [each.state_dict() for each in old]
-    with pytest.raises(ConfigError, match="the state of 'w' is damaged, or of other slices"):
-        here[0].load_state_dict(states[0])
-    for fresh in (here[0], Residuals(tensors(CODEC), 0, 2, mean=True, seed=0)):
-        with pytest.raises(ConfigError, match="or of other slices: it has 1 slices of a tensor that was in 7"):
-            fresh.load_resized(states)
-
-
 def test_other_numbers_of_ranks_keep_what_is_still_to_be_added() -> None:
     """To the last bit of float32, however often the number of ranks changes."""
     for first, *worlds in ((2, 1), (2, 4), (4, 3, 5), (5, 2, 1, 3)):
@@ -128,22 +109,6 @@ def test_lag_bound_is_saved_and_restored_with_a_skipped_step() -> None:
         assert mean is not None and mean.changing()[1] == 0.5 * float(state["lags"]["w"][0, 1])
 
 
-def test_lag_bound_begins_anew_with_residuals_without_one() -> None:
-    """As of a codec without a bound, and of another number of ranks."""
-    codec = tw.codec("3lc", sparsity=1.75, lag=3)
-    fresh = Residuals(tensors(codec), 0, 2, mean=True, seed=0).state_dict()["lags"]
-    states = [residuals.state_dict() for residuals in trained(2)]
-    loads: tuple[Callable[[Residuals], None], ...] = (
-        lambda live: live.load_state_dict(states[0]),
-        lambda live: live.load_resized(states),
-    )
-    for load in loads:
-        live = trained(2, codec, steps=9)[0]
-        assert not live.state_dict()["lags"]["w"].equal(fresh["w"])
-        load(live)
-        assert all(found.equal(fresh[name]) for name, found in live.state_dict()["lags"].items())
-
-
 def test_state_of_another_model_is_refused() -> None:
     [residuals, _] = trained(2)
     state = residuals.state_dict()
@@ -153,31 +118,6 @@ def test_state_of_another_model_is_refused() -> None:
             ConfigError, match=r"\['w'\] are here \[30000\] and in the state \[5\] values; load it with"
         ):
             load(state)
-
-
-def test_states_stay_on_the_host_under_another_default_device() -> None:
-    """`meta` stands for a GPU: a script that sets it and trains on processors has its states where its model is."""
-
-    def states() -> list[dict[str, dict[str, torch.Tensor]]]:
-        found = []
-        for rank, residuals in enumerate(trained(2)):
-            fresh = Residuals(tensors(CODEC), rank, 2, mean=True, seed=0)
-            fresh.load_state_dict(residuals.state_dict())
-            found += [fresh.state_dict(), fresh.blank_state_dict(2)]
-        return found
-
-    usual = states()
-    with torch.device("meta"):
-        there = states()
-        [single] = collectives(tensors(CODEC), 1)
-        values = np.linspace(-1, 1, sum(SIZES.values()))
-        spans = single.group([bucket_of()]).shards[0].coded
-        pool = ScratchPool()
-        assert spans.largest([values], pool) == spans.largest([values.astype(np.float32)], pool)
-    for mine, other in zip(usual, there, strict=True):
-        for kind, tensors_of in mine.items():
-            for name, value in tensors_of.items():
-                assert other[kind][name].is_cpu and value.equal(other[kind][name]), (kind, name)
 
 
 def test_owners_depend_on_names_sizes_and_ranks_alone() -> None:
@@ -212,13 +152,3 @@ def test_residual_of_a_slice_without_gradient_waits_on_with_drop_zeros() -> None
     values[-1] = 1.0
     core.flush(bucket_of(), values, waiting)
     assert (values[1 : SIZES["w"]] == 0.5).all() and values[-1] == 1.5 and not waiting
-
-
-def test_residuals_that_no_rank_would_keep_are_refused() -> None:
-    for world, codec in ((3, tw.codec("terngrad")), (1, CODEC)):
-        states = [residuals.state_dict() for residuals in trained(2, down=PLAIN)]
-        fresh = Residuals(tensors(codec, down=PLAIN), 0, world, mean=True, seed=0)
-        with pytest.raises(
-            ConfigError, match="still to be added to small, w, and no rank here keeps a residual of them"
-        ):
-            fresh.load_resized(states)

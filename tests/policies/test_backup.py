@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import random
-from typing import Any
-
 import numpy as np
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
-from tests.designs.network import Actor, Network
-from tests.policies.ledger import ITERATIONS, TABLES, Case, cases, join, one_hot, play, server_values
-from thinwire.policies.consistency import consistency
+from tests.designs.network import Network
+from tests.policies.ledger import ITERATIONS, Case, cases, play, server_values
 from thinwire.schema import Delta
 
 
@@ -49,36 +44,3 @@ def test_backup_updates_are_made_of_exactly_the_gradients_they_name(spare: int, 
         assert diary.clock >= ITERATIONS, "everybody came to the end"
         for copy, values in zip(diary.end, server_values(network), strict=True):
             np.testing.assert_array_equal(copy, values)
-
-
-@given(policy=st.sampled_from(["bsp", "asp", "backup[1]", "backup[2]"]), case=cases())
-@example(policy="backup[1]", case=Case(2, 2, (8, 8), 22))  # a worker joins between two shards' updates of one step
-@settings(max_examples=24, deadline=None)
-def test_when_worker_zero_ends_the_training_everybody_ends(policy: str, case: Case) -> None:
-    def work(actor: Actor) -> tuple[int, list[NDArray[Any]]]:
-        model, opt = join(actor, case.workers, policy)
-        with opt:
-            while not opt.finished:
-                assert opt.steps_done < 2000
-                if actor.rank == 0 and opt.steps_done >= 2:
-                    opt.stop_after_this_step()
-                opt.zero_grad()
-                model([one_hot(case.workers, actor.rank, opt.steps_done % ITERATIONS)] * TABLES).backward()
-                actor.pause()
-                opt.step()
-            opt.sync()
-            return opt.clock, model.copies()
-
-    network = Network(
-        work,
-        workers=case.workers,
-        servers=case.servers,
-        speeds=[max(1, speed) for speed in case.speeds],  # where nobody waits for worker 0, it may not be silent
-        chance=random.Random(case.seed),
-    )
-    results = network.run()
-    if consistency(policy).replicas_end_equal:
-        assert len({clock for clock, _ in results}) == 1
-        for _, copies in results:
-            for copy, first in zip(copies, results[0][1], strict=True):
-                np.testing.assert_array_equal(copy, first)

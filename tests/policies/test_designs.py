@@ -120,14 +120,6 @@ def test_nonsense_is_refused_with_the_reason() -> None:
             replace(design(name), **change)
 
 
-def test_a_random_codec_keeps_no_residual_on_pulls() -> None:
-    with pytest.warns(UserWarning, match="terngrad"):
-        random = codec("terngrad", error_feedback=True)
-    with pytest.raises(ConfigError, match="'terngrad' draws random numbers"):
-        design("3lc", down=random)
-    assert design("3lc", up=random).up.residual_by_default, "on pushes it only warns"
-
-
 def test_the_papers_choices() -> None:
     chosen: list[tuple[str, str, object]] = [
         ("local2[steps=4]", "consistency", "local[steps=4]"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import EntryPoint, EntryPoints
 from typing import Any
 
 import pytest
@@ -10,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from thinwire.errors import ConfigError
-from thinwire.policies import naming as module
 from thinwire.policies.naming import parse_name
 
 VALUES = st.one_of(
@@ -58,20 +56,3 @@ def test_what_is_no_name() -> None:
             parse_name(name, "thing", short={"s": "sparsity"})
     with pytest.raises(ConfigError, match=r"as in ssp\["):
         parse_name("a b", "consistency")
-
-
-def test_packages_are_searched_once_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-
-    def entry_points(*, group: str) -> EntryPoints:
-        asked.append(group)
-        return EntryPoints([EntryPoint("other", "package:Other", group)])
-
-    monkeypatch.setattr(module, "entry_points", entry_points)
-    module.plugins.cache_clear()
-    try:
-        for _ in range(3):
-            assert [point.name for point in module.plugins("thinwire.example")] == ["other"]
-        assert asked == ["thinwire.example"]
-    finally:
-        module.plugins.cache_clear()

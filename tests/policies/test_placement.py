@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from thinwire.errors import ConfigError
-from thinwire.policies import placement as placements
 from thinwire.policies.assignment import Sized
 from thinwire.policies.placement import (
     Balanced,
@@ -72,13 +71,6 @@ def test_ties_and_weights() -> None:
     assert owners(Heuristic(), sized([4, 4, 4, 4]), 3) == [[0], [1], [2], [0]], "equals go to the lower number"
     tables = [Sized("large, compressed", 1000, 10.0), Sized("small, as it is", 100, 400.0), Sized("rest", 50, 200.0)]
     assert owners(Heuristic(), tables, 2) == [[1], [0], [1]], "the weight decides and not the size"
-
-
-def test_uniform_gives_small_tables_fewer_parts_where_there_is_room() -> None:
-    placed = Uniform(min_numel=10).place(sized([40, 25, 9]), 4)
-    assert [[part.stop - part.start for part in parts] for parts in placed.partitions] == [[10] * 4, [12, 13], [9]]
-    assert [[part.server for part in parts] for parts in placed.partitions] == [[0, 1, 2, 3], [0, 1], [2]]
-    assert placed.loads() == (22, 23, 19, 10)
 
 
 def test_balanced_cuts_what_one_link_would_carry_alone_and_no_more() -> None:
@@ -181,16 +173,6 @@ def test_figure_5_3_balance_on_four_servers(resnet: list[Sized]) -> None:
 
 
 # Names
-
-
-def test_names_and_options() -> None:
-    assert list(placements.POLICIES.known()) == [
-        *("heuristic", "round-robin", "greedy", "uniform", "sharded", "balanced", "rows")
-    ]
-    assert placement("heuristic") == Heuristic()
-    assert placement("uniform[min=1024]") == placement("uniform[min_numel=1024]") == Uniform(min_numel=1024)
-    assert placement("sharded[min=9]") == Sharded(min_numel=9)
-    assert placement("rows[size=1024]") == Rows(size=1024)
 
 
 def test_what_cannot_be_is_refused() -> None:

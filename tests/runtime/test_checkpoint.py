@@ -130,20 +130,6 @@ def test_wherever_a_write_stops_a_whole_file_is_there(tmp_path: Path) -> None:
             assert checkpoint.remove_unfinished(path) == left and not any(each.exists() for each in left)
 
 
-def test_a_file_that_a_live_process_is_writing_is_left_alone(tmp_path: Path) -> None:
-    path, disk = tmp_path / "file", LocalDisk()
-    other = tmp_path / "file.1.new"
-    other_run = tmp_path / "filet.2.new"
-    other_run.touch()
-    with disk.write(other, [b"ab"]):
-        assert checkpoint.remove_unfinished(path) == [] and other.exists()
-        with pytest.raises(BlockingIOError, match="another process"), disk.write(other, [b"cd"]):
-            pass
-        assert other.read_bytes() == b"ab"
-    assert checkpoint.remove_unfinished(path) == [other] and other_run.exists()
-    assert checkpoint.remove_unfinished(tmp_path / "no folder" / "file") == []
-
-
 def test_missing_files_and_another_kind_or_format_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert checkpoint.steps_in(tmp_path / "file") == []
     with pytest.raises(ConfigError, match=r"there is no checkpoint '.*file' to resume from"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -24,7 +23,6 @@ from thinwire.transports.grpc import server as grpc_server
 from thinwire.transports.memory import MemoryServer
 from thinwire.worker.apply_buffer import Update
 from thinwire.worker.conversation import Conversation
-from thinwire.worker.effects import Procedure
 
 PLAIN = codec("fp32")
 VALUES = np.arange(4, dtype=np.float32)
@@ -210,30 +208,3 @@ def test_a_failing_worker_says_goodbye_to_all_shards() -> None:
     assert [kind_of(packet) for packet in silent.heard + other.heard] == [Leave, Leave]
     assert not stranger.heard, "it has not let this worker in, which may come again"
     driver.close(within_s=0.1)  # they are closed
-
-
-def test_procedures_of_several_threads_follow_one_another() -> None:
-    """The backward pass of a model on several devices has a thread for each, and both come here."""
-    driver = WorkerDriver([], [])
-    inside, go_on, order = threading.Event(), threading.Event(), []
-
-    def first() -> Procedure[None]:
-        order.append("first begins")
-        inside.set()
-        assert go_on.wait(20)
-        order.append("first ends")
-        yield from ()
-
-    def second() -> Procedure[None]:
-        order.append("second")
-        yield from ()
-
-    threads = [threading.Thread(target=driver.run, args=(procedure(),)) for procedure in (first, second)]
-    threads[0].start()
-    assert inside.wait(20)
-    threads[1].start()
-    threads[1].join(0.05)
-    go_on.set()
-    for thread in threads:
-        thread.join(20)
-    assert order == ["first begins", "first ends", "second"]

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from thinwire.errors import ConfigError
 from thinwire.runtime.journal import Began, Changed, Joined, Journal, JournalReader, Planned
 from thinwire.runtime.line_file import LineFile
 from thinwire.schema import Join, Members, Plan, Resume, TableSpec, Welcome
@@ -34,16 +33,6 @@ def test_a_full_disk_is_one_warning(tmp_path: Path, small_disk: None) -> None:
     file.write(b"x" * 24)  # of which there is no second warning: that would be an error
     file.close()
     assert (tmp_path / "new" / "lines").read_bytes() == (b"x" * 24 + b"\n") * 4
-
-
-def test_a_line_that_fits_in_part_is_the_last(tmp_path: Path, small_disk: None) -> None:
-    file = LineFile(tmp_path / "lines", "lines")
-    file.write(b"x" * 79)
-    with pytest.warns(UserWarning, match="no space is left for a whole line"):
-        file.write(b"y" * 79)
-    file.write(b"z")
-    file.close()
-    assert (tmp_path / "lines").read_bytes() == b"x" * 79 + b"\n" + b"y" * 20
 
 
 def test_a_journal_tells_workers_that_come_and_go_and_steps_gone_back_to(tmp_path: Path) -> None:
@@ -71,9 +60,3 @@ def test_a_journal_tells_workers_that_come_and_go_and_steps_gone_back_to(tmp_pat
     with path.open("ab") as file:
         file.write(b'{"entry":"joined","at":1')
     assert list(reader.entries()) == [], "a line that is not complete yet is left for later"
-
-
-def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match=r"entries of the journal cannot be written to .*file is not a folder"):
-        Journal(tmp_path / "file" / "journal")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -54,12 +53,6 @@ def test_a_file_is_followed_as_it_grows(tmp_path: Path) -> None:
     other.replace(path)
     assert [record.step for record in file.read()] == [4, 3, 4, 3]
     assert list(file.read()) == []
-
-
-def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(ConfigError, match="pipe is no file but a pipe or a device: give the file that --telemetry"):
-        list(RecordFile(tmp_path / "pipe").read())
 
 
 def test_damaged_lines_are_left_out_and_counted(tmp_path: Path) -> None:

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import msgspec
 import pytest
 
 from tests.packets.bytes_of import packet
 from tests.runtime.handlers import Hours, Notes, make
 from tests.server.conversation import make_plan
-from thinwire.packets import kind_of, pack, parse
+from thinwire.packets import pack, parse
 from thinwire.runtime.clock import MOMENT_S
 from thinwire.runtime.limits import MAX_JOIN_NBYTES, allowance
-from thinwire.runtime.serving import ServerHandler, serving
-from thinwire.runtime.shard_checkpoints import Checkpointer
-from thinwire.schema import Join, Leave, Members, Refused, TableSpec, Values, Welcome
+from thinwire.runtime.serving import ServerHandler
+from thinwire.schema import Join, Leave, Members, Refused, Values, Welcome
 from thinwire.server.core import ServerCore
 from thinwire.transports.base import Identity
-from thinwire.transports.memory import MemoryServer
 
 
 def test_a_join_is_answered() -> None:
@@ -65,19 +60,6 @@ def test_nothing_but_a_join_is_decoded_before_a_worker_has_joined(monkeypatch: p
     assert not decoded and core.failed is None
 
 
-def test_a_first_join_whose_shapes_cannot_be_is_refused_where_checkpoints_are_written(tmp_path: Path) -> None:
-    core, notes = ServerCore(), Notes()
-    checkpointer = Checkpointer(core, tmp_path / "file", 1)
-    handler = ServerHandler(core, notes, lambda: None, checkpointer)
-    absurd = msgspec.structs.replace(make_plan(1), tables=(TableSpec(name="w", shape=(2**62,) * 17),))
-    handler.received(0, pack(Join(rank=0, plan=absurd)))
-    [(peer, message)] = notes.ended
-    assert peer == 0 and isinstance(message, Refused) and "w: with it the tables have more than" in message.reason
-    handler.received(1, pack(Join(rank=0, plan=make_plan(1))))
-    assert core.here == (0,)
-    checkpointer.close()
-
-
 def test_a_peer_joins_with_the_rank_that_it_proved() -> None:
     handler, notes, core, _ = make(0)
     notes.identities = {5: Identity("worker-1", 1), 6: Identity("worker-1", 1), 7: Identity("anybody")}
@@ -101,17 +83,6 @@ def test_packets_beyond_what_the_plan_allows_end_the_session() -> None:
         handler, _, core, _ = make()
         handler.received(1, packet(kind=4, message=message, frames=(b"",) * frames))
         assert core.failed is not None and f"at most {head.frames} frames and {head.message_nbytes}" in core.failed
-
-
-def test_a_large_models_join_is_let_in_where_the_server_says_so() -> None:
-    tables = tuple(TableSpec(name=f"layers.{index}." + "x" * 200, shape=(1,)) for index in range(6000))
-    large = pack(Join(rank=0, plan=msgspec.structs.replace(make_plan(1), tables=tables)))
-    for most, answer in ((MAX_JOIN_NBYTES, Refused), (2 * MAX_JOIN_NBYTES, Welcome)):
-        with MemoryServer(serving(ServerCore(), max_join_nbytes=most)) as server, server.connect() as connection:
-            connection.send(large)
-            said = connection.receive(10)
-            assert said is not None and kind_of(said) is answer
-            assert answer is Welcome or b"serving(max_join_nbytes=" in said
 
 
 @pytest.mark.parametrize("min_workers", [None, 1])

@@ -34,19 +34,6 @@ def test_a_session_is_taken_up_by_the_peer_that_began_it_alone() -> None:
     assert [number_in(packet) for peer, packet in notes.sent[2:] if peer == 3] == [2, 3]
 
 
-def test_a_replaced_connection_does_not_take_its_session_back() -> None:
-    notes = Notes()
-    sessions = SessionServer(Echo, notes, 30.0)
-    for peer, number in ((0, 1), (1, 0), (2, 1), (3, 2)):
-        sessions.opened(peer)
-        sessions.received(peer, pack(SessionOpen(session="one", connection=number)))
-    sessions.received(1, numbered(1))
-    assert notes.ended == [(1, None), (0, None), (2, None)]
-    assert [peer for peer, _ in notes.sent] == [0, 2, 3], "what came late is not heard"
-    sessions.received(3, numbered(1))
-    assert [number_in(packet) for peer, packet in notes.sent[3:] if peer == 3] == [2, 3]
-
-
 def test_peers_that_do_not_join_in_time_are_cut() -> None:
     notes, clock = Notes(), Hours()
     sessions = SessionServer(handling(ServerCore()), notes, 1000.0, clock)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.conversation import BIAS, WEIGHT, Shard, make_plan
+from tests.server.conversation import Shard, make_plan
 from thinwire.errors import ConfigError
 from thinwire.runtime import checkpoint
 from thinwire.runtime.shard_checkpoints import Checkpointer
@@ -54,23 +54,6 @@ def test_a_failed_training_is_not_kept(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
     with pytest.raises(ConfigError, match="every 0 steps; at least 1"):
         Checkpointer(ServerCore(), tmp_path / "file", 0)
-
-
-def test_where_a_death_leaves_tables_at_different_steps_the_next_step_is_kept(tmp_path: Path) -> None:
-    plan, path = make_plan(consistency="ssp[staleness=2,mode=aggressive]"), tmp_path / "file"
-    shard = Shard(plan, min_workers=1)
-    checkpointer = Checkpointer(shard.core, path, 1)
-    ahead = shard.frames(0, 1)
-    shard.push(0, 0, shard.frames(0, 0))
-    shard.push(0, 1, {WEIGHT: ahead[WEIGHT]})
-    checkpointer.write_if_due()
-    shard.lose(1)
-    checkpointer.write_if_due()
-    assert [table.version for table in shard.core.tables] == [2, 1]
-    shard.push(0, 1, {BIAS: ahead[BIAS]})
-    checkpointer.write_if_due()
-    checkpointer.close()
-    assert checkpoint.steps_in(path) == [2] and shard.core.failed is None
 
 
 def test_where_every_push_is_an_update_rounds_are_counted(tmp_path: Path) -> None:

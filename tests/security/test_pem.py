@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
@@ -80,13 +79,3 @@ def test_authorities_out_of_their_dates_are_refused(
     for files, name in (((ca, None, None), r"ca '.*ca\.pem'"), ((None, cert, key), r"cert '.*worker-0\.pem'")):
         with pytest.raises(ConfigError, match=f"{name} is not valid yet: it will be from .*; set this machine's clock"):
             read_tls(*files)
-
-
-def test_comments_and_several_authorities_are_taken(pki: Pki, put: Callable[[str, bytes], Path]) -> None:
-    """Text beside the PEM, several authorities in one file; an editor's mark at the start is left out."""
-    ca, cert, key = ((pki.folder / name).read_bytes() for name in ("ca.pem", "worker-0.pem", "worker-0.key"))
-    ours = put("ca", "# Gesellschaft für Züge\n".encode() + ca + pki.stranger.issued.certificate)
-    marked = put("cert", codecs.BOM_UTF8 + cert), put("key", codecs.BOM_UTF8 + b"of worker 0\r\n" + key)
-    tls = read_tls(ours, *marked)
-    assert tls.root == ours.read_bytes() and tls.certificate == cert and tls.key == b"of worker 0\r\n" + key
-    assert read_tls(ours, None, None).key is None

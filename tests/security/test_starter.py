@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography import x509
 
 from tests.security.conftest import Pki
 from tests.transports.conftest import Recorder, echo
@@ -58,14 +57,6 @@ def test_folders_that_cannot_be_or_fill_up_are_named(pki: Pki, tmp_path: Path, m
             make_starter(folder, pki.authority, workers=1, hosts=["127.0.0.1"])
     assert len(made) == 3 and not [*folder.iterdir()]
     assert make_starter(folder, pki.authority, workers=1, hosts=["127.0.0.1"])
-
-
-def test_an_ipv6_host_may_have_its_brackets(pki: Pki) -> None:
-    made = x509.load_pem_x509_certificate(pki.authority.issue("server", ["[2001:db8::1]", "::1"], "server").certificate)
-    [names] = [each.value for each in made.extensions if isinstance(each.value, x509.SubjectAlternativeName)]
-    assert [str(each) for each in names.get_values_for_type(x509.IPAddress)] == ["2001:db8::1", "::1"]
-    with pytest.raises(ValueError, match="has a port"):
-        pki.authority.issue("server", ["[::1]:7070"], "server")
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="signs with openssl")

@@ -6,13 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from numpy.typing import NDArray
 
 from tests.sent_frames import as_frame
 from thinwire.codecs import Codec, codec, decode
 from thinwire.codecs.scheme import stream_seed
-from thinwire.errors import NonFiniteError
 from thinwire.policies.consistency import Bsp
 from thinwire.schema import TableSpec
 from thinwire.server.downlinks import AverageGradient, AverageWeights, Downlink, ModelDelta
@@ -52,15 +50,6 @@ def frame_of(downlink: Downlink, values: Array, version: int) -> bytes:
     frame = downlink.encode(values, version, out, accumulate=False)
     np.testing.assert_array_equal(decode(frame).numpy(), out)
     return frame
-
-
-def test_a_frame_just_made_is_not_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    downlinks = [kind("w", SHAPE, codec("3lc", entropy="zstd"), 2) for kind in (ModelDelta, AverageWeights)]
-    monkeypatch.setattr("xxhash.xxh3_64_intdigest", lambda data: pytest.fail("the checksum of a frame of our own"))
-    for downlink in downlinks:
-        downlink.values += noise(1)
-        sent_to(downlink, {0, 1}, 1, noise(2))
-        assert downlink.snapshot(0).any()
 
 
 # ---- the change of the model
@@ -104,19 +93,6 @@ def test_without_a_residual_the_servers_values_drift_from_the_workers_model(down
     assert drift[-1] > 3 * drift[0], "it adds up"
 
 
-def test_without_a_residual_nothing_is_kept_for_workers_apart_either() -> None:
-    """Each group is sent what came about since its last update; what that left out does not come back."""
-    downlink = ModelDelta("w", SHAPE, codec("terngrad", clip=0), 2)
-    last = {0: downlink.values.copy(), 1: downlink.values.copy()}
-    for version, rank in enumerate([0, 0, 1, 0, 1, 1, 0], start=1):
-        downlink.values += noise(version)
-        [(owners, frame)] = sent_to(downlink, {rank}, version)
-        assert owners == {rank}
-        assert frame == frame_of(downlink, downlink.values - last[rank], version)
-        last[rank] = downlink.values.copy()
-    assert len(downlink.copies) == 2
-
-
 def test_every_group_is_sent_all_it_lacks_and_one_frame_where_all_hold_the_same() -> None:
     downlink = ModelDelta("w", SHAPE, codec("fp32", error_feedback=True), 3)
     for version, rank in enumerate([0, 1, 0, 0], start=1):
@@ -149,23 +125,6 @@ def test_a_bound_on_the_lag_is_of_each_copy_and_is_saved() -> None:
     downlink.assign(np.zeros(SHAPE, np.float32))
     assert downlink.copies.only is not None and downlink.copies.only.lag is not None
     assert downlink.copies.only.lag.sparsity == 1, "nothing is lacking, so it begins anew"
-
-
-def test_a_worker_that_starts_late_lacks_nothing() -> None:
-    table = Table(TableSpec(name="w", shape=SHAPE), PLAIN, codec("3lc"), Bsp().terms(2))
-    for seed in range(3):
-        table.values += torch.from_numpy(noise(seed))
-        table.publish(noise(seed), {0})
-    np.testing.assert_array_equal(decode(table.hand_over(1)).numpy(), table.values.numpy())
-    assert table.given == {0: 3, 1: 3}
-    assert (table.downlink.snapshot(0) != table.values.numpy()).any()
-
-
-def test_a_model_that_overflowed_is_not_sent() -> None:
-    table = Table(TableSpec(name="w", shape=SHAPE), PLAIN, codec("3lc"), Bsp().terms(1))
-    table.values += float("inf")
-    with pytest.raises(NonFiniteError, match="after update 1"):
-        table.publish(noise(0))
 
 
 # ---- the average gradient
@@ -205,25 +164,6 @@ def test_doublesqueeze_worked_example() -> None:
     assert isinstance(table.downlink, AverageGradient) and table.downlink.context.residual is not None
     np.testing.assert_allclose(table.downlink.context.residual.numpy(), [0.105803, -0.069025, 0.048212], atol=1e-5)
     np.testing.assert_allclose(x, [-0.058443, 0.079955, -0.058443], atol=1e-6)
-
-
-def test_votes_arrive_exactly() -> None:
-    """The mean of trits of one scale is a whole number of s / N (TernGrad §3.1), of those N who took part."""
-    workers, made = 4, codec("terngrad")
-    table = Table(TableSpec(name="w", shape=SHAPE), made, codec("votes"), Bsp().terms(workers + 1), "gradient")
-    scale = max(made.local_scale(torch.from_numpy(noise(rank))) for rank in range(workers))
-    shared = codec(**{**made.config(), "scale": scale})
-    trits = np.zeros(SHAPE, np.int64)
-    for rank in range(workers):
-        frame = shared.context(noise(0), name="w", seed=rank).encode(noise(rank))
-        trits += np.rint(decode(frame).numpy() / np.float32(scale)).astype(np.int64)
-        given(table, rank, frame)
-    table.downlink.senders = workers
-    [(_, down)] = table.publish(mean(table))
-    np.testing.assert_allclose(decode(as_frame(down, SHAPE)).numpy(), scale * trits / workers, rtol=1e-6, atol=1e-7)
-    assert len(np.unique(trits)) > 3
-    bits = int(np.ceil(np.log2(2 * workers + 1)))
-    assert len(down) < bits * table.values.numel() / 8 + 64
 
 
 # ---- whole weights

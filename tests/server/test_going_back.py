@@ -42,11 +42,6 @@ def last(shard: Shard, peer: int) -> Message | None:
     return shard.told[peer][-1][0] if shard.told[peer] else None
 
 
-def lost(shard: Shard, peer: int) -> bool:
-    """Whether a peer was told to join again."""
-    return shard.ended.get(peer) == "the workers go back to an earlier step"
-
-
 def test_all_go_back_to_the_newest_common_step_and_train_the_same_again() -> None:
     shard, _ = kept(2, 4)
     bits = shard.bits()
@@ -64,27 +59,6 @@ def test_all_go_back_to_the_newest_common_step_and_train_the_same_again() -> Non
         for rank in (0, 1):
             shard.push(10 + rank, step, shard.frames(rank, step))
     assert shard.core.failed is None and shard.bits() == bits
-
-
-def test_a_resumed_shard_takes_its_workers_back_and_ends_with_the_same_bits() -> None:
-    """One has joined it in the plain way, and pushed, before another says where it has been."""
-    shard, states = kept(2)
-    fresh = Shard(shard.plan, begin=False)
-    fresh.core.load_state_dict(states[2])
-    fresh.core.checkpoints = states
-    fresh.join(1)
-    fresh.push(1, 2, fresh.frames(1, 2))
-    vote(fresh, 10, (2,))
-    assert lost(fresh, 1) and 10 not in fresh.ended
-    vote(fresh, 11, ())
-    choose(fresh, 2, 10, 11)
-    for step in range(2, 5):
-        for rank in (0, 1):
-            fresh.push(10 + rank, step, fresh.frames(rank, step))
-    assert fresh.core.failed is None and fresh.bits() == shard.bits()
-    fresh.core.interrupted(10)
-    vote(fresh, 20, (2,))
-    assert "the others go on at 5" in str(fresh.ended[20]), "they have made updates since"
 
 
 def test_without_checkpoints_shards_that_lost_nothing_go_on_as_they_are() -> None:
@@ -144,39 +118,6 @@ def test_one_worker_alone_makes_no_other_go_back() -> None:
     for peer, rank in ((20, 0), (1, 1)):
         shard.push(peer, 1, shard.frames(rank, 1))
     assert shard.core.step == 2 and shard.core.failed is None
-
-
-def test_workers_that_go_back_and_die_end_the_training_only_where_they_are_needed() -> None:
-    shard, _ = kept(2)
-    returned(shard, (), ())
-    shard.carry_out(shard.core.closed(10, None))
-    assert 11 not in shard.ended and shard.core.awaited == {0}, "it has the time to begin anew"
-    shard.carry_out(shard.core.overdue(frozenset({0})))
-    assert "worker 0 went away before all had gone back" in str(shard.ended[11])
-    for plan, min_workers in ((make_plan(3), 2), (make_plan(3, consistency="backup[b=1]"), None)):
-        shard = Shard(plan, min_workers=min_workers)
-        shard.step(0)
-        returned(shard, ())
-        shard.step(1, 1, 2)
-        shard.carry_out(shard.core.closed(10, None))  # at another shard it was told that the others go on
-        shard.carry_out(shard.core.overdue(frozenset({0})))
-        assert shard.core.step == 2 and shard.core.failed is None
-    shard = Shard(make_plan(3), begin=False, min_workers=2)
-    shard.core.load_state_dict(Shard(make_plan(3), min_workers=2).core.state_dict())
-    for peer in (10, 11):
-        vote(shard, peer, ())
-    assert last(shard, 10) is None and shard.core.awaited == {2}, "it died with the shard"
-    shard.carry_out(shard.core.overdue(frozenset({2})))
-    assert last(shard, 10) == last(shard, 11) == Offer(steps=(0,))
-
-
-def test_after_the_end_no_worker_goes_back() -> None:
-    shard, _ = kept(2, 4, min_workers=1)
-    shard.lose(0)
-    shard.say(1, Leave())
-    vote(shard, 10, (0,))
-    assert shard.core.finished and shard.core.failed is None
-    assert str(shard.ended[10]).startswith("worker 0 resumes at exchange 0, and the others go on at 5")
 
 
 # ---- which steps all have on disk

@@ -78,21 +78,3 @@ def test_messages_cut_anywhere_give_the_bits_of_tables_alone(quorum: int | None)
         assert len(together) >= CLOCKS * len(CODECS) or quorum is not None
         if quorum is None:
             assert {mean is None for *_, mean, _ in together} == {True, False}
-
-
-def test_tables_are_one_lane_where_they_stand_equally_and_several_where_they_do_not() -> None:
-    lanes, draw = made(), np.random.default_rng(0)
-    [before] = lanes
-    for some in ({0, 1}, {2, 3, 4}, {5}):
-        [lane] = lanes.of(some)
-        lane.hold(0, [gradient(draw, 0, index) for index in lane.group.indices])
-    assert len(list(lanes)) == 3
-    [lane] = lanes.of({1, 2, 5})
-    assert lane.group.indices == (1, 2, 5) and lane.has(0) and not lane.has(1)
-    [after] = lanes.of(EVERY)
-    assert list(lanes) == [after] and after.group is before.group
-    lanes, draw = made(), np.random.default_rng(0)
-    [ahead] = lanes.of({4})
-    ahead.hold(1, [gradient(draw, 1, 4)])
-    assert {lane.group.indices for lane in lanes.of(EVERY)} == {(0, 1, 2, 3, 5), (4,)}
-    assert [lane.has(1) for lane in lanes].count(True) == 1

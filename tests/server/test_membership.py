@@ -7,7 +7,7 @@ import pytest
 
 from tests.server.conversation import BIAS, PLAIN, WEIGHT, Shard, gradient, make_plan
 from thinwire.errors import ConfigError
-from thinwire.schema import Delta, Leave, Members, Message, Scalars, Welcome
+from thinwire.schema import Delta, Leave, Members, Message, Welcome
 from thinwire.server.core import ServerCore
 
 LATE = 7
@@ -119,40 +119,6 @@ def test_the_worker_whose_rates_and_buffers_count_may_die() -> None:
     assert shard.core.finished
 
 
-def test_backup_survives_as_many_deaths_as_it_has_spares() -> None:
-    shard = Shard(make_plan(3, consistency="backup[b=1]"))
-    shard.lose(1)
-    for step in range(3):
-        shard.step(step, 0, 2)
-    assert shard.core.step == 3 and shard.core.failed is None
-    shard.lose(2)
-    assert shard.core.failed == "worker 2 went away at step 3: connection reset", "one spare, two deaths"
-
-
-def test_another_process_takes_the_rank_of_a_worker_that_is_not_connected() -> None:
-    shard = Shard(PLAINLY)
-    shard.step(0)
-    shard.join(1, peer=LATE)
-    assert shard.ended[LATE] == "rank 1 is taken: every worker needs a rank of its own"
-    shard.core.interrupted(1)
-    shard.join(1, peer=LATE)
-    assert "another process has taken rank 1" in str(shard.ended[1])
-    for rank, peer in ((0, 0), (1, LATE), (2, 2)):
-        assert shard.core.step == 1
-        shard.push(peer, 1, shard.frames(rank, 1))
-    assert shard.core.step == 2 and shard.core.failed is None
-
-
-def test_scales_are_shared_among_survivors() -> None:
-    shard = Shard(PLAINLY, min_workers=1)
-    for rank, value in ((0, 1.0), (1, 9.0)):
-        shard.say(rank, Scalars(step=0, values=(value, 1.0)))
-    shard.lose(1)
-    assert not told(shard, 0, Scalars)
-    shard.lose(2)
-    assert told(shard, 0, Scalars) == [Scalars(step=0, values=(1.0, 1.0))]
-
-
 def test_the_last_worker_that_dies_ends_the_training_and_one_that_fails_does_not() -> None:
     shard = Shard(PLAINLY, min_workers=1)
     shard.step(0)
@@ -164,18 +130,3 @@ def test_the_last_worker_that_dies_ends_the_training_and_one_that_fails_does_not
     shard.step(0)
     shard.say(2, Leave(failure="ValueError: a bug"))
     assert shard.core.failed is None and 2 not in shard.core.left and 2 in shard.core.missing
-
-
-def test_missing_names_ranks_that_have_not_reached_the_end() -> None:
-    assert ServerCore().missing == ()
-    for comes_back in (False, True):
-        shard = Shard(PLAINLY, min_workers=1)
-        assert [*shard.core.missing] == [0, 1, 2]
-        shard.join(7, peer=LATE)  # one more than were planned
-        shard.lose(1)
-        if comes_back:
-            shard.join(1, peer=LATE + 1)
-            shard.say(LATE + 1, Leave())
-        for peer in (0, LATE, 2):
-            shard.say(peer, Leave())
-        assert shard.core.finished and set(shard.core.missing) == (set() if comes_back else {1})

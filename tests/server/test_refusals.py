@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 import torch
 
-from tests.server.conversation import BIAS, PLAIN, STATISTIC, THREE, WEIGHT, Shard, gradient, make_plan
+from tests.server.conversation import BIAS, PLAIN, STATISTIC, WEIGHT, Shard, gradient, make_plan
 from thinwire.codecs import codec
 from thinwire.frames import Frame, pack
-from thinwire.frames import parse as parse_frame
-from thinwire.optimizers.runner import OptimizerRunner
 from thinwire.packets import BatchedTensor, EncodedTensor
-from thinwire.schema import Delta, Join, Leave, Message, Push, Scalars, TunedPush, Values, Welcome
-from thinwire.server.core import ServerCore
+from thinwire.schema import Delta, Join, Leave, Message, Push, Scalars, Values, Welcome
 
 STRANGER = 9
 Said = tuple[Message, tuple[EncodedTensor, ...]]
@@ -176,16 +171,6 @@ def test_where_deaths_are_allowed_a_hostile_worker_alone_is_refused() -> None:
     assert shard.ended.keys() == {0} and f"a push of step {2**64 - 1}" in str(shard.ended[0])
 
 
-def test_codecs_that_send_all_values_are_refused_among_senders() -> None:
-    some = codec("topk", k=2)
-    plan = make_plan(1, up=some, reduce="mean-of-senders")
-    tables = (msgspec.structs.replace(plan.tables[0], down=1), plan.tables[1])
-    shard = Shard(msgspec.structs.replace(plan, tables=tables))
-    tuned = TunedPush(step=0, tables=(WEIGHT,), rates=(0.1,), replaced=1, codec=2)
-    shard.say(0, tuned, (THREE.encode(gradient(0, 0, WEIGHT)),))
-    assert "'3lc' sends all values" in str(shard.ended[0])
-
-
 # ---- updates that fail
 
 
@@ -200,50 +185,3 @@ def test_divergence_is_told_to_all() -> None:
     for rank in (0, 1):  # whose sum overflows
         shard.push(rank, 0, {BIAS: PLAIN.encode(np.full(5, 3e38, np.float32))})
     assert "diverged" in str(shard.core.failed) and "bias" in str(shard.core.failed)
-
-
-def test_an_optimizer_that_fails_ends_the_training_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*_: Any) -> None:
-        raise RuntimeError("out of memory")
-
-    shard = Shard(make_plan(2), min_workers=1)
-    monkeypatch.setattr(OptimizerRunner, "step", fails)
-    shard.push(0, 0, shard.frames(0, 0))
-    shard.lose(1)  # its gradient is waited for no more
-    assert "SGD failed at step 0: out of memory" in str(shard.core.failed) and 0 in shard.ended
-
-
-def huge() -> dict[int, bytes]:
-    return {0: codec("3lc").encode(torch.full((8, 5), 3e38)), 1: PLAIN.encode(torch.full((5,), 3e38))}
-
-
-def damaged() -> dict[int, bytes]:
-    """With a checksum that is right, and too few codes: what is seen when they are decoded."""
-    frame = parse_frame(codec("3lc").encode(gradient(2, 12, 0)))
-    return {0: pack(replace(frame, payload=frame.payload[:-1])), 1: plain(5)}
-
-
-LEAVES: dict[str, Callable[[Shard], None]] = {
-    "dies": lambda shard: shard.lose(1),
-    "breaks": lambda shard: shard.carry_out(shard.core.broke(1, "a packet that is too large")),
-    "late": lambda shard: shard.carry_out(shard.core.waited(1e6)),
-}
-
-
-@pytest.mark.parametrize("leaves", LEAVES)
-def test_an_update_that_is_made_when_a_worker_goes_fails_as_if_all_had_pushed(leaves: str) -> None:
-    for pushed, reason in ((huge(), "diverged"), (damaged(), "gradient of worker 2")):
-        shard = Shard(make_plan(3, up=codec("3lc")), begin=False, min_workers=1)
-        shard.core = ServerCore(1, straggler_grace_s=1.0)
-        for rank in range(3):
-            shard.join(rank)
-        shard.give_values(0)
-        for step in range(12):
-            shard.step(step)
-            shard.carry_out(shard.core.waited(0.1 * step))
-        shard.push(0, 12, shard.frames(0, 12), rate=1e3)
-        shard.push(2, 12, pushed)
-        shard.carry_out(shard.core.waited(1.2))
-        assert shard.core.failed is None
-        LEAVES[leaves](shard)
-        assert reason in str(shard.core.failed) and reason in str(shard.ended[0])

@@ -23,15 +23,6 @@ def test_the_largest_scale_is_told_once_all_have_spoken(said: list[tuple[float, 
     assert answers[-1] == tuple(max(column) for column in zip(*said, strict=True))
 
 
-def test_scales_of_different_steps_do_not_mix() -> None:
-    maxima = Maxima()
-    assert maxima.add(0, 0, (1.0,), {0, 1}) is None
-    assert maxima.add(0, 1, (9.0,), {0, 1}) is None
-    assert maxima.add(1, 0, (2.0,), {0, 1}) == (2.0,)
-    assert maxima.add(1, 1, (3.0,), {0, 1}) == (9.0,)
-    assert maxima.add(0, 0, (5.0,), {0, 1}) is None, "a step that is over may begin again"
-
-
 def test_scales_are_finite_and_come_once_and_for_few_open_steps() -> None:
     for value in (-1.0, float("nan"), float("inf")):
         with pytest.raises(ProtocolError, match="negative, NaN or Inf"):

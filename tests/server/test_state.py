@@ -11,7 +11,7 @@ from tests.server.conversation import STATISTIC, WEIGHT, Shard, gradient, make_p
 from thinwire.codecs import codec
 from thinwire.errors import ConfigError
 from thinwire.runtime import checkpoint
-from thinwire.schema import Plan, Push, Welcome
+from thinwire.schema import Plan, Push
 from thinwire.server.core import ServerCore
 
 PLAIN = codec("fp32")
@@ -91,32 +91,6 @@ def test_gradients_that_came_too_early_are_pushed_again(tmp_path: Path) -> None:
     whole.push(0, 1, {1: whole.frames(0, 1)[1]})
     whole.push(1, 1, whole.frames(1, 1))
     assert second.bits() == whole.bits()
-
-
-def test_a_rank_that_was_left_out_may_join_after_a_resume(tmp_path: Path) -> None:
-    shard = Shard(make_plan(1), min_workers=1)
-    shard.push(0, 0, shard.frames(0, 0))
-    shard.join(2)
-    shard.step(1, 0, 2)
-    fresh = Shard(shard.plan, begin=False, min_workers=1)
-    fresh.core.load_state_dict(through_a_file(shard.core.state_dict(), tmp_path))
-    for rank in (0, 1):
-        fresh.join(rank)
-    assert fresh.core.here == (0, 1) and fresh.copy_of(1)[WEIGHT][0] == 2
-    fresh.step(2, 0, 1)
-    assert fresh.core.step == 3
-    assert (fresh.copy_of(1)[WEIGHT][1] == fresh.core.tables[WEIGHT].replica).all()
-
-
-def test_the_last_step_is_kept(tmp_path: Path) -> None:
-    shard = Shard()
-    shard.step(0)
-    for rank in (0, 1):
-        assert not shard.core.over
-        shard.push(rank, 1, shard.frames(rank, 1), last=True)
-    fresh = resumed(shard, tmp_path)
-    assert shard.core.over and fresh.core.over and not ServerCore().over
-    assert fresh.told[0] == [(Welcome(send_values=False, step=2, final=2), ())]
 
 
 def test_a_shard_between_steps_has_no_state() -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from tests.server.conversation import PLAIN, STATISTIC, WEIGHT, Shard, gradient, make_plan
 from thinwire.codecs import decode
-from thinwire.errors import ConfigError
 from thinwire.schema import Delta, Members, Plan, Scalars, Welcome
 from thinwire.server.core import ServerCore
-from thinwire.server.stragglers import ENOUGH, Stragglers
+from thinwire.server.stragglers import ENOUGH
 
 PLAINLY = make_plan(3, up=PLAIN, down=PLAIN, groups=({"momentum": 0.0},))
 STEPS = ENOUGH + 2
@@ -78,27 +76,3 @@ def test_the_shard_stands_in_for_statistics_of_a_late_worker() -> None:
     np.testing.assert_array_equal(decode(frame).numpy(), gradient(99, 0, STATISTIC))
     made.push(0, STEPS, {STATISTIC: PLAIN.encode(np.zeros(3, np.float32))})
     assert made.deltas(1)[STATISTIC, STEPS + 1] == frame and made.core.failed is None, "it comes too late"
-
-
-def test_an_update_without_a_late_worker_needs_enough_others_and_no_shared_scales() -> None:
-    for scalars in (False, True):
-        made, now = shard(min_workers=2, scalars=scalars)
-        made.push(0, STEPS, made.frames(0, STEPS))
-        made.carry_out(made.core.waited(now + 60))
-        assert made.core.step == STEPS, "with one alone no update is made"
-        made.push(1, STEPS, made.frames(1, STEPS))
-        made.carry_out(made.core.waited(now + 60.1))
-        assert made.core.step == STEPS + (not scalars)
-
-
-def test_patience_follows_the_usual_time_of_exchanges() -> None:
-    stragglers, now = Stragglers(floor_s=0.1), 0.0
-    for step in range(200):
-        assert not stragglers.overdue(step, now, (0, 1))
-        now += 2.0 + 0.2 * (step % 3 - 1)
-    assert stragglers.patience_s == pytest.approx(2.0 + 6 * 0.2)
-    assert stragglers.overdue(199, now + 2, (0, 1)) and not stragglers.overdue(199, now + 2, (0, 1, 2)), "one came"
-    assert not stragglers.overdue(5, now + 60, (0, 1, 2)), "they went back"
-    for wrong in (lambda: Stragglers(0.0), lambda: ServerCore(straggler_grace_s=1.0)):
-        with pytest.raises(ConfigError, match="grace"):
-            wrong()

@@ -99,16 +99,3 @@ def test_copies_part_only_where_workers_do() -> None:
     assert [float(copies.of(rank)[0]) for rank in range(4)] == [1, 11, 111, 101]
     copies.assign(np.full(3, 7, np.float32), {0, 1, 3})
     assert [float(copies.of(rank)[0]) for rank in range(4)] == [7, 7, 111, 7] and len(copies) == 2
-
-
-def test_copies_share_no_array() -> None:
-    copies, values = Copies((3,), 2, keep_seen=True), np.ones(3, np.float32)
-    copies.assign(values, {0, 1})
-    values[:] = 5
-    for copy in copies.move({0}):
-        copy.values += 1
-        assert copy.seen is not None
-        copy.seen += 1
-    assert copies.of(1).tolist() == [1, 1, 1]
-    [other] = list(copies.move({1}))
-    assert other.seen is not None and other.seen.tolist() == [1, 1, 1]

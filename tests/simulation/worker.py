@@ -261,6 +261,7 @@ class WorkerProcess:
 
     def step(self) -> Generator[Wait, None, None]:
         worker, local = self.worker, self.design.local
+        self.cluster.watch.takes_examples(self)
         for tensor in worker.model.tensors:  # the forward pass
             yield from self.run(worker.pull(tensor))
         self.cluster.watch.used(self)

@@ -42,17 +42,6 @@ def beside(call: Callable[[], object]) -> Iterator[list[object]]:
 
 
 class TestRoom:
-    def test_it_is_told_once_when_a_full_inbox_is_full_no_longer(self) -> None:
-        told: list[bool] = []
-        inbox = Inbox("shard-0", LIMIT, lambda: told.append(True))
-        packet = bytes(400)
-        for _ in range(4):
-            inbox.put(packet)  # a full inbox takes more: who fills it looks after itself
-        assert inbox.full
-        for left in (3, 2, 1, 0):
-            inbox.take(0)
-            assert inbox.full == (left >= 3) and told == [True] * (left < 3)
-
     def test_taking_and_leaving_wake_a_thread_that_waits_for_room(self, inbox: Inbox) -> None:
         inbox.wait_for_room()
         inbox.put(bytes(LIMIT))
@@ -84,22 +73,6 @@ class TestEnds:
         assert [inbox.take(0), inbox.take(0), inbox.take(None)] == [b"1", None, None]
         with pytest.raises(TransportError, match=r"^the session with shard-0 has ended$"):
             inbox.check_open()
-
-    def test_leaving_keeps_the_reason_of_an_earlier_error(self, inbox: Inbox) -> None:
-        left, broken, ended = inbox, Inbox("shard-0", LIMIT), Inbox("shard-0", LIMIT)
-        for each in (left, broken, ended):
-            each.put(b"1")
-        assert left.leave() is True
-        left.put(b"2")
-        assert left.nbytes == 0 and left.ended and not left.over
-        for error in ("lost the server", "something later"):
-            broken.finish(error)
-        ended.finish(None)
-        gone = "this end has closed the session with shard-0"
-        for each, reason in ((left, gone), (broken, "lost the server"), (ended, gone)):
-            assert each.leave() is False
-            with pytest.raises(TransportError, match=f"^{reason}$"):
-                each.take(0)
 
     def test_every_end_wakes_a_thread_that_waits(self) -> None:
         ends: list[tuple[Callable[[Inbox], object], str | None]] = [

@@ -62,32 +62,6 @@ def test_handlers_are_called_in_the_order_of_the_program() -> None:
     assert second.receive(timeout_s=0) is None
 
 
-def test_a_new_session_in_a_peers_place_opens_after_its_end() -> None:
-    """Another thread is at the queue meanwhile: everything waits there, in the order of the program."""
-    logs: list[Log] = []
-
-    def factory(sender: Sender) -> Log:
-        logs.append(Log(sender))
-        return logs[0]
-
-    server = MemoryServer(factory)
-    first = server.connect()
-    entered, go_on = threading.Event(), threading.Event()
-
-    def work() -> None:
-        entered.set()
-        assert go_on.wait(30)
-
-    busy = threading.Thread(target=server.post, args=(work,))
-    busy.start()
-    assert entered.wait(30)
-    first.abort()
-    server.connect().send(b"\x01")
-    go_on.set()
-    busy.join()
-    assert logs[0].lines[:4] == ["open 0", "close 0 the peer went away without saying so", "open 1", "begin 1:1"]
-
-
 def test_a_handler_that_is_interrupted_or_fails_ends_its_server() -> None:
     class Interrupted(Log):
         def received(self, peer: int, packet: bytes) -> None:

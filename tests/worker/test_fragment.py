@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import weakref
-
 import pytest
 import torch
 
 from thinwire.codecs import Codec, codec
-from thinwire.codecs import device as dispatch
-from thinwire.codecs import tensors as codec_tensors
 from thinwire.codecs.lag import LagBound
 from thinwire.packets import BatchedTensor
 from thinwire.policies.assignment import Partition
@@ -125,19 +121,6 @@ def test_a_tensor_with_nan_or_inf_is_told_from_the_others() -> None:
                 assert residual is None or torch.equal(tensor.tables[0].residual, residual), tensor.name  # type: ignore[arg-type]
 
 
-def test_released_changes_free_their_memory() -> None:
-    fragment = Fragment(made(half=False), lambda: 0.0)
-    for exchange in range(2):
-        assert all(fragment.changes.look())
-        assert fragment.changes.for_norms == (exchange == 0), (
-            "norms are taken at the first exchange, and the eighth after"
-        )
-        room = [weakref.ref(each) for each in fragment.changes._changes or []]
-        list(fragment.changes.encode(Batching(lambda: 0.0)))
-        fragment.changes.release()
-        assert len(room) == len(SHAPES) and not any(each() is not None for each in room)
-
-
 def test_residuals_in_plain_and_transposed_tensors_are_equal() -> None:
     """One tensor whose memory is not in the order of its values sends all of a fragment the other way."""
     plain, mixed = (
@@ -160,15 +143,6 @@ def test_residuals_in_plain_and_transposed_tensors_are_equal() -> None:
             assert offset is not None and other.offset is not None
             assert torch.equal(offset, other.offset), tensor.name
             assert residual is None or offset.any() == residual.any()
-
-
-def test_a_graph_from_before_a_merge_is_refused_after_it() -> None:
-    tensors = [each for number, each in enumerate(made()) if number not in (3, 4)]
-    fragment = Fragment(tensors, lambda: 0.0)
-    loss = tensors[0].parameter.square().sum()
-    fragment.merge(0.0, 1.0)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        loss.backward()  # type: ignore[no-untyped-call]
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0])
@@ -202,16 +176,3 @@ def test_updates_that_are_gone_on_from_in_one_pass_are_applied_led_by_and_merged
             [table], [single] = tensor.tables, other.tables
             assert table.residual is None or torch.equal(table.residual, single.residual)
             assert table.cost.payload_bytes_pull == single.cost.payload_bytes_pull > 0
-
-
-def test_tensors_on_a_device_without_kernels_are_left_to_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their contexts are on the host; their addresses are not."""
-    together = made(half=False)
-    for module, name in ((codec_tensors, "HOST_DEVICES"), (dispatch, "KERNEL_DEVICES")):
-        monkeypatch.setattr(module, name, frozenset())
-    with pytest.warns(UserWarning, match="encoded on the CPU"):
-        elsewhere = made(half=False)
-    for tensors, expected in ((together, True), (elsewhere, False)):
-        tables = Fragment(tensors, lambda: 0.0)._tables
-        assert bool(tables.ternary) == expected and (tables.batch is not None) == expected, "made before and after"
-        assert not tables.on_device

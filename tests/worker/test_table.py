@@ -12,10 +12,9 @@ from thinwire.errors import NonFiniteError, ProtocolError
 from thinwire.frames import parse
 from thinwire.packets import BatchedTensor
 from thinwire.policies.assignment import Partition
-from thinwire.policies.criteria import Pending, criterion
+from thinwire.policies.criteria import criterion
 from thinwire.schema import TableSpec
 from thinwire.telemetry import Counters
-from thinwire.worker.accumulated import Accumulated
 from thinwire.worker.apply_buffer import Update
 from thinwire.worker.table import NO_GRADIENT, WorkerTable
 
@@ -92,24 +91,6 @@ def test_a_criterion_accumulates_until_it_is_met_and_nothing_is_lost() -> None:
     torch.testing.assert_close(decode(as_frame(frames[2], SHAPE)), grad(0) + grad(1) + grad(2))
     torch.testing.assert_close(decode(as_frame(frames[5], SHAPE)), grad(3) + grad(4) + grad(5))
     torch.testing.assert_close(sent(table, None), grad(6))
-
-
-def test_a_criterion_is_told_all_that_it_may_ask() -> None:
-    asked: list[Pending] = []
-
-    class Never:
-        def send(self, pending: Pending) -> bool:
-            asked.append(pending)
-            return False
-
-    table = make()
-    table.values.fill_(2)
-    for step in range(3):
-        table.encode(grad(step), Never())
-    last = asked[-1]
-    np.testing.assert_allclose(last.gradient, sum(grad(step) for step in range(3)), rtol=1e-5, atol=1e-6)
-    assert last.iterations == 3 and (last.weights == 2).all() and [each.seconds for each in asked] == [1, 2, 3]
-    assert last.squares == pytest.approx(sum(float(grad(step).square().sum()) for step in range(3)), rel=1e-5)
 
 
 def test_nan_changes_nothing() -> None:
@@ -199,33 +180,3 @@ def test_a_resumed_table_sends_the_same_bytes() -> None:
 
 
 # ---- gradients that wait
-
-
-def row(*values: float) -> torch.Tensor:
-    return torch.tensor([values], dtype=torch.float64)
-
-
-def test_a_sum_in_float32_with_squares_of_each() -> None:
-    waiting = Accumulated(TableSpec(name="w", shape=(1, 2)))
-    assert waiting.state_dict() == {}, "nothing waits"
-    waiting.add(row(1, 2))
-    waiting.add(row(-1, 3))
-    assert waiting.sum is not None and (str(waiting.sum.dtype), waiting.sum.tolist()) == ("float32", [[0, 5]])
-    assert (waiting.iterations, waiting.squares) == (2, 1 + 4 + 1 + 9)
-    assert waiting.plus(row(0.5, 0)).tolist() == [[0.5, 5]] and waiting.sum.tolist() == [[0, 5]], "nothing was kept"
-    waiting.clear()
-    assert waiting.state_dict() == {} and (waiting.iterations, waiting.squares) == (0, 0)
-
-
-def test_a_state_is_a_copy_and_takes_the_place_of_what_waits() -> None:
-    waiting, other = Accumulated(TableSpec(name="w", shape=(1, 2))), Accumulated(TableSpec(name="w", shape=(1, 2)))
-    waiting.add(row(1, 2))
-    state = {"residual": None, **waiting.state_dict()}
-    waiting.add(row(5, 5))
-    other.add(row(7, 7))
-    other.load_state_dict(state)
-    assert other.sum is not None and (other.sum.tolist(), other.iterations, other.squares) == ([[1, 2]], 1, 5)
-    other.add(row(1, 1))
-    assert state["accumulated"].tolist() == [[1, 2]], "nor does it change with the object that loaded it"
-    other.load_state_dict({"residual": None})
-    assert other.state_dict() == {}

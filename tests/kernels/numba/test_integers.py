@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests.kernels import oracle
-from thinwire.errors import FrameError
-from thinwire.kernels.numba.integers import pack_integers, packed_nbytes, unpack_integers
+from thinwire.kernels.numba.integers import pack_integers, unpack_integers
 
 SIZES = (0, 1, 7, 8, 9, 31, 32, 33, 63, 64, 65, 319, 1000, 4099)
 
@@ -47,18 +43,3 @@ def test_offsets_and_shifts() -> None:
             assert np.array_equal(narrow, numbers.astype(np.int32) + top), (width, size)
             shifted = pack_integers(narrow.astype(np.uint32) << 5, shift=5, width=width, words=words)
             assert np.array_equal(shifted, oracle.pack_integers(narrow, width=width)), (width, size)
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.integers(1, 32), st.integers(1, 300), st.data())
-def test_any_bytes_round_trip_or_are_refused(width: int, size: int, data: st.DataObject) -> None:
-    nbytes = packed_nbytes(size, width)
-    packed = data.draw(st.binary(min_size=nbytes, max_size=nbytes))
-    out = np.empty(size, np.int32)
-    if size * width % 8 and packed[-1] >> size * width % 8:
-        with pytest.raises(FrameError, match="padding bits"):
-            unpack_integers(packed, width=width, out=out)
-        return
-    unpack_integers(packed, width=width, out=out)
-    words = np.empty(-(-size * width // 32), np.uint32)
-    assert bytes(pack_integers(out.view(np.uint32), width=width, words=words)) == packed

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import resource
 import socket
 import subprocess
 import sys
-
-import pytest
-
-from thinwire.transports.grpc.descriptors import room_for
 
 SERVES = """
 import resource, sys
@@ -44,25 +39,3 @@ def test_strangers_leave_a_server_the_descriptors_of_its_files() -> None:
         server.communicate()
     assert out == "still opens files\n", err
     assert "too few files open for 4,096 connections, and takes 64: whoever reaches its port" in err
-
-
-def test_the_soft_limit_is_raised_as_far_as_it_is_of_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    limit = [1024, 1_000_000]
-    monkeypatch.setattr(resource, "getrlimit", lambda _: tuple(limit))
-    monkeypatch.setattr(resource, "setrlimit", lambda _, given: limit.__setitem__(slice(None), given))
-    assert room_for(4096) == 4096 and limit == [4288, 1_000_000]
-    limit[:] = [1024, 2000]
-    assert room_for(4096) == 2000 - 192 and limit == [2000, 2000]
-    limit[:] = [1024, -1]
-    assert room_for(4096) == 4096 and limit == [4288, -1]
-    limit[:] = [-1, -1]
-    assert room_for(4096) == 4096 and limit == [-1, -1]
-    limit[:] = [64, 64]
-    assert room_for(4096) == 32
-
-    def refuse(_which: int, _limits: tuple[int, int]) -> None:
-        raise ValueError("not here")
-
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 1_000_000))
-    monkeypatch.setattr(resource, "setrlimit", refuse)
-    assert room_for(4096) == 1024 - 192

@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import socket
-import ssl
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -36,43 +31,6 @@ def test_only_a_server_with_a_ca_wants_a_certificate(tls: Tls) -> None:
             assert wants_certificate(host, int(port), ASK_S) is wanted
             assert wants_tls(host, int(port), ASK_S) is (options is not None)
     assert not wants_certificate(host, int(port), ASK_S), "it has stopped"
-
-
-@contextmanager
-def hanging_up(greet: Callable[[socket.socket], socket.socket]) -> Iterator[int]:
-    """Serves each caller with a greeting and the end, as a proxy does whose server is not there yet."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def work() -> None:
-            while True:
-                try:
-                    accepted = listener.accept()[0]
-                except OSError:
-                    return
-                with accepted:
-                    try:
-                        greet(accepted).close()
-                    except OSError:
-                        continue
-
-        worker = threading.Thread(target=work)
-        worker.start()
-        try:
-            yield listener.getsockname()[1]
-        finally:
-            listener.shutdown(socket.SHUT_RDWR)
-            worker.join()
-
-
-def test_a_proxy_that_hangs_up_wants_no_certificate(tls: Tls, tmp_path: Path) -> None:
-    assert tls.certificate is not None and tls.key is not None
-    pem = tmp_path / "pem"
-    pem.write_bytes(tls.certificate + tls.key)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(pem)
-    for greet in (lambda accepted: accepted, lambda accepted: context.wrap_socket(accepted, server_side=True)):
-        with hanging_up(greet) as port:
-            assert not wants_certificate("127.0.0.1", port, ASK_S)
 
 
 def test_silent_listeners_and_impossible_hosts_want_nothing() -> None:

@@ -21,7 +21,7 @@ import pytest
 
 from tests.transports.conftest import Echo, Idle
 from thinwire.errors import ConfigError, ProtocolError, TransportError
-from thinwire.transports import Sender, Server
+from thinwire.transports import Sender
 from thinwire.transports.base import CHUNK_NBYTES, Identity, wire_nbytes
 from thinwire.transports.grpc import GrpcOptions, Tls
 from thinwire.transports.grpc.client import connect
@@ -74,10 +74,6 @@ class TestPorts:
         damaged = b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
         with pytest.raises(ConfigError, match=r"key or ca \(--tls-cert, --tls-key, --tls-ca\) is not taken: PEM text"):
             serve(Idle, "127.0.0.1:0", options=replace(anybody, tls=Tls(certificate=damaged, key=damaged)))
-
-    def test_tls_wants_the_servers_certificate(self) -> None:
-        with pytest.raises(ConfigError, match="server with TLS needs certificate and key"):
-            serve(Idle, "127.0.0.1:0", options=GrpcOptions(tls=Tls(root=b"pem")))
 
 
 class TestPeers:
@@ -228,21 +224,6 @@ class TestSending:
             assert meters[2].sent == meters[1].arrived == sizes
             assert meters[0].arrived == meters[1].sent == meters[2].arrived == meters[3].sent == []
 
-    def test_several_servers_in_one_process_log_no_error(self, caplog: pytest.LogCaptureFixture) -> None:
-        servers: list[Server] = [serve(Echo, "127.0.0.1:0") for _ in range(3)]
-        with caplog.at_level(logging.WARNING):
-            connections = [connect(server.address) for server in servers for _ in range(2)]
-            for _ in range(100):
-                for connection in connections:
-                    connection.send(bytes(1000))
-                for connection in connections:
-                    assert connection.receive(WAIT_S) is not None
-            for connection in connections:
-                connection.close()
-            for server in servers:
-                server.stop()
-        assert caplog.records == []
-
 
 HEALTH = GrpcOptions(health="127.0.0.1:0")
 
@@ -270,11 +251,6 @@ def test_a_probe_is_answered_while_the_loop_runs_and_only_about_the_whole_server
         assert ask(b"", timeout=20) == b"\x08\x01"
         with pytest.raises(TransportError, match=r"port .* is in use"):
             serve(Idle, "127.0.0.1:0", options=replace(HEALTH, health=server.health_address))
-
-
-def test_without_the_option_there_is_no_such_port() -> None:
-    with serve(Idle, "127.0.0.1:0") as server:
-        assert server.health_address == ""
 
 
 def test_unread_packets_are_freed_with_their_session(grpc_cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
