@@ -1,4 +1,4 @@
-"""One exchange with every rank played in turn, against the paper's equations in plain NumPy."""
+"""One exchange with every rank played in turn, against the paper's equations; which buckets travel together."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import thinwire as tw
-from tests.collective.ranks import SIZES, Pass, bucket_of, collectives, gradients, step, tensors
+from tests.collective.ranks import SIZES, Pass, bucket_of, collectives, gradients, play, step, tensors
 from thinwire.collective.core import Bucket, Collective
 from thinwire.collective.cut import Cut
 from thinwire.collective.exchange import MAX_REASON, Exchange, Send, abort_packet
@@ -183,3 +183,48 @@ def test_packets_that_are_not_due_are_refused_with_the_rank() -> None:
         exchange.receive(1, Pass.PUSH, memoryview(packet))
     assert len(abort_packet(ConfigError("x" * 5000))) < exchange.group.max_packet_nbytes(0)
     assert len(abort_packet(ConfigError("é" * 5000))) < MAX_REASON * 4
+
+
+BY_BUCKET = {"a": 500, "bias": 7, "b": 400, "c": 300}
+BUCKETS = {name: Bucket(((name, 0),), 4 * size) for name, size in BY_BUCKET.items()}
+
+
+def travel(core: Collective, names: str = "a bias b c") -> list[list[int]]:
+    """The first bucket and the number of buckets of each exchange of a step."""
+    shown = names.split()
+    ready = []
+    for index, name in enumerate(shown):
+        ready += core.bucket_ready(BUCKETS[name], 0, index, last=index + 1 == len(shown))
+    assert [exchange.last for exchange, _ in ready] == [False] * (len(ready) - 1) + [True]
+    return [[exchange.bucket, count] for exchange, count in ready]
+
+
+def test_small_buckets_travel_together_until_they_are_large_enough() -> None:
+    for nbytes, expected in (
+        (0, [[0, 1], [1, 1], [2, 1], [3, 1]]),
+        (2001, [[0, 2], [2, 2]]),
+        (2100, [[0, 3], [3, 1]]),
+        (10**6, [[0, 4]]),
+    ):
+        [core, _] = collectives(tensors(tw.codec("3lc"), BY_BUCKET), 2, group_nbytes=nbytes)
+        assert travel(core) == expected, nbytes
+        assert not core.bucket_ready(BUCKETS["bias"], 1, 0, last=False) or not nbytes
+        assert travel(core) == expected, "a step that was broken off is forgotten"
+
+
+def test_skip_of_a_broken_step_does_not_reach_the_next_step() -> None:
+    """Residuals of a step that went well must not be restored."""
+    cores = collectives(tensors(tw.codec("3lc"), BY_BUCKET), 2, skip=True, group_nbytes=0)
+    bucket = Bucket((("a", 0),), 4 * BY_BUCKET["a"])
+    broken = [torch.ones(BY_BUCKET["a"]) for _ in cores]
+    broken[1][3] = torch.nan
+    exchanges = [core.bucket_ready(bucket, 0, 0, last=False)[0][0] for core in cores]
+    for core, exchange in zip(cores, exchanges, strict=True):
+        core.started(exchange)
+    play(exchanges, broken)
+    for core, exchange in zip(cores, exchanges, strict=True):
+        core.finished(exchange)
+    step(cores, bucket, [torch.linspace(-1, 1, BY_BUCKET["a"]) for _ in cores], number=1)
+    for core in cores:
+        assert core.steps_skipped == 0
+        assert any(bool(each.residual.any()) for each in core.residuals.contexts.values() if each.residual is not None)

@@ -1,16 +1,29 @@
-"""Credentials from files: what is read, what goes together, and what is refused before anything listens or connects."""
+"""Credentials from files: PEM and tokens, what goes together, and what is refused by name without a secret."""
 
 from __future__ import annotations
 
+import os
+import re
+from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    PrivateFormat,
+    load_pem_private_key,
+)
 
 from tests.security.conftest import Pki
 from thinwire.errors import ConfigError
-from thinwire.security import Credentials
+from thinwire.security import Credentials, pem
+from thinwire.security.certificates import Authority, self_signed
+from thinwire.security.pem import read_tls
+from thinwire.security.tokens import Token, TokenFile, new_token, parse_tokens
 from thinwire.transports.grpc import GrpcOptions
 from thinwire.transports.grpc.client import connect
 from thinwire.transports.grpc.server import serve
@@ -68,3 +81,138 @@ def test_beyond_this_machine_a_server_needs_both_and_a_token_needs_tls(pki: Pki)
     for allowed in (replace(clear, insecure=True), pki.worker(0).worker(0), GrpcOptions()):
         allowed.check_worker("10.0.0.1")
     clear.check_worker("127.0.0.1")
+
+
+DAMAGED = b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
+
+
+@pytest.fixture
+def put(tmp_path: Path) -> Callable[[str, bytes], Path]:
+    def put(name: str, content: bytes) -> Path:
+        path = tmp_path / name
+        path.write_bytes(content)
+        return path
+
+    return put
+
+
+def test_unusable_files_are_refused_by_name(pki: Pki, put: Callable[[str, bytes], Path]) -> None:
+    ca, cert, key = (pki.folder / name for name in ("ca.pem", "worker-0.pem", "worker-0.key"))
+    locked = load_pem_private_key(key.read_bytes(), None).private_bytes(
+        Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret")
+    )
+    old = pki.authority.issue("worker-0", [], "worker", days=-1)
+    damaged, locked_key = put("damaged", DAMAGED), put("locked", locked)
+    old_cert, old_key = put("old.pem", old.certificate), put("old.key", old.key)
+    for files, why in (
+        ((key, cert, key), r"ca '.*worker-0\.key' holds no certificate, or a damaged one"),
+        ((damaged, None, None), r"ca '.*damaged' holds no certificate"),
+        ((put("tail", ca.read_bytes() + DAMAGED), None, None), r"ca '.*tail' holds no certificate, or a damaged one"),
+        ((ca, damaged, key), r"cert '.*damaged' holds no certificate, or a damaged one"),
+        ((ca, key, key), r"cert '.*worker-0\.key' holds no certificate"),
+        ((ca, cert, cert), r"key '.*worker-0\.pem' holds no private key, or a damaged one"),
+        ((ca, cert, put("cut", key.read_bytes()[:-60])), r"key '.*cut' holds no private key, or a damaged one"),
+        ((ca, cert, pki.folder / "worker-1.key"), r"worker-1\.key' is not the key of cert '.*worker-0\.pem'"),
+        ((ca, cert, locked_key), r"key '.*locked' is encrypted, and there is no password"),
+        ((ca, old_cert, old_key), r"cert '.*old\.pem' has run out: it was valid until \d{4}-.*, and now it is \d{4}-"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            read_tls(*files)
+
+
+def test_authorities_out_of_their_dates_are_refused(
+    pki: Pki, put: Callable[[str, bytes], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is valid is enough, as where an authority is being replaced."""
+    older, old = (Authority("old", days=days).issued.certificate for days in (-9, -1))
+    last = datetime.now(UTC) - timedelta(days=1)
+    with pytest.raises(ConfigError, match=rf"ca '.*two' has run out: it was valid until {last:%Y-%m-%d}"):
+        read_tls(put("two", older + old), None, None)
+    read_tls(put("three", older + (pki.folder / "ca.pem").read_bytes() + old), None, None)
+    itself = self_signed("server", "localhost", days=-1).certificate
+    assert read_tls(put("four", itself + old), None, None).root, "it may be all that is needed, and has no dates here"
+
+    class Behind(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
+            return datetime.now(tz) - timedelta(days=3)
+
+    monkeypatch.setattr(pem, "datetime", Behind)
+    ca, cert, key = (pki.folder / name for name in ("ca.pem", "worker-0.pem", "worker-0.key"))
+    for files, name in (((ca, None, None), r"ca '.*ca\.pem'"), ((None, cert, key), r"cert '.*worker-0\.pem'")):
+        with pytest.raises(ConfigError, match=f"{name} is not valid yet: it will be from .*; set this machine's clock"):
+            read_tls(*files)
+
+
+ONE, TWO, THREE = (f"{number}-{'x' * 20}" for number in ("one", "two", "three"))
+
+
+def test_lines_are_tokens_of_a_rank_or_of_any() -> None:
+    text = f"# of the training\n\n{ONE}\nrank=3 {TWO}   # the third site\n  rank=12\t{THREE}\n"
+    assert parse_tokens(text, "f") == (Token(ONE), Token(TWO, 3), Token(THREE, 12))
+    assert parse_tokens(new_token(), "f")[0].rank is None
+    assert parse_tokens(f"rank=3 {ONE}\nrank=3 {ONE}", "f") == (Token(ONE, 3),) * 2, "twice the same does no harm"
+
+
+def test_bad_token_files_are_refused_by_line_and_without_a_secret() -> None:
+    for text, why in (
+        ("", "holds no token"),
+        ("# nothing\n", "holds no token"),
+        (f"{ONE}\nshort", "line 2: a token of 5 characters; 16 to 256"),
+        ("x" * 257, "line 1: a token of 257 characters"),
+        (f"{ONE} {TWO}", "line 1: expected TOKEN or rank=3 TOKEN"),
+        (f"rank=x {ONE}", "line 1: expected TOKEN or rank=3 TOKEN"),
+        (f"rank=3{ONE}", "line 1: expected TOKEN or rank=3 TOKEN"),
+        (f"rank=-1 {ONE}", "line 1: expected TOKEN or rank=3 TOKEN"),
+        ("ümlaut" * 4, "line 1: expected TOKEN"),
+        (f"{ONE}\n{TWO}\n{THREE}", "3 tokens for any rank; at most two hold at once"),
+        (f"rank=1 {ONE}\nrank=1 {TWO}\nrank=1 {THREE}", "3 tokens for rank 1"),
+        (f"rank=1 {ONE}\n\nrank=2 {ONE}", "line 3: the token of line 1 again, for rank 2 and not rank 1"),
+        (f"rank=1 {ONE}\n{ONE}", "line 2: the token of line 1 again, for any rank and not rank 1"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(why)) as caught:
+            parse_tokens(text, "f")
+        assert not any(secret in str(caught.value) for secret in (ONE, TWO, THREE)), text
+    assert ONE not in repr(Token(ONE, 3))
+
+
+def write(path: Path, text: str) -> None:
+    """Writes the file anew; a second within the clock's resolution would not show."""
+    later = path.stat().st_mtime_ns + 1_000_000 if path.exists() else None
+    path.write_text(text)
+    if later is not None:
+        os.utime(path, ns=(later, later))
+
+
+def test_a_token_is_replaced_while_both_hold(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    write(path, f"rank=1 {ONE}")
+    tokens = TokenFile(path)
+    assert tokens.own(1) == ONE and tokens.find(ONE) == Token(ONE, 1) and tokens.find(TWO) is None
+    write(path, f"rank=1 {TWO}\nrank=1 {ONE}")
+    assert tokens.own(1) == TWO and tokens.find(ONE) == Token(ONE, 1) and tokens.find(TWO) == Token(TWO, 1)
+    write(path, f"rank=1 {TWO}")
+    assert tokens.find(ONE) is None and tokens.find(TWO) == Token(TWO, 1)
+    with pytest.raises(ConfigError, match="has no token for rank 2"):
+        tokens.own(2)
+
+
+def test_an_unreadable_token_file_lets_no_peer_in_until_it_is_readable(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    with pytest.raises(ConfigError, match=r"tokens' cannot be read: No such file"):
+        TokenFile(path)
+    write(path, ONE)
+    tokens = TokenFile(path)
+    for broken in ("short", ""):
+        write(path, broken)
+        for _ in range(2):
+            with pytest.raises(ConfigError):
+                tokens.find(ONE)
+    path.unlink()
+    with pytest.raises(ConfigError, match="cannot be read"):
+        tokens.find(ONE)
+    path.write_bytes(b"\xff" * 20)
+    with pytest.raises(ConfigError, match="it is no text"):
+        tokens.find(ONE)
+    path.write_text(f"{ONE}\r\n", "utf-8-sig")  # with an editor's mark
+    assert tokens.find(ONE) == Token(ONE)

@@ -1,4 +1,4 @@
-"""What only the gRPC server promises: ports, foreign and dying peers, shaping, health, memory."""
+"""What only the gRPC server promises: ports, foreign and dying peers, shaping, health, memory, descriptors."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ import time
 import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import grpc
 import pytest
 
-from tests.transports.conftest import Echo, Idle
+from tests.transports.conftest import Cluster, Echo, Idle
 from thinwire.errors import ConfigError, ProtocolError, TransportError
 from thinwire.transports import Sender
 from thinwire.transports.base import CHUNK_NBYTES, Identity, wire_nbytes
@@ -29,9 +28,6 @@ from thinwire.transports.grpc.options import GOODBYE, METHOD, SERVICE
 from thinwire.transports.grpc.server import GrpcServer, serve
 from thinwire.transports.shaped import Shaping, TokenBucket
 from thinwire.transports.trust import Caller
-
-if TYPE_CHECKING:
-    from tests.transports.conftest import Cluster
 
 WAIT_S = 20.0
 WORKER = """
@@ -277,3 +273,37 @@ def test_unread_packets_are_freed_with_their_session(grpc_cluster: Cluster, capl
         time.sleep(0.01)
         gc.collect()
     assert seen[0]() is None, "a timer of CHUNK_S, two minutes, still knows it"
+
+
+SERVES = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
+from thinwire.transports.grpc import GrpcOptions
+from thinwire.transports.grpc.server import serve
+server = serve(lambda sender: None, "0.0.0.0:0", options=GrpcOptions(insecure=True))
+print(server.address, flush=True)
+sys.stdin.readline()
+files = [open(sys.executable, "rb") for _ in range(16)]
+print("still opens files", flush=True)
+server.stop(0)
+"""
+
+
+def test_strangers_leave_a_server_the_descriptors_of_its_files() -> None:
+    server = subprocess.Popen(
+        [sys.executable, "-c", SERVES], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert server.stdin is not None and server.stdout is not None
+        port = int(server.stdout.readline().rpartition(":")[2])
+        with contextlib.ExitStack() as stack:
+            strangers = [stack.enter_context(socket.create_connection(("127.0.0.1", port), 20)) for _ in range(160)]
+            with contextlib.suppress(TimeoutError):  # until it has looked at all: the last one is hung up on
+                strangers[-1].settimeout(5)
+                strangers[-1].recv(1)
+            out, err = server.communicate("go on\n", timeout=60)
+    finally:
+        server.kill()
+        server.communicate()
+    assert out == "still opens files\n", err
+    assert "too few files open for 4,096 connections, and takes 64: whoever reaches its port" in err

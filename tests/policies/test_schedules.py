@@ -1,4 +1,4 @@
-"""Bulk-synchronous, stale-synchronous and local steps: how far a model may lag, under random schedules of a cluster."""
+"""Consistency policies under random schedules of a cluster: how far a model lags, and what each update is made of."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.policies.ledger import (
     schedules,
     server_values,
 )
-from thinwire.schema import Push
+from thinwire.schema import Delta, Push
 
 # ---- bounds on staleness
 
@@ -163,3 +163,81 @@ def test_a_rate_is_that_of_the_updates_own_clock() -> None:
         for copies in network.run():
             for copy in copies:
                 np.testing.assert_array_equal(copy, expected)
+
+
+def rounds(network: Network) -> dict[tuple[str, int], tuple[int, ...]]:
+    """Whose gradients each update of each table is made of, as the shards announced it."""
+    found = {}
+    for shard, message, _ in network.said:
+        if isinstance(message, Delta):
+            for table in message.tables:
+                core = network.cores[shard]
+                ranks = message.ranks or tuple(range(len(network.actors)))
+                found[core.tables[table].spec.name, message.version] = ranks
+    return found
+
+
+@given(spare=st.sampled_from([0, 1, 2]), case=cases())
+@settings(max_examples=24, deadline=None)
+def test_backup_updates_are_made_of_exactly_the_gradients_they_name(spare: int, case: Case) -> None:
+    diaries, network = play(case, f"backup[{spare}]")
+    quorum = max(1, case.workers - spare)
+    made = rounds(network)
+    late = 0
+    for index, values in enumerate(server_values(network)):
+        name = f"pages.{index}.weight"
+        expected = np.zeros((case.workers, ITERATIONS), np.float32)
+        for rank, diary in enumerate(diaries):
+            for iteration, clock in enumerate(diary.clocks):
+                expected[rank, iteration] = -(rank in made[name, clock + 1])
+                late += rank not in made[name, clock + 1]
+        np.testing.assert_array_equal(values, expected)
+        assert all(len({*ranks}) == len(ranks) == quorum for (table, _), ranks in made.items() if table == name)
+    assert sum(diary.late for diary in diaries) == late, "every late push was announced as such"
+    for diary in diaries:
+        assert diary.clock >= ITERATIONS, "everybody came to the end"
+        for copy, values in zip(diary.end, server_values(network), strict=True):
+            np.testing.assert_array_equal(copy, values)
+
+
+# ---- asynchronous
+
+
+@given(case=cases())
+@schedules
+def test_asp_applies_every_gradient_exactly_once(case: Case) -> None:
+    diaries, network = play(case, "asp")
+    for values in server_values(network):
+        np.testing.assert_array_equal(values, applied(ITERATIONS, case.workers))
+    for rank, diary in enumerate(diaries):
+        for iteration, copies in enumerate([*diary.seen, diary.end]):
+            for copy in copies:
+                assert set(np.unique(copy)) <= {0.0, -1.0}
+                np.testing.assert_array_equal(copy[rank, :iteration], -1, err_msg="its own are all in")
+                np.testing.assert_array_equal(copy[rank, iteration:], 0)
+
+
+# ---- adaptive
+
+
+@given(when=st.sampled_from(["norm", "variance", "period"]), case=cases())
+@settings(max_examples=24, deadline=None)
+def test_adaptive_what_is_not_sent_is_held(when: str, case: Case) -> None:
+    threshold = {"norm": 0.9, "variance": 2.0, "period": 3}[when]
+    diaries, network = play(case, f"adaptive[{when},threshold={threshold}]", flush=False)
+    for index, values in enumerate(server_values(network)):
+        held = sum(diary.held[index] for diary in diaries)
+        np.testing.assert_array_equal(values - held, applied(ITERATIONS, case.workers))
+    for diary in diaries:
+        for copy, values in zip(diary.end, server_values(network), strict=True):
+            np.testing.assert_array_equal(copy, values)
+
+
+def test_adaptive_holds_some_and_a_flush_sends_them() -> None:
+    case = Case(3, 1, (1, 1, 1), 3)
+    kept, _ = play(case, "adaptive[period,threshold=3]", flush=False)
+    assert any(held.any() for diary in kept for held in diary.held)
+    sent, network = play(case, "adaptive[period,threshold=3]")
+    assert not any(held.any() for diary in sent for held in diary.held)
+    for values in server_values(network):
+        np.testing.assert_array_equal(values, applied(ITERATIONS, case.workers))
