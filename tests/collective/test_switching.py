@@ -10,8 +10,6 @@ import torch
 
 from tests.collective.ranks import SIZES, bucket_of, collectives, gradients, step, tensors
 from thinwire.collective.core import Collective
-from thinwire.collective.exchange import Pass
-from thinwire.errors import ProtocolError
 from thinwire.policies.autopilot.levels import levels, residual_codec
 
 LEVELS = {level.name: level for level in levels()}
@@ -84,17 +82,6 @@ def test_notes_reach_every_rank_also_in_a_skipped_step() -> None:
             core.note = None
         step(cores, bucket_of(), gradients(WORLD, 2), 2)
         assert all(core.notes == [] for core in cores)
-
-
-def test_note_of_another_length_is_refused() -> None:
-    cores = collectives(tensors(BASE), 2)
-    cores[0].note, cores[1].note = b"four", b"sixteen"
-    [[first], [second]] = [core.bucket_ready(bucket_of(), 0, 0, last=True) for core in cores]
-    given = gradients(2, 0)
-    first[0].push([given[0]])
-    [send] = second[0].push([given[1]])
-    with pytest.raises(ProtocolError, match="rank 1 sent a note of 7 bytes; 4 were expected"):
-        first[0].receive(1, Pass.PUSH, memoryview(bytes(send.packet)))
 
 
 def test_lag_bound_follows_the_asked_sparsity() -> None:

@@ -9,7 +9,6 @@ import pytest
 
 from thinwire.codecs import codec
 from thinwire.errors import ConfigError
-from thinwire.packets import MAX_BATCHED_NBYTES
 from thinwire.policies.compression import (
     MIN_NUMEL,
     PLAIN,
@@ -17,7 +16,6 @@ from thinwire.policies.compression import (
     Choice,
     as_codec,
     check_pull_codec,
-    is_batched,
     select,
 )
 
@@ -45,16 +43,6 @@ def test_name_and_shape_decide() -> None:
 
 
 # ---- by name
-
-
-def test_what_travels_in_batches() -> None:
-    most = MAX_BATCHED_NBYTES // 4
-    assert is_batched(codec("fp32"), (most,)) and is_batched(codec("fp32"), ())
-    assert not is_batched(codec("fp32"), (most + 1,)) and not is_batched(codec("fp32"), (3, 0))
-    assert not is_batched(codec("fp32", entropy="zstd"), (5,)), "its frames are compressed, each by itself"
-    assert not is_batched(codec("fp32", nonfinite="skip"), (5,)), "its frames may say that a tensor was refused"
-    assert is_batched(codec("bf16"), (5,)) and not is_batched(codec("fp16"), (5,))
-    assert not is_batched(codec("bf16"), (5, 5)), "beside uncompressed biases it would travel as they do"
 
 
 # ---- every tensor of a model

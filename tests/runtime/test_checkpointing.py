@@ -196,23 +196,3 @@ def test_a_failed_training_is_not_kept(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
     with pytest.raises(ConfigError, match="every 0 steps; at least 1"):
         Checkpointer(ServerCore(), tmp_path / "file", 0)
-
-
-def test_where_every_push_is_an_update_rounds_are_counted(tmp_path: Path) -> None:
-    shard, path = Shard(make_plan(consistency="asp")), tmp_path / "file"
-    checkpointer = Checkpointer(shard.core, path, 2)
-    for step in range(5):  # worker 1 is slow: it has made a third of worker 0's exchanges
-        shard.push(0, step, shard.frames(0, step))
-        checkpointer.write_if_due()
-        if step % 3 == 0:
-            shard.push(1, step // 3, shard.frames(1, step // 3))
-            checkpointer.write_if_due()
-    checkpointer.close()
-    assert checkpoint.steps_in(path) == [2]
-    core = ServerCore()
-    resumed = Checkpointer(core, path, 2)
-    resumed.resume()
-    assert core.step == 4 and core.state_dict()["steps"]["exchanges"] == {0: [3, 3], 1: [1, 1]}
-    resumed.write_if_due()
-    resumed.close()
-    assert checkpoint.steps_in(path) == [2], "what was read is not written again"

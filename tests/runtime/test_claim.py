@@ -11,12 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.commands import thinwire
 from thinwire.errors import ConfigError
 from thinwire.runtime import claim
 from thinwire.runtime.claim import claimed
-from thinwire_lab.jobs.checkpoints import RunCheckpoints
-from thinwire_lab.jobs.job import Job
 
 HOLDS = """
 import sys, time
@@ -76,20 +73,3 @@ def test_a_resumed_process_waits_for_a_holder_that_may_be_dead(tmp_path: Path, m
         assert os.listdir(tmp_path) == ["file.lock"]
     for each in (timer, holder):
         each.join()
-
-
-def test_roles_and_whole_runs_keep_off_what_another_training_writes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = RunCheckpoints(folder=tmp_path)
-    worker = ["worker", "--server", "grpc://127.0.0.1:1", "--connect-timeout", 0.1, "--workers", 1, "--checkpoint"]
-    for path, role in ((run.server(0), ["server", "--listen", "127.0.0.1:0", "--checkpoint"]), (run.worker(0), worker)):
-        with claimed(path):
-            with pytest.raises(ConfigError, match=f"another process writes checkpoints to '.*{path.name}'"):
-                run.check(Job(workers=1))
-            result = thinwire(monkeypatch, capsys, *role, path)
-            assert result.status == 2 and "another process writes checkpoints to" in result.err
-    run.check(Job(workers=1))
-    assert not os.listdir(tmp_path)
-    assert thinwire(monkeypatch, capsys, *worker, run.worker(0)).status == 1
-    assert not os.listdir(tmp_path), "nothing is left of a claim"

@@ -13,7 +13,7 @@ from torch import nn
 from torch._C._distributed_c10d import HashStore
 
 import thinwire as tw
-from thinwire.errors import ConfigError, TransportError
+from thinwire.errors import TransportError
 from thinwire.packets import pack
 from thinwire.runtime.rank_shards import RankShards
 from thinwire.schema import SessionOpen
@@ -70,9 +70,3 @@ def test_strangers_are_not_let_into_a_group(group: dist.ProcessGroup) -> None:
             sockets.connect(address, options=SocketOptions(tls=replace(stranger, root=drawn.certificate)))
     finally:
         shards.stop()
-
-
-def test_without_a_process_group_the_message_says_what_is_missing() -> None:
-    model = nn.Linear(4, 4)
-    with pytest.raises(ConfigError, match="is None before init_process_group"):
-        tw.distribute(model, torch.optim.AdamW(model.parameters()), group=dist.group.WORLD, design="update")

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-
-import pytest
-
-from thinwire.errors import TransportError
 from thinwire.transports import Sender
-from thinwire.transports.base import Connection
 from thinwire.transports.memory import MemoryServer
 
 
@@ -60,32 +54,3 @@ def test_handlers_are_called_in_the_order_of_the_program() -> None:
     ]
     assert second.receive(timeout_s=0) == b"\x09"
     assert second.receive(timeout_s=0) is None
-
-
-def test_a_handler_that_is_interrupted_or_fails_ends_its_server() -> None:
-    class Interrupted(Log):
-        def received(self, peer: int, packet: bytes) -> None:
-            raise KeyboardInterrupt
-
-    server = MemoryServer(Interrupted)
-    connection = server.connect()
-    with pytest.raises(KeyboardInterrupt):
-        connection.send(b"\x01")
-    server.stop(grace_s=0)
-    with pytest.raises(TransportError, match="failed: TransportError: it was interrupted by KeyboardInterrupt"):
-        connection.receive(5)
-    with pytest.raises(TransportError, match="interrupted"):
-        server.wait(5)
-    others: list[Connection] = []
-
-    class Failing(Log):
-        def received(self, peer: int, packet: bytes) -> None:
-            thread = threading.Thread(target=lambda: others.append(server.connect()))
-            thread.start()
-            thread.join()
-            raise ValueError("a bug")
-
-    server = MemoryServer(Failing)
-    server.connect().send(b"\x01")
-    with pytest.raises(TransportError, match="it has stopped"):
-        others[0].receive(5)

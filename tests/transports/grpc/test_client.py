@@ -8,9 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from concurrent import futures
 
-import grpc
 import pytest
 
 from tests.transports.conftest import Cluster, Echo
@@ -19,7 +17,6 @@ from thinwire.security.certificates import Authority
 from thinwire.transports.grpc import GrpcOptions, Tls, client
 from thinwire.transports.grpc.client import connect
 from thinwire.transports.grpc.handshakes import wants_certificate, wants_tls
-from thinwire.transports.grpc.options import GOODBYE, GREETING, METHOD, SERVICE
 from thinwire.transports.grpc.server import serve
 
 WAIT_S = 20.0
@@ -37,20 +34,6 @@ class TestConnecting:
             for port in (free_port(), silent.getsockname()[1]):
                 with pytest.raises(DeadlineError, match=f"no server answered at 127.0.0.1:{port} within 0.1 s"):
                     connect(f"grpc://127.0.0.1:{port}", connect_timeout_s=0.1)
-
-    def test_a_goodbye_from_a_server_breaks_the_session(self) -> None:
-        def greet_and_leave(requests: object, context: grpc.ServicerContext) -> Iterator[bytes]:
-            context.send_initial_metadata((GREETING,))
-            yield GOODBYE
-
-        method = grpc.stream_stream_rpc_method_handler(greet_and_leave)
-        other = grpc.server(futures.ThreadPoolExecutor(1))
-        other.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: method}),))
-        address = f"127.0.0.1:{other.add_insecure_port('127.0.0.1:0')}"
-        other.start()
-        with pytest.raises(TransportError, match="broke the conversation: the worker's goodbye came from a server"):
-            connect(address, connect_timeout_s=WAIT_S).receive(WAIT_S)
-        other.stop(None).wait()
 
     def test_a_server_that_starts_late_is_waited_for(self) -> None:
         port = free_port()
@@ -177,11 +160,3 @@ def test_only_a_server_with_a_ca_wants_a_certificate(tls: Tls) -> None:
             assert wants_certificate(host, int(port), ASK_S) is wanted
             assert wants_tls(host, int(port), ASK_S) is (options is not None)
     assert not wants_certificate(host, int(port), ASK_S), "it has stopped"
-
-
-def test_silent_listeners_and_impossible_hosts_want_nothing() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        port = silent.getsockname()[1]
-        assert not wants_certificate("127.0.0.1", port, 0.1) and not wants_tls("127.0.0.1", port, 0.1)
-    for host in ("a..b", "a" * 64):
-        assert not wants_certificate(host, 7070, ASK_S) and not wants_tls(host, 7070, ASK_S)
