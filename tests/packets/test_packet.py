@@ -1,4 +1,4 @@
-"""Packets: what goes in comes out, and each way to lie has an answer."""
+"""Packets: as docs/wire-format.md has them; what goes in comes out; each way to lie has an answer."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from tests.packets.bytes_of import packet
+from tests.wire_format import table
 from thinwire.codecs import codec, decode
 from thinwire.errors import FrameError, NonFiniteError, ProtocolError
 from thinwire.frames import Frame
 from thinwire.frames import pack as pack_frame
 from thinwire.frames import parse as parse_frame
 from thinwire.packets import BatchedTensor, kind_of, pack, parse, segments
+from thinwire.packets import packet as layout
 from thinwire.packets.batch import join, split
 from thinwire.packets.packet import MAX_FRAMES, MAX_MESSAGE_NBYTES
 from thinwire.schema import KINDS, Abort, Delta, Leave, Message, Push, Shard, Skip
@@ -250,3 +252,44 @@ def test_mutated_batches_raise_frame_errors_alone(data: st.DataObject) -> None:
     except FrameError:
         return
     assert [part.values.size for part in tensors] == sizes
+
+
+FRAMES = (b"abc", b"", b"de")
+
+
+def test_limits() -> None:
+    documented = {name: int(value) for name, value, _ in table("Packet limits")}
+    assert documented == {
+        "MAX_FRAMES": layout.MAX_FRAMES,
+        "MAX_MESSAGE_NBYTES": layout.MAX_MESSAGE_NBYTES,
+        "MAX_FRAME_NBYTES": layout.MAX_FRAME_NBYTES,
+    }
+
+
+def test_fields_stand_in_the_documented_order() -> None:
+    """A packet is read by the widths of the table alone, and every field holds what it should."""
+    packet, at = pack(Shard(step=7, bucket=3), FRAMES), 0
+    values: dict[str, bytes] = {}
+    for _, name, width, _ in table("Packets"):
+        match width:
+            case "message length":
+                nbytes = int.from_bytes(values[width], "little")
+            case "4 each":
+                nbytes = 4 * int.from_bytes(values["number of frames"], "little")
+            case "lengths":
+                nbytes = len(packet) - at
+            case _:
+                nbytes = int(width)
+        values[name] = packet[at : at + nbytes]
+        at += nbytes
+    assert at == len(packet)
+    assert (values["magic"], values["version"], values["kind"]) == (layout.MAGIC, bytes([layout.VERSION]), b"\x0c")
+    assert int.from_bytes(values["packet length"], "little") == len(packet)
+    assert values["frames"] == b"".join(FRAMES)
+    assert sum(len(values[name]) for name in list(values)[:6]) == layout.HEAD_NBYTES
+
+
+def test_the_worked_packet() -> None:
+    documented = bytes.fromhex("".join(cells for cells, _ in table("A worked packet")))
+    assert pack(Shard(step=7, bucket=3), FRAMES) == documented
+    assert parse(documented) == (Shard(step=7, bucket=3), FRAMES)

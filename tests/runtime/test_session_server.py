@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 
 import pytest
 
@@ -77,27 +76,6 @@ def test_sessions_that_never_joined_leave_nothing_behind() -> None:
             sessions.received(peer, pack(Leave()))  # which is refused; the reason may be asked for again
         sessions.closed(peer, "dropped" if peer % 2 == 0 else None)
     assert not sessions._numbered and len(sessions._named) == MAX_ENDED
-
-
-def test_the_handler_is_told_of_a_worker_that_does_not_come_back() -> None:
-    cluster = Cluster(grace_s=0.05)
-    worker = cluster.worker()
-    worker.send(numbered(1))
-    told = threading.Event()
-    note_end = cluster.echo.closed
-
-    def closed(peer: int, error: str | None) -> None:
-        note_end(peer, error)
-        told.set()
-
-    cluster.echo.closed = closed  # type: ignore[method-assign]
-    cluster.cut()
-    assert told.wait(10)
-    assert cluster.echo.ends == [(0, "cut; it did not come back within 0.05 s")]
-    assert number_in(worker.receive(5)) == 2  # it had come before the cut
-    assert number_in(worker.receive(5)) == 3
-    with pytest.raises(ProtocolError, match="does not know the session: it was restarted, or it no longer waited"):
-        worker.receive(5)
 
 
 def test_lies_about_sessions_are_refused_and_plain_peers_reported() -> None:
