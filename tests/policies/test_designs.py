@@ -104,7 +104,6 @@ def test_what_is_no_design() -> None:
 # ---- combinations that cannot work
 
 
-PLAIN = codec("fp32")
 NONSENSE: list[tuple[str, dict[str, Any], str]] = [
     ("fp32", {"downlink": "sideways"}, "'sideways'"),
     ("mem-sgd-1bit", {"consistency": "asp"}, "with downlink=gradient"),

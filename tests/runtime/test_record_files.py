@@ -184,23 +184,20 @@ def test_a_port_that_cannot_be_is_said() -> None:
         list(RecordAddress("http://127.0.0.1:999999/steps.jsonl").read())
 
 
-@pytest.fixture
-def small_disk() -> Iterator[None]:
-    """No file of this process grows past 100 bytes, which ends like a full disk."""
+def test_a_full_disk_is_one_warning(tmp_path: Path) -> None:
+    """No file of this process grows past 100 bytes for a moment, which ends like a full disk."""
+    file = LineFile(tmp_path / "new" / "lines", "lines")
     before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    signal.signal(signal.SIGXFSZ, handler)
-
-
-def test_a_full_disk_is_one_warning(tmp_path: Path, small_disk: None) -> None:
-    file = LineFile(tmp_path / "new" / "lines", "lines")
-    for _ in range(4):
-        file.write(b"x" * 24)
-    with pytest.warns(UserWarning, match=r"lines are no longer written to .*The training goes on"):
-        file.write(b"x" * 24)
-    file.write(b"x" * 24)  # of which there is no second warning: that would be an error
+    try:
+        for _ in range(4):
+            file.write(b"x" * 24)
+        with pytest.warns(UserWarning, match=r"lines are no longer written to .*The training goes on"):
+            file.write(b"x" * 24)
+        file.write(b"x" * 24)  # of which there is no second warning: that would be an error
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
     file.close()
     assert (tmp_path / "new" / "lines").read_bytes() == (b"x" * 24 + b"\n") * 4
 

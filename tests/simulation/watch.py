@@ -288,7 +288,8 @@ class Watch:
 
     def check_division(self) -> None:
         """All knew which ranks divide the data when they took the examples of a step."""
-        if not self._divided or self._terms.immediate or self._terms.partial_quorum:
+        apart = self._terms.immediate or self._terms.partial_quorum
+        if not self._divided or apart or any(who.returns for who in self._seen):  # steps may have been taken twice
             return
         known = max((who.worker.memberships for who in self._divided), key=lambda each: (each[-1][0], each))
         for who, steps in self._divided.items():

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thinwire.errors import ConfigError, TransportError
+from thinwire.errors import ConfigError
 from thinwire.transports.addresses import parse_address, parse_dialled
-from thinwire.transports.base import CHUNK_NBYTES, check_packet, wire_nbytes
+from thinwire.transports.base import CHUNK_NBYTES, wire_nbytes
 from thinwire.transports.grpc import GrpcOptions
 from thinwire.transports.links import Rate, parse_rate
 from thinwire.transports.shaped import Shaping, TokenBucket
@@ -72,12 +72,6 @@ def test_wire_bytes_follow_the_stated_formula() -> None:
     chunk = CHUNK_NBYTES + 5 + 9 * 65
     assert wire_nbytes(bytes(CHUNK_NBYTES)) == chunk + 5 + 9, "a packet of whole chunks ends with an empty message"
     assert wire_nbytes(bytes(3 * CHUNK_NBYTES + 20)) == 3 * chunk + 20 + 5 + 9
-
-
-def test_the_message_limit_is_inclusive() -> None:
-    check_packet(bytes(104), 104)
-    with pytest.raises(TransportError, match=r"104 bytes is over .* limit of 103 bytes"):
-        check_packet(bytes(104), 103)
 
 
 def test_a_value_out_of_range_is_named() -> None:
