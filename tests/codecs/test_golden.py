@@ -43,7 +43,7 @@ def encode(config: dict[str, Any], dtype: str) -> bytes:
 
 
 def digest(frame: bytes) -> str:
-    """What the frame decodes to, in 16 hex digits."""
+    """Returns a digest of the decoded values, 16 hex digits."""
     return xxhash.xxh3_64_hexdigest(samples.raw(tw.decode(frame)))
 
 

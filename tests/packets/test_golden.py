@@ -23,7 +23,7 @@ GOLDEN = Path(__file__).with_name("golden.zip")
 
 
 def tensors(message: Message) -> tuple[EncodedTensor, ...]:
-    """What travels with a sample."""
+    """Returns the tensors that travel with a sample."""
     batched = BatchedTensor(np.array([0.5, -2.0, 3.25], np.float32))
     return (b"frame", batched) if isinstance(message, Push | Delta) else (b"frame", b"")
 
