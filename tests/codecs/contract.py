@@ -182,8 +182,8 @@ ENROLLED: list[Enrolled] = [
     enrol("entropy", {"mode": "rms", "gradient_rms": 3.0}, error=of_largest(1 / 256), bits=8.0001),
 ]
 
-GOLDEN = Path(__file__).with_name("golden")
-"""The folder of their golden frames."""
+GOLDEN = Path(__file__).with_name("golden.zip")
+"""The archive of their golden frames."""
 
 if _elsewhere := os.environ.get("THINWIRE_ENROLLED"):
     # A module with an ENROLLED of its own, in place of ours: codecs of elsewhere are held to the same (extending.md).

@@ -66,13 +66,13 @@ def bombs() -> list[Frame]:
 
 def main() -> None:
     for entry in ENROLLED:
-        fuzz.attack(entry, 60, seed=2)  # compiles kernels and grows the scratch memory, which stays
+        fuzz.attack(entry, 25, seed=2)  # compiles kernels and grows the scratch memory, which stays
     refuse(forgeries()[:1])
     forged, bombing = forgeries(), bombs()
     found = {
         "forgeries": growth(lambda: refuse(forged)),
         "bombs": growth(lambda: refuse(bombing)),
-        "mutations": growth(lambda: [fuzz.attack(entry, 60, seed=3) for entry in ENROLLED]),
+        "mutations": growth(lambda: [fuzz.attack(entry, 25, seed=3) for entry in ENROLLED]),
         # That the measurement sees what it is for. Last, because `VmPeak` cannot be set back.
         "touching": growth(lambda: np.ones(8 << 20, np.float64)),
         "reserving": growth(lambda: torch.empty(1 << 30)),

@@ -13,9 +13,7 @@ import torch
 
 import thinwire as tw
 from thinwire.codecs import Context, device, tensors
-from thinwire.codecs.floats import FP32
 from thinwire.codecs.tensors import DeviceFlat
-from thinwire.kernels import triton
 
 VALUES = torch.linspace(-1, 1, 100)
 
@@ -49,20 +47,6 @@ def test_a_tensor_without_values_is_refused_and_no_copy_is_announced() -> None:
             call(meta)
 
 
-def test_kernels_write_no_memory_that_holds_something_else_than_the_values() -> None:
-    frame = tw.frames.parse(tw.codec("fp32").encode(VALUES.numpy()))
-    plain = device.Received(FP32, frame, torch.zeros(100), False)
-    assert plain.direct and not plain._replace(out=torch._neg_view(torch.zeros(100))).direct
-
-
-def test_missing_triton_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "KERNEL_DEVICES", frozenset({"cpu"}))
-    monkeypatch.setattr(triton, "find_spec", lambda name: None)
-    with pytest.warns(UserWarning, match=r"Triton is not installed \(pip install triton\)"):
-        frame = tw.codec("int8").encode(VALUES)
-    assert frame == tw.codec("int8").encode(VALUES.numpy())
-
-
 def test_a_codec_without_kernels_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "KERNEL_DEVICES", frozenset({"cpu"}))
     codec = tw.codec("onebit", zeros="keep")
@@ -75,10 +59,6 @@ def test_a_codec_without_kernels_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     assert seen[0].filename == __file__
     tw.decode(frame, out=beside)
     assert out.numpy().tobytes() == beside.tobytes()
-
-
-def test_plain_floats_lose_nothing_on_the_host_and_say_nothing() -> None:
-    assert torch.equal(tw.decode(tw.codec("fp32").encode(VALUES), out=torch.zeros(100)), VALUES)
 
 
 def test_a_context_made_on_the_host_says_what_it_costs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from itertools import product
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +12,6 @@ import torch
 
 import thinwire as tw
 from tests.codecs.contract import naming
-from thinwire.codecs import open_frame
 from thinwire.frames import Flags, Frame
 from thinwire.frames.layout import pack_varint
 
@@ -86,28 +84,6 @@ def test_a_constant_layer_is_exact() -> None:
             assert torch.equal(tw.decode(frame, out=torch.ones(size), accumulate=True), tensor + 1)
 
 
-def test_bits_are_packed_where_a_code_does_not_pay() -> None:
-    """Lengths of 2**N codes cost more than they save on a few hundred weights."""
-    parsed = tw.frames.parse(tw.codec("entropy").encode(torch.linspace(-1, 1, 500)))
-    assert not parsed.flags & HUFFMAN
-    assert len(parsed.payload) == 1 + -(-500 * parsed.payload[0] // 8)
-
-
-def test_many_fixed_bits() -> None:
-    tensor = weights(1000).double()
-    for bits in (14, 16, 22, 30):
-        decoded = tw.decode(tw.codec("entropy", mode="fixed", bits=bits).encode(tensor))
-        assert float((decoded - tensor).abs().max()) <= 2.0**-bits * (1 + 1e-6), bits
-
-
-def test_the_bin_width_is_told_even_where_the_range_overflows() -> None:
-    for high, low, width in ((3.0, -1.0, 4.0 / 256), (1.7e308, -1.7e308, 1.7e308 / 128)):
-        frame = tw.codec("entropy", mode="fixed").encode(torch.tensor([high, low], dtype=torch.float64))
-        assert open_frame(frame).explain()["bin width"][0] == width
-    low, high = CODED.scales
-    assert open_frame(tw.frames.pack(CODED)).explain()["bin width"][0] == (high - low) / 2.0 ** CODED.payload[0]
-
-
 # ---- lies
 
 
@@ -144,13 +120,3 @@ def test_frames_that_no_encoder_writes() -> None:
             with pytest.raises(tw.FrameError, match=message):
                 tw.decode(tw.frames.pack(frame), out=out)
             assert bool((out == 7.0).all())
-
-
-def test_options_outside_their_range() -> None:
-    wrong: list[tuple[str, Any]] = [
-        *(("preset", "fast"), ("c", -1.0), ("mode", "adaptive"), ("sample", 1.5), ("histogram_bits", -1)),
-        *(("histogram_bits", 4.0), ("rounding", "floor"), ("bits", 31), ("gradient_rms", float("nan"))),
-    ]
-    for option, value in wrong:
-        with naming(f"{option}={value}"), pytest.raises(tw.ConfigError, match=option):
-            tw.codec("entropy", **{option: value})

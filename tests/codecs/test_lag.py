@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from copy import copy
 from typing import Any
 
 import numpy as np
@@ -93,17 +92,6 @@ def test_a_limit_that_is_never_reached_ends_at_the_s_asked_for() -> None:
     assert free.encode(last) == fixed.encode(last)
 
 
-def test_large_tensors_are_measured_by_a_sample() -> None:
-    values = np.random.default_rng(2).standard_normal(1_000_003).astype(np.float32)
-    looked_at = kernel.sampled(values)
-    assert looked_at.size == kernel.SAMPLE and np.shares_memory(looked_at, values)
-    assert kernel.norm(values) == pytest.approx(float(np.linalg.norm(looked_at)), rel=1e-6)
-    assert kernel.norm(values) / np.sqrt(looked_at.size) == pytest.approx(1, abs=0.05)
-    for size in (0, 1, 15, 16, 17, 4095, 4096, 4097):
-        some = values[:size]
-        assert kernel.norm(some) == pytest.approx(float(np.linalg.norm(kernel.sampled(some))), rel=1e-6), size
-
-
 def test_tensors_on_a_device_are_followed_as_arrays_are() -> None:
     ours, theirs = ([bounded(size=size) for size in (1, 300, 50_000)] for _ in range(2))
     draw = np.random.default_rng(3)
@@ -116,28 +104,6 @@ def test_tensors_on_a_device_are_followed_as_arrays_are() -> None:
         follow_tensors([(c.lag_bound, torch.from_numpy(u), c.residual) for c, u in zip(theirs, updates, strict=True)])
     for context, other in zip(ours, theirs, strict=True):
         np.testing.assert_array_equal(lag_bound(context).changing(), lag_bound(other).changing())
-
-
-def test_a_copy_has_a_bound_of_its_own_and_a_skipped_step_is_not_measured() -> None:
-    context = bounded(size=300)
-    other, before = copy(context), lag_bound(context).changing()
-    for _ in range(5):
-        other.encode(np.ones(300, np.float32))
-    np.testing.assert_array_equal(lag_bound(context).changing(), before)
-    context = tw.codec("3lc", lag=2, nonfinite="skip").context(np.zeros(10, np.float32))
-    for _ in range(kernel.EVERY):
-        context.encode(np.full(10, np.nan, np.float32))
-    assert np.isfinite(lag_bound(context).changing()).all()
-
-
-def test_a_lag_too_large_for_its_type_is_saved_and_loaded() -> None:
-    context = bounded(1.9, lag=3, size=50, dtype=np.float64)
-    for size in (1e-3, 1e-3, 1e-3, 1e-3, 1e160, 1e-3, 1e-3, 1e-3):  # the residual's squares overflow
-        context.encode(size * np.linspace(-1, 1, 50))
-    other = bounded(1.9, lag=3, size=50, dtype=np.float64)
-    other.load_state_dict(context.state_dict())
-    assert lag_bound(other).lag == np.finfo(np.float64).max and lag_bound(other).sparsity == 1
-    assert other.encode(np.ones(50)) == context.encode(np.ones(50))
 
 
 def test_a_loss_scale_that_changes_changes_no_lag() -> None:

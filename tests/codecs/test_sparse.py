@@ -1,8 +1,9 @@
-"""`topk`: the papers' numbers, the payload's two forms, and the lies it could tell."""
+"""`topk` and means over senders: the papers' numbers, the payload's two forms, and the lies it could tell."""
 
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ import torch
 
 import thinwire as tw
 from tests.codecs.contract import naming
+from thinwire.codecs import CheckedFrame, open_frame
+from thinwire.codecs.senders import SenderMeans
 from thinwire.frames import Flags, Frame
 
 V = torch.tensor([0.1, -3.0, 0.2, 2.0, 0.0, -0.1, 0.05, 1.0, -0.4, 0.3])
@@ -81,15 +84,6 @@ def test_what_is_not_sent_stays_and_what_is_sent_leaves() -> None:
     assert int(sent.count_nonzero()) == 150
 
 
-def test_too_many_values_for_indices_leave_the_residual(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("thinwire.codecs.sparse.MAX_WIDTH", 3)  # no tensor of more than 2**32 values fits here
-    context = tw.codec("topk", positions="index").context(normal(100))
-    for _ in range(2):
-        with pytest.raises(tw.ConfigError, match="100 values are too many"):
-            context.encode(normal(100))
-    assert context.residual is not None and not context.residual.any()
-
-
 def test_zeros_are_never_sent() -> None:
     tensor = torch.zeros(5000)
     tensor[17] = 2.0
@@ -107,12 +101,6 @@ BITMAP = Frame("topk", "fp32", (10,), (), int(Flags.OPTION_A), bytes([80, 0]) + 
 def forged(frame: Frame, payload: bytes | None = None, **changes: Any) -> bytes:
     fields = {name: getattr(frame, name) for name in ("codec", "dtype", "shape", "scales", "flags", "payload")}
     return tw.frames.pack(Frame(**{**fields, **({} if payload is None else {"payload": payload}), **changes}))
-
-
-def test_the_frames_below_are_good_before_they_are_bent() -> None:
-    for frame in (INDEX, BITMAP):
-        with naming(f"frame={frame!r}"):
-            assert int(tw.decode(forged(frame)).count_nonzero()) == 2
 
 
 def test_sparse_payloads_that_no_encoder_writes() -> None:
@@ -146,15 +134,69 @@ def test_few_bytes_cannot_claim_a_large_tensor() -> None:
         tw.decode(forged(Frame("topk", "fp32", (1 << 20,), (), 0, b"\0")))
 
 
-def test_options_say_what_is_allowed() -> None:
-    cases: list[dict[str, Any]] = [
-        {"fraction": 0},
-        {"fraction": 1.5},
-        {"fraction": True},
-        {"k": 0},
-        {"k": 2.5},
-        {"positions": "list"},
-    ]
-    for options in cases:
-        with naming(f"options={options!r}"), pytest.raises(tw.ConfigError, match="allowed are"):
-            tw.codec("topk", **options)
+CODECS: list[tuple[str, dict[str, Any]]] = [
+    ("blocktopk", {"block": 64, "k": 9}),
+    ("blocktopk", {"block": 64, "k": 9, "layout": "tiles", "bits": 8}),
+    ("topk", {"fraction": 0.2}),
+    ("topk", {"fraction": 0.2, "positions": "bitmap"}),
+]
+
+
+def messages(codec: tw.Codec) -> list[CheckedFrame]:
+    """Of three senders, the last of which is ten times as loud."""
+    dice = np.random.default_rng(3)
+    drawn = [dice.standard_normal((24, 40)).astype(np.float32) * scale for scale in (1, 1.2, 10)]
+    return [open_frame(codec.encode(values)) for values in drawn]
+
+
+def test_a_value_is_divided_by_the_number_of_its_senders() -> None:
+    for name, options in CODECS:
+        for clip in (False, True):
+            with naming(f"{name} {options} {clip=}"):
+                frames = messages(tw.codec(name, **options))
+                dense = np.zeros((3, 960), np.float32)
+                for row, frame in zip(dense, frames, strict=True):
+                    frame.decode_flat(row, accumulate=False)
+                norms = np.linalg.norm(dense.astype(np.float64), axis=1)
+                factors = np.minimum(1, np.median(norms) / norms) if clip else np.ones(3)
+                senders = (dense != 0).sum(0)
+                wanted = (factors[:, None] * dense).sum(0) / np.maximum(senders, 1)
+                assert set(senders) >= {0, 1, 2}
+                means = SenderMeans([np.full(960, np.nan, np.float32)], clip=clip)
+                for _ in range(2):  # a second update begins anew
+                    for frame in frames:
+                        means.add([frame])
+                    assert means.contributions == [3]
+                    means.average(3)
+                    np.testing.assert_allclose(means.sums[0], wanted, rtol=1e-5, atol=1e-6)
+                    means.contributions[0] = 0
+
+
+def test_the_median_is_the_lower_of_two_and_silence_does_not_count() -> None:
+    codec = tw.codec("topk", k=1)
+    told = [np.array(values, np.float32) for values in ([1, 0, 0], [0, 4, 0], [0, 0, 3], [0, 0, 0], [2, 0, 0])]
+    means = SenderMeans([np.zeros(3, np.float32)], clip=True)
+    for values in told:
+        means.add([open_frame(codec.encode(values))])
+    means.average(5)
+    # Of 1, 4, 3 and 2 the lower median is 2.
+    assert means.sums[0].tolist() == [1.5, 2.0, 2.0]
+
+
+def test_a_damaged_payload_leaves_what_came_before() -> None:
+    codec = tw.codec("blocktopk", block=64, k=9)
+    good, other, _ = messages(codec)
+    parsed = tw.frames.parse(codec.encode(np.ones(960, np.float32)))
+    payload = bytes(parsed.payload)
+    bad = open_frame(tw.frames.pack(replace(parsed, payload=payload[:5] + b"\xff" * 200)))
+    means = SenderMeans([np.zeros(960, np.float32)])
+    means.add([good])
+    with pytest.raises(tw.FrameError):
+        means.add([bad])
+    means.add([other])
+    means.average(2)
+    alone = SenderMeans([np.zeros(960, np.float32)])
+    for frame in (good, other):
+        alone.add([frame])
+    alone.average(2)
+    assert np.array_equal(means.sums[0], alone.sums[0]) and means.contributions == [2]

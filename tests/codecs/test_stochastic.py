@@ -1,4 +1,4 @@
-"""`terngrad` and `votes`: the papers' numbers, and what each promises beyond the contract."""
+"""`terngrad`, `votes` and `onebit`: the papers' numbers, and what each promises beyond the contract."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import torch
 
 import thinwire as tw
 from tests.codecs.contract import naming
-from thinwire.codecs.levels import width_of
-from thinwire.frames import Frame
+from thinwire.frames import Flags, Frame
 
 
 def terngrad(**options: Any) -> tw.Codec:
@@ -31,13 +30,6 @@ def mean_of(codec: tw.Codec, tensor: torch.Tensor, draws: int) -> torch.Tensor:
 
 def test_clipping_of_one_hot() -> None:
     assert terngrad().local_scale(torch.tensor([1.0] + [0.0] * 9)) == pytest.approx(0.75)
-
-
-def test_a_constant_tensor_is_not_clipped_to_nothing() -> None:
-    constant = torch.full((3,), 0.7)
-    assert terngrad().local_scale(constant) == np.float32(0.7)
-    assert torch.equal(tw.decode(terngrad().encode(constant)), constant)
-    assert terngrad().local_scale(torch.tensor([0.3])) == np.float32(0.3)
 
 
 def test_sigma_about_zero_keeps_a_tensor_with_a_large_mean() -> None:
@@ -112,18 +104,6 @@ def test_a_context_asks_for_a_scale_that_covers_its_residual() -> None:
         context.encode(gradient, scale=expected)
 
 
-def test_what_a_codec_cannot_be_told_of_a_step_is_refused() -> None:
-    values = torch.ones(3)
-    with pytest.raises(tw.ConfigError, match="3lc: scale cannot be said of a step; allowed are: none"):
-        tw.codec("3lc").encode(values, scale=1.0)
-    with pytest.raises(tw.ConfigError, match="terngrad: rms cannot be said of a step; allowed are: scale"):
-        terngrad().context(values).encode(values, rms=1.0)
-
-
-def test_the_width_of_votes() -> None:
-    assert [width_of(n) for n in (1, 2, 4, 8, 64, 512, 1 << 30)] == [2, 3, 4, 5, 8, 11, 32]
-
-
 def test_a_shared_scale_that_is_too_small_is_refused() -> None:
     with pytest.raises(tw.ConfigError, match="local_scale"):
         terngrad(scale=0.5, clip=0).encode(torch.tensor([1.0]))
@@ -157,37 +137,28 @@ def test_votes_that_nobody_cast() -> None:
 # ---- randomness
 
 
-def test_streams_differ_between_tensors_workers_and_steps() -> None:
-    tensor = torch.linspace(-1, 1, 500)
-
-    def first(codec: tw.Codec, name: str, seed: int) -> bytes:
-        return codec.context(tensor, name=name, seed=seed).encode(tensor)
-
-    codec = terngrad()
-    context = codec.context(tensor, name="a", seed=1)
-    frames = [context.encode(tensor), context.encode(tensor), first(codec, "b", 1), first(codec, "a", 2)]
-    assert len(set(frames)) == 4
-    assert first(codec, "a", 1) == frames[0]
+V = torch.tensor([0.3, -0.4, 0.0, 1.2])
 
 
-def test_error_feedback_warns_once_with_the_reason() -> None:
-    with pytest.warns(UserWarning, match="unbiased") as caught:
-        codec = terngrad(error_feedback=True)
-    assert len(caught) == 1
-    assert caught[0].filename == __file__
-    codec.context(torch.zeros(3)).encode(torch.ones(3))
-
-
-def test_options_say_what_is_allowed() -> None:
-    cases: list[tuple[str, dict[str, Any]]] = [
-        ("terngrad", {"clip": -1.0}),
-        ("terngrad", {"clip": float("nan")}),
-        ("terngrad", {"sigma": "median"}),
-        ("terngrad", {"scale": float("inf")}),
-        ("votes", {"workers": 0}),
-        ("votes", {"workers": 2.0}),
-        ("votes", {"scale": -1.0}),
+def test_onebit_scales() -> None:
+    cases: list[tuple[dict[str, Any], list[float], list[int]]] = [
+        ({}, [0.65, -0.65, 0.65, 0.65], [0b10110000]),
+        ({"norm": "l1"}, [0.475, -0.475, 0.475, 0.475], [0b10110000]),
+        ({"zeros": "keep"}, [0.750555, -0.750555, 0.0, 0.750555], [0b11010000, 0b10010000]),
+        ({"norm": "l1", "zeros": "keep"}, [0.633333, -0.633333, 0.0, 0.633333], [0b11010000, 0b10010000]),
     ]
-    for id, options in cases:
-        with naming(f"id={id!r}, options={options!r}"), pytest.raises(tw.ConfigError, match="allowed are"):
-            tw.codec(id, **options)
+    for options, decoded, payload in cases:
+        with naming(f"{options!r}"):
+            frame = tw.codec("onebit", **options).encode(V)
+            assert tw.decode(frame).tolist() == pytest.approx(decoded, abs=1e-6)
+            assert list(tw.frames.parse(frame).payload) == payload
+
+
+def test_onebit_at_the_ends_of_float64_and_a_bad_frame() -> None:
+    for value in (np.finfo(np.float64).max, 5e-324):
+        tensor = torch.tensor([value, -value], dtype=torch.float64)
+        for norm in ("l1", "l2"):
+            assert torch.equal(tw.decode(tw.codec("onebit", norm=norm).encode(tensor)), tensor)
+    bad = Frame("onebit", "fp32", (3,), (1.0,), int(Flags.OPTION_A), bytes([0b01000000, 0b10000000]))
+    with pytest.raises(tw.FrameError, match="both zero and positive"):
+        tw.decode(tw.frames.pack(bad))

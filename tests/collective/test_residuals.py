@@ -1,8 +1,8 @@
-"""Residuals: kept by name and slice, exact on as many ranks, conserved on another number."""
+"""Residuals: kept by name and slice, exact on as many ranks, conserved on other ranks and meshes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
 from typing import Any
 
 import numpy as np
@@ -11,11 +11,10 @@ import torch
 
 import thinwire as tw
 from tests.collective.ranks import SIZES, bucket_of, collectives, gradients, step, tensors
-from thinwire.codecs.scratch import ScratchPool
-from thinwire.collective.residuals import Residuals, partition
+from thinwire.collective.cut import Cut, shards_of, whole_outstanding
+from thinwire.collective.residuals import Float64Array, Residuals, TrainedTensor, partition
 from thinwire.errors import ConfigError
-from thinwire.policies.assignment import Partition
-from thinwire.policies.compression import PLAIN
+from thinwire.policies.compression import PLAIN, Choice
 
 CODEC = tw.codec("3lc", sparsity=1.75)
 
@@ -73,22 +72,6 @@ def test_state_of_other_owners_is_told_apart_and_resized() -> None:
         fresh[0].load_resized(states)
 
 
-def test_a_state_of_before_large_tensors_were_cut_for_some_ranks_is_refused() -> None:
-    """With sixteen ranks `w` was whole, as no rank would have had enough of it; and it is cut into seven."""
-    whole = {name: (Partition(rank, 0, size),) for rank, (name, size) in enumerate(SIZES.items())}
-    here, old = (
-        [Residuals(tensors(CODEC), rank, 16, mean=True, seed=0, partitions=parts) for rank in range(16)]
-        for parts in (None, whole)
-    )
-    assert [len(here[0].partitions[name]) for name in SIZES] == [7, 1, 1]
-    states = [each.state_dict() for each in old]
-    with pytest.raises(ConfigError, match="the state of 'w' is damaged, or of other slices"):
-        here[0].load_state_dict(states[0])
-    for fresh in (here[0], Residuals(tensors(CODEC), 0, 2, mean=True, seed=0)):
-        with pytest.raises(ConfigError, match="or of other slices: it has 1 slices of a tensor that was in 7"):
-            fresh.load_resized(states)
-
-
 def test_other_numbers_of_ranks_keep_what_is_still_to_be_added() -> None:
     """To the last bit of float32, however often the number of ranks changes."""
     for first, *worlds in ((2, 1), (2, 4), (4, 3, 5), (5, 2, 1, 3)):
@@ -128,22 +111,6 @@ def test_lag_bound_is_saved_and_restored_with_a_skipped_step() -> None:
         assert mean is not None and mean.changing()[1] == 0.5 * float(state["lags"]["w"][0, 1])
 
 
-def test_lag_bound_begins_anew_with_residuals_without_one() -> None:
-    """As of a codec without a bound, and of another number of ranks."""
-    codec = tw.codec("3lc", sparsity=1.75, lag=3)
-    fresh = Residuals(tensors(codec), 0, 2, mean=True, seed=0).state_dict()["lags"]
-    states = [residuals.state_dict() for residuals in trained(2)]
-    loads: tuple[Callable[[Residuals], None], ...] = (
-        lambda live: live.load_state_dict(states[0]),
-        lambda live: live.load_resized(states),
-    )
-    for load in loads:
-        live = trained(2, codec, steps=9)[0]
-        assert not live.state_dict()["lags"]["w"].equal(fresh["w"])
-        load(live)
-        assert all(found.equal(fresh[name]) for name, found in live.state_dict()["lags"].items())
-
-
 def test_state_of_another_model_is_refused() -> None:
     [residuals, _] = trained(2)
     state = residuals.state_dict()
@@ -153,31 +120,6 @@ def test_state_of_another_model_is_refused() -> None:
             ConfigError, match=r"\['w'\] are here \[30000\] and in the state \[5\] values; load it with"
         ):
             load(state)
-
-
-def test_states_stay_on_the_host_under_another_default_device() -> None:
-    """`meta` stands for a GPU: a script that sets it and trains on processors has its states where its model is."""
-
-    def states() -> list[dict[str, dict[str, torch.Tensor]]]:
-        found = []
-        for rank, residuals in enumerate(trained(2)):
-            fresh = Residuals(tensors(CODEC), rank, 2, mean=True, seed=0)
-            fresh.load_state_dict(residuals.state_dict())
-            found += [fresh.state_dict(), fresh.blank_state_dict(2)]
-        return found
-
-    usual = states()
-    with torch.device("meta"):
-        there = states()
-        [single] = collectives(tensors(CODEC), 1)
-        values = np.linspace(-1, 1, sum(SIZES.values()))
-        spans = single.group([bucket_of()]).shards[0].coded
-        pool = ScratchPool()
-        assert spans.largest([values], pool) == spans.largest([values.astype(np.float32)], pool)
-    for mine, other in zip(usual, there, strict=True):
-        for kind, tensors_of in mine.items():
-            for name, value in tensors_of.items():
-                assert other[kind][name].is_cpu and value.equal(other[kind][name]), (kind, name)
 
 
 def test_owners_depend_on_names_sizes_and_ranks_alone() -> None:
@@ -214,11 +156,94 @@ def test_residual_of_a_slice_without_gradient_waits_on_with_drop_zeros() -> None
     assert (values[1 : SIZES["w"]] == 0.5).all() and values[-1] == 1.5 and not waiting
 
 
-def test_residuals_that_no_rank_would_keep_are_refused() -> None:
-    for world, codec in ((3, tw.codec("terngrad")), (1, CODEC)):
-        states = [residuals.state_dict() for residuals in trained(2, down=PLAIN)]
-        fresh = Residuals(tensors(codec, down=PLAIN), 0, world, mean=True, seed=0)
-        with pytest.raises(
-            ConfigError, match="still to be added to small, w, and no rank here keeps a residual of them"
-        ):
-            fresh.load_resized(states)
+CUTS = {"w": Cut((31, 7), 0), "columns": Cut((3, 60), 1), "few": Cut((2, 100), 0), "bias": Cut((31,), 0)}
+Layout = tuple[int, int | None]
+"""Ranks of the mesh, and replicas where it has two dimensions."""
+
+
+def wholes(pulls: bool) -> list[TrainedTensor]:
+    codec = tw.codec("3lc", sparsity=1.5)
+    compressed = Choice(codec, codec if pulls else PLAIN)
+    return [
+        TrainedTensor(name, math.prod(cut.shape), torch.float32, Choice(PLAIN, PLAIN) if name == "bias" else compressed)
+        for name, cut in CUTS.items()
+    ]
+
+
+def residuals(layout: Layout) -> list[Residuals]:
+    """The residuals of every rank of a mesh."""
+    world, replicas = layout
+    tensors, shards = wholes(replicas is not None), world // (replicas or 1)
+    if replicas is None:
+        parts = {name: cut.partitions(world) for name, cut in CUTS.items()}
+        return [Residuals(tensors, rank, world, mean=True, seed=0, partitions=parts) for rank in range(world)]
+    return [
+        Residuals(shards_of(tensors, CUTS, shards, rank % shards), rank // shards, replicas, mean=True, seed=0)
+        for rank in range(world)
+    ]
+
+
+def totals(layout: Layout, ranks: list[Residuals]) -> dict[str, Float64Array]:
+    states = [each.state_dict() for each in ranks]
+    return whole_outstanding(wholes(layout[1] is not None), CUTS, states, replicas=layout[1])
+
+
+def load(layout: Layout, ranks: list[Residuals], whole: dict[str, Float64Array]) -> None:
+    world, replicas = layout
+    shards = world // (replicas or 1)
+    for rank, each in enumerate(ranks):
+        of = range(shards) if replicas is None else [rank % shards]
+        each.load_outstanding(
+            {
+                name: np.concatenate([CUTS[name].of(total, shards, shard).ravel() for shard in of])
+                for name, total in whole.items()
+            }
+        )
+
+
+def test_every_value_lies_in_one_shard_as_torch_cuts() -> None:
+    for name, cut in CUTS.items():
+        whole = np.arange(math.prod(cut.shape), dtype=np.float64).reshape(cut.shape)
+        for shards in (1, 2, 3, 4, 5):
+            if cut.dim and cut.shape[cut.dim] % shards:
+                continue
+            pieces = [cut.of(whole, shards, shard) for shard in range(shards)]
+            assert [piece.shape for piece in pieces] == [cut.shape_of(shards, shard) for shard in range(shards)], name
+            assert np.array_equal(np.concatenate(pieces, cut.dim), whole), name
+            chunks = torch.from_numpy(whole).chunk(shards, cut.dim)
+            assert all(np.array_equal(a, b.numpy()) for a, b in zip(pieces, chunks, strict=False)), "as torch cuts"
+            parts = cut.partitions(shards)
+            assert [part.numel for part in parts] == [piece.size for piece in pieces if piece.size], name
+            assert parts[0].start == 0 and parts[-1].stop == whole.size, name
+
+
+def test_other_meshes_keep_what_is_still_to_be_added() -> None:
+    draw = np.random.default_rng(0)
+    for meshes in (
+        [(4, None), (3, None), (5, None)],
+        [(4, 2), (3, 3), (5, None)],
+        [(4, None), (4, 2), (6, 2)],
+        [(4, 2), (4, 4), (2, 2)],
+    ):
+        before = residuals(meshes[0])
+        for rank in before:
+            for (_, part), context in rank.contexts.items():
+                if context.residual is not None:
+                    context.residual.copy_(torch.from_numpy(draw.standard_normal(part.numel).astype(np.float32)))
+        first = total = totals(meshes[0], before)
+        assert set(total) == {"w", "columns", "few"} and all(value.all() for value in total.values()), meshes
+        for layout in meshes[1:]:
+            after = residuals(layout)
+            load(layout, after, total)
+            total = totals(layout, after)
+            for name, value in total.items():
+                error = (np.abs(value - first[name]) / np.abs(first[name])).max()
+                assert error <= 2**-24 * len(meshes), f"{meshes}, {layout}, {name}: {error}"
+
+
+def test_state_of_another_mesh_is_refused() -> None:
+    ranks = residuals((4, 2))
+    states: list[Any] = [each.state_dict() for each in ranks]
+    for pulls, replicas in ((True, 4), (False, None)):
+        with pytest.raises(ConfigError, match="does not fit"):
+            whole_outstanding(wholes(pulls), CUTS, states, replicas=replicas)

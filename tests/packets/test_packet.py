@@ -1,4 +1,4 @@
-"""Packets: what goes in comes out, and each way to lie has an answer."""
+"""Packets: as docs/wire-format.md has them; what goes in comes out; each way to lie has an answer."""
 
 from __future__ import annotations
 
@@ -7,13 +7,21 @@ import contextlib
 import msgspec
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
 from tests.packets.bytes_of import packet
-from thinwire.errors import ConfigError, ProtocolError
+from tests.wire_format import table
+from thinwire.codecs import codec, decode
+from thinwire.errors import FrameError, NonFiniteError, ProtocolError
+from thinwire.frames import Frame
+from thinwire.frames import pack as pack_frame
+from thinwire.frames import parse as parse_frame
 from thinwire.packets import BatchedTensor, kind_of, pack, parse, segments
-from thinwire.packets.batch import join
+from thinwire.packets import packet as layout
+from thinwire.packets.batch import join, split
 from thinwire.packets.packet import MAX_FRAMES, MAX_MESSAGE_NBYTES
 from thinwire.schema import KINDS, Abort, Delta, Leave, Message, Push, Shard, Skip
 
@@ -56,11 +64,6 @@ def test_the_kind_is_known_without_a_look_at_the_rest() -> None:
     for number, kind in KINDS.items():
         assert kind_of(packet(kind=number)) is kind
     assert kind_of(packet(kind=200)) is None and kind_of(b"TP\x02") is None
-
-
-def test_what_a_packet_cannot_hold_is_refused_before_it_is_sent() -> None:
-    with pytest.raises(ConfigError, match="131073 frames"):
-        pack(MESSAGE, [b""] * (MAX_FRAMES + 1))
 
 
 # ---- lies, by what a refusal names
@@ -113,14 +116,6 @@ def test_lies_of_a_packet() -> None:
         refused(lie, named, exact=False)
 
 
-def test_every_flipped_bit() -> None:
-    for bit in range(8 * len(packet())):
-        mutated = bytearray(packet())
-        mutated[bit // 8] ^= 1 << bit % 8
-        with contextlib.suppress(ProtocolError):
-            parse(mutated)
-
-
 @given(data=st.data())
 @settings(max_examples=200, deadline=None)
 def test_random_bytes(data: st.DataObject) -> None:
@@ -163,3 +158,138 @@ BATCHES: list[tuple[tuple[int, ...], tuple[bytes, ...], str]] = [
 def test_batches_that_do_not_fit_their_message() -> None:
     for sizes, frames, text in BATCHES:
         refused(pack(Push(step=3, tables=(0, 1), batch=sizes), frames), text)
+
+
+finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
+arrays_of_floats = st.lists(arrays(np.float32, st.integers(1, 40), elements=finite), min_size=1, max_size=8)
+
+
+@given(values=arrays_of_floats, dtype=st.sampled_from([np.float32, np.float64]))
+@settings(deadline=None)
+def test_tensors_come_out_as_they_went_in(values: list[np.ndarray], dtype: type) -> None:
+    values = [each.astype(dtype) for each in values]
+    frame = join([BatchedTensor.of(each, "w") for each in values])
+    assert decode(frame).numpy().tobytes() == b"".join(each.tobytes() for each in values)
+    for part, each in zip(split(frame, [each.size for each in values], dtype), values, strict=True):
+        assert part.values.tobytes() == each.tobytes() and part == BatchedTensor(each)
+
+
+@given(values=arrays_of_floats)
+@settings(deadline=None)
+def test_rounded_tensors_travel_in_16_bits(values: list[np.ndarray]) -> None:
+    values = [np.clip(each, -1e38, 1e38) for each in values]
+    narrow = [BatchedTensor.of(each, "w", narrow=True) for each in values]
+    for part, each in zip(narrow, values, strict=True):
+        expected = torch.from_numpy(each).bfloat16().float().numpy()
+        assert part.values.tobytes() == expected.tobytes(), "as torch rounds: half to even"
+    sizes, total = [each.size for each in values], sum(each.size for each in values)
+    frame = join(narrow)
+    assert len(parse_frame(frame).payload) == 2 * total == sum(map(len, narrow))
+    for came, sent in zip(split(frame, sizes), narrow, strict=True):
+        assert came == sent and came.narrow
+    mixed = join([*narrow, BatchedTensor.of(values[0], "w")])
+    assert len(parse_frame(mixed).payload) == 4 * (total + sizes[0]), "beside others they travel as the others do"
+    assert not any(part.narrow for part in split(mixed, [*sizes, sizes[0]]))
+
+
+def test_a_batched_tensor_is_a_copy_of_checked_values_and_is_stored_or_added() -> None:
+    values = np.ones(5, np.float32)
+    made = BatchedTensor.of(values, "w")
+    values[:] = 2
+    assert made.values.tolist() == [1.0] * 5 and len(made) == 20
+    for bad in (np.nan, np.inf, -np.inf):
+        values[3] = bad
+        for narrow in (False, True):
+            with pytest.raises(NonFiniteError, match=r"layer\.bias: holds NaN or Inf"):
+                BatchedTensor.of(values, "layer.bias", narrow=narrow)
+    values[3] = np.finfo(np.float32).max
+    with pytest.raises(NonFiniteError, match="holds NaN or Inf"):
+        BatchedTensor.of(values, "w", narrow=True)  # it rounds to Inf
+
+    out = np.full(3, 10.0, np.float32)
+    made = BatchedTensor(np.arange(3, dtype=np.float32))
+    made.unpack(out, accumulate=True)
+    assert out.tolist() == [10.0, 11.0, 12.0]
+    made.unpack(out, accumulate=False)
+    assert out.tolist() == [0.0, 1.0, 2.0]
+
+
+OTHER_FRAMES = [
+    (codec("fp32").encode(np.ones(4, np.float32)), "a batch of 5 values"),
+    (codec("fp32").encode(np.ones((5, 1), np.float32)), r"shape \(5, 1\)"),
+    (codec("fp16").encode(np.ones(5, np.float32)), "came as 'fp16'"),
+    (codec("fp32").encode(np.ones(5, np.float64)), "of fp64"),
+    (codec("fp32", entropy="zstd").encode(np.zeros(5000, np.float32)), "came as"),
+    (pack_frame(Frame("fp32", "fp32", (5,), payload=bytes(19))), "takes 20 payload bytes"),
+    (pack_frame(Frame("fp32", "fp32", (5,), (1.0,), payload=bytes(20))), "1 scales came"),
+    (pack_frame(Frame("fp32", "fp32", (5,), payload=np.full(5, np.nan, np.float32).tobytes())), "NaN or Inf"),
+    (pack_frame(Frame("fp32", "fp32", (5,), flags=2, payload=b"")), "flags"),
+    (pack_frame(Frame("bf16", "fp32", (5,), payload=bytes(20))), "takes 10 payload bytes"),
+    (pack_frame(Frame("bf16", "fp64", (5,), payload=bytes(10))), "came as 'bf16' of fp64"),
+    (pack_frame(Frame("bf16", "fp32", (5,), payload=b"\x80\x7f" * 5)), "NaN or Inf"),
+    (b"", "too few"),
+]
+
+
+def test_other_frames_are_no_batch() -> None:
+    for frame, message in OTHER_FRAMES:
+        with pytest.raises(FrameError, match=message):
+            split(frame, [2, 3])
+
+
+@given(data=st.data())
+@settings(max_examples=300, deadline=None)
+def test_mutated_batches_raise_frame_errors_alone(data: st.DataObject) -> None:
+    frame = bytearray(join([BatchedTensor(np.ones(2, np.float32)), BatchedTensor(np.zeros(30, np.float32))]))
+    for _ in range(data.draw(st.integers(1, 3))):
+        frame[data.draw(st.integers(0, len(frame) - 1))] = data.draw(st.integers(0, 255))
+    # A right checksum gets the rest of the frame looked at.
+    with contextlib.suppress(FrameError):
+        frame = bytearray(pack_frame(parse_frame(bytes(frame))))
+    sizes = data.draw(st.lists(st.integers(1, 2**40), min_size=1, max_size=3)) if data.draw(st.booleans()) else [2, 30]
+    try:
+        tensors = split(bytes(frame), sizes)
+    except FrameError:
+        return
+    assert [part.values.size for part in tensors] == sizes
+
+
+FRAMES = (b"abc", b"", b"de")
+
+
+def test_limits() -> None:
+    documented = {name: int(value) for name, value, _ in table("Packet limits")}
+    assert documented == {
+        "MAX_FRAMES": layout.MAX_FRAMES,
+        "MAX_MESSAGE_NBYTES": layout.MAX_MESSAGE_NBYTES,
+        "MAX_FRAME_NBYTES": layout.MAX_FRAME_NBYTES,
+    }
+
+
+def test_fields_stand_in_the_documented_order() -> None:
+    """A packet is read by the widths of the table alone, and every field holds what it should."""
+    packet, at = pack(Shard(step=7, bucket=3), FRAMES), 0
+    values: dict[str, bytes] = {}
+    for _, name, width, _ in table("Packets"):
+        match width:
+            case "message length":
+                nbytes = int.from_bytes(values[width], "little")
+            case "4 each":
+                nbytes = 4 * int.from_bytes(values["number of frames"], "little")
+            case "lengths":
+                nbytes = len(packet) - at
+            case _:
+                nbytes = int(width)
+        values[name] = packet[at : at + nbytes]
+        at += nbytes
+    assert at == len(packet)
+    assert (values["magic"], values["version"], values["kind"]) == (layout.MAGIC, bytes([layout.VERSION]), b"\x0c")
+    assert int.from_bytes(values["packet length"], "little") == len(packet)
+    assert values["frames"] == b"".join(FRAMES)
+    assert sum(len(values[name]) for name in list(values)[:6]) == layout.HEAD_NBYTES
+
+
+def test_the_worked_packet() -> None:
+    documented = bytes.fromhex("".join(cells for cells, _ in table("A worked packet")))
+    assert pack(Shard(step=7, bucket=3), FRAMES) == documented
+    assert parse(documented) == (Shard(step=7, bucket=3), FRAMES)

@@ -1,14 +1,66 @@
-"""How consistency policies are named, what is no policy, and what a policy means for a number of workers."""
+"""Policies by name: what is no policy or criterion, what a policy means, and when what accumulated is worth sending."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from thinwire.errors import ConfigError
 from thinwire.policies.consistency import Asp, Backup, Bsp, Consistency, Local, Ssp, consistency, name_of
+from thinwire.policies.criteria import CRITERIA, Pending, criterion
+from thinwire.policies.naming import parse_name
+
+VALUES = st.one_of(
+    st.integers(-(2**40), 2**40),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.booleans(),
+    st.none(),
+    st.from_regex(r"[g-m][g-m-]{0,8}", fullmatch=True),
+)
+
+
+@given(options=st.dictionaries(st.from_regex(r"[a-h]{1,6}", fullmatch=True), VALUES, max_size=4))
+@settings(max_examples=50)
+def test_what_is_written_is_read_again(options: dict[str, Any]) -> None:
+    name = "policy-1.x[" + ", ".join(f"{key}={value}" for key, value in options.items()) + "]"
+    assert parse_name(name, "policy") == ("policy-1.x", options)
+
+
+def test_forms() -> None:
+    forms: dict[str, dict[str, Any]] = {
+        "a": {},
+        "a[]": {},
+        "a[ x = 1 ]": {"x": 1},
+        "a[x=1,,y=2,]": {"x": 1, "y": 2},
+        "a[x=1.5e3,y=FALSE,z=null]": {"x": 1500.0, "y": False, "z": None},
+        "a[x=zstd,y=]": {"x": "zstd", "y": ""},
+        "a[x=b=c]": {"x": "b=c"},
+        "a[s=2]": {"sparsity": 2},
+        "a[7,x=1]": {"lone": 7, "x": 1},
+    }
+    for name, options in forms.items():
+        assert parse_name(name, "thing", short={"s": "sparsity"}, bare="lone") == ("a", options), name
+
+
+def test_what_is_no_name() -> None:
+    for name, named in {
+        "": "thing ''; expected an id with options in brackets",
+        "a[x=1": "expected an id",
+        "a[x=[1]]": "expected an id",
+        "a[7]": "'7' is not option=value",
+        "a[x=1,x=2]": "'x' is given twice",
+        "a[s=1,sparsity=2]": "'sparsity' is given twice",
+    }.items():
+        with pytest.raises(ConfigError, match=named):
+            parse_name(name, "thing", short={"s": "sparsity"})
+    with pytest.raises(ConfigError, match=r"as in ssp\["):
+        parse_name("a b", "consistency")
+
 
 NAMED: dict[str, Consistency | None] = {
     "bsp": Bsp(),
@@ -100,3 +152,44 @@ def test_a_quorum_that_can_never_be_met_is_refused() -> None:
     for share, said in ((0.5, "1.5"), (0, "0"), (2, "6")):
         with pytest.raises(ConfigError, match=f"early: the quorum of 3 workers is {said};"):
             Early(share=share).terms(3)
+
+
+def pending(*, gradient: float = 1.0, weights: float = 1.0, iterations: int = 1, seconds: float = 0.0) -> Pending:
+    """`iterations` equal gradients of this size, four values each."""
+    one = np.full(4, gradient, np.float32)
+    squares = iterations * float(one @ one)
+    return Pending(one * iterations, np.full(4, weights, np.float32), iterations, squares, seconds)
+
+
+def test_norm_compares_the_update_with_the_weights() -> None:
+    for gradient, sends in ((0.09, False), (0.1, True), (0.5, True), (0.0, False)):
+        assert criterion("norm", 0.0999999).send(pending(gradient=gradient)) is sends, gradient
+    # A fresh bias: any gradient is significant beside nothing.
+    assert criterion("norm", 0.5).send(pending(gradient=1e-6, weights=0.0))
+
+
+def test_variance_sends_gradients_that_agree_and_not_those_that_cancel() -> None:
+    wanted = criterion("variance", 2.0)
+    assert not wanted.send(pending(iterations=1))
+    assert wanted.send(pending(iterations=2)) and wanted.send(pending(iterations=9))
+    gradients = np.random.default_rng(0).standard_normal((50, 1000)).astype(np.float32)
+    total = gradients.sum(0)
+    cancelling = Pending(total, total, 50, float((gradients**2).sum()), 0.0)
+    assert not wanted.send(cancelling), "‖Σg‖² is about Σ‖g‖²"
+    assert criterion("variance", 0.5).send(cancelling)
+
+
+def test_period_counts_iterations_and_time_seconds() -> None:
+    assert [criterion("period", 3).send(pending(iterations=n)) for n in (1, 2, 3, 4)] == [False, False, True, True]
+    seconds = (0.0, 0.49, 0.5, 2.0)
+    assert [criterion("time", 0.5).send(pending(seconds=s)) for s in seconds] == [False, False, True, True]
+    assert all(criterion(name, 0).send(pending()) for name in CRITERIA), "a threshold of 0 always sends"
+
+
+def test_what_is_no_criterion() -> None:
+    refused: list[tuple[str, Any, str]] = [
+        *(("mood", 1.0, "'mood'"), ("norm", -0.1, "threshold=-0.1"), ("time", "soon", "threshold='soon'")),
+    ]
+    for name, threshold, named in refused:
+        with pytest.raises(ConfigError, match=named):
+            criterion(name, threshold)

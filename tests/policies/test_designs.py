@@ -1,8 +1,9 @@
-"""Designs by name, options in brackets."""
+"""Designs by name, options in brackets; and which tensors of a model are compressed, and how."""
 
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint, EntryPoints
 from typing import Any, ClassVar
@@ -13,6 +14,15 @@ from thinwire.codecs import codec
 from thinwire.errors import ConfigError
 from thinwire.policies import designs as module
 from thinwire.policies import naming
+from thinwire.policies.compression import (
+    MIN_NUMEL,
+    PLAIN,
+    ByShape,
+    Choice,
+    as_codec,
+    check_pull_codec,
+    select,
+)
 from thinwire.policies.consistency import POLICIES, Consistency, consistency
 from thinwire.policies.designs import Design, design, designs
 
@@ -94,7 +104,6 @@ def test_what_is_no_design() -> None:
 # ---- combinations that cannot work
 
 
-PLAIN = codec("fp32")
 NONSENSE: list[tuple[str, dict[str, Any], str]] = [
     ("fp32", {"downlink": "sideways"}, "'sideways'"),
     ("mem-sgd-1bit", {"consistency": "asp"}, "with downlink=gradient"),
@@ -118,14 +127,6 @@ def test_nonsense_is_refused_with_the_reason() -> None:
     for name, change, named in NONSENSE:
         with pytest.raises(ConfigError, match=named):
             replace(design(name), **change)
-
-
-def test_a_random_codec_keeps_no_residual_on_pulls() -> None:
-    with pytest.warns(UserWarning, match="terngrad"):
-        random = codec("terngrad", error_feedback=True)
-    with pytest.raises(ConfigError, match="'terngrad' draws random numbers"):
-        design("3lc", down=random)
-    assert design("3lc", up=random).up.residual_by_default, "on pushes it only warns"
 
 
 def test_the_papers_choices() -> None:
@@ -188,3 +189,75 @@ def test_another_packages_policies_and_designs_go_by_their_names() -> None:
     with pytest.raises(ConfigError, match=r"'period'; the options are \['phase'\]"):
         consistency("every-other[period=1]")
     assert design("theirs[entropy=zstd]").up == codec("int8", entropy="zstd")
+
+
+UP, DOWN = codec("3lc", sparsity=1.75), codec("int8")
+
+
+def test_name_and_shape_decide() -> None:
+    assert MIN_NUMEL == 128
+    for shape, compressed in {
+        (): False,
+        (100_000,): False,  # a bias or a norm layer, however wide
+        (0, 500): False,
+        (MIN_NUMEL - 1, 1): False,
+        (MIN_NUMEL, 1): True,
+        (16, 8): True,
+        (3, 3, 3, 5): True,
+    }.items():
+        expected = Choice(UP, DOWN) if compressed else Choice(PLAIN, PLAIN)
+        assert ByShape(up=UP, down=DOWN).choose("any", shape) == expected, shape
+    small = ByShape(up=UP, down=DOWN, min_numel=4)
+    assert small.choose("w", (2, 2)).up is UP and small.choose("w", (3, 1)).up == PLAIN
+    policy = ByShape(up=UP, down=DOWN, exclude=lambda name, shape: name.startswith("embed") or shape[0] == 999)
+    assert policy.choose("embed.weight", (100, 100)) == policy.choose("fc.weight", (999, 100)) == Choice(PLAIN, PLAIN)
+    assert policy.choose("fc.weight", (100, 100)) == Choice(UP, DOWN)
+
+
+# ---- by name
+
+
+# ---- every tensor of a model
+
+SHAPES = {
+    "first.weight": (30, 20),
+    "first.bias": (30,),
+    "mid.weight": (30, 30),
+    "last.in": (30, 30),
+    "last.out": (9, 30),
+}
+POLICY = ByShape(up=codec("3lc", sparsity=1.5), down=DOWN)
+
+
+def test_the_policy_decides_and_exceptions_come_before_it() -> None:
+    def ids(**exceptions: object) -> dict[str, str]:
+        chosen = select(SHAPES, POLICY, **exceptions)  # type: ignore[arg-type]  # of both exceptions' types
+        return {name: f"{choice.up.id}/{choice.down.id}" for name, choice in chosen.items()}
+
+    both = {"first.weight": "3lc/int8", "first.bias": "fp32/fp32", "mid.weight": "3lc/int8"}
+    last = {"last.in": "3lc/int8", "last.out": "3lc/int8"}
+    assert ids() == both | last
+    # The last layer is the module of the last matrix, with all of its tensors.
+    assert ids(last_layer="fp32") == both | dict.fromkeys(last, "fp32/fp32")
+    # Patterns come first, the first match wins, and a pattern takes vectors too.
+    patterns = {"first.*": "bf16", "*.weight": "onebit", "last.in": codec("fp16")}
+    matched = {"first.weight": "bf16/bf16", "first.bias": "bf16/bf16", "mid.weight": "onebit/onebit"}
+    assert ids(codecs=patterns, last_layer="int8") == matched | {"last.in": "fp16/fp16", "last.out": "int8/int8"}
+    assert select({"scale": (5,)}, POLICY, last_layer="int8")["scale"].up.id == "fp32", "a model without a matrix"
+
+
+def test_what_cannot_be_is_refused_by_name() -> None:
+    with pytest.warns(UserWarning, match="terngrad"):
+        random = codec("terngrad", error_feedback=True)
+    both: dict[str, Any] = {"*.weight": "3lc", "a.*": "int8"}
+    for call, named in (
+        (lambda: select(SHAPES, POLICY, codecs={"conv*": "int8", "mid*": "int8"}), r"\['conv\*'\] match no parameter"),
+        (lambda: select({"a.weight": (9, 9)}, POLICY, codecs=both), r"put 'a\.\*' first"),
+        (lambda: select(SHAPES, ByShape(up=POLICY.up, down=random)), "first.weight: 'terngrad'"),
+        (lambda: check_pull_codec(random, "pulls"), "pulls: "),
+        (lambda: as_codec(POLICY.up, {"sparsity": 1.0}), r"options \['sparsity'\]"),
+        (lambda: as_codec("auto", {}), "codec='auto' of ddp.compress"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            call()
+        assert re.search(named, str(caught.value)), named

@@ -1,18 +1,19 @@
-"""Placement policies: worked vectors, what each promises for any tables, and Wu's figures (2018) for ResNet-110."""
+"""Placement: worked vectors, what each policy promises for any tables, assignments, and Wu's figures (2018)."""
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from thinwire.errors import ConfigError
-from thinwire.policies import placement as placements
-from thinwire.policies.assignment import Sized
+from thinwire.policies.assignment import Assignment, Partition, Sized
 from thinwire.policies.placement import (
     Balanced,
     Greedy,
@@ -72,13 +73,6 @@ def test_ties_and_weights() -> None:
     assert owners(Heuristic(), sized([4, 4, 4, 4]), 3) == [[0], [1], [2], [0]], "equals go to the lower number"
     tables = [Sized("large, compressed", 1000, 10.0), Sized("small, as it is", 100, 400.0), Sized("rest", 50, 200.0)]
     assert owners(Heuristic(), tables, 2) == [[1], [0], [1]], "the weight decides and not the size"
-
-
-def test_uniform_gives_small_tables_fewer_parts_where_there_is_room() -> None:
-    placed = Uniform(min_numel=10).place(sized([40, 25, 9]), 4)
-    assert [[part.stop - part.start for part in parts] for parts in placed.partitions] == [[10] * 4, [12, 13], [9]]
-    assert [[part.server for part in parts] for parts in placed.partitions] == [[0, 1, 2, 3], [0, 1], [2]]
-    assert placed.loads() == (22, 23, 19, 10)
 
 
 def test_balanced_cuts_what_one_link_would_carry_alone_and_no_more() -> None:
@@ -183,16 +177,6 @@ def test_figure_5_3_balance_on_four_servers(resnet: list[Sized]) -> None:
 # Names
 
 
-def test_names_and_options() -> None:
-    assert list(placements.POLICIES.known()) == [
-        *("heuristic", "round-robin", "greedy", "uniform", "sharded", "balanced", "rows")
-    ]
-    assert placement("heuristic") == Heuristic()
-    assert placement("uniform[min=1024]") == placement("uniform[min_numel=1024]") == Uniform(min_numel=1024)
-    assert placement("sharded[min=9]") == Sharded(min_numel=9)
-    assert placement("rows[size=1024]") == Rows(size=1024)
-
-
 def test_what_cannot_be_is_refused() -> None:
     for name, named in {
         "hash": "'hash'; there are heuristic, round-robin, greedy, .*, balanced, rows",
@@ -208,3 +192,55 @@ def test_what_cannot_be_is_refused() -> None:
             policy.place(sized([1]), 0)
         with pytest.raises(ConfigError, match="'a'"):
             policy.place([Sized("a", 1, 1.0), Sized("a", 2, 1.0)], 2)
+
+
+A, B = Sized("a", 4, 16.0), Sized("b", 2, 8.0)
+GOOD = Assignment(2, (A, B), ((Partition(0, 0, 1), Partition(1, 1, 4)), (Partition(0, 0, 2),)))
+
+
+def test_loads_and_how_even_they_are() -> None:
+    assert GOOD.loads() == (4.0 + 8.0, 12.0), "a partition weighs its share"
+    assert Assignment(3, (B,), ((Partition(1, 0, 2),),)).loads() == (0.0, 8.0, 0.0)
+    placed = Assignment(2, (A, B), ((Partition(0, 0, 4),), (Partition(1, 0, 2),)))
+    assert placed.standard_deviation() == pytest.approx(math.sqrt((4.0**2 + 4.0**2) / 1)), "of the sample"
+    assert placed.coefficient_of_variation() == pytest.approx(100 * math.sqrt(32) / 12)
+    assert Assignment(1, (B,), ((Partition(0, 0, 2),),)).coefficient_of_variation() == 0
+    nothing = Assignment(3, (), ())
+    assert (nothing.loads(), nothing.standard_deviation(), nothing.coefficient_of_variation()) == ((0, 0, 0), 0, 0)
+
+
+def test_the_digest_is_of_the_decision() -> None:
+    same = Assignment(2, (replace(A, nbytes=1.0), B), GOOD.partitions)
+    assert GOOD.digest() == same.digest()
+    assert len(GOOD.digest()) == 32
+    others = [
+        replace(GOOD, servers=3),
+        replace(GOOD, tables=(replace(A, name="c"), B)),
+        replace(GOOD, partitions=((Partition(0, 0, 2), Partition(1, 2, 4)), GOOD.partitions[1])),
+        replace(GOOD, partitions=((Partition(1, 0, 1), Partition(0, 1, 4)), GOOD.partitions[1])),
+        Assignment(2, (A,), GOOD.partitions[:1]),
+    ]
+    assert len({GOOD.digest(), *(other.digest() for other in others)}) == len(others) + 1
+    assert GOOD.digest() == "43a90626427b4b3b4d63f92770313490", "reports of different versions are compared by it"
+
+
+def test_an_assignment_that_does_not_cover_is_refused() -> None:
+    for parts, named in (
+        (((0, 1, 4),), "after value 0"),
+        (((0, 0, 3), (1, 2, 4)), "after value 3"),
+        (((0, 0, 4), (1, 4, 4)), "none is empty"),
+        (((2, 0, 4),), "servers are 0 to 1"),
+        (((0, 0, 3),), "3 of its 4 values"),
+    ):
+        with pytest.raises(ConfigError, match=named):
+            Assignment(2, (A,), (tuple(Partition(*part) for part in parts),))
+    whole = (Partition(0, 0, 4),)
+    for servers, tables, partitions, named in (
+        (2, (A, B), (whole,), "2 tables"),
+        (1, (A, A), (whole, whole), "'a'"),
+    ):
+        with pytest.raises(ConfigError, match=named):
+            Assignment(servers, tables, partitions)
+    for numel, nbytes in ((-1, 4.0), (1, math.nan)):
+        with pytest.raises(ConfigError, match="'x'"):
+            Sized("x", numel, nbytes)

@@ -103,11 +103,3 @@ def test_newcomers_and_more_workers_than_batches_draw_at_random() -> None:
     assert len(shared.rows(8, 3)) == 12 and len(shared.rows(1, 40)) == 12
     with pytest.raises(ConfigError, match="9 workers × 12 examples"):
         epochs(((0, tuple(range(9))),), batch=12)
-
-
-def test_rows_are_drawn_on_the_host_whatever_torchs_default_device_is() -> None:
-    """A source of chance of the host cannot draw on another device."""
-    usual, there = (epochs(((0, (0, 1)), (9, (0, 1, 4)))) for _ in range(2))
-    with torch.device("meta"):
-        found = [there.rows(rank, step) for rank, step in ((0, 3), (4, 7), (4, 9))]
-    assert [each.tolist() for each in found] == [usual.rows(*at).tolist() for at in ((0, 3), (4, 7), (4, 9))]

@@ -1,8 +1,13 @@
-"""Checkpoint files: what goes in comes out, an old file outlives a crash, damage is said."""
+"""Checkpoint files: what goes in comes out, an old file outlives a crash, damage is said; one writer to a path."""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +18,8 @@ import pytest
 import torch
 
 from thinwire.errors import ConfigError
-from thinwire.runtime import checkpoint
+from thinwire.runtime import checkpoint, claim
+from thinwire.runtime.claim import claimed
 from thinwire.runtime.disk import Bytes, LocalDisk
 from thinwire.runtime.nested_state import Tensors, put_together, take_apart
 
@@ -130,20 +136,6 @@ def test_wherever_a_write_stops_a_whole_file_is_there(tmp_path: Path) -> None:
             assert checkpoint.remove_unfinished(path) == left and not any(each.exists() for each in left)
 
 
-def test_a_file_that_a_live_process_is_writing_is_left_alone(tmp_path: Path) -> None:
-    path, disk = tmp_path / "file", LocalDisk()
-    other = tmp_path / "file.1.new"
-    other_run = tmp_path / "filet.2.new"
-    other_run.touch()
-    with disk.write(other, [b"ab"]):
-        assert checkpoint.remove_unfinished(path) == [] and other.exists()
-        with pytest.raises(BlockingIOError, match="another process"), disk.write(other, [b"cd"]):
-            pass
-        assert other.read_bytes() == b"ab"
-    assert checkpoint.remove_unfinished(path) == [other] and other_run.exists()
-    assert checkpoint.remove_unfinished(tmp_path / "no folder" / "file") == []
-
-
 def test_missing_files_and_another_kind_or_format_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert checkpoint.steps_in(tmp_path / "file") == []
     with pytest.raises(ConfigError, match=r"there is no checkpoint '.*file' to resume from"):
@@ -180,3 +172,63 @@ def test_damage_anywhere_in_a_file_is_noticed(tmp_path: Path) -> None:
     path.write_bytes(b"something else entirely")
     with pytest.raises(ConfigError, match="is no checkpoint, or it is damaged"):
         checkpoint.steps_in(path)
+
+
+HOLDS = """
+import sys, time
+from pathlib import Path
+from thinwire.runtime.claim import claimed
+with claimed(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claim, "ENDING_S", 0.2)
+    monkeypatch.setattr(claim, "LEASE_S", 0.5)
+
+
+def test_a_path_belongs_to_one_process_until_it_is_gone(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    holder = subprocess.Popen([sys.executable, "-c", HOLDS, path], stdout=subprocess.PIPE, text=True)
+    try:
+        assert holder.stdout is not None and holder.stdout.readline() == "held\n"
+        with pytest.raises(ConfigError, match=r"writes checkpoints to '.*file': wait until"), claimed(path):
+            pass
+        holder.send_signal(signal.SIGKILL)
+    finally:
+        holder.kill()
+        holder.communicate()
+    assert os.listdir(tmp_path) == ["file.lock"]
+    with claimed(path):
+        pass
+    assert not os.listdir(tmp_path)
+
+
+def test_a_resumed_process_waits_for_a_holder_that_may_be_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, gone = tmp_path / "file", threading.Event()
+
+    def hold() -> None:
+        with claimed(path):
+            ready.set()
+            gone.wait(60)
+
+    ready = threading.Event()
+    holder = threading.Thread(target=hold)
+    holder.start()
+    ready.wait(60)
+    with (
+        pytest.warns(UserWarning, match="or has died on another machine: this one waits for it, 0 s at most"),
+        pytest.raises(ConfigError, match="another process writes checkpoints"),
+        claimed(path, resumes=True),
+    ):
+        pass
+    monkeypatch.setattr(claim, "LEASE_S", 60)
+    timer = threading.Timer(0.5, gone.set)
+    timer.start()
+    with pytest.warns(UserWarning, match="this one waits for it, 60 s at most"), claimed(path, resumes=True):
+        assert os.listdir(tmp_path) == ["file.lock"]
+    for each in (timer, holder):
+        each.join()

@@ -1,4 +1,4 @@
-"""When a process writes a checkpoint, and that training goes on meanwhile."""
+"""When a process or a shard writes a checkpoint, and what it goes on from."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.server.conversation import make_plan
+from tests.server.conversation import Shard, make_plan
 from thinwire.errors import ConfigError
 from thinwire.runtime import checkpoint
 from thinwire.runtime.checkpointing import CheckpointWriter, try_out
@@ -153,3 +153,46 @@ def test_places_that_cannot_be_written_are_refused_before_training(tmp_path: Pat
     with pytest.raises(ConfigError, match=r"checkpoints in .* need about"):
         checkpointer.check_space(make_plan())
     checkpointer.close()
+
+
+def test_a_checkpoint_is_written_once_every_so_many_steps(tmp_path: Path) -> None:
+    shard, path = Shard(), tmp_path / "file"
+    checkpointer = Checkpointer(shard.core, path, 2)
+    written = []
+    for step in range(7):
+        for rank in (0, 1):
+            shard.push(rank, step, shard.frames(rank, step))
+            checkpointer.write_if_due()
+            checkpointer.write_if_due()
+        if step % 2 == 0:  # the step before the next checkpoint: this one is on the disk
+            written.append(checkpoint.steps_in(path))
+    checkpointer.close()
+    assert written == [[], [2], [4, 2], [6, 4]]
+
+
+def test_resume_takes_the_step_that_was_asked_for(tmp_path: Path) -> None:
+    shard, path = Shard(), tmp_path / "file"
+    checkpointer = Checkpointer(shard.core, path, 1)
+    for step in range(3):
+        shard.step(step)
+        checkpointer.write_if_due()
+    for asked, expected in ((None, 3), (2, 2)):
+        core = ServerCore()
+        other = Checkpointer(core, path, 1)
+        other.resume(asked)
+        assert core.step == expected
+        other.write_if_due()
+        assert checkpoint.steps_in(path) == [3, 2], "what was read is not written again"
+    with pytest.raises(ConfigError, match="step 1 was asked for"):
+        Checkpointer(ServerCore(), path, 1).resume(1)
+
+
+def test_a_failed_training_is_not_kept(tmp_path: Path) -> None:
+    shard = Shard()
+    checkpointer = Checkpointer(shard.core, tmp_path / "file", 1)
+    shard.step(0)
+    shard.carry_out(shard.core.closed(1, "gone"))
+    checkpointer.write_if_due()
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(ConfigError, match="every 0 steps; at least 1"):
+        Checkpointer(ServerCore(), tmp_path / "file", 0)

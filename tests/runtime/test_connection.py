@@ -156,16 +156,6 @@ def test_a_restarted_server_refuses_workers_that_are_ahead_of_it() -> None:
     assert restarted.echo.received_numbers == []
 
 
-def test_reconnecting_ends_with_both_reasons() -> None:
-    cluster = Cluster()
-    worker = cluster.worker(reconnect_s=0.1)
-    cluster.server.stop(grace_s=0)
-    with pytest.raises(TransportError, match=r"went away; no way back to memory within 0.1 s: no server at memory"):
-        drain(worker)
-    with pytest.raises(TransportError, match="no way back"):
-        worker.send(numbered(1))
-
-
 def test_a_server_or_token_file_that_comes_back_in_time_is_found() -> None:
     """A token file that is being replaced is read again."""
     cluster = Cluster()
@@ -181,21 +171,3 @@ def test_a_server_or_token_file_that_comes_back_in_time_is_found() -> None:
     cluster.cut()
     worker.send(numbered(1))
     assert [number_in(worker.receive(5)) for _ in range(2)] == [2, 3] and not refusals
-
-
-def test_a_session_that_another_thread_ends_meanwhile_does_not_come_back() -> None:
-    cluster = Cluster()
-    worker, opened = cluster.worker(), list[Connection]()
-
-    def connect(timeout_s: float) -> Connection:
-        opened.append(cluster.connect(timeout_s))
-        worker.abort()
-        return opened[-1]
-
-    worker._connect = connect
-    cluster.cut()
-    with pytest.raises(TransportError, match="this end has closed the session"):
-        worker.send(numbered(1))
-    assert len(opened) == 1
-    with pytest.raises(TransportError):
-        opened[0].send(numbered(2))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -11,7 +9,7 @@ import numpy as np
 import pytest
 
 from thinwire.codecs import codec
-from thinwire.errors import DeadlineError, ProtocolError, TransportError
+from thinwire.errors import DeadlineError, TransportError
 from thinwire.packets import kind_of, pack
 from thinwire.runtime.driver import WorkerDriver
 from thinwire.runtime.serving import serving
@@ -24,7 +22,6 @@ from thinwire.transports.grpc import server as grpc_server
 from thinwire.transports.memory import MemoryServer
 from thinwire.worker.apply_buffer import Update
 from thinwire.worker.conversation import Conversation
-from thinwire.worker.effects import Procedure
 
 PLAIN = codec("fp32")
 VALUES = np.arange(4, dtype=np.float32)
@@ -122,12 +119,6 @@ def scripted(*messages: Message | None, timeout_s: float = 30.0) -> Session:
     return Session(MemoryServer(Script(*messages), address="memory://here").connect(), timeout_s=timeout_s)
 
 
-def push_for_ever(session: Session) -> None:
-    while True:
-        session.push_all(1.0)
-        time.sleep(0.01)
-
-
 def test_a_whole_conversation(serve: Serve) -> None:
     core = ServerCore()
     _, connect = serve(core)
@@ -144,27 +135,6 @@ def test_a_whole_conversation(serve: Serve) -> None:
     session.driver.close()
     assert core.finished and core.failed is None
     np.testing.assert_array_equal(core.tables[0].values.numpy(), VALUES - 0.5)
-
-
-def test_refusals_reach_workers_that_wait_and_workers_that_only_send(serve: Serve) -> None:
-    _, connect = serve(ServerCore())
-    first, second = Session(connect(), workers=2), Session(connect(), workers=2)
-    assert first.join()
-    with pytest.raises(ProtocolError, match="the server ended the session: rank 0 is taken"):
-        second.join()
-    second.driver.close()
-    first.driver.close()
-    core = ServerCore()
-    _, connect = serve(core)
-    session, other = Session(connect(), workers=2), Session(connect(), rank=1, workers=2)
-    assert session.join()
-    assert not other.join()
-    other.connection.abort()
-    while core.failed is None:
-        time.sleep(0.01)
-    with pytest.raises(ProtocolError, match="worker 1 went away at step 0"):
-        push_for_ever(session)
-    session.driver.close()
 
 
 def test_a_deadline_names_what_was_waited_for() -> None:
@@ -210,30 +180,3 @@ def test_a_failing_worker_says_goodbye_to_all_shards() -> None:
     assert [kind_of(packet) for packet in silent.heard + other.heard] == [Leave, Leave]
     assert not stranger.heard, "it has not let this worker in, which may come again"
     driver.close(within_s=0.1)  # they are closed
-
-
-def test_procedures_of_several_threads_follow_one_another() -> None:
-    """The backward pass of a model on several devices has a thread for each, and both come here."""
-    driver = WorkerDriver([], [])
-    inside, go_on, order = threading.Event(), threading.Event(), []
-
-    def first() -> Procedure[None]:
-        order.append("first begins")
-        inside.set()
-        assert go_on.wait(20)
-        order.append("first ends")
-        yield from ()
-
-    def second() -> Procedure[None]:
-        order.append("second")
-        yield from ()
-
-    threads = [threading.Thread(target=driver.run, args=(procedure(),)) for procedure in (first, second)]
-    threads[0].start()
-    assert inside.wait(20)
-    threads[1].start()
-    threads[1].join(0.05)
-    go_on.set()
-    for thread in threads:
-        thread.join(20)
-    assert order == ["first begins", "first ends", "second"]

@@ -1,8 +1,9 @@
-"""Records are read back as they were written: while the file grows, and whatever a killed process left in it."""
+"""Files of records and of lines: read back as written, whatever a killed process or a full disk left in them."""
 
 from __future__ import annotations
 
-import os
+import resource
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,8 +13,11 @@ from pathlib import Path
 import pytest
 
 from thinwire.errors import ConfigError, TransportError
+from thinwire.runtime.journal import Began, Changed, Joined, Journal, JournalReader, Planned
+from thinwire.runtime.line_file import LineFile
 from thinwire.runtime.metrics import JsonLines
 from thinwire.runtime.record_files import MAX_LINE_NBYTES, RecordAddress, RecordFile
+from thinwire.schema import Join, Members, Plan, Resume, TableSpec, Welcome
 from thinwire.telemetry import StepRecord
 
 RECORDS = [
@@ -56,12 +60,6 @@ def test_a_file_is_followed_as_it_grows(tmp_path: Path) -> None:
     assert list(file.read()) == []
 
 
-def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(ConfigError, match="pipe is no file but a pipe or a device: give the file that --telemetry"):
-        list(RecordFile(tmp_path / "pipe").read())
-
-
 def test_damaged_lines_are_left_out_and_counted(tmp_path: Path) -> None:
     path = tmp_path / "steps.jsonl"
     wrong = [b'{"step":1,"tab', b"\xff\xfe", b'{"step":"one","table":"fc","numel":5}', b"[" * 5000, b"{}", b"1"]
@@ -73,22 +71,6 @@ def test_damaged_lines_are_left_out_and_counted(tmp_path: Path) -> None:
     assert list(binary.read()) == [] and binary.damaged >= 1
     with pytest.raises(ConfigError, match=r"cannot be read: Is a directory"):
         list(RecordFile(tmp_path).read())
-
-
-def test_lines_with_numbers_that_cannot_be_are_damaged(tmp_path: Path) -> None:
-    path, numbers = tmp_path / "steps.jsonl", "step rank numel payload_bytes_push itemsize share residual_norm link_bps"
-    wrong = [f'"{name}":-1' for name in numbers.split()]
-    wrong += [f'"numel":{10**400}', f'"payload_bytes_pull":{1 << 62}', '"accuracy":1e300']
-    times = ("-1.0", "1e13", "NaN")
-    wrong += [f'"{name}":{time}' for name in ("time_s", "encode_s", "decode_s", "wait_s") for time in times]
-    lines = []
-    for field in (*wrong, '"time_s":1e12', '"wait_s":0.5'):
-        needed = ('"step":1', '"table":"fc"', '"numel":5')
-        lines.append("{" + ",".join([*(each for each in needed if each[:6] != field[:6]), field]) + "}\n")
-    path.write_text("".join(lines))
-    file = RecordFile(path)
-    assert [(each.time_s, each.wait_s) for each in file.read()] == [(1e12, 0.0), (0.0, 0.5)]
-    assert file.damaged == len(wrong)
 
 
 def test_unfinished_lines_count_at_the_end_and_long_files_are_read_from_there(tmp_path: Path) -> None:
@@ -200,3 +182,48 @@ def test_an_answer_that_was_cut_off_is_no_record() -> None:
 def test_a_port_that_cannot_be_is_said() -> None:
     with pytest.raises(TransportError, match="Port out of range 0-65535"):
         list(RecordAddress("http://127.0.0.1:999999/steps.jsonl").read())
+
+
+def test_a_full_disk_is_one_warning(tmp_path: Path) -> None:
+    """No file of this process grows past 100 bytes for a moment, which ends like a full disk."""
+    file = LineFile(tmp_path / "new" / "lines", "lines")
+    before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        for _ in range(4):
+            file.write(b"x" * 24)
+        with pytest.warns(UserWarning, match=r"lines are no longer written to .*The training goes on"):
+            file.write(b"x" * 24)
+        file.write(b"x" * 24)  # of which there is no second warning: that would be an error
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    file.close()
+    assert (tmp_path / "new" / "lines").read_bytes() == (b"x" * 24 + b"\n") * 4
+
+
+def test_a_journal_tells_workers_that_come_and_go_and_steps_gone_back_to(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    reader = JournalReader(path)
+    assert list(reader.entries()) == [], "it need not be there yet"
+    journal = Journal(path)
+    tables = TableSpec(name="w", shape=(2,)), TableSpec(name="mean", shape=(2,), state=True)
+    plan = Plan(workers=2, tables=tables, codecs=(), optimizer="SGD", groups=())
+    for rank in (1, 0):
+        journal.received(rank, Join(rank=rank, plan=plan))
+        journal.sent(Welcome(send_values=False))
+    planned, *joined = list(reader.entries())[1:]
+    assert isinstance(planned, Planned) and (planned.workers, planned.tables, planned.state) == (2, 2, (1,))
+    assert [each.rank for each in joined if isinstance(each, Joined)] == [1, 0]
+    journal.sent(Members(step=3, ranks=(0,), least=1, reason="worker 1 lost its connection", interrupted=True))
+    journal.sent(Members(step=3, ranks=(0,), least=1, reason="worker 1 went away"))
+    journal.received(0, Resume(step=2))
+    for _ in range(2):
+        journal.sent(Welcome(send_values=False, step=2))
+    journal.close()
+    changed, began = reader.entries()
+    assert isinstance(changed, Changed) and changed.reason == "worker 1 went away"
+    assert isinstance(began, Began) and began.step == 2
+    with path.open("ab") as file:
+        file.write(b'{"entry":"joined","at":1')
+    assert list(reader.entries()) == [], "a line that is not complete yet is left for later"

@@ -1,24 +1,33 @@
-"""The server core behind a transport: who is answered, who is refused, when the core is told the time."""
+"""The server core behind a transport, of a process or of a group's rank: who is answered, refused, told the time."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
 
-import msgspec
 import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._C._distributed_c10d import HashStore
 
+import thinwire as tw
 from tests.packets.bytes_of import packet
 from tests.runtime.handlers import Hours, Notes, make
 from tests.server.conversation import make_plan
-from thinwire.packets import kind_of, pack, parse
+from thinwire.errors import TransportError
+from thinwire.packets import pack, parse
 from thinwire.runtime.clock import MOMENT_S
 from thinwire.runtime.limits import MAX_JOIN_NBYTES, allowance
-from thinwire.runtime.serving import ServerHandler, serving
-from thinwire.runtime.shard_checkpoints import Checkpointer
-from thinwire.schema import Join, Leave, Members, Refused, TableSpec, Values, Welcome
+from thinwire.runtime.rank_shards import RankShards
+from thinwire.runtime.serving import ServerHandler
+from thinwire.schema import Join, Leave, Members, Refused, SessionOpen, Values, Welcome
+from thinwire.security.certificates import self_signed
 from thinwire.server.core import ServerCore
-from thinwire.transports.base import Identity
-from thinwire.transports.memory import MemoryServer
+from thinwire.transports import sockets
+from thinwire.transports.base import Connection, Identity
+from thinwire.transports.sockets import SocketOptions
 
 
 def test_a_join_is_answered() -> None:
@@ -65,19 +74,6 @@ def test_nothing_but_a_join_is_decoded_before_a_worker_has_joined(monkeypatch: p
     assert not decoded and core.failed is None
 
 
-def test_a_first_join_whose_shapes_cannot_be_is_refused_where_checkpoints_are_written(tmp_path: Path) -> None:
-    core, notes = ServerCore(), Notes()
-    checkpointer = Checkpointer(core, tmp_path / "file", 1)
-    handler = ServerHandler(core, notes, lambda: None, checkpointer)
-    absurd = msgspec.structs.replace(make_plan(1), tables=(TableSpec(name="w", shape=(2**62,) * 17),))
-    handler.received(0, pack(Join(rank=0, plan=absurd)))
-    [(peer, message)] = notes.ended
-    assert peer == 0 and isinstance(message, Refused) and "w: with it the tables have more than" in message.reason
-    handler.received(1, pack(Join(rank=0, plan=make_plan(1))))
-    assert core.here == (0,)
-    checkpointer.close()
-
-
 def test_a_peer_joins_with_the_rank_that_it_proved() -> None:
     handler, notes, core, _ = make(0)
     notes.identities = {5: Identity("worker-1", 1), 6: Identity("worker-1", 1), 7: Identity("anybody")}
@@ -101,17 +97,6 @@ def test_packets_beyond_what_the_plan_allows_end_the_session() -> None:
         handler, _, core, _ = make()
         handler.received(1, packet(kind=4, message=message, frames=(b"",) * frames))
         assert core.failed is not None and f"at most {head.frames} frames and {head.message_nbytes}" in core.failed
-
-
-def test_a_large_models_join_is_let_in_where_the_server_says_so() -> None:
-    tables = tuple(TableSpec(name=f"layers.{index}." + "x" * 200, shape=(1,)) for index in range(6000))
-    large = pack(Join(rank=0, plan=msgspec.structs.replace(make_plan(1), tables=tables)))
-    for most, answer in ((MAX_JOIN_NBYTES, Refused), (2 * MAX_JOIN_NBYTES, Welcome)):
-        with MemoryServer(serving(ServerCore(), max_join_nbytes=most)) as server, server.connect() as connection:
-            connection.send(large)
-            said = connection.receive(10)
-            assert said is not None and kind_of(said) is answer
-            assert answer is Welcome or b"serving(max_join_nbytes=" in said
 
 
 @pytest.mark.parametrize("min_workers", [None, 1])
@@ -139,3 +124,52 @@ def test_the_others_hear_of_a_broken_connection_that_is_not_back_in_a_moment(min
     heard()
     clock.pass_by(2 * MOMENT_S)
     assert not heard(), "it is gone, as they know"
+
+
+@pytest.fixture
+def group() -> Iterator[dist.ProcessGroup]:
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    assert dist.group.WORLD is not None
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+def serving() -> list[str]:
+    """Threads that serve rank 0; other tests' servers may still be closing."""
+    return [thread.name for thread in threading.enumerate() if thread.name == "thinwire-serve-0"]
+
+
+def test_a_rank_serves_itself_and_stops(group: dist.ProcessGroup) -> None:
+    model = nn.Linear(20, 20)
+    before = model.weight.detach().clone()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    with tw.distribute(model, optimizer, group=group, design="local-sgd[h=2]") as opt:
+        assert serving()
+        for _ in range(3):
+            opt.zero_grad()
+            model(torch.ones(4, 20)).square().mean().backward()
+            opt.step()
+        opt.flush()
+    assert torch.isfinite(model.weight).all() and not torch.equal(model.weight, before) and not serving()
+
+
+def test_strangers_are_not_let_into_a_group(group: dist.ProcessGroup) -> None:
+    shards = RankShards(group)
+    [own] = shards.open()
+    address = shards.address
+    try:
+        assert isinstance(own, Connection)  # no socket leads to itself
+        own.close()
+        with shards.dial(address, 20) as connection:
+            connection.send(pack(SessionOpen(session="mine")))
+            assert connection.receive(20) is not None
+        tls, drawn = shards.transport.tls, self_signed("worker-0", "ranks.thinwire", days=1)
+        assert tls is not None
+        stranger = replace(tls, certificate=drawn.certificate, key=drawn.key)
+        for tried, told in ((SocketOptions(), "did not answer"), (SocketOptions(tls=stranger), "lost the server at")):
+            with pytest.raises(TransportError, match=told):
+                sockets.connect(address, connect_timeout_s=0.3, options=tried)
+        with pytest.raises(TransportError, match="its certificate is not trusted"):
+            sockets.connect(address, options=SocketOptions(tls=replace(stranger, root=drawn.certificate)))
+    finally:
+        shards.stop()

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 
 import pytest
 
 from tests.runtime.handlers import Hours, Notes, handling, joining
 from tests.runtime.sessions import Cluster, Echo, number_in, numbered
 from tests.server.conversation import make_plan
-from thinwire.errors import ProtocolError, TransportError
+from thinwire.errors import ProtocolError, SessionLostError, StepMismatchError, TransportError
 from thinwire.packets import kind_of, pack
 from thinwire.runtime.limits import JOIN_WITHIN_S, MAX_ENDED, MAX_JOIN_NBYTES, MAX_OPENING_NBYTES, allowance
+from thinwire.runtime.session import (
+    ACKNOWLEDGE_MESSAGES,
+    ACKNOWLEDGE_NBYTES,
+    LEAVING_S,
+    Abandon,
+    Dial,
+    Pause,
+    ReplayBuffer,
+    WorkerSession,
+)
 from thinwire.runtime.session_server import SessionServer
-from thinwire.schema import Acknowledged, Leave, Refused, SessionOpen
+from thinwire.schema import Acknowledged, Leave, Refused, SessionAccepted, SessionOpen
 from thinwire.server.core import ServerCore
 from thinwire.transports.base import Identity, wire_nbytes
 
@@ -32,19 +41,6 @@ def test_a_session_is_taken_up_by_the_peer_that_began_it_alone() -> None:
     assert [peer for peer, _ in notes.sent] == [0, 3]
     sessions.received(3, numbered(1))
     assert [number_in(packet) for peer, packet in notes.sent[2:] if peer == 3] == [2, 3]
-
-
-def test_a_replaced_connection_does_not_take_its_session_back() -> None:
-    notes = Notes()
-    sessions = SessionServer(Echo, notes, 30.0)
-    for peer, number in ((0, 1), (1, 0), (2, 1), (3, 2)):
-        sessions.opened(peer)
-        sessions.received(peer, pack(SessionOpen(session="one", connection=number)))
-    sessions.received(1, numbered(1))
-    assert notes.ended == [(1, None), (0, None), (2, None)]
-    assert [peer for peer, _ in notes.sent] == [0, 2, 3], "what came late is not heard"
-    sessions.received(3, numbered(1))
-    assert [number_in(packet) for peer, packet in notes.sent[3:] if peer == 3] == [2, 3]
 
 
 def test_peers_that_do_not_join_in_time_are_cut() -> None:
@@ -80,27 +76,6 @@ def test_sessions_that_never_joined_leave_nothing_behind() -> None:
             sessions.received(peer, pack(Leave()))  # which is refused; the reason may be asked for again
         sessions.closed(peer, "dropped" if peer % 2 == 0 else None)
     assert not sessions._numbered and len(sessions._named) == MAX_ENDED
-
-
-def test_the_handler_is_told_of_a_worker_that_does_not_come_back() -> None:
-    cluster = Cluster(grace_s=0.05)
-    worker = cluster.worker()
-    worker.send(numbered(1))
-    told = threading.Event()
-    note_end = cluster.echo.closed
-
-    def closed(peer: int, error: str | None) -> None:
-        note_end(peer, error)
-        told.set()
-
-    cluster.echo.closed = closed  # type: ignore[method-assign]
-    cluster.cut()
-    assert told.wait(10)
-    assert cluster.echo.ends == [(0, "cut; it did not come back within 0.05 s")]
-    assert number_in(worker.receive(5)) == 2  # it had come before the cut
-    assert number_in(worker.receive(5)) == 3
-    with pytest.raises(ProtocolError, match="does not know the session: it was restarted, or it no longer waited"):
-        worker.receive(5)
 
 
 def test_lies_about_sessions_are_refused_and_plain_peers_reported() -> None:
@@ -150,3 +125,98 @@ def test_a_peer_that_never_acknowledges_is_refused(monkeypatch: pytest.MonkeyPat
     worker = cluster.worker()  # others go on
     worker.send(numbered(1))
     assert number_in(worker.receive(5)) == 2
+
+
+# ---- what one end keeps
+
+
+def test_replay_buffers_acknowledge_in_time_and_refuse_impossible_counts() -> None:
+    buffer = ReplayBuffer()
+    buffer.append(b"packet")
+    buffer.acknowledge(1)
+    for count in (0, 2, -1):
+        with pytest.raises(ProtocolError, match=f"acknowledges {count} messages; between 1 and 1 are possible"):
+            buffer.acknowledge(count)
+    assert buffer.nbytes == 0 and buffer.unacknowledged == ()
+    buffer = ReplayBuffer()
+    for _ in range(2):
+        assert [buffer.record(b"x") for _ in range(ACKNOWLEDGE_MESSAGES)] == [False] * 63 + [True]
+        assert buffer.record(bytes(ACKNOWLEDGE_NBYTES))
+    assert buffer.received == 2 * (ACKNOWLEDGE_MESSAGES + 1)
+
+
+# ---- how a worker comes back
+
+CUT = TransportError("cut")
+
+
+class Time:
+    """A clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def session(self, reconnect_s: float = 10.0) -> WorkerSession:
+        return WorkerSession("name", "there", reconnect_s=reconnect_s, now=lambda: self.now)
+
+
+def in_vain(session: WorkerSession, time: Time, pauses: list[float]) -> None:
+    """Reconnects to a server that does not answer."""
+    procedure = session.reconnect(CUT)
+    next(procedure)
+    effect = procedure.throw(CUT)
+    while True:
+        if isinstance(effect, Pause):
+            time.now += effect.seconds
+            pauses.append(effect.seconds)
+        assert isinstance(effect, Pause | Dial | Abandon)
+        dials = isinstance(effect, Dial)
+        effect = procedure.throw(TransportError("nobody")) if dials else procedure.send(None)
+
+
+def test_reconnecting_pauses_grow_until_the_time_is_over() -> None:
+    for left, patience in ((False, 20.0), (True, LEAVING_S)):
+        time, pauses = Time(), [0.0]
+        session = time.session(20.0)
+        if left:
+            session.send(pack(Leave()))
+        with pytest.raises(TransportError, match=f"cut; no way back to there within {patience:g} s: nobody"):
+            in_vain(session, time, pauses)
+        assert pauses[1:6] == [0.05, 0.1, 0.2, 0.4, 0.8] and max(pauses) <= 3.0
+        assert sum(pauses) == pytest.approx(patience)
+        with pytest.raises(TransportError, match="no way back"):
+            session.check()
+
+
+def test_a_refusal_ends_the_session_before_and_after_the_break() -> None:
+    for refused, said in (
+        (Refused(reason="enough"), ProtocolError),
+        (Refused(reason="enough", lost=True), SessionLostError),
+        (Refused(reason="enough", step=3), StepMismatchError),
+    ):
+        session = Time().session()
+        procedure = session.reconnect(CUT)
+        next(procedure)
+        with pytest.raises((ProtocolError, StepMismatchError), match="the server ended the session: enough") as ended:
+            procedure.send(pack(refused))
+        assert ended.type is said
+    for lost, kind in ((False, ProtocolError), (True, SessionLostError)):
+        session = Time().session()
+        procedure = session.reconnect(CUT)
+        next(procedure)
+        procedure.throw(CUT)
+        procedure.send(None)
+        procedure.send(None)
+        assert procedure.send(pack(Refused(reason="who?", lost=lost))) == Abandon()
+        with pytest.raises(ProtocolError, match=r"who\?") as caught:
+            procedure.send(None)
+        assert type(caught.value) is kind and session.over is not None
+
+
+def test_without_a_server_that_waits_a_break_is_the_end() -> None:
+    session = Time().session()
+    assert session.receive(pack(SessionAccepted(received=0, grace_s=0.0))) == (False, None)
+    session.send(b"not kept")
+    assert session.buffer.unacknowledged == ()
+    with pytest.raises(TransportError, match="cut"):
+        session.reconnect(CUT)

@@ -8,11 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.server.conversation import BIAS, PLAIN, SHAPES, STATISTIC, WEIGHT, Shard, gradient, make_plan
+from tests.server.conversation import BIAS, PLAIN, STATISTIC, WEIGHT, Shard, gradient, make_plan
 from thinwire.codecs import codec, decode
 from thinwire.schema import Delta, Leave, Plan, Push, TableSpec, Values, Welcome
 from thinwire.server.core import ServerCore
-from thinwire.server.effects import Send
 
 torch.set_num_threads(1)
 
@@ -76,16 +75,6 @@ def test_the_order_of_arrival_changes_no_bit(optimizer: str, case: tuple[int, li
         assert mixed.deltas(rank) == mixed.deltas(), "one encoding, shared by all workers"
 
 
-def test_an_early_tables_update_does_not_wait_for_a_late_ones_gradient() -> None:
-    shard = Shard()
-    for rank in (0, 1):
-        shard.push(rank, 0, {WEIGHT: shard.frames(rank, 0)[WEIGHT]})
-    assert shard.deltas().keys() == {(WEIGHT, 1)}
-    for rank in (1, 0):
-        shard.push(rank, 0, {BIAS: shard.frames(rank, 0)[BIAS]})
-    assert shard.deltas().keys() == {(WEIGHT, 1), (BIAS, 1)}
-
-
 def test_the_mean_is_over_the_gradients_that_came() -> None:
     """Three workers, one of which has no gradient this step."""
     for reduce, divisor in (("mean", 2), ("sum", 1)):
@@ -126,21 +115,6 @@ def test_every_worker_ends_with_the_servers_copy_and_the_residual_is_the_rest() 
     assert np.abs(bias.residual).max() < 1e-6, "uncompressed: all of it was sent"
 
 
-def test_answers_go_round_from_the_first_rank_in_whatever_order_workers_joined() -> None:
-    for first, order in ((0, (0, 1, 2)), (1, (1, 2, 0)), (2, (2, 0, 1)), (3, (0, 1, 2))):
-        shard = Shard(make_plan(3), begin=False)
-        shard.core = ServerCore(first=first)
-        for rank in (2, 0, 1):
-            shard.join(rank)
-        shard.give_values(0)
-        shard.push(0, 0, shard.frames(0, 0))
-        shard.push(2, 0, shard.frames(2, 0))
-        frames = shard.frames(1, 0)
-        [answer] = shard.core.received(1, Push(step=0, tables=tuple(frames), rates=(0.1,)), tuple(frames.values()))
-        assert isinstance(answer, Send) and isinstance(answer.message, Delta)
-        assert answer.peers == order
-
-
 def test_the_rate_comes_from_worker_zero_and_the_end_from_any() -> None:
     shard = Shard(make_plan(up=PLAIN, down=PLAIN, groups=({},)))
     before = shard.core.tables[BIAS].values.clone().numpy()
@@ -156,23 +130,6 @@ def test_the_rate_comes_from_worker_zero_and_the_end_from_any() -> None:
         shard.push(rank, 1, {BIAS: b"", WEIGHT: b""}, last=rank == 1)
     deltas = [message for message, _ in shard.told[1] if isinstance(message, Delta)]
     assert [(message.version, message.last) for message in deltas] == [(1, False), (1, False), (2, True)]
-
-
-def test_a_rate_of_each_group() -> None:
-    plan = make_plan(1, up=PLAIN, down=PLAIN, groups=({}, {}))
-    plan = type(plan)(
-        workers=1,
-        tables=(plan.tables[0], type(plan.tables[1])(name="bias", shape=SHAPES[BIAS], group=1)),
-        codecs=plan.codecs,
-        optimizer="SGD",
-        groups=plan.groups,
-    )
-    shard = Shard(plan)
-    before = [table.values.clone() for table in shard.core.tables]
-    frames = shard.frames(0, 0)
-    shard.say(0, Push(step=0, tables=(0, 1), rates=(1.0, 0.0)), tuple(frames.values()))
-    assert not torch.equal(before[0], shard.core.tables[0].values)
-    assert torch.equal(before[1], shard.core.tables[1].values)
 
 
 def test_buffers_are_relayed_as_they_are() -> None:

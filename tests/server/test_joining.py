@@ -8,7 +8,7 @@ import pytest
 
 from tests.server.conversation import BIAS, PLAIN, STATISTIC, WEIGHT, Shard, gradient, make_plan
 from thinwire.codecs import codec, decode
-from thinwire.schema import FROZEN, Ahead, Delta, Join, Leave, Push, Scalars, Values, Welcome
+from thinwire.schema import FROZEN, Ahead, Delta, Join, Leave, Push, Values, Welcome
 
 LATE = 7
 
@@ -168,81 +168,3 @@ def test_workers_that_went_away_or_left_do_not_join_again() -> None:
     shard.join(1, peer=LATE)
     assert "worker 1 has left this training" in str(shard.ended[LATE])
     assert shard.core.failed is None
-
-
-def test_shared_scales_are_of_workers_that_take_part_in_a_step() -> None:
-    shard = Shard(make_plan(3), min_workers=1)
-
-    def scales(peer: int, step: int) -> list[tuple[int, tuple[float, ...]]]:
-        shard.say(peer, Scalars(step=step, values=(float(peer), 1.0)))
-        return [(message.step, message.values) for message, _ in shard.told[0] if isinstance(message, Scalars)]
-
-    assert [scales(peer, 0) for peer in (0, 1, 2)] == [[], [], [(0, (2.0, 1.0))]]
-    shard.lose(2)
-    shard.join(2, peer=LATE)  # the others have the scales of step 0, and will push it without this one
-    assert shard.told[LATE][0][0] == Welcome(send_values=False, step=0, begin=1, elastic=True)
-    shard.step(0, 0, 1)
-    assert shard.core.step == 1
-    assert [scales(peer, 1) for peer in (0, 1)] == [[(0, (2.0, 1.0))]] * 2
-    assert scales(LATE, 1)[1:] == [(1, (float(LATE), 1.0))]
-
-
-def test_a_step_whose_workers_have_all_gone_away_changes_nothing() -> None:
-    shard = Shard(min_workers=1)
-    before = shard.core.tables[WEIGHT].values.clone()
-    for rank in (0, 1):
-        shard.say(rank, Scalars(step=0, values=(1.0, 1.0)))
-    shard.lose(1)
-    shard.join(1, peer=LATE)
-    shard.lose(0)
-    assert shard.core.step == 1 and shard.core.tables[WEIGHT].values.equal(before)
-    [update] = [message for message, _ in shard.told[LATE] if isinstance(message, Delta)]
-    assert update.ranks == (-1,)
-    shard.push(LATE, 1, shard.frames(1, 1))
-    assert shard.core.step == 2 and not shard.ended
-
-
-def test_a_worker_that_never_came_does_not_keep_the_shard() -> None:
-    shard = Shard(make_plan(2, consistency="asp"), begin=False, min_workers=1)
-    shard.join(0)
-    shard.give_values(0)
-    shard.push(0, 0, shard.frames(0, 0))
-    shard.say(0, Leave())
-    assert (shard.core.finished, shard.core.awaited) == (False, frozenset({1}))
-    shard.carry_out(shard.core.overdue(frozenset({1})))
-    assert shard.core.finished and shard.core.failed is None
-
-
-def test_a_late_worker_that_pushes_nothing_leaves_the_rates_alone() -> None:
-    moved = []
-    for late in (False, True):
-        shard = Shard(make_plan(2, state=True, groups=({"momentum": 0.0},)), min_workers=1)
-        shard.step(0, rate=0.001)
-        shard.lose(0)
-        if late:  # it is expected at once here, and later by another shard
-            shard.join(0, peer=LATE)
-        before = shard.core.tables[BIAS].values.clone()
-        shard.push(1, 1, shard.frames(1, 1), rate=0.001)
-        if late:
-            frames = {WEIGHT: b"", BIAS: b"", STATISTIC: PLAIN.encode(gradient(0, 1, STATISTIC))}
-            shard.say(LATE, Push(step=1, tables=tuple(frames), rates=()), tuple(frames.values()))
-        assert shard.core.step == 2 and not shard.ended
-        moved.append(shard.core.tables[BIAS].values - before)
-    assert moved[0].abs().max() > 0 and moved[0].equal(moved[1])
-
-
-def test_tables_at_different_clocks_have_each_the_rates_of_its_own() -> None:
-    rates = (0.001, 0.01, 1.0)
-    plan = make_plan(
-        2, groups=({"momentum": 0.0},), up=PLAIN, down=PLAIN, consistency="ssp[staleness=2,mode=aggressive]"
-    )
-    shard = Shard(plan, min_workers=1)
-    for step, rate in enumerate(rates):
-        shard.push(1, step, shard.frames(1, step), rate=rate)
-    shard.push(0, 0, {BIAS: shard.frames(0, 0)[BIAS]}, rate=rates[0])
-    before = [shard.core.tables[table].values.clone() for table in (WEIGHT, BIAS)]
-    shard.lose(0)  # no update waits for it: one table is at the first clock, and the other at the second
-    for table, first in ((WEIGHT, 0), (BIAS, 1)):
-        moved = (shard.core.tables[table].values - before[table]).numpy()
-        alone = -sum(rates[step] * gradient(1, step, table) for step in range(first, len(rates)))
-        np.testing.assert_allclose(moved, alone, rtol=1e-4, atol=1e-5)

@@ -5,16 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-import pytest
 
 import thinwire as tw
 from tests.server.conversation import Shard, make_plan
 from thinwire.codecs import codec
-from thinwire.errors import ProtocolError
-from thinwire.packets import pack, parse
 from thinwire.schema import Join, Plan, TableSpec, Welcome
-from thinwire.server import updates
-from thinwire.server.agreement import usable_codecs
 
 STRANGER = 9
 
@@ -79,28 +74,6 @@ def test_a_plan_that_cannot_be_served_is_refused_and_the_next_is_served() -> Non
     assert shard.ended.keys() == {STRANGER} and "rank 4" in str(shard.ended[STRANGER])
 
 
-def test_scales_that_options_fix_are_no_reason_to_refuse_a_codec() -> None:
-    fixed = {"id": "terngrad", "scale": 0.001}
-    [made] = usable_codecs(changed(make_plan(), codecs=(fixed,), tables=()))
-    assert made.config()["scale"] == 0.001
-
-
-def test_an_unknown_reduction_does_not_get_past_the_packet() -> None:
-    join = pack(Join(rank=0, plan=changed(make_plan(), reduce="most")))
-    with pytest.raises(ProtocolError, match="'most'"):
-        parse(join)
-
-
-def test_tables_that_do_not_fit_this_machine_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_memory(*_: object, **__: object) -> None:
-        raise MemoryError("Unable to allocate 64.0 GiB")
-
-    monkeypatch.setattr(updates, "Table", no_memory)
-    shard = Shard(begin=False)
-    shard.join(0)
-    assert "Unable to allocate 64.0 GiB" in str(shard.ended[0])
-
-
 DIFFERENCES: list[tuple[dict[str, Any], str]] = [
     ({"tables": (WEIGHT, BIAS, *table(1, name="extra"))}, "has a tensor 'extra' that the others' do not have"),
     ({"tables": (WEIGHT,)}, "lacks the tensor 'bias'"),
@@ -125,19 +98,6 @@ def test_a_plan_that_differs_is_refused_by_name() -> None:
     for fields, text in DIFFERENCES:
         shard.say(1, Join(rank=1, plan=changed(shard.plan, **fields)))
         assert shard.ended.keys() == {1} and text in str(shard.ended.pop(1)), fields
-
-
-def of_dtype(weight: str, bias: str) -> Plan:
-    plan = make_plan()
-    pairs = zip(plan.tables, (weight, bias), strict=True)
-    return changed(plan, tables=tuple(msgspec.structs.replace(spec, dtype=dtype) for spec, dtype in pairs))
-
-
-def test_another_dtype_is_refused_by_the_tensors_name() -> None:
-    shard = Shard(of_dtype("float32", "float32"), begin=False)
-    shard.join(0)
-    shard.say(1, Join(rank=1, plan=of_dtype("float32", "bfloat16")))
-    assert "tensor 'bias' is bfloat16" in str(shard.ended[1])
 
 
 def test_another_thinwire_is_refused_even_where_it_comes_first() -> None:

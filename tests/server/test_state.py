@@ -1,4 +1,4 @@
-"""A shard's state: another core that takes it over goes on bit for bit, and says what it cannot take."""
+"""A shard's state: another core goes on from it bit for bit, and workers that lost a shard go back with all."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.server.conversation import STATISTIC, WEIGHT, Shard, gradient, make_p
 from thinwire.codecs import codec
 from thinwire.errors import ConfigError
 from thinwire.runtime import checkpoint
-from thinwire.schema import Plan, Push, Welcome
+from thinwire.schema import Join, Leave, Message, Offer, Plan, Push, Resume, Saved, Welcome
 from thinwire.server.core import ServerCore
 
 PLAIN = codec("fp32")
@@ -93,32 +93,6 @@ def test_gradients_that_came_too_early_are_pushed_again(tmp_path: Path) -> None:
     assert second.bits() == whole.bits()
 
 
-def test_a_rank_that_was_left_out_may_join_after_a_resume(tmp_path: Path) -> None:
-    shard = Shard(make_plan(1), min_workers=1)
-    shard.push(0, 0, shard.frames(0, 0))
-    shard.join(2)
-    shard.step(1, 0, 2)
-    fresh = Shard(shard.plan, begin=False, min_workers=1)
-    fresh.core.load_state_dict(through_a_file(shard.core.state_dict(), tmp_path))
-    for rank in (0, 1):
-        fresh.join(rank)
-    assert fresh.core.here == (0, 1) and fresh.copy_of(1)[WEIGHT][0] == 2
-    fresh.step(2, 0, 1)
-    assert fresh.core.step == 3
-    assert (fresh.copy_of(1)[WEIGHT][1] == fresh.core.tables[WEIGHT].replica).all()
-
-
-def test_the_last_step_is_kept(tmp_path: Path) -> None:
-    shard = Shard()
-    shard.step(0)
-    for rank in (0, 1):
-        assert not shard.core.over
-        shard.push(rank, 1, shard.frames(rank, 1), last=True)
-    fresh = resumed(shard, tmp_path)
-    assert shard.core.over and fresh.core.over and not ServerCore().over
-    assert fresh.told[0] == [(Welcome(send_values=False, step=2, final=2), ())]
-
-
 def test_a_shard_between_steps_has_no_state() -> None:
     with pytest.raises(ConfigError, match="the training has not begun"):
         ServerCore().state_dict()
@@ -147,3 +121,140 @@ def test_a_state_of_something_else_is_refused() -> None:
     fresh.core.load_state_dict(Shard(PLANS["momentum"]).core.state_dict())
     fresh.join(0)
     assert "statistic" in str(fresh.ended[0]) and fresh.core.failed is None
+
+
+BACK = Leave(returning=True)
+
+
+def kept(*steps: int, min_workers: int | None = None) -> tuple[Shard, dict[int, dict[str, Any]]]:
+    """A shard that has trained to step 5, and its states of some steps."""
+    shard = Shard(make_plan(state=True), min_workers=min_workers)
+    states: dict[int, dict[str, Any]] = {}
+    shard.core.checkpoints = states
+    for step in range(5):
+        if step in steps:
+            states[step] = shard.core.state_dict()
+        shard.step(step)
+    return shard, states
+
+
+def vote(shard: Shard, peer: int, steps: tuple[int, ...]) -> None:
+    shard.say(peer, Join(rank=peer % 10, plan=shard.plan, steps=steps))
+
+
+def returned(shard: Shard, *steps: tuple[int, ...]) -> None:
+    """Workers leave to go back, and the processes 10, 11, … join with the steps that they have."""
+    for rank, each in enumerate(steps):
+        shard.say(rank, BACK)
+        vote(shard, 10 + rank, each)
+
+
+def choose(shard: Shard, step: int, *peers: int) -> None:
+    for peer in peers:
+        shard.say(peer, Resume(step=step))
+
+
+def last(shard: Shard, peer: int) -> Message | None:
+    return shard.told[peer][-1][0] if shard.told[peer] else None
+
+
+def test_all_go_back_to_the_newest_common_step_and_train_the_same_again() -> None:
+    shard, _ = kept(2, 4)
+    bits = shard.bits()
+    returned(shard, (4, 2))
+    assert last(shard, 10) is None, "worker 1 trains on, for all that is known here"
+    shard.say(1, BACK)
+    vote(shard, 11, (2, 0))
+    assert last(shard, 10) == last(shard, 11) == Offer(steps=(2,))
+    choose(shard, 2, 10)
+    assert shard.core.step == 5, "one word alone changes nothing"
+    choose(shard, 2, 11)
+    for peer in (10, 11):
+        assert shard.told[peer][1][0] == Welcome(send_values=False, step=2)
+    for step in range(2, 5):
+        for rank in (0, 1):
+            shard.push(10 + rank, step, shard.frames(rank, step))
+    assert shard.core.failed is None and shard.bits() == bits
+
+
+def test_without_checkpoints_shards_that_lost_nothing_go_on_as_they_are() -> None:
+    """One may be ahead of the other: both then count as many updates."""
+    shards = [Shard(make_plan(2, state=True), min_workers=1) for _ in range(2)]
+    for ahead, shard in enumerate(shards):
+        for step in range(3 + ahead):
+            shard.step(step)
+    before = shards[0].bits()
+    shards[0].push(0, 3, shards[0].frames(0, 3))  # forgotten: its worker begins anew
+    for shard in shards:
+        returned(shard, (), ())
+        assert last(shard, 10) == Offer(steps=(), newest=shard.core.step)
+        choose(shard, 4, 10, 11)
+        assert shard.core.step == 4 and isinstance(shard.told[10][1][0], Welcome)
+    assert shards[0].bits() == before
+    for shard in shards:
+        for rank in (0, 1):
+            shard.push(10 + rank, 4, shard.frames(rank, 4))
+        assert shard.core.step == 5 and shard.core.failed is None
+    fresh, strict = Shard(make_plan(2), begin=False, min_workers=1), Shard(make_plan(2))
+    fresh.core.load_state_dict(strict.core.state_dict())
+    for shard in (fresh, strict):  # one has lost updates, and the other may make none without all
+        for rank in (0, 1):
+            if shard is strict:
+                shard.say(rank, BACK)
+            vote(shard, 10 + rank, ())
+        assert last(shard, 10) == last(shard, 11) == Offer(steps=(0,), newest=-1)
+
+
+def test_without_a_common_step_all_hear_which_worker_has_which() -> None:
+    shard, _ = kept(2)
+    returned(shard, (4, 1), (3, 1))
+    expected = "the shard has 2; worker 0: 4 and 1; worker 1: 3 and 1."
+    assert expected in str(shard.core.failed) and expected in str(shard.ended[10])
+
+
+def test_one_worker_alone_makes_no_other_go_back() -> None:
+    shard, _ = kept(2, 4)
+    vote(shard, 10, (2,))
+    assert shard.ended == {10: "rank 0 is taken: every worker needs a rank of its own"}
+    shard.core.interrupted(0)
+    vote(shard, 20, (2,))
+    assert "the others go on at 5" in str(shard.ended[20])
+    shard.core.resumed(0)
+    shard.say(0, BACK)
+    vote(shard, 30, (2,))
+    choose(shard, 2, 30)
+    assert "step 2 was chosen to go back to; offered were none" in str(shard.ended[30]) and shard.core.step == 5
+    shard = Shard(min_workers=1)
+    shard.step(0)
+    returned(shard, (1,))
+    shard.say(10, BACK)
+    shard.join(0, peer=20)  # another shard has told it that nothing was lost
+    welcome = shard.told[20][0][0]
+    assert isinstance(welcome, Welcome) and welcome.begin == welcome.step == 1
+    for peer, rank in ((20, 0), (1, 1)):
+        shard.push(peer, 1, shard.frames(rank, 1))
+    assert shard.core.step == 2 and shard.core.failed is None
+
+
+# ---- which steps all have on disk
+
+
+def test_all_hear_which_steps_all_have_on_disk() -> None:
+    def told(peer: int) -> list[Message]:
+        return [message for message, _ in shard.told[peer] if isinstance(message, Saved)]
+
+    shard = Shard(make_plan(), min_workers=1)
+    shard.carry_out(shard.core.saved({0}))
+    assert told(0) == told(1) == [Saved(steps=(0,))]
+    shard.say(0, Saved(steps=(2, 0), safe=0))
+    shard.say(1, Saved(steps=(0,), safe=0))
+    shard.carry_out(shard.core.saved({2, 0}))
+    assert len(told(0)) == 1 and shard.core.safe_step == 0, "worker 1 has no other, and that is no news"
+    shard.carry_out(shard.core.closed(1, "gone"))
+    shard.carry_out(shard.core.saved({2, 0}))
+    assert told(0)[-1] == Saved(steps=(2, 0))
+    shard.join(1, peer=11)
+    assert told(11)[-1] == Saved(steps=(2, 0)), "right after its welcome"
+    shard.say(11, Saved(steps=None, safe=2))
+    shard.say(0, Saved(steps=(2, 0), safe=2))
+    assert shard.core.safe_step == 2

@@ -1,13 +1,16 @@
-"""Tables of one message: the same bits as each by itself, whatever coded them, in whatever order they came."""
+"""Tables of one message give the bits of each by itself, in any order and cut anywhere; scales and digests."""
 
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from thinwire.codecs import Codec, Context, codec
 from thinwire.errors import FrameError, NonFiniteError, ProtocolError
@@ -20,6 +23,7 @@ from thinwire.server.aggregation import Taken
 from thinwire.server.downlinks import ModelDelta
 from thinwire.server.lanes import Lanes
 from thinwire.server.membership import Membership
+from thinwire.server.rounds import MAX_OPEN, Digests, Maxima
 from thinwire.server.table import Table
 from thinwire.server.table_group import TableGroups
 
@@ -88,16 +92,14 @@ def take(lanes: Lanes, tables: list[Table], seed: int) -> list[Taken]:
 
 def test_gradients_and_updates_are_those_of_tables_alone() -> None:
     together, single, senders = made(), made(), contexts()
-    lanes, alone = lanes_of(together), lanes_of(single)
+    lanes, alone, draw = lanes_of(together), lanes_of(single), np.random.default_rng(4)
     for clock, order in enumerate(itertools.permutations(range(WORKERS))):
         absent = {(1, clock)} if clock != 2 else {(rank, 6) for rank in range(WORKERS)}
         frames = pushes(senders, clock, absent)
-        for number, rank in enumerate(order):
-            if number == clock:  # in two messages
-                hold(lanes, [0, 1, 2], rank, frames[rank], clock)
-                hold(lanes, EVERY[3:], rank, frames[rank], clock)
-            else:
-                hold(lanes, EVERY, rank, frames[rank], clock)
+        for rank in order:
+            cuts = sorted(draw.integers(0, len(EVERY) + 1, draw.integers(3)))  # one message to three
+            for part in np.split(draw.permutation(len(EVERY)), cuts):
+                hold(lanes, part.tolist(), rank, frames[rank], clock)
             for place in EVERY:
                 hold(alone, [place], rank, frames[rank], clock)
         assert len(list(alone)) == len(EVERY)
@@ -152,3 +154,46 @@ def test_updates_with_nan_are_left_to_the_table_which_says_so() -> None:
         assert encoded[bad] is None
         with pytest.raises(NonFiniteError, match=f"after update 1: w{bad}: .*NaN"):
             tables[bad].publish(means[bad], made=encoded[bad])
+
+
+# ---- scales and digests, once a step
+
+SCALARS = st.lists(st.floats(0, 1e30), min_size=3, max_size=3).map(tuple)
+
+
+@given(said=st.lists(SCALARS, min_size=1, max_size=5), order=st.randoms(use_true_random=False))
+def test_the_largest_scale_is_told_once_all_have_spoken(said: list[tuple[float, ...]], order: random.Random) -> None:
+    maxima, ranks = Maxima(), list(range(len(said)))
+    order.shuffle(ranks)
+    answers = [maxima.add(rank, 7, said[rank], ranks) for rank in ranks]
+    assert answers[:-1] == [None] * (len(said) - 1)
+    assert answers[-1] == tuple(max(column) for column in zip(*said, strict=True))
+
+
+def test_scales_are_finite_and_come_once_and_for_few_open_steps() -> None:
+    for value in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(ProtocolError, match="negative, NaN or Inf"):
+            Maxima().add(0, 0, (1.0, value), {0, 1})
+    maxima = Maxima()
+    for step in range(MAX_OPEN):
+        maxima.add(1, step, (1.0,), {0, 1})
+    with pytest.raises(ProtocolError, match="came twice"):
+        maxima.add(1, 0, (1.0,), {0, 1})
+    with pytest.raises(ProtocolError, match="too many steps"):
+        maxima.add(1, MAX_OPEN, (1.0,), {0, 1})
+    maxima.drop(1)  # a rank that is gone leaves room
+    assert [maxima.add(0, step, (2.0,), {0}) for step in (500, MAX_OPEN)] == [(2.0,), (2.0,)]
+
+
+def test_equal_digests_are_silent_and_another_names_both_ranks() -> None:
+    digests = Digests()
+    for step in range(3 * MAX_OPEN):
+        for rank in (2, 0, 1):
+            digests.add(rank, step, f"{step:x}")
+    digests.add(2, 500, "a")
+    with pytest.raises(ProtocolError, match="differs from worker 2's before step 500: replicas have drifted apart"):
+        digests.add(0, 500, "b")
+    digests = Digests()
+    for step in range(MAX_OPEN + 10):
+        digests.add(0, step, "a")
+    assert len(digests._first) <= MAX_OPEN

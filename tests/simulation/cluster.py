@@ -94,6 +94,8 @@ class Cluster(Processes):
 
     def _check_end(self) -> None:
         self._check_growth()
+        if not self._server_died:
+            self.watch.check_division()
         cores = [server.core for server in self.servers if server.core is not None]
         failed = [core.failed for core in cores if core.failed is not None]
         if all(slot.trained for slot in self.workers):

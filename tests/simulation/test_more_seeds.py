@@ -7,7 +7,7 @@ import pytest
 from tests.simulation.__main__ import run
 from tests.simulation.deaths import deaths
 
-SEEDS = 250
+SEEDS, DEATHS = 250, 80
 
 
 @pytest.mark.long
@@ -18,12 +18,12 @@ def test_no_rule_is_broken(first: int) -> None:
 
 
 def test_no_training_ends_where_workers_and_servers_die_close_together() -> None:
-    tally = run(0, SEEDS // 2, deaths)
+    tally = run(0, DEATHS, deaths)
     assert not tally.failures, tally.said
-    assert tally.ended["trained"] > 0.9 * (SEEDS // 2)
+    assert tally.ended["trained"] > 0.9 * DEATHS
 
 
 @pytest.mark.long
 def test_no_training_ends_by_many_deaths() -> None:
-    tally = run(SEEDS // 2, 5000, deaths)
+    tally = run(DEATHS, 5000, deaths)
     assert not tally.failures, tally.said

@@ -15,6 +15,7 @@ from tests.simulation.patience import Patience
 from tests.simulation.scenario import Scenario
 from thinwire.packets import EncodedTensor
 from thinwire.policies.consistency import consistency
+from thinwire.policies.sampling import Memberships
 from thinwire.schema import Delta, Message, Push, Refused, Saved, Values, Welcome
 from thinwire.server.core import ServerCore
 from thinwire.server.effects import Effect, Send
@@ -39,6 +40,7 @@ class Watch:
         self._seen: dict[WorkerProcess, list[list[int]]] = {}
         self._ranks: dict[tuple[WorkerProcess, int, int, int], tuple[int, ...]] = {}
         self._missed: dict[WorkerProcess, int] = defaultdict(int)
+        self._divided: dict[WorkerProcess, dict[int, Memberships]] = defaultdict(dict)
         self.owner: WorkerProcess | None = None
         """Whose packet a shard is given just now."""
 
@@ -209,6 +211,9 @@ class Watch:
         self._seen[who] = [list(each.versions) for each in who.worker.conversations]
         self._check_copies(who)
 
+    def takes_examples(self, who: WorkerProcess) -> None:
+        self._divided[who][who.worker.iteration] = who.worker.memberships
+
     def used(self, who: WorkerProcess) -> None:
         clock = who.worker.clock
         self._resolve(who)
@@ -280,6 +285,17 @@ class Watch:
                 raise Violation("equal bits", f"{name} is {table.array.tolist()}, and elsewhere {elsewhere}")
 
     # ---- the end
+
+    def check_division(self) -> None:
+        """All knew which ranks divide the data when they took the examples of a step."""
+        apart = self._terms.immediate or self._terms.partial_quorum
+        if not self._divided or apart or any(who.returns for who in self._seen):  # steps may have been taken twice
+            return
+        known = max((who.worker.memberships for who in self._divided), key=lambda each: (each[-1][0], each))
+        for who, steps in self._divided.items():
+            for step, memberships in steps.items():
+                took, right = ([each for each in some if each[0] <= step] for some in (memberships, known))
+                require(took == right, "data", f"{who.host.name} takes examples of step {step} by {took}, not {right}")
 
     def over(self, who: WorkerProcess) -> None:
         for shard in range(self._scenario.shards):

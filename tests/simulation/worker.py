@@ -179,7 +179,7 @@ class WorkerProcess:
         self.trained = False
         """Whether it reached the last step."""
         self.model = model = Model(rank)
-        self._returns = returns
+        self.returns = returns
         local = self.design.local
         inner = torch.optim.SGD(model.parameters(), lr=RATE)
         planned: Planned = make_plan(
@@ -223,7 +223,7 @@ class WorkerProcess:
     def train(self) -> Generator[Wait, None, None]:
         worker, agreed, kept = self.worker, None, self.cluster.kept(self)
         writer = None if kept is None else kept.writer(0, lambda step: None, self.cluster.executor(self))
-        if self._returns:
+        if self.returns:
             agreed = yield from self.run(worker.agree(() if kept is None else kept.steps()))
             self._load(agreed)
         yield from self.run(worker.start(agreed))
@@ -261,6 +261,7 @@ class WorkerProcess:
 
     def step(self) -> Generator[Wait, None, None]:
         worker, local = self.worker, self.design.local
+        self.cluster.watch.takes_examples(self)
         for tensor in worker.model.tensors:  # the forward pass
             yield from self.run(worker.pull(tensor))
         self.cluster.watch.used(self)

@@ -115,21 +115,6 @@ def test_a_table_is_pushed_once_a_step() -> None:
 # ---- down
 
 
-def test_a_step_needs_one_version_more_of_each_table() -> None:
-    one = begun(make())
-    assert all(one.is_stale(table, 1) for table in range(3))
-    one.received(Delta(version=1, tables=(2, 0)), (b"d2", b""))
-    assert one.take(2, 1) == [Update(1, b"d2", False)]
-    assert one.take(0, 1) == [Update(1, b"", False)], "an empty frame is a version, too"
-    assert [one.is_stale(table, 1) for table in range(3)] == [False, True, False]
-    pulling = one.pull(1, 1)
-    assert next(pulling) == Receive(SHARD, "'t1' of step 1")
-    one.received(Delta(version=1, tables=(1,)), (b"d1",))
-    with pytest.raises(StopIteration) as end:
-        next(pulling)
-    assert end.value.value == [Update(1, b"d1", False)]
-
-
 def test_updates_are_applied_in_order_and_not_before_their_step() -> None:
     one = begun(make())
     for version in (1, 2, 3):  # the shard may be ahead with a table that this worker has not used yet
@@ -144,33 +129,6 @@ def test_updates_are_applied_in_order_and_not_before_their_step() -> None:
         other.received(Delta(version=version, tables=(1,)), (b"d",))
         with pytest.raises(ProtocolError, match=rf"'t1': version {version} came after 0"):
             other.take(1, 5)
-
-
-def test_whole_values_replace_what_waits() -> None:
-    one = begun(make())
-    one.received(Delta(version=1, tables=(0, 1)), (b"d", b"d"))
-    one.received(Values(tables=(0,), versions=(1,)), (b"whole",))
-    assert one.take(0, 1) == [Update(1, b"whole", True)]
-    assert one.take(1, 1) == [Update(1, b"d", False)]
-
-
-def test_what_came_ahead_goes_with_the_values_that_it_is_of() -> None:
-    one = begun(make())
-    one.received(Ahead(tables=(0, 1), anchor=True), (b"a0", b"a1"))
-    one.received(Ahead(tables=(0,), anchor=False), (b"w0",))
-    for version in (4, 5):
-        one.received(Values(tables=(0, 1), versions=(version, version)), (b"v0", b"v1"))
-        taken = [one.take(table, version) for table in (0, 1)]
-        assert [update.ahead for updates in taken for update in updates] == [(b"a0", b"w0") if version == 4 else (), ()]
-
-
-def test_a_late_comer_takes_values_of_the_step_after() -> None:
-    """A table may be one version ahead of the others when a worker joins."""
-    one = make()
-    one.received(Welcome(send_values=False, step=4), ())
-    one.received(Values(tables=(0, 1, 2), versions=(4, 5, 4)), (b"a", b"b", b"c"))
-    assert [one.take(table, 4)[0].version for table in range(3)] == [4, 5, 4]
-    assert not any(one.is_stale(table, 4) for table in range(3))
 
 
 def test_buffers_are_needed_after_the_steps_that_send_them() -> None:

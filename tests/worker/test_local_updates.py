@@ -49,19 +49,6 @@ def test_every_rank_begins_with_the_next_ones_shard_and_ends_with_its_own() -> N
     assert [pushed(made(rank, 2)) for rank in (0, 1, 6)] == [[1, 0], [0, 1], [1, 0]], "fewer shards are shared evenly"
 
 
-def test_a_worker_is_idle_between_a_merge_and_the_next_push_but_not_while_it_is_evaluated() -> None:
-    worker = made(0, 1)
-    found = [worker.idle]
-    for state in worker._rounds.values():
-        state.merges_at = None
-    assert list(worker.end_step()) == []
-    found += [worker.idle]
-    with worker.model.shared_weights():
-        found += [worker.idle]
-    assert list(worker.end_step()) != []
-    assert [*found, worker.idle] == [False, True, False, False]
-
-
 def test_a_worker_that_missed_exchanges_goes_on_from_the_next_update() -> None:
     """The next update holds all of them: it is nothing that this worker had a part in, or steers by."""
     worker = made(0, 1)

@@ -38,5 +38,5 @@ ENROLLED: list[Enrolled] = [
     enrol("truncate", {"bits": 23}, error=itself, bits=9.0001),
 ]
 
-GOLDEN = Path(__file__).with_name("golden")
-"""The folder of their golden frames."""
+GOLDEN = Path(__file__).with_name("golden.zip")
+"""The archive of their golden frames."""

@@ -12,14 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.kernels import oracle
-from thinwire.errors import FrameError
 from thinwire.kernels.numba.huffman import (
     code_lengths,
     decode_symbols,
     encode_symbols,
     histogram,
     length_limit,
-    read_lengths,
     room_nbytes,
     stream_edges,
 )
@@ -117,43 +115,3 @@ def test_streams_round_trip_as_written() -> None:
                 text = oracle.bits_of_symbols(symbols[start:stop], lengths)
                 assert text_of(stream)[: len(text)] == text, (size, num_bits)
                 assert len(stream) == -(-len(text) // 8), (size, num_bits)
-
-
-def test_lengths_that_are_no_code() -> None:
-    for written, message in (
-        (b"", "too early"),
-        (bytes([17, 1, 2]), "begin with a repetition"),
-        (bytes([2, 20]), "more than 4"),
-        (bytes([13, 1, 1, 1]), "longer than 12"),
-        (bytes([1, 1, 1, 0]), "complete"),
-    ):
-        with pytest.raises(FrameError, match=message):
-            read_lengths(memoryview(written), 4, 12)
-
-
-def test_streams_that_end_elsewhere() -> None:
-    symbols = np.random.default_rng(0).integers(0, 16, 1000).astype(np.uint16)
-    lengths, streams = coded(symbols, 4)
-    for bad in (
-        [*streams[:3], streams[3][:-1]],
-        [streams[0] + b"\0", *streams[1:]],
-        [b"", *streams[1:]],
-        [b"\xff" * len(s) for s in streams],
-    ):
-        try:
-            got = decoded(bad, lengths, 4, 1000)
-        except FrameError as error:
-            assert "ends at bit" in str(error)  # noqa: PT017
-        else:
-            assert bad[0][:1] == b"\xff" and not np.array_equal(got, symbols)
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.lists(st.binary(max_size=30), min_size=4, max_size=4), st.integers(1, 60))
-def test_any_bytes_are_symbols_or_a_frame_error(streams: list[bytes], size: int) -> None:
-    lengths = np.array([1, 2, 4, 4, 4, 4, 0, 0], np.uint8)
-    try:
-        out = decoded(streams, lengths, 3, size)
-    except FrameError:
-        return
-    assert out.min() >= 0 and out.max() <= 5

@@ -77,21 +77,3 @@ def test_frames_are_added_and_gone_on_from_as_if_one_after_the_other() -> None:
         assert np.array_equal(local[place], shared[place] - unsent[place])
         moved = led(were[2][place], seconds[place], -change, shared[place], NUMBERS[place], 0.6)
         assert np.array_equal(firsts[place], were[2][place] if place == 3 else moved)
-
-
-def test_what_local_values_began_without_is_no_part_of_the_difference() -> None:
-    """An offset that is found again is the one that was kept, and frames and residuals are the same bits."""
-    encoder, share = codec("3lc", clip=0.7), 1.0
-    shared, local = arrays(0), arrays(1, 0.01)
-    kept = arrays(2, 0.01)
-    found = [each.copy() for each in kept]
-    for place, ours in enumerate(shared):
-        local[place] += ours
-    offsets = [ours - (ours - residual) for ours, residual in zip(shared, kept, strict=True)]
-    changes = [(ours - mine) - offset for ours, mine, offset in zip(shared, local, offsets, strict=True)]
-    shapes = [(size,) for size in SIZES]
-    expected = TernaryFrames([encoder] * len(SIZES), shapes, list(addresses(kept))).encode(addresses(changes))
-    batch = TernaryFrames([encoder] * len(SIZES), shapes, list(addresses(found)))
-    assert batch.encode(addresses(shared), others=addresses(local), unsent=share) == expected
-    for residual, other in zip(found, kept, strict=True):
-        assert np.array_equal(residual, other)

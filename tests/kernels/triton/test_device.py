@@ -1,4 +1,4 @@
-"""Codecs and contexts for tensors on a GPU: the same frames as on the CPU, and frames cross over both ways."""
+"""Codecs and contexts for tensors on a GPU send the CPU's frames, which cross over both ways; buffers stay."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import thinwire as tw
 from tests.kernels.triton.both_sides import check_refused
 from thinwire.codecs import decode_all, encode_all
 from thinwire.codecs.device import why_not_encoded
+from thinwire.kernels.triton.workspace import DeviceWorkspace
 from thinwire.policies.auto_codec import AutoCodec
 
 pytestmark = pytest.mark.gpu
@@ -160,3 +161,53 @@ def test_damaged_frames_leave_the_output_alone(device: torch.device) -> None:
             with pytest.raises(tw.FrameError):
                 tw.decode(tw.frames.pack(bad), out=out)
         assert bool((out == 7.0).all()), codec
+
+
+def test_what_was_made_in_inference_mode_serves_outside_of_it(device: torch.device) -> None:
+    for codec in map(tw.codec, ("3lc", "int8", "onebit")):
+        values, out = torch.randn(100).to(device), torch.zeros(100).to(device)
+        codec.pool._idle_on.clear()
+        with torch.inference_mode():
+            decode_all([codec.context(values).encode(values)], [out])
+        decode_all([codec.context(values).encode(values)], [out])
+        assert out.any(), codec
+
+
+@pytest.mark.parametrize("lacking", ["zero_run.counts", "pending.facts"])
+def test_what_does_not_fit_the_memory_is_not_lost(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, lacking: str
+) -> None:
+    codec = tw.codec("3lc")
+    values = torch.randn(100).to(device)
+    context, expected = codec.context(values), codec.context(values)
+    codec.pool._idle_on.clear()
+    whole = DeviceWorkspace.array
+
+    def full(self: DeviceWorkspace, name: str, size: int, dtype: torch.dtype) -> torch.Tensor:
+        if name == lacking:
+            raise torch.OutOfMemoryError("no memory left")
+        return whole(self, name, size, dtype)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DeviceWorkspace, "array", full)
+        with pytest.raises(torch.OutOfMemoryError):
+            context.encode(values)
+    assert context.step == 0 and context.residual is not None and not context.residual.any()
+    assert context.encode(values) == expected.encode(values)
+
+
+def test_a_tensor_without_memory_of_its_own_is_refused(device: torch.device) -> None:
+    class Wrapped(torch.Tensor):
+        """As a DTensor is: it holds another tensor, and has no memory."""
+
+        @classmethod
+        def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+            raise AssertionError("nothing is computed with it")
+
+    wrapped: torch.Tensor = torch.Tensor._make_wrapper_subclass(Wrapped, (40,), device=device)
+    codec = tw.codec("3lc")
+    context, frame = codec.context(torch.zeros(40).to(device)), codec.encode(np.ones(40, np.float32))
+    with pytest.raises(TypeError, match="is a Wrapped, which has no memory of its own"):
+        context.encode(wrapped)
+    with pytest.raises(tw.ConfigError, match="out is a Wrapped, which has no memory of its own"):
+        tw.decode(frame, out=wrapped)

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-import thinwire as tw
 from thinwire_lab.bench import codecs, device_figures
 from thinwire_lab.bench.codec_figures import Figure
 from thinwire_lab.bench.codecs import CodecsBench, Speed
@@ -38,10 +37,3 @@ def test_every_figure_is_there(device: torch.device, monkeypatch: pytest.MonkeyP
     assert table.header[-1] == "encode × torch" and figures.lines[0][1].endswith("one flat tensor's")
     assert [line[:3] for line in table.lines] == [[codec_id, "500", "0.9"] for codec_id in codecs.DEVICE_CODECS]
     assert table.lines[0][-1] != "–" and table.lines[1][-1] == "–"
-
-
-def test_another_codec_is_refused(device: torch.device) -> None:
-    name = codecs.INTERPRETER if device.type == "cpu" else device.type
-    assert CodecsBench(device=name).elements == codecs.DEVICE_SIZES, "its own sizes, unless told otherwise"
-    with pytest.raises(tw.ConfigError, match=r"does not measure \['topk'\]; it measures"):
-        CodecsBench(only=["topk"], device=name)

@@ -1,4 +1,4 @@
-"""3LC on the device beside the oracle: every byte, every bit of residual and output."""
+"""3LC on the device beside the oracle and beside one call for each tensor: every byte, residual and output."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+import thinwire as tw
 from tests.kernels import oracle
-from thinwire.errors import FrameError
-from thinwire.kernels.triton import batch, ternary
+from thinwire.codecs import Context
+from thinwire.codecs.ternary_device import DeviceTernary
+from thinwire.kernels.triton import batch
 from thinwire.kernels.triton.ternary import encode_ternary
 from thinwire.kernels.triton.ternary_decode import decode_ternary
 from thinwire.kernels.triton.workspace import DeviceWorkspace
@@ -95,12 +97,6 @@ def test_runs_that_meet_at_block_borders(space: DeviceWorkspace) -> None:
     check(values, None, space, sparsity=1.0)
 
 
-def test_runs_longer_than_the_windows_in_which_one_looks_back(space: DeviceWorkspace) -> None:
-    values = np.zeros(5 * (batch.TILE // 8) * (ternary.WINDOW.value + 2), np.float32)
-    values[-1] = 1.0  # behind a run that begins with the tensor
-    check([np.array([1.0, 0, 0, 0, 0, 0], np.float32), values], None, space, sparsity=1.0)
-
-
 def test_what_is_not_finite_leaves_residuals_alone(space: DeviceWorkspace) -> None:
     for bad, together in product((np.nan, np.inf, -np.inf), (False, True)):
         drawn = [draw(size, 0.5, "float32", seed=5) for size in (10, 1000, 20)]
@@ -111,14 +107,6 @@ def test_what_is_not_finite_leaves_residuals_alone(space: DeviceWorkspace) -> No
         assert [sent.finite for sent in sents] == [True, False, True], (bad, together)
         unchanged = [r.cpu().numpy().tobytes() == old.tobytes() for r, (_, old) in zip(residuals, drawn, strict=True)]
         assert unchanged == [together, True, together], (bad, together)
-
-
-def test_a_scale_that_overflows_leaves_the_residual_alone(space: DeviceWorkspace) -> None:
-    values = torch.tensor([3e38, 1.0], device=space.device)
-    residual = torch.tensor([1.0, 2.0], device=space.device)
-    sent = encode_ternary([values], residuals=[residual], sparsity=1.9, workspace=space).finish()[0]
-    assert not sent.finite and sent.largest == pytest.approx(3e38)
-    assert residual.tolist() == [1.0, 2.0]
 
 
 def test_any_split_of_a_run_is_understood(space: DeviceWorkspace) -> None:
@@ -132,18 +120,74 @@ def test_any_split_of_a_run_is_understood(space: DeviceWorkspace) -> None:
         assert out.cpu().numpy().tobytes() == expected.tobytes()
 
 
-@pytest.mark.parametrize(
-    ("payload", "zero_run", "scale"),
-    [
-        (bytes([121]), True, 1.0),
-        (bytes([121, 243]), False, 1.0),
-        (bytes([243]), True, float("nan")),
-    ],
+LENGTHS = (1, 5, 7, 700, 1203)
+OPTIONS: tuple[dict[str, Any], ...] = (
+    {"sparsity": 1.75},
+    {"entropy": "zstd", "error_scale": 0.5},
+    {"error_feedback": False},
 )
-def test_damaged_payloads_leave_the_output_alone(
-    space: DeviceWorkspace, payload: bytes, zero_run: bool, scale: float
-) -> None:
-    out = torch.full((10,), 7.0, device=space.device)
-    with pytest.raises(FrameError):
-        decode_ternary([payload], scales=[scale], outs=[out], zero_run=zero_run, workspace=space)
-    assert out.tolist() == [7.0] * 10
+
+
+def drawn(seed: int, device: torch.device) -> torch.Tensor:
+    """All tensors in one, each behind a gap, so that they begin anywhere."""
+    return torch.randn(sum(LENGTHS) + len(LENGTHS), generator=torch.Generator().manual_seed(seed)).to(device)
+
+
+def pieces(flat: torch.Tensor) -> list[torch.Tensor]:
+    ends = np.cumsum([size + 1 for size in LENGTHS]).tolist()
+    return [flat[end - size : end] for end, size in zip(ends, LENGTHS, strict=True)]
+
+
+def places(flat: torch.Tensor) -> Any:
+    return np.array([each.data_ptr() for each in pieces(flat)], np.int64)
+
+
+def contexts(options: dict[str, Any], device: torch.device) -> list[Context]:
+    codec = tw.codec("3lc", **options)
+    return [codec.context(each, name=str(each.numel())) for each in pieces(drawn(0, device))]
+
+
+def test_frames_residuals_and_sums_are_those_of_one_at_a_time(device: torch.device) -> None:
+    for options in OPTIONS:
+        together, apart = contexts(options, device), contexts(options, device)
+        batch = DeviceTernary(together)
+        assert batch.encodes
+        for step in range(3):
+            flat = drawn(step, device)
+            frames = batch.encode_on(device, places(flat))
+            assert frames == [context.encode(each) for context, each in zip(apart, pieces(flat), strict=True)]
+            for ours, theirs in zip(together, apart, strict=True):
+                assert (ours.step, ours.payload_nbytes) == (theirs.step, theirs.payload_nbytes)
+                assert (ours.residual is None) == (theirs.residual is None)
+                assert ours.residual is None or theirs.residual is None or torch.equal(ours.residual, theirs.residual)
+            out, expected = drawn(7, device), drawn(7, device)
+            adds = np.array([True, False, True, False, True])
+            nbytes = batch.decode_on(device, frames, places(out), adds)
+            for frame, each, add in zip(frames, pieces(expected), adds.tolist(), strict=True):
+                tw.decode(frame, out=each, accumulate=add)
+            assert torch.equal(out, expected)
+            assert nbytes == [context.payload_nbytes for context in together]
+
+
+def test_what_it_does_not_take_is_left(device: torch.device) -> None:
+    batch, flat = DeviceTernary(contexts({}, device)), drawn(1, device)
+    frames = batch.encode_on(device, places(flat))
+    assert frames is not None
+    frames[0], frames[1], frames[2] = b"", tw.codec("int8").encode(np.ones(5, np.float32)), frames[3]
+    frames[3] = frames[3][:-1] + bytes([frames[3][-1] ^ 1])
+    out = torch.full_like(flat, 7.0)
+    done = batch.decode_on(device, frames, places(out), np.zeros(5, np.bool_))
+    assert [nbytes > 0 for nbytes in done] == 4 * [False] + [True]
+    assert bool((out[: -LENGTHS[-1]] == 7).all())
+    assert batch.decode_on(device, [b""] * 5, places(out), np.zeros(5, np.bool_)) == [0] * 5
+
+
+def test_nan_leaves_all_residuals_alone(device: torch.device) -> None:
+    made = contexts({}, device)
+    batch, flat = DeviceTernary(made), drawn(1, device)
+    assert batch.encode_on(device, places(flat)) is not None
+    before = [context.residual.clone() for context in made if context.residual is not None]
+    flat[-3] = torch.nan
+    assert batch.encode_on(device, places(flat)) is None
+    for context, residual in zip(made, before, strict=True):
+        assert context.step == 1 and context.residual is not None and torch.equal(context.residual, residual)

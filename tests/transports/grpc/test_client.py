@@ -1,30 +1,23 @@
-"""What only the worker's end over gRPC promises: who is reached, what is pending, TLS."""
+"""What only the worker's end over gRPC promises: who is reached, what is pending, TLS, who wants a certificate."""
 
 from __future__ import annotations
 
-import re
 import signal
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from concurrent import futures
-from typing import TYPE_CHECKING
 
-import grpc
 import pytest
 
-from tests.transports.conftest import Echo
-from thinwire.errors import ConfigError, DeadlineError, TransportError
+from tests.transports.conftest import Cluster, Echo
+from thinwire.errors import DeadlineError, TransportError
 from thinwire.security.certificates import Authority
 from thinwire.transports.grpc import GrpcOptions, Tls, client
-from thinwire.transports.grpc.client import GrpcConnection, connect
-from thinwire.transports.grpc.options import GOODBYE, GREETING, METHOD, SERVICE
+from thinwire.transports.grpc.client import connect
+from thinwire.transports.grpc.handshakes import wants_certificate, wants_tls
 from thinwire.transports.grpc.server import serve
-
-if TYPE_CHECKING:
-    from tests.transports.conftest import Cluster
 
 WAIT_S = 20.0
 
@@ -42,28 +35,6 @@ class TestConnecting:
                 with pytest.raises(DeadlineError, match=f"no server answered at 127.0.0.1:{port} within 0.1 s"):
                     connect(f"grpc://127.0.0.1:{port}", connect_timeout_s=0.1)
 
-    def test_another_grpc_service_is_named_as_such(self) -> None:
-        other = grpc.server(futures.ThreadPoolExecutor(1))
-        port = other.add_insecure_port("127.0.0.1:0")
-        other.start()
-        with pytest.raises(TransportError, match=f"what listens at 127.0.0.1:{port} is no thinwire server"):
-            connect(f"127.0.0.1:{port}", connect_timeout_s=WAIT_S)
-        other.stop(None).wait()
-
-    def test_a_goodbye_from_a_server_breaks_the_session(self) -> None:
-        def greet_and_leave(requests: object, context: grpc.ServicerContext) -> Iterator[bytes]:
-            context.send_initial_metadata((GREETING,))
-            yield GOODBYE
-
-        method = grpc.stream_stream_rpc_method_handler(greet_and_leave)
-        other = grpc.server(futures.ThreadPoolExecutor(1))
-        other.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: method}),))
-        address = f"127.0.0.1:{other.add_insecure_port('127.0.0.1:0')}"
-        other.start()
-        with pytest.raises(TransportError, match="broke the conversation: the worker's goodbye came from a server"):
-            connect(address, connect_timeout_s=WAIT_S).receive(WAIT_S)
-        other.stop(None).wait()
-
     def test_a_server_that_starts_late_is_waited_for(self) -> None:
         port = free_port()
         reached: list[bytes | None] = []
@@ -79,20 +50,6 @@ class TestConnecting:
         with serve(Echo, f"127.0.0.1:{port}"):
             worker.join(WAIT_S)
         assert reached == [b"4"]
-
-    def test_untrusted_servers_are_not_waited_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """However the versions of gRPC say it."""
-        monkeypatch.setattr(client, "ASK_AFTER_S", 0.01)
-        said = [
-            "Ssl handshake failed (…)",
-            "Custom verification check failed",
-            "Peer name a is not in peer certificate",
-        ]
-        while said:
-            monkeypatch.setattr(GrpcConnection, "_last_failure", lambda connection: said[-1])
-            with pytest.raises(TransportError, match=f"do not trust each other: {re.escape(said[-1])}"):
-                connect(f"127.0.0.1:{free_port()}", connect_timeout_s=WAIT_S)
-            said.pop()
 
 
 class TestServerGone:
@@ -184,13 +141,22 @@ def test_tls_servers_are_checked_by_root_and_host(monkeypatch: pytest.MonkeyPatc
             connect(server.address, connect_timeout_s=WAIT_S, options=elsewhere)
 
 
-def test_an_unreadable_token_opens_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    opened: list[object] = []
-    monkeypatch.setattr(GrpcConnection, "_open_channel", lambda connection: opened.append(connection))
+ASK_S = 5.0
 
-    def token() -> str:
-        raise ConfigError("token file 'token' cannot be read")
 
-    with pytest.raises(ConfigError, match="cannot be read"):
-        connect("127.0.0.1:1", options=GrpcOptions(token=token))
-    assert not opened
+@pytest.fixture(scope="module")
+def tls() -> Tls:
+    """A server's, which asks workers for a certificate."""
+    authority = Authority("the training's")
+    server = authority.issue("server", ["localhost"], "server")
+    return Tls(root=authority.issued.certificate, certificate=server.certificate, key=server.key)
+
+
+def test_only_a_server_with_a_ca_wants_a_certificate(tls: Tls) -> None:
+    without = Tls(certificate=tls.certificate, key=tls.key)
+    for options, wanted in ((tls, True), (without, False), (None, False)):
+        with serve(Echo, "127.0.0.1:0", options=GrpcOptions(tls=options)) as server:
+            host, port = server.address.split(":")
+            assert wants_certificate(host, int(port), ASK_S) is wanted
+            assert wants_tls(host, int(port), ASK_S) is (options is not None)
+    assert not wants_certificate(host, int(port), ASK_S), "it has stopped"
