@@ -1,59 +1,36 @@
-"""Which tests run, and in which order: kernels first, then long files; those of minutes only where asked for.
-
-And how processes begin that tests do not start themselves: most are forks.
-"""
+"""Which tests run, and in which order: kernels first, then long files; those of minutes only where asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-TESTS = Path(__file__).parent
-KERNELS = TESTS / "kernels"
+ROOT = Path(__file__).parents[1]
+KERNELS = [ROOT / "tests" / "kernels", ROOT / "lab" / "tests" / "kernels"]
 LONG = [
-    TESTS / name
+    ROOT / name
     for name in (
-        "cli/test_processes.py",
-        "simulation/test_seeds.py",
-        "simulation/test_more_seeds.py",
-        "studies/reproduce/test_reproduce.py",
-        "jobs/test_processes.py",
-        "planner/test_script.py",
-        "studies/test_grid.py",
-        "test_imports.py",
-        "designs/test_bars.py",
-        "hooks/ddp/test_examples.py",
-        "jobs/test_forks.py",
-        "bench/test_loss_race.py",
-        "hooks/local/test_groups.py",
-        "codecs/test_hostile.py",
-        "bench/test_hooks.py",
+        "lab/tests/cli/test_processes.py",
+        "tests/simulation/test_seeds.py",
+        "tests/simulation/test_more_seeds.py",
+        "lab/tests/studies/reproduce/test_reproduce.py",
+        "lab/tests/codecs/test_contract.py",
+        "lab/tests/bench/test_ranks.py",
+        "lab/tests/jobs/test_processes.py",
+        "tests/planner/test_script.py",
+        "lab/tests/studies/test_grid.py",
+        "tests/test_imports.py",
+        "tests/designs/test_bars.py",
+        "tests/hooks/ddp/test_examples.py",
+        "lab/tests/bench/test_race.py",
+        "tests/hooks/local/test_groups.py",
+        "tests/codecs/test_hostile.py",
+        "lab/tests/bench/test_hooks.py",
     )
 ]
 """Files of ten seconds and more, the longest first: begun late, one would keep one process busy and the other idle."""
-FORKED = [TESTS / name for name in ("bench", "cli", "jobs", "studies")]
-PROGRAMS = [TESTS / name for name in ("bench/test_updates.py", "jobs/test_forks.py")]
-"""Of those, files whose processes are programs: Python 3.11 does not know the number of a fork's first thread, by which
-`bench updates` counts; and what forks do is held against what programs do."""
-
-
-@pytest.fixture(autouse=True, scope="module")
-def forks_for_programs(request: pytest.FixtureRequest) -> Iterator[None]:
-    """What an engine would start as a program is a fork: a program takes three seconds for its imports alone.
-
-    A fork has the same command line and runs it from its beginning; what only a benchmark's role imports, it still has
-    to. That both come to the same bits, `jobs/test_forks.py` says; tests of the command start programs by themselves.
-    """
-    with pytest.MonkeyPatch.context() as patch:
-        if any(map(request.path.is_relative_to, FORKED)) and request.path not in PROGRAMS:
-            from thinwire_lab.engines import local
-            from thinwire_lab.jobs.forks import forks
-
-            patch.setattr(local, "Programs", forks)
-        yield
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -63,7 +40,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     read from the cache by all that follows. Elsewhere processes that start together would compile the same ones.
     """
     places = {path: place for place, path in enumerate(LONG)}
-    items.sort(key=lambda item: (not item.path.is_relative_to(KERNELS), places.get(item.path, len(places))))
+    items.sort(
+        key=lambda item: (not any(map(item.path.is_relative_to, KERNELS)), places.get(item.path, len(places)))
+    )
     unasked = [mark for mark in ("long", "frameworks") if mark not in str(config.getoption("markexpr"))]
     if not torch.cuda.is_available():
         unasked.append("cuda")

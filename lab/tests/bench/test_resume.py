@@ -36,7 +36,6 @@ BENCHES: dict[str, tuple[type[Bench[Any, Any]], dict[str, Any]]] = {
     "soak": (Soak, {}),
 }
 """Every benchmark, with the options that it needs here."""
-every_bench = pytest.mark.parametrize("name", BENCHES)
 
 OTHER: dict[str, Any] = {
     "batch": 3,
@@ -105,13 +104,3 @@ def test_what_is_measured_with_other_options_is_stored_beside(name: str) -> None
         assert keys(kind(**{**given, option.name: other})) != first, of_bench
 
 
-@every_bench
-def test_rows_keep_what_was_asked_beside_what_was_measured(name: str) -> None:
-    """A rate alone has one name for both: the best of the grid, where none was asked for."""
-    kind, given = BENCHES[name]
-    asked = {name for cell in kind(**given).cells() for name in msgspec.to_builtins(cell)}
-    for figures in kind.kinds:
-        names = {each.name for each in msgspec.structs.fields(figures)}
-        if figures is Outcome:
-            names = set(Outcome(problems=[], faults=[], steps=1).row())
-        assert asked & names <= {"lr"}, figures

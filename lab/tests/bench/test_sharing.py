@@ -21,8 +21,6 @@ def test_two_processes_train_side_by_side() -> None:
     assert not [each for each in threading.enumerate() if each.name == "thinwire-meeting"]
 
 
-def test_one_shares_with_nobody() -> None:
-    assert measure_sharing("mlp", "digits", ranks=1) == Sharing()
 
 
 def test_steps_of_all_make_the_figures() -> None:

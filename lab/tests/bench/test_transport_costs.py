@@ -66,15 +66,7 @@ def test_messages_and_bytes_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> N
     assert costs.latency_s == pytest.approx(5e-3 - costs.server_message_s)
 
 
-def test_packets_are_exchanged_in_a_session_as_trainings_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    opened = []
-    accept = session_server.SessionServer._open
-
-    def open_session(self: session_server.SessionServer, peer: int, message: object) -> None:
-        opened.append(message)
-        accept(self, peer, message)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(session_server.SessionServer, "_open", open_session)
+def test_packets_are_exchanged_in_a_session(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport_costs, "_SMALL_COUNT", 70)  # beyond 64, which are acknowledged
     monkeypatch.setattr(transport_costs, "PAUSE_S", 0.0)
     listening: queue.Queue[Event] = queue.Queue()
@@ -86,22 +78,5 @@ def test_packets_are_exchanged_in_a_session_as_trainings_do(monkeypatch: pytest.
     reported: list[Event] = []
     EchoWorker(server=f"grpc://{address.address}", large=3).play(Stage(reported.append, "", GrpcOptions()))
     server.join(60)
-    assert not server.is_alive() and len(opened) == 1
     [costs] = reported
     assert isinstance(costs, Measured) and costs.worker_message_s > 0 and costs.server_message_s > 0
-
-
-def test_messages_are_measured_behind_the_links_of_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[tuple[Links, list[str]]] = []
-
-    def run_cluster(roles: Roles, place: Place, kinds: object, on_event: Callable[[str, Event], None]) -> None:
-        command = roles.worker(0, ["10.0.0.1:7"], False)
-        assert isinstance(command, list)
-        made.append((place.links, command))
-        on_event("worker 0", Measured(worker_message_s=1.0, server_message_s=2.0, byte_s=3.0, latency_s=4.0))
-
-    monkeypatch.setattr(transport_costs, "run_cluster", run_cluster)
-    for link, packets in ((None, 60), ("100mbit", 60), ("10mbit", 8)):
-        assert measure_costs(choose_links(link, "application")).latency_s == 4.0
-        links, command = made.pop()
-        assert str(links.rate) == (link or "none") and f'"large":{packets}' in command[-1]

@@ -132,10 +132,3 @@ def test_who_is_started_again_finds_the_others_where_they_are_now() -> None:
     ]
 
 
-def test_a_server_that_has_no_way_back_ends_the_run() -> None:
-    engine = Script({"server 0": "10.0.0.1:0"}, [("server 0", Listening(address="10.0.0.1:7000")), ("server 0", 1)])
-    roles = Roles(workers=1, worker=lambda *_: ["worker"], max_restarts=3)
-    place = Place(links=choose_links(None), open_engine=lambda kinds, hosts: engine)
-    with pytest.raises(EngineError, match="server 0 ended with exit status 1"):
-        run_cluster(roles, place, [], lambda *_: None)
-    assert [name for name, *_ in engine.commands] == ["server 0", "worker 0"]

@@ -22,23 +22,17 @@ from thinwire_lab.workloads.recipes import recipe
 IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"steps": 10, "seconds": 1.0}, "not both"),
     ({"workers": 0}, "workers"),
-    ({"servers": 0}, "servers"),
     ({"servers": 2, "servers_on_workers": True}, "2 servers"),
     ({"steps": 0}, "steps"),
-    ({"seconds": 0.0}, "budget"),
     ({"seconds": float("nan")}, "budget"),
     ({"batch": 0}, "batch"),
     ({"lr": float("nan")}, "learning rate"),
-    ({"eval_every": float("inf")}, "inf seconds"),
     ({"design": "4lc"}, "'3lc'"),
     ({"design": "3lc[s=2]"}, "sparsity"),
     ({"model": "lenet6"}, "lenet6"),
     ({"data": "imagenet"}, "imagenet"),
-    ({"schedule": "stairs"}, "stairs"),
-    ({"segments": "own"}, "own"),
     ({"momentum": 0.0, "optimizer": "Adam"}, "momentum"),
     ({"dropout": 0.2, "model": "resnet8"}, "dropout"),
-    ({"device": "meta"}, "meta"),
     ({"device": "cuda:99"}, "cuda:99"),
 ]
 
@@ -65,17 +59,6 @@ def test_the_recipe_fills_in_what_was_not_given() -> None:
     assert Job(design="3lc[s=1.75]").full_design().up.config()["sparsity"] == 1.75
 
 
-def test_every_choice_of_jobs_and_comparisons_is_told() -> None:
-    told = {"consistency", "placement", "compression", "transmission"}
-    told |= {field.name for field in fields(RecipeOptions)} - {"batch", "lr"}
-    kinds: list[tuple[type[RecipeOptions], set[str]]] = [
-        (JobOptions, {"codec_up", "codec_down"}),
-        (ComparisonOptions, set()),
-    ]
-    for kind, more in kinds:
-        text = choices({field.name: 1 for field in fields(kind)})
-        assert {each.removesuffix("=1") for each in text.split(", ")} == told | more
-        assert choices(vars(kind())) == "" and servers_of(vars(kind())) == "1 of their own"
 
 
 def test_workers_begin_alike_and_read_different_examples() -> None:

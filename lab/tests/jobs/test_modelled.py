@@ -49,13 +49,6 @@ def test_workers_hold_each_other_up_only_where_they_share_processors() -> None:
     assert seconds[None, False] < 3 * seconds[None, True], "each has a processor of its own"
 
 
-def test_workers_that_had_no_turn_yet_end_without_a_word_when_the_first_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    raised: list[object] = []
-    monkeypatch.setattr(threading, "excepthook", raised.append)
-    with pytest.raises(EngineError, match="a worker failed"):
-        modelled.run(job(batch=1000))
-    assert not raised
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("worker")]
 
 
 def test_what_it_cannot_do_is_refused() -> None:

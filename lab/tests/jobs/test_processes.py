@@ -85,19 +85,6 @@ def test_a_run_in_one_process_comes_to_the_same(finished: Finished) -> None:
     assert one == other and one["weights"] and one["steps"] == 40
 
 
-def test_of_steps_that_are_evaluated_again_the_curve_has_the_latest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where all workers go back to a checkpoint, worker 0 reports accuracies of steps that it has reported before."""
-
-    def told(roles: Any, place: Any, kinds: Any, collect: OnEvent, *, on_start: Any) -> dict[str, int]:
-        for at, (step, seconds) in enumerate([(2, 1.0), (4, 2.0), (6, 3.0), (4, 2.5), (6, 3.5), (8, 4.0)]):
-            collect("worker 0", Accuracy(step=step, seconds=seconds, accuracy=at / 10))
-        collect("worker 0", Done(outcome=worker_outcome(0)))
-        return {}
-
-    monkeypatch.setattr(processes, "run_cluster", told)
-    curve = run(Job(workers=1, steps=8)).curve
-    found = [(point.step, point.seconds, point.accuracy) for point in curve]
-    assert found == [(2, 1.0, 0.0), (4, 2.5, 0.3), (6, 3.5, 0.4), (8, 4.0, 0.5)]
 
 
 def test_a_server_on_every_workers_node() -> None:
@@ -154,21 +141,9 @@ def test_what_only_processes_can_show_is_refused() -> None:
             in_process.run(job)
 
 
-def test_a_worker_that_fails_ends_the_run_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    taken = batches.Batches.__next__
-    calls = iter(range(1000))
-
-    def fail_late(self: batches.Batches) -> object:
-        if next(calls) == 7:
-            raise ConfigError("no more batches")
-        return taken(self)
-
-    monkeypatch.setattr(batches.Batches, "__next__", fail_late)
-    with pytest.raises(EngineError, match="a worker failed"):
-        in_process.run(Job(workers=3, steps=100))
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("worker")]
 
 
+@pytest.mark.usefixtures("programs")
 def test_weights_are_those_of_a_run_whose_processes_are_programs() -> None:
     parents: list[set[int]] = []
 
