@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.tests.studies.browser import CHROMIUM, MISSING, open_page
+from tests.reports.browser import CHROMIUM, MISSING, open_page
 from tests.reports.test_step_figures import training
 from thinwire.errors import ConfigError
 from thinwire.reports.recorded_run import RecordedRun, read_run

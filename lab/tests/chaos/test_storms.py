@@ -107,16 +107,11 @@ def test_options_that_cannot_be() -> None:
     gone: dict[str, Any] = {"faults": ("gone",), "designs": ("3lc",), "consistency": "backup[1]"}
     cases: list[tuple[type[Scenario], dict[str, Any], str]] = [
         (Storms, {"runs": 0}, "0 runs"),
-        (Storms, {"steps": 5}, "5 steps"),
         (Storms, {"checkpoint_every": 200}, "every 200"),
         (Storms, {"faults": ("kill", "flood")}, "'flood'"),
         (Storms, {"designs": ("terngrad",), "faults": ("kill", "server")}, "'terngrad' .*kill, ser"),
         (Storms, {**gone, "strikes": 2}, "2 strikes with 1 backup workers"),
-        (Storms, gone, "deaths for good"),
-        (Storms, {"min_workers": 9}, "--min-workers 9"),
-        (Soak, {"minutes": 0.0}, "minutes"),
         (Soak, {"minutes": math.inf}, "minutes"),
-        (Soak, {"growth_mb": math.nan}, "growth_mb=nan"),
         (Soak, {"workers": 1}, "2 workers or more"),
     ]
     for kind, given, said in cases:
@@ -125,38 +120,10 @@ def test_options_that_cannot_be() -> None:
     assert Storms(**gone, strikes=1, runs=1, **UNSHAPED).cells()[0].job().consistency == "backup[1]"
 
 
-def test_storms_whose_design_suits_no_fault_are_of_those_that_are_run() -> None:
-    given: dict[str, Any] = {"designs": ("3lc", "terngrad"), "faults": ("kill",), **UNSHAPED}
-    assert [trial.design for trial in Storms(**given, runs=1).cells()] == ["3lc"]
-    with pytest.raises(ConfigError, match="terngrad"):
-        Storms(**given, first=1, runs=1)
-    cut = Storms(**{**given, "designs": ("3lc",), "faults": ("cut",)})
-    with pytest.raises(ConfigError, match="faults cut: "):
-        cut.cells()
 
 
-def test_a_server_that_has_just_died_is_no_sample() -> None:
-    with subprocess.Popen(["true"]) as gone:
-        stage: Any = SimpleNamespace(engine=SimpleNamespace(pids={SERVER: gone.pid}), audit=SimpleNamespace(version=7))
-        os.waitid(os.P_PID, gone.pid, os.WEXITED | os.WNOWAIT)
-        assert sample(stage, 1.0) is None, "its parent has not waited for it yet: its status has no memory in it"
-    assert sample(stage, 1.0) is None
-    stage.engine.pids = {SERVER: os.getpid()}
-    own = sample(stage, 1.234)
-    assert own is not None and own.minute == 1.23 and own.rss_mb > 1 and own.version == 7
 
 
-def test_a_soak_draws_all_trainings() -> None:
-    bench = Soak(runs=3)
-    taken = tuple(Sample(minute=at, rss_mb=200.0 + at, descriptors=30, threads=9, version=0) for at in range(3))
-    outcomes = [Outcome(problems=[], faults=[], steps=1, samples=some) for some in (taken, taken[:2], ())]
-    chart = bench.chart({cell: [outcome] for cell, outcome in zip(bench.cells(), outcomes, strict=True)})
-    assert chart is not None and [panel.y_label for panel in chart.panels] == ["MB", "descriptors", "threads"]
-    assert [(each.label, list(each.x)) for each in chart.panels[0].series] == [
-        ("soak 0", [0, 1, 2]),
-        ("soak 1", [0, 1]),
-    ]
-    assert bench.chart({cell: [outcomes[2]] for cell in bench.cells()}) is None
 
 
 def test_growth_is_noticed_and_comings_and_goings_are_not() -> None:

@@ -111,19 +111,6 @@ def test_waiting_for_what_never_comes_ends() -> None:
             engine.wait_for("server", Up, PATIENCE_S)
 
 
-def test_an_optional_process_is_killed_and_started_again_and_its_lines_are_passed_on() -> None:
-    with LocalEngine(KINDS, lines=True) as engine:
-        seen: list[tuple[str, Event]] = []
-        for turn in ("first", "second"):
-            engine.start("worker 0", sh(f"echo {turn} >&2; {FOREVER}"), optional=True)
-            while not seen or seen[-1] != ("worker 0", Said(text=turn)):
-                if (came := engine.poll(PATIENCE_S)) is not None:
-                    seen.append(came)
-            assert engine.running == {"worker 0"}
-            engine.signal("worker 0", signal.SIGKILL)
-            came = engine.poll(PATIENCE_S)
-            assert came is not None and isinstance(came[1], Lost) and "SIGKILL" in came[1].reason
-            assert engine.running == set() and engine.poll(0.0) is None
 
 
 def test_a_process_that_fails_is_started_again_with_another_command() -> None:
@@ -141,15 +128,6 @@ def test_a_process_that_fails_is_started_again_with_another_command() -> None:
             list(engine.events())
 
 
-def test_names_and_hosts_are_checked() -> None:
-    with LocalEngine(KINDS) as engine:
-        engine.start("worker 0", sh("exit 0"))
-        with pytest.raises(ConfigError, match="'worker 0' has been started already"):
-            engine.start("worker 0", sh("exit 0"))
-        with pytest.raises(ConfigError, match="host 'a' was given, but the engine has no fabric"):
-            engine.start("worker 1", sh("exit 0"), host="a")
-        with pytest.raises(ConfigError, match=r"no process called worker 5; there are \['worker 0'\]"):
-            engine.wait_for("worker 5", Up, PATIENCE_S)
 
 
 def test_children_inherit_the_environment_with_ours_on_top(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,7 +181,7 @@ with LocalEngine([Up], fabric=fabric) as engine:
 
 
 def test_however_the_launcher_ends_no_process_and_no_namespace_is_left(tmp_path: Path) -> None:
-    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+    for signum in (signal.SIGINT, signal.SIGKILL):
         end_launcher(signum, tmp_path / signum.name)
 
 

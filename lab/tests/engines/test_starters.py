@@ -94,10 +94,3 @@ def test_what_cannot_be_forked_is_said(tmp_path: Path, monkeypatch: pytest.Monke
             forks.start([sys.executable, *flags, "-m", "json"], {}, [])
 
 
-def test_a_fork_enters_namespaces(forks: Forks) -> None:
-    permitted, reason = available()
-    if not permitted:
-        pytest.skip(f"this user cannot make network namespaces here: {reason}")
-    with Fabric({"a": parse_rate("none")}) as fabric:
-        said, complaint, status = ended(forks.start(command("network"), {}, [fabric.namespace("a")]))
-    assert (said.split(), complaint, status) == (["1", os.getcwd()], "", 0)

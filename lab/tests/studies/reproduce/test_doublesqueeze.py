@@ -62,9 +62,3 @@ def test_a_cell_says_what_runs_and_two_never_look_alike() -> None:
     assert all(cell.job() for cell in unique if isinstance(cell, PlainCell | TimedCell))
 
 
-def test_a_short_run_of_real_processes() -> None:
-    [cell] = [each for each in cells([SGD], "tiny") if each.link == "100mbit"]
-    finding = cell.run(lambda *_: None)
-    least = cell.workers * 17_226 * 4 * 8 / 100e6
-    assert finding.seconds_per_step > least and finding.shaping in ("kernel", "application")
-    assert finding.wire_bytes == pytest.approx(2 * cell.workers * 17_226 * 4, rel=0.05)
