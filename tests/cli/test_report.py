@@ -52,16 +52,6 @@ def test_misuse_is_one_line(command: Command, tmp_path: Path) -> None:
         assert result.status == 2 and result.err.count("\n") == 1 and "--telemetry" in result.err, path
 
 
-def test_a_path_that_is_not_utf_8_is_spelled_out(tmp_path: Path) -> None:
-    pytest.importorskip("plotly")
-    folder = Path(os.fsdecode(bytes(tmp_path / "caf") + b"\xe9"))
-    folder.mkdir()
-    record_steps(folder / "steps.jsonl")
-    done = subprocess.run([*THINWIRE, "report", folder], capture_output=True, timeout=120, check=False)
-    assert (done.returncode, done.stderr) == (0, b"")
-    assert f"wrote {tmp_path}/caf\\udce9/report.html\n".encode() in done.stdout
-    page = (folder / "report.html").read_text()
-    assert page.startswith("<!doctype html>") and "Training: caf\\udce9" in page
 
 
 def test_no_outcome_of_the_folder_is_written_over(command: Command, tmp_path: Path) -> None:

@@ -76,25 +76,8 @@ def test_where_workers_take_several_steps_by_themselves_exchanges_are_counted_an
     assert progress.summary(90, 10) == "1,500 exchanges with 1 worker in 10.0 s, received 90 B, sent 10 B"
 
 
-def test_who_begins_with_the_others_between_two_looks_is_not_late() -> None:
-    core, told = Shard(here=(0,)), list[str]()
-    progress = ServingProgress(core, told.append, lambda: 0.0)
-    for step, here in ((0, (0,)), (14, (0, 1)), (20, (0, 1, 2))):
-        core.step, core.here = step, here
-        progress.look(0, 0)
-    assert told == ["worker 0 joined; 1 here", "worker 1 joined; 2 here", "worker 2 joined at step 20; 3 here"]
 
 
-def test_who_comes_and_goes_between_two_looks_is_told_of() -> None:
-    """As to a shard that was resumed at the training's end."""
-    core, told = Shard(step=200), list[str]()
-    progress = ServingProgress(core, told.append, lambda: 0.0)
-    progress.look(0, 0)
-    core.left = (0, 1)
-    for _ in range(2):
-        progress.look(0, 0)
-    assert told == [f"worker {rank} joined, and has reached the end at step 200; 0 here" for rank in (0, 1)]
-    assert progress.summary(90, 10) == "0 steps with 2 workers in 0.0 s, received 90 B, sent 10 B"
 
 
 def test_who_has_never_come_is_told_of_every_ten_seconds() -> None:

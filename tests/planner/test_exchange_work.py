@@ -20,15 +20,14 @@ def costs(measured: Profile, seconds: float = 0.0) -> dict[str, TensorCosts]:
     return {tensor.name: each for tensor in measured.tensors}
 
 
-@pytest.fixture(params=["nested", "single"])
-def measured(request: pytest.FixtureRequest) -> Profile:
-    layers = [nn.Linear(30, 40), nn.Sequential(nn.BatchNorm1d(40), nn.Linear(40, 300))]
-    network = nn.Sequential(*layers) if request.param == "nested" else nn.Linear(30, 300)
+@pytest.fixture
+def measured() -> Profile:
+    network = nn.Sequential(nn.Linear(30, 40), nn.Sequential(nn.BatchNorm1d(40), nn.Linear(40, 300)))
     return profile(network, lambda: network(torch.randn(8, 30)).square().sum().backward(), steps=2)
 
 
 def test_both_ends_work_besides_their_codecs(measured: Profile) -> None:
-    for name in ("fp32", "3lc", "terngrad", "doublesqueeze-topk", "local2", "fp32[consistency=local[5]]"):
+    for name in ("3lc", "doublesqueeze-topk", "fp32[consistency=local[5]]"):
         found = measure_exchange_work(measured, design(name), costs(measured))
         assert 1e-5 < found.worker_s < 1.0 and 1e-5 < found.server_s < 1.0, name
     assert measure_exchange_work(measured, design("fp32"), costs(measured, 10.0)) == NONE, "all of it is the codecs'"

@@ -14,9 +14,7 @@ from thinwire.planner.utilisation import Sample
     [
         (20, 20, None),  # this one has both processors
         (20, 12, "40 %"),
-        (20, 19, None),  # a system's own work
         (12, 8, None),  # a processor is free for it
-        (20, 25, None),  # the kernel counts in hundredths
     ],
 )
 def test_others_are_told_of_where_they_are_in_the_way(

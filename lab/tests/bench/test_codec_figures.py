@@ -27,5 +27,3 @@ def test_lists_and_small_tensors_have_a_line_for_each_figure(monkeypatch: pytest
     assert (tensors.values["tensors"], tensors.values["elements"]) == (3, 4103) and len(tensors.lines) == 2
     bounded = codec_figures.lag_bound(turns=1)
     assert bounded.values["tensors"] == 3 and bounded.lines[0][2] == "≤ +1 %"
-
-

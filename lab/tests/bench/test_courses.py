@@ -35,8 +35,6 @@ def test_a_sweep_counts_no_step_that_was_under_way_and_ends_by_itself() -> None:
     assert sweep.step_s == pytest.approx([0.05, 2.0]) and len(elapsed) == 12 + 8
 
 
-
-
 def test_who_finds_out_about_a_rate_is_given_exchanges_for_it() -> None:
     sweep = Sweep([FAST, SLOW], seconds=1.0, most=4, settle=5)
     steps_at(sweep, {FAST: [*[2.0] * 4, *[0.1] * 9], SLOW: [*[4.0] * 4, 0.5]})

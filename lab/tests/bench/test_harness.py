@@ -106,12 +106,5 @@ def test_rows_are_medians_where_a_figure_is_nested_too() -> None:
     assert harness._row(Cell("x"), missing) == {"name": "x", "seconds": 2.0, "size": 4, "by": "clock"}
 
 
-@dataclass(frozen=True)
-class Sized:
-    size: int | None
 
 
-def test_a_figure_that_was_not_measured_leaves_what_was_asked_in_the_row() -> None:
-    assert harness._row(Sized(5), [Took(seconds=1.0)]) == {"size": 5, "seconds": 1.0, "by": "clock"}
-    assert harness._row(Sized(None), [Took(seconds=1.0, size=4)])["size"] == 4
-    assert harness._row(Sized(None), [Took(seconds=1.0)])["size"] is None

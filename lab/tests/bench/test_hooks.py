@@ -12,10 +12,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.hooks.ddp_ranks import batch, mlp, run_ranks
-from thinwire.codecs import codec
-from thinwire.errors import ConfigError
 from thinwire.planner.models import torch_threads
-from thinwire_lab.bench import hook_runs, names
+from thinwire_lab.bench import hook_runs
 from thinwire_lab.bench.cells import HookCell
 from thinwire_lab.bench.fsdp import FsdpBench
 from thinwire_lab.bench.hook_runs import HookRun, measure
@@ -27,9 +25,7 @@ from thinwire_lab.bench.updates import UpdatesBench
 from thinwire_lab.jobs.job import Job
 from thinwire_lab.jobs.training_loop import weights_digest
 from thinwire_lab.jobs.workload import workload
-from thinwire_lab.workloads.models import models
-from thinwire_lab.workloads.recipe import Recipe, schedule
-from thinwire_lab.workloads.recipes import _RECIPES
+from thinwire_lab.workloads.recipe import schedule
 
 TOLERANCES = {
     "none": 1e-6,
@@ -70,19 +66,6 @@ def test_every_hook_averages() -> None:
                 torch.testing.assert_close(mean, (one + other) / 2, rtol=rtol, atol=rtol, msg=hook)
 
 
-def test_a_hook_that_crashes_gives_a_row_that_says_so() -> None:
-    dead = [sys.executable, "-c", "raise SystemExit('gloo: preamble mismatch')"]
-    bench = HooksBench(models=["mlp"], data="digits", hooks=["powersgd-1"], links=["none"], ranks=2)
-    [cell] = bench.cells()
-    run = measure(cell, command=lambda role: dead)
-    assert run.ended == "error" and run.curve == [] and run.seconds_per_step is None and bench.failed(run)
-    assert run.error is not None and run.error.startswith("EngineError: rank ")
-    [table] = bench.tables({cell: [run]})
-    assert table.lines == [["unlimited", "powersgd-1", "failed", "", "", "", "", ""]]
-    note, failed = bench.notes({cell: [run]})
-    assert note == f"powersgd-1: {NOTES['powersgd-1']}"
-    assert failed.endswith("failed: gloo: preamble mismatch")
-    assert bench.chart({cell: [run]}) is None
 
 
 def outcome(step: float, **changes: Any) -> HookRun:
@@ -113,15 +96,11 @@ def test_rows_are_medians_over_seeds_beside_plain_ddp() -> None:
     assert bench.thin_link() == ("10mbit", "kernel")
 
 
-
-
 def test_what_is_measured_is_whole_periods_of_compressed_steps() -> None:
     hooks = ["none", "3lc[start_step=25]", "powersgd-1", "local-sgd[h=8]", "diloco[h=30]"]
     bench = HooksBench(models=["lenet"], hooks=hooks, links=["none"])
     lengths = [(cell.warmup, cell.steps) for cell in bench.cells()]
     assert lengths == [(3, 20), (25, 20), (3, 20), (8, 24), (30, 30)]
-
-
 
 
 def test_recipes_are_those_that_train_takes() -> None:
@@ -134,36 +113,5 @@ def test_recipes_are_those_that_train_takes() -> None:
     assert sharded.recipe() == replace(replace(job, lr=0.25, steps=9).recipe(), schedule="constant", warmup=0.0)
 
 
-def trained_by_hand(job: Job) -> nn.Module:
-    """Every step with the mean of both workers' gradients."""
-    first, second = (workload(job, rank) for rank in range(2))
-    second = replace(second, model=first.model)
-    for number in range(first.recipe.steps):
-        for group in first.optimizer.param_groups:
-            group["lr"] = schedule(first.recipe, number / first.recipe.steps)
-        first.optimizer.zero_grad()
-        for each in (first, second):
-            each.backward()
-        for parameter in first.model.parameters():
-            assert parameter.grad is not None
-            parameter.grad /= 2
-        first.optimizer.step()
-    return first.model
 
 
-def test_ranks_train_what_workers_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Uncompressed, to the same bits; by the recipe's own loss too."""
-    model = "mlp-tanh"
-    ended: list[str] = []
-    figures = hook_runs._Run.figures
-
-    def kept(run: hook_runs._Run, *others: Any) -> HookRun:
-        ended.extend(each.weights for each in run.ended)
-        return figures(run, *others)
-
-    monkeypatch.setattr(hook_runs._Run, "figures", kept)
-    run = measure(HookCell(hook="none", model=model, data="digits", ranks=2, steps=2))
-    assert run.ended == "steps", run.error
-    job = Job(design="fp32", model=model, data="digits", workers=2, steps=5)
-    with torch_threads(1):  # as ranks have
-        assert set(ended) == {weights_digest(trained_by_hand(job))}

@@ -1,16 +1,9 @@
 """Does it pay: what is said of measured and predicted steps, and what can be asked for."""
 
 import pytest
-import torch
-from torch import nn
 
 from thinwire.errors import ConfigError
-from thinwire.planner.peer_costs import PeerCosts
-from thinwire.planner.planning import SHARING
-from thinwire.planner.profile import profile
-from thinwire.planner.transport_costs import TransportCosts
 from thinwire.presentation.tables import markdown
-from thinwire_lab.bench import pays
 from thinwire_lab.bench.pay_rows import AtLink, Paid, SweptMethod, compare, pays_table
 from thinwire_lab.bench.pays import PaysBench
 
@@ -54,8 +47,6 @@ def test_speedups_are_over_uncompressed_training_of_the_same_kind() -> None:
     assert (even.advised, even.right) == ("server:fp32", True), "one per cent is no reason to compress"
 
 
-
-
 def test_methods_are_held_against_those_that_exchange_as_often() -> None:
     measured = {
         method("local-sgd[h=4,codec=fp32]"): paid((6.0, 6.0), (60.0, 60.0)),
@@ -83,8 +74,6 @@ def test_what_is_said_of_predictions_and_written_for_the_documentation() -> None
     assert markdown(found).count("\n") == 3 + len(MEASURED)
     assert "| none | 10 (+0%) | 100 (-10%) |" in markdown(found)
     assert "| server:fp32 | 20 (+0%) | – |" in markdown(found)
-
-
 
 
 def test_a_sweep_that_failed_is_told_and_tried_again() -> None:

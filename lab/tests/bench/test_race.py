@@ -17,7 +17,7 @@ from thinwire_lab.bench.cells import HookCell, HookRank
 from thinwire_lab.bench.hook_runs import HookRun, measure
 from thinwire_lab.bench.options import RUNNERS
 from thinwire_lab.bench.race import Race
-from thinwire_lab.bench.standings import median_curve, reached, to_loss
+from thinwire_lab.bench.standings import median_curve, reached
 from thinwire_lab.jobs import grid
 from thinwire_lab.jobs.outcome import CurvePoint
 from thinwire_lab.jobs.results import Results
@@ -100,45 +100,11 @@ def test_every_seed_is_a_race_of_its_own_and_a_crash_is_a_row(raced: Any) -> Non
     assert crashed.seconds_to_target is None and set(crashed.ended.values()) == {"error"}
     assert stumbling.seconds == {0: 15.0, 1: 30.0} and [len(curve) for curve in stumbling.curves] == [1, 1]
     assert bench.sections(measured)["standings"][0] == ours
+    [table] = bench.tables(measured)
+    assert table.title == "mlp, 2 ranks, none: to 80.0%" and [line[2] for line in table.lines][1] == "failed, failed"
     assert bench.notes(measured)[-1].endswith("failed: NonFiniteError: holds NaN")
 
 
-
-
-def run_of(bench: Race, hook: str, seed: int, ended: str, seconds: float) -> tuple[HookCell, list[HookRun]]:
-    reached, score = ended == "target", 0.81 if ended == "target" else 0.4
-    run = HookRun(
-        curve=[CurvePoint(step=50, seconds=seconds, accuracy=score)],
-        steps_done=50,
-        seconds=seconds,
-        ended=ended,
-        test_accuracy=score,
-        seconds_to_target=seconds if reached else None,
-        error="EngineError: rank 1 died" if ended == "error" else None,
-    )
-    return bench.cell("lenet", "10mbit", seed, hook), [run]
-
-
-def test_a_row_says_how_each_seed_ended() -> None:
-    bench = Race()
-    runs = [
-        run_of(bench, "fp16", 0, "target", 20.0),
-        run_of(bench, "3lc[s=1.0]", 0, "target", 8.0),
-        run_of(bench, "3lc[s=1.0]", 1, "limit", 30.0),
-        run_of(bench, "onebit", 0, "error", 0.0),
-        run_of(bench, "topk", 0, "steps", 40.0),
-    ]
-    [table] = bench.tables(dict(runs))
-    assert table.title == "lenet, 4 ranks, 10mbit: to 80.0%"
-    by_seed = [line[2] for line in table.lines]
-    assert by_seed == ["81.00% in 20.0 s", "81.00% in 8.0 s, 40.00% in > 30.0 s", "failed", "40.00% in > 40.0 s"]
-    assert [line[7:9] for line in table.lines] == [["20.0", "1.00"], ["–", "–"], ["–", "–"], ["–", "–"]]
-    lines = [bench.line(cell, run) for cell, [run] in runs]
-    assert lines[0] == "lenet, 10mbit, seed 0, fp16: target after 20.0 s and 50 steps"
-    assert lines[2].endswith("stopped at 3× the best, after 30.0 s and 50 steps")
-    chart = bench.chart(dict(runs))
-    assert chart is not None and chart.labels() == ["fp16", "3lc[s=1.0]", "onebit", "topk", "the target, 80.0%"]
-    assert len(chart.panels[0].series) == 6, "a curve for each seed"
 
 
 
@@ -163,8 +129,6 @@ def test_each_method_runs_at_its_best_rate_and_for_whole_periods_on_links(raced:
     assert table.lines[1][:6] == ["local-sgd[h=4]", "0.004", "1.700, 1.710", "1.705", "+0.100", "8"]
     chart = bench.chart(measured)
     assert chart is not None and [len(panel.series) for panel in chart.panels] == [3]
-
-
 
 
 def test_a_method_that_diverges_is_a_row_and_is_not_timed(raced: Any) -> None:
@@ -195,8 +159,6 @@ def test_a_seed_that_failed_has_an_infinite_loss_all_along() -> None:
     assert median_curve([*runs, diverged]) == [(50, 1.0, 4.0), (100, 2.0, 3.0)], "the median of 3, 4 and inf"
     nan = full_run((50, 1.0, math.nan), (100, 2.0, 1.0), loss=1.0)
     assert median_curve([*runs, nan]) == [(50, 1.0, 4.0), (100, 2.0, 2.0)]
-
-
 
 
 def test_races_that_cannot_be() -> None:

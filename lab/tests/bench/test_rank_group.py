@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from thinwire.engines.events import Event
 from thinwire.errors import EngineError
 from thinwire.transports.links import Rate
-from thinwire_lab.bench import rank_group, roles
-from thinwire_lab.bench.rank_group import PORT, RankGroup, Traffic
+from thinwire_lab.bench import roles
+from thinwire_lab.bench.rank_group import PORT, RankGroup
 from thinwire_lab.bench.roles import STOPPED, WARM, Gates, Role, role_command
-from thinwire_lab.engines.namespaces import Count, available
+from thinwire_lab.engines.namespaces import available
 
 THIN = Rate(10_000_000)
 
@@ -45,14 +43,6 @@ print(json.dumps({"event": "place", "rank": role["rank"], "gate": role["gate"], 
 
 def command(role: Placed) -> list[str]:
     return [sys.executable, "-c", SCRIPT, role.command()[-1]]
-
-
-
-
-
-
-
-
 
 
 def test_ranks_of_this_machine_have_no_links() -> None:

@@ -21,8 +21,6 @@ def test_two_processes_train_side_by_side() -> None:
     assert not [each for each in threading.enumerate() if each.name == "thinwire-meeting"]
 
 
-
-
 def test_steps_of_all_make_the_figures() -> None:
     four = [
         trained(0.004, 0.005, 0.006, 0.016),

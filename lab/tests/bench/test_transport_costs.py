@@ -5,18 +5,14 @@ from __future__ import annotations
 import queue
 import struct
 import threading
-from collections.abc import Callable
 
 import pytest
 
 from thinwire.engines.events import Event, Listening
-from thinwire.engines.roles import Roles
-from thinwire.runtime import session_server
 from thinwire.transports.grpc import GrpcOptions
 from thinwire_lab.bench import transport_costs
 from thinwire_lab.bench.roles import Stage
-from thinwire_lab.bench.transport_costs import EchoServer, EchoWorker, Measured, measure_costs
-from thinwire_lab.jobs.cluster import Links, Place, choose_links
+from thinwire_lab.bench.transport_costs import EchoServer, EchoWorker, Measured
 
 
 class FakeEcho:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import threading
-import warnings
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
-from torch import nn
 
 from thinwire.engines.events import Event
 from thinwire.errors import ConfigError, SessionLostError, StepMismatchError
@@ -24,8 +21,7 @@ from thinwire_lab.jobs.checkpoints import KIND, RunCheckpoints, WorkerCheckpoint
 from thinwire_lab.jobs.events import Checkpointed
 from thinwire_lab.jobs.job import Job
 from thinwire_lab.jobs.outcome import WorkerOutcome
-from thinwire_lab.jobs.training import _States, run_worker
-from thinwire_lab.workloads.batches import Batches
+from thinwire_lab.jobs.training import run_worker
 
 STEPS, EVERY, STOP = 9, 2, 4
 

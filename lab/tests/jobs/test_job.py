@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -11,12 +10,9 @@ import torch
 
 from thinwire.errors import ConfigError
 from thinwire_lab.jobs import processes
-from thinwire_lab.jobs.describe import choices, servers_of
 from thinwire_lab.jobs.devices import device
 from thinwire_lab.jobs.job import Job
-from thinwire_lab.jobs.options import JobOptions, RecipeOptions
 from thinwire_lab.jobs.workload import check, workload
-from thinwire_lab.studies.options import ComparisonOptions
 from thinwire_lab.workloads.recipes import recipe
 
 IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
@@ -57,8 +53,6 @@ def test_the_recipe_fills_in_what_was_not_given() -> None:
     found = Job(**given).recipe()
     assert {name: getattr(found, name) for name in given} == given
     assert Job(design="3lc[s=1.75]").full_design().up.config()["sparsity"] == 1.75
-
-
 
 
 def test_workers_begin_alike_and_read_different_examples() -> None:

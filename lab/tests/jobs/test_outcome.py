@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 
@@ -40,8 +39,6 @@ def test_where_steps_go_without_an_exchange_bits_are_per_parameter_and_step() ->
         found = summarise(job, workers, rate=Rate(None), shaping="none")
         assert (found.bits_per_value_push, found.bits_per_value_pull) == (0.08, 0.24)
         assert found.compression_ratio == 32 * 60_000 / (8 * 1200)
-
-
 
 
 def test_where_worker_zero_was_lost_scores_are_of_the_lowest_rank_that_evaluated() -> None:

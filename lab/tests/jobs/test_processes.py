@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,20 +12,17 @@ import msgspec
 import pytest
 from typer.main import get_command
 
-from lab.tests.jobs.outcomes import worker_outcome
 from thinwire.cli import server as server_command
 from thinwire.engines.events import Event
-from thinwire.engines.roles import OnEvent
 from thinwire.errors import ConfigError, EngineError
 from thinwire_lab.engines.namespaces import available
 from thinwire_lab.jobs import in_process, processes
 from thinwire_lab.jobs.cluster import Place, choose_links
-from thinwire_lab.jobs.events import Accuracy, Done
+from thinwire_lab.jobs.events import Done
 from thinwire_lab.jobs.forks import forks
 from thinwire_lab.jobs.job import Job
 from thinwire_lab.jobs.outcome import RunOutcome
 from thinwire_lab.jobs.processes import Elastic, run, worker_arguments
-from thinwire_lab.workloads import batches
 
 
 class Finished:
@@ -85,8 +81,6 @@ def test_a_run_in_one_process_comes_to_the_same(finished: Finished) -> None:
     assert one == other and one["weights"] and one["steps"] == 40
 
 
-
-
 def test_a_server_on_every_workers_node() -> None:
     """Two nodes, two workers, two shards: the same weights as elsewhere, and less on the wire."""
     job = Job(design="fp32", workers=2, steps=10, placement="uniform", servers_on_workers=True)
@@ -139,8 +133,6 @@ def test_what_only_processes_can_show_is_refused() -> None:
     for job in (Job(link="10mbit", steps=3), Job(seconds=1.0)):
         with pytest.raises(ConfigError, match="link"):
             in_process.run(job)
-
-
 
 
 @pytest.mark.usefixtures("programs")

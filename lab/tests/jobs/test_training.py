@@ -4,32 +4,24 @@ from __future__ import annotations
 
 import threading
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from msgspec import UNSET
 
 from thinwire.engines.events import Event
-from thinwire.errors import TransportError
-from thinwire.packets import parse
 from thinwire.runtime.serving import serving
-from thinwire.schema import Join, Refused
 from thinwire.server.core import ServerCore
-from thinwire.server.effects import Close, Send
 from thinwire.transports.base import Connection, Server
 from thinwire.transports.grpc import server as grpc_server
-from thinwire.transports.links import Rate
 from thinwire.transports.memory import MemoryServer
 from thinwire_lab.jobs.events import Accuracy, Done
 from thinwire_lab.jobs.job import Job
-from thinwire_lab.jobs.outcome import WorkerOutcome, summarise
+from thinwire_lab.jobs.outcome import WorkerOutcome
 from thinwire_lab.jobs.training import run_worker
 from thinwire_lab.workloads.evaluate import evaluate
-
 
 torch.set_num_threads(1)
 
@@ -103,12 +95,6 @@ def test_3lc_learns() -> None:
     assert outcome.residual_ratio and all(ratio >= 0 for ratio in outcome.residual_ratio.values())
 
 
-
-
-
-
-
-
 class Clock:
     """Goes on by a second at every look."""
 
@@ -144,8 +130,6 @@ def test_evaluations_take_no_time_of_the_training(monkeypatch: pytest.MonkeyPatc
             assert outcome.steps > 0.7 * never.steps, "it looks at its clock once or twice more"
 
 
-
-
 def test_averaged_parameters_follow_the_model() -> None:
     (short, _), _ = train(Job(design="terngrad[ema=0.5]", workers=2, steps=60))
     (slow, _), _ = train(Job(design="terngrad[ema=0.9999]", workers=2, steps=60))
@@ -156,9 +140,3 @@ def test_averaged_parameters_follow_the_model() -> None:
     assert slow.weights == short.weights, "the average is beside the training"
     assert isinstance(slow.test_accuracy_ema, float)
     assert slow.test_accuracy_ema < 0.4, "a long average has not left the first weights yet"
-
-
-
-
-
-

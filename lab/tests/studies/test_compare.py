@@ -146,35 +146,8 @@ def test_comparisons_that_cannot_be() -> None:
 # ---- what is kept
 
 
-def test_an_interrupted_comparison_goes_on_where_it_was(tmp_path: Path) -> None:
-    made: list[Job] = []
-
-    def until_the_fourth(job: Job) -> RunOutcome:
-        if len(made) == 3:
-            raise KeyboardInterrupt
-        made.append(job)
-        return told(job)
-
-    with pytest.raises(KeyboardInterrupt):
-        compare(TWO, tmp_path, until_the_fourth)
-    assert len(json.loads((tmp_path / "results.json").read_text())["runs"]) == 3
-    numbers: list[int] = []
-    rest: list[Job] = []
-    results = compare(TWO, tmp_path, noting(rest), on_job=lambda number, total, job: numbers.append(number))
-    assert made + rest == jobs(TWO.cells()) and numbers == [4, 5, 6, 7, 8]
-    assert results.rows == compare(TWO, tmp_path / "at once", told).rows
 
 
-def test_a_comparison_can_grow_and_keeps_what_others_measured(tmp_path: Path) -> None:
-    compare(Comparison(designs=["fp32"], links=["1mbit"], steps=400), tmp_path, told)
-    again: list[Job] = []
-    larger = Comparison(designs=["int8", "fp32"], links=["1mbit"], steps=400)
-    compare(larger, tmp_path, noting(again))
-    assert {job.design for job in again} == {"int8"}
-    longer = Comparison(designs=["fp32"], links=["1mbit"], steps=500)
-    results = compare(longer, tmp_path, noting(again))
-    assert again[-1].design == "fp32" and again[-1].steps == 500, "another number of steps is another run"
-    assert len(results.runs) == 5 and [row.design for row in results.rows] == ["fp32"]
 
 
 

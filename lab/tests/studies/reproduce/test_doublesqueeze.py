@@ -45,20 +45,7 @@ def test_steepness_and_verdicts_of_told_seconds() -> None:
     assert [line[0] for line in shown.tables[0].lines] == ["none", "8mbit", "4mbit"]
 
 
-def test_all_numbers_of_workers_see_as_many_examples() -> None:
-    for scale in ("quick", "full"):
-        made = speedup.cells(scale)
-        assert {cell.workers * cell.steps for cell in made} == {speedup._EXAMPLES[scale] // speedup.BATCH}
-        assert {(cell.workers, cell.lr) for cell in made} == {
-            *((n, speedup.LR_OF_ONE * n) for n in (1, 2, 4, 8)),
-            (1, speedup.LR_OF_ONE * 8),
-        }
 
 
-def test_a_cell_says_what_runs_and_two_never_look_alike() -> None:
-    made = [cell for entry in entries("doublesqueeze") if entry.study for cell in entry.study.cells("full")]
-    unique = list(dict.fromkeys(made))
-    assert len({str(cell) for cell in unique}) == len(unique)
-    assert all(cell.job() for cell in unique if isinstance(cell, PlainCell | TimedCell))
 
 
