@@ -129,24 +129,6 @@ def test_the_payload_behind_zstd_is_explained(command: Command, tmp_path: Path) 
     assert "the payload went through zstd" in out and facts["fields"][0]["name"] == "m"
 
 
-def test_other_forms_of_the_same_codecs_are_explained(command: Command, tmp_path: Path) -> None:
-    values = np.random.default_rng(0).standard_normal((40, 25))
-    told: dict[str, Any] = {}
-    for name, options, key in (
-        ("3lc", {"layout": "partition", "zero_run": False}, "layout"),
-        ("mqe1", {}, "axis"),
-        ("entropy", {"mode": "fixed", "bits": 12}, "Huffman"),
-        ("topk", {"fraction": 0.5}, "positions"),
-        ("truncate", {}, "bits kept"),
-    ):
-        file = tmp_path / name
-        file.write_bytes(codec(name, **options).encode(values))
-        facts, _ = inspected(command, tmp_path, file)
-        told[name] = {field["name"]: field["value"] for field in facts["fields"]}[key]
-    assert told == {"3lc": "partition", "mqe1": None, "entropy": False, "topk": "bitmap", "truncate": 48}
-    file.write_bytes(codec("entropy").encode(np.full(9, 0.5)))
-    facts, _ = inspected(command, tmp_path, file)
-    assert [field["value"] for field in facts["fields"]] == [0.5, 0.5]
 
 
 def test_an_empty_frame_and_one_that_only_refuses(command: Command, tmp_path: Path) -> None:

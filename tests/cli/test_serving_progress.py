@@ -61,19 +61,6 @@ def test_where_too_few_are_here_it_is_said_what_for() -> None:
     assert not any("nothing is updated" in line for line in told[3:]), "at the end they leave one after the other"
 
 
-def test_where_workers_take_several_steps_by_themselves_exchanges_are_counted_and_named() -> None:
-    core, told, time = Shard(here=(0,), steps_each=4), list[str](), [100.0]
-    progress = ServingProgress(core, told.append, lambda: time[0])
-    progress.look(0, 0)
-    time[0], core.step = 100 + PROGRESS_S, 1500
-    progress.look(1_500_000, 250)
-    core.here, core.left = (), (0,)
-    progress.look(0, 0)
-    assert told[1:] == [
-        "exchange 1,500 (one in 4 steps)  150.0 exchanges/s  received 1.5 MB, sent 250 B",
-        "worker 0 has reached the end at exchange 1,500 (one in 4 steps); 0 here",
-    ]
-    assert progress.summary(90, 10) == "1,500 exchanges with 1 worker in 10.0 s, received 90 B, sent 10 B"
 
 
 

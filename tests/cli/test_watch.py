@@ -71,12 +71,6 @@ def test_since_when_no_step_has_come(command: Command, tmp_path: Path) -> None:
         path.write_text(f'{{"step":1,"table":"fc","numel":5,"time_s":{time.time() - ago}}}\n')
         out = command("watch", path, "--once").out
         assert said in out and ("no step for" in out) == bool(said), out
-    # Recorded are every tenth step, of 5 s each; rank 1 is behind, and goes on.
-    now = time.time()
-    at = [(0, 0, 300), (0, 10, 250), (0, 20, 200), (1, 0, 200), (1, 10, 150)]
-    lines = [f'{{"step":{s},"table":"fc","numel":5,"rank":{r},"time_s":{now - ago}}}\n' for r, s, ago in at]
-    path.write_text("".join(lines))
-    assert "no step for" not in command("watch", path, "--once").out
 
 
 def test_what_is_no_file_of_records_is_an_error_for_scripts(command: Command, tmp_path: Path) -> None:

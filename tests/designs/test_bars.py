@@ -13,7 +13,6 @@ from tests.designs.digits_runs import train
 from thinwire.policies.designs import design as find_design
 
 SHORT, FULL = 250, 3000
-EPOCH = "local[steps=42]"
 PARTITIONS = {s: f"3lc[s={s},layout=partition]" for s in ("1.0", "1.5", "1.75", "1.9")}
 BITS = {
     "1.0": ((0.60, 0.84), (0.63, 0.87)),
@@ -65,33 +64,7 @@ def test_sizes_the_two_copies_and_the_lag(sparsity: str) -> None:
     assert least <= found.lag <= most
 
 
-@pytest.mark.long
-@pytest.mark.timeout(3600)
-def test_groups_of_five_are_no_larger_than_five_partitions() -> None:
-    groups, partitions = train("3lc[s=1.0]", steps=FULL), train(PARTITIONS["1.0"], steps=FULL)
-    assert groups.bits_up + groups.bits_down <= partitions.bits_up + partitions.bits_down
 
 
-@pytest.mark.long
-@pytest.mark.timeout(3600)
-def test_without_a_residual_on_pulls_the_servers_copy_drifts_from_the_model() -> None:
-    """It is the workers' model that is evaluated."""
-    found, kept = train("stoch3"), train("3lc[s=1.0]")
-    assert found.accuracy >= 97.0
-    assert found.drift > 5 * kept.drift
 
 
-@pytest.mark.long
-@pytest.mark.timeout(3600)
-def test_averages_of_coded_weights_are_as_good_as_of_plain_ones() -> None:
-    """Øland & Raj: c = 6 and c = 5 above the entropy lose nothing, Huffman's code is below the raw bits."""
-    floats = train("entropy", steps=378, consistency=EPOCH, up="fp32")
-    assert floats.accuracy >= train("fp32").accuracy - 0.6
-    accurate = train("entropy", steps=378, consistency=EPOCH)
-    small = train("entropy[preset=size]", steps=378, consistency=EPOCH)
-    eight = train("entropy[mode=fixed,bits=8]", steps=378, consistency=EPOCH)
-    for found in (accurate, small, eight):
-        assert abs(found.accuracy - floats.accuracy) <= 0.6
-    assert train("entropy[mode=fixed,bits=2]", steps=378, consistency=EPOCH).accuracy < floats.accuracy - 1
-    assert small.bits_up <= accurate.bits_up - 0.5, "a bit less above the entropy"
-    assert eight.bits_up == pytest.approx(8, abs=0.01)

@@ -68,13 +68,6 @@ def test_among_equals_every_link_carries_all_but_its_own_share_both_ways() -> No
     assert step_s(LAYERS, uneven) == pytest.approx(7 * 0.5 * 4 * (1000 + 500) / 1e4, rel=0.05)
 
 
-def test_the_first_worker_begins_while_the_others_still_wait_for_their_update() -> None:
-    """One message both ways: pushes of the next step come in while the last pulls leave, but for the first of each."""
-    one = [replace(LAYERS[0], push_nbytes=1000.0, pull_nbytes=1000.0)]
-    at = replace(FREE, server_link=Link(bytes_per_s=1e5))
-    for workers in (1, 2, 8):
-        crossing = (workers + 1) * 0.01
-        assert step_s(one, replace(at, workers=workers)) == pytest.approx(crossing + 0.003, rel=0.01), workers
 
 
 def test_cores_that_all_share_are_busy_with_servers_and_messages_too() -> None:

@@ -67,14 +67,6 @@ def test_tables_of_ranks_that_are_not_at_one_step_add_up_to_the_whole() -> None:
     assert sum(each.pull_nbytes for each in figures.tables) == figures.pull_nbytes == 80
 
 
-def test_steps_that_come_again_after_a_restart_count_once() -> None:
-    recorded = RecordedSteps(training(12))
-    for record in training(12, first=8):
-        recorded.add(replace(record, payload_bytes_push=10 * record.payload_bytes_push))
-    figures = recorded.figures(leave_out=8)
-    assert (figures.steps, figures.push_nbytes) == (12, 1200)
-    assert sum(each.push_nbytes for each in figures.tables) == 1200
-    assert sum(each.push_nbytes for each in recorded.figures(leave_out=0).tables) == pytest.approx((8 + 120) * 6)
 
 
 def local_updates(steps: int, *, h: int = 4) -> Iterator[StepRecord]:
