@@ -15,6 +15,7 @@ from thinwire.errors import ConfigError, DataError
 from thinwire_lab.workloads import data as registry
 from thinwire_lab.workloads import digits as source
 from thinwire_lab.workloads.data import data
+from thinwire_lab.workloads.dataset import pixel_statistics
 from thinwire_lab.workloads.digits import digits
 from thinwire_lab.workloads.download import SOURCES
 from thinwire_lab.workloads.idx import FILES
@@ -67,7 +68,7 @@ def test_missing_data_says_where_it_was_sought_and_how_to_get_it(nowhere: Path) 
         assert not (nowhere / "cache").exists(), "looking must not download or create anything"
 
 
-def test_a_part_is_always_the_same_and_pixels_may_be_0_to_1_or_cropped() -> None:
+def test_a_part_is_always_the_same_and_pixels_may_be_0_to_1() -> None:
     part, again = data("digits[train=100,test=50,unit=true]"), data("digits[train=100,test=50,unit=true]")
     assert (len(part.train_x), len(part.test_x), part.name) == (100, 50, "digits[train=100,test=50,unit=true]")
     assert part.digest() == again.digest() == data("digits[train=100]").digest() != data("digits").digest()
@@ -78,18 +79,36 @@ def test_a_part_is_always_the_same_and_pixels_may_be_0_to_1_or_cropped() -> None
     for wrong in ("train=1348", "train=0", "test=true"):
         with pytest.raises(ConfigError, match="expected a number from 1 to"):
             data(f"digits[{wrong}]")
-    middle = data("digits").test_x[3, 0, 1:7, 1:7].float()
-    cropped = data("digits[crop=6]")
-    seen = cropped.inputs(cropped.test_x)[3, 0]
-    torch.testing.assert_close(seen, (middle - middle.mean()) / max(float(middle.std(correction=0)), 255 / 6))
+    with pytest.raises(ConfigError, match="unknown option 'half'"):
+        data("digits[half=true]")
+
+
+def test_a_crop_is_what_a_model_sees_of_an_image() -> None:
+    whole, cropped = data("digits"), data("digits[crop=6,test=50]")
+    assert cropped.in_shape == (1, 6, 6) and cropped.train_x.shape == whole.train_x.shape
+    seen = cropped.inputs(cropped.test_x)
+    assert seen.shape == (50, 1, 6, 6)
+    middle = cropped.test_x[3, 0, 1:7, 1:7].float()
+    torch.testing.assert_close(seen[3, 0], (middle - middle.mean()) / max(float(middle.std(correction=0)), 255 / 6))
     for name, message in {
-        "digits[half=true]": "unknown option 'half'",
         "digits[crop=9]": "a crop of 9; expected a side from 1 to 8 pixels",
+        "digits[crop=0]": "a crop of 0",
+        "digits[crop=true]": "a crop of True",
         "digits[crop=6,unit=true]": "leave out crop or unit",
         "python-text[crop=6]": "is text: it cannot be cropped",
     }.items():
         with pytest.raises(ConfigError, match=message):
             data(name)
+
+
+def test_pixel_statistics_are_those_of_a_float_copy() -> None:
+    images = torch.randint(256, (50, 3, 5, 4), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
+    mean, std = pixel_statistics(images, per_channel=True)
+    torch.testing.assert_close(mean.flatten(), images.float().mean((0, 2, 3)))
+    torch.testing.assert_close(std.flatten(), images.float().std((0, 2, 3), correction=0))
+    mean, std = pixel_statistics(images, per_channel=False)
+    torch.testing.assert_close(mean, images.float().mean().view(1, 1, 1))
+    torch.testing.assert_close(std, images.float().std(correction=0).view(1, 1, 1))
 
 
 def test_parts_that_do_not_fit_together_are_refused() -> None:
@@ -104,9 +123,19 @@ def test_parts_that_do_not_fit_together_are_refused() -> None:
             replace(digits(), **fields)
 
 
+def test_sizes_range_and_standardisation() -> None:
+    dataset = digits()
+    assert dataset.train_x.shape == (1347, 1, 8, 8) and dataset.test_x.shape == (450, 1, 8, 8)
+    assert dataset.train_x.dtype == torch.uint8 and int(dataset.train_x.max()) == 16
+    standard = dataset.inputs(dataset.train_x)
+    assert standard.dtype == torch.float32 and torch.isfinite(standard).all()
+    inked = dataset.train_x.float().std(0) > 0
+    torch.testing.assert_close(standard.mean(0)[inked], torch.zeros(int(inked.sum())), atol=1e-5, rtol=0)
+    torch.testing.assert_close(standard.std(0, correction=0)[inked], torch.ones(int(inked.sum())))
+
+
 def test_the_split_is_stratified_deterministic_and_loses_nothing() -> None:
     first, again = digits(), digits()
-    assert first.train_x.shape == (1347, 1, 8, 8) and first.test_x.shape == (450, 1, 8, 8)
     assert torch.equal(first.test_x, again.test_x) and torch.equal(first.train_y, again.train_y)
     per_class_test = torch.bincount(first.test_y, minlength=10)
     per_class = per_class_test + torch.bincount(first.train_y, minlength=10)

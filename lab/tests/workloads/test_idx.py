@@ -52,10 +52,13 @@ IMAGES = encode(np.arange(24, dtype=np.uint8).reshape(2, 3, 4))
 def test_damaged_files(tmp_path: Path) -> None:
     for contents, message in [
         (b"", "starts with nothing, not 00 00 08 03"),
+        (IMAGES[:10], "starts with 00 00 08 03, not"),
         (b"\x00\x00\x0d\x03" + IMAGES[4:], "starts with 00 00 0d 03"),
         (encode(np.arange(5, dtype=np.uint8)) + bytes(20), "starts with 00 00 08 01"),
+        (b"<html>404</html> and more", "starts with 3c 68 74 6d"),
         (IMAGES[:-1], "holds 23 bytes, fewer than the 24 bytes"),
         (IMAGES + b"\x00", "holds more than the 24 bytes"),
+        (struct.pack(">4B3I", 0, 0, 8, 3, 0, 28, 28), "expected 1 to"),
         (struct.pack(">4B3I", 0, 0, 8, 3, 0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF), "expected 1 to"),
     ]:
         for compressed in [False, True]:

@@ -45,7 +45,26 @@ def test_steepness_and_verdicts_of_told_seconds() -> None:
     assert [line[0] for line in shown.tables[0].lines] == ["none", "8mbit", "4mbit"]
 
 
+def test_all_numbers_of_workers_see_as_many_examples() -> None:
+    for scale in ("quick", "full"):
+        made = speedup.cells(scale)
+        assert {cell.workers * cell.steps for cell in made} == {speedup._EXAMPLES[scale] // speedup.BATCH}
+        assert {(cell.workers, cell.lr) for cell in made} == {
+            *((n, speedup.LR_OF_ONE * n) for n in (1, 2, 4, 8)),
+            (1, speedup.LR_OF_ONE * 8),
+        }
 
 
+def test_a_cell_says_what_runs_and_two_never_look_alike() -> None:
+    made = [cell for entry in entries("doublesqueeze") if entry.study for cell in entry.study.cells("full")]
+    unique = list(dict.fromkeys(made))
+    assert len({str(cell) for cell in unique}) == len(unique)
+    assert all(cell.job() for cell in unique if isinstance(cell, PlainCell | TimedCell))
 
 
+def test_a_short_run_of_real_processes() -> None:
+    [cell] = [each for each in cells([SGD], "tiny") if each.link == "100mbit"]
+    finding = cell.run(lambda *_: None)
+    least = cell.workers * 17_226 * 4 * 8 / 100e6
+    assert finding.seconds_per_step > least and finding.shaping in ("kernel", "application")
+    assert finding.wire_bytes == pytest.approx(2 * cell.workers * 17_226 * 4, rel=0.05)

@@ -26,6 +26,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def install_fashion_mnist(cache: Path) -> None:
+    (cache / "fashion-mnist").mkdir()
+    write_idx(cache / "fashion-mnist", compressed=False)
 
 
 def study() -> Study[RecipeCell, TrainingFinding]:
@@ -33,6 +36,13 @@ def study() -> Study[RecipeCell, TrainingFinding]:
     return ENTRY.study
 
 
+def test_the_data_is_cifar10_or_else_fashion_mnist_or_else_the_digits(cache: Path) -> None:
+    assert pair("full") == ("mlp", "digits")
+    install_fashion_mnist(cache)
+    assert pair("full") == pair("quick") == ("cifarnet", "fashion-mnist")
+    write_cifar10(cache / "cifar10")
+    assert pair("full") == pair("quick") == ("cifarnet", "cifar10[crop=24]")
+    assert pair("tiny") == ("mlp", "digits")
 
 
 def test_batches_rates_and_the_ratio_of_steps_are_the_papers(cache: Path) -> None:

@@ -1,0 +1,79 @@
+"""A real HTTP server on the loopback interface that serves good and bad files, and disks that are full."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections import Counter
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from thinwire_lab.workloads.download import RemoteFile
+
+BODY = bytes(range(256)) * 3000
+
+
+class Site(ThreadingHTTPServer):
+    """Paths to bodies; requests are noted. A path is cut short, or refuses, for its first requests."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.bodies: dict[str, bytes] = {}
+        self.truncate: Counter[str] = Counter()
+        self.throttled: Counter[str] = Counter()
+        self.requests: list[str] = []
+
+    def url(self, path: str) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}{path}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Site
+
+    def do_GET(self) -> None:
+        self.server.requests.append(self.path)
+        body = self.server.bodies.get(self.path)
+        for number, refuses in ((404, body is None), (429, self.server.throttled[self.path] > 0)):
+            if refuses:
+                self.server.throttled[self.path] -= 1
+                self.send_error(number)
+                return
+        assert body is not None
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.server.truncate[self.path] > 0:
+            self.server.truncate[self.path] -= 1
+            body = body[: len(body) // 2]
+        with contextlib.suppress(ConnectionError):  # a client that has seen enough hangs up
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Keeps the test's output clean."""
+
+
+def remote_file(*urls: str, body: bytes = BODY, name: str = "file.bin") -> RemoteFile:
+    return RemoteFile(name=name, urls=urls, nbytes=len(body), sha256=hashlib.sha256(body).hexdigest())
+
+
+def full_disk(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Makes the disk full for files whose name begins so, once they are made."""
+    real = Path.open
+
+    def opens(path: Path, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        opened = real(path, mode, *args, **kwargs)
+        if not path.name.startswith(name) or mode == "rb":
+            return opened
+        opened.close()
+        return real(Path("/dev/full"), "wb")
+
+    monkeypatch.setattr(Path, "open", opens)
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
