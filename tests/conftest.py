@@ -7,30 +7,29 @@ from pathlib import Path
 import pytest
 import torch
 
-ROOT = Path(__file__).parents[1]
-KERNELS = [ROOT / "tests" / "kernels", ROOT / "lab" / "tests" / "kernels"]
 LONG = [
-    ROOT / name
+    Path(name)
     for name in (
-        "lab/tests/cli/test_processes.py",
-        "tests/simulation/test_seeds.py",
-        "tests/simulation/test_more_seeds.py",
-        "lab/tests/studies/reproduce/test_reproduce.py",
-        "lab/tests/codecs/test_contract.py",
-        "lab/tests/bench/test_ranks.py",
-        "lab/tests/jobs/test_processes.py",
-        "tests/planner/test_script.py",
-        "lab/tests/studies/test_grid.py",
-        "tests/test_imports.py",
-        "tests/designs/test_bars.py",
-        "tests/hooks/ddp/test_examples.py",
-        "lab/tests/bench/test_race.py",
-        "tests/hooks/local/test_groups.py",
-        "tests/codecs/test_hostile.py",
-        "lab/tests/bench/test_hooks.py",
+        "cli/test_processes.py",
+        "simulation/test_seeds.py",
+        "simulation/test_more_seeds.py",
+        "studies/reproduce/test_reproduce.py",
+        "codecs/test_contract.py",
+        "bench/test_ranks.py",
+        "jobs/test_processes.py",
+        "planner/test_script.py",
+        "studies/test_grid.py",
+        "test_imports.py",
+        "designs/test_bars.py",
+        "hooks/ddp/test_examples.py",
+        "bench/test_race.py",
+        "hooks/local/test_groups.py",
+        "codecs/test_hostile.py",
+        "bench/test_hooks.py",
     )
 ]
-"""Files of ten seconds and more, the longest first: begun late, one would keep one process busy and the other idle."""
+"""Files of ten seconds and more, of the product or of the lab, the longest first: begun late, one would keep one process
+busy and the other idle."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -40,9 +39,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     read from the cache by all that follows. Elsewhere processes that start together would compile the same ones.
     """
     places = {path: place for place, path in enumerate(LONG)}
-    items.sort(
-        key=lambda item: (not any(map(item.path.is_relative_to, KERNELS)), places.get(item.path, len(places)))
-    )
+
+    def order(item: pytest.Item) -> tuple[bool, int]:
+        inside = Path(str(item.path).rpartition("/tests/")[2])
+        return not inside.is_relative_to("kernels"), places.get(inside, len(places))
+
+    items.sort(key=order)
     unasked = [mark for mark in ("long", "frameworks") if mark not in str(config.getoption("markexpr"))]
     if not torch.cuda.is_available():
         unasked.append("cuda")
