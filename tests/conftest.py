@@ -21,7 +21,7 @@ LONG = [
         "studies/test_grid.py",
         "test_imports.py",
         "designs/test_bars.py",
-        "hooks/ddp/test_examples.py",
+        "hooks/test_examples.py",
         "bench/test_race.py",
         "hooks/local/test_groups.py",
         "codecs/test_hostile.py",
