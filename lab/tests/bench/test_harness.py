@@ -87,23 +87,8 @@ def test_what_was_measured_is_not_measured_again_but_what_failed_is(tmp_path: Pa
     assert [len(runs) for runs in measured.values()] == [1, 1, 1]
 
 
-class Nested(Figures, frozen=True, kw_only=True):
-    at: list[Took]
-    by: dict[str, float]
-    curve: list[float]
 
 
-def test_rows_are_medians_where_a_figure_is_nested_too() -> None:
-    runs = [
-        Nested(at=[Took(seconds=seconds, by=f"{seconds} s")], by={"a": 10 * seconds}, curve=[1.0] * number)
-        for number, seconds in enumerate((1.0, 5.0, 2.0))
-    ]
-    row = harness._row(Cell("x"), runs)
-    assert row["by"] == {"a": 20.0} and row["curve"] == [], "of lists of other lengths there is no median"
-    [at] = row["at"]
-    assert (at["seconds"], at["size"], at["by"]) == (2.0, None, "1.0 s")
-    missing = [Took(seconds=1.0, size=4), Took(seconds=3.0)]
-    assert harness._row(Cell("x"), missing) == {"name": "x", "seconds": 2.0, "size": 4, "by": "clock"}
 
 
 

@@ -96,11 +96,6 @@ def test_rows_are_medians_over_seeds_beside_plain_ddp() -> None:
     assert bench.thin_link() == ("10mbit", "kernel")
 
 
-def test_what_is_measured_is_whole_periods_of_compressed_steps() -> None:
-    hooks = ["none", "3lc[start_step=25]", "powersgd-1", "local-sgd[h=8]", "diloco[h=30]"]
-    bench = HooksBench(models=["lenet"], hooks=hooks, links=["none"])
-    lengths = [(cell.warmup, cell.steps) for cell in bench.cells()]
-    assert lengths == [(3, 20), (25, 20), (3, 20), (8, 24), (30, 30)]
 
 
 def test_recipes_are_those_that_train_takes() -> None:

@@ -65,9 +65,6 @@ def test_randomk_refuses_error_feedback_where_it_diverges() -> None:
     assert float(context.residual.square().mean().sqrt()) < 6.0
 
 
-def test_randomk_refuses_what_overflows() -> None:
-    with pytest.raises(tw.NonFiniteError, match="scaled=False"):
-        tw.codec("randomk").encode(torch.tensor([1e38]))
 
 
 # ---- lies

@@ -86,17 +86,6 @@ def test_what_is_not_an_event_is_not_lost_when_the_process_fails() -> None:
         assert not any(alive(pid) for pid in engine.pids.values()), "stopped at once, not when the block ends"
 
 
-def test_processes_that_fail_together_are_all_named(tmp_path: Path) -> None:
-    # The worker sees the server die, and is heard of first.
-    fifo = tmp_path / "connection"
-    os.mkfifo(fifo)
-    with LocalEngine(KINDS) as engine:
-        engine.start("server", sh(f"exec 3> {fifo}; (sleep 0.1; kill -9 $$) & exec 3>&-; wait"))
-        engine.start("worker 0", sh(f"cat {fifo}; echo connection lost >&2; exit 1"))
-        with pytest.raises(EngineError) as caught:
-            list(engine.events())
-    assert "worker 0 ended with exit status 1; last lines:\n    connection lost" in str(caught.value)
-    assert "server was killed by SIGKILL (out of memory, or by hand); last lines: none" in str(caught.value)
 
 
 def test_waiting_for_what_never_comes_ends() -> None:

@@ -62,19 +62,3 @@ def test_workers_begin_alike_and_read_different_examples() -> None:
     assert not torch.equal(next(first.batches)[0], next(second.batches)[0])
 
 
-@pytest.mark.parametrize(
-    ("job", "said"),
-    [
-        (Job(workers=4, batch=400), "4 workers × 400 examples a batch do not fit digits's 1,347 examples"),
-        (Job(data="digits[train=9999]"), "9999 examples of 1347"),
-    ],
-    ids=["batch", "part"],
-)
-def test_what_cannot_be_trained_is_refused_before_anything_starts(job: Job, said: str) -> None:
-    def started(ids: object) -> None:
-        pytest.fail("a process was started")
-
-    calls: list[Callable[[], object]] = [lambda: check([job]), lambda: processes.run(job, on_start=started)]
-    for call in calls:
-        with pytest.raises(ConfigError, match=said):
-            call()

@@ -121,11 +121,6 @@ def test_of_a_short_run_as_many_steps_exchange_as_of_the_full_one(design: str) -
 
 
 
-def test_seeds_come_one_after_the_other_and_no_run_twice() -> None:
-    needed = jobs(TWO.cells())
-    assert [job.seed for job in needed] == [0] * 4 + [1] * 4
-    assert len(set(needed)) == len(needed), "without a limit the full run is the timed one"
-    assert {(job.steps, job.batch, job.lr) for job in needed if job.link is None} == {(400, 8, 0.02)}
 
 
 def test_comparisons_that_cannot_be() -> None:
