@@ -1,10 +1,6 @@
-"""Layer sizes of published networks, notes on runs of several machines, deviations over seeds, and curves of runs."""
+"""Notes on runs of several machines or versions, deviations over seeds, and curves of runs."""
 
 from __future__ import annotations
-import pytest
-from thinwire.errors import ConfigError
-from thinwire_lab.studies.architectures import architecture, architectures
-from thinwire_lab.workloads.models import model
 import math
 import msgspec
 from thinwire_lab.jobs.results import machine
@@ -16,28 +12,6 @@ from lab.tests.jobs.outcomes import run_outcome
 from thinwire.presentation.charts import to_svg
 from thinwire_lab.jobs.outcome import CurvePoint
 from thinwire_lab.studies.compare_page import curves
-
-
-def test_shares_and_totals_are_the_papers_own() -> None:
-    alexnet = architecture("alexnet")
-    last = sum(each.numel for each in alexnet[-2:]) / sum(each.numel for each in alexnet)
-    assert round(100 * last, 1) == 6.7  # TernGrad §4.2
-    # Wu 2018, table 1.1, in millions.
-    for name, millions in (("resnet110", 1.73), ("inception-v4", 42.65)):
-        assert sum(each.numel for each in architecture(name)) / 1e6 == pytest.approx(millions, abs=0.04), name
-
-
-def test_resnet110_is_the_workload() -> None:
-    ours = [each.numel() for each in model("resnet110", num_classes=10, in_shape=(3, 32, 32), seed=0).parameters()]
-    assert sorted(ours) == sorted(each.numel for each in architecture("resnet110"))
-
-
-def test_names_are_unique_and_unknown_ones_refused() -> None:
-    for name in architectures():
-        names = [each.name for each in architecture(name)]
-        assert len(set(names)) == len(names), name
-    with pytest.raises(ConfigError, match="unknown architecture 'vgg'; known are alexnet"):
-        architecture("vgg")
 
 
 def test_another_processor_or_version_makes_a_note_and_other_threads_do_not() -> None:
