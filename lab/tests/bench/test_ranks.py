@@ -136,13 +136,6 @@ def test_two_ranks_hold_parameters_gradients_moments_and_buckets() -> None:
     assert run.peak > 16 and run.fixed_nbytes > 5e7
 
 
-@pytest.mark.gpu
-@pytest.mark.cuda
-def test_on_a_gpu_tensors_are_told_from_the_process_s_own_memory() -> None:
-    bench = MemoryBench(hooks=["none"], ranks=2, layers=[2, 10], device="cuda")
-    run = bench.measure(bench.cells()[0], {}, lambda text: None)
-    assert 19.5 < run.held < 24.5 and run.held <= run.peak and run.host is not None, run
-    assert all("sdp:" not in cell.method for cell in MemoryBench(device="cuda").cells())
 
 
 # ---- for their processor time

@@ -7,6 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 import msgspec
+import pytest
 
 from thinwire_lab.bench.clock import ClockBench
 from thinwire_lab.bench.codecs import CodecsBench
