@@ -28,8 +28,8 @@ LONG = [
         "bench/test_hooks.py",
     )
 ]
-"""Files of ten seconds and more, of the product or of the lab, the longest first: begun late, one would keep one process
-busy and the other idle."""
+"""Files of ten seconds and more, of the product or of the lab, the longest first: begun late, one would keep one
+process busy and the other idle."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

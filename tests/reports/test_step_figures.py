@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 
@@ -67,8 +66,6 @@ def test_tables_of_ranks_that_are_not_at_one_step_add_up_to_the_whole() -> None:
     assert sum(each.pull_nbytes for each in figures.tables) == figures.pull_nbytes == 80
 
 
-
-
 def local_updates(steps: int, *, h: int = 4) -> Iterator[StepRecord]:
     """Every h-th step is an exchange, answered in the next; the first two compile: 3 s to encode, 2 to decode."""
     time_s = 100.0
@@ -95,8 +92,6 @@ def test_where_steps_come_between_exchanges_both_that_compile_are_left_out() -> 
     assert (figures.encode_s, figures.decode_s) == pytest.approx((0.025, 0.025))
 
 
-
-
 def test_records_without_times_or_of_one_step_or_none() -> None:
     nothing = RecordedSteps().figures()
     assert (nothing.steps, nothing.last_step, nothing.step_s, nothing.ratio, nothing.tables) == (0, -1, None, 0, ())
@@ -114,8 +109,6 @@ def test_steps_that_are_taken_again_replace_those_of_before() -> None:
     assert again.step_seconds()[12] > 300, "the way back is time that the run took"
     other = RecordedSteps([*training(20), *training(10, begin=900, ranks=1)])
     assert (other.runs, other.figures().last_step, other.figures().ranks) == (2, 9, 1)
-
-
 
 
 def test_steps_that_hold_scores_alone_are_not_counted_and_the_latest_scores_stay() -> None:
@@ -168,5 +161,3 @@ def test_tables_have_the_means_of_their_newest_codec_without_the_first_steps() -
     assert growing.figures(leave_out=0).tables[0].push_nbytes == (16 + 17 + 18 + 19) / 4
     long = RecordedSteps(of_table(step, 100 if step < 9000 else 50, "3lc") for step in range(10_000))
     assert long.figures(leave_out=9000).tables[0].push_nbytes == 50
-
-

@@ -103,8 +103,6 @@ def test_the_newest_outcome_that_fits_the_records_is_taken(tmp_path: Path) -> No
     assert read_run(tmp_path).outcome_file == tmp_path / "e.json", "the model was not evaluated"
 
 
-
-
 @pytest.mark.parametrize(
     ("outcomes", "remark"),
     [
@@ -125,8 +123,6 @@ def test_without_one_outcome_that_fits_there_is_no_accuracy_and_the_page_says_wh
     assert (found.outcome, found.outcome_file, found.figures().accuracy, found.accuracies()) == (None, None, None, [])
     assert len(found.outcome_files) == len(outcomes)
     assert found.remark.startswith(f"No outcome is shown: {remark}") and found.remark in page(found, "thinwire report")
-
-
 
 
 def test_what_cannot_be_read(tmp_path: Path) -> None:

@@ -1,19 +1,22 @@
-"""What messages and shared processors cost: worked out from clocks that say what they are told, and measured for real."""
+"""What messages and shared processors cost: worked out from clocks that tests move, and measured for real."""
 
 from __future__ import annotations
+
 import queue
 import struct
 import threading
+
 import pytest
+
 from thinwire.engines.events import Event, Listening
-from thinwire.transports.grpc import GrpcOptions
-from thinwire_lab.bench import transport_costs
-from thinwire_lab.bench.roles import Stage
-from thinwire_lab.bench.transport_costs import EchoServer, EchoWorker, Measured
-from thinwire_lab.bench.peer_costs import measure_peer_costs, measured
 from thinwire.errors import EngineError
 from thinwire.planner.transport_costs import Sharing
+from thinwire.transports.grpc import GrpcOptions
+from thinwire_lab.bench import transport_costs
+from thinwire_lab.bench.peer_costs import measure_peer_costs, measured
+from thinwire_lab.bench.roles import Stage
 from thinwire_lab.bench.sharing import Trained, measure_sharing, sharing_of
+from thinwire_lab.bench.transport_costs import EchoServer, EchoWorker, Measured
 
 
 class FakeEcho:

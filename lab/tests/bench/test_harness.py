@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from thinwire_lab.bench import harness
 from thinwire_lab.bench.harness import Bench, Figures, Tell, column
 from thinwire_lab.jobs import grid
 from thinwire_lab.jobs.grid import Measured
@@ -85,11 +84,3 @@ def test_what_was_measured_is_not_measured_again_but_what_failed_is(tmp_path: Pa
     measured = measured_by(Letters(names=("a", "b", "c"), rounds=1), path, made)
     assert made == ["2/3 b", "3/3 c"], "b, at 0.002 s, counts as failed"
     assert [len(runs) for runs in measured.values()] == [1, 1, 1]
-
-
-
-
-
-
-
-

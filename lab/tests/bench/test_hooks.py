@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.hooks.ddp_ranks import batch, mlp, run_ranks
-from thinwire.planner.models import torch_threads
-from thinwire_lab.bench import hook_runs
 from thinwire_lab.bench.cells import HookCell
 from thinwire_lab.bench.fsdp import FsdpBench
-from thinwire_lab.bench.hook_runs import HookRun, measure
+from thinwire_lab.bench.hook_runs import HookRun
 from thinwire_lab.bench.hooks import HooksBench
 from thinwire_lab.bench.methods import install
-from thinwire_lab.bench.names import NOTES
 from thinwire_lab.bench.options import OURS
 from thinwire_lab.bench.updates import UpdatesBench
 from thinwire_lab.jobs.job import Job
-from thinwire_lab.jobs.training_loop import weights_digest
-from thinwire_lab.jobs.workload import workload
-from thinwire_lab.workloads.recipe import schedule
 
 TOLERANCES = {
     "none": 1e-6,
@@ -66,8 +58,6 @@ def test_every_hook_averages() -> None:
                 torch.testing.assert_close(mean, (one + other) / 2, rtol=rtol, atol=rtol, msg=hook)
 
 
-
-
 def outcome(step: float, **changes: Any) -> HookRun:
     usual: dict[str, Any] = {
         "seconds_per_step": step,
@@ -96,8 +86,6 @@ def test_rows_are_medians_over_seeds_beside_plain_ddp() -> None:
     assert bench.thin_link() == ("10mbit", "kernel")
 
 
-
-
 def test_recipes_are_those_that_train_takes() -> None:
     known = {"model": "byte-transformer-1m", "data": "python-text", "batch": 7}
     job = Job(design="fp32", workers=4, **known)  # type: ignore[arg-type]
@@ -106,7 +94,3 @@ def test_recipes_are_those_that_train_takes() -> None:
     assert updates.recipe() == job.recipe()
     [sharded, *_] = FsdpBench(lr=0.25, steps=9, **known).cells()  # type: ignore[arg-type]
     assert sharded.recipe() == replace(replace(job, lr=0.25, steps=9).recipe(), schedule="constant", warmup=0.0)
-
-
-
-

@@ -105,10 +105,6 @@ def test_every_seed_is_a_race_of_its_own_and_a_crash_is_a_row(raced: Any) -> Non
     assert bench.notes(measured)[-1].endswith("failed: NonFiniteError: holds NaN")
 
 
-
-
-
-
 def test_each_method_runs_at_its_best_rate_and_for_whole_periods_on_links(raced: Any) -> None:
     paces = {"none": 2.0, "local-sgd[h=4]": 2.1, "diloco[h=30,codec=fp32]": 2.15}
     bench, measured, ran = raced(paces, **TEXT | {"seeds": 2})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import pytest
@@ -63,10 +62,6 @@ def test_one_run_of_local_updates() -> None:
     if run.shaping == "kernel":
         # Four steps of 120,064 values in float32 would be 960 kB a rank.
         assert run.sent_bytes_per_step and 1_000 < run.sent_bytes_per_step < 40_000
-
-
-
-
 
 
 @pytest.mark.gpu
@@ -134,8 +129,6 @@ def test_two_ranks_hold_parameters_gradients_moments_and_buckets() -> None:
     run = bench.measure(bench.cells()[0], {}, lambda text: None)
     assert 18 < run.held < 24, "four bytes each, of AdamW two; and DDP's bucket"
     assert run.peak > 16 and run.fixed_nbytes > 5e7
-
-
 
 
 # ---- for their processor time

@@ -1,17 +1,20 @@
 """Storms are drawn from their seeds; what is wrong with how a training ended; from when on times of faults count."""
 
 from __future__ import annotations
-import pytest
-from thinwire.errors import ConfigError
-from thinwire_lab.chaos.faults import DURATIONS_S, KINDS, draw
+
 import math
+
+import pytest
 from msgspec import UNSET
+
 from lab.tests.jobs.outcomes import worker_outcome
+from thinwire.errors import ConfigError
+from thinwire.runtime.journal import Joined, Took
+from thinwire_lab.chaos.faults import DURATIONS_S, KINDS, draw
 from thinwire_lab.chaos.outcome import ends
+from thinwire_lab.chaos.witnesses import Witnesses
 from thinwire_lab.jobs.job import Job
 from thinwire_lab.jobs.outcome import WorkerOutcome
-from thinwire.runtime.journal import Joined, Took
-from thinwire_lab.chaos.witnesses import Witnesses
 
 
 def test_a_seed_is_a_storm() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,8 +14,7 @@ from thinwire.errors import ConfigError
 from thinwire_lab.bench.harness import Tell
 from thinwire_lab.chaos.faults import Fault
 from thinwire_lab.chaos.outcome import Outcome, Sample
-from thinwire_lab.chaos.soak import Soak, growth, sample, thread_names
-from thinwire_lab.chaos.stage import SERVER
+from thinwire_lab.chaos.soak import Soak, growth, thread_names
 from thinwire_lab.chaos.storms import PEACE, Storms, all_back, exchanges
 from thinwire_lab.chaos.trials import Scenario, Trial
 from thinwire_lab.jobs.grid import Measured, run
@@ -118,12 +115,6 @@ def test_options_that_cannot_be() -> None:
         with pytest.raises(ConfigError, match=said):
             kind(**given)
     assert Storms(**gone, strikes=1, runs=1, **UNSHAPED).cells()[0].job().consistency == "backup[1]"
-
-
-
-
-
-
 
 
 def test_growth_is_noticed_and_comings_and_goings_are_not() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from thinwire.planner.transport_costs import TransportCosts
 from thinwire_lab.bench.clock import ClockBench, Clocked
 from thinwire_lab.bench.options import QUICK, PaysOptions
 from thinwire_lab.bench.pays import PaysBench
-from thinwire_lab.cli import bench, measuring
+from thinwire_lab.cli import bench
 from thinwire_lab.jobs import cluster
 from thinwire_lab.jobs.job import Job
 
@@ -60,8 +59,6 @@ def test_interrupted_bench_keeps_its_runs_and_resumes(
     assert [row["measured_s"] for row in written["rows"]] == [0.01, 0.02, 0.03, 0.04, 0.01, 0.02]
 
 
-
-
 def test_links_that_cannot_be_shaped_are_said_before_anything_is_measured(
     command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -70,10 +67,6 @@ def test_links_that_cannot_be_shaped_are_said_before_anything_is_measured(
     result = command("bench", "hooks", "--json", file)
     assert result.status == 1 and result.out == "" and not file.exists()
     assert result.err == "error: the kernel cannot shape links here: no namespaces here\n"
-
-
-
-
 
 
 def test_quick_leaves_what_was_given_also_where_it_is_the_long_runs_own(

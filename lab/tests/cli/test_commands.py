@@ -1,17 +1,19 @@
 """`thinwire demo` and `thinwire inspect` with the lab, and when a command starts itself again."""
 
 from __future__ import annotations
+
 import json
 from collections.abc import Callable
 from pathlib import Path
+
 import pytest
+
 from lab.tests.jobs.outcomes import run_outcome
 from tests.cli.commands import Result
-from thinwire.extras import missing
-from thinwire_lab.cli import demo, running
-from thinwire_lab.workloads.models import models
 from thinwire.engines.roles import own_command
-from thinwire_lab.cli import privileges
+from thinwire.extras import missing
+from thinwire_lab.cli import demo, privileges, running
+from thinwire_lab.workloads.models import models
 
 
 def test_without_matplotlib_there_is_no_picture_unless_it_was_asked_for(

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from lab.tests.jobs.outcomes import run_outcome
-from tests.cli.commands import Full, Result
+from tests.cli.commands import Result
 from thinwire.errors import EngineError
-from thinwire_lab.cli import compare, running
+from thinwire_lab.cli import running
 from thinwire_lab.jobs.job import Job
 from thinwire_lab.jobs.outcome import RunOutcome
 
@@ -53,13 +52,9 @@ def test_what_is_printed_and_written(command: Command, monkeypatch: pytest.Monke
     assert again.status == 0 and "seed 0, 5 steps" not in again.out and "5.0×" in again.out
 
 
-
-
 def test_json_is_not_written_over_what_the_folder_keeps(command: Command, made: list[Job], tmp_path: Path) -> None:
     result = command(*ASKED, "--out", tmp_path, "--json", tmp_path / "x" / ".." / "report.html")
     assert result.status == 2 and "is where the runs are kept" in result.err and made == []
-
-
 
 
 def test_numbers_in_place_of_the_recipes_reach_every_run(command: Command, made: list[Job], tmp_path: Path) -> None:
@@ -75,14 +70,6 @@ def test_numbers_in_place_of_the_recipes_reach_every_run(command: Command, made:
     page = (tmp_path / "report.html").read_text()
     assert f"Chosen for every design: {chosen}." in page
     assert command(*ASKED, "--out", tmp_path).status == 0 and len(made) == 4, "those of the recipe are other runs"
-
-
-
-
-
-
-
-
 
 
 def test_ctrl_c_keeps_what_is_done(command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -113,5 +100,3 @@ def test_a_failed_run_is_the_commands_failure(
     assert result.status == 1
     assert result.err.startswith("error: 1 runs failed") and "worker 0 ended with exit status 1" in result.err
     assert "75.00" in result.out and "worker 0 ended" in (tmp_path / "report.html").read_text()
-
-

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +50,6 @@ def test_help_and_misspelt_options_import_neither_torch_nor_what_a_command_compu
     )
 
 
-
-
 MISUSE: list[tuple[list[str], str]] = [
     (["train", "--design", "3lc[sparsty=1.5]"], "'sparsty'"),
     (["train", "--model", "lenet6"], "'lenet6'"),
@@ -81,12 +78,6 @@ def test_misuse_is_one_line_and_status_2(command: Command, tmp_path: Path, monke
         assert result.err.count("\n") == 1 and result.err.startswith("error: "), arguments
         assert result.status == 2 and text in result.err, result.err
     assert list(tmp_path.iterdir()) == []
-
-
-
-
-
-
 
 
 def test_data_that_is_missing_or_has_no_such_part_is_told_before_processes_start(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Annotated, Any
 
@@ -44,8 +43,6 @@ def test_a_command_is_given_the_job_that_was_asked_for() -> None:
     assert job == Job()
 
 
-
-
 def test_a_job_that_cannot_be_and_an_option_that_is_missing() -> None:
     result, _ = run("--name", "x", "--steps", "5", "--seconds", "5")
     assert isinstance(result.exception, ConfigError)
@@ -71,10 +68,6 @@ def test_lists_with_commas_and_lists_of_repeated_options() -> None:
     for arguments in ([], ["--links", "a, b[c,d]", "--hook", "x[y,z]", "--hook", "w", "--runs", "7"]):
         assert CliRunner().invoke(app, arguments).exit_code == 0
     assert seen == [Grid(), Grid(links=("a", "b[c,d]"), hooks=("x[y,z]", "w"), rounds=7)]
-
-
-
-
 
 
 def test_a_field_without_an_option_is_our_mistake() -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from tests.cli.commands import Result
-from thinwire_lab.jobs import grid
 
 Command = Callable[..., Result]
 
@@ -57,5 +56,3 @@ def test_two_things_are_not_written_to_one_file(
     result = command(*arguments)
     assert result.status == 2 and re.fullmatch(f"error: .*is where .*{what}; write to another file\n", result.err)
     assert list(tmp_path.iterdir()) == []
-
-

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
-import socket
 import subprocess
 import time
 import warnings
@@ -15,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.cli.commands import THINWIRE, Result, start
+from tests.cli.commands import Result, start
 from thinwire.security.starter import options_in
 from thinwire_lab.jobs import in_process
 from thinwire_lab.jobs.job import Job
@@ -79,8 +78,6 @@ def test_interrupting_a_training_leaves_no_process_behind() -> None:
                 child.kill()
 
 
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("after", [1, 60])
 def test_a_killed_server_is_started_again_and_all_go_back(after: int, tmp_path: Path) -> None:
@@ -104,10 +101,6 @@ def test_a_killed_server_is_started_again_and_all_go_back(after: int, tmp_path: 
         train.kill()
 
 
-
-
-
-
 def kill(train: subprocess.Popen[str], role: list[str], number: int, records: Path, *, after: int = 1) -> None:
     """Kills one of the processes of a role, in the order of their starts, after so many steps of both workers."""
     while not (records.exists() and records.read_text().count('"step"') >= 2 * after):
@@ -124,10 +117,6 @@ def cmdline(process: psutil.Process) -> list[str]:
         return process.cmdline()
     except psutil.Error:  # it has ended meanwhile
         return []
-
-
-
-
 
 
 def test_what_a_worker_warns_of_reaches_whoever_started_it(command: Command) -> None:

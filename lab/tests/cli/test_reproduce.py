@@ -5,16 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from io import StringIO
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from lab.tests.studies.reproduce.test_reproduce import Toss, Tossed, entry
 from tests.cli.commands import Result
-from thinwire.cli import console as printing
-from thinwire_lab.cli import reproduce
 from thinwire_lab.studies.reproduce import catalog
 from thinwire_lab.studies.reproduce.catalog import CATALOG
 from thinwire_lab.studies.reproduce.entry import OnProgress, Scale
@@ -66,14 +62,6 @@ def test_json_is_not_written_over_what_the_folder_keeps(
     result = command("reproduce", "3lc-figure-99", "--out", tmp_path, "--json", tmp_path / "report.html")
     assert result.status == 2 and "is where the runs are kept" in result.err
     assert (tmp_path / "report.html").read_text() == "kept"
-
-
-
-
-
-
-
-
 
 
 def test_an_unknown_name_is_told_near_ones(command: Command) -> None:

@@ -33,12 +33,6 @@ def test_buckets_of_one_value_lose_nothing(norm: str) -> None:
     assert torch.equal(tw.decode(tw.codec("qsgd", levels=1, norm=norm, bucket=1).encode(tensor)), tensor)
 
 
-
-
-
-
-
-
 def test_dithering_goes_to_a_neighbouring_level() -> None:
     """a ≤ z ≤ b, and P(a) = (b − z)/(b − a) (DoubleSqueeze §3.2)."""
     tensor = torch.tensor([1.0, 0.3])

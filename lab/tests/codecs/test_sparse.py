@@ -24,10 +24,6 @@ def test_the_sampled_threshold_lets_about_the_fraction_through() -> None:
         assert float(sent[sent != 0].abs().min()) >= float(tensor[sent == 0].abs().max())
 
 
-
-
-
-
 def test_a_fixed_threshold_sends_plus_or_minus_tau() -> None:
     context = tw.codec("threshold", tau=0.5, send="tau").context(V)
     frame = context.encode(V)
@@ -52,8 +48,6 @@ def test_randomk_sends_x_over_p_or_x() -> None:
         assert int(chosen.sum()) == pytest.approx(500, abs=100)
 
 
-
-
 def test_randomk_refuses_error_feedback_where_it_diverges() -> None:
     with pytest.raises(tw.ConfigError, match="diverges"):
         tw.codec("randomk", error_feedback=True)
@@ -63,8 +57,6 @@ def test_randomk_refuses_error_feedback_where_it_diverges() -> None:
         context.encode(normal(1000 + step)[:1000])
     assert context.residual is not None
     assert float(context.residual.square().mean().sqrt()) < 6.0
-
-
 
 
 # ---- lies

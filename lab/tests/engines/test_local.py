@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from thinwire.engines.events import Event, Lost, Restarted, Said
-from thinwire.errors import ConfigError, EngineError
+from thinwire.engines.events import Event, Restarted
+from thinwire.errors import EngineError
 from thinwire_lab.engines.local import LocalEngine
 from thinwire_lab.engines.namespaces import available
 from thinwire_lab.engines.utilisation import Sampler
@@ -86,8 +86,6 @@ def test_what_is_not_an_event_is_not_lost_when_the_process_fails() -> None:
         assert not any(alive(pid) for pid in engine.pids.values()), "stopped at once, not when the block ends"
 
 
-
-
 def test_waiting_for_what_never_comes_ends() -> None:
     with LocalEngine(KINDS) as engine:
         engine.start("server", sh(f"echo loading >&2; {FOREVER}"))
@@ -98,8 +96,6 @@ def test_waiting_for_what_never_comes_ends() -> None:
         engine.start("server", sh(report(Step(step=1))))
         with pytest.raises(EngineError, match="server ended before it reported Up"):
             engine.wait_for("server", Up, PATIENCE_S)
-
-
 
 
 def test_a_process_that_fails_is_started_again_with_another_command() -> None:
@@ -115,8 +111,6 @@ def test_a_process_that_fails_is_started_again_with_another_command() -> None:
         engine.start("worker", sh("exit 5"), restarts=2, again=lambda: None)
         with pytest.raises(EngineError, match="worker ended with exit status 5"):
             list(engine.events())
-
-
 
 
 def test_children_inherit_the_environment_with_ours_on_top(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from typing import Literal
 import pytest
 
 from thinwire.errors import EngineError
-from thinwire.transports.links import Rate, parse_rate
+from thinwire.transports.links import parse_rate
 from thinwire_lab.engines import namespaces
 from thinwire_lab.engines.namespaces import Fabric, available
 from thinwire_lab.engines.system_tools import can_unshare
@@ -114,8 +114,6 @@ def test_a_link_is_cut_one_way_or_both_and_counters_go_on(fabric: Fabric) -> Non
         server.kill()
 
 
-
-
 def test_packets_that_wait_while_a_link_becomes_slower_still_leave(fabric: Fabric) -> None:
     """A queue keeps its packets; one that is larger than its new burst would stay for ever, and all behind it."""
     nbytes, senders = 4_000_000, 4
@@ -164,8 +162,6 @@ def test_a_refusal_is_explained_and_leaves_nothing(monkeypatch: pytest.MonkeyPat
     assert not permitted
     assert reason.startswith("cannot make a network namespace: unshare failed: Operation not permitted; run as root")
     assert not can_unshare()
-
-
 
 
 # What an ordinary user's command line does: it re-executes itself where it may make namespaces.

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-
 import pytest
 
-from thinwire.engines.engine import Again, Command, Engine, Role
-from thinwire.engines.events import Event, Listening, Restarted
-from thinwire.engines.roles import Roles, own_command
+from thinwire.engines.roles import Roles
 from thinwire.errors import ConfigError, EngineError
 from thinwire_lab.jobs import cluster
 from thinwire_lab.jobs.cluster import Place, choose_links, run_cluster
@@ -39,7 +33,3 @@ def test_nodes_that_cannot_be_shared() -> None:
         shared(3)
     assert shared(1).hosts == ["worker 0", "worker 1"]
     assert Roles(workers=1, worker=lambda *_: ["worker"], servers=2).hosts == ["server 0", "server 1", "worker 0"]
-
-
-
-

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
 from thinwire.errors import ConfigError
-from thinwire_lab.jobs import processes
 from thinwire_lab.jobs.devices import device
 from thinwire_lab.jobs.job import Job
-from thinwire_lab.jobs.workload import check, workload
+from thinwire_lab.jobs.workload import workload
 from thinwire_lab.workloads.recipes import recipe
 
 IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
@@ -60,5 +58,3 @@ def test_workers_begin_alike_and_read_different_examples() -> None:
     pairs = zip(first.model.parameters(), second.model.parameters(), strict=True)
     assert all(torch.equal(mine, theirs) for mine, theirs in pairs)
     assert not torch.equal(next(first.batches)[0], next(second.batches)[0])
-
-

@@ -129,8 +129,6 @@ def test_a_grace_for_stragglers_says_with_how_many_to_go_on() -> None:
     assert (options["min_workers"], options["worker_grace_s"], options["straggler_grace_s"]) == (2, 3.0, 1.5)
 
 
-
-
 @pytest.mark.usefixtures("programs")
 def test_weights_are_those_of_a_run_whose_processes_are_programs() -> None:
     parents: list[set[int]] = []

@@ -17,7 +17,7 @@ from thinwire.server.core import ServerCore
 from thinwire.transports.base import Connection, Server
 from thinwire.transports.grpc import server as grpc_server
 from thinwire.transports.memory import MemoryServer
-from thinwire_lab.jobs.events import Accuracy, Done
+from thinwire_lab.jobs.events import Accuracy
 from thinwire_lab.jobs.job import Job
 from thinwire_lab.jobs.outcome import WorkerOutcome
 from thinwire_lab.jobs.training import run_worker
@@ -83,8 +83,6 @@ def test_one_seed_one_result_over_any_transport() -> None:
         assert first.train_loss == again.train_loss
         for key in ("payload_bytes_push", "values_push", "values_pull", "steps"):
             assert first.traffic[key] == wired.traffic[key] > 0, key
-
-
 
 
 class Clock:

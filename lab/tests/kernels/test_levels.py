@@ -43,12 +43,6 @@ def test_levels_equal_the_oracle() -> None:
         assert out.tobytes() == wanted.tobytes(), case
 
 
-
-
-
-
-
-
 def test_bits_that_no_encoder_writes() -> None:
     levels = np.array([0, 3, -1, 2], np.int16)
     packed = bytes(encode_levels(levels, top=4, words=words_for(4, 4)))
@@ -112,5 +106,3 @@ def test_norms_of_buckets() -> None:
         got = bucket_norms(values, bucket=bucket, largest=float(np.abs(values).max()))
         wanted = [np.linalg.norm(values[i : i + bucket].astype(np.float64)) for i in range(0, size, bucket)]
         assert got == pytest.approx(wanted, rel=1e-12), case
-
-

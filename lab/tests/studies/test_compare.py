@@ -22,7 +22,6 @@ from thinwire_lab.jobs.outcome import RunOutcome
 from thinwire_lab.studies.compare import Comparison, Train, compare, jobs, varies
 from thinwire_lab.studies.compare_page import page
 from thinwire_lab.studies.compare_rows import tabulate
-from thinwire_lab.workloads.data import DataInfo
 from thinwire_lab.workloads.dataset import Dataset
 
 TWO = Comparison(designs=["fp32", "3lc[s=1.75,entropy=zstd]"], links=["1mbit", "none"], seeds=2, steps=400)
@@ -119,10 +118,6 @@ def test_of_a_short_run_as_many_steps_exchange_as_of_the_full_one(design: str) -
     assert abs(sum(whole) / len(whole) * len(short) - sum(short)) < 1, "but for the part of one exchange"
 
 
-
-
-
-
 def test_comparisons_that_cannot_be() -> None:
     impossible: list[tuple[dict[str, Any], str]] = [
         ({"designs": []}, "no designs to compare"),
@@ -139,12 +134,6 @@ def test_comparisons_that_cannot_be() -> None:
 
 
 # ---- what is kept
-
-
-
-
-
-
 
 
 def test_runs_on_another_text_are_other_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,8 +189,6 @@ def test_means_deviations_and_extrapolated_times(tmp_path: Path) -> None:
     assert rows[3].seconds_per_step == 0.01 and rows[3].timed_steps == 400
 
 
-
-
 def test_the_page(tmp_path: Path) -> None:
     results = compare(TWO, tmp_path, told)
     text = page(results)
@@ -211,5 +198,3 @@ def test_the_page(tmp_path: Path) -> None:
     assert "Nothing has been measured yet" in page(
         replace(results, runs=[], rows=tabulate(TWO.cells(), lambda job: None))
     )
-
-

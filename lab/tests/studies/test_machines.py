@@ -1,17 +1,18 @@
 """Notes on runs of several machines or versions, deviations over seeds, and curves of runs."""
 
 from __future__ import annotations
+
 import math
+
 import msgspec
-from thinwire_lab.jobs.results import machine
-from thinwire_lab.studies.deviation import deviation, spread
-from thinwire_lab.studies.machines import mixed, mixed_versions
-import subprocess
-import sys
+
 from lab.tests.jobs.outcomes import run_outcome
 from thinwire.presentation.charts import to_svg
 from thinwire_lab.jobs.outcome import CurvePoint
+from thinwire_lab.jobs.results import machine
 from thinwire_lab.studies.compare_page import curves
+from thinwire_lab.studies.deviation import deviation, spread
+from thinwire_lab.studies.machines import mixed, mixed_versions
 
 
 def test_another_processor_or_version_makes_a_note_and_other_threads_do_not() -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
-from thinwire.errors import ConfigError
 from thinwire_lab.workloads.evaluate import cross_entropy
 from thinwire_lab.workloads.models import model
 
@@ -69,8 +67,6 @@ def test_transformer_is_causal() -> None:
     before, after = net(text), net(changed)
     torch.testing.assert_close(before[:, :40], after[:, :40])
     assert not torch.allclose(before[:, 40:], after[:, 40:])
-
-
 
 
 def test_a_model_in_one_vector_has_the_values_and_gradients_of_the_model() -> None:

@@ -106,8 +106,6 @@ def test_accuracy_and_loss_by_hand() -> None:
     assert score.loss == pytest.approx(expected, rel=1e-6)
 
 
-
-
 SHAPE = (1, 28, 28)
 
 

@@ -99,8 +99,6 @@ class Seeded(Toss, frozen=True, kw_only=True):
     seed: int
 
 
-
-
 def test_what_is_kept_is_shown_without_a_run(tmp_path: Path) -> None:
     def cells(scale: Scale) -> list[Toss]:
         return [Seeded(number=number, seed=seed) for seed in range(3) for number in (2 * seed, 2 * seed + 1)]
