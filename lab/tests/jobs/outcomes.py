@@ -39,12 +39,6 @@ def run_outcome(**changes: Any) -> RunOutcome:
     usual |= {"design": "fp32", "model": "mlp", "data": "digits", "workers": 4, "servers": 1, "steps": 5}
     usual |= {"seconds": 1.0, "seconds_per_step": 0.25, "test_accuracy": 0.75, "train_loss": 0.1, "test_loss": 0.2}
     usual |= {"payload_bytes_push": 100, "payload_bytes_pull": 300, "wire_bytes_push": 150, "wire_bytes_pull": 350}
-    usual |= {
-        "bits_per_value_push": 0.5,
-        "bits_per_value_pull": 0.25,
-        "compression_ratio": 85.3,
-        "batch": 8,
-        "lr": 0.02,
-    }
-    usual |= {"choices": {}, "placement": PLACEMENT, "residual_ratio": {}, "weights": "abc", "curve": []}
+    usual |= {"bits_per_value_push": 0.5, "bits_per_value_pull": 0.25, "compression_ratio": 85.3, "curve": []}
+    usual |= {"choices": {}, "placement": PLACEMENT, "residual_ratio": {}, "weights": "abc", "batch": 8, "lr": 0.02}
     return RunOutcome(**{**usual, **changes})
