@@ -6,7 +6,10 @@ import pytest
 
 from thinwire.errors import ConfigError
 from thinwire_lab.studies.reproduce import stand_ins
+from thinwire_lab.studies.reproduce.entry import Scale
 from thinwire_lab.studies.reproduce.stand_ins import SMALL, stand_in
+
+SCALES: tuple[Scale, ...] = ("tiny", "quick", "full")
 
 
 def installed(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
