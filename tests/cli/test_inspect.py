@@ -1,17 +1,17 @@
-"""`thinwire inspect`: what it prints, it also writes as data."""
+"""`thinwire inspect` and `thinwire designs`: what they print, they also write as data."""
 
 from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
 import numpy as np
 import pytest
-
 from tests.cli.commands import Result
 from thinwire.codecs import codec, registry
+import re
+from thinwire.policies.designs import design, designs
+
 
 Command = Callable[..., Result]
 
@@ -119,14 +119,6 @@ def explain_codec(command: Command, tmp_path: Path, name: str) -> None:
     assert used <= told, "a flag is set and nothing says what it means"
 
 
-def test_the_payload_behind_zstd_is_explained(command: Command, tmp_path: Path) -> None:
-    values = np.random.default_rng(0).standard_normal(20_000).astype(np.float32)
-    values[np.abs(values) < 2] = 0
-    file = tmp_path / "gradient.frame"
-    file.write_bytes(codec("3lc", entropy="zstd").encode(values))
-    facts, out = inspected(command, tmp_path, file)
-    assert "ZSTD" in facts["flags"] and facts["payload_before_zstd"] > facts["payload_bytes"]
-    assert "the payload went through zstd" in out and facts["fields"][0]["name"] == "m"
 
 
 
@@ -151,3 +143,24 @@ def test_bytes_that_are_no_frame_are_one_line(command: Command, tmp_path: Path) 
         assert result.err.startswith("error: ") and result.err.count("\n") == 1
 
 
+
+
+
+def test_designs_lists_all_with_every_choice(command: Command, tmp_path: Path) -> None:
+    result = command("designs", "--json", tmp_path / "designs.json")
+    assert (result.status, result.err) == (0, "")
+    written = json.loads((tmp_path / "designs.json").read_text())
+    assert list(written) == list(designs())
+    for name, choices in written.items():
+        assert choices == design(name).choices()
+        assert name in result.out
+    assert "topk[entropy=null, error_feedback=true" in result.out
+    assert re.search(r"consistency +│ ssp\[staleness=5,mode=passive\]", result.out)
+    assert re.search(r"share_scales +│ true", result.out)
+
+
+def test_designs_takes_names_with_options(command: Command) -> None:
+    result = command("designs", "3lc[s=1.75]")
+    assert result.status == 0 and "sparsity=1.75" in result.out and "terngrad" not in result.out
+    result = command("designs", "3lc[s=2]")
+    assert result.status == 2 and "sparsity=2" in result.err

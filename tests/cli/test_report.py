@@ -54,21 +54,6 @@ def test_misuse_is_one_line(command: Command, tmp_path: Path) -> None:
 
 
 
-def test_no_outcome_of_the_folder_is_written_over(command: Command, tmp_path: Path) -> None:
-    pytest.importorskip("plotly")
-    record_steps(tmp_path / "steps.jsonl")
-    other = tmp_path / "other.json"
-    other.write_text(json.dumps(OUTCOME | {"workers": 4}))
-    with warnings.catch_warnings():
-        warnings.simplefilter("always")
-        result = command("report", tmp_path, "--json", other)
-        assert result.status == 2 and "or a training's outcome, are; write to another file" in result.err
-        result = command("report", tmp_path)
-    assert (
-        result.status == 0
-        and "No outcome is shown: other.json seems to be of another run than these records" in result.err
-    )
-    assert json.loads(other.read_text())["workers"] == 4
 
 
 def test_a_page_is_not_written_over_its_records(command: Command, tmp_path: Path) -> None:

@@ -49,16 +49,6 @@ def test_joins_progress_departures_and_a_summary() -> None:
     assert progress.summary(1_500_000, 250) == "120 steps with 2 workers in 10.0 s, received 1.5 MB, sent 250 B"
 
 
-def test_where_too_few_are_here_it_is_said_what_for() -> None:
-    core, told, time = Shard(here=(0, 1)), list[str](), [100.0]
-    progress = ServingProgress(core, told.append, lambda: time[0], min_workers=3)
-    progress.look(0, 0)
-    time[0] = 100 + PROGRESS_S
-    progress.look(0, 0)
-    core.here, core.left, time[0] = (0,), (1, 2), 100 + 3 * PROGRESS_S
-    progress.look(0, 0)
-    assert told[2:3] == ["2 workers here, and --min-workers is 3: nothing is updated until more come"]
-    assert not any("nothing is updated" in line for line in told[3:]), "at the end they leave one after the other"
 
 
 

@@ -47,13 +47,6 @@ def test_more_work_of_any_kind_never_makes_a_step_shorter() -> None:
     assert step_s(LAYERS, replace(at, overlap=False)) >= before
 
 
-def test_chunks_save_messages_and_wait_for_more() -> None:
-    at = replace(FREE, message_s=0.01)
-    alone, together = step_s(LAYERS, at), step_s(LAYERS, replace(at, chunk_nbytes=2000))
-    assert alone == pytest.approx(4 * 8 * 2 * 0.01, rel=0.2) and together == pytest.approx(2 * 8 * 2 * 0.01, rel=0.2)
-    slow = replace(FREE, worker_link=Link(bytes_per_s=1e6))
-    # Updates come back together too.
-    assert step_s(LAYERS, replace(slow, chunk_nbytes=1e9)) > step_s(LAYERS, replace(slow, overlap=False))
 
 
 def test_among_equals_every_link_carries_all_but_its_own_share_both_ways() -> None:

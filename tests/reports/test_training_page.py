@@ -63,19 +63,6 @@ def test_what_is_read(run: RecordedRun) -> None:
     assert (alone.outcome, alone.accuracies(), alone.figures().ranks) == (None, [], 1)
 
 
-def test_ranks_that_began_again_in_files_of_their_own_are_of_one_run(tmp_path: Path) -> None:
-    for rank, nbytes in ((0, 1000), (1, 3000)):
-        writer = JsonLines(tmp_path / f"{rank}.jsonl")
-        for run in range(2):
-            for step in range(20):
-                at_s = 1000.0 * (1 + run) + step
-                writer.record(
-                    StepRecord(step=step, table="w", numel=9000, rank=rank, payload_bytes_push=nbytes, time_s=at_s)
-                )
-        writer.close()
-    found = read_run(tmp_path)
-    figures = found.figures()
-    assert (found.recorded.runs, figures.ranks, figures.push_nbytes) == (2, 2, 2000)
 
 
 def write_run(folder: Path, outcomes: Mapping[str, Mapping[str, object]], accuracy: float | None = None) -> None:
