@@ -20,7 +20,7 @@ def forks_for_programs(request: pytest.FixtureRequest) -> Iterator[None]:
     """What an engine would start as a program is a fork: a program takes three seconds for its imports alone.
 
     A fork has the same command line and runs it from its beginning; what only a benchmark's role imports, it still has
-    to. `jobs/test_processes.py` says that both come to the same bits; tests of the command start programs themselves.
+    to. Tests of the command start programs themselves, and hold what they come to against a run in one process.
     """
     with pytest.MonkeyPatch.context() as patch:
         if any(map(request.path.is_relative_to, FORKED)):

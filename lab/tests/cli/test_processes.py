@@ -45,7 +45,8 @@ def test_a_server_and_two_workers_by_hand_with_certificates_and_tokens(command: 
         assert [worker.returncode for worker in workers] == [0, 0] and said == []
         assert "20 steps in " in outs[0] and "20 steps in " in errs[1]
         outcomes = [json.loads(text) for text in (written.read_text(), outs[1])]
-        assert outcomes[0]["weights"] == outcomes[1]["weights"]
+        expected = in_process.run(Job(design="3lc[s=1.75]", workers=2, steps=20)).weights
+        assert outcomes[0]["weights"] == outcomes[1]["weights"] == expected
         assert outcomes[0]["steps"] == outcomes[1]["steps"] == 20
         assert server.wait(60) == 0, "it ends when all have left"
     finally:
