@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
@@ -59,7 +58,3 @@ def test_lines_of_progress_on_a_full_disk_end_no_training(
     printing.console.print("nor does what comes after them")
     assert capsys.readouterr().err.count("all else goes on") == 1
     sys.stdout.close()
-
-
-
-

@@ -1,17 +1,19 @@
 """`thinwire inspect` and `thinwire designs`: what they print, they also write as data."""
 
 from __future__ import annotations
+
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
 import numpy as np
 import pytest
+
 from tests.cli.commands import Result
 from thinwire.codecs import codec, registry
-import re
 from thinwire.policies.designs import design, designs
-
 
 Command = Callable[..., Result]
 
@@ -30,12 +32,6 @@ def test_codecs_can_be_made_from_what_is_listed(command: Command, tmp_path: Path
     for row in facts:
         assert row["id"] in out and row["about"] and not row["about"].startswith(" ")
         assert codec(row["id"], **row["options"]).config() == {"id": row["id"], **row["options"]}
-
-
-
-
-
-
 
 
 def test_a_frame_is_explained(command: Command, tmp_path: Path) -> None:
@@ -91,8 +87,6 @@ EXPLAINED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-
-
 def test_every_field_of_every_codec_is_explained(command: Command, tmp_path: Path) -> None:
     assert EXPLAINED.keys() == set(registry.ids())
     for name in EXPLAINED:
@@ -119,10 +113,6 @@ def explain_codec(command: Command, tmp_path: Path, name: str) -> None:
     assert used <= told, "a flag is set and nothing says what it means"
 
 
-
-
-
-
 def test_an_empty_frame_and_one_that_only_refuses(command: Command, tmp_path: Path) -> None:
     file = tmp_path / "f"
     file.write_bytes(codec("fp32").encode(np.zeros((0, 3), np.float32)))
@@ -141,9 +131,6 @@ def test_bytes_that_are_no_frame_are_one_line(command: Command, tmp_path: Path) 
         result = command("inspect", file)
         assert result.status == 1
         assert result.err.startswith("error: ") and result.err.count("\n") == 1
-
-
-
 
 
 def test_designs_lists_all_with_every_choice(command: Command, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import socket
 import subprocess
@@ -69,8 +68,6 @@ def test_a_command_of_the_lab_says_how_to_install_it() -> None:
         assert "pip install" in done.stderr
 
 
-
-
 @pytest.fixture
 def taken() -> Iterator[str]:
     with socket.socket() as other:
@@ -135,8 +132,6 @@ def test_a_port_in_use_is_one_line(command: Command, taken: str) -> None:
     result = command("server", "--listen", taken)
     assert result.status == 1
     assert result.err.count("\n") == 1 and result.err.startswith("error: ") and taken in result.err
-
-
 
 
 def test_names_are_split_at_commas_outside_of_brackets() -> None:

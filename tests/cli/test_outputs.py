@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from tests.cli.commands import THINWIRE, Full, Result
 from thinwire.cli import outputs
 from thinwire.cli.console import write_json
-from thinwire.codecs import codec
 from thinwire.errors import ConfigError
 
 Command = Callable[..., Result]
@@ -60,8 +57,6 @@ def test_what_is_read_is_not_written_over(tmp_path: Path, command: Command) -> N
     assert records.read_text() == f"{line}\n{line}\n"
 
 
-
-
 def test_data_do_not_take_the_place_of_a_key(tmp_path: Path, command: Command) -> None:
     folder = tmp_path / "certs"
     result = command("certs", folder, "--workers", 2, "--json", folder / "worker-1.key")
@@ -73,8 +68,6 @@ def test_a_name_may_hold_brackets_and_a_full_disk_keeps_the_old_file(tmp_path: P
     path = tmp_path / "3lc[s=1.0]" / "[bold].json"
     write_json(path, {"a": 1})
     assert json.loads(path.read_text()) == {"a": 1} and [each.name for each in path.parent.iterdir()] == [path.name]
-
-
 
 
 def test_links_and_modes_stay(tmp_path: Path) -> None:
@@ -130,9 +123,3 @@ def test_data_are_written_also_where_standard_output_takes_nothing(
     assert (result.status, result.out) == (2, "")
     assert result.err.endswith("error: standard output cannot be written: No space left on device\n")
     assert json.loads(file.read_text())
-
-
-
-
-
-

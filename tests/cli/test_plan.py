@@ -15,7 +15,7 @@ from torch import nn
 
 from tests.cli.commands import Result
 from thinwire.cli.plan import FOR_ADAM
-from thinwire.planner import other_work, planning
+from thinwire.planner import planning
 from thinwire.planner.verdict import LOCAL
 
 Command = Callable[..., Result]
@@ -61,12 +61,6 @@ def test_a_design_that_pays_at_any_rate_is_told_in_json_without_infinity(
     assert [(each["pays_below_bps"], each["pays_at_any_rate"]) for each in summaries] == [(None, False), (None, True)]
 
 
-
-
-
-
-
-
 def test_of_local_updates_it_says_which_h_is_enough(command: Command, tmp_path: Path) -> None:
     data = tmp_path / "plan.json"
     asked = ("plan", *MODEL, "--designs", "local-sgd[h=2]", "--mode", "collective", "--link", "100kbit", "--steps", 2)
@@ -102,8 +96,6 @@ while True:
     optimizer.step()
     print("loss", loss.item(), flush=True)
 """
-
-
 
 
 def test_for_adam_local_updates_are_compared_too_and_what_a_script_prints_is_not_in_json(tmp_path: Path) -> None:

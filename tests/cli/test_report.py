@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.cli.commands import THINWIRE, Result
+from tests.cli.commands import Result
 from tests.reports.test_step_figures import training
-from tests.reports.test_training_page import OUTCOME
 from thinwire.runtime.metrics import JsonLines
 
 Command = Callable[..., Result]
@@ -50,10 +46,6 @@ def test_misuse_is_one_line(command: Command, tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "steps.jsonl", tmp_path / "missing"):
         result = command("report", path)
         assert result.status == 2 and result.err.count("\n") == 1 and "--telemetry" in result.err, path
-
-
-
-
 
 
 def test_a_page_is_not_written_over_its_records(command: Command, tmp_path: Path) -> None:

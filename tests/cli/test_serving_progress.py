@@ -49,14 +49,6 @@ def test_joins_progress_departures_and_a_summary() -> None:
     assert progress.summary(1_500_000, 250) == "120 steps with 2 workers in 10.0 s, received 1.5 MB, sent 250 B"
 
 
-
-
-
-
-
-
-
-
 def test_who_has_never_come_is_told_of_every_ten_seconds() -> None:
     core, told, time = Shard(missing=(0, 1, 2)), list[str](), [100.0]
     progress = ServingProgress(core, told.append, lambda: time[0])

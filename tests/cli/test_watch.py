@@ -61,10 +61,6 @@ def test_of_a_folder_its_only_file_is_followed(command: Command, steps: Path) ->
     assert result.status == 2 and "and there are: other.jsonl, steps.jsonl; name a file" in result.err
 
 
-
-
-
-
 def test_since_when_no_step_has_come(command: Command, tmp_path: Path) -> None:
     path = tmp_path / "steps.jsonl"
     for ago, said in ((3600, "no step for 60 min: the training has ended, or waits"), (15, "")):
@@ -83,8 +79,6 @@ def test_what_is_no_file_of_records_is_an_error_for_scripts(command: Command, tm
     ):
         result = command("watch", source, "--once")
         assert result.status == status and why in result.err, result.err
-
-
 
 
 def test_a_file_that_is_not_there_is_waited_for_and_interrupting_ends_well(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -104,5 +103,3 @@ def test_buffers_live_on_the_first_shard() -> None:
         assert states == [["1.running_mean", "1.running_var"], [], []], placement
         assert equal(found[0], found[1]), "worker 0's statistics, sent after steps 1, 3 and 5, are those of all"
         assert found[0]["1.running_mean"].abs().max() > 0
-
-

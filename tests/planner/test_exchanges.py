@@ -1,20 +1,22 @@
-"""What an exchange takes besides its codecs, what other programs take meanwhile, and how many steps between are enough."""
+"""What an exchange takes besides its codecs, what other programs take, and how many steps between are enough."""
 
 from __future__ import annotations
+
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
-from thinwire.planner import exchange_work
+
+from thinwire.errors import ConfigError
+from thinwire.planner import exchange_work, other_work
 from thinwire.planner.costs import TensorCosts
 from thinwire.planner.exchange_work import NONE, measure_exchange_work
-from thinwire.planner.profile import Profile, profile
-from thinwire.policies.designs import design
-from thinwire.planner import other_work
 from thinwire.planner.other_work import OtherWork
-from thinwire.planner.utilisation import Sample
-from dataclasses import replace
-from thinwire.errors import ConfigError
+from thinwire.planner.profile import Profile, profile
 from thinwire.planner.rounds import Round, check_share
+from thinwire.planner.utilisation import Sample
+from thinwire.policies.designs import design
 
 
 def costs(measured: Profile, seconds: float = 0.0) -> dict[str, TensorCosts]:

@@ -47,8 +47,6 @@ def test_more_work_of_any_kind_never_makes_a_step_shorter() -> None:
     assert step_s(LAYERS, replace(at, overlap=False)) >= before
 
 
-
-
 def test_among_equals_every_link_carries_all_but_its_own_share_both_ways() -> None:
     slow = Link(bytes_per_s=1e4)
     for workers in (1, 2, 8, 1024):
@@ -59,8 +57,6 @@ def test_among_equals_every_link_carries_all_but_its_own_share_both_ways() -> No
     assert step_s(adding, replace(FREE, workers=2, collective=True)) == pytest.approx(4 * 0.1 / 2, rel=0.1)
     uneven = replace(FREE, workers=8, worker_link=slow, collective=True, largest_share=0.5)
     assert step_s(LAYERS, uneven) == pytest.approx(7 * 0.5 * 4 * (1000 + 500) / 1e4, rel=0.05)
-
-
 
 
 def test_cores_that_all_share_are_busy_with_servers_and_messages_too() -> None:

@@ -254,5 +254,3 @@ def test_designs_and_settings_that_no_plan_can_be_of_are_refused(known: Known) -
         Plan(known(Setting()).profile, ["3lc", "auto"], Setting())
     with pytest.raises(ConfigError, match="'int4' is not in this plan, which is of fp32, 3lc"):
         known(Setting()).predict("int4", 4, 1e6)
-
-

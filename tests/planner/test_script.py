@@ -119,10 +119,6 @@ def test_a_script_that_exchanges_by_distribute_is_measured_without_it(tmp_path: 
     assert not any("another optimizer" in each for each in found.remarks)
 
 
-
-
-
-
 def test_a_script_that_ends_too_soon_and_a_command_that_is_none_are_refused(tmp_path: Path) -> None:
     command, out = script(tmp_path, PLAIN, steps=3)
     with pytest.raises(ConfigError, match=r"ended with status 0 before a profile was there: it takes 7 steps"):

@@ -63,8 +63,6 @@ def test_what_is_read(run: RecordedRun) -> None:
     assert (alone.outcome, alone.accuracies(), alone.figures().ranks) == (None, [], 1)
 
 
-
-
 def write_run(folder: Path, outcomes: Mapping[str, Mapping[str, object]], accuracy: float | None = None) -> None:
     """Records of two workers and 60 steps, and outcomes in files of these names, which are of one age."""
     writer = JsonLines(folder / "steps.jsonl")

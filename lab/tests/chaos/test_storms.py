@@ -125,8 +125,6 @@ def test_options_that_cannot_be() -> None:
     assert Storms(**gone, strikes=1, runs=1, **UNSHAPED).cells()[0].job().consistency == "backup[1]"
 
 
-
-
 def test_a_server_that_has_just_died_is_no_sample() -> None:
     with subprocess.Popen(["true"]) as gone:
         stage: Any = SimpleNamespace(engine=SimpleNamespace(pids={SERVER: gone.pid}), audit=SimpleNamespace(version=7))
@@ -136,8 +134,6 @@ def test_a_server_that_has_just_died_is_no_sample() -> None:
     stage.engine.pids = {SERVER: os.getpid()}
     own = sample(stage, 1.234)
     assert own is not None and own.minute == 1.23 and own.rss_mb > 1 and own.version == 7
-
-
 
 
 def test_growth_is_noticed_and_comings_and_goings_are_not() -> None:

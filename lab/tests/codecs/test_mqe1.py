@@ -28,8 +28,6 @@ def test_mqe1_of_the_worked_example() -> None:
     assert float(context.residual[~negative].sum()) == pytest.approx(0, abs=1e-7)
 
 
-
-
 def test_mqe1_takes_means_along_an_axis() -> None:
     cases: list[int] = [0, 1, 2, -1]
     for axis in cases:
@@ -40,8 +38,6 @@ def test_mqe1_takes_means_along_an_axis() -> None:
             for index in range(tensor.shape[axis]):
                 part = tensor.select(axis, index)
                 assert torch.allclose(decoded.select(axis, index), tw.decode(alone.encode(part)), rtol=1e-6, atol=0)
-
-
 
 
 def test_mqe1_refuses_what_is_no_axis() -> None:

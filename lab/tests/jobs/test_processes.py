@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,7 +16,6 @@ from thinwire_lab.engines.namespaces import available
 from thinwire_lab.jobs import in_process, processes
 from thinwire_lab.jobs.cluster import Place, choose_links
 from thinwire_lab.jobs.events import Done
-from thinwire_lab.jobs.forks import forks
 from thinwire_lab.jobs.job import Job
 from thinwire_lab.jobs.outcome import RunOutcome
 from thinwire_lab.jobs.processes import Elastic, run, worker_arguments
@@ -127,5 +123,3 @@ def test_a_grace_for_stragglers_says_with_how_many_to_go_on() -> None:
     server = get_command(server_command.app)
     options = server.make_context("server", given.arguments()).params
     assert (options["min_workers"], options["worker_grace_s"], options["straggler_grace_s"]) == (2, 3.0, 1.5)
-
-
