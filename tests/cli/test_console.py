@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
@@ -59,28 +58,3 @@ def test_lines_of_progress_on_a_full_disk_end_no_training(
     printing.console.print("nor does what comes after them")
     assert capsys.readouterr().err.count("all else goes on") == 1
     sys.stdout.close()
-
-
-GOES_ON = """
-import os, sys, warnings
-from thinwire.cli import main
-from thinwire.cli.console import Told
-sys.stdin.readline()  # until nobody reads
-warnings.showwarning = main._show_warning
-tell = Told()
-for line in ("a line", "another"):
-    tell(line)
-    warnings.warn(line, UserWarning, stacklevel=1)
-"""
-
-
-def test_who_keeps_a_log_may_stop_reading_both_streams() -> None:
-    """`thinwire server 2>&1 | head`: the one stream's end was said on the other, and rich ends a process there."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", GOES_ON], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
-    assert process.stdin is not None and process.stdout is not None
-    process.stdout.close()
-    process.stdin.write(b"\n")
-    process.stdin.close()
-    assert process.wait(120) == 0

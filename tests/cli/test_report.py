@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.cli.commands import THINWIRE, Result
+from tests.cli.commands import Result
 from tests.reports.test_step_figures import training
-from tests.reports.test_training_page import OUTCOME
 from thinwire.runtime.metrics import JsonLines
 
 Command = Callable[..., Result]
@@ -50,35 +46,6 @@ def test_misuse_is_one_line(command: Command, tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "steps.jsonl", tmp_path / "missing"):
         result = command("report", path)
         assert result.status == 2 and result.err.count("\n") == 1 and "--telemetry" in result.err, path
-
-
-def test_a_path_that_is_not_utf_8_is_spelled_out(tmp_path: Path) -> None:
-    pytest.importorskip("plotly")
-    folder = Path(os.fsdecode(bytes(tmp_path / "caf") + b"\xe9"))
-    folder.mkdir()
-    record_steps(folder / "steps.jsonl")
-    done = subprocess.run([*THINWIRE, "report", folder], capture_output=True, timeout=120, check=False)
-    assert (done.returncode, done.stderr) == (0, b"")
-    assert f"wrote {tmp_path}/caf\\udce9/report.html\n".encode() in done.stdout
-    page = (folder / "report.html").read_text()
-    assert page.startswith("<!doctype html>") and "Training: caf\\udce9" in page
-
-
-def test_no_outcome_of_the_folder_is_written_over(command: Command, tmp_path: Path) -> None:
-    pytest.importorskip("plotly")
-    record_steps(tmp_path / "steps.jsonl")
-    other = tmp_path / "other.json"
-    other.write_text(json.dumps(OUTCOME | {"workers": 4}))
-    with warnings.catch_warnings():
-        warnings.simplefilter("always")
-        result = command("report", tmp_path, "--json", other)
-        assert result.status == 2 and "or a training's outcome, are; write to another file" in result.err
-        result = command("report", tmp_path)
-    assert (
-        result.status == 0
-        and "No outcome is shown: other.json seems to be of another run than these records" in result.err
-    )
-    assert json.loads(other.read_text())["workers"] == 4
 
 
 def test_a_page_is_not_written_over_its_records(command: Command, tmp_path: Path) -> None:

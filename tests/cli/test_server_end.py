@@ -78,10 +78,7 @@ def test_a_server_ends_in_good_order_on_ctrl_c() -> None:
         server.kill()
 
 
-@pytest.mark.parametrize("events", [False, True])
-def test_workers_find_back_to_a_server_that_was_ended_by_sigterm(
-    events: bool, command: Command, tmp_path: Path
-) -> None:
+def test_workers_find_back_to_a_server_that_was_ended_by_sigterm(command: Command, tmp_path: Path) -> None:
     """As after a crash: a scheduler that moves it, and a supervisor that starts it again, end it so."""
 
     def end_the_next(address: str) -> None:
@@ -90,7 +87,6 @@ def test_workers_find_back_to_a_server_that_was_ended_by_sigterm(
 
     with worker_that_ends_its_server(signal.SIGTERM, end_the_next) as (address, lost):
         serve = ["server", "--listen", address, "--checkpoint", tmp_path / "shard", "--checkpoint-every", 1]
-        serve += ["--events"] if events else []
         first = command(*serve)
         second = command(*serve, "--resume")
     assert first.status == 1 and "ended by SIGTERM at step" in first.err and "workers 0 go back with it" in first.err
@@ -100,7 +96,6 @@ def test_workers_find_back_to_a_server_that_was_ended_by_sigterm(
 @pytest.mark.parametrize(
     ("signum", "options", "status", "name"),
     [
-        (signal.SIGINT, (), 130, "Ctrl-C"),
         (signal.SIGINT, ("--min-workers", 1), 130, "Ctrl-C"),
         (signal.SIGTERM, (), 1, "SIGTERM"),
     ],

@@ -49,54 +49,6 @@ def test_joins_progress_departures_and_a_summary() -> None:
     assert progress.summary(1_500_000, 250) == "120 steps with 2 workers in 10.0 s, received 1.5 MB, sent 250 B"
 
 
-def test_where_too_few_are_here_it_is_said_what_for() -> None:
-    core, told, time = Shard(here=(0, 1)), list[str](), [100.0]
-    progress = ServingProgress(core, told.append, lambda: time[0], min_workers=3)
-    progress.look(0, 0)
-    time[0] = 100 + PROGRESS_S
-    progress.look(0, 0)
-    core.here, core.left, time[0] = (0,), (1, 2), 100 + 3 * PROGRESS_S
-    progress.look(0, 0)
-    assert told[2:3] == ["2 workers here, and --min-workers is 3: nothing is updated until more come"]
-    assert not any("nothing is updated" in line for line in told[3:]), "at the end they leave one after the other"
-
-
-def test_where_workers_take_several_steps_by_themselves_exchanges_are_counted_and_named() -> None:
-    core, told, time = Shard(here=(0,), steps_each=4), list[str](), [100.0]
-    progress = ServingProgress(core, told.append, lambda: time[0])
-    progress.look(0, 0)
-    time[0], core.step = 100 + PROGRESS_S, 1500
-    progress.look(1_500_000, 250)
-    core.here, core.left = (), (0,)
-    progress.look(0, 0)
-    assert told[1:] == [
-        "exchange 1,500 (one in 4 steps)  150.0 exchanges/s  received 1.5 MB, sent 250 B",
-        "worker 0 has reached the end at exchange 1,500 (one in 4 steps); 0 here",
-    ]
-    assert progress.summary(90, 10) == "1,500 exchanges with 1 worker in 10.0 s, received 90 B, sent 10 B"
-
-
-def test_who_begins_with_the_others_between_two_looks_is_not_late() -> None:
-    core, told = Shard(here=(0,)), list[str]()
-    progress = ServingProgress(core, told.append, lambda: 0.0)
-    for step, here in ((0, (0,)), (14, (0, 1)), (20, (0, 1, 2))):
-        core.step, core.here = step, here
-        progress.look(0, 0)
-    assert told == ["worker 0 joined; 1 here", "worker 1 joined; 2 here", "worker 2 joined at step 20; 3 here"]
-
-
-def test_who_comes_and_goes_between_two_looks_is_told_of() -> None:
-    """As to a shard that was resumed at the training's end."""
-    core, told = Shard(step=200), list[str]()
-    progress = ServingProgress(core, told.append, lambda: 0.0)
-    progress.look(0, 0)
-    core.left = (0, 1)
-    for _ in range(2):
-        progress.look(0, 0)
-    assert told == [f"worker {rank} joined, and has reached the end at step 200; 0 here" for rank in (0, 1)]
-    assert progress.summary(90, 10) == "0 steps with 2 workers in 0.0 s, received 90 B, sent 10 B"
-
-
 def test_who_has_never_come_is_told_of_every_ten_seconds() -> None:
     core, told, time = Shard(missing=(0, 1, 2)), list[str](), [100.0]
     progress = ServingProgress(core, told.append, lambda: time[0])

@@ -61,31 +61,12 @@ def test_of_a_folder_its_only_file_is_followed(command: Command, steps: Path) ->
     assert result.status == 2 and "and there are: other.jsonl, steps.jsonl; name a file" in result.err
 
 
-def test_a_loss_without_bounds_takes_no_more_room_than_others(command: Command, tmp_path: Path) -> None:
-    (tmp_path / "steps.jsonl").write_text(
-        '{"step":1,"table":"fc","numel":5}\n{"step":1,"table":"","numel":0,"loss":1e300}\n'
-    )
-    assert re.search(r"loss +1e\+300\s*$", command("watch", tmp_path, "--once").out, re.MULTILINE)
-
-
-def test_where_nothing_travelled_there_is_no_ratio(command: Command, tmp_path: Path) -> None:
-    (tmp_path / "steps.jsonl").write_text('{"step":1,"table":"fc","numel":5}\n')
-    result = command("watch", tmp_path / "steps.jsonl", "--once")
-    assert "nothing travelled, of 40 B in the tensors' own dtype" in result.out
-
-
 def test_since_when_no_step_has_come(command: Command, tmp_path: Path) -> None:
     path = tmp_path / "steps.jsonl"
     for ago, said in ((3600, "no step for 60 min: the training has ended, or waits"), (15, "")):
         path.write_text(f'{{"step":1,"table":"fc","numel":5,"time_s":{time.time() - ago}}}\n')
         out = command("watch", path, "--once").out
         assert said in out and ("no step for" in out) == bool(said), out
-    # Recorded are every tenth step, of 5 s each; rank 1 is behind, and goes on.
-    now = time.time()
-    at = [(0, 0, 300), (0, 10, 250), (0, 20, 200), (1, 0, 200), (1, 10, 150)]
-    lines = [f'{{"step":{s},"table":"fc","numel":5,"rank":{r},"time_s":{now - ago}}}\n' for r, s, ago in at]
-    path.write_text("".join(lines))
-    assert "no step for" not in command("watch", path, "--once").out
 
 
 def test_what_is_no_file_of_records_is_an_error_for_scripts(command: Command, tmp_path: Path) -> None:
@@ -98,18 +79,6 @@ def test_what_is_no_file_of_records_is_an_error_for_scripts(command: Command, tm
     ):
         result = command("watch", source, "--once")
         assert result.status == status and why in result.err, result.err
-
-
-def test_figures_are_written_where_a_signal_ends_it(
-    command: Command, steps: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def end(_: float) -> None:
-        raise SystemExit(143)  # what `cli.main` makes of SIGTERM
-
-    monkeypatch.setattr("thinwire.cli.watch.time.sleep", end)
-    result = command("watch", steps, "--json", tmp_path / "out.json")
-    assert result.status == 143
-    assert json.loads((tmp_path / "out.json").read_text())["last_step"] == 79
 
 
 def test_a_file_that_is_not_there_is_waited_for_and_interrupting_ends_well(

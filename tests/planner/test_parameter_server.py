@@ -47,15 +47,6 @@ def test_more_work_of_any_kind_never_makes_a_step_shorter() -> None:
     assert step_s(LAYERS, replace(at, overlap=False)) >= before
 
 
-def test_chunks_save_messages_and_wait_for_more() -> None:
-    at = replace(FREE, message_s=0.01)
-    alone, together = step_s(LAYERS, at), step_s(LAYERS, replace(at, chunk_nbytes=2000))
-    assert alone == pytest.approx(4 * 8 * 2 * 0.01, rel=0.2) and together == pytest.approx(2 * 8 * 2 * 0.01, rel=0.2)
-    slow = replace(FREE, worker_link=Link(bytes_per_s=1e6))
-    # Updates come back together too.
-    assert step_s(LAYERS, replace(slow, chunk_nbytes=1e9)) > step_s(LAYERS, replace(slow, overlap=False))
-
-
 def test_among_equals_every_link_carries_all_but_its_own_share_both_ways() -> None:
     slow = Link(bytes_per_s=1e4)
     for workers in (1, 2, 8, 1024):
@@ -66,15 +57,6 @@ def test_among_equals_every_link_carries_all_but_its_own_share_both_ways() -> No
     assert step_s(adding, replace(FREE, workers=2, collective=True)) == pytest.approx(4 * 0.1 / 2, rel=0.1)
     uneven = replace(FREE, workers=8, worker_link=slow, collective=True, largest_share=0.5)
     assert step_s(LAYERS, uneven) == pytest.approx(7 * 0.5 * 4 * (1000 + 500) / 1e4, rel=0.05)
-
-
-def test_the_first_worker_begins_while_the_others_still_wait_for_their_update() -> None:
-    """One message both ways: pushes of the next step come in while the last pulls leave, but for the first of each."""
-    one = [replace(LAYERS[0], push_nbytes=1000.0, pull_nbytes=1000.0)]
-    at = replace(FREE, server_link=Link(bytes_per_s=1e5))
-    for workers in (1, 2, 8):
-        crossing = (workers + 1) * 0.01
-        assert step_s(one, replace(at, workers=workers)) == pytest.approx(crossing + 0.003, rel=0.01), workers
 
 
 def test_cores_that_all_share_are_busy_with_servers_and_messages_too() -> None:

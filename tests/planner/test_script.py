@@ -109,47 +109,14 @@ with tw.distribute(model, optimizer, {options}) as optimizer:
 """
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        "group=dist.group.WORLD, design='local-sgd[h=2]'",
-        "server='grpc://127.0.0.1:1', rank=1, workers=2, codec='3lc', sparsity=1.5",  # nobody is there, nor asked
-    ],
-)
-def test_a_script_that_exchanges_by_distribute_is_measured_without_it(options: str, tmp_path: Path) -> None:
+def test_a_script_that_exchanges_by_distribute_is_measured_without_it(tmp_path: Path) -> None:
+    options = "server='grpc://127.0.0.1:1', rank=1, workers=2, codec='3lc', sparsity=1.5"  # nobody is there, nor asked
     path = tmp_path / "train.py"
     path.write_text(DISTRIBUTED.format(out=tmp_path / "out", options=options))
     found = profile_script([sys.executable, str(path)], os.environ, STARTUP, steps=6, threads=1)
     assert [each.name for each in found.tensors] == ["0.weight", "0.bias", "1.weight", "1.bias"]
     assert found.trainer.name == "AdamW" and len(found.gradients) == 6
     assert not any("another optimizer" in each for each in found.remarks)
-
-
-PARTS = """
-import torch
-from torch import nn
-
-encoder, decoder, critic = nn.Linear(8, 32), nn.Linear(32, 4), nn.Linear(4, 1)
-encoder = torch.compile(encoder, backend="eager")
-ours = torch.optim.SGD([*encoder.parameters(), *decoder.parameters()], lr=0.1)
-other = torch.optim.SGD(critic.parameters(), lr=0.1)
-while True:
-    made = decoder(torch.relu(encoder(torch.randn(16, 8))))
-    critic(made).sum().backward()
-    ours.step()
-    other.step()
-    ours.zero_grad()
-    other.zero_grad()
-"""
-
-
-def test_one_optimizer_of_several_modules_is_planned_whole_and_what_another_trains_is_said(tmp_path: Path) -> None:
-    path = tmp_path / "train.py"
-    path.write_text(PARTS)
-    found = profile_script([sys.executable, str(path)], os.environ, STARTUP, steps=3, threads=1)
-    assert [each.name for each in found.tensors] == ["0.weight", "0.bias", "1.weight", "1.bias"]
-    assert len(found.remarks) == 1 and "another optimizer trains 5 values" in found.remarks[0]
-    assert "of the 420 values" in found.remarks[0]
 
 
 def test_a_script_that_ends_too_soon_and_a_command_that_is_none_are_refused(tmp_path: Path) -> None:
@@ -161,7 +128,7 @@ def test_a_script_that_ends_too_soon_and_a_command_that_is_none_are_refused(tmp_
         profile_script(["no-such-command"], os.environ, STARTUP)
 
 
-def test_a_script_whose_steps_cannot_be_planned_with_is_told_why_and_one_that_catches_everything_ends(
+def test_a_script_whose_steps_cannot_be_planned_with_is_told_why(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     command, _ = script(tmp_path, PLAIN.replace(".backward()", ""))
@@ -170,10 +137,6 @@ def test_a_script_whose_steps_cannot_be_planned_with_is_told_why_and_one_that_ca
     ):
         profile_script(command, os.environ, STARTUP, steps=2, threads=1)
     assert "Traceback" not in capfd.readouterr().err
-    caught = PLAIN.replace("optimizer.step()", "\n        try: optimizer.step()\n        except BaseException: pass")
-    command, _ = script(tmp_path, caught, steps=200)
-    found = profile_script(command, os.environ, STARTUP, steps=2, threads=1)
-    assert len(found.gradients) == 2, "steps that are made afterwards change nothing"
 
 
 def test_a_gradient_that_is_not_finite_is_named() -> None:
@@ -186,7 +149,6 @@ def test_a_gradient_that_is_not_finite_is_named() -> None:
     ("make", "why"),
     [
         (lambda: nn.LazyLinear(2), "'weight' of a lazy module has no shape yet"),
-        (lambda: nn.Linear(3, 2, device="meta"), "'weight' is on the meta device, without values"),
         (lambda: nn.Linear(3, 2, dtype=torch.complex64), "'weight' has dtype torch.complex64; only floating-point"),
         (lambda: _sharded(nn.Linear(3, 2)), "'bias' is sharded over ranks .* leave out fully_shard"),
     ],

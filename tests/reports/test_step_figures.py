@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 
@@ -67,16 +66,6 @@ def test_tables_of_ranks_that_are_not_at_one_step_add_up_to_the_whole() -> None:
     assert sum(each.pull_nbytes for each in figures.tables) == figures.pull_nbytes == 80
 
 
-def test_steps_that_come_again_after_a_restart_count_once() -> None:
-    recorded = RecordedSteps(training(12))
-    for record in training(12, first=8):
-        recorded.add(replace(record, payload_bytes_push=10 * record.payload_bytes_push))
-    figures = recorded.figures(leave_out=8)
-    assert (figures.steps, figures.push_nbytes) == (12, 1200)
-    assert sum(each.push_nbytes for each in figures.tables) == 1200
-    assert sum(each.push_nbytes for each in recorded.figures(leave_out=0).tables) == pytest.approx((8 + 120) * 6)
-
-
 def local_updates(steps: int, *, h: int = 4) -> Iterator[StepRecord]:
     """Every h-th step is an exchange, answered in the next; the first two compile: 3 s to encode, 2 to decode."""
     time_s = 100.0
@@ -103,11 +92,6 @@ def test_where_steps_come_between_exchanges_both_that_compile_are_left_out() -> 
     assert (figures.encode_s, figures.decode_s) == pytest.approx((0.025, 0.025))
 
 
-def test_two_exchanges_are_not_left_out_where_there_are_no_others() -> None:
-    figures = RecordedSteps(local_updates(12)).figures()
-    assert (figures.warm_up, figures.steps) == (5, 7)
-
-
 def test_records_without_times_or_of_one_step_or_none() -> None:
     nothing = RecordedSteps().figures()
     assert (nothing.steps, nothing.last_step, nothing.step_s, nothing.ratio, nothing.tables) == (0, -1, None, 0, ())
@@ -125,12 +109,6 @@ def test_steps_that_are_taken_again_replace_those_of_before() -> None:
     assert again.step_seconds()[12] > 300, "the way back is time that the run took"
     other = RecordedSteps([*training(20), *training(10, begin=900, ranks=1)])
     assert (other.runs, other.figures().last_step, other.figures().ranks) == (2, 9, 1)
-
-
-def test_only_the_newest_steps_are_kept_where_that_is_asked_for() -> None:
-    recorded = RecordedSteps(training(30))
-    recorded.keep(5)
-    assert recorded.steps == [25, 26, 27, 28, 29] and recorded.figures(leave_out=1).steps == 4
 
 
 def test_steps_that_hold_scores_alone_are_not_counted_and_the_latest_scores_stay() -> None:
@@ -183,11 +161,3 @@ def test_tables_have_the_means_of_their_newest_codec_without_the_first_steps() -
     assert growing.figures(leave_out=0).tables[0].push_nbytes == (16 + 17 + 18 + 19) / 4
     long = RecordedSteps(of_table(step, 100 if step < 9000 else 50, "3lc") for step in range(10_000))
     assert long.figures(leave_out=9000).tables[0].push_nbytes == 50
-
-
-def test_a_step_that_is_recorded_again_takes_the_place_of_the_first() -> None:
-    runs = RecordedSteps(of_table(0, 100, "3lc", rank) for _ in range(3) for rank in range(2))
-    assert (runs.runs, runs.figures().push_nbytes, runs.figures().ranks) == (3, 100, 2)
-    steps = [*range(0, 160, 10), 150, 160]
-    gone_on = RecordedSteps(of_table(step, 100, "3lc") for step in steps)
-    assert gone_on.runs == 1 and gone_on.figures().push_nbytes == 100 and gone_on.steps == list(range(0, 170, 10))

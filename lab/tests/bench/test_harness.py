@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from thinwire_lab.bench import harness
 from thinwire_lab.bench.harness import Bench, Figures, Tell, column
 from thinwire_lab.jobs import grid
 from thinwire_lab.jobs.grid import Measured
@@ -85,33 +84,3 @@ def test_what_was_measured_is_not_measured_again_but_what_failed_is(tmp_path: Pa
     measured = measured_by(Letters(names=("a", "b", "c"), rounds=1), path, made)
     assert made == ["2/3 b", "3/3 c"], "b, at 0.002 s, counts as failed"
     assert [len(runs) for runs in measured.values()] == [1, 1, 1]
-
-
-class Nested(Figures, frozen=True, kw_only=True):
-    at: list[Took]
-    by: dict[str, float]
-    curve: list[float]
-
-
-def test_rows_are_medians_where_a_figure_is_nested_too() -> None:
-    runs = [
-        Nested(at=[Took(seconds=seconds, by=f"{seconds} s")], by={"a": 10 * seconds}, curve=[1.0] * number)
-        for number, seconds in enumerate((1.0, 5.0, 2.0))
-    ]
-    row = harness._row(Cell("x"), runs)
-    assert row["by"] == {"a": 20.0} and row["curve"] == [], "of lists of other lengths there is no median"
-    [at] = row["at"]
-    assert (at["seconds"], at["size"], at["by"]) == (2.0, None, "1.0 s")
-    missing = [Took(seconds=1.0, size=4), Took(seconds=3.0)]
-    assert harness._row(Cell("x"), missing) == {"name": "x", "seconds": 2.0, "size": 4, "by": "clock"}
-
-
-@dataclass(frozen=True)
-class Sized:
-    size: int | None
-
-
-def test_a_figure_that_was_not_measured_leaves_what_was_asked_in_the_row() -> None:
-    assert harness._row(Sized(5), [Took(seconds=1.0)]) == {"size": 5, "seconds": 1.0, "by": "clock"}
-    assert harness._row(Sized(None), [Took(seconds=1.0, size=4)])["size"] == 4
-    assert harness._row(Sized(None), [Took(seconds=1.0)])["size"] is None

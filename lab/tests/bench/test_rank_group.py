@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from thinwire.engines.events import Event
 from thinwire.errors import EngineError
 from thinwire.transports.links import Rate
-from thinwire_lab.bench import rank_group, roles
-from thinwire_lab.bench.rank_group import PORT, RankGroup, Traffic
+from thinwire_lab.bench import roles
+from thinwire_lab.bench.rank_group import PORT, RankGroup
 from thinwire_lab.bench.roles import STOPPED, WARM, Gates, Role, role_command
-from thinwire_lab.engines.namespaces import Count, available
+from thinwire_lab.engines.namespaces import available
 
 THIN = Rate(10_000_000)
 
@@ -45,87 +43,6 @@ print(json.dumps({"event": "place", "rank": role["rank"], "gate": role["gate"], 
 
 def command(role: Placed) -> list[str]:
     return [sys.executable, "-c", SCRIPT, role.command()[-1]]
-
-
-class Watched:
-    """A fabric that writes down what is asked of it, and which gates are open; every look finds 100 bytes more."""
-
-    def __init__(self, rates: Mapping[str, Rate]) -> None:
-        assert set(rates.values()) == {Rate(None)}, "ranks join and warm up without a limit"
-        self.addresses = {host: f"10.0.0.{number}" for number, host in enumerate(rates, start=1)}
-        self.gate = Path()
-        self.did: list[Any] = []
-        self._sent = 0
-
-    def __enter__(self) -> Watched:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.did.append("closed")
-
-    def set_rates(self, rates: Mapping[str, Rate]) -> None:
-        assert set(rates) == set(self.addresses)
-        self._note(str(next(iter(rates.values()))))
-
-    def sent(self, host: str) -> Count:
-        self._note(f"{host} sent")
-        self._sent += 100
-        return Count(self._sent, 1)
-
-    def received(self, host: str) -> Count:
-        self._note(f"{host} received")
-        return Count(7, 1)
-
-    def _note(self, what: str) -> None:
-        self.did.append((what, sorted(each.name for each in self.gate.iterdir())))
-
-
-@pytest.fixture
-def watched(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[RankGroup, Watched]]:
-    made: list[Watched] = []
-
-    def fabric(rates: Mapping[str, Rate]) -> Watched:
-        made.append(Watched(rates))
-        return made[-1]
-
-    monkeypatch.setattr(rank_group, "Fabric", fabric)
-
-    def group(**options: Any) -> tuple[RankGroup, Watched]:
-        found = RankGroup([Place], **options)
-        made[-1].gate = Path(found.gate)
-        return found, made[-1]
-
-    return group
-
-
-def test_links_are_thin_and_bytes_counted_before_a_gate_opens(
-    watched: Callable[..., tuple[RankGroup, Watched]],
-) -> None:
-    group, fabric = watched(hosts=["a", "b"], also=["server"])
-    with group:
-        assert group.master == f"10.0.0.1:{PORT}" and list(fabric.addresses) == ["a", "b", "server"]
-        assert group.traffic() is None and group.sent_nbytes() is None and fabric.did == []
-        group.begin(THIN)
-        looks = ["a sent", "b sent", "a received", "b received"]
-        assert fabric.did == [(what, []) for what in ["10mbit", *looks]], "the server's link is no rank's"
-        fabric.did.clear()
-        group.make_thin(THIN)
-        group.make_thin(None)
-        assert fabric.did == [], "no queue is replaced for nothing"
-        assert group.sent_nbytes() == 300 + 400 - (100 + 200)
-        fabric.did.clear()
-        assert group.end(Rate(None)) == Traffic(500 + 600 - (100 + 200), 0)
-        assert fabric.did == [(what, ["warm"]) for what in ["none", *looks]]
-        assert sorted(each.name for each in fabric.gate.iterdir()) == ["stopped", "warm"]
-    assert fabric.did[-1] == "closed" and not fabric.gate.exists()
-
-
-def test_links_stay_thin_at_the_end_unless_told(watched: Callable[..., tuple[RankGroup, Watched]]) -> None:
-    group, fabric = watched(hosts=["a"])
-    with group:
-        group.begin(THIN)
-        group.end()
-    assert [what for what, _ in fabric.did[:-1]] == ["10mbit", "a sent", "a received", "a sent", "a received"]
 
 
 def test_ranks_of_this_machine_have_no_links() -> None:

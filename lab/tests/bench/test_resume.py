@@ -18,7 +18,6 @@ from thinwire_lab.bench.memory import MemoryBench
 from thinwire_lab.bench.pays import PaysBench
 from thinwire_lab.bench.race import Race
 from thinwire_lab.bench.updates import UpdatesBench
-from thinwire_lab.chaos.outcome import Outcome
 from thinwire_lab.chaos.soak import Soak
 from thinwire_lab.chaos.storms import Storms
 
@@ -36,57 +35,21 @@ BENCHES: dict[str, tuple[type[Bench[Any, Any]], dict[str, Any]]] = {
     "soak": (Soak, {}),
 }
 """Every benchmark, with the options that it needs here."""
-every_bench = pytest.mark.parametrize("name", BENCHES)
+OTHER = {"memory.ranks": 8, "storms.min_workers": 2, "soak.min_workers": 2, "soak.strikes": 1, "storms.strikes": 1}
+"""Numbers that may not be one larger."""
 
-OTHER: dict[str, Any] = {
-    "batch": 3,
-    "bucket_cap_mb": 100,
-    "cores": 64,
-    "data": "mnist",
-    "data_root": "elsewhere",
-    "design": "fp32",
-    "designs": ["local-sgd[h=8]"],
-    "faults": ["kill"],
-    "hooks": ["onebit"],
-    "link": "20mbit",
-    "links": ["20mbit"],
-    "lr": 0.125,
-    "methods": ["none"],
-    "min_workers": 2,
-    "model": "lenet5",
-    "models": ["lenet5"],
-    "only": ["3lc"],
-    "rates": [0.5],
-    "shaping": "application",
-    "straggler_grace_s": 0.5,
-    "elements": [1000],
-    "zero_fraction": [0.5],
-    "strikes": 1,
-    "consistency": "ssp[staleness=3]",
-    "checkpoint_every": 11,
-    "clock.workers": [3],
-    "fsdp.hooks": ["fsdp:none"],
-    "memory.layers": [2, 3],
-    "memory.ranks": 8,
-    "updates.data": "python-text[train=1000]",
-    "updates.models": ["byte-transformer"],
-    "race to a loss.data": "python-text[train=1000]",
-    "race to a loss.models": ["byte-transformer"],
-}
-"""Another value of options that are no number; of those that are, another number will do."""
 SAME = {
-    *("race.rates", "race.timed_steps", "race.timed_seconds", "race.margin"),
+    *("race.timed_steps", "race.timed_seconds", "race.margin"),
     *("race to a loss.target_accuracy", "race to a loss.give_up", "race to a loss.margin"),
-    *(f"{name}.device" for name in ("codecs", "hooks", "memory", "race", "race to a loss")),
 }
-"""Options that change no measurement of such a race; and devices, of which there is one without a GPU."""
+"""Options that change no measurement of such a race."""
 
 
 def keys(bench: Bench[Any, Any]) -> list[dict[str, Any]]:
     return [bench.key(cell, number) for cell in bench.cells() for number in range(bench.rounds)]
 
 
-@every_bench
+@pytest.mark.parametrize("name", BENCHES)
 def test_what_is_measured_with_other_options_is_stored_beside(name: str) -> None:
     kind, given = BENCHES[name]
     usual = kind(**given)
@@ -96,22 +59,6 @@ def test_what_is_measured_with_other_options_is_stored_beside(name: str) -> None
         assert not set(kind.key_options) & set(msgspec.to_builtins(cell)), "a field of the cell's would be lost"
     for option in fields(kind):  # type: ignore[arg-type]
         of_bench, value = f"{name}.{option.name}", getattr(usual, option.name)
-        if not option.init or of_bench in SAME:
-            continue
-        other = OTHER.get(of_bench, OTHER.get(option.name))
-        if other is None:
-            other = not value if isinstance(value, bool) else value + 1
-        assert other != value, of_bench
-        assert keys(kind(**{**given, option.name: other})) != first, of_bench
-
-
-@every_bench
-def test_rows_keep_what_was_asked_beside_what_was_measured(name: str) -> None:
-    """A rate alone has one name for both: the best of the grid, where none was asked for."""
-    kind, given = BENCHES[name]
-    asked = {name for cell in kind(**given).cells() for name in msgspec.to_builtins(cell)}
-    for figures in kind.kinds:
-        names = {each.name for each in msgspec.structs.fields(figures)}
-        if figures is Outcome:
-            names = set(Outcome(problems=[], faults=[], steps=1).row())
-        assert asked & names <= {"lr"}, figures
+        if option.init and of_bench not in SAME and isinstance(value, int | float):
+            other = not value if isinstance(value, bool) else OTHER.get(of_bench, value + 1)
+            assert keys(kind(**{**given, option.name: other})) != first, of_bench

@@ -125,16 +125,6 @@ def test_options_that_cannot_be() -> None:
     assert Storms(**gone, strikes=1, runs=1, **UNSHAPED).cells()[0].job().consistency == "backup[1]"
 
 
-def test_storms_whose_design_suits_no_fault_are_of_those_that_are_run() -> None:
-    given: dict[str, Any] = {"designs": ("3lc", "terngrad"), "faults": ("kill",), **UNSHAPED}
-    assert [trial.design for trial in Storms(**given, runs=1).cells()] == ["3lc"]
-    with pytest.raises(ConfigError, match="terngrad"):
-        Storms(**given, first=1, runs=1)
-    cut = Storms(**{**given, "designs": ("3lc",), "faults": ("cut",)})
-    with pytest.raises(ConfigError, match="faults cut: "):
-        cut.cells()
-
-
 def test_a_server_that_has_just_died_is_no_sample() -> None:
     with subprocess.Popen(["true"]) as gone:
         stage: Any = SimpleNamespace(engine=SimpleNamespace(pids={SERVER: gone.pid}), audit=SimpleNamespace(version=7))
@@ -144,19 +134,6 @@ def test_a_server_that_has_just_died_is_no_sample() -> None:
     stage.engine.pids = {SERVER: os.getpid()}
     own = sample(stage, 1.234)
     assert own is not None and own.minute == 1.23 and own.rss_mb > 1 and own.version == 7
-
-
-def test_a_soak_draws_all_trainings() -> None:
-    bench = Soak(runs=3)
-    taken = tuple(Sample(minute=at, rss_mb=200.0 + at, descriptors=30, threads=9, version=0) for at in range(3))
-    outcomes = [Outcome(problems=[], faults=[], steps=1, samples=some) for some in (taken, taken[:2], ())]
-    chart = bench.chart({cell: [outcome] for cell, outcome in zip(bench.cells(), outcomes, strict=True)})
-    assert chart is not None and [panel.y_label for panel in chart.panels] == ["MB", "descriptors", "threads"]
-    assert [(each.label, list(each.x)) for each in chart.panels[0].series] == [
-        ("soak 0", [0, 1, 2]),
-        ("soak 1", [0, 1]),
-    ]
-    assert bench.chart({cell: [outcomes[2]] for cell in bench.cells()}) is None
 
 
 def test_growth_is_noticed_and_comings_and_goings_are_not() -> None:

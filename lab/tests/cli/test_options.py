@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Annotated, Any
 
@@ -44,14 +43,6 @@ def test_a_command_is_given_the_job_that_was_asked_for() -> None:
     assert job == Job()
 
 
-def test_help_shows_the_commands_text_and_the_options() -> None:
-    result, job = run("--help")
-    assert job is None and result.exit_code == 0
-    for text in ("What it does.", "--name", "--design", "--transmission"):
-        assert text in result.output
-    assert "--servers " not in result.output
-
-
 def test_a_job_that_cannot_be_and_an_option_that_is_missing() -> None:
     result, _ = run("--name", "x", "--steps", "5", "--seconds", "5")
     assert isinstance(result.exception, ConfigError)
@@ -77,16 +68,6 @@ def test_lists_with_commas_and_lists_of_repeated_options() -> None:
     for arguments in ([], ["--links", "a, b[c,d]", "--hook", "x[y,z]", "--hook", "w", "--runs", "7"]):
         assert CliRunner().invoke(app, arguments).exit_code == 0
     assert seen == [Grid(), Grid(links=("a", "b[c,d]"), hooks=("x[y,z]", "w"), rounds=7)]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Longer(Grid):
-    seeds: int = 1
-
-
-def test_what_a_dataclass_shares_comes_after_its_own() -> None:
-    command = takes(Longer)(lambda longer: None)
-    assert list(inspect.signature(command).parameters) == ["seeds", "links", "hooks", "rounds"]
 
 
 def test_a_field_without_an_option_is_our_mistake() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
-import socket
 import subprocess
 import time
 import warnings
@@ -15,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.cli.commands import THINWIRE, Result, start
+from tests.cli.commands import Result, start
 from thinwire.security.starter import options_in
 from thinwire_lab.jobs import in_process
 from thinwire_lab.jobs.job import Job
@@ -46,7 +45,8 @@ def test_a_server_and_two_workers_by_hand_with_certificates_and_tokens(command: 
         assert [worker.returncode for worker in workers] == [0, 0] and said == []
         assert "20 steps in " in outs[0] and "20 steps in " in errs[1]
         outcomes = [json.loads(text) for text in (written.read_text(), outs[1])]
-        assert outcomes[0]["weights"] == outcomes[1]["weights"]
+        expected = in_process.run(Job(design="3lc[s=1.75]", workers=2, steps=20)).weights
+        assert outcomes[0]["weights"] == outcomes[1]["weights"] == expected
         assert outcomes[0]["steps"] == outcomes[1]["steps"] == 20
         assert server.wait(60) == 0, "it ends when all have left"
     finally:
@@ -80,34 +80,8 @@ def test_interrupting_a_training_leaves_no_process_behind() -> None:
 
 
 @pytest.mark.long
-def test_a_killed_worker_is_started_again_and_goes_on_where_the_others_are(tmp_path: Path) -> None:
-    records, outcome = tmp_path / "records.jsonl", tmp_path / "outcome.json"
-    train = start(
-        *("train", "--steps", 300, "--workers", 2, "--design", "3lc", "--min-workers", 2, "--max-restarts", 1),
-        *("--telemetry", records, "--json", outcome),
-    )
-    try:
-        kill_worker(train, 1, records)
-        out, err = train.communicate(timeout=120)
-        assert train.returncode == 0, err
-        assert "worker 1 was killed by SIGKILL" in " ".join(out.split())
-        assert json.loads(outcome.read_text())["steps"] == 300
-    finally:
-        train.kill()
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("after", "signum", "said"),
-    [
-        (1, signal.SIGKILL, "was killed by SIGKILL (out of memory, or by hand)"),
-        (60, signal.SIGKILL, "was killed by SIGKILL (out of memory, or by hand)"),
-        (60, signal.SIGTERM, "ended with exit status 1"),
-    ],
-)
-def test_a_killed_server_is_started_again_and_all_go_back(
-    after: int, signum: signal.Signals, said: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("after", [1, 60])
+def test_a_killed_server_is_started_again_and_all_go_back(after: int, tmp_path: Path) -> None:
     """One of two, before its first checkpoint and after some; the run ends as an undisturbed one."""
     job = Job(design="3lc[s=1.0]", workers=2, servers=2, steps=120)
     records, outcome = tmp_path / "records.jsonl", tmp_path / "outcome.json"
@@ -116,10 +90,10 @@ def test_a_killed_server_is_started_again_and_all_go_back(
         *("--checkpoint-dir", tmp_path, "--checkpoint-every", 20, "--telemetry", records, "--json", outcome),
     )
     try:
-        kill(train, ["server"], 1, records, after=after, signum=signum)
+        kill(train, ["server"], 1, records, after=after)
         out, err = train.communicate(timeout=120)
         assert train.returncode == 0, err
-        assert f"server 1 {said}; started again" in " ".join(out.split())
+        assert "server 1 was killed by SIGKILL (out of memory, or by hand); started again" in " ".join(out.split())
         expected = in_process.run(job)
         saved = json.loads(outcome.read_text())
         assert saved["steps"] == job.steps and saved["weights"] == expected.weights
@@ -128,53 +102,7 @@ def test_a_killed_server_is_started_again_and_all_go_back(
         train.kill()
 
 
-@pytest.mark.long
-def test_a_killed_server_without_checkpoints(tmp_path: Path) -> None:
-    records = tmp_path / "records.jsonl"
-    train = start("train", "--steps", 10**6, "--max-restarts", 3, "--design", "3lc", "--telemetry", records)
-    try:
-        kill(train, ["server"], 0, records)
-        _, err = train.communicate(timeout=120)
-        assert train.returncode == 1
-        assert "server 0 was killed by SIGKILL" in err
-        assert "can be started again where everybody writes checkpoints: give --checkpoint-dir" in " ".join(err.split())
-    finally:
-        train.kill()
-
-
-@pytest.mark.long
-def test_the_others_reach_the_end_without_one_that_died(tmp_path: Path) -> None:
-    records, outcome = tmp_path / "records.jsonl", tmp_path / "outcome.json"
-    train = start(
-        *("train", "--steps", 300, "--workers", 3, "--design", "3lc", "--min-workers", 2),
-        *("--telemetry", records, "--json", outcome),
-    )
-    try:
-        kill_worker(train, 2, records)
-        out, err = train.communicate(timeout=120)
-        assert train.returncode == 1, "not every worker reached the end"
-        assert "worker 2 was killed by SIGKILL" in " ".join(out.split())
-        assert "1 of 3 workers did not reach the end" in err
-        saved = json.loads(outcome.read_text())
-        assert (saved["steps"], saved["lost_workers"]) == (300, 1) and saved["test_accuracy"] > 0.8
-    finally:
-        train.kill()
-
-
-def kill_worker(train: subprocess.Popen[str], rank: int, records: Path) -> None:
-    """Kills a worker of a training whose workers have written records of steps."""
-    kill(train, ["worker", "--rank", str(rank)], 0, records)
-
-
-def kill(
-    train: subprocess.Popen[str],
-    role: list[str],
-    number: int,
-    records: Path,
-    *,
-    after: int = 1,
-    signum: signal.Signals = signal.SIGKILL,
-) -> None:
+def kill(train: subprocess.Popen[str], role: list[str], number: int, records: Path, *, after: int = 1) -> None:
     """Kills one of the processes of a role, in the order of their starts, after so many steps of both workers."""
     while not (records.exists() and records.read_text().count('"step"') >= 2 * after):
         assert train.poll() is None
@@ -182,7 +110,7 @@ def kill(
     children = sorted(psutil.Process(train.pid).children(recursive=True), key=lambda child: child.create_time())
     named = ["-m", "thinwire", *role]  # after options of Python's own
     victims = [child for child in children if named in (cmdline(child)[at : at + len(named)] for at in (1, 2))]
-    victims[number].send_signal(signum)
+    victims[number].kill()
 
 
 def cmdline(process: psutil.Process) -> list[str]:
@@ -190,56 +118,6 @@ def cmdline(process: psutil.Process) -> list[str]:
         return process.cmdline()
     except psutil.Error:  # it has ended meanwhile
         return []
-
-
-def test_a_worker_that_is_a_container_s_first_process_goes_at_sigterm() -> None:
-    """To such a process the kernel delivers no signal that has no handler, but SIGKILL at the end of the grace time."""
-    contained = ["unshare", "--pid", "--fork", "--kill-child", "--map-root-user"]
-    if subprocess.run([*contained, "true"], capture_output=True).returncode:
-        pytest.skip("a namespace of processes needs privileges")
-    with socket.create_server(("127.0.0.1", 0)) as nobody:
-        server = f"grpc://127.0.0.1:{nobody.getsockname()[1]}"
-        outer = subprocess.Popen(
-            [*contained, *THINWIRE, "worker", "--workers", "1", "--server", server, "--connect-timeout", "600"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-        try:
-            nobody.settimeout(120)
-            nobody.accept()[0].close()  # it runs, and waits for a server
-            [worker] = psutil.Process(outer.pid).children()
-            worker.terminate()
-            assert outer.wait(60) == 128 + signal.SIGTERM
-        finally:
-            outer.kill()
-            outer.communicate()
-
-
-def test_nobody_who_reads_what_is_printed_is_no_reason_to_end() -> None:
-    """A reader of the server's lines that goes, and a full disk under the worker's lines and records."""
-    server = start("server", "--listen", "127.0.0.1:0")
-    try:
-        assert server.stdout is not None and server.stderr is not None
-        address = server.stdout.readline().split()[2].rstrip(";")
-        server.stdout.close()
-        options = ("--workers", "1", "--steps", "20", "--telemetry", "/dev/full")
-        with Path("/dev/full").open("w") as full:
-            worker = subprocess.run(
-                [*THINWIRE, "worker", "--server", address, *options],
-                stdout=full,
-                stderr=subprocess.PIPE,
-                text=True,
-                timeout=120,
-                check=False,
-            )
-        assert "standard output takes no more lines (No space left on device); all else goes on" in worker.stderr
-        assert "are no longer written to '/dev/full'" in worker.stderr and worker.returncode == 0, worker.stderr
-        assert server.wait(60) == 0 and "Broken pipe" in server.stderr.read()
-    finally:
-        server.kill()
-        server.wait()
-        assert server.stderr is not None
-        server.stderr.close()
 
 
 def test_what_a_worker_warns_of_reaches_whoever_started_it(command: Command) -> None:

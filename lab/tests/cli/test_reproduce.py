@@ -5,16 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from io import StringIO
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from lab.tests.studies.reproduce.test_reproduce import Toss, Tossed, entry
 from tests.cli.commands import Result
-from thinwire.cli import console as printing
-from thinwire_lab.cli import reproduce
 from thinwire_lab.studies.reproduce import catalog
 from thinwire_lab.studies.reproduce.catalog import CATALOG
 from thinwire_lab.studies.reproduce.entry import OnProgress, Scale
@@ -58,66 +54,14 @@ def test_a_run_is_shown_and_an_interrupted_one_says_how_to_go_on(
     assert "1/2" not in result.out
 
 
-@pytest.mark.parametrize("name", ["results.json", "report.html"])
 def test_json_is_not_written_over_what_the_folder_keeps(
-    name: str, command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(catalog, "entries", lambda what: [entry()])
-    (tmp_path / name).write_text("kept")
-    result = command("reproduce", "3lc-figure-99", "--out", tmp_path, "--json", tmp_path / name)
+    (tmp_path / "report.html").write_text("kept")
+    result = command("reproduce", "3lc-figure-99", "--out", tmp_path, "--json", tmp_path / "report.html")
     assert result.status == 2 and "is where the runs are kept" in result.err
-    assert (tmp_path / name).read_text() == "kept"
-
-
-def test_json_is_not_written_over_what_is_joined(
-    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(catalog, "entries", lambda what: [entry()])
-    monkeypatch.setattr(catalog, "finding_kinds", lambda: [Tossed])
-    joined = tmp_path / "joined.json"
-    joined.write_text('{"format": 1, "runs": []}')
-    asked = ("reproduce", "3lc-figure-99", "--out", tmp_path / "out", "--join", joined)
-    result = command(*asked, "--json", tmp_path / "x" / ".." / "joined.json")
-    assert result.status == 2 and "is where runs to join are; write to another file" in result.err
-    assert joined.read_text() == '{"format": 1, "runs": []}'
-    assert command(*asked).status == 0
-
-
-def test_where_a_picture_cannot_be_written_all_else_is(
-    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(catalog, "entries", lambda what: [entry()])
-    monkeypatch.setattr(catalog, "finding_kinds", lambda: [Tossed])
-    (tmp_path / "toss.svg").mkdir()
-    result = command("reproduce", "3lc-figure-99", "--out", tmp_path, "--json", tmp_path / "shown.json")
-    assert result.status == 2
-    assert result.err == f"error: {tmp_path}/toss.svg cannot be written: Is a directory. Choose another place\n"
-    assert "</script> is text" in result.out and "report.html" in result.out
-    assert [each["id"] for each in json.loads((tmp_path / "shown.json").read_text())["entries"]] == ["3lc-figure-99"]
-
-
-def test_a_list_of_what_there_is_takes_no_other_name(command: Command) -> None:
-    for names in (["list", "foo"], ["3lc", "LIST"]):
-        result = command("reproduce", *names)
-        assert result.status == 2 and result.out == ""
-        [other] = {*names} - {"list", "LIST"}
-        assert result.err == f"error: `list` stands alone, and names everything; leave out {other}\n"
-
-
-def test_on_a_terminal_runs_that_are_over_leave_the_bars_to_those_that_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    screen = StringIO()
-    for module in (reproduce, printing):
-        monkeypatch.setattr(module, "console", Console(file=screen, force_terminal=True, height=10, width=100))
-    bars = reproduce.RunBars()
-    for number in range(1, 31):
-        cell = Toss(number=number)
-        bars.began(number, 30, cell)
-        bars.told(cell, 1.0, "drawing")
-        [task] = bars.progress.tasks
-        assert (task.description, task.fields["text"]) == (f"{number}/30 toss {number}", "drawing")
-        bars.told(cell, 1.0, "")
-        assert bars.progress.tasks == []
-    assert screen.getvalue().splitlines()[-1] == "30/30 toss 30: 0:00:00"
+    assert (tmp_path / "report.html").read_text() == "kept"
 
 
 def test_an_unknown_name_is_told_near_ones(command: Command) -> None:

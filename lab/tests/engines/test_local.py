@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from thinwire.engines.events import Event, Lost, Restarted, Said
-from thinwire.errors import ConfigError, EngineError
+from thinwire.engines.events import Event, Restarted
+from thinwire.errors import EngineError
 from thinwire_lab.engines.local import LocalEngine
 from thinwire_lab.engines.namespaces import available
 from thinwire_lab.engines.utilisation import Sampler
@@ -86,19 +86,6 @@ def test_what_is_not_an_event_is_not_lost_when_the_process_fails() -> None:
         assert not any(alive(pid) for pid in engine.pids.values()), "stopped at once, not when the block ends"
 
 
-def test_processes_that_fail_together_are_all_named(tmp_path: Path) -> None:
-    # The worker sees the server die, and is heard of first.
-    fifo = tmp_path / "connection"
-    os.mkfifo(fifo)
-    with LocalEngine(KINDS) as engine:
-        engine.start("server", sh(f"exec 3> {fifo}; (sleep 0.1; kill -9 $$) & exec 3>&-; wait"))
-        engine.start("worker 0", sh(f"cat {fifo}; echo connection lost >&2; exit 1"))
-        with pytest.raises(EngineError) as caught:
-            list(engine.events())
-    assert "worker 0 ended with exit status 1; last lines:\n    connection lost" in str(caught.value)
-    assert "server was killed by SIGKILL (out of memory, or by hand); last lines: none" in str(caught.value)
-
-
 def test_waiting_for_what_never_comes_ends() -> None:
     with LocalEngine(KINDS) as engine:
         engine.start("server", sh(f"echo loading >&2; {FOREVER}"))
@@ -109,21 +96,6 @@ def test_waiting_for_what_never_comes_ends() -> None:
         engine.start("server", sh(report(Step(step=1))))
         with pytest.raises(EngineError, match="server ended before it reported Up"):
             engine.wait_for("server", Up, PATIENCE_S)
-
-
-def test_an_optional_process_is_killed_and_started_again_and_its_lines_are_passed_on() -> None:
-    with LocalEngine(KINDS, lines=True) as engine:
-        seen: list[tuple[str, Event]] = []
-        for turn in ("first", "second"):
-            engine.start("worker 0", sh(f"echo {turn} >&2; {FOREVER}"), optional=True)
-            while not seen or seen[-1] != ("worker 0", Said(text=turn)):
-                if (came := engine.poll(PATIENCE_S)) is not None:
-                    seen.append(came)
-            assert engine.running == {"worker 0"}
-            engine.signal("worker 0", signal.SIGKILL)
-            came = engine.poll(PATIENCE_S)
-            assert came is not None and isinstance(came[1], Lost) and "SIGKILL" in came[1].reason
-            assert engine.running == set() and engine.poll(0.0) is None
 
 
 def test_a_process_that_fails_is_started_again_with_another_command() -> None:
@@ -139,17 +111,6 @@ def test_a_process_that_fails_is_started_again_with_another_command() -> None:
         engine.start("worker", sh("exit 5"), restarts=2, again=lambda: None)
         with pytest.raises(EngineError, match="worker ended with exit status 5"):
             list(engine.events())
-
-
-def test_names_and_hosts_are_checked() -> None:
-    with LocalEngine(KINDS) as engine:
-        engine.start("worker 0", sh("exit 0"))
-        with pytest.raises(ConfigError, match="'worker 0' has been started already"):
-            engine.start("worker 0", sh("exit 0"))
-        with pytest.raises(ConfigError, match="host 'a' was given, but the engine has no fabric"):
-            engine.start("worker 1", sh("exit 0"), host="a")
-        with pytest.raises(ConfigError, match=r"no process called worker 5; there are \['worker 0'\]"):
-            engine.wait_for("worker 5", Up, PATIENCE_S)
 
 
 def test_children_inherit_the_environment_with_ours_on_top(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,7 +164,7 @@ with LocalEngine([Up], fabric=fabric) as engine:
 
 
 def test_however_the_launcher_ends_no_process_and_no_namespace_is_left(tmp_path: Path) -> None:
-    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+    for signum in (signal.SIGINT, signal.SIGKILL):
         end_launcher(signum, tmp_path / signum.name)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import time
@@ -13,9 +12,7 @@ import pytest
 
 from lab.tests.engines.test_local import KINDS, PATIENCE_S, Up, wait_until_gone
 from thinwire.errors import EngineError
-from thinwire.transports.links import parse_rate
 from thinwire_lab.engines.local import LocalEngine
-from thinwire_lab.engines.namespaces import Fabric, available
 from thinwire_lab.engines.starters import Forks, Process
 
 CHILD = """
@@ -92,12 +89,3 @@ def test_what_cannot_be_forked_is_said(tmp_path: Path, monkeypatch: pytest.Monke
     ):
         with Forks([library], {}) as forks, pytest.raises(EngineError, match=f"cannot fork json: .*{reason}"):
             forks.start([sys.executable, *flags, "-m", "json"], {}, [])
-
-
-def test_a_fork_enters_namespaces(forks: Forks) -> None:
-    permitted, reason = available()
-    if not permitted:
-        pytest.skip(f"this user cannot make network namespaces here: {reason}")
-    with Fabric({"a": parse_rate("none")}) as fabric:
-        said, complaint, status = ended(forks.start(command("network"), {}, [fabric.namespace("a")]))
-    assert (said.split(), complaint, status) == (["1", os.getcwd()], "", 0)

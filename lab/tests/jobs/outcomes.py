@@ -34,39 +34,11 @@ def worker_outcome(rank: int, **changes: Any) -> WorkerOutcome:
 
 def run_outcome(**changes: Any) -> RunOutcome:
     """A run's outcome."""
-    usual: dict[str, Any] = {
-        "design": "fp32",
-        "model": "mlp",
-        "data": "digits",
-        "workers": 4,
-        "servers": 1,
-        "steps": 5,
-        "link": "none",
-        "seed": 0,
-        "seconds": 1.0,
-        "seconds_per_step": 0.25,
-        "test_accuracy": 0.75,
-        "train_loss": 0.1,
-        "payload_bytes_push": 100,
-        "payload_bytes_pull": 300,
-        "wire_bytes_push": 150,
-        "wire_bytes_pull": 350,
-        "bits_per_value_push": 0.5,
-        "bits_per_value_pull": 0.25,
-        "compression_ratio": 85.3,
-        "shaping": "none",
-        "choices": {},
-        "placement": PLACEMENT,
-        "late_pushes": 0,
-        "skipped_updates": 0,
-        "batch": 8,
-        "lr": 0.02,
-        "test_loss": 0.2,
-        "residual_ratio": {},
-        "weights": "abc",
-        "seconds_encode": 0.0,
-        "seconds_decode": 0.0,
-        "seconds_wait": 0.0,
-        "curve": [],
-    }
+    zeros = ("seed", "late_pushes", "skipped_updates", "seconds_encode", "seconds_decode", "seconds_wait")
+    usual: dict[str, Any] = {**dict.fromkeys(zeros, 0), **dict.fromkeys(("link", "shaping"), "none")}
+    usual |= {"design": "fp32", "model": "mlp", "data": "digits", "workers": 4, "servers": 1, "steps": 5}
+    usual |= {"seconds": 1.0, "seconds_per_step": 0.25, "test_accuracy": 0.75, "train_loss": 0.1, "test_loss": 0.2}
+    usual |= {"payload_bytes_push": 100, "payload_bytes_pull": 300, "wire_bytes_push": 150, "wire_bytes_pull": 350}
+    usual |= {"bits_per_value_push": 0.5, "bits_per_value_pull": 0.25, "compression_ratio": 85.3, "curve": []}
+    usual |= {"choices": {}, "placement": PLACEMENT, "residual_ratio": {}, "weights": "abc", "batch": 8, "lr": 0.02}
     return RunOutcome(**{**usual, **changes})

@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import threading
-import warnings
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
-from torch import nn
 
 from thinwire.engines.events import Event
-from thinwire.errors import ConfigError
+from thinwire.errors import ConfigError, SessionLostError, StepMismatchError
 from thinwire.runtime import checkpoint
 from thinwire.runtime.serving import serving
 from thinwire.runtime.shard_checkpoints import Checkpointer
 from thinwire.server.core import ServerCore
 from thinwire.transports.base import Connection
 from thinwire.transports.memory import MemoryServer
-from thinwire_lab.jobs.checkpoints import RunCheckpoints, WorkerCheckpoint
+from thinwire_lab.cli.worker import rejoining
+from thinwire_lab.jobs.checkpoints import KIND, RunCheckpoints, WorkerCheckpoint
 from thinwire_lab.jobs.events import Checkpointed
 from thinwire_lab.jobs.job import Job
 from thinwire_lab.jobs.outcome import WorkerOutcome
-from thinwire_lab.jobs.training import _States, run_worker
-from thinwire_lab.workloads.batches import Batches
+from thinwire_lab.jobs.training import run_worker
 
 STEPS, EVERY, STOP = 9, 2, 4
 
@@ -33,9 +30,7 @@ class Stopped(Exception):
     pass
 
 
-def run(
-    job: Job, checkpoints: RunCheckpoints, *, stop: int | None = None, together: threading.Barrier | None = None
-) -> list[WorkerOutcome | BaseException]:
+def run(job: Job, checkpoints: RunCheckpoints, *, stop: int | None = None) -> list[WorkerOutcome | BaseException]:
     """Trains in threads, with files; with `stop`, every worker dies after its checkpoint of that step."""
     checkpoints.check(job)
     step = checkpoints.newest(job) if checkpoints.resume else None
@@ -59,8 +54,6 @@ def run(
     def work(rank: int) -> None:
         def report(event: Event) -> None:
             if isinstance(event, Checkpointed) and event.step == stop:
-                if together is not None:
-                    together.wait(60)
                 raise Stopped
 
         mine = WorkerCheckpoint(
@@ -92,8 +85,7 @@ def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path) -> None:
     Dropout's masks go on where they were.
     """
     two_servers = Job(design="3lc[s=1.75,lag=3]", workers=2, servers=2, steps=STEPS, batch=16)
-    local = replace(two_servers, design="3lc[s=1.0]", servers=1, consistency="local[2]")
-    for job in (two_servers, local, Job(design="doublesqueeze-topk", workers=2, steps=STEPS, batch=16, dropout=0.25)):
+    for job in (two_servers, Job(design="doublesqueeze-topk", workers=2, steps=STEPS, batch=16, dropout=0.25)):
         [whole, _] = run(job, RunCheckpoints(folder=tmp_path / job.design / "whole", every=EVERY))
         assert isinstance(whole, WorkerOutcome), whole
         interrupted = RunCheckpoints(folder=tmp_path / job.design / "stopped", every=EVERY)
@@ -149,45 +141,30 @@ def test_another_run_is_refused(tmp_path: Path) -> None:
         checkpoints.read(Job(steps=50), 1)
 
 
-def test_a_run_by_the_clock_goes_on_with_the_time_that_is_left(tmp_path: Path) -> None:
-    job = Job(design="3lc", workers=2, seconds=1000.0, batch=16)
-    interrupted = RunCheckpoints(folder=tmp_path, every=EVERY)
-    first = run(job, interrupted, stop=STOP)
-    assert all(isinstance(each, Stopped) for each in first), first
-    for rank in range(job.workers):  # hours later
-        path = interrupted.worker(rank)
-        state = checkpoint.read(path, "worker", STOP)
-        assert 0 < state["loop"]["seconds"] < 1000
-        state["loop"]["seconds"] = 2000.0
-        checkpoint.write(path, "worker", STOP, state)
-    for outcome in run(job, RunCheckpoints(folder=tmp_path, every=EVERY, resume=True)):
-        assert isinstance(outcome, WorkerOutcome), outcome
-        assert outcome.steps == STOP + 1 and outcome.seconds > 2000 and outcome.seconds_per_step < 1000
+@pytest.mark.parametrize("wrote", [False, True])
+def test_residuals_of_another_run_that_wrote_to_the_same_file_are_nobodys(wrote: bool, tmp_path: Path) -> None:
+    job, path = Job(design="3lc", workers=2, steps=50), tmp_path / "worker.checkpoint"
+    for step in (30, 40):
+        checkpoint.write(path, KIND, step, WorkerCheckpoint.state(job, 0, {"whose": "another run's"}))
+    errors = [SessionLostError("frozen"), StepMismatchError("the others go on at 19", 19)]
+    found: list[Any] = []
 
+    def train(kept: WorkerCheckpoint | None, returning: bool) -> Any:
+        assert kept is not None
+        if len(errors) == 2:  # this run begins anew
+            kept.began(0, late=False)
+            if wrote:
+                checkpoint.write(path, KIND, 10, WorkerCheckpoint.state(job, 0, {"whose": "this run's"}))
+                kept.written.add(10)
+        found[:] = [kept.residuals, kept.own(), kept.read(job, 0)]
+        if errors:
+            raise errors.pop(0)
+        return "done"
 
-def test_an_asynchronous_run_goes_on_from_everybodys_newest(tmp_path: Path) -> None:
-    job = Job(design="3lc[s=1.75]", workers=2, servers=2, steps=STEPS, batch=16, consistency="asp")
-    interrupted = RunCheckpoints(folder=tmp_path, every=EVERY)
-    # Who dies before the other has come ends the training, and later on that is told of it.
-    first = run(job, interrupted, stop=STOP, together=threading.Barrier(2))
-    assert all(isinstance(each, Stopped) for each in first), first
-    assert interrupted.newest(job) is None
-    resumed = RunCheckpoints(folder=tmp_path, every=EVERY, resume=True)
-    assert resumed.arguments(Path("x"), None) == ["--checkpoint", "x", "--checkpoint-every", "2", "--resume"]
-    with warnings.catch_warnings():  # whether anything was lost is chance
-        warnings.filterwarnings("ignore", "worker . goes on with exchange")
-        outcomes = run(job, resumed)
-    for outcome in outcomes:
-        assert isinstance(outcome, WorkerOutcome), outcome
-        assert outcome.steps == STEPS
-
-
-def test_a_process_that_takes_any_step_takes_none_of_the_files_of_another(tmp_path: Path) -> None:
-    """It was killed, and the same command began anew, without `--resume`: all agree on a step of the others'."""
-    path = tmp_path / "worker"
-    checkpoint.write(path, "worker", 2, {"whose": "another's"})
-    mine = WorkerCheckpoint(path=path, every=2)
-    job = Job(model="mlp", data="digits", steps=2)
-    assert mine.steps() == ()
-    for step in (2, 4):
-        assert _States(job, 0, mine, None, nn.Linear(1, 1), cast("Batches", None)).load(step) is None
+    with pytest.warns(UserWarning, match="This worker") as said:
+        rejoining(train, WorkerCheckpoint(path=path, every=10))
+    whose = "with the residuals of its newest checkpoint" if wrote else "with empty residuals"
+    assert whose in str(said[-1].message)
+    residuals, own, state = found
+    assert (residuals, own) == ((True, (10, 0)) if wrote else (False, (0,)))
+    assert state["whose"] == "this run's" if wrote else state is None

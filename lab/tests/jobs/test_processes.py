@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import os
-import threading
-from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from typer.main import get_command
 
-from lab.tests.jobs.outcomes import worker_outcome
 from thinwire.cli import server as server_command
 from thinwire.engines.events import Event
-from thinwire.engines.roles import OnEvent
 from thinwire.errors import ConfigError, EngineError
 from thinwire_lab.engines.namespaces import available
 from thinwire_lab.jobs import in_process, processes
 from thinwire_lab.jobs.cluster import Place, choose_links
-from thinwire_lab.jobs.events import Accuracy, Done
-from thinwire_lab.jobs.forks import forks
+from thinwire_lab.jobs.events import Done
 from thinwire_lab.jobs.job import Job
 from thinwire_lab.jobs.outcome import RunOutcome
 from thinwire_lab.jobs.processes import Elastic, run, worker_arguments
-from thinwire_lab.workloads import batches
 
 
 class Finished:
@@ -85,21 +77,6 @@ def test_a_run_in_one_process_comes_to_the_same(finished: Finished) -> None:
     assert one == other and one["weights"] and one["steps"] == 40
 
 
-def test_of_steps_that_are_evaluated_again_the_curve_has_the_latest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where all workers go back to a checkpoint, worker 0 reports accuracies of steps that it has reported before."""
-
-    def told(roles: Any, place: Any, kinds: Any, collect: OnEvent, *, on_start: Any) -> dict[str, int]:
-        for at, (step, seconds) in enumerate([(2, 1.0), (4, 2.0), (6, 3.0), (4, 2.5), (6, 3.5), (8, 4.0)]):
-            collect("worker 0", Accuracy(step=step, seconds=seconds, accuracy=at / 10))
-        collect("worker 0", Done(outcome=worker_outcome(0)))
-        return {}
-
-    monkeypatch.setattr(processes, "run_cluster", told)
-    curve = run(Job(workers=1, steps=8)).curve
-    found = [(point.step, point.seconds, point.accuracy) for point in curve]
-    assert found == [(2, 1.0, 0.0), (4, 2.5, 0.3), (6, 3.5, 0.4), (8, 4.0, 0.5)]
-
-
 def test_a_server_on_every_workers_node() -> None:
     """Two nodes, two workers, two shards: the same weights as elsewhere, and less on the wire."""
     job = Job(design="fp32", workers=2, steps=10, placement="uniform", servers_on_workers=True)
@@ -146,42 +123,3 @@ def test_a_grace_for_stragglers_says_with_how_many_to_go_on() -> None:
     server = get_command(server_command.app)
     options = server.make_context("server", given.arguments()).params
     assert (options["min_workers"], options["worker_grace_s"], options["straggler_grace_s"]) == (2, 3.0, 1.5)
-
-
-def test_what_only_processes_can_show_is_refused() -> None:
-    for job in (Job(link="10mbit", steps=3), Job(seconds=1.0)):
-        with pytest.raises(ConfigError, match="link"):
-            in_process.run(job)
-
-
-def test_a_worker_that_fails_ends_the_run_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    taken = batches.Batches.__next__
-    calls = iter(range(1000))
-
-    def fail_late(self: batches.Batches) -> object:
-        if next(calls) == 7:
-            raise ConfigError("no more batches")
-        return taken(self)
-
-    monkeypatch.setattr(batches.Batches, "__next__", fail_late)
-    with pytest.raises(EngineError, match="a worker failed"):
-        in_process.run(Job(workers=3, steps=100))
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("worker")]
-
-
-def test_weights_are_those_of_a_run_whose_processes_are_programs() -> None:
-    parents: list[set[int]] = []
-
-    def started(pids: Mapping[str, int]) -> None:
-        assert len(pids) == 3
-        parents.append(
-            {int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in pids.values()}
-        )
-
-    job = Job(design="3lc", workers=2, steps=3)
-    places = [Place(links=choose_links(None), starter=each) for each in (forks(), forks(), None)]
-    forked, again, programs = (processes.run(job, place=each, on_start=started) for each in places)
-    assert forked.test_accuracy == again.test_accuracy == programs.test_accuracy
-    assert forked.train_loss == programs.train_loss and forked.wire_bytes_push == programs.wire_bytes_push
-    assert parents[0] == parents[1] and len(parents[0]) == 1, "one process for all runs"
-    assert os.getpid() not in parents[0] and parents[2] == {os.getpid()}

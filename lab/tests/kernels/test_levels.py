@@ -43,33 +43,6 @@ def test_levels_equal_the_oracle() -> None:
         assert out.tobytes() == wanted.tobytes(), case
 
 
-def test_what_levels_are_worth() -> None:
-    assert worth(2, natural=False).tolist() == [-1, -0.5, 0, 0.5, 1]
-    assert worth(3, natural=True).tolist() == [-1, -0.5, -0.25, 0, 0.25, 0.5, 1]
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.integers(-40, 40), min_size=1, max_size=200))
-def test_coded_levels_round_trip_as_written(numbers: list[int]) -> None:
-    levels = np.array(numbers, np.int16)
-    packed = encode_levels(levels, top=40, words=words_for(levels.size, 40))
-    text = oracle.bits_of_elias_gamma(levels)
-    assert "".join(map(str, np.unpackbits(packed, bitorder="little")))[: len(text)] == text
-    assert packed.size == -(-len(text) // 8)
-    out = np.empty(levels.size, np.int16)
-    decode_levels(packed, top=40, out=out)
-    assert np.array_equal(out, levels)
-
-
-def test_the_largest_levels() -> None:
-    top = 1 << 14
-    levels = np.array([top, -top, 0, 1, -1, top], np.int16)
-    packed = encode_levels(levels, top=top, words=words_for(levels.size, top))
-    out = np.empty(levels.size, np.int16)
-    decode_levels(packed, top=top, out=out)
-    assert np.array_equal(out, levels)
-
-
 def test_bits_that_no_encoder_writes() -> None:
     levels = np.array([0, 3, -1, 2], np.int16)
     packed = bytes(encode_levels(levels, top=4, words=words_for(4, 4)))
@@ -133,8 +106,3 @@ def test_norms_of_buckets() -> None:
         got = bucket_norms(values, bucket=bucket, largest=float(np.abs(values).max()))
         wanted = [np.linalg.norm(values[i : i + bucket].astype(np.float64)) for i in range(0, size, bucket)]
         assert got == pytest.approx(wanted, rel=1e-12), case
-
-
-def test_norms_of_buckets_at_the_ends_of_float64() -> None:
-    for value in (1e300, 5e-324):
-        assert bucket_norms(np.array([value, 0.0]), bucket=2, largest=value) == pytest.approx([value])

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 from lab.tests.jobs.outcomes import run_outcome
 from thinwire.presentation.charts import to_svg
 from thinwire_lab.jobs.outcome import CurvePoint
@@ -21,11 +18,3 @@ def test_every_run_has_a_line() -> None:
     assert panel.title == "mlp on digits" and [len(each.x) for each in panel.series] == [10, 1, 0]
     assert [label.partition(":")[0] for label in shown.labels()] == ["fp32", "3lc[s=1.75]", "int8"]
     assert "<svg" in to_svg(shown), "who has nothing to show is in the legend"
-
-
-def test_a_process_that_draws_nothing_loads_no_library_for_drawing() -> None:
-    """Every worker of every benchmark starts as a `thinwire` command: half a second each."""
-    heavy = {"matplotlib", "PIL", "sympy", "torch._dynamo", "torch._inductor"}
-    code = f"import sys, thinwire.cli.main; print(*sorted({heavy} & sys.modules.keys()))"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
-    assert found.stdout.split() == []

@@ -10,9 +10,7 @@ import pytest
 import torch
 
 from thinwire.errors import ConfigError
-from thinwire_lab.workloads.augment import standardise
 from thinwire_lab.workloads.batches import Batches
-from thinwire_lab.workloads.data import data
 from thinwire_lab.workloads.dataset import Dataset
 from thinwire_lab.workloads.digits import digits
 
@@ -85,33 +83,3 @@ def test_augmented_pictures_differ_between_workers_epochs_and_steps_only() -> No
     (x, y), (augmented_x, augmented_y), (again_x, _) = next(plain), next(augmented), next(again)
     assert torch.equal(y, augmented_y) and torch.equal(augmented_x, again_x)
     assert not torch.equal(x, augmented_x)
-
-
-def test_a_data_set_with_a_crop_is_distorted_where_pictures_are_augmented_and_cut_in_the_middle_elsewhere() -> None:
-    dataset = data("digits[crop=6]")
-    plain, first, again = (
-        Batches(dataset, rank=0, workers=1, batch=64, seed=0, augment=augment) for augment in (False, True, True)
-    )
-    rows = Batches(digits(), rank=0, workers=1, batch=64, seed=0)._shared.rows(0, 0)
-    x, y = next(plain)
-    assert torch.equal(x, standardise(digits().train_x[rows][:, :, 1:7, 1:7]))
-    (first_x, first_y), (again_x, _) = next(first), next(again)
-    assert first_x.shape == (64, 1, 6, 6) and torch.equal(first_y, y)
-    assert torch.equal(first_x, again_x) and not torch.equal(first_x, x)
-    torch.testing.assert_close(first_x.mean((1, 2, 3)), torch.zeros(64), atol=1e-5, rtol=0)
-    second_x, _ = next(first)
-    following = next(Batches(dataset, rank=0, workers=1, batch=64, seed=0, augment=True))[0]
-    assert torch.equal(following, first_x) and not torch.equal(second_x, first_x)
-
-
-def test_impossible_shards(numbered: Dataset) -> None:
-    for rank, workers, batch, message in [
-        (4, 4, 1, "rank 4 of 4 workers"),
-        (-1, 4, 1, "rank -1 of 4 workers"),
-        (0, 0, 1, "rank 0 of 0 workers"),
-        (0, 4, 26, "4 workers × 26 examples a batch do not fit digits's 103 examples: use a batch of 1 to 25"),
-        (0, 4, 0, "use a batch of 1 to 25"),
-    ]:
-        with pytest.raises(ConfigError) as caught:
-            next(Batches(numbered, rank=rank, workers=workers, batch=batch, seed=0))
-        assert message in str(caught.value)

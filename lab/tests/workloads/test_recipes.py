@@ -21,14 +21,9 @@ from thinwire_lab.workloads.recipes import recipe
 def test_measured_and_prescribed_numbers() -> None:
     for name, data, design, lr, workers, batch, steps in [
         ("mlp", "digits", None, 0.02, 4, 8, 3000),
-        ("mlp", "digits", "3lc[s=1.9]", 0.02, 4, 8, 3000),
-        ("mlp", "digits", "doublesqueeze-1bit", 0.2, 4, 8, 1500),
         ("mlp", "digits", "mps", 0.1, 4, 8, 1500),
-        ("lenet5", "fashion-mnist", "fp32", 0.02, 4, 16, 8000),
         ("lenet5", "fashion-mnist", "3lc[s=1.75]", 0.02, 4, 16, 8000),
-        ("lenet5", "fashion-mnist", "3lc[s=1.9]", 0.01, 4, 16, 8000),
         ("lenet5", "fashion-mnist", "3lc[zero_run=false, sparsity=1.9]", 0.01, 4, 16, 8000),
-        ("lenet5", "fashion-mnist", "qsgd-ds", 0.1, 8, 16, 2500),
         ("resnet8", "fashion-mnist", None, 0.05, 4, 16, 4000),
         ("resnet110", "cifar10", "3lc[s=1.0]", 1.0, 10, 32, 25_600),
         ("cifarnet", "cifar10[crop=24]", "terngrad[last_layer=same]", 2e-4, 2, 64, 300_000),
@@ -43,18 +38,12 @@ def test_common_settings_and_the_two_families() -> None:
     assert (momentum.momentum, momentum.weight_decay, momentum.schedule, momentum.final) == (0.9, 1e-4, "cosine", 0.01)
     plain = recipe("lenet5", "fashion-mnist", design="mem-sgd-1bit")
     assert (plain.momentum, plain.weight_decay, plain.schedule, plain.final) == (0.0, 0.0, "step", 0.1)
-    text = recipe("byte-transformer", "python-text")
-    assert text.optimizer == "Adam" and text.lr == 0.003
-    assert schedule(text, 1.0) == pytest.approx(0.0003)
-    assert text.warmup * text.steps == pytest.approx(100)
-    for size in ("1m", "3m", "10m"):
-        text = recipe(f"byte-transformer-{size}", "python-text")
-        assert (text.optimizer, text.betas, text.weight_decay, text.clip) == ("AdamW", (0.9, 0.95), 0.1, 1.0)
-        assert (text.workers, text.batch, text.steps, text.context) == (4, 4, 1000, 96)
-        assert text.warmup * text.steps == pytest.approx(30) and text.schedule == "linear"
+    text = recipe("byte-transformer-1m", "python-text")
+    assert (text.optimizer, text.betas, text.weight_decay, text.clip) == ("AdamW", (0.9, 0.95), 0.1, 1.0)
+    assert (text.workers, text.batch, text.steps, text.context) == (4, 4, 1000, 96)
+    assert text.warmup * text.steps == pytest.approx(30) and text.schedule == "linear"
     paper = recipe("cifarnet", "cifar10", design="terngrad")
     assert (paper.optimizer, paper.weight_decay, paper.dropout) == ("Adam", 0.004, 0.0)
-    assert schedule(paper, 0.0) == schedule(paper, 1.0) == 2e-4
     assert recipe("resnet110", "cifar10").augment and not recipe("resnet8", "fashion-mnist").augment
 
 
@@ -74,15 +63,12 @@ def test_every_fitting_pair_has_a_recipe_that_fits_the_data() -> None:
 
 
 def test_pairs_that_cannot_be() -> None:
-    for name, data, message in [
-        ("vgg", "digits", "unknown model 'vgg'"),
-        ("mlp", "imagenet", "unknown data set 'imagenet'"),
-        ("mlp", "python-text", "mlp does not train on python-text; it trains on digits,"),
-        ("byte-transformer", "mnist", "it trains on python-text"),
-    ]:
-        with pytest.raises(ConfigError) as caught:
+    for name, data in [("vgg", "digits"), ("mlp", "imagenet"), ("mlp", "python-text"), ("byte-transformer", "mnist")]:
+        with pytest.raises(ConfigError):
             recipe(name, data)
-        assert message in str(caught.value)
+    for change in [{"lr": math.nan}, {"batch": 0}, {"warmup": 1.0}, {"schedule": "stairs"}, {"optimizer": "Lion"}]:
+        with pytest.raises(ConfigError):
+            replace(recipe("mlp", "digits"), **change)  # type: ignore[arg-type]
 
 
 def _train(recipe: Recipe, seed: int) -> tuple[torch.nn.Module, float]:
@@ -124,9 +110,6 @@ def test_schedules() -> None:
     assert schedule(replace(base, schedule="constant"), 1.0) == 0.02
     root = replace(base, schedule="polynomial", final=0.0)
     assert [schedule(root, p) for p in (0.0, 0.75, 1.0)] == pytest.approx([0.02, 0.01, 0.0])
-    warm = replace(base, warmup=0.1)
-    assert schedule(warm, 0.0) == pytest.approx(0.0002) and schedule(warm, 0.1) == pytest.approx(0.02)
-    assert schedule(warm, 0.05) == pytest.approx(0.0101) and schedule(warm, 1.0) == pytest.approx(0.0002)
     line = replace(base, schedule="linear", warmup=0.1, final=0.1)
     assert [schedule(line, p) for p in (0.0, 0.1, 0.55, 1.0)] == pytest.approx([0.002, 0.02, 0.011, 0.002])
     falling = replace(base, schedule="exponential", final=0.01)
@@ -134,47 +117,13 @@ def test_schedules() -> None:
     assert schedule(base, -1.0) == 0.02 and schedule(base, 7.0) == schedule(base, 1.0)
 
 
-def test_impossible_recipes() -> None:
-    for change in [
-        {"lr": 0.0},
-        {"lr": math.nan},
-        {"batch": 0},
-        {"workers": 0},
-        {"steps": -1},
-        {"final": 1.5},
-        {"warmup": 1.0},
-        {"momentum": 1.0},
-        {"weight_decay": -1e-4},
-        {"schedule": "stairs"},
-        {"loss": "hinge"},
-        {"l1": -1.0},
-        {"optimizer": "Lion"},
-        {"betas": (0.9, 1.0)},
-        {"clip": 0.0},
-    ]:
-        with pytest.raises(ConfigError):
-            replace(recipe("mlp", "digits"), **change)  # type: ignore[arg-type]
-
-
-def test_only_matrices_decay() -> None:
-    net = model("resnet8", num_classes=10, in_shape=(1, 28, 28), seed=0)
+def test_optimizers_decay_matrices_alone_and_clip_what_is_asked() -> None:
+    net = model("mlp", num_classes=10, in_shape=(1, 8, 8), seed=0)
     matrices, vectors = param_groups(net, recipe("resnet8", "fashion-mnist"))
     assert matrices["weight_decay"] == 1e-4 and vectors["weight_decay"] == 0.0
-    assert isinstance(matrices["params"], list) and isinstance(vectors["params"], list)
-    assert sum(p.numel() for p in matrices["params"]) == 42_060
-    assert sum(p.numel() for p in vectors["params"]) == 370
-    for parameter in net.parameters():
-        parameter.requires_grad_(parameter.ndim > 1)
-    assert len(param_groups(net, recipe("resnet8", "fashion-mnist"))) == 1
-
-
-def test_optimizers() -> None:
-    net = model("mlp", num_classes=10, in_shape=(1, 8, 8), seed=0)
     sgd = build_optimizer(net, recipe("mlp", "digits"))
     assert isinstance(sgd, torch.optim.SGD)
     assert all(group["momentum"] == 0.9 and group["lr"] == 0.02 for group in sgd.param_groups)
-    adam = build_optimizer(net, replace(recipe("mlp", "digits"), optimizer="Adam"))
-    assert isinstance(adam, torch.optim.Adam)
     changed = replace(recipe("mlp", "digits"), optimizer="AdamW", betas=(0.8, 0.9), clip=0.5)
     adamw = build_optimizer(net, changed)
     assert type(adamw) is torch.optim.AdamW and adamw.param_groups[0]["betas"] == (0.8, 0.9)

@@ -106,16 +106,6 @@ def test_accuracy_and_loss_by_hand() -> None:
     assert score.loss == pytest.approx(expected, rel=1e-6)
 
 
-def test_the_model_is_left_as_it_was() -> None:
-    for mode in (True, False):
-        net = nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(64, 10)).train(mode)
-        before = {name: value.clone() for name, value in net.state_dict().items()}
-        evaluate(net, digits())
-        assert net.training is mode
-        assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
-        assert all(parameter.grad is None for parameter in net.parameters())
-
-
 SHAPE = (1, 28, 28)
 
 

@@ -17,7 +17,7 @@ from dataclasses import replace
 import grpc
 import pytest
 
-from tests.transports.conftest import Echo, Idle
+from tests.transports.conftest import Cluster, Echo, Idle
 from thinwire.errors import ConfigError, TransportError
 from thinwire.transports.base import ANYBODY, CHUNK_NBYTES, wire_nbytes
 from thinwire.transports.grpc import GrpcOptions, Tls

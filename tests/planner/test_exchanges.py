@@ -1,0 +1,98 @@
+"""What an exchange takes besides its codecs, what other programs take, and how many steps between are enough."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from thinwire.errors import ConfigError
+from thinwire.planner import exchange_work, other_work
+from thinwire.planner.costs import TensorCosts
+from thinwire.planner.exchange_work import NONE, measure_exchange_work
+from thinwire.planner.other_work import OtherWork
+from thinwire.planner.profile import Profile, profile
+from thinwire.planner.rounds import Round, check_share
+from thinwire.planner.utilisation import Sample
+from thinwire.policies.designs import design
+
+
+def costs(measured: Profile, seconds: float = 0.0) -> dict[str, TensorCosts]:
+    each = TensorCosts(
+        encode_s=seconds, decode_s=seconds, push_nbytes=1, pull_nbytes=1, server_push_s=seconds, server_update_s=seconds
+    )
+    return {tensor.name: each for tensor in measured.tensors}
+
+
+@pytest.fixture
+def measured() -> Profile:
+    network = nn.Sequential(nn.Linear(30, 40), nn.Sequential(nn.BatchNorm1d(40), nn.Linear(40, 300)))
+    return profile(network, lambda: network(torch.randn(8, 30)).square().sum().backward(), steps=2)
+
+
+def test_both_ends_work_besides_their_codecs(measured: Profile) -> None:
+    for name in ("3lc", "doublesqueeze-topk", "fp32[consistency=local[5]]"):
+        found = measure_exchange_work(measured, design(name), costs(measured))
+        assert 1e-5 < found.worker_s < 1.0 and 1e-5 < found.server_s < 1.0, name
+    assert measure_exchange_work(measured, design("fp32"), costs(measured, 10.0)) == NONE, "all of it is the codecs'"
+
+
+def test_nothing_is_said_of_local_updates_and_of_very_large_models(
+    measured: Profile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert measure_exchange_work(measured, design("local-sgd[h=4]"), costs(measured)) == NONE
+    monkeypatch.setattr(exchange_work, "LARGEST_NUMEL", 9000)
+    assert measure_exchange_work(measured, design("fp32"), costs(measured)) == NONE
+
+
+@pytest.mark.parametrize(
+    ("busy_s", "own_s", "told"),
+    [
+        (20, 20, None),  # this one has both processors
+        (20, 12, "40 %"),
+        (12, 8, None),  # a processor is free for it
+    ],
+)
+def test_others_are_told_of_where_they_are_in_the_way(
+    busy_s: float, own_s: float, told: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples = iter([Sample(0.0, 7.0, 100.0, {}, {}), Sample(10.0, 7.0 + busy_s, 120.0, {}, {})])
+    own = iter([3.0, 3.0 + own_s])
+    monkeypatch.setattr(other_work, "_machine", lambda: next(samples))
+    monkeypatch.setattr(other_work, "_own_s", lambda: next(own))
+    remark = OtherWork().remark()
+    assert (remark is None) == (told is None)
+    assert told is None or f"took {told} of this machine's processors" in (remark or "")
+
+
+def test_a_system_that_does_not_say_is_no_reason_to_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(_: object) -> Sample:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(other_work, "sample", missing)
+    assert OtherWork().remark() is None
+
+
+@pytest.mark.parametrize("exchange_s", [0.001, 7.77])
+@pytest.mark.parametrize("share", [0.01, 0.25])
+def test_as_many_steps_as_are_enough_and_not_one_more(exchange_s: float, share: float) -> None:
+    made = Round(steps=4, alone_s=0.3, exchanged_s=0.3 + exchange_s)
+    enough = made.steps_for(share)
+    assert enough is not None and replace(made, steps=enough).exchange_share <= share * (1 + 1e-9)
+    assert enough == 1 or replace(made, steps=enough - 1).exchange_share > share
+    assert replace(made, steps=7).steps_for(share) == enough, "the h that it has now is nothing to the answer"
+
+
+def test_an_exchange_that_costs_nothing_and_steps_that_take_no_time() -> None:
+    hidden = Round(steps=4, alone_s=0.3, exchanged_s=0.3)
+    assert (hidden.exchange_share, hidden.steps_for(0.25)) == (0.0, 1) and hidden.step_s == pytest.approx(0.3)
+    assert replace(hidden, exchanged_s=0.29).exchange_share == 0.0, "rounding of sums is no gain"
+    assert replace(hidden, alone_s=0.0).steps_for(0.25) is None
+
+
+@pytest.mark.parametrize("share", [0.0, float("nan")])
+def test_a_share_that_no_exchange_can_be_held_to_is_refused(share: float) -> None:
+    with pytest.raises(ConfigError, match="a share of the time above 0 and below 1"):
+        check_share(share)
