@@ -20,32 +20,22 @@ NOBODY = (-1,)
 class Audit:
     """Reads one shard's journal entry by entry.
 
-    Attributes:
-        problems: what went wrong, in words; of many the first.
-        version: updates that every table has had.
-        missing: gradients that updates were made without, in units of one worker's whole model.
-        late: gradients that came after an update which had gone without them, in the same unit.
-        redone: updates that were made again after the shard was started again.
-        skipped: updates that everybody skipped.
-        first_at, last_at: when the first and the newest version were complete.
-
-    Example:
-        >>> audit = Audit()
-        >>> for entry in (
-        ...     Began(at=0.0),
-        ...     Planned(at=0.0, workers=2, tables=1),
-        ...     Took(at=0.1, rank=0, step=0, tables=(0,)),
-        ...     Updated(at=0.2, version=1, tables=(0,)),
-        ... ):
-        ...     audit.add(entry)
-        >>> audit.version, audit.problems
-        (1, ['update 1 of table 0 names worker 1, whose gradient did not come'])
+    >>> audit = Audit()
+    >>> for entry in (
+    ...     Began(at=0.0),
+    ...     Planned(at=0.0, workers=2, tables=1),
+    ...     Took(at=0.1, rank=0, step=0, tables=(0,)),
+    ...     Updated(at=0.2, version=1, tables=(0,)),
+    ... ):
+    ...     audit.add(entry)
+    >>> audit.version, audit.problems
+    (1, ['update 1 of table 0 names worker 1, whose gradient did not come'])
     """
 
     def __init__(self) -> None:
-        self.problems: list[str] = []
-        self.version = self.redone = self.skipped = 0
-        self.first_at = self.last_at = 0.0
+        self.problems: list[str] = []  # what went wrong, in words; of many the first
+        self.version = self.redone = self.skipped = 0  # updates that every table has had
+        self.first_at = self.last_at = 0.0  # when the first and the newest version were complete
         self._first = 0
         self._highest = 0
         self._workers = 0
@@ -59,12 +49,12 @@ class Audit:
 
     @property
     def missing(self) -> float:
-        """See the class."""
+        """Gradients that updates were made without, in units of one worker's whole model."""
         return sum(self._missing.values()) / max(1, len(self._versions))
 
     @property
     def late(self) -> float:
-        """See the class."""
+        """Gradients that came after an update which had gone without them, in the same unit."""
         return sum(self._late.values()) / max(1, len(self._versions))
 
     @property

@@ -15,15 +15,7 @@ _HOLDER_SCRIPT = 'mount -t tmpfs -o "size=$2" thinwire-chaos "$1" && echo mounte
 
 
 class TinyDisk:
-    """A small disk at a folder, for the processes that are started inside it.
-
-    Args:
-        folder: where it is mounted; there already. Elsewhere on the machine it stays as it is.
-        nbytes: its size.
-
-    Raises:
-        EngineError: it cannot be mounted: this user may not.
-    """
+    """A small disk at a folder, for the processes that are started inside it."""
 
     def __init__(self, folder: Path, nbytes: int) -> None:
         tools = find_tools()

@@ -35,19 +35,12 @@ _DISK_S = (1.0, 4.0)
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that goes wrong.
+    """One thing that goes wrong."""
 
-    Attributes:
-        round: the update before which it strikes.
-        kind: a key of `KINDS`.
-        rank: the worker that it strikes; of others a number at random.
-        seconds: how long it lasts; 0 where it has no length.
-    """
-
-    round: int
-    kind: str
-    rank: int
-    seconds: float = 0.0
+    round: int  # the update before which it strikes
+    kind: str  # a key of `KINDS`
+    rank: int  # the worker that it strikes; of others a number at random
+    seconds: float = 0.0  # how long it lasts; 0 where it has no length
 
     @property
     def comes_back(self) -> bool:
@@ -70,19 +63,8 @@ def check_kinds(kinds: Collection[str]) -> tuple[str, ...]:
 def draw(seed: str, kinds: Sequence[str], *, workers: int, every: int, rounds: int) -> list[Fault]:
     """Draws a storm: a fault after every so many rounds, up to where those who were struck can still be back.
 
-    Args:
-        seed: of the draw.
-        kinds: what may happen.
-        workers: how many there are.
-        every: rounds between two faults.
-        rounds: of the whole training; the last sixth is left in peace.
-
-    Raises:
-        ConfigError: a kind that is unknown, or less than one round between two faults.
-
-    Example:
-        >>> [str(fault) for fault in draw("7", ["kill", "stop"], workers=4, every=20, rounds=72)]
-        ['kill worker 2 at 20', 'kill worker 3 at 40', 'stop worker 1 for 0.8 s at 60']
+    >>> [str(fault) for fault in draw("7", ["kill", "stop"], workers=4, every=20, rounds=72)]
+    ['kill worker 2 at 20', 'kill worker 3 at 40', 'stop worker 1 for 0.8 s at 60']
     """
     check_kinds(kinds)
     if every < 1:
@@ -97,14 +79,8 @@ def draw(seed: str, kinds: Sequence[str], *, workers: int, every: int, rounds: i
 def scatter(seed: str, kinds: Sequence[str], *, workers: int, strikes: int, first: int, rounds: int) -> list[Fault]:
     """Draws a few faults between a tenth and six tenths of a training; one that dies for good dies once.
 
-    Args:
-        seed, kinds, workers, rounds: as of `draw`.
-        strikes: how many.
-        first: the round from which on they may strike.
-
-    Example:
-        >>> [str(fault) for fault in scatter("7", ["gone"], workers=4, strikes=2, first=0, rounds=100)]
-        ['gone worker 1 at 46', 'gone worker 3 at 54']
+    >>> [str(fault) for fault in scatter("7", ["gone"], workers=4, strikes=2, first=0, rounds=100)]
+    ['gone worker 1 at 46', 'gone worker 3 at 54']
     """
     chance = random.Random(seed)
     at = sorted(first + round((rounds - first) * (0.1 + 0.5 * chance.random())) for _ in range(strikes))

@@ -35,11 +35,6 @@ class Soak(SoakOptions, Scenario):
 
     Right is: it goes on to its end, no gradient lost or counted twice, and the server has not grown since the tenth
     minute (of a shorter soak: since its middle) by more than `growth_mb`, nor has it more descriptors or threads.
-
-    Args:
-        minutes: how long.
-        churn_s: seconds between a death and a join, and the reverse.
-        growth_mb: how much the server's resident memory may grow, in MB.
     """
 
     name: ClassVar[str] = "soak"
@@ -143,11 +138,7 @@ def sample(stage: Stage, minute: float) -> Sample | None:
 
 
 def thread_names(process: Path) -> dict[str, int]:
-    """Returns how many threads have each name; libraries name their own, Python's have the program's.
-
-    Args:
-        process: its folder in /proc.
-    """
+    """Returns how many threads have each name; libraries name their own, Python's have the program's."""
     names: Counter[str] = Counter()
     for task in (process / "task").iterdir():
         with contextlib.suppress(OSError):  # a thread may have ended since
@@ -161,14 +152,9 @@ def growth(samples: Sequence[Sample], most_mb: float) -> list[str]:
     Single samples are of a moment when somebody may be joining, so the least and most of two halves are compared:
     memory by the most of each, descriptors and threads by the least.
 
-    Args:
-        samples: in order.
-        most_mb: how much memory may.
-
-    Example:
-        >>> some = [Sample(minute=m, rss_mb=200.0 + m, descriptors=30, threads=9, version=0) for m in range(60)]
-        >>> growth(some, 5.0)
-        ['the server grew by 25.0 MB since minute 10']
+    >>> some = [Sample(minute=m, rss_mb=200.0 + m, descriptors=30, threads=9, version=0) for m in range(60)]
+    >>> growth(some, 5.0)
+    ['the server grew by 25.0 MB since minute 10']
     """
     if not samples:
         return []

@@ -54,23 +54,7 @@ class Stuck(EngineError):
 
 
 class Stage:
-    """One training.
-
-    Args:
-        job: what is trained; with one server.
-        links: how links are made.
-        elastic: what the server does about workers that die or are late.
-        checkpoint_every: of all processes; None writes none.
-        tiny_disk: the server's checkpoints lie on a disk that can be full.
-        starter: makes the processes; by default each is a program of its own.
-
-    Attributes:
-        audit: of the server's journal so far.
-        problems: processes that ended badly without having been told to.
-        done: outcomes of workers that reached the end.
-        seen: who was struck, and what came of it.
-        happened: faults so far, as they struck.
-    """
+    """One training."""
 
     def __init__(
         self,
@@ -83,11 +67,11 @@ class Stage:
         starter: Starter | None = None,
     ) -> None:
         self.job, self._links = job, links
-        self.audit = Audit()
-        self.problems: list[str] = []
-        self.done: dict[int, WorkerOutcome] = {}
-        self.seen = Witnesses()
-        self.happened: list[Fault] = []
+        self.audit = Audit()  # of the server's journal so far
+        self.problems: list[str] = []  # processes that ended badly without having been told to
+        self.done: dict[int, WorkerOutcome] = {}  # outcomes of workers that reached the end
+        self.seen = Witnesses()  # who was struck, and what came of it
+        self.happened: list[Fault] = []  # faults so far, as they struck
         self.lines: deque[str] = deque(maxlen=LAST_LINES)
         self._expected: dict[str, Callable[[], None] | None] = {}
         self._later: list[tuple[float, Callable[[], None]]] = []
@@ -239,11 +223,7 @@ class Stage:
     # ---- what goes on
 
     def until(self, holds: Callable[[], bool], *, silence_s: float = SILENCE_S) -> None:
-        """Follows the training until something holds.
-
-        Raises:
-            Stuck: no update was made for so long, or a process ended badly.
-        """
+        """Follows the training until something holds."""
         while not holds():
             self.poll()
             if self.problems:
@@ -298,11 +278,7 @@ class Stage:
         self.until(lambda: not self.seen.waiting or bool(self.done))
 
     def finish(self, limit_s: float = 60.0) -> None:
-        """Waits for the end: all workers that run and have not been struck late, and the server.
-
-        Raises:
-            Stuck: it does not come.
-        """
+        """Waits for the end: all workers that run and have not been struck late, and the server."""
         self.until(lambda: not self.workers or bool(self.done and self.workers <= self.seen.waiting.keys()))
         deadline = time.time() + limit_s
         while SERVER in self.engine.running and time.time() < deadline and not self.workers:

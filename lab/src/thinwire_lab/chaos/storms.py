@@ -38,24 +38,6 @@ class Storms(StormsOptions, Scenario):
     """Storms, each of a design of its own and of a few kinds of faults, drawn by its number.
 
     Designs whose workers alone hold the model are spared deaths, after which no process could give it to a new one.
-
-    Args:
-        designs: names, one after the other; none: all designs.
-        consistency: in place of the designs' own.
-        steps: of each training.
-        faults: kinds, keys of `faults.KINDS`, of which each storm has three at most.
-        every: rounds between two faults; fewer where a training has not six times as many.
-        strikes: so many faults in each training, at steps at random, each of them over before the next; None: one after
-            every so many rounds.
-        peace: train each design without faults too; goodput is steps per second beside those of that training.
-        straggler_grace_s: of the server; how long the others wait for a frozen worker.
-        checkpoint_every: exchanges between checkpoints, where the server is killed or its disk is full; fewer where
-            there are not six times as many.
-        points: percentage points that the accuracy may be below.
-
-    Raises:
-        ConfigError: numbers or kinds that cannot be, a design that is made for none of the faults, or deaths for good
-            that no backup worker makes up for.
     """
 
     name: ClassVar[str] = "storm"
@@ -119,11 +101,7 @@ class Storms(StormsOptions, Scenario):
         return names[number % len(names)]
 
     def possible(self) -> list[str]:
-        """Returns the kinds of `faults` that this machine and user can do.
-
-        Raises:
-            ConfigError: there are none.
-        """
+        """Returns the kinds of `faults` that this machine and user can do."""
         kernel = self.links().shaping == "kernel"
         found = [kind for kind in self.faults if kernel or kind in WITHOUT_PRIVILEGES]
         if not found:
@@ -186,14 +164,7 @@ class Storms(StormsOptions, Scenario):
         return self._undisturbed[job]
 
     def beside(self, cell: Trial, outcome: Outcome, tell: Tell, *, exact: bool) -> Outcome:
-        """Returns the outcome beside the undisturbed training; too low an accuracy, or other weights, is a problem.
-
-        Args:
-            cell: of the outcome.
-            outcome: of the storm.
-            tell: takes a word on progress.
-            exact: no fault struck a worker, so that weights of a training in lockstep are the undisturbed ones.
-        """
+        """Returns the outcome beside the undisturbed training; too low an accuracy, or other weights, is a problem."""
         expected = self.undisturbed(cell, tell)
         outcome = msgspec.structs.replace(outcome, undisturbed=expected.test_accuracy)
         if outcome.points is not None and outcome.points < -self.points:
@@ -253,11 +224,7 @@ def suits(kind: str, name: str) -> bool:
 
 
 def suiting(kinds: Sequence[str], name: str) -> list[str]:
-    """Returns the kinds of faults that a design is made for.
-
-    Raises:
-        ConfigError: there are none.
-    """
+    """Returns the kinds of faults that a design is made for."""
     found = [kind for kind in kinds if suits(kind, name)]
     if not found:
         raise ConfigError(

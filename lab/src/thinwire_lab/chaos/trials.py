@@ -55,19 +55,7 @@ class Trial:
 
 @dataclass(kw_only=True)
 class Scenario(ScenarioOptions, Bench[Trial, Outcome]):
-    """Trials of one kind.
-
-    Args:
-        runs: how many trainings.
-        first: the number of the first of them; a trial is played again by its number and the seed.
-        seed: of weights and batches, and with a trial's number of its faults.
-        model, data, workers, link: of the trainings.
-        shaping: who makes the links thin.
-        fork: processes are forks of one that has imported everything: a start costs much less. Not for figures of how
-            long a start takes.
-        min_workers: of the server; None: half of them.
-        worker_grace_s: of the server.
-    """
+    """Trials of one kind."""
 
     kinds = (Outcome,)
     serves = True
@@ -112,14 +100,7 @@ class Scenario(ScenarioOptions, Bench[Trial, Outcome]):
         return forks() if self.fork else None
 
     def staged(self, cell: Trial, tell: Tell, play: Callable[[Stage], None], **options: Any) -> Outcome:
-        """Runs a training on a stage, and returns its outcome.
-
-        Args:
-            cell: which.
-            tell: takes a word on progress.
-            play: disturbs the training, and follows it as far as it has to.
-            options: of the stage.
-        """
+        """Runs a training on a stage, and returns its outcome."""
         began, job = time.time(), cell.job()
         stage: Stage | None = None
         problems: list[str] = []

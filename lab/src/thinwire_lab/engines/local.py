@@ -100,23 +100,14 @@ class LocalEngine(Engine[_Child]):
     Start processes from a thread that lives until `stop` (the main one, as a rule): a child is tied to the
     thread that started it. The methods are for one thread at a time.
 
-    Args:
-        kinds: the classes of the events that the processes report.
-        fabric: the thin links to put processes on, or None to use the machine's own network.
-        environment: variables to set for each process on top of what it inherits.
-        grace_s: how long `stop` waits between asking and killing, in seconds.
-        lines: pass on what processes print besides events, as `Said`.
-        starter: makes the processes; by default each is a program of its own.
-
-    Example:
-        >>> import sys
-        >>> class Sum(Event, frozen=True, kw_only=True):
-        ...     value: int
-        >>> report = 'import json; print(json.dumps({"event": "sum", "value": 1 + 1}))'
-        >>> with LocalEngine([Sum]) as engine:
-        ...     engine.start("worker 0", [sys.executable, "-c", report])
-        ...     list(engine.events())
-        [('worker 0', Sum(value=2))]
+    >>> import sys
+    >>> class Sum(Event, frozen=True, kw_only=True):
+    ...     value: int
+    >>> report = 'import json; print(json.dumps({"event": "sum", "value": 1 + 1}))'
+    >>> with LocalEngine([Sum]) as engine:
+    ...     engine.start("worker 0", [sys.executable, "-c", report])
+    ...     list(engine.events())
+    [('worker 0', Sum(value=2))]
     """
 
     def __init__(
@@ -154,22 +145,7 @@ class LocalEngine(Engine[_Child]):
         again: Again | None = None,
         optional: bool = False,
     ) -> None:
-        """Starts a process.
-
-        Args:
-            name: what to call it in events and errors; taken again only where its process has ended.
-            command: a program and its arguments.
-            host: the fabric's host to run it in; it must have one if and only if the engine has a fabric.
-            namespaces: files of others that it enters.
-            restarts: how often it is started again where it fails, before that ends the run.
-            again: returns the command of a later start, or None where it cannot be started again; by default the same.
-            optional: the run goes on where it fails for good.
-
-        Raises:
-            ConfigError: a name that is in use, a host without a fabric or the reverse, an unknown host.
-            EngineError: the fabric is closed, or no process could be made. A command that cannot be found
-                shows later, as a process that ended with status 127.
-        """
+        """Starts a process."""
         if name in self.running:
             raise ConfigError(f"a process called {name!r} has been started already; give each its own name")
         if (host is None) != (self._fabric is None):

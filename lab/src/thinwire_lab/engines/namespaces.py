@@ -69,17 +69,6 @@ def address_of(number: int) -> str:
 class Fabric:
     """Hosts on one switch, each behind a link of its own rate, while this object and its process live.
 
-    Args:
-        rates: the hosts' names, and the rate of each one's link, the same both ways.
-
-    Attributes:
-        addresses: each host's IPv4 address, by name, in the order given.
-        congestion_control: TCP's in every host, as read back: `cubic` or `reno`, where one could be set.
-
-    Raises:
-        ConfigError: no hosts, or more than 253.
-        EngineError: a namespace or link could not be made; nothing is left behind.
-
     Example (root, or inside `reexec_in_user_namespace`)::
 
         with Fabric({"server": parse_rate("10mbit"), "worker 0": parse_rate("10mbit")}) as fabric:
@@ -106,12 +95,7 @@ class Fabric:
             raise
 
     def inside(self, host: str, argv: Sequence[str]) -> list[str]:
-        """The command that runs `argv` in a host's network. It keeps its process id and standard streams.
-
-        Raises:
-            ConfigError: no such host.
-            EngineError: the fabric is closed.
-        """
+        """The command that runs `argv` in a host's network. It keeps its process id and standard streams."""
         return entering([self.namespace(host)], argv)
 
     def namespace(self, host: str) -> str:
@@ -119,12 +103,7 @@ class Fabric:
         return self._namespace(self._known(host))
 
     def sent(self, host: str) -> Count:
-        """What has left a host, with all Ethernet, IP and TCP headers, ACKs and retransmits.
-
-        Raises:
-            ConfigError: no such host.
-            EngineError: the fabric is closed, or `tc` failed.
-        """
+        """What has left a host, with all Ethernet, IP and TCP headers, ACKs and retransmits."""
         return self._carried[self._known(host)][0] + self._count(host, "eth0")
 
     def received(self, host: str) -> Count:
@@ -141,10 +120,6 @@ class Fabric:
         Packets that are queued stay, unless an unlimited link becomes limited, or the reverse: then they are lost, and
         TCP sends them again. A packet that is larger than the burst of a new, slower rate would never leave, and hold
         up all behind it; so what is queued leaves at the old rate first, which takes up to 0.2 s.
-
-        Raises:
-            ConfigError: no such host.
-            EngineError: the fabric is closed, or `tc` failed.
         """
         for host, rate in rates.items():
             if (rate.bps is None) != (self._rates[self._known(host)].bps is None):
@@ -156,12 +131,7 @@ class Fabric:
         self._rates.update(rates)
 
     def cut(self, host: str, way: Literal["both", "out", "in"] = "both") -> None:
-        """Let nothing leave a host (`out`), come to it (`in`), or neither, until `set_rate`. Counters go on.
-
-        Raises:
-            ConfigError: no such host.
-            EngineError: the fabric is closed, or `tc` failed.
-        """
+        """Let nothing leave a host (`out`), come to it (`in`), or neither, until `set_rate`. Counters go on."""
         if self._rates[self._known(host)].bps is not None:  # a queue of another kind has counters of its own
             sent, received = self._carried[host]
             sent, received = self.sent(host) if way != "in" else sent, self.received(host) if way != "out" else received

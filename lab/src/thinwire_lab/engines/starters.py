@@ -57,12 +57,7 @@ class Starter(Protocol):
     """Makes processes."""
 
     def start(self, argv: Sequence[str], environment: Mapping[str, str], namespaces: Sequence[str]) -> Process:
-        """Starts a process in a session of its own.
-
-        Raises:
-            OSError: it cannot be started.
-            EngineError: likewise.
-        """
+        """Starts a process in a session of its own."""
 
 
 class Programs:
@@ -115,20 +110,11 @@ class _Fork:
 class Forks:
     """Starts commands `python -m MODULE …` as forks of one process that has imported what they need.
 
-    Args:
-        libraries: what it imports; they may start no threads.
-        environment: of the process, and of all forks.
-
-    Raises:
-        EngineError: it cannot import them, or has more than one thread then. A fork that is asked for later may raise
-            it, too.
-
-    Example:
-        >>> with Forks(["json"], {}) as forks:
-        ...     process = forks.start([sys.executable, "-m", "json.tool", "--help"], {}, [])
-        ...     with process.stdout, process.stderr:
-        ...         print(process.stdout.readline().split()[0], process.wait())
-        usage: 0
+    >>> with Forks(["json"], {}) as forks:
+    ...     process = forks.start([sys.executable, "-m", "json.tool", "--help"], {}, [])
+    ...     with process.stdout, process.stderr:
+    ...         print(process.stdout.readline().split()[0], process.wait())
+    usage: 0
     """
 
     def __init__(self, libraries: Sequence[str], environment: Mapping[str, str]) -> None:

@@ -41,10 +41,6 @@ def reexec_in_user_namespace(argv: Sequence[str]) -> NoReturn:
 
     The process id, the terminal, the working directory and the network stay the same, and files are still
     made as the real user. Call it before anything is started or opened.
-
-    Raises:
-        EngineError: `unshare` is missing or could not be run. A refusal by the kernel shows as its message
-            and exit status 1; ask `can_unshare` first.
     """
     unshare = find_tools()["unshare"]
     sys.stdout.flush()
@@ -58,12 +54,8 @@ def reexec_in_user_namespace(argv: Sequence[str]) -> NoReturn:
 def entering(namespaces: Sequence[str], argv: Sequence[str]) -> list[str]:
     """The command that runs `argv` in these namespaces. It keeps its process id and standard streams.
 
-    Example:
-        >>> entering(["/proc/7/ns/net", "/proc/9/ns/mnt"], ["ls"])[1:], entering([], ["ls"])
-        (['--net=/proc/7/ns/net', '--mount=/proc/9/ns/mnt', '--', 'ls'], ['ls'])
-
-    Raises:
-        EngineError: there is no `nsenter`.
+    >>> entering(["/proc/7/ns/net", "/proc/9/ns/mnt"], ["ls"])[1:], entering([], ["ls"])
+    (['--net=/proc/7/ns/net', '--mount=/proc/9/ns/mnt', '--', 'ls'], ['ls'])
     """
     if not namespaces:
         return list(argv)

@@ -10,14 +10,10 @@ from thinwire.planner.utilisation import Sample, sample
 
 
 class Sampler:
-    """Takes samples from a thread of its own until it is left.
-
-    Attributes:
-        samples: so far.
-    """
+    """Takes samples from a thread of its own until it is left."""
 
     def __init__(self, pids: Mapping[str, int], *, interval_s: float = 0.25) -> None:
-        self.samples: list[Sample] = []
+        self.samples: list[Sample] = []  # so far
         self._pids, self._interval_s = dict(pids), interval_s
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="utilisation", daemon=True)

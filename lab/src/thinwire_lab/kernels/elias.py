@@ -28,9 +28,8 @@ def longest(top: int) -> int:
 def encode_levels(levels: NDArray[np.int16], *, top: int, words: NDArray[np.uint32]) -> Bytes:
     """Encodes signed levels −top … top; `words` has room for `longest(top)` bits a level, and holds the result.
 
-    Example:
-        >>> encode_levels(np.array([0, 1, -2], np.int16), top=2, words=np.empty(2, np.uint32)).tolist()
-        [197, 1]
+    >>> encode_levels(np.array([0, 1, -2], np.int16), top=2, words=np.empty(2, np.uint32)).tolist()
+    [197, 1]
     """
     codes, lengths = _table(top)
     # Four codes and up to seven bits before them must fit a word, and eight bytes are stored at a time.
@@ -41,11 +40,7 @@ def encode_levels(levels: NDArray[np.int16], *, top: int, words: NDArray[np.uint
 
 
 def decode_levels(packed: Any, *, top: int, out: NDArray[np.int16]) -> None:
-    """Fills `out` with levels.
-
-    Raises:
-        FrameError: too few or too many bits, or a level past `top`. The content of `out` is then undefined.
-    """
+    """Fills `out` with levels."""
     received = frozen(np.frombuffer(packed, np.uint8))
     fast = received.size >= 16
     words_at = words_apart(received if fast else frozen(_NOTHING), 1)

@@ -26,21 +26,11 @@ def round_to_levels(
 ) -> None:
     """Fills `out` with signed levels −top … top.
 
-    Args:
-        values: float32[n] or float64[n], finite.
-        norms: what level `top` is worth in each bucket, in the type of the values; at least each magnitude, or 0.
-        bucket: how many neighbouring values share a norm.
-        top: s.
-        natural: levels are powers of two.
-        key: of the random numbers.
-        out: int16[n].
-
-    Example:
-        >>> out = np.empty(3, np.int16)
-        >>> values, norms = np.array([1.0, -0.5, 0.0], np.float32), np.ones(1, np.float32)
-        >>> round_to_levels(values, norms=norms, bucket=3, top=4, natural=False, key=(1, 2), out=out)
-        >>> out.tolist()
-        [4, -2, 0]
+    >>> out = np.empty(3, np.int16)
+    >>> values, norms = np.array([1.0, -0.5, 0.0], np.float32), np.ones(1, np.float32)
+    >>> round_to_levels(values, norms=norms, bucket=3, top=4, natural=False, key=(1, 2), out=out)
+    >>> out.tolist()
+    [4, -2, 0]
     """
     random = np.empty(min(_BLOCK, values.size), np.int32)
     kernel = _natural if natural else _linear
@@ -51,13 +41,7 @@ def round_to_levels(
 
 
 def bucket_norms(values: Any, *, bucket: int, largest: float) -> NDArray[np.float64]:
-    """float64[ceil(n / bucket)]: the 2-norm of each bucket, summed in order, in units of a power of two.
-
-    Args:
-        values: float32[n] or float64[n], finite.
-        bucket: how many neighbouring values make one.
-        largest: the largest magnitude of all.
-    """
+    """float64[ceil(n / bucket)]: the 2-norm of each bucket, summed in order, in units of a power of two."""
     norms = np.empty(-(-values.size // bucket))
     unit = 1.0 if values.dtype == np.float32 else 2.0 ** min(max(math.frexp(largest)[1], -1000), 1000)
     _norms(frozen(values), bucket, unit, norms)

@@ -32,26 +32,13 @@ def take(
 ) -> Any:
     """Takes the values that reach `bound` out of v = values, or residual_scale·residual + values.
 
-    Args:
-        values: float32[n] or float64[n], finite; never written.
-        bound: a magnitude above 0.
-        bitmap: uint8[ceil(n / 8)], filled: a bit for each value taken, the first value in the highest bit.
-        room: of the type of the values, n + 4 of them or more; holds the result.
-        residual: updated to v, less what was taken; None: nothing is kept.
-        residual_scale: what the residual is multiplied by first.
-        tau: what is taken off the magnitude of such a value; None takes all of it.
-
-    Returns:
-        The values v that were taken, in order: a view of `room`.
-
-    Example:
-        >>> bitmap, room, residual = np.empty(1, np.uint8), np.empty(7, np.float32), np.zeros(3, np.float32)
-        >>> take(
-        ...     np.array([1.0, -3.0, 2.0], np.float32), 2.0, bitmap=bitmap, room=room, residual=residual, tau=2.0
-        ... ).tolist()
-        [-3.0, 2.0]
-        >>> bitmap.tolist(), residual.tolist()
-        ([96], [1.0, -1.0, 0.0])
+    >>> bitmap, room, residual = np.empty(1, np.uint8), np.empty(7, np.float32), np.zeros(3, np.float32)
+    >>> take(
+    ...     np.array([1.0, -3.0, 2.0], np.float32), 2.0, bitmap=bitmap, room=room, residual=residual, tau=2.0
+    ... ).tolist()
+    [-3.0, 2.0]
+    >>> bitmap.tolist(), residual.tolist()
+    ([96], [1.0, -1.0, 0.0])
     """
     kind = values.dtype.type
     flags = np.empty(_BLOCK, np.uint8)
@@ -73,9 +60,8 @@ def take(
 def checked_sample_of(values: Any, size: int, *, residual: Any = None, residual_scale: float = 1.0) -> tuple[Any, bool]:
     """`sample_of` v = values, or residual_scale·residual + values, and whether all of v is finite: one pass.
 
-    Example:
-        >>> checked_sample_of(np.array([1.0, -3.0, 2.0], np.float32), 3)
-        (array([ 1., -3.,  2.], dtype=float32), True)
+    >>> checked_sample_of(np.array([1.0, -3.0, 2.0], np.float32), 3)
+    (array([ 1., -3.,  2.], dtype=float32), True)
     """
     kind = values.dtype.type
     size = min(size, values.size)

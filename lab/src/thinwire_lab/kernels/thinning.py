@@ -22,19 +22,11 @@ def collect_kept(values: Floats, *, key: Key, kept: int, factor: Any, sent: Floa
 
     Where they are not fewer than `sent` has room for, its content is undefined: call again with more.
 
-    Args:
-        values: float32[n] or float64[n].
-        key: of the random numbers.
-        kept: the probability in units of 2**-24.
-        factor: what values are multiplied by, in their type.
-        sent: of their type; n + 1 is always enough.
-
-    Example:
-        >>> sent = np.empty(4, np.float32)
-        >>> collect_kept(np.array([1, 2, 3], np.float32), key=(1, 2), kept=1 << 24, factor=np.float32(2), sent=sent)
-        3
-        >>> sent[:3].tolist()
-        [2.0, 4.0, 6.0]
+    >>> sent = np.empty(4, np.float32)
+    >>> collect_kept(np.array([1, 2, 3], np.float32), key=(1, 2), kept=1 << 24, factor=np.float32(2), sent=sent)
+    3
+    >>> sent[:3].tolist()
+    [2.0, 4.0, 6.0]
     """
     block = np.empty(_BLOCK_DRAWS, np.int32)
     return int(_keep(frozen(values), values.size, *start_of(key), np.int32(kept), factor, block, sent))

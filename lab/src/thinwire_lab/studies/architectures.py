@@ -26,17 +26,10 @@ Tensors = Iterator[Tensor]
 def architecture(name: str) -> tuple[Tensor, ...]:
     """Returns the trained tensors of a published network, from the input to the classifier.
 
-    Args:
-        name: one of `architectures()`.
-
-    Raises:
-        ConfigError: an unknown name.
-
-    Example:
-        >>> {name: sum(each.numel for each in architecture(name)) for name in architectures()}
-        ... # doctest: +NORMALIZE_WHITESPACE
-        {'alexnet': 60965224, 'googlenet': 6998552, 'vggnet-a': 132863336, 'resnet110': 1727962,
-         'inception-v4': 42679816}
+    >>> {name: sum(each.numel for each in architecture(name)) for name in architectures()}
+    ... # doctest: +NORMALIZE_WHITESPACE
+    {'alexnet': 60965224, 'googlenet': 6998552, 'vggnet-a': 132863336, 'resnet110': 1727962,
+     'inception-v4': 42679816}
     """
     if name not in _ARCHITECTURES:
         raise ConfigError(f"unknown architecture {name!r}; known are {', '.join(_ARCHITECTURES)}")

@@ -113,17 +113,7 @@ def jobs(cells: Mapping[ComparedCell, tuple[Job, Job]]) -> list[Job]:
 
 
 def compare(comparison: Comparison, folder: Path, train: Train, *, on_job: OnJob = lambda *_: None) -> Findings:
-    """Makes the runs that `folder/results.json` does not hold yet, and returns what that file then says.
-
-    Args:
-        comparison, folder: what to compare, and where.
-        train: makes one run, as `jobs.processes.run` does, and returns its outcome.
-        on_job: called before each run with its number, the number of all runs, and its job.
-
-    Raises:
-        ConfigError: the file cannot be read or written, or is none of ours; or a run has no workload (`jobs.workload`).
-        DataError: text to train on is missing or damaged.
-    """
+    """Makes the runs that `folder/results.json` does not hold yet, and returns what that file then says."""
     place, digests = _data_place(comparison), _text_digests(comparison)
 
     def key(job: Job) -> dict[str, Any]:

@@ -61,12 +61,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def tabulate(cells: Mapping[ComparedCell, tuple[Job, Job]], find: Callable[[Job], RunOutcome | None]) -> list[Row]:
-    """Returns one row for each model, design and link.
-
-    Args:
-        cells: of the comparison.
-        find: returns what a job came to, or None where it was not run.
-    """
+    """Returns one row for each model, design and link."""
     rows: dict[tuple[str, str, str], list[_Pair]] = {}
     for (model, design, link, _), (full, timed) in cells.items():
         short = find(timed)

@@ -10,9 +10,8 @@ from collections.abc import Sequence
 def deviation(values: Sequence[float]) -> float:
     """Returns the standard deviation; NaN of fewer than two values, which have none, and where one is not finite.
 
-    Example:
-        >>> deviation([1.0, 3.0]), deviation([2.0]), deviation([math.inf, 1.0])
-        (1.4142135623730951, nan, nan)
+    >>> deviation([1.0, 3.0]), deviation([2.0]), deviation([math.inf, 1.0])
+    (1.4142135623730951, nan, nan)
     """
     return statistics.stdev(values) if len(values) > 1 and all(map(math.isfinite, values)) else math.nan
 
@@ -20,8 +19,7 @@ def deviation(values: Sequence[float]) -> float:
 def spread(values: Sequence[float], digits: int) -> str:
     """Returns what stands behind a mean: its ± with so many digits, nothing of fewer than two values.
 
-    Example:
-        >>> spread([1.0, 3.0], 2), spread([2.0], 2)
-        (' ± 1.41', '')
+    >>> spread([1.0, 3.0], 2), spread([2.0], 2)
+    (' ± 1.41', '')
     """
     return f" ± {deviation(values):.{digits}f}" if len(values) > 1 else ""

@@ -22,22 +22,6 @@ from thinwire_lab.workloads.dataset import Dataset
 class Batches(Iterator[tuple[torch.Tensor, torch.Tensor]]):
     """An infinite iterator over (inputs, targets) for one worker.
 
-    Args:
-        dataset: where examples come from.
-        rank: this worker, 0 … workers − 1; a higher one takes part once `follow` has said so.
-        workers: number of workers that share the data.
-        batch: examples per batch and worker.
-        seed: the same on every worker.
-        augment: random crop and flip, or what a data set with a `crop` has in its place (images only).
-        segments: whether a worker's part of the data is `drawn` anew each epoch, or `fixed`; see `SharedEpochs`.
-
-    Attributes:
-        step: number of the next batch, from 0.
-        batches_per_epoch: batches that one epoch gives each worker while nobody comes or goes.
-
-    Raises:
-        ConfigError: a rank that takes no part, or fewer examples than one batch per worker.
-
     >>> from thinwire_lab.workloads.data import data
     >>> batches = Batches(data("digits"), rank=0, workers=4, batch=8, seed=0)
     >>> inputs, targets = next(batches)
@@ -72,7 +56,7 @@ class Batches(Iterator[tuple[torch.Tensor, torch.Tensor]]):
             len(dataset.train_x), batch=batch, seed=seed, memberships=first, name=dataset.name, segments=segments
         )
         self.batches_per_epoch = len(dataset.train_x) // workers // batch
-        self.step = 0
+        self.step = 0  # number of the next batch, from 0
 
     def __next__(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The next batch: inputs (batch, *in_shape) as a model reads them, int64 targets."""
@@ -111,9 +95,6 @@ class Batches(Iterator[tuple[torch.Tensor, torch.Tensor]]):
 
         With another number of workers or another batch size the slices differ, and the rest of the epoch
         cannot be told apart from what was seen: then it continues with the next whole epoch.
-
-        Raises:
-            ConfigError: the state belongs to other data, another seed or other segments; the position is unchanged.
         """
         mine = self.state_dict()
         for key in ("dataset", "num_examples", "seed", "segments"):

@@ -25,11 +25,7 @@ MAX_RECORDS = 10_000
 
 
 def read_records(path: Path) -> tuple[torch.Tensor, torch.Tensor]:
-    """Reads one file of records.
-
-    Raises:
-        DataError: the file cannot be read, or is not a whole number of records with labels 0…9.
-    """
+    """Reads one file of records."""
     try:
         with path.open("rb") as file:
             raw = file.read(RECORD * MAX_RECORDS + 1)
@@ -53,11 +49,7 @@ def present(folder: Path) -> bool:
 
 
 def cifar10(folder: Path) -> Dataset:
-    """CIFAR-10, standardised per channel with the training set's mean and standard deviation.
-
-    Raises:
-        DataError: a file is missing or damaged.
-    """
+    """CIFAR-10, standardised per channel with the training set's mean and standard deviation."""
     home = _home(folder)
     if home is None:
         raise DataError(f"{folder} lacks the six files of CIFAR-10's binary version ({', '.join(TRAIN_FILES)}, …)")

@@ -87,11 +87,7 @@ _SOURCES: dict[str, _Source] = {
 
 
 def cache_folder() -> Path:
-    """Where downloads go unless the caller says otherwise: .cache/thinwire in the user's home folder.
-
-    Raises:
-        DataError: there is none, as for a user whom the machine does not know, where HOME is not set.
-    """
+    """Where downloads go unless the caller says otherwise: .cache/thinwire in the user's home folder."""
     try:
         return Path.home() / ".cache" / "thinwire"
     except RuntimeError as error:
@@ -101,20 +97,12 @@ def cache_folder() -> Path:
 
 
 def data(name: str, *, root: Path | str | None = None, context: int | None = None) -> Dataset:
-    """Loads a data set, or returns the one that is loaded already; nobody may change its tensors.
+    """Loads a data set, or returns the one that is loaded already, whose tensors stay as they are.
 
-    Args:
-        name: one of the names that `datasets` lists, options in brackets as in `mnist[train=4000,test=1000]`: so many
-            examples of each set, the same at every call; `unit=true` gives pixels from 0 to 1 in place of
-            standardised ones; `cifar10[crop=24]` the middle of each image, in training a random window where the recipe
-            changes images (`augment.distort`).
-        root: the only folder to look in: the files lie there or in its subfolder `name`. Without it: our
-            cache, then /usr/share/datasets. Data sets that come with thinwire or Python are never looked for.
-        context: of text, how many bytes an example holds; None is the data set's usual.
-
-    Raises:
-        ConfigError: an unknown name or option, more examples than there are, or a context of images.
-        DataError: it is missing (the message says how to get it) or damaged.
+    Options stand in brackets: `mnist[train=4000,test=1000]` has so many examples of each set, the same at every call;
+    `unit=true` gives pixels from 0 to 1 in place of standardised ones; `cifar10[crop=24]` is the middle of each image,
+    in training a random window. `root` is the only folder to look in: the files lie there or in its subfolder `name`.
+    Without it: our cache, then /usr/share/datasets. `context` is how many bytes an example of text holds.
 
     >>> data("digits")
     <Dataset digits: 1,347 train, 450 test, (1, 8, 8)>
@@ -155,9 +143,6 @@ def datasets(*, root: Path | str | None = None) -> list[DataInfo]:
 
 def is_here(name: str) -> bool:
     """Whether `data(name)` would find it. Nothing is loaded.
-
-    Raises:
-        ConfigError: an unknown name.
 
     >>> is_here("digits[train=100]")
     True

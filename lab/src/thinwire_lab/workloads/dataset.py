@@ -21,32 +21,18 @@ Task = Literal["classification", "bytes"]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Dataset:
-    """A training and a test set.
+    """A training and a test set."""
 
-    Attributes:
-        name: the name that `thinwire_lab.workloads.data.data` knows it by.
-        train_x: uint8, (examples, *in_shape); with a `crop` whole images.
-        train_y: uint8 labels, (examples,); for "bytes" (examples, context).
-        test_x: as `train_x`.
-        test_y: as `train_y`.
-        mean: float32, broadcasts against `in_shape`; subtracted by `inputs`. Unused for "bytes".
-        std: as `mean`; `inputs` divides by it.
-        num_classes: number of classes, or the size of the vocabulary.
-        task: "classification" (one label per example) or "bytes" (one next byte per position).
-        crop: side of the square that a model sees of an image, which `inputs` cuts from the middle and standardises by
-            itself; None shows the whole.
-    """
-
-    name: str
-    train_x: torch.Tensor
-    train_y: torch.Tensor
-    test_x: torch.Tensor
-    test_y: torch.Tensor
-    mean: torch.Tensor
-    std: torch.Tensor
-    num_classes: int = 10
-    task: Task = "classification"
-    crop: int | None = None
+    name: str  # the name that `thinwire_lab.workloads.data.data` knows it by
+    train_x: torch.Tensor  # uint8, (examples, *in_shape); with a `crop` whole images
+    train_y: torch.Tensor  # uint8 labels, (examples,); for "bytes" (examples, context)
+    test_x: torch.Tensor  # as `train_x`
+    test_y: torch.Tensor  # as `train_y`
+    mean: torch.Tensor  # float32, broadcasts against `in_shape`; subtracted by `inputs`. Unused for "bytes"
+    std: torch.Tensor  # as `mean`; `inputs` divides by it
+    num_classes: int = 10  # number of classes, or the size of the vocabulary
+    task: Task = "classification"  # "classification" (one label per example) or "bytes" (one next byte per position)
+    crop: int | None = None  # side of the square, cut from the middle, that a model sees of an image
 
     def __post_init__(self) -> None:
         whole = tuple(self.train_x.shape[1:])
@@ -97,19 +83,7 @@ def part(
     unit: bool = False,
     crop: int | None = None,
 ) -> Dataset:
-    """Returns some examples of a data set, chosen by chance and yet always the same, or a part of each.
-
-    Args:
-        dataset: the whole.
-        name: of the part.
-        train, test: so many examples of each set; None takes all.
-        unit: pixels are read as 0 … 1, not standardised: black is 0, and what is always black trains no weight.
-        crop: see `Dataset`.
-
-    Raises:
-        ConfigError: more examples than there are, or fewer than one; a crop of what is no image, or too large, or with
-            `unit`.
-    """
+    """Returns some examples of a data set, chosen by chance and yet always the same, or a part of each."""
     if crop is not None:
         _check_crop(dataset, name, crop, unit)
 

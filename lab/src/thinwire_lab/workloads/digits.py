@@ -32,9 +32,6 @@ SPLIT_SEED = 20
 def digits() -> Dataset:
     """The digits, standardised per pixel with the training set's mean and standard deviation.
 
-    Raises:
-        DataError: the package's file is missing or damaged.
-
     >>> digits()
     <Dataset digits: 1,347 train, 450 test, (1, 8, 8)>
     """

@@ -78,12 +78,7 @@ for _data, _name, _nbytes, _sha256 in map(str.split, _FILES.strip().splitlines()
 
 
 def download(name: str, folder: Path, progress: Progress | None = None) -> Path:
-    """Fetches every file of a data set into `folder`, which it returns; files that are there and whole stay.
-
-    Raises:
-        ConfigError: nothing is published under that name.
-        DataError: no address gave the published file, or the disk could not take it. No partial file is left.
-    """
+    """Fetches every file of a data set into `folder`, which it returns; files that are there and whole stay."""
     if name not in SOURCES:
         raise ConfigError(f"there is no download called {name!r}; these can be downloaded: {', '.join(SOURCES)}")
     for remote in SOURCES[name]:

@@ -17,15 +17,10 @@ from thinwire_lab.workloads.dataset import Dataset
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """The outcome of `evaluate`.
+    """The outcome of `evaluate`."""
 
-    Attributes:
-        accuracy: share of right answers, 0…1; for text of right next bytes.
-        loss: mean cross-entropy in nats.
-    """
-
-    accuracy: float
-    loss: float
+    accuracy: float  # share of right answers, 0…1; for text of right next bytes
+    loss: float  # mean cross-entropy in nats
 
 
 def cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

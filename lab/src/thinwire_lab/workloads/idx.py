@@ -33,11 +33,7 @@ MAX_NBYTES = 1 << 29
 
 
 def read_idx(path: Path, num_dims: int) -> torch.Tensor:
-    """Reads one idx file of unsigned bytes.
-
-    Raises:
-        DataError: the file cannot be opened, is not idx, or is shorter or longer than its header says.
-    """
+    """Reads one idx file of unsigned bytes."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             return _parse(file, path, num_dims)
@@ -73,11 +69,7 @@ def present(folder: Path) -> bool:
 
 
 def idx_dataset(name: str, folder: Path) -> Dataset:
-    """MNIST or a data set in its form, standardised with the training set's mean and standard deviation.
-
-    Raises:
-        DataError: a file is missing or damaged.
-    """
+    """MNIST or a data set in its form, standardised with the training set's mean and standard deviation."""
     paths = [_file(folder, file) for file in FILES]
     if None in paths:
         missing = [file for file, path in zip(FILES, paths, strict=True) if path is None]

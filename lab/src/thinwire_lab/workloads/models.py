@@ -32,15 +32,6 @@ def mlp(
 ) -> nn.Sequential:
     """A multi-layer perceptron: flatten, then linear layers with `activation` between them.
 
-    Args:
-        in_shape: shape of one example, without the batch.
-        hidden: widths of the hidden layers.
-        num_classes: width of the output layer, which has no activation (logits).
-        activation: the class of the activation.
-
-    Returns:
-        A module from (batch, *in_shape) to (batch, num_classes).
-
     >>> sum(p.numel() for p in mlp((8, 8), (128, 64), 10).parameters())
     17226
     """
@@ -104,9 +95,6 @@ def models() -> list[str]:
 
 def model(name: str, *, num_classes: int, in_shape: tuple[int, ...], seed: int) -> nn.Module:
     """Builds the model called `name`, with initial weights that depend on `seed` alone.
-
-    Raises:
-        ConfigError: an unknown name, a shape that the model cannot read, or a library that is not installed.
 
     >>> net = model("lenet5", num_classes=10, in_shape=(1, 28, 28), seed=0)
     >>> net(torch.zeros(2, 1, 28, 28)).shape

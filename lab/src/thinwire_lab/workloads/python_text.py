@@ -43,10 +43,6 @@ def present(folder: Path) -> bool:
 def python_text(folder: Path | None = None, context: int = CONTEXT) -> Dataset:
     """Windows of bytes of Python source; the target of every byte is the byte after it.
 
-    Raises:
-        ConfigError: a context below 1, or longer than a text.
-        DataError: the library has no sources here (a stripped or zipped installation), or one cannot be read.
-
     >>> dataset = python_text()
     >>> dataset.in_shape, dataset.num_classes, bool((dataset.train_x[:, 1:] == dataset.train_y[:, :-1]).all())
     ((64,), 128, True)

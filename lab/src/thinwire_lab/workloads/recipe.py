@@ -23,61 +23,31 @@ MEASURED = "measured"
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that training needs besides the model and the data themselves.
+    """Everything that training needs besides the model and the data themselves."""
 
-    Attributes:
-        model: name of the model.
-        data: name of the data set.
-        lr: the largest learning rate.
-        final: the last learning rate as a share of `lr`; for "step" the share after two thirds of the run.
-        schedule: "cosine" (without restarts), "linear", "polynomial", "exponential", "step" or "constant".
-        warmup: share of the run in which the rate rises linearly to `lr`.
-        optimizer: "SGD", "Adam" or "AdamW".
-        momentum: SGD's momentum.
-        betas: of Adam and AdamW.
-        weight_decay: decay of matrices and filters; vectors (biases, norms) are never decayed.
-        dropout: share of the units behind hidden fully connected layers that training sets to 0 (`dropout.py`).
-        loss: what is minimised, "cross-entropy" or "squared-error" (`losses.squared_error`).
-        l1: weight of the sum of the matrices' magnitudes, which is added to the loss.
-        batch: examples per worker and step.
-        workers: number of workers the rate belongs to.
-        scales: with other numbers of workers the rate is proportional to them, and there are as many epochs; see
-            `for_workers`.
-        steps: number of steps.
-        augment: random crop and flip.
-        segments: whether a worker's part of the data is "drawn" anew each epoch or "fixed" (`policies/sampling.py`).
-        clip: largest norm of all gradients together; None clips nothing. Gradients that leave during the backward pass
-            are not clipped.
-        context: of text, bytes of an example; None takes the data set's.
-        source: where the numbers come from: measured, a paper, or derived from which pair.
-
-    Raises:
-        ConfigError: a value out of range.
-    """
-
-    model: str
-    data: str
+    model: str  # name of the model
+    data: str  # name of the data set
     _: KW_ONLY
-    lr: float
-    batch: int
-    workers: int
-    steps: int
-    final: float = 0.01
+    lr: float  # the largest learning rate
+    batch: int  # examples per worker and step
+    workers: int  # number of workers the rate belongs to
+    steps: int  # number of steps
+    final: float = 0.01  # the last learning rate as a share of `lr`; for "step" the share after two thirds of the run
     schedule: Schedule = "cosine"
-    warmup: float = 0.0
-    optimizer: Optimizer = "SGD"
-    momentum: float = 0.9
-    weight_decay: float = 1e-4
+    warmup: float = 0.0  # share of the run in which the rate rises linearly to `lr`
+    optimizer: Optimizer = "SGD"  # "SGD", "Adam" or "AdamW"
+    momentum: float = 0.9  # SGD's momentum
+    weight_decay: float = 1e-4  # decay of matrices and filters; vectors (biases, norms) are never decayed
     dropout: float = 0.0
-    augment: bool = False
-    betas: tuple[float, float] = (0.9, 0.999)
+    augment: bool = False  # random crop and flip
+    betas: tuple[float, float] = (0.9, 0.999)  # of Adam and AdamW
     clip: float | None = None
-    context: int | None = None
+    context: int | None = None  # of text, bytes of an example; None takes the data set's
     scales: bool = False
-    loss: Loss = "cross-entropy"
-    l1: float = 0.0
+    loss: Loss = "cross-entropy"  # what is minimised, "cross-entropy" or "squared-error" (`losses.squared_error`)
+    l1: float = 0.0  # weight of the sum of the matrices' magnitudes, which is added to the loss
     segments: Segments = "drawn"
-    source: str = MEASURED
+    source: str = MEASURED  # where the numbers come from: measured, a paper, or derived from which pair
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.lr) and self.lr > 0):

@@ -124,9 +124,6 @@ _PLAIN_LR = 0.1
 def recipe(model: str, data: str, *, design: str | None = None) -> Recipe:
     """The recipe for a model on a data set.
 
-    Raises:
-        ConfigError: an unknown model or data set, or a pair that does not fit (text for an image model).
-
     >>> recipe("lenet5", "fashion-mnist").lr, recipe("lenet5", "fashion-mnist", design="3lc[s=1.9]").lr
     (0.02, 0.01)
     >>> recipe("lenet", "mnist").source

@@ -38,13 +38,6 @@ class Block(nn.Module):
 class ResNet(nn.Module):
     """A CIFAR-style residual network.
 
-    Args:
-        in_shape: (channels, height, width) of one image, sides of 8 or more.
-        num_classes: number of classes.
-        blocks: residual blocks per stage; the depth is 6·blocks + 2.
-        widths: channels of the three stages.
-        stem_stride: 2 halves the image before the first block.
-
     >>> sum(p.numel() for p in ResNet((3, 32, 32), 10, blocks=18).parameters())
     1727962
     """

@@ -55,17 +55,6 @@ class Layer(nn.Module):
 class ByteTransformer(nn.Module):
     """Predicts the next byte at every position.
 
-    Args:
-        in_shape: (context,), the number of bytes that one example holds.
-        num_classes: size of the vocabulary.
-        width: model width D.
-        layers: number of blocks.
-        heads: attention heads; they divide `width`.
-        tied: whether the output layer has the byte embedding's weights, as in GPT-2.
-
-    Raises:
-        ConfigError: `in_shape` is not one positive length.
-
     >>> model = ByteTransformer((64,), 128)
     >>> sum(p.numel() for p in model.parameters()), sum(p.numel() for p in model.parameters() if p.ndim > 1)
     (120064, 118784)

@@ -16,9 +16,6 @@ from thinwire.errors import ConfigError
 class OneVector(nn.Module):
     """Another model with all its parameters in one, `vector`, of shape (1, values): as a matrix, it is compressed.
 
-    Raises:
-        ConfigError: the model keeps buffers, such as batch norm's, which are no parameters.
-
     >>> inner = nn.Linear(3, 2)
     >>> model = OneVector(inner)
     >>> [(name, tuple(each.shape)) for name, each in model.named_parameters()]

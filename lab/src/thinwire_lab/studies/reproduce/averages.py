@@ -31,21 +31,13 @@ Exchange = Literal["server", "peers"]
 
 
 class AveragesFinding(Finding, frozen=True, kw_only=True):
-    """What a training came to, one value for each epoch.
+    """What a training came to, one value for each epoch."""
 
-    Attributes:
-        accuracies: on the test set, 0 … 1.
-        coded: bits a weight as they were sent, Huffman's table included, mean over workers.
-        raw: bits of a bin's number, mean over the weights of the average; 32 of floats.
-        rms: of the derivative of the loss, ℓ1's included, over an epoch's batches, by layer.
-        entropies: of the average's weights, by layer, by `HISTOGRAM_BITS`, by `SHARES`.
-    """
-
-    accuracies: list[float]
-    coded: list[float]
-    raw: list[float]
-    rms: list[list[float]]
-    entropies: list[list[list[list[float]]]]
+    accuracies: list[float]  # on the test set, 0 … 1
+    coded: list[float]  # bits a weight as they were sent, Huffman's table included, mean over workers
+    raw: list[float]  # bits of a bin's number, mean over the weights of the average; 32 of floats
+    rms: list[list[float]]  # of the derivative of the loss, ℓ1's included, over an epoch's batches, by layer
+    entropies: list[list[list[list[float]]]]  # of the average's weights, by layer, by `HISTOGRAM_BITS`, by `SHARES`
 
     @property
     def accuracy(self) -> float:

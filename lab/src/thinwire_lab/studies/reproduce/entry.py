@@ -65,34 +65,21 @@ F = TypeVar("F", bound=Finding)
 
 @dataclass(frozen=True, kw_only=True)
 class Shown:
-    """What an entry has to show.
-
-    Attributes:
-        setting: what was run, in one or two sentences: model, data, workers, steps, seeds; it stands under every chart.
-        tables: with the paper's number, ours, and a remark where they differ.
-        charts: drawn in the page and as pictures.
-        notes: paragraphs that explain what differs from the paper.
-    """
+    """What an entry has to show."""
 
     setting: str
-    tables: Sequence[Table] = ()
-    charts: Sequence[Chart] = ()
-    notes: Sequence[str] = ()
+    tables: Sequence[Table] = ()  # with the paper's number, ours, and a remark where they differ
+    charts: Sequence[Chart] = ()  # drawn in the page and as pictures
+    notes: Sequence[str] = ()  # paragraphs that explain what differs from the paper
 
 
 @dataclass(frozen=True, kw_only=True)
 class Study(Generic[C, F]):
-    """How an entry is made.
+    """How an entry is made."""
 
-    Attributes:
-        cells: returns the runs of a scale.
-        show: makes tables and charts from the findings of all cells of one scale.
-        links: whether runs need thin links, for which the command may have to start again as another user.
-    """
-
-    cells: Callable[[Scale], Sequence[C]]
-    show: Callable[[Mapping[C, F]], Shown]
-    links: bool = False
+    cells: Callable[[Scale], Sequence[C]]  # returns the runs of a scale
+    show: Callable[[Mapping[C, F]], Shown]  # makes tables and charts from the findings of all cells of one scale
+    links: bool = False  # whether runs need thin links, for which the command may have to start again as another user
 
     @property
     def kinds(self) -> tuple[type[Finding], ...]:
@@ -103,25 +90,15 @@ class Study(Generic[C, F]):
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One table or figure of a paper.
+    """One table or figure of a paper."""
 
-    Attributes:
-        paper: its short name, as in `3lc`.
-        item: as in `table-1` or `figure-5.4`.
-        shows: what it shows, in a few words.
-        status: whether and how it can be had here.
-        why: what is scaled and what that changes, or why it cannot be had.
-        minutes: of the quick scale on two idle cores; entries that share runs each count them.
-        study: how it is made; None where it is not.
-    """
-
-    paper: str
-    item: str
-    shows: str
-    status: Status
-    why: str = ""
-    minutes: float = 0.0
-    study: Study[Any, Any] | None = field(default=None, repr=False)
+    paper: str  # its short name, as in `3lc`
+    item: str  # as in `table-1` or `figure-5.4`
+    shows: str  # what it shows, in a few words
+    status: Status  # whether and how it can be had here
+    why: str = ""  # what is scaled and what that changes, or why it cannot be had
+    minutes: float = 0.0  # of the quick scale on two idle cores; entries that share runs each count them
+    study: Study[Any, Any] | None = field(default=None, repr=False)  # how it is made; None where it is not
 
     def __post_init__(self) -> None:
         assert (self.study is not None) == (self.status in ("done", "scaled")), f"{self.id}: {self.status}"
@@ -139,12 +116,7 @@ class Entry:
 
 
 def scaled(paper: str, why: str) -> Callable[..., Entry]:
-    """Returns what makes scaled entries of a paper, from `item`, `shows`, `minutes` and a study's arguments.
-
-    Args:
-        paper: its short name.
-        why: what is scaled, and what that changes.
-    """
+    """Returns what makes scaled entries of a paper, from `item`, `shows`, `minutes` and a study's arguments."""
 
     def entry(item: str, shows: str, minutes: float, cells: Any, show: Any, *, links: bool = False) -> Entry:
         study = Study[Any, Any](cells=cells, show=show, links=links)
@@ -159,14 +131,7 @@ def seeds(cells: Iterable[Any]) -> str:
 
 
 def chart(name: str, caption: str, series: Sequence[Series], x: str, y: str, **more: Any) -> Chart:
-    """Returns a chart of one panel.
-
-    Args:
-        name, caption: of the chart.
-        series: in the panel.
-        x, y: the axes' labels.
-        more: fields of the panel.
-    """
+    """Returns a chart of one panel."""
     panel = Panel(title="", x_label=x, y_label=y, series=series, **more)
     return Chart(name=name, caption=caption, panels=[panel])
 

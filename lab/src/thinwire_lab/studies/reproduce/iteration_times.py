@@ -41,17 +41,11 @@ SCALED = (
 
 
 class TimedFinding(Finding, frozen=True, kw_only=True):
-    """What a short run came to.
+    """What a short run came to."""
 
-    Attributes:
-        seconds_per_step: without the first step.
-        wire_bytes: of packets, a step, at the server's link, both ways together, the first weights included.
-        shaping: who made the link: `kernel`, `application`, or `none`.
-    """
-
-    seconds_per_step: float
-    wire_bytes: float
-    shaping: str
+    seconds_per_step: float  # without the first step
+    wire_bytes: float  # of packets, a step, at the server's link, both ways together, the first weights included
+    shaping: str  # who made the link: `kernel`, `application`, or `none`
 
 
 class TimedCell(JobCell, frozen=True, kw_only=True):

@@ -22,14 +22,7 @@ class JobCell(Cell, frozen=True, kw_only=True):
     """Base class; every field that has the name of one of `jobs.job.Job` is that one."""
 
     def job(self, **more: Any) -> Job:
-        """Returns the run.
-
-        Args:
-            more: fields of the job that the cell lacks, or that are to be others than the cell's.
-
-        Raises:
-            ConfigError: choices that cannot be, or not together.
-        """
+        """Returns the run."""
         own = {name: getattr(self, name) for name in self.__struct_fields__ if name in Job.__dataclass_fields__}
         return Job(**own | more)
 
@@ -48,27 +41,18 @@ T = TypeVar("T", bound="TrainingFinding")
 
 
 class TrainingFinding(Finding, frozen=True, kw_only=True):
-    """What a training came to.
+    """What a training came to."""
 
-    Attributes:
-        evaluations: pairs of a step and the test accuracy, 0 … 1, the last one at the end.
-        bits_push, bits_pull: payload bits a value over the whole run, all tensors.
-        lag: the largest residual at the end, in units of one step's update.
-        lr: the largest learning rate.
-        batch: examples per worker and step.
-        history: step by step.
-    """
-
-    evaluations: list[tuple[int, float]]
+    evaluations: list[tuple[int, float]]  # pairs of a step and the test accuracy, 0 … 1, the last one at the end
     test_loss: float
-    bits_push: float
-    bits_pull: float
+    bits_push: float  # payload bits a value over the whole run, all tensors
+    bits_pull: float  # payload bits a value over the whole run, all tensors
     compression_ratio: float
-    lag: float
-    lr: float
-    batch: int
+    lag: float  # the largest residual at the end, in units of one step's update
+    lr: float  # the largest learning rate
+    batch: int  # examples per worker and step
     weights: str
-    history: StepHistory
+    history: StepHistory  # step by step
 
     @property
     def accuracy(self) -> float:

@@ -89,19 +89,12 @@ class MachineCell(JobCell, frozen=True, kw_only=True):
 
 
 class NodesFinding(Finding, frozen=True, kw_only=True):
-    """What a run came to.
+    """What a run came to."""
 
-    Attributes:
-        seconds_per_step: by the modelled clock.
-        single_s: of a step of a single machine, measured.
-        link: rate of every machine's link.
-        sent_bytes: of packets that a machine sends in a step, as worker and as server, to itself as well.
-    """
-
-    seconds_per_step: float
-    single_s: float
-    link: str
-    sent_bytes: float
+    seconds_per_step: float  # by the modelled clock
+    single_s: float  # of a step of a single machine, measured
+    link: str  # rate of every machine's link
+    sent_bytes: float  # of packets that a machine sends in a step, as worker and as server, to itself as well
 
 
 class NodesCell(MachineCell, frozen=True, kw_only=True):
@@ -137,9 +130,6 @@ def steady(short: Callable[[], RunOutcome], long: Callable[[], RunOutcome]) -> t
     """Returns the seconds and the bytes of a step: the difference of two runs, without their beginning and end.
 
     Where other work made the short run the longer one, both are made again.
-
-    Raises:
-        EngineError: the long one never took longer, so that nothing can be said of a step.
     """
     for _ in range(TRIES):
         less, more = short(), long()

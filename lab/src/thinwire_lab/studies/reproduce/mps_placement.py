@@ -34,19 +34,12 @@ _PRINTED = {
 
 
 class NetworkFinding(Finding, frozen=True, kw_only=True):
-    """Layer sizes and balance.
+    """Layer sizes and balance."""
 
-    Attributes:
-        histogram: tensors by the power of ten of their number of values, rounded down.
-        variations: by policy, the coefficient of variation in percent.
-        deviations: by policy, the standard deviation in millions of values.
-        partitions: by policy, how many pieces there are.
-    """
-
-    histogram: dict[int, int]
-    variations: dict[str, float]
-    deviations: dict[str, float]
-    partitions: dict[str, int]
+    histogram: dict[int, int]  # tensors by the power of ten of their number of values, rounded down
+    variations: dict[str, float]  # by policy, the coefficient of variation in percent
+    deviations: dict[str, float]  # by policy, the standard deviation in millions of values
+    partitions: dict[str, int]  # by policy, how many pieces there are
 
 
 class NetworkCell(Cell, frozen=True, kw_only=True):

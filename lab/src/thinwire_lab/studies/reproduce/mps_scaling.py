@@ -29,19 +29,12 @@ _PRINTED = {1: (1.00, 1.00), 2: (1.43, 1.99), 4: (2.11, 3.76), 8: (2.95, 7.15)}
 
 
 class MeasuredFinding(Finding, frozen=True, kw_only=True):
-    """What a run came to.
+    """What a run came to."""
 
-    Attributes:
-        seconds_per_step: measured.
-        single_s: of a step of a single machine, measured.
-        link: rate of every machine's link.
-        shaping: who made it: `kernel`, or `none` where that may not shape.
-    """
-
-    seconds_per_step: float
-    single_s: float
-    link: str
-    shaping: str
+    seconds_per_step: float  # measured
+    single_s: float  # of a step of a single machine, measured
+    link: str  # rate of every machine's link
+    shaping: str  # who made it: `kernel`, or `none` where that may not shape
 
 
 class MeasuredCell(MachineCell, frozen=True, kw_only=True):

@@ -45,23 +45,14 @@ SCALED = (
 
 
 class UtilisationFinding(Finding, frozen=True, kw_only=True):
-    """What was sampled while all workers trained, shares of 0 … 1, an interval each.
+    """What was sampled while all workers trained, shares of 0 … 1, an interval each."""
 
-    Attributes:
-        seconds: of each interval's end, from the beginning.
-        processor: of a core, by worker's processes, the mean.
-        machine: of all cores, by everything that ran on this computer.
-        network: of the links' rate, sent and received, the mean; zeros without a link.
-        link: rate of every machine's link.
-        shaping: who made it.
-    """
-
-    seconds: list[float]
-    processor: list[float]
-    machine: list[float]
-    network: list[float]
-    link: str
-    shaping: str
+    seconds: list[float]  # of each interval's end, from the beginning
+    processor: list[float]  # of a core, by worker's processes, the mean
+    machine: list[float]  # of all cores, by everything that ran on this computer
+    network: list[float]  # of the links' rate, sent and received, the mean; zeros without a link
+    link: str  # rate of every machine's link
+    shaping: str  # who made it
 
 
 class UtilisationCell(MachineCell, frozen=True, kw_only=True):

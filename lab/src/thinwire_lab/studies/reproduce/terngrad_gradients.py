@@ -31,32 +31,19 @@ _STEPS: dict[Scale, int] = {"tiny": 4, "quick": 120, "full": 2_000}
 
 
 class Histograms(msgspec.Struct, frozen=True, kw_only=True):
-    """One layer's gradients at one step.
+    """One layer's gradients at one step."""
 
-    Attributes:
-        layer: its name.
-        step: number of the step, from 0.
-        sigma: standard deviation of worker 0's gradient.
-        scale: of the ternary values, largest of both workers.
-        edge: histograms reach from −edge to edge.
-        original, clipped: share of worker 0's values in each of `BINS` bins.
-        ternary: share of worker 0's values at −1, 0 and 1 times the scale.
-        averaged: share of both workers' averages at −1, −½, 0, ½ and 1 times the scale.
-        shortened: share of its length that worker 0's gradient loses by clipping.
-        turned: by how many degrees clipping turns it.
-    """
-
-    layer: str
-    step: int
-    sigma: float
-    scale: float
-    edge: float
-    original: list[float]
-    clipped: list[float]
-    ternary: list[float]
-    averaged: list[float]
-    shortened: float
-    turned: float
+    layer: str  # its name
+    step: int  # number of the step, from 0
+    sigma: float  # standard deviation of worker 0's gradient
+    scale: float  # of the ternary values, largest of both workers
+    edge: float  # histograms reach from −edge to edge
+    original: list[float]  # share of worker 0's values in each of `BINS` bins
+    clipped: list[float]  # share of worker 0's values in each of `BINS` bins
+    ternary: list[float]  # share of worker 0's values at −1, 0 and 1 times the scale
+    averaged: list[float]  # share of both workers' averages at −1, −½, 0, ½ and 1 times the scale
+    shortened: float  # share of its length that worker 0's gradient loses by clipping
+    turned: float  # by how many degrees clipping turns it
 
 
 class GradientsFinding(TrainingFinding, frozen=True, kw_only=True):

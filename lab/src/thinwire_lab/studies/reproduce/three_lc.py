@@ -114,10 +114,6 @@ def _show_figure_4(found: Found) -> Shown:
 def crossover(push: Sequence[float], pull: Sequence[float], windows: int = 50) -> float | None:
     """Returns the share of the run from which on pushes are larger than pulls to its end; None if they never are.
 
-    Args:
-        push, pull: bits by step.
-        windows: the run is cut into so many, and means are compared.
-
     >>> crossover([1, 1, 3, 3], [2, 2, 2, 2], windows=4), crossover([1, 1], [2, 2])
     (0.5, None)
     """
