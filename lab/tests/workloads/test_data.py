@@ -13,18 +13,16 @@ import torch
 
 from thinwire.errors import ConfigError, DataError
 from thinwire_lab.workloads import data as registry
-from thinwire_lab.workloads import digits as source
 from thinwire_lab.workloads.data import data
 from thinwire_lab.workloads.dataset import pixel_statistics
-from thinwire_lab.workloads.digits import digits
 from thinwire_lab.workloads.download import SOURCES
-from thinwire_lab.workloads.idx import FILES
+from thinwire_lab.workloads.images import DIGITS, IDX_FILES, digits
 from thinwire_lab.workloads.python_text import CONTEXT, MIN_MODULES, python_text, source_files
 
 
 def _write(folder: Path) -> None:
     folder.mkdir(parents=True)
-    for name in FILES:
+    for name in IDX_FILES:
         shape = [5, 16, 16] if "images" in name else [5]
         header = bytes([0, 0, 8, len(shape)]) + b"".join(size.to_bytes(4, "big") for size in shape)
         (folder / name).write_bytes(header + (np.arange(np.prod(shape)) % 7).astype(np.uint8).tobytes())
@@ -141,7 +139,7 @@ def test_the_split_is_stratified_deterministic_and_loses_nothing() -> None:
     per_class = per_class_test + torch.bincount(first.train_y, minlength=10)
     assert per_class.sum() == 1797
     assert ((per_class_test - per_class * 450 / 1797).abs() < 1).all()
-    with np.load(source.FILE) as arrays:
+    with np.load(DIGITS) as arrays:
         everything = sorted(image.tobytes() for image in arrays["images"])
     parts = torch.cat([first.train_x, first.test_x]).numpy()
     assert sorted(image.tobytes() for image in parts) == everything

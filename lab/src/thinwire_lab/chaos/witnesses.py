@@ -37,7 +37,7 @@ class Witnesses:
         self._joined: dict[int, float] = {}
 
     def strike(self, rank: int, at: float, *, lasts: bool = False, dies: bool = False, for_good: bool = False) -> None:
-        """A worker is struck: one that `dies` is back when it has joined anew, one whose fault `lasts` when that is lifted."""
+        """A worker is struck. One that `dies` has to join anew; one whose fault `lasts` is away until then."""
         self._struck[rank], self._heard[rank] = at, set()
         (self._dead.add if dies else self._dead.discard)(rank)
         if not for_good:

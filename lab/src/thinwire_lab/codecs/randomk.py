@@ -20,7 +20,7 @@ from thinwire.codecs.tensors import Flat, FloatArray
 from thinwire.errors import FrameError, NonFiniteError
 from thinwire.frames import Frame
 from thinwire.kernels.numba.jit import max_magnitude
-from thinwire_lab.kernels.thinning import collect_kept, kept_positions, scatter
+from thinwire_lab.kernels.thinning import collect_kept, kept_positions
 
 UNITS = 1 << 24
 """p is a multiple of its inverse."""
@@ -90,7 +90,11 @@ class RandomK(Scheme):
         values[:] = received.view(out.dtype)
         if not np.isfinite(max_magnitude(values)):
             raise FrameError("randomk: a value is NaN or Inf")
-        scatter(values, positions[:count], out, accumulate)
+        if accumulate:
+            out[positions[:count]] += values
+        else:
+            out.fill(0)
+            out[positions[:count]] = values
 
     @classmethod
     def explain(cls, frame: Frame, space: Scratch) -> Explained:

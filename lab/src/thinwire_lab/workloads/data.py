@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 
 from thinwire.errors import ConfigError, DataError, guess
 from thinwire.policies.naming import parse_name
-from thinwire_lab.workloads import cifar10, digits, idx, python_text
+from thinwire_lab.workloads import images, python_text
 from thinwire_lab.workloads.dataset import Dataset, part
 
 SYSTEM_FOLDER = Path("/usr/share/datasets")
@@ -54,26 +54,26 @@ _SOURCES: dict[str, _Source] = {
         description="handwritten digits, 8×8 grey pixels, 1,347 train and 450 test (UCI optdigits)",
         how="part of thinwire; if it is missing, reinstall",
         present=lambda path: path.is_file(),
-        load=lambda path: digits.digits(),
-        home=lambda: digits.FILE,
+        load=lambda path: images.digits(),
+        home=lambda: images.DIGITS,
     ),
     "fashion-mnist": _Source(
         description="clothes, 28×28 grey pixels, 60,000 train and 10,000 test (Zalando)",
         how="thinwire inspect data --download fashion-mnist, or apt-get install dataset-fashion-mnist",
-        present=idx.present,
-        load=lambda folder: idx.idx_dataset("fashion-mnist", folder),
+        present=lambda folder: images.idx_files(folder) is not None,
+        load=lambda folder: images.idx_dataset("fashion-mnist", folder),
     ),
     "mnist": _Source(
         description="handwritten digits, 28×28 grey pixels, 60,000 train and 10,000 test",
         how="thinwire inspect data --download mnist",
-        present=idx.present,
-        load=lambda folder: idx.idx_dataset("mnist", folder),
+        present=lambda folder: images.idx_files(folder) is not None,
+        load=lambda folder: images.idx_dataset("mnist", folder),
     ),
     "cifar10": _Source(
         description="small photographs, 32×32 colour pixels, 50,000 train and 10,000 test",
         how="thinwire inspect data --download cifar10",
-        present=cifar10.present,
-        load=cifar10.cifar10,
+        present=lambda folder: images.cifar_files(folder) is not None,
+        load=images.cifar10,
     ),
     "python-text": _Source(
         description="source of this Python's standard library, 64 bytes of context, or what the recipe says",

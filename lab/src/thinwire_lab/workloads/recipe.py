@@ -44,7 +44,7 @@ class Recipe:
     clip: float | None = None
     context: int | None = None  # of text, bytes of an example; None takes the data set's
     scales: bool = False
-    loss: Loss = "cross-entropy"  # what is minimised, "cross-entropy" or "squared-error" (`losses.squared_error`)
+    loss: Loss = "cross-entropy"  # what is minimised, "cross-entropy" or "squared-error" (`evaluate.squared_error`)
     l1: float = 0.0  # weight of the sum of the matrices' magnitudes, which is added to the loss
     segments: Segments = "drawn"
     source: str = MEASURED  # where the numbers come from: measured, a paper, or derived from which pair

@@ -17,7 +17,7 @@ from thinwire_lab.workloads.batches import Batches
 from thinwire_lab.workloads.data import data as find_data
 from thinwire_lab.workloads.dataset import Dataset
 from thinwire_lab.workloads.dropout import add_dropout
-from thinwire_lab.workloads.losses import training_loss
+from thinwire_lab.workloads.evaluate import training_loss
 from thinwire_lab.workloads.models import model
 from thinwire_lab.workloads.recipe import Recipe, build_optimizer, clip_gradients
 
