@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
+from statistics import fmean, median
 
 import numpy as np
 
@@ -12,32 +13,23 @@ from thinwire.codecs.entropy import MIN_SAMPLE
 from thinwire.presentation.charts import Chart, Panel, Series
 from thinwire.presentation.tables import Table
 from thinwire_lab.studies.deviation import spread
+from thinwire_lab.studies.reproduce import averages as on
 from thinwire_lab.studies.reproduce.averages import (
     FLOATS,
+    HISTOGRAM,
     HISTOGRAM_BITS,
     SHARES,
     AveragesCell,
     AveragesFinding,
     Exchange,
-    sample_size,
-)
-from thinwire_lab.studies.reproduce.entropy_cells import (
-    HISTOGRAM,
-    SCALED,
-    Found,
     adaptive,
     cells,
-    coded_bits,
     epochs,
-    fixed,
     mean_line,
-    of,
     percent,
-    raw_bits,
     setting,
-    widths,
 )
-from thinwire_lab.studies.reproduce.entry import Scale, Shown, chart, scaled
+from thinwire_lab.studies.reproduce.entry import Found, Scale, Shown, chart, scaled
 
 _BITS: dict[Scale, Sequence[int]] = {"tiny": (2, 8), "quick": (2, 4, 6, 8, 10, 16, 30), "full": range(2, 31)}
 _CEILING = 10
@@ -46,21 +38,20 @@ _OF_FOUR: dict[Scale, Sequence[int]] = {"tiny": (5, 6), "quick": range(3, 9), "f
 
 
 def _show_figure_1(found: Found) -> Shown:
-    designs = {cell.design: int(cell.design.split("=")[-1].rstrip("]")) for cell in found if cell.design != FLOATS}
-    floats = statistics.fmean(of(found, FLOATS, percent))
-    x = list(designs.values())
-    medians = [statistics.median(of(found, design, percent)) for design in designs]
+    designs = [design for design in found.each("design") if design != FLOATS]
+    bits = [int(design.split("=")[-1].rstrip("]")) for design in designs]
+    floats, medians, lines = found.where(design=FLOATS).mean(percent), [], []
+    for design, number in zip(designs, bits, strict=True):
+        values = found.where(design=design).figures(percent)
+        mean, remark = fmean(values), "baseline recovered (§5.1)" if number == 8 else ""
+        medians.append(median(values))
+        texts = f"{mean:.2f}{spread(values, 2)}", f"{medians[-1]:.2f}", f"{mean - floats:+.2f}"
+        lines.append([str(number), *texts, remark])
     series = [
-        mean_line(found, x, list(designs), percent),
-        Series(label="median", x=x, y=medians),
-        Series(label="float", x=[min(x), max(x)], y=[floats, floats]),
+        mean_line(found, bits, designs, percent),
+        Series(label="median", x=bits, y=medians),
+        Series(label="float", x=[min(bits), max(bits)], y=[floats, floats]),
     ]
-    lines = []
-    for design, bits in designs.items():
-        values = of(found, design, percent)
-        mean, remark = statistics.fmean(values), "baseline recovered (§5.1)" if bits == 8 else ""
-        median = f"{statistics.median(values):.2f}"
-        lines.append([str(bits), f"{mean:.2f}{spread(values, 2)}", median, f"{mean - floats:+.2f}", remark])
     axes = "bits a weight", "test accuracy (%)"
     return Shown(
         setting=setting(found),
@@ -72,15 +63,11 @@ def _show_figure_1(found: Found) -> Shown:
 
 def _layers(found: Found) -> dict[str, int]:
     """Returns the layers' names, and how many weights each has."""
-    return {f"{wide} × {narrow}": wide * narrow for wide, narrow in pairwise(widths(found))}
-
-
-def _probed(found: Found) -> AveragesFinding:
-    return next(finding for cell, finding in found.items() if cell.probes)
+    return {f"{wide} × {narrow}": wide * narrow for wide, narrow in pairwise(on.widths(found))}
 
 
 def _show_figure_2(found: Found) -> Shown:
-    rms, layers = _probed(found).rms, _layers(found)
+    rms, layers = found.first[1].rms, _layers(found)
     series = [Series(label=name, x=epochs(rms), y=[epoch[layer] for epoch in rms]) for layer, name in enumerate(layers)]
     axes = "epoch", "RMS of the derivative"
     lines = [[name, *(f"{epoch[layer]:.2e}" for epoch in (rms[0], rms[-1]))] for layer, name in enumerate(layers)]
@@ -96,7 +83,7 @@ def _show_figure_2(found: Found) -> Shown:
 
 
 def _show_figure_3(found: Found) -> Shown:
-    probed = _probed(found)
+    _, probed = found.first
     entropies = np.array(probed.entropies)  # epoch, layer, bits, share
     x, layers = epochs(probed.entropies), _layers(found)
     panels = [
@@ -146,7 +133,7 @@ def _show_figure_3(found: Found) -> Shown:
 
 def _sampled(numel: int, share: float) -> float:
     """Returns the share of a layer's weights that is taken for a share of them."""
-    return sample_size(numel, share) / numel
+    return on.sample_size(numel, share) / numel
 
 
 def _instead(numel: int, share: float) -> str:
@@ -158,30 +145,31 @@ def _peak(finding: AveragesFinding) -> float:
     return float(finding.peak)
 
 
+def _coded_bits(finding: AveragesFinding) -> float:
+    return fmean(finding.coded)
+
+
 def _show_figure_4(found: Found) -> Shown:
-    asked = {cell.design for cell in found}
-    floats, peak = (statistics.fmean(of(found, FLOATS, each)) for each in (percent, _peak))
+    asked, base = found.each("design"), found.where(design=FLOATS)
     groups = {
-        f"ceiling {_CEILING}": {c: adaptive(c, _CEILING - c) for c in range(1, 11)},
-        f"M = {HISTOGRAM}": {c: adaptive(c) for c in range(1, 11)},
+        f"ceiling {_CEILING}": {c: d for c in range(1, 11) if (d := adaptive(c, _CEILING - c)) in asked},
+        f"M = {HISTOGRAM}": {c: d for c in range(1, 11) if (d := adaptive(c)) in asked},
     }
     panels, lines = [], []
-    for what, figure, base in (("accuracy (%)", percent, floats), ("epoch of the peak", _peak, peak)):
+    for what, figure in (("accuracy (%)", percent), ("epoch of the peak", _peak)):
         for title, designs in groups.items():
-            mine = {c: design for c, design in designs.items() if design in asked}
-            x = [float(c) for c in mine]
-            line = mean_line(found, x, list(mine.values()), figure)
-            dots = [statistics.median(of(found, design, figure)) for design in mine.values()]
-            series = [line, Series(label="median", x=x, y=dots), Series(label="float", x=x, y=[base] * len(x))]
+            x = [float(c) for c in designs]
+            dots = [median(found.where(design=design).figures(figure)) for design in designs.values()]
+            series = [mean_line(found, x, list(designs.values()), figure), Series(label="median", x=x, y=dots)]
+            series.append(Series(label="float", x=x, y=[base.mean(figure)] * len(x)))
             panels.append(Panel(title=title, x_label="floor c", y_label=what, series=series))
+    floats, peak = base.mean(percent), base.mean(_peak)
     for title, designs in groups.items():
         for c, design in designs.items():
-            if design in asked:
-                accuracy = of(found, design, percent)
-                mean = statistics.fmean(accuracy)
-                peaks, bits = (statistics.fmean(of(found, design, each)) for each in (_peak, coded_bits))
-                texts = f"{mean:.2f}{spread(accuracy, 2)}", f"{mean - floats:+.2f}", f"{peaks:.1f}", f"{bits:.2f}"
-                lines.append([f"{title}, c = {c}", *texts])
+            runs = found.where(design=design)
+            accuracy, mean = runs.figures(percent), runs.mean(percent)
+            texts = f"{mean:.2f}{spread(accuracy, 2)}", f"{mean - floats:+.2f}", f"{runs.mean(_peak):.1f}"
+            lines.append([f"{title}, c = {c}", *texts, f"{runs.mean(_coded_bits):.2f}"])
     lines.append(["float", f"{floats:.2f}", "", f"{peak:.1f}", "32"])
     return Shown(
         setting=setting(found),
@@ -213,21 +201,21 @@ def _cells(scale: Scale) -> Sequence[AveragesCell]:
 
 def _line(found: Found, label: str, design: str, exchange: Exchange, printed: tuple[float | None, ...]) -> list[str]:
     """A row: raw bits, coded bits and ratio, the paper's and ours each, and what it costs."""
-    raw, coded = (statistics.fmean(of(found, design, each, exchange)) for each in (raw_bits, coded_bits))
-    floats, mine = (of(found, *each) for each in ((FLOATS, percent), (design, percent, exchange)))
-    ours = (f"{raw:.2f}", f"{coded:.2f}", f"{32 / coded:.2f}×")
-    unit = ("", "", "×")
+    runs = found.where(design=design, exchange=exchange)
+    raw, coded = runs.mean(lambda each: fmean(each.raw)), runs.mean(_coded_bits)
+    ours, unit = (f"{raw:.2f}", f"{coded:.2f}", f"{32 / coded:.2f}×"), ("", "", "×")
     theirs = ("–" if each is None else f"{each}{u}" for each, u in zip(printed, unit, strict=True))
-    differences = [b - a for a, b in zip(floats, mine, strict=True)]
-    by_seed = ", ".join(f"{each:+.2f}" for each in differences)
     pairs = [text for pair in zip(theirs, ours, strict=True) for text in pair]
-    return [label, _AMONG[exchange], *pairs, f"{statistics.fmean(differences):+.2f}", by_seed]
+    floats = found.where(design=FLOATS).figures(percent)
+    differences = [mine - base for base, mine in zip(floats, runs.figures(percent), strict=True)]
+    by_seed = ", ".join(f"{each:+.2f}" for each in differences)
+    return [label, _AMONG[exchange], *pairs, f"{fmean(differences):+.2f}", by_seed]
 
 
 def _show(found: Found) -> Shown:
     panels, lines = [], []
     for c, printed in _PRINTED.items():
-        finding = next(f for cell, f in found.items() if cell.design == adaptive(c) and cell.exchange == "server")
+        _, finding = found.where(design=adaptive(c), exchange="server").first
         x = epochs(finding.coded)
         series = [Series(label="raw", x=x, y=finding.raw), Series(label="Huffman", x=x, y=finding.coded)]
         panels.append(Panel(title=f"c = {c}, M = 4", x_label="epoch", y_label="bits a weight", series=series))
@@ -251,18 +239,15 @@ def _show(found: Found) -> Shown:
 
 
 def _figure_1_cells(scale: Scale) -> list[AveragesCell]:
-    return cells([FLOATS, *map(fixed, _BITS[scale])], scale)
+    return cells([FLOATS, *(f"entropy[mode=fixed,bits={bits}]" for bits in _BITS[scale])], scale)
 
 
-def _probed_cells(scale: Scale) -> list[AveragesCell]:
-    return cells([adaptive(6)], scale, probes=True)
-
-
-_entry = scaled("entropy", SCALED)
-ENTRIES = (
-    _entry("figure-1", "accuracy by quantisation bits, 2 to 30", 3, _figure_1_cells, _show_figure_1),
-    _entry("figure-2", "RMS of the derivative by epoch and layer", 1, _probed_cells, _show_figure_2),
-    _entry("figure-3", "entropy of the weights by sample ratio and bins", 1, _probed_cells, _show_figure_3),
-    _entry("figure-4", "accuracy and convergence by ceiling and floor", 4, _figure_4_cells, _show_figure_4),
-    _entry("figure-5", "bits by epoch, raw and Huffman; the 9.0 and 8.5 times", 3, _cells, _show),
+_probed_cells = partial(cells, [adaptive(6)], probes=True)
+ENTRIES = scaled(
+    *("entropy", on.SCALED),
+    ("figure-1", "accuracy by quantisation bits, 2 to 30", 3, _figure_1_cells, _show_figure_1),
+    ("figure-2", "RMS of the derivative by epoch and layer", 1, _probed_cells, _show_figure_2),
+    ("figure-3", "entropy of the weights by sample ratio and bins", 1, _probed_cells, _show_figure_3),
+    ("figure-4", "accuracy and convergence by ceiling and floor", 4, _figure_4_cells, _show_figure_4),
+    ("figure-5", "bits by epoch, raw and Huffman; the 9.0 and 8.5 times", 3, _cells, _show),
 )

@@ -15,7 +15,25 @@ from thinwire_lab.jobs.events import Progress
 from thinwire_lab.jobs.history import HistoryRecorder, StepHistory
 from thinwire_lab.jobs.job import Job
 from thinwire_lab.jobs.training_loop import OnStep
-from thinwire_lab.studies.reproduce.entry import Cell, Finding, OnProgress
+from thinwire_lab.studies.reproduce.entry import Cell, Finding, OnProgress, Scale
+from thinwire_lab.workloads.data import is_here
+
+Pair = tuple[str, str]
+"""The names of a model and of a data set, as a `jobs.job.Job` takes them."""
+
+SMALL: Pair = ("mlp", "digits")
+
+
+def stand_in(scale: Scale, *pairs: Pair, small: Pair = SMALL) -> Pair:
+    """Returns the model and the data that are trained in place of a paper's: the first pair whose data is here.
+
+    It is the small one at the scale `tiny`, and where no data is here but what thinwire brings, so that every study can
+    be made on every machine.
+
+    >>> stand_in("tiny", ("lenet5", "fashion-mnist")), stand_in("full", ("cifarnet", "digits[train=100]"))
+    (('mlp', 'digits'), ('cifarnet', 'digits[train=100]'))
+    """
+    return small if scale == "tiny" else next((pair for pair in pairs if is_here(pair[1])), small)
 
 
 class JobCell(Cell, frozen=True, kw_only=True):
@@ -80,10 +98,6 @@ class TrainingCell(JobCell, frozen=True, kw_only=True):
     lr: float | None = None
     seed: int = 0
 
-    def __str__(self) -> str:
-        where = f"{self.model} on {self.data}, {self.workers} workers, {self.steps:,} steps"
-        return f"{self.design}, {where}, seed {self.seed}"
-
     def run(self, on_progress: OnProgress) -> TrainingFinding:
         return train(self, on_progress)
 
@@ -134,9 +148,6 @@ class TimingCell(JobCell, frozen=True, kw_only=True):
     steps: int
     lr: float | None = None
     seed: int = 0
-
-    def __str__(self) -> str:
-        return f"{self.design}, {self.model}, {self.workers} workers, {self.link}, {self.steps:,} timed steps"
 
     def run(self, on_progress: OnProgress) -> TimingFinding:
         outcome = modelled.run(self.job(), on_event=following(on_progress))

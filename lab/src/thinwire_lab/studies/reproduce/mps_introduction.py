@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import statistics
-from collections.abc import Mapping
 from typing import Any
 
 from thinwire.presentation.charts import Chart, Panel, Series
@@ -17,9 +16,9 @@ from thinwire.presentation.tables import Table
 from thinwire_lab.jobs.job import Job
 from thinwire_lab.studies.architectures import architecture
 from thinwire_lab.studies.reproduce import mps_nodes as on
-from thinwire_lab.studies.reproduce.entry import Finding, OnProgress, Scale, Shown, scaled
+from thinwire_lab.studies.reproduce.entry import Finding, Found, OnProgress, Scale, Shown, scaled
 from thinwire_lab.studies.reproduce.job_cells import JobCell
-from thinwire_lab.studies.reproduce.mps_nodes import Found, NodesCell
+from thinwire_lab.studies.reproduce.mps_nodes import NodesCell
 
 # Name, batch, parameters as printed, steps a second and bits a second of table 1.1; and whose layers are known.
 _TABLE = (
@@ -50,9 +49,6 @@ class SingleCell(JobCell, frozen=True, kw_only=True):
     data: str
     batch: int = 16
 
-    def __str__(self) -> str:
-        return f"{self.model} on {self.data}, a single machine"
-
     def job(self, **more: Any) -> Job:
         return super().job(design="fp32", workers=1, **more)
 
@@ -67,7 +63,7 @@ def _single_cells(scale: Scale) -> list[SingleCell]:
     return [SingleCell(model=model, data=data) for model, data in chosen]
 
 
-def _show_table(found: Mapping[SingleCell, SingleFinding]) -> Shown:
+def _show_table(found: Found) -> Shown:
     lines = []
     for name, batch, rounded, rate, printed, known in _TABLE:
         exact = rounded if known is None else float(sum(each.numel for each in architecture(known)))
@@ -130,12 +126,13 @@ def _show_times(found: Found) -> Shown:
     )
 
 
+_OURS = "Steps a second are the thesis's, and those of small networks on a processor beside them."
+_NO_TENSORFLOW = f"TensorFlow is not here: synchronous and asynchronous steps of variables in turn. {on.SCALED}"
+_TIMES = "training time of distributed TensorFlow, three networks, 2 and 4 machines"
 ENTRIES = (
-    scaled("mps", "Steps a second are the thesis's, and those of small networks on a processor beside them.")(
-        "table-1.1", *("bits of gradients that networks generate in a second", 0.2, _single_cells, _show_table)
+    *scaled(
+        *("mps", _OURS),
+        ("table-1.1", "bits of gradients that networks generate in a second", 0.2, _single_cells, _show_table),
     ),
-    scaled("mps", f"TensorFlow is not here: synchronous and asynchronous steps of variables in turn. {on.SCALED}")(
-        "figure-1.1",
-        *("training time of distributed TensorFlow, three networks, 2 and 4 machines", 1, _time_cells, _show_times),
-    ),
+    *scaled("mps", _NO_TENSORFLOW, ("figure-1.1", _TIMES, 1, _time_cells, _show_times)),
 )

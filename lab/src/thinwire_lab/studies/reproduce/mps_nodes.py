@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,9 +20,8 @@ from thinwire_lab.jobs import modelled
 from thinwire_lab.jobs.cluster import Links, choose_links
 from thinwire_lab.jobs.job import Job
 from thinwire_lab.jobs.outcome import RunOutcome
-from thinwire_lab.studies.reproduce.entry import Finding, OnProgress, Scale
-from thinwire_lab.studies.reproduce.job_cells import MESSAGES, JobCell, following
-from thinwire_lab.studies.reproduce.stand_ins import Pair, stand_in
+from thinwire_lab.studies.reproduce.entry import Finding, Found, OnProgress, Scale
+from thinwire_lab.studies.reproduce.job_cells import MESSAGES, JobCell, Pair, following, stand_in
 from thinwire_lab.workloads.training import training
 
 NODES: dict[Scale, int] = {"tiny": 2, "quick": 4, "full": 4}
@@ -104,9 +103,6 @@ class NodesCell(MachineCell, frozen=True, kw_only=True):
 
     generated: float
 
-    def __str__(self) -> str:
-        return f"{self.design}, {self.model}, machines: {self.workers}, generated: {self.generated:g} of a link"
-
     def run(self, on_progress: OnProgress) -> NodesFinding:
         single = single_steps(self.job())
         link = thin_link(self, self.generated, statistics.median(single))
@@ -121,9 +117,6 @@ class NodesCell(MachineCell, frozen=True, kw_only=True):
             link=link,
             sent_bytes=sent_bytes / self.workers,
         )
-
-
-Found = Mapping[NodesCell, NodesFinding]
 
 
 def steady(short: Callable[[], RunOutcome], long: Callable[[], RunOutcome]) -> tuple[float, float]:
@@ -144,14 +137,14 @@ def steady(short: Callable[[], RunOutcome], long: Callable[[], RunOutcome]) -> t
     )
 
 
-def speedup(cell: NodesCell, finding: NodesFinding) -> float:
+def speedup(cell: MachineCell, finding: Any) -> float:
     """Returns iterations a second of all machines together, over those of a single machine (Wu 2018, chapter 5)."""
     return cell.workers * finding.single_s / finding.seconds_per_step
 
 
 def pair(scale: Scale, network: str = "resnet20") -> Pair:
-    """Returns model and data: a network on Fashion-MNIST, or a perceptron on the digits where that is not installed."""
-    return stand_in(scale, (network, "fashion-mnist[test=200]"))
+    """Returns model and data: a network on Fashion-MNIST, or on the digits where that is not installed."""
+    return stand_in(scale, (network, "fashion-mnist[test=200]"), (network, "digits"))
 
 
 def nodes(
@@ -168,16 +161,15 @@ def nodes(
 
 def setting(found: Found) -> str:
     """Returns in a sentence what was run."""
-    cells = list(found)
-    networks = " and ".join(dict.fromkeys(cell.model for cell in cells))
-    machines = ", ".join(str(each) for each in sorted({cell.workers for cell in cells}))
+    first, _ = found.first
+    machines = ", ".join(str(each) for each in sorted(found.each("workers")))
     links = []
-    for share in sorted({cell.generated for cell in cells}):
-        rates = [parse_rate(finding.link).bps or 0 for cell, finding in found.items() if cell.generated == share]
+    for share in sorted(found.each("generated")):
+        rates = [parse_rate(finding.link).bps or 0 for finding in found.where(generated=share).values()]
         links.append(f"{min(rates) / 1e6:.0f} … {max(rates) / 1e6:.0f} Mbit/s, of which a machine generates {share:g}")
     return (
-        f"{networks} on {cells[0].data.partition('[')[0]}, {machines} machines that are worker and server, batches of "
-        f"{cells[0].batch}, {cells[0].steps - FIRST} timed steps, links of {'; '.join(links)}."
+        f"{' and '.join(found.each('model'))} on {first.data.partition('[')[0]}, {machines} machines that are worker "
+        f"and server, batches of {first.batch}, {first.steps - FIRST} timed steps, links of {'; '.join(links)}."
     )
 
 

@@ -6,14 +6,14 @@ Nothing is trained. Layer sizes are the published networks', as data; placements
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from thinwire.policies.assignment import Sized
 from thinwire.policies.placement import placement
 from thinwire.presentation.charts import Series
 from thinwire.presentation.tables import Table
 from thinwire_lab.studies.architectures import architecture
-from thinwire_lab.studies.reproduce.entry import Cell, Entry, Finding, OnProgress, Scale, Shown, Study, chart
+from thinwire_lab.studies.reproduce.entry import Cell, Entry, Finding, Found, OnProgress, Scale, Shown, Study, chart
 
 SERVERS = 4
 _NETWORKS = {"resnet110": "ResNet", "googlenet": "GoogLeNet", "inception-v4": "Inception-v4"}
@@ -51,9 +51,6 @@ class NetworkCell(Cell, frozen=True, kw_only=True):
     network: str
     servers: int = SERVERS
 
-    def __str__(self) -> str:
-        return f"{_NETWORKS[self.network]} on {self.servers} servers"
-
     def run(self, on_progress: OnProgress) -> NetworkFinding:
         tensors = architecture(self.network)
         tables = [Sized(each.name, each.numel, each.numel) for each in tensors]
@@ -73,7 +70,6 @@ def _cells(_: Scale) -> Sequence[NetworkCell]:
     return [NetworkCell(network=network) for network in _NETWORKS]
 
 
-Found = Mapping[NetworkCell, NetworkFinding]
 _SETTING = f"Published layer sizes of ResNet-110, GoogLeNet and Inception-v4; {SERVERS} servers; nothing is trained."
 
 

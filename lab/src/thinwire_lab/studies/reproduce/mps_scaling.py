@@ -7,7 +7,6 @@ The two never share a column.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
 
 from thinwire.engines.roles import OnEvent
 from thinwire.presentation.charts import Series
@@ -17,7 +16,7 @@ from thinwire_lab.jobs.cluster import Place
 from thinwire_lab.jobs.forks import forks
 from thinwire_lab.jobs.outcome import RunOutcome
 from thinwire_lab.studies.reproduce import mps_nodes as on
-from thinwire_lab.studies.reproduce.entry import Cell, Finding, OnProgress, Scale, Shown, chart, of_class, scaled
+from thinwire_lab.studies.reproduce.entry import Cell, Finding, Found, OnProgress, Scale, Shown, chart, scaled
 from thinwire_lab.studies.reproduce.job_cells import following
 from thinwire_lab.studies.reproduce.mps_nodes import MachineCell, NodesCell
 
@@ -44,9 +43,6 @@ class MeasuredCell(MachineCell, frozen=True, kw_only=True):
 
     generated: float
 
-    def __str__(self) -> str:
-        return f"{self.design}, {self.model}, machines as processes: {self.workers}"
-
     def run(self, on_progress: OnProgress) -> MeasuredFinding:
         single = on.single_steps(self.job())
         link, links = on.machine_links(self, self.generated, statistics.median(single))
@@ -68,9 +64,6 @@ class MeasuredCell(MachineCell, frozen=True, kw_only=True):
         )
 
 
-Found = Mapping[Cell, Finding]
-
-
 def _cells(scale: Scale) -> list[Cell]:
     model, data = on.pair(scale)
     modelled = [each for count in _MACHINES[scale] for each in on.nodes(_DESIGNS, scale, on.RESNET, workers=count)]
@@ -84,31 +77,28 @@ def _cells(scale: Scale) -> list[Cell]:
 
 
 def _show(found: Found) -> Shown:
-    modelled, measured = of_class(found, NodesCell), of_class(found, MeasuredCell)
+    modelled, measured = found.of(NodesCell), found.of(MeasuredCell)
     ours = {(cell.workers, cell.design): on.speedup(cell, finding) for cell, finding in modelled.items()}
-    real = {(c.workers, c.design): c.workers * f.single_s / f.seconds_per_step for c, f in measured.items()}
-    machines = sorted({count for count, _ in ours})
+    real = {(cell.workers, cell.design): on.speedup(cell, finding) for cell, finding in measured.items()}
+    machines = sorted(modelled.each("workers"))
     lines = [
         [
             str(count),
-            *([f"{each:.2f}" for each in _PRINTED[count]] if count in _PRINTED else ["–", "–"]),
+            *(f"{each:.2f}" for each in _PRINTED.get(count, ())),
+            *(["–", "–"] if count not in _PRINTED else []),
             *(f"{ours[count, design]:.2f}" for design in _DESIGNS),
             *(f"{real[count, design]:.2f}" if (count, design) in real else "–" for design in _DESIGNS),
         ]
         for count in machines
     ]
-    header = ["machines", "thesis, TensorFlow", "thesis", *(f"ours, modelled: {on.LABELS[each]}" for each in _DESIGNS)]
-    header += [f"ours, measured: {on.LABELS[each]}" for each in _DESIGNS]
-    printed = list(_PRINTED)
-    series = [
-        Series(label="thesis, TensorFlow", x=printed, y=[_PRINTED[each][0] for each in printed], role="paper"),
-        Series(label="thesis", x=printed, y=[_PRINTED[each][1] for each in printed], role="paper"),
-        *(
-            Series(label=f"modelled, {on.LABELS[design]}", x=machines, y=[ours[count, design] for count in machines])
-            for design in _DESIGNS
-        ),
-        Series(label="linear", x=machines, y=machines),
-    ]
+    header = ["machines", "thesis, TensorFlow", "thesis"]
+    header += [f"ours, {how}: {on.LABELS[each]}" for how in ("modelled", "measured") for each in _DESIGNS]
+    printed = zip(("thesis, TensorFlow", "thesis"), zip(*_PRINTED.values(), strict=True), strict=True)
+    series = [Series(label=label, x=list(_PRINTED), y=values, role="paper") for label, values in printed]
+    for design in _DESIGNS:
+        label = f"modelled, {on.LABELS[design]}"
+        series.append(Series(label=label, x=machines, y=[ours[count, design] for count in machines]))
+    series.append(Series(label="linear", x=machines, y=machines))
     about = "mps-figure-5.5", "Scalability. Of ours, only what is modelled."
     shapings = sorted({f"{finding.shaping}, {finding.link}" for finding in measured.values()})
     told = f" Measured: worker and server processes that share two cores, links: {'; '.join(shapings)}."
@@ -120,10 +110,5 @@ def _show(found: Found) -> Shown:
     )
 
 
-ENTRIES = (
-    scaled("mps", on.SCALED)(
-        *("figure-5.5", "scalability, 1 to 16 machines, modelled, and measured as far as two cores go", 3),
-        *(_cells, _show),
-        links=True,
-    ),
-)
+_SHOWS = "scalability, 1 to 16 machines, modelled, and measured as far as two cores go"
+ENTRIES = scaled("mps", on.SCALED, ("figure-5.5", _SHOWS, 3, _cells, _show), links=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from thinwire.presentation.charts import Chart, Panel, Series
 from thinwire.presentation.tables import Table
 from thinwire_lab.studies.reproduce import mps_nodes as on
-from thinwire_lab.studies.reproduce.entry import Scale, Shown, chart, scaled
-from thinwire_lab.studies.reproduce.mps_nodes import Found, NodesCell
+from thinwire_lab.studies.reproduce.entry import Found, Scale, Shown, chart, scaled
+from thinwire_lab.studies.reproduce.mps_nodes import NodesCell
 
 _PLACEMENTS = {"fp32[placement=uniform[min=0]]": "uniform split", on.TENSORFLOW: "round-robin", on.SYNC: "heuristic"}
 # Read from figure 5.1, in the order of the placements.
@@ -33,7 +33,7 @@ def _show_placements(found: Found) -> Shown:
     lines, series = [], []
     groups = list(dict.fromkeys(_stands_for(cell) for cell in found))
     for number, (design, label) in enumerate(_PLACEMENTS.items()):
-        mine = {_stands_for(cell): (cell, finding) for cell, finding in found.items() if cell.design == design}
+        mine = {_stands_for(cell): (cell, finding) for cell, finding in found.where(design=design).items()}
         ours = [on.speedup(*mine[group]) for group in groups]
         series.append(Series(label=label, x=groups, y=ours))
         for group, value in zip(groups, ours, strict=True):
@@ -62,7 +62,7 @@ def _grid_cells(scale: Scale) -> list[NodesCell]:
 def _show_grid(found: Found) -> Shown:
     lines, panels = [], []
     for share, network in _SHARES.items():
-        mine = {cell.design: (cell, finding) for cell, finding in found.items() if cell.generated == share}
+        mine = {cell.design: (cell, finding) for cell, finding in found.where(generated=share).items()}
         printed: dict[str, float] = dict(zip(_GRID, _FIGURE_4[network], strict=True))
         ours = {design: on.speedup(*mine[design]) for design in [*_GRID, *_UNPRINTED]}
         for design, value in ours.items():
@@ -88,10 +88,8 @@ def _kb(nbytes: float) -> str:
     return f"{nbytes / 1e3:,.1f}"
 
 
-ENTRIES = tuple(
-    scaled("mps", on.SCALED)(item, shows, minutes, cells, show)
-    for item, shows, minutes, cells, show in (
-        ("figure-5.1", "speed-up of placement strategies", 1, _placement_cells, _show_placements),
-        ("figure-5.4", "speed-up of consistency and compression combined", 2, _grid_cells, _show_grid),
-    )
+ENTRIES = scaled(
+    *("mps", on.SCALED),
+    ("figure-5.1", "speed-up of placement strategies", 1, _placement_cells, _show_placements),
+    ("figure-5.4", "speed-up of consistency and compression combined", 2, _grid_cells, _show_grid),
 )

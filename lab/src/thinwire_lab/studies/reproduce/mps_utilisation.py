@@ -7,9 +7,10 @@ thesis; the worker's processor stands for the GPU.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from itertools import pairwise
+from typing import Any
 
 from thinwire.engines.events import Event
 from thinwire.planner.utilisation import Sample
@@ -22,7 +23,7 @@ from thinwire_lab.jobs.cluster import Place
 from thinwire_lab.jobs.events import Done, Progress
 from thinwire_lab.jobs.forks import forks
 from thinwire_lab.studies.reproduce import mps_nodes as on
-from thinwire_lab.studies.reproduce.entry import Finding, OnProgress, Scale, Shown, scaled
+from thinwire_lab.studies.reproduce.entry import Finding, Found, OnProgress, Scale, Shown, scaled
 from thinwire_lab.studies.reproduce.job_cells import following
 from thinwire_lab.studies.reproduce.mps_nodes import MachineCell
 
@@ -62,9 +63,6 @@ class UtilisationCell(MachineCell, frozen=True, kw_only=True):
 
     generated: float
 
-    def __str__(self) -> str:
-        return f"{self.design}, {self.model}, machines as processes: {self.workers}, sampled"
-
     def run(self, on_progress: OnProgress) -> UtilisationFinding:
         link, links = on.machine_links(self, self.generated, statistics.median(on.single_steps(self.job())))
         with ExitStack() as sampling:
@@ -84,17 +82,10 @@ class UtilisationCell(MachineCell, frozen=True, kw_only=True):
         return utilisation(samplers[0].samples if samplers else [], link, outcome.shaping)
 
 
-Found = Mapping[UtilisationCell, UtilisationFinding]
-
-
 def _cells(scale: Scale) -> Sequence[UtilisationCell]:
     model, data = on.pair(scale)
-    return [
-        UtilisationCell(
-            design=design, model=model, data=data, workers=MACHINES, steps=_STEPS[scale], generated=on.RESNET
-        )
-        for design in _PRINTED
-    ]
+    shared: dict[str, Any] = {"model": model, "data": data, "workers": MACHINES, "generated": on.RESNET}
+    return [UtilisationCell(design=design, steps=_STEPS[scale], **shared) for design in _PRINTED]
 
 
 def utilisation(samples: Sequence[Sample], link: str, shaping: str) -> UtilisationFinding:
@@ -129,7 +120,7 @@ def _show(found: Found) -> Shown:
         Panel(title="worker's processor", x_label="time (s)", y_label="of a core (%)", series=processor),
         Panel(title="link", x_label="time (s)", y_label="of its rate (%)", series=network),
     ]
-    first = next(iter(found))
+    first, _ = found.first
     links = sorted({f"{finding.link} by the {finding.shaping}" for finding in found.values()})
     return Shown(
         setting=(
@@ -149,6 +140,5 @@ def _percent(values: Sequence[float]) -> str:
     return f"{100 * statistics.fmean(values):.2f} %" if values else "too short"
 
 
-ENTRIES = (
-    scaled("mps", SCALED)("figure-5.6", "processor and network utilisation over time", 2, _cells, _show, links=True),
-)
+_SHOWS = "processor and network utilisation over time"
+ENTRIES = scaled("mps", SCALED, ("figure-5.6", _SHOWS, 2, _cells, _show), links=True)

@@ -9,8 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from thinwire_lab.studies.reproduce.entry import Scale
-from thinwire_lab.studies.reproduce.job_cells import TrainingCell
-from thinwire_lab.studies.reproduce.stand_ins import SMALL, Pair, stand_in
+from thinwire_lab.studies.reproduce.job_cells import SMALL, JobCell, Pair, TrainingCell, stand_in
 
 SGD = "SGD"
 _DESIGNS = {
@@ -35,36 +34,30 @@ def choices(method: str) -> tuple[str, str | None]:
     return ("mem-sgd-1bit", "fp32") if method == SGD else (_DESIGNS[method], None)
 
 
-def method(design: str, codec_up: str | None) -> str:
-    """Returns the method of a design: the inverse of `choices`.
+class MethodCell(JobCell, frozen=True, kw_only=True):
+    """Base class of a method's run; `codec_up` in place of the design's own."""
 
-    >>> method("qsgd-ds", None), method("mem-sgd-1bit", "fp32")
-    ('QSGD', 'SGD')
-    """
-    return SGD if codec_up == "fp32" else next(name for name, known in _DESIGNS.items() if known == design)
-
-
-def pair(scale: Scale) -> Pair:
-    """Returns the model and the data of a scale: of losses and of seconds the same, for they are one paper's."""
-    return stand_in(scale, ("lenet5", "fashion-mnist")) if scale == "full" else SMALL
-
-
-class PlainCell(TrainingCell, frozen=True, kw_only=True):
-    """One training; `codec_up` in place of the design's own."""
-
+    design: str
     codec_up: str | None = None
 
     @classmethod
-    def of(cls, method: str, **others: Any) -> PlainCell:
-        """Returns the training of a method; `others` are fields of the cell."""
+    def of(cls, method: str, **others: Any) -> Any:
+        """Returns the run of a method; `others` are fields of the cell."""
         design, codec_up = choices(method)
         return cls(design=design, codec_up=codec_up, **others)
 
     @property
     def method(self) -> str:
         """As in the paper's legends."""
-        return method(self.design, self.codec_up)
+        return (
+            SGD if self.codec_up == "fp32" else next(name for name, known in _DESIGNS.items() if known == self.design)
+        )
 
-    def __str__(self) -> str:
-        where = f"{self.model} on {self.data}, {self.workers} workers, {self.steps:,} steps"
-        return f"{self.method}, {where}, rate {self.lr:g}, seed {self.seed}"
+
+class PlainCell(MethodCell, TrainingCell, frozen=True, kw_only=True):
+    """One training."""
+
+
+def pair(scale: Scale) -> Pair:
+    """Returns the model and the data of a scale: of losses and of seconds the same, for they are one paper's."""
+    return stand_in(scale, ("lenet5", "fashion-mnist")) if scale == "full" else SMALL

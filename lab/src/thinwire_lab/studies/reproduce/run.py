@@ -21,7 +21,7 @@ from thinwire_lab.jobs.results import Machine, Results, read_runs
 from thinwire_lab.studies.files import REPORT, RESULTS
 from thinwire_lab.studies.grid import Grid, make_parallel
 from thinwire_lab.studies.machines import mixed, mixed_versions
-from thinwire_lab.studies.reproduce.entry import Cell, Entry, Finding, Scale, Shown
+from thinwire_lab.studies.reproduce.entry import Cell, Entry, Finding, Found, Scale, Shown
 
 OnCell = Callable[[int, int, Cell], None]
 """Called before each run with its number, the number of all runs, and its cell."""
@@ -81,7 +81,7 @@ def reproduce(
     shown = []
     for entry, study in studies:
         cells = asked[entry.id]
-        made = study.show({cell: finding for cell in cells if (finding := found(results, cell)) is not None})
+        made = study.show(Found({cell: found(results, cell) for cell in cells}))
         shown.append((entry, replace(made, notes=[*made.notes, *_mixed(cells, results)])))
     keys = [cell.key() for cell in needed]
     machines = list(dict.fromkeys(run.machine for run in results.runs if run.job in keys))

@@ -6,14 +6,13 @@ control: it takes the long steps with the noise of one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
 from thinwire.presentation.charts import Series
 from thinwire.presentation.tables import Table
-from thinwire_lab.studies.reproduce.entry import Scale, Shown, chart, scaled, seeds
-from thinwire_lab.studies.reproduce.job_cells import TrainingFinding
+from thinwire_lab.studies.reproduce.entry import Found, Scale, Shown, chart, scaled
 from thinwire_lab.studies.reproduce.plain_sgd import SGD, PlainCell
 
 METHODS = ("DoubleSqueeze 1-bit", "DoubleSqueeze top-k", SGD)
@@ -32,8 +31,6 @@ _SCALED = (
     "The paper proves it and has no figure. The theorem bounds the mean squared gradient; the training loss stands for "
     "it. A perceptron on the digits is an easy case."
 )
-
-Found = Mapping[PlainCell, TrainingFinding]
 
 
 def cells(scale: Scale) -> list[PlainCell]:
@@ -67,7 +64,7 @@ def steps_to(losses: Sequence[float], target: float, window: int) -> int | None:
 
 def show(found: Found) -> Shown:
     """Returns steps and speed-ups by method and number of workers."""
-    numbers = sorted({cell.workers for cell in found})
+    numbers = sorted(found.each("workers"))
     most = max(numbers)
     lines, series = [], [Series(label="linear, as proved", x=numbers, y=numbers, role="paper")]
     for method in METHODS:
@@ -82,11 +79,11 @@ def show(found: Found) -> Shown:
         lines.append([method, "1", f"{LR_OF_ONE * most:g}", _text(alone), "control", gained])
         series.append(Series(label=method, x=list(speedups), y=list(speedups.values())))
     header = ["", "workers", "rate", f"steps to {TARGET:g}", "theorem", "ours"]
-    first = next(iter(found))
+    first, _ = found.first
     return Shown(
         setting=(
             f"{first.model} on {first.data}, 1 to {most} workers of {BATCH} examples, plain SGD at "
-            f"{LR_OF_ONE:g} a worker, {seeds(found)}, in one process."
+            f"{LR_OF_ONE:g} a worker, {found.seeds}, in one process."
         ),
         tables=[Table(header, lines, "Steps to a training loss, by workers", left=2)],
         charts=[
@@ -102,8 +99,8 @@ def show(found: Found) -> Shown:
 def _steps(found: Found, method: str, workers: int, factor: int) -> float | None:
     """Mean over seeds; None where a run did not get there."""
     window = WINDOW // BATCH // workers
-    runs = [f for c, f in found.items() if (c.method, c.workers, c.lr) == (method, workers, LR_OF_ONE * factor)]
-    steps = [steps_to(each.history.losses, TARGET, window) for each in runs]
+    runs = found.where(method=method, workers=workers, lr=LR_OF_ONE * factor)
+    steps = [steps_to(each.history.losses, TARGET, window) for each in runs.values()]
     reached = [each for each in steps if each is not None]
     return fmean(reached) if reached and len(reached) == len(steps) else None
 
@@ -112,6 +109,7 @@ def _text(steps: float | None) -> str:
     return "not reached" if steps is None else f"{steps:,.0f}"
 
 
-SPEEDUP = scaled("doublesqueeze", _SCALED)(
-    "speedup", "steps to a loss by the number of workers, the theorem's claim", 2, cells, show
+SPEEDUP = scaled(
+    *("doublesqueeze", _SCALED),
+    ("speedup", "steps to a loss by the number of workers, the theorem's claim", 2, cells, show),
 )

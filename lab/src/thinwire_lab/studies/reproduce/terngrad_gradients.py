@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -18,7 +18,7 @@ from torch import nn
 from thinwire.codecs import codec, decode
 from thinwire.presentation.charts import Chart, Panel, Series
 from thinwire.presentation.tables import Table
-from thinwire_lab.studies.reproduce.entry import OnProgress, Scale, Shown, scaled
+from thinwire_lab.studies.reproduce.entry import Found, OnProgress, Scale, Shown, scaled
 from thinwire_lab.studies.reproduce.job_cells import TrainingFinding, train
 from thinwire_lab.studies.reproduce.terngrad_training import LARGE, SCALED, RecipeCell, pair
 
@@ -136,7 +136,7 @@ def _cells(scale: Scale) -> Sequence[GradientsCell]:
     return [GradientsCell(**given, workers=2, eval_steps=0, lr=0.01)]
 
 
-def _show(found: Mapping[GradientsCell, GradientsFinding]) -> Shown:
+def _show(found: Found) -> Shown:
     [(cell, finding)] = found.items()
     charts, lines = [], []
     for number, layer in enumerate(dict.fromkeys(each.layer for each in finding.histograms)):
@@ -180,5 +180,7 @@ def _show(found: Mapping[GradientsCell, GradientsFinding]) -> Shown:
     )
 
 
-_SHOWS = "histograms of gradients, clipped, ternary and averaged"
-ENTRY = scaled("terngrad", SCALED)("figure-2", _SHOWS, 1, _cells, _show)
+ENTRIES = scaled(
+    *("terngrad", SCALED),
+    ("figure-2", "histograms of gradients, clipped, ternary and averaged", 1, _cells, _show),
+)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from thinwire.presentation.charts import Chart, Panel, Series
 from thinwire.presentation.tables import Table
 from thinwire_lab.studies.architectures import architecture
-from thinwire_lab.studies.reproduce.entry import Cell, Finding, OnProgress, Scale, Shown, scaled
+from thinwire_lab.studies.reproduce.entry import Cell, Finding, Found, OnProgress, Scale, Shown, scaled
 
 GPUS = tuple(2**power for power in range(10))
 GPUS_PER_MACHINE = 4
@@ -63,9 +63,6 @@ class ThroughputCell(Cell, frozen=True, kw_only=True):
 
     network: str
     cluster: str
-
-    def __str__(self) -> str:
-        return f"{self.network}, {CLUSTERS[self.cluster].title}"
 
     def run(self, on_progress: OnProgress) -> ThroughputFinding:
         def images_per_s(what: str, gpus: int) -> float:
@@ -118,13 +115,12 @@ def _cells(_: Scale) -> Sequence[ThroughputCell]:
     return [ThroughputCell(network=network, cluster=cluster) for cluster in CLUSTERS for network in _BATCH]
 
 
-def _show(found: Mapping[ThroughputCell, ThroughputFinding]) -> Shown:
+def _show(found: Found) -> Shown:
     panels = []
     for name, cluster in CLUSTERS.items():
         series = [
             Series(label=f"{cell.network}, {what}", x=GPUS, y=finding.images_per_s[what])
-            for cell, finding in found.items()
-            if cell.cluster == name
+            for cell, finding in found.where(cluster=name).items()
             for what in (FLOAT32, ALGORITHM)
         ]
         panels.append(
@@ -141,7 +137,9 @@ def _show(found: Mapping[ThroughputCell, ThroughputFinding]) -> Shown:
         fast, slow = finding.images_per_s[ALGORITHM], finding.images_per_s[FLOAT32]
         points = [GPUS.index(gpus) for gpus in (8, 64, 512)]
         speedups = [f"{fast[point] / slow[point]:.2f}×" for point in points]
-        sizes.append([str(cell), *(f"{slow[at]:,.0f}" for at in points), *speedups])
+        sizes.append(
+            [f"{cell.network}, {CLUSTERS[cell.cluster].title}", *(f"{slow[at]:,.0f}" for at in points), *speedups]
+        )
     more = ["", *(f"float32 at {gpus}" for gpus in (8, 64, 512)), *(f"speed-up at {gpus}" for gpus in (8, 64, 512))]
     return Shown(
         setting=(
@@ -163,4 +161,5 @@ def _show(found: Mapping[ThroughputCell, ThroughputFinding]) -> Shown:
 
 
 SCALED = "The paper's equations and clusters; the seconds of a single GPU, which it does not print, are of others."
-ENTRY = scaled("terngrad", SCALED)("figure-5", "throughput to 512 GPUs by the performance model", 0.1, _cells, _show)
+_SHOWS = "throughput to 512 GPUs by the performance model"
+ENTRIES = scaled("terngrad", SCALED, ("figure-5", _SHOWS, 0.1, _cells, _show))

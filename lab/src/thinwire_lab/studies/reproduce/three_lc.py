@@ -8,17 +8,15 @@ from statistics import fmean
 
 from thinwire.presentation.charts import Chart, Panel, Series, smooth
 from thinwire.presentation.tables import Table
-from thinwire_lab.studies.reproduce.entry import Shown, chart, scaled
-from thinwire_lab.studies.reproduce.three_lc_riddles import LAG, REVERSALS
+from thinwire_lab.studies.reproduce.entry import Found, Shown, scaled
+from thinwire_lab.studies.reproduce.three_lc_riddles import RIDDLES
 from thinwire_lab.studies.reproduce.three_lc_runs import (
     FIGURE_3,
     FIGURE_5,
     MULTIPLIERS,
     SCALED,
     TABLE_1,
-    Found,
     by_multiplier,
-    mean,
     setting,
     trainings,
 )
@@ -32,32 +30,22 @@ _CROSSOVER = 0.7
 
 
 def _show_table_2(found: Found) -> Shown:
-    lines, push, pull, printed = [], [], [], []
-    rows = {NO_ZRE: NO_ZRE, **{each: by_multiplier(each) for each in MULTIPLIERS}}
-    for label, design in rows.items():
-        up = mean(found, design, lambda each: fmean(each.history.bits_push))
-        down = mean(found, design, lambda each: fmean(each.history.bits_pull[1:]))
-        everything = mean(found, design, lambda each: each.compression_ratio)
-        ratio, bits = _TABLE_2[label]
-        push.append(up)
-        pull.append(down)
-        printed.append(bits)
+    lines = []
+    for label, (ratio, bits) in _TABLE_2.items():
+        runs = found.where(design=label if label == NO_ZRE else by_multiplier(label))
+        up = runs.mean(lambda each: fmean(each.history.bits_push))
+        down = runs.mean(lambda each: fmean(each.history.bits_pull[1:]))
         lines.append(
             [
                 "No ZRE" if label == NO_ZRE else f"s = {label}",
-                *(f"{ratio:g}×", f"{64 / (up + down):.1f}×", f"{bits:.3f}"),
-                *(f"{(up + down) / 2:.3f}", f"{up:.3f}", f"{down:.3f}", f"{everything:.1f}×"),
+                *(f"{ratio:g}×", f"{64 / (up + down):.1f}×", f"{bits:.3f}", f"{(up + down) / 2:.3f}"),
+                *(f"{up:.3f}", f"{down:.3f}", f"{runs.mean(lambda each: each.compression_ratio):.1f}×"),
             ]
         )
     header = ["", "ratio, paper", "ratio, ours", "bits, paper", "bits, ours", "push", "pull", "ratio, all tensors"]
-    names = ["No ZRE", *MULTIPLIERS]
-    bars = [Series(label="paper, both ways", x=names, y=printed, role="paper")]
-    bars += [Series(label="push", x=names, y=push), Series(label="pull", x=names, y=pull)]
-    axes = "sparsity multiplier", "bits a value"
     return Shown(
         setting=setting(found),
         tables=[Table(header, lines, "Average traffic compression")],
-        charts=[chart("3lc-table-2", "Payload bits a value of compressed tensors.", bars, *axes, kind="bars")],
         notes=["Bits and ratio are of compressed tensors, as in the paper; the last column counts all tensors."],
     )
 
@@ -65,7 +53,7 @@ def _show_table_2(found: Found) -> Shown:
 def _show_figure_6(found: Found) -> Shown:
     panels, lines = [], []
     for multiplier in ("1.0", "1.75"):
-        [*histories] = [each.history for cell, each in found.items() if cell.design == by_multiplier(multiplier)]
+        histories = [each.history for each in found.where(design=by_multiplier(multiplier)).values()]
         steps = len(histories[0].losses)
         push = [fmean([each.bits_push[step] for each in histories]) for step in range(steps)]
         pull = [fmean([each.bits_pull[step] for each in histories]) for step in range(steps)]
@@ -89,8 +77,8 @@ def _show_figure_6(found: Found) -> Shown:
 
 def _show_figure_4(found: Found) -> Shown:
     losses, accuracies, lines = [], [], []
-    for design in dict.fromkeys(cell.design for cell in found):
-        mine = [finding for cell, finding in found.items() if cell.design == design]
+    for design in found.each("design"):
+        mine = list(found.where(design=design).values())
         curves = [each.history.losses for each in mine]
         x, y = smooth([fmean(step) for step in zip(*curves, strict=True)], most=60)
         losses.append(Series(label=design, x=x, y=y))
@@ -123,20 +111,18 @@ def crossover(push: Sequence[float], pull: Sequence[float], windows: int = 50) -
 
 
 _SWEEP = [NO_ZRE, *map(by_multiplier, MULTIPLIERS)]
-_REPRESENTATIVE = ["fp32", "stoch3", "sparse5", "local2", by_multiplier("1.0")]
+_DRAWN = ["fp32", "stoch3", "sparse5", "local2", by_multiplier("1.0")]
 _TWO = [by_multiplier("1.0"), by_multiplier("1.75")]
 
-_entry = scaled("3lc", SCALED)
-
 ENTRIES = (
-    _entry("table-1", "speed-up on three links, and accuracy, of ten designs", 3, *TABLE_1),
-    _entry("figure-3", "training time and accuracy at 25 to 100 % of the steps, three links", 4, *FIGURE_3),
-    _entry(
-        "figure-4", "training loss and test accuracy by step", 2, partial(trainings, _REPRESENTATIVE), _show_figure_4
+    *scaled(
+        *("3lc", SCALED),
+        ("table-1", "speed-up on three links, and accuracy, of ten designs", 3, *TABLE_1),
+        ("figure-3", "training time and accuracy at 25 to 100 % of the steps, three links", 4, *FIGURE_3),
+        ("figure-4", "training loss and test accuracy by step", 2, partial(trainings, _DRAWN), _show_figure_4),
+        ("figure-5", "training time and accuracy by sparsity multiplier", 3, *FIGURE_5),
+        ("table-2", "compression ratio and bits by multiplier", 2, partial(trainings, _SWEEP), _show_table_2),
+        ("figure-6", "compressed size per value by step, push and pull", 1, partial(trainings, _TWO), _show_figure_6),
     ),
-    _entry("figure-5", "training time and accuracy by sparsity multiplier", 3, *FIGURE_5),
-    _entry("table-2", "compression ratio and bits by multiplier", 2, partial(trainings, _SWEEP), _show_table_2),
-    _entry("figure-6", "compressed size per value by step, push and pull", 1, partial(trainings, _TWO), _show_figure_6),
-    LAG,
-    REVERSALS,
+    *RIDDLES,
 )

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
-from statistics import fmean
 from typing import Any
 
 from thinwire.presentation.charts import Chart, Panel, Series
 from thinwire.presentation.tables import Table
-from thinwire_lab.studies.reproduce.entry import Cell, Finding, Scale, Shown, chart, of_class, seeds
-from thinwire_lab.studies.reproduce.job_cells import MESSAGES, TimingCell, TrainingCell, TrainingFinding
-from thinwire_lab.studies.reproduce.stand_ins import Pair, stand_in
-
-Found = Mapping[TrainingCell, TrainingFinding]
+from thinwire_lab.studies.reproduce.entry import Cell, Found, Scale, Shown
+from thinwire_lab.studies.reproduce.job_cells import MESSAGES, TimingCell, TrainingCell, TrainingFinding, stand_in
 
 MULTIPLIERS = ("1.0", "1.5", "1.75", "1.9")
 LINKS = ("10mbit", "100mbit", "1gbit")
@@ -35,58 +31,39 @@ def by_multiplier(multiplier: str) -> str:
     return f"3lc[s={multiplier}]"
 
 
-def _pair(scale: Scale) -> Pair:
-    """What stands in for ResNet-110 and CIFAR-10."""
-    return stand_in(scale, ("lenet5", "fashion-mnist" if scale == "full" else "fashion-mnist[test=2000]"))
+def _shared(scale: Scale) -> dict[str, Any]:
+    """What all runs of a scale have in common."""
+    model, data = stand_in(scale, ("lenet5", "fashion-mnist" if scale == "full" else "fashion-mnist[test=2000]"))
+    return {"model": model, "data": data, "workers": _WORKERS[scale], "lr": _RATE[model]}
 
 
 def trainings(designs: Sequence[str], scale: Scale, *, share: float = 1.0) -> list[TrainingCell]:
     """Returns the runs of some designs with a share of the standard steps, seed by seed."""
-    model, data = _pair(scale)
     steps = max(4, round(_STEPS[scale] * share))
-    return [
-        TrainingCell(
-            design=design,
-            model=model,
-            data=data,
-            workers=_WORKERS[scale],
-            steps=steps,
-            eval_steps=max(2, steps // 10),
-            lr=_RATE[model],
-            seed=seed,
-        )
-        for seed in range(_SEEDS[scale])
-        for design in designs
-    ]
+    shared = _shared(scale) | {"steps": steps, "eval_steps": max(2, steps // 10)}
+    return [TrainingCell(design=design, seed=seed, **shared) for seed in range(_SEEDS[scale]) for design in designs]
 
 
 def timings(designs: Sequence[str], scale: Scale, links: Sequence[str] = LINKS) -> list[TimingCell]:
     """Returns the runs that seconds per step come from."""
-    model, data = _pair(scale)
-    steps, workers = max(6, _STEPS[scale] // _SHORT), _WORKERS[scale]
-    shared: dict[str, Any] = {"model": model, "data": data, "workers": workers, "steps": steps, "lr": _RATE[model]}
+    shared = _shared(scale) | {"steps": max(6, _STEPS[scale] // _SHORT)}
     return [TimingCell(design=design, link=link, **shared) for link in links for design in designs]
 
 
 def setting(found: Found) -> str:
-    """Returns in a sentence what was run."""
-    first, finding = next(iter(found.items()))
-    groups = dict.fromkeys(f"{cell.workers} workers of {each.batch} examples" for cell, each in found.items())
-    steps = ", ".join(f"{steps:,}" for steps in sorted({cell.steps for cell in found}))
+    """Returns in sentences what was run: seconds are of other runs than accuracies, and shorter ones."""
+    runs = found.of(TrainingCell)
+    first, finding = runs.first
+    groups = dict.fromkeys(f"{cell.workers} workers of {each.batch} examples" for cell, each in runs.items())
+    steps = ", ".join(f"{steps:,}" for steps in sorted(runs.each("steps")))
+    timed = "".join(
+        f" Seconds: one run of {steps:,} steps on each link." for steps in found.of(TimingCell).each("steps")
+    )
     return (
         f"{first.model} on {first.data}, {' and '.join(groups)}, {steps} steps, cosine "
-        f"decay from {finding.lr:g}, {seeds(found)}, in one process."
+        f"decay from {finding.lr:g}, {runs.seeds}, in one process.{timed}"
     )
 
-
-def mean(found: Found, design: str, figure: Callable[[TrainingFinding], float], *, steps: int | None = None) -> float:
-    """Returns a figure's mean over the seeds of a design; of the runs with so many steps, where those are given."""
-    return fmean(
-        figure(finding) for cell, finding in found.items() if cell.design == design and steps in (None, cell.steps)
-    )
-
-
-Timed = Mapping[Cell, Finding]
 
 PRINTED: dict[str, tuple[float, float, float, float]] = {
     "fp32": (1, 1, 1, 93.37),
@@ -109,74 +86,53 @@ _MODELLED = (
 )
 
 
-def _split(found: Timed) -> tuple[dict[TrainingCell, TrainingFinding], dict[tuple[str, str], float]]:
-    """Returns the trainings, and seconds per step by design and link."""
-    timed = of_class(found, TimingCell)
-    seconds = {(cell.design, cell.link): finding.seconds_per_step for cell, finding in timed.items()}
-    return of_class(found, TrainingCell), seconds
-
-
-def _setting(found: Timed) -> str:
-    """Returns in sentences what was run: seconds are of other runs than accuracies, and shorter ones."""
-    [steps] = {cell.steps for cell in found if isinstance(cell, TimingCell)}
-    return f"{setting(_split(found)[0])} Seconds: one run of {steps:,} steps on each link."
+def _seconds(found: Found, design: str, link: str) -> float:
+    """Seconds per step."""
+    return found.of(TimingCell).where(design=design, link=link).mean(lambda each: each.seconds_per_step)
 
 
 def _accuracy(finding: TrainingFinding) -> float:
     return 100 * finding.accuracy
 
 
-def _show_table_1(found: Timed) -> Shown:
-    runs, seconds = _split(found)
-    base = mean(runs, "fp32", _accuracy)
-    lines, ours = [], {}
+def _show_table_1(found: Found) -> Shown:
+    lines, runs = [], found.of(TrainingCell)
+    base = runs.where(design="fp32").mean(_accuracy)
     for design, (*speedups, printed) in PRINTED.items():
-        accuracy = mean(runs, design, _accuracy)
+        accuracy = runs.where(design=design).mean(_accuracy)
         cells = []
         for link, speedup in zip(LINKS, speedups, strict=True):
-            ours[design, link] = seconds["fp32", link] / seconds[design, link]
-            cells += [f"{speedup:g}", f"{ours[design, link]:.2f}"]
+            cells += [f"{speedup:g}", f"{_seconds(found, 'fp32', link) / _seconds(found, design, link):.2f}"]
         differences = [f"{printed - 93.37:+.2f}", f"{accuracy - base:+.2f}"]
         lines.append([design, *cells, f"{printed:.2f}", f"{accuracy:.2f}", *differences])
     header = ["design"]
     for link in LINKS:
         header += [f"× at {link}, paper", "ours, modelled"]
     header += ["accuracy %, paper", "ours, measured", "difference, paper", "ours"]
-    bars = [
-        Series(label="paper", x=list(PRINTED), y=[row[0] for row in PRINTED.values()], role="paper"),
-        Series(label="ours, modelled", x=list(PRINTED), y=[ours[design, LINKS[0]] for design in PRINTED]),
-    ]
     return Shown(
-        setting=_setting(found),
+        setting=setting(found),
         tables=[Table(header, lines, "Speed-up over the baseline, and test accuracy")],
-        charts=[chart("3lc-table-1", "Speed-up at 10 Mbit/s.", bars, "", "speed-up over float", kind="bars")],
         notes=[_MODELLED],
     )
 
 
-def _time_panels(found: Timed, designs: Sequence[str], links: Sequence[str]) -> tuple[list[Panel], list[list[str]]]:
-    """Returns a panel for each link, accuracy over training time at every share of the steps, and lines of a table."""
-    runs, seconds = _split(found)
-    panels, lines = [], []
-    budgets = sorted({cell.steps for cell in runs})
+def _show_times(name: str, designs: Sequence[str], links: Sequence[str], note: str, found: Found) -> Shown:
+    """A panel for each link, accuracy over training time at every share of the steps, and a table of the same."""
+    runs, panels, lines = found.of(TrainingCell), [], []
+    budgets = sorted(runs.each("steps"))
     for link in links:
         series = []
         for design in designs:
-            times = [steps * seconds[design, link] for steps in budgets]
-            accuracies = [mean(runs, design, _accuracy, steps=steps) for steps in budgets]
+            times = [steps * _seconds(found, design, link) for steps in budgets]
+            accuracies = [runs.where(design=design, steps=steps).mean(_accuracy) for steps in budgets]
             series.append(Series(label=design, x=times, y=accuracies))
             lines.append([f"{design}, {link}", *(f"{t:.3g} s" for t in times), *(f"{a:.2f}" for a in accuracies)])
         label = "training time (s), modelled"
         panels.append(Panel(title=link, x_label=label, y_label="test accuracy (%)", series=series, x_log=True))
-    return panels, lines
-
-
-def _show_times(name: str, designs: Sequence[str], links: Sequence[str], note: str, found: Timed) -> Shown:
-    panels, lines = _time_panels(found, designs, links)
     shares = [f"{share:.0%}" for share in SHARES]
     header = ["", *(f"time, {each}" for each in shares), *(f"accuracy %, {each}" for each in shares)]
     return Shown(
-        setting=_setting(found),
+        setting=setting(found),
         tables=[Table(header, lines, "Modelled time and measured accuracy by share of the standard steps")],
         charts=[Chart(name=name, caption="Accuracy by training time; a point is a run of its own.", panels=panels)],
         notes=[note, _MODELLED],
