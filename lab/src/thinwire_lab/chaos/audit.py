@@ -18,19 +18,7 @@ NOBODY = (-1,)
 
 
 class Audit:
-    """Reads one shard's journal entry by entry.
-
-    >>> audit = Audit()
-    >>> for entry in (
-    ...     Began(at=0.0),
-    ...     Planned(at=0.0, workers=2, tables=1),
-    ...     Took(at=0.1, rank=0, step=0, tables=(0,)),
-    ...     Updated(at=0.2, version=1, tables=(0,)),
-    ... ):
-    ...     audit.add(entry)
-    >>> audit.version, audit.problems
-    (1, ['update 1 of table 0 names worker 1, whose gradient did not come'])
-    """
+    """Reads one shard's journal entry by entry."""
 
     def __init__(self) -> None:
         self.problems: list[str] = []  # what went wrong, in words; of many the first

@@ -61,11 +61,7 @@ def check_kinds(kinds: Collection[str]) -> tuple[str, ...]:
 
 
 def draw(seed: str, kinds: Sequence[str], *, workers: int, every: int, rounds: int) -> list[Fault]:
-    """Draws a storm: a fault after every so many rounds, up to where those who were struck can still be back.
-
-    >>> [str(fault) for fault in draw("7", ["kill", "stop"], workers=4, every=20, rounds=72)]
-    ['kill worker 2 at 20', 'kill worker 3 at 40', 'stop worker 1 for 0.8 s at 60']
-    """
+    """Draws a storm: a fault after every so many rounds, up to where those who were struck can still be back."""
     check_kinds(kinds)
     if every < 1:
         raise ConfigError(f"a fault every {every} rounds; at least 1 is needed")
@@ -77,11 +73,7 @@ def draw(seed: str, kinds: Sequence[str], *, workers: int, every: int, rounds: i
 
 
 def scatter(seed: str, kinds: Sequence[str], *, workers: int, strikes: int, first: int, rounds: int) -> list[Fault]:
-    """Draws a few faults between a tenth and six tenths of a training; one that dies for good dies once.
-
-    >>> [str(fault) for fault in scatter("7", ["gone"], workers=4, strikes=2, first=0, rounds=100)]
-    ['gone worker 1 at 46', 'gone worker 3 at 54']
-    """
+    """Draws a few faults between a tenth and six tenths of a training; one that dies for good dies once."""
     chance = random.Random(seed)
     at = sorted(first + round((rounds - first) * (0.1 + 0.5 * chance.random())) for _ in range(strikes))
     ranks = chance.sample(range(workers), workers)

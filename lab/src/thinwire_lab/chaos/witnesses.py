@@ -16,14 +16,6 @@ class Witnesses:
     Each witness adds to `said` the seconds after which it first reported a death, and each worker that takes part
     again adds to `back` the seconds since its death or the end of its fault, to `joining` those since its Join. From
     the times in `waiting` on, a struck worker may be back.
-
-    >>> seen = Witnesses()
-    >>> seen.strike(1, at=10.0)
-    >>> seen.hear(0, "warning: worker 1 went away at step 7: gone; the training goes on", at=10.5)
-    >>> seen.read(Joined(at=13.0, rank=1)), seen.read(Took(at=14.0, rank=1, step=8, tables=(0,)))
-    (None, None)
-    >>> seen.said, seen.back, seen.joining, seen.waiting
-    ([0.5], [4.0], [1.0], {})
     """
 
     def __init__(self) -> None:

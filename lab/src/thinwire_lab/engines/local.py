@@ -99,15 +99,6 @@ class LocalEngine(Engine[_Child]):
 
     Start processes from a thread that lives until `stop` (the main one, as a rule): a child is tied to the
     thread that started it. The methods are for one thread at a time.
-
-    >>> import sys
-    >>> class Sum(Event, frozen=True, kw_only=True):
-    ...     value: int
-    >>> report = 'import json; print(json.dumps({"event": "sum", "value": 1 + 1}))'
-    >>> with LocalEngine([Sum]) as engine:
-    ...     engine.start("worker 0", [sys.executable, "-c", report])
-    ...     list(engine.events())
-    [('worker 0', Sum(value=2))]
     """
 
     def __init__(

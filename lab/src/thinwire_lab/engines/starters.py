@@ -108,14 +108,7 @@ class _Fork:
 
 
 class Forks:
-    """Starts commands `python -m MODULE …` as forks of one process that has imported what they need.
-
-    >>> with Forks(["json"], {}) as forks:
-    ...     process = forks.start([sys.executable, "-m", "json.tool", "--help"], {}, [])
-    ...     with process.stdout, process.stderr:
-    ...         print(process.stdout.readline().split()[0], process.wait())
-    usage: 0
-    """
+    """Starts commands `python -m MODULE …` as forks of one process that has imported what they need."""
 
     def __init__(self, libraries: Sequence[str], environment: Mapping[str, str]) -> None:
         self._programs, self._number = Programs(), 0

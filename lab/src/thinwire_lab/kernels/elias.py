@@ -24,11 +24,7 @@ def longest(top: int) -> int:
 
 
 def encode_levels(levels: NDArray[np.int16], *, top: int, words: NDArray[np.uint32]) -> Bytes:
-    """Encodes signed levels −top … top; `words` has room for `longest(top)` bits a level, and holds the result.
-
-    >>> encode_levels(np.array([0, 1, -2], np.int16), top=2, words=np.empty(2, np.uint32)).tolist()
-    [197, 1]
-    """
+    """Encodes signed levels −top … top; `words` has room for `longest(top)` bits a level, and holds the result."""
     num_bits = _encode(frozen(levels), top, *_table(top), words)
     return words.view(np.uint8)[: -(-num_bits // 8)]
 

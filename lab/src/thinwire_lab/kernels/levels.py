@@ -24,14 +24,7 @@ _BLOCK = 1 << 12
 def round_to_levels(
     values: Any, *, norms: Any, bucket: int, top: int, natural: bool, key: Key, out: NDArray[np.int16]
 ) -> None:
-    """Fills `out` with signed levels −top … top.
-
-    >>> out = np.empty(3, np.int16)
-    >>> values, norms = np.array([1.0, -0.5, 0.0], np.float32), np.ones(1, np.float32)
-    >>> round_to_levels(values, norms=norms, bucket=3, top=4, natural=False, key=(1, 2), out=out)
-    >>> out.tolist()
-    [4, -2, 0]
-    """
+    """Fills `out` with signed levels −top … top."""
     random = np.empty(min(_BLOCK, values.size), np.int32)
     kernel = _natural if natural else _linear
     for first in range(0, values.size, _BLOCK):

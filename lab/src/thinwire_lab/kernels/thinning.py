@@ -21,12 +21,6 @@ def collect_kept(values: Floats, *, key: Key, kept: int, factor: Any, sent: Floa
     """Fills `sent` with factor·v of the values whose 24 random bits are below `kept`, in order; returns how many.
 
     Where they are not fewer than `sent` has room for, its content is undefined: call again with more.
-
-    >>> sent = np.empty(4, np.float32)
-    >>> collect_kept(np.array([1, 2, 3], np.float32), key=(1, 2), kept=1 << 24, factor=np.float32(2), sent=sent)
-    3
-    >>> sent[:3].tolist()
-    [2.0, 4.0, 6.0]
     """
     block = np.empty(_BLOCK_DRAWS, np.int32)
     return int(_keep(frozen(values), values.size, *start_of(key), np.int32(kept), factor, block, sent))
@@ -55,13 +49,6 @@ def take(
 
     `bitmap` gets a bit for each of them, the first value in the highest bit; `room` holds n + 1 values, and the result.
     The residual becomes v less what was taken: the whole value, or `tau` of its magnitude.
-
-    >>> bitmap, room, residual = np.empty(1, np.uint8), np.empty(4, np.float32), np.zeros(3, np.float32)
-    >>> values = np.array([1.0, -3.0, 2.0], np.float32)
-    >>> take(values, 2.0, bitmap=bitmap, room=room, residual=residual, tau=2.0).tolist()
-    [-3.0, 2.0]
-    >>> bitmap.tolist(), residual.tolist()
-    ([96], [1.0, -1.0, 0.0])
     """
     kind = values.dtype.type
     least = None if tau is None else kind(tau)

@@ -19,10 +19,6 @@ def crop_and_flip(images: torch.Tensor, generator: torch.Generator, padding: int
     """Crops and flips every image of a batch on its own (He et al., "Deep residual learning", 4.2; 3LC, section 4.3).
 
     Each is padded on every side, cut back to its size at a random place, and mirrored with probability one half.
-
-    >>> pictures = torch.arange(2 * 3 * 32 * 32).view(2, 3, 32, 32).to(torch.uint8)
-    >>> crop_and_flip(pictures, torch.Generator().manual_seed(0)).shape
-    torch.Size([2, 3, 32, 32])
     """
     padded = F.pad(images, (padding, padding, padding, padding))
     return _windows(padded, (images.shape[-2], images.shape[-1]), generator)
@@ -43,11 +39,7 @@ def distort(images: torch.Tensor, side: int, generator: torch.Generator) -> torc
 
 
 def centre(images: torch.Tensor, side: int) -> torch.Tensor:
-    """The middle `side` × `side` of images, (batch, channels, height, width).
-
-    >>> centre(torch.arange(16).view(1, 1, 4, 4), 2).tolist()
-    [[[[5, 6], [9, 10]]]]
-    """
+    """The middle `side` × `side` of images, (batch, channels, height, width)."""
     top, left = ((size - side) // 2 for size in images.shape[-2:])
     return images[..., top : top + side, left : left + side]
 

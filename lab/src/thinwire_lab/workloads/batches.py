@@ -20,14 +20,7 @@ from thinwire_lab.workloads.dataset import Dataset
 
 
 class Batches(Iterator[tuple[torch.Tensor, torch.Tensor]]):
-    """An infinite iterator over (inputs, targets) for one worker.
-
-    >>> from thinwire_lab.workloads.data import data
-    >>> batches = Batches(data("digits"), rank=0, workers=4, batch=8, seed=0)
-    >>> inputs, targets = next(batches)
-    >>> inputs.shape, inputs.dtype, targets.shape, targets.dtype, batches.batches_per_epoch
-    (torch.Size([8, 1, 8, 8]), torch.float32, torch.Size([8]), torch.int64, 42)
-    """
+    """An infinite iterator over (inputs, targets) for one worker."""
 
     def __init__(
         self,

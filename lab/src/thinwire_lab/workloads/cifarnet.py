@@ -17,9 +17,6 @@ class ResponseNorm(nn.Module):
     """Divides each value by (1 + α · the sum of squares over the channels at most `reach` away) to the power of ¾.
 
     `nn.LocalResponseNorm` computes the same, at three times the price: here sums are one product with a matrix.
-
-    >>> round(ResponseNorm(4, alpha=15.0)(torch.ones(1, 1, 1, 1)).item(), 4)  # 16 to the power of -3/4
-    0.125
     """
 
     def __init__(self, reach: int, alpha: float) -> None:
@@ -42,11 +39,6 @@ def cifarnet(in_shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
     First weights are normal, cut off at two deviations, which are 0.05 in filters, 0.04 in the hidden layers and 1/192
     in the last one. Biases begin at 0.1, those of the first filters and of the last layer at 0. There is no dropout;
     `dropout.add_dropout` puts it behind both hidden layers, where TF-slim's variant of the network has one.
-
-    >>> sum(p.numel() for p in cifarnet((3, 24, 24), 10).parameters())
-    1068298
-    >>> cifarnet((1, 28, 28), 10)(torch.zeros(2, 1, 28, 28)).shape
-    torch.Size([2, 10])
     """
     channels, high, wide = image_shape(in_shape, "cifarnet")
     return nn.Sequential(

@@ -103,11 +103,6 @@ def data(name: str, *, root: Path | str | None = None, context: int | None = Non
     `unit=true` gives pixels from 0 to 1 in place of standardised ones; `cifar10[crop=24]` is the middle of each image,
     in training a random window. `root` is the only folder to look in: the files lie there or in its subfolder `name`.
     Without it: our cache, then /usr/share/datasets. `context` is how many bytes an example of text holds.
-
-    >>> data("digits")
-    <Dataset digits: 1,347 train, 450 test, (1, 8, 8)>
-    >>> data("digits[train=100]")
-    <Dataset digits[train=100]: 100 train, 450 test, (1, 8, 8)>
     """
     if "[" in name:
         whole, cut = parse_name(name, "data set")
@@ -130,11 +125,7 @@ def data(name: str, *, root: Path | str | None = None, context: int | None = Non
 
 
 def datasets(*, root: Path | str | None = None) -> list[DataInfo]:
-    """Every data set, and where it is or how to get it. Nothing is loaded.
-
-    >>> [info.name for info in datasets()]
-    ['digits', 'fashion-mnist', 'mnist', 'cifar10', 'python-text']
-    """
+    """Every data set, and where it is or how to get it. Nothing is loaded."""
     return [
         DataInfo(name=name, description=each.description, where=_where(name, root), how=each.how)
         for name, each in _SOURCES.items()
@@ -142,11 +133,7 @@ def datasets(*, root: Path | str | None = None) -> list[DataInfo]:
 
 
 def is_here(name: str) -> bool:
-    """Whether `data(name)` would find it. Nothing is loaded.
-
-    >>> is_here("digits[train=100]")
-    True
-    """
+    """Whether `data(name)` would find it. Nothing is loaded."""
     return _where(name.partition("[")[0], None) is not None
 
 

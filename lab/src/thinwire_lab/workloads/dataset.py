@@ -119,13 +119,7 @@ def _check_crop(dataset: Dataset, name: str, crop: object, unit: bool) -> None:
 
 
 def pixel_statistics(images: torch.Tensor, *, per_channel: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and standard deviation of uint8 images, exact, without a float copy of them.
-
-    >>> image = torch.tensor([0, 4], dtype=torch.uint8).view(1, 1, 1, 2)
-    >>> mean, std = pixel_statistics(image, per_channel=True)
-    >>> mean.item(), std.item()
-    (2.0, 2.0)
-    """
+    """Mean and standard deviation of uint8 images, exact, without a float copy of them."""
     groups = [images[:, c] for c in range(images.shape[1])] if per_channel else [images]
     levels = torch.arange(256, dtype=torch.float64)
     means, stds = [], []

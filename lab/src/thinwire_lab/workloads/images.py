@@ -105,11 +105,7 @@ def _standardised(name: str, *parts: torch.Tensor, per_channel: bool) -> Dataset
 
 
 def digits() -> Dataset:
-    """The digits, standardised per pixel with the training set's mean and standard deviation.
-
-    >>> digits()
-    <Dataset digits: 1,347 train, 450 test, (1, 8, 8)>
-    """
+    """The digits, standardised per pixel with the training set's mean and standard deviation."""
     try:
         with DIGITS.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             images, labels = arrays["images"], arrays["labels"]

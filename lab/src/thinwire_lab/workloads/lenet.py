@@ -18,11 +18,7 @@ FRAME = 16
 
 
 class Frame(nn.Module):
-    """Zeros around images until both sides measure at least `side` pixels; larger images pass unchanged.
-
-    >>> Frame(16)(torch.ones(2, 1, 8, 20)).shape
-    torch.Size([2, 1, 16, 20])
-    """
+    """Zeros around images until both sides measure at least `side` pixels; larger images pass unchanged."""
 
     def __init__(self, side: int) -> None:
         super().__init__()
@@ -40,9 +36,6 @@ def lenet5(in_shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
 
     The first convolution keeps the image's size (padding 2), which turns a 28×28 digit into the 32×32 field
     of LeCun et al., "Gradient-based learning applied to document recognition" (1998).
-
-    >>> sum(p.numel() for p in lenet5((1, 28, 28), 10).parameters())
-    61706
     """
     channels, high, wide = _framed(in_shape, "lenet5")
     flat = 16 * ((high // 2 - 4) // 2) * ((wide // 2 - 4) // 2)
@@ -63,9 +56,6 @@ def lenet(in_shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
     The network that TernGrad (section 4.1) trains on MNIST. Its 500×800 layer holds 93 % of the parameters.
 
     Args, returns and errors are those of `lenet5`.
-
-    >>> sum(p.numel() for p in lenet((1, 28, 28), 10).parameters())
-    431080
     """
     channels, high, wide = _framed(in_shape, "lenet")
     flat = 50 * (((high - 4) // 2 - 4) // 2) * (((wide - 4) // 2 - 4) // 2)

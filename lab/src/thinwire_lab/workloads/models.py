@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from importlib.util import find_spec
 from itertools import pairwise
 
 import torch
@@ -18,7 +17,7 @@ from thinwire.errors import ConfigError, guess
 from thinwire_lab.workloads.cifarnet import cifarnet
 from thinwire_lab.workloads.lenet import lenet, lenet5
 from thinwire_lab.workloads.resnet import ResNet
-from thinwire_lab.workloads.transformer import ByteTransformer, TinyGPT2
+from thinwire_lab.workloads.transformer import ByteTransformer
 from thinwire_lab.workloads.vector import OneVector
 
 Shape = tuple[int, ...]
@@ -30,11 +29,7 @@ def mlp(
     num_classes: int,
     activation: type[nn.Module] = nn.ReLU,
 ) -> nn.Sequential:
-    """A multi-layer perceptron: flatten, then linear layers with `activation` between them.
-
-    >>> sum(p.numel() for p in mlp((8, 8), (128, 64), 10).parameters())
-    17226
-    """
+    """A multi-layer perceptron: flatten, then linear layers with `activation` between them."""
     widths = (math.prod(in_shape), *hidden)
     layers: list[nn.Module] = [nn.Flatten()]
     for fan_in, fan_out in pairwise(widths):
@@ -77,29 +72,18 @@ _MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
     "byte-transformer-1m": lambda shape, classes: ByteTransformer(shape, classes, 160, 3, 4, tied=True),
     "byte-transformer-3m": lambda shape, classes: ByteTransformer(shape, classes, 256, 4, 4, tied=True),
     "byte-transformer-10m": lambda shape, classes: ByteTransformer(shape, classes, 320, 8, 5, tied=True),
-    "gpt2-tiny": TinyGPT2,
 }
-_NEEDS = {"gpt2-tiny": "transformers"}
-TEXT_MODELS = ("byte-transformer", "byte-transformer-1m", "byte-transformer-3m", "byte-transformer-10m", "gpt2-tiny")
+TEXT_MODELS = ("byte-transformer", "byte-transformer-1m", "byte-transformer-3m", "byte-transformer-10m")
 """Models that read bytes, and train on text alone."""
 
 
 def models() -> list[str]:
-    """The names that `model` knows, without those whose library is not installed.
-
-    >>> models()[:3]
-    ['mlp', 'mlp-tanh', 'mlp-5m']
-    """
-    return [name for name in _MODELS if name not in _NEEDS or find_spec(_NEEDS[name]) is not None]
+    """The names that `model` knows."""
+    return list(_MODELS)
 
 
 def model(name: str, *, num_classes: int, in_shape: tuple[int, ...], seed: int) -> nn.Module:
-    """Builds the model called `name`, with initial weights that depend on `seed` alone.
-
-    >>> net = model("lenet5", num_classes=10, in_shape=(1, 28, 28), seed=0)
-    >>> net(torch.zeros(2, 1, 28, 28)).shape
-    torch.Size([2, 10])
-    """
+    """Builds the model called `name`, with initial weights that depend on `seed` alone."""
     if name not in _MODELS:
         raise ConfigError(f"unknown model {name!r}{guess(name, models())}; the models are {', '.join(models())}")
     if num_classes < 2:

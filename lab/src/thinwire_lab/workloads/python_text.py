@@ -41,12 +41,7 @@ def present(folder: Path) -> bool:
 
 
 def python_text(folder: Path | None = None, context: int = CONTEXT) -> Dataset:
-    """Windows of bytes of Python source; the target of every byte is the byte after it.
-
-    >>> dataset = python_text()
-    >>> dataset.in_shape, dataset.num_classes, bool((dataset.train_x[:, 1:] == dataset.train_y[:, :-1]).all())
-    ((64,), 128, True)
-    """
+    """Windows of bytes of Python source; the target of every byte is the byte after it."""
     folder = folder or standard_library()
     if context < 1:
         raise ConfigError(f"a context of {context} bytes; at least 1 is needed")

@@ -74,14 +74,7 @@ class Recipe:
 
 
 def for_workers(recipe: Recipe, workers: int) -> Recipe:
-    """Returns the recipe for another number of workers; only one that `scales` changes its rate and steps.
-
-    >>> fewer = for_workers(Recipe("resnet110", "cifar10", lr=1.0, batch=32, workers=10, steps=25600, scales=True), 4)
-    >>> fewer.lr, fewer.steps
-    (0.4, 64000)
-    >>> for_workers(Recipe("mlp", "digits", lr=0.02, batch=8, workers=4, steps=3000), 8).lr
-    0.02
-    """
+    """Returns the recipe for another number of workers; only one that `scales` changes its rate and steps."""
     if not recipe.scales:
         return replace(recipe, workers=workers)
     factor = workers / recipe.workers
@@ -94,10 +87,6 @@ def schedule(recipe: Recipe, progress: float) -> float:
     cosine: lr·(f + (1 − f)·(1 + cos πp)/2), p counted from the end of the warm-up (Loshchilov & Hutter,
     2017); linear: lr·(f + (1 − f)·(1 − p)); polynomial: lr·(f + (1 − f)·√(1 − p)) (TernGrad, section 4);
     exponential: lr·f^p.
-
-    >>> r = Recipe("mlp", "digits", lr=0.02, batch=8, workers=4, steps=3000)
-    >>> schedule(r, 0.0), round(schedule(r, 0.5), 5), round(schedule(r, 1.0), 5)
-    (0.02, 0.0101, 0.0002)
     """
     progress = min(1.0, max(0.0, progress))
     if progress < recipe.warmup:

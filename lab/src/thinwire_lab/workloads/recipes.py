@@ -78,7 +78,6 @@ _RECIPES = (
     # Rates by the inverse of the width.
     replace(_TRANSFORMER, model="byte-transformer-3m", lr=0.0025, source=_WIDER),
     replace(_TRANSFORMER, model="byte-transformer-10m", lr=0.002, source=_WIDER),
-    replace(_TRANSFORMER, model="gpt2-tiny", source=_WIDER),
     # 25,600 steps of 10 × 32 are the 163.84 epochs of 3LC, section 4.3. Its rates are 0.1 … 0.001, proportional to the
     # number of workers, and it follows Goyal et al. (2017), who warm up for five epochs.
     Recipe(
@@ -122,15 +121,7 @@ _PLAIN_LR = 0.1
 
 
 def recipe(model: str, data: str, *, design: str | None = None) -> Recipe:
-    """The recipe for a model on a data set.
-
-    >>> recipe("lenet5", "fashion-mnist").lr, recipe("lenet5", "fashion-mnist", design="3lc[s=1.9]").lr
-    (0.02, 0.01)
-    >>> recipe("lenet", "mnist").source
-    'derived from lenet5 on fashion-mnist'
-    >>> recipe("cifarnet", "cifar10[crop=24]").source, recipe("cifarnet", "cifar10").source
-    ('TernGrad, table 1', 'derived from cifarnet on cifar10[crop=24]')
-    """
+    """The recipe for a model on a data set."""
     found = _for_pair(model, data)
     family, sparsity = _read_design(design)
     if family in _PLAIN:

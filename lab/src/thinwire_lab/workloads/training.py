@@ -68,20 +68,7 @@ def training(
     data_root: str | None = None,
     device: torch.device = CPU,
 ) -> Training:
-    """Returns a worker's part.
-
-    >>> from thinwire_lab.workloads.recipes import recipe
-    >>> made = training(recipe("mlp", "digits"), data="digits[train=500]", workers=4)
-    >>> made.dataset, made.batches.batches_per_epoch
-    (<Dataset digits[train=500]: 500 train, 450 test, (1, 8, 8)>, 15)
-    >>> losses = []
-    >>> for _ in range(50):
-    ...     made.optimizer.zero_grad()
-    ...     losses.append(made.backward().item())
-    ...     made.optimizer.step()
-    >>> losses[0] > 2 > losses[-1]
-    True
-    """
+    """Returns a worker's part."""
     dataset = find_data(data, root=data_root, context=recipe.context)
     network = model(recipe.model, num_classes=dataset.num_classes, in_shape=dataset.in_shape, seed=seed)
     add_dropout(network, recipe.dropout, seed=seed, rank=rank)

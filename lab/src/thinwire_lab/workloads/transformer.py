@@ -53,14 +53,7 @@ class Layer(nn.Module):
 
 
 class ByteTransformer(nn.Module):
-    """Predicts the next byte at every position.
-
-    >>> model = ByteTransformer((64,), 128)
-    >>> sum(p.numel() for p in model.parameters()), sum(p.numel() for p in model.parameters() if p.ndim > 1)
-    (120064, 118784)
-    >>> sum(p.numel() for p in ByteTransformer((96,), 128, width=160, layers=3, tied=True).parameters())
-    962080
-    """
+    """Predicts the next byte at every position."""
 
     def __init__(
         self,
@@ -90,36 +83,4 @@ class ByteTransformer(nn.Module):
         """Logits (B, T, V) for bytes (B, T) of an integer type, T at most the context."""
         x_BTD = self.embed(bytes_BT) + self.position.weight[: bytes_BT.shape[1]]
         logits_BTV: torch.Tensor = self.head(self.norm(self.layers(x_BTD)))
-        return logits_BTV
-
-
-class TinyGPT2(nn.Module):
-    """GPT-2 of the transformers library, with four blocks of width 128 and random weights, from bytes to logits."""
-
-    def __init__(self, in_shape: tuple[int, ...], num_classes: int) -> None:
-        super().__init__()
-        if len(in_shape) != 1 or in_shape[0] < 1:
-            raise ConfigError(f"gpt2-tiny reads text: in_shape is (context,), not {in_shape}")
-        try:
-            import transformers  # seconds to load, and no dependency of ours
-        except ImportError as error:
-            raise ConfigError("gpt2-tiny is a model of the transformers library: pip install transformers") from error
-        config = transformers.GPT2Config(
-            vocab_size=num_classes,
-            n_positions=in_shape[0],
-            n_embd=128,
-            n_layer=4,
-            n_head=4,
-            resid_pdrop=0.0,
-            embd_pdrop=0.0,
-            attn_pdrop=0.0,
-            bos_token_id=0,
-            eos_token_id=0,
-            use_cache=False,
-        )
-        self.gpt2 = transformers.GPT2LMHeadModel(config)
-
-    def forward(self, bytes_BT: torch.Tensor) -> torch.Tensor:
-        """Logits (B, T, V) for bytes (B, T) of an integer type, T at most the context."""
-        logits_BTV: torch.Tensor = self.gpt2(bytes_BT).logits
         return logits_BTV

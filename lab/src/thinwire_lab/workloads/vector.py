@@ -14,15 +14,7 @@ from thinwire.errors import ConfigError
 
 
 class OneVector(nn.Module):
-    """Another model with all its parameters in one, `vector`, of shape (1, values): as a matrix, it is compressed.
-
-    >>> inner = nn.Linear(3, 2)
-    >>> model = OneVector(inner)
-    >>> [(name, tuple(each.shape)) for name, each in model.named_parameters()]
-    [('vector', (1, 8))]
-    >>> bool(torch.equal(model(torch.ones(1, 3)), inner(torch.ones(1, 3))))
-    True
-    """
+    """Another model with all its parameters in one, `vector`, of shape (1, values): as a matrix, it is compressed."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

@@ -82,11 +82,7 @@ def finding_kinds() -> list[type[Finding]]:
 
 
 def entries(name: str) -> list[Entry]:
-    """Returns one entry by its id, or those that can be run of a paper, or of all papers.
-
-    >>> [entry.id for entry in entries("3LC-table-2")]
-    ['3lc-table-2']
-    """
+    """Returns one entry by its id, or those that can be run of a paper, or of all papers."""
     asked, name = name, PAGES.get(name.lower(), name.lower())
     if name == ALL:
         return [entry for entry in CATALOG if entry.study is not None]

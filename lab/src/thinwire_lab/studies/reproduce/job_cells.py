@@ -29,9 +29,6 @@ def stand_in(scale: Scale, *pairs: Pair, small: Pair = SMALL) -> Pair:
 
     It is the small one at the scale `tiny`, and where no data is here but what thinwire brings, so that every study can
     be made on every machine.
-
-    >>> stand_in("tiny", ("lenet5", "fashion-mnist")), stand_in("full", ("cifarnet", "digits[train=100]"))
-    (('mlp', 'digits'), ('cifarnet', 'digits[train=100]'))
     """
     return small if scale == "tiny" else next((pair for pair in pairs if is_here(pair[1])), small)
 

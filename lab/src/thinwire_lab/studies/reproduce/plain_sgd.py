@@ -26,11 +26,7 @@ TOP_K = ("DoubleSqueeze top-k", "MEM-SGD top-k", "Top-k SGD", SGD)
 
 
 def choices(method: str) -> tuple[str, str | None]:
-    """Returns the `design` and the `codec_up` of a `jobs.job.Job` that make a method.
-
-    >>> choices("QSGD"), choices("SGD")
-    (('qsgd-ds', None), ('mem-sgd-1bit', 'fp32'))
-    """
+    """Returns the `design` and the `codec_up` of a `jobs.job.Job` that make a method."""
     return ("mem-sgd-1bit", "fp32") if method == SGD else (_DESIGNS[method], None)
 
 
