@@ -41,10 +41,7 @@ class Storms(StormsOptions, Scenario):
     """
 
     name: ClassVar[str] = "storm"
-    key_options = (
-        *Scenario.key_options,
-        *("every", "strikes", "straggler_grace_s", "checkpoint_every", "points"),
-    )
+    key_options = (*Scenario.key_options, *("every", "strikes", "straggler_grace_s", "checkpoint_every", "points"))
     columns = (
         ("trial", lambda cell, runs: str(cell)),
         ("design", lambda cell, runs: cell.design),
@@ -121,11 +118,7 @@ class Storms(StormsOptions, Scenario):
         elastic = self.elastic(self.straggler_grace_s)
         if exact or "gone" in kinds:  # no update goes without a worker, but those without a backup worker
             elastic = Elastic(worker_grace_s=None if exact else self.worker_grace_s)
-        options = {
-            "elastic": elastic,
-            "checkpoint_every": kept,
-            "tiny_disk": "disk" in kinds,
-        }
+        options = {"elastic": elastic, "checkpoint_every": kept, "tiny_disk": "disk" in kinds}
         if cell.scenario == PEACE:
             return self.staged(cell, tell, lambda stage: None, **options)
         seed = f"{cell.seed}/{cell.number}"

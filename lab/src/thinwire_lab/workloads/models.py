@@ -24,10 +24,7 @@ Shape = tuple[int, ...]
 
 
 def mlp(
-    in_shape: tuple[int, ...],
-    hidden: tuple[int, ...],
-    num_classes: int,
-    activation: type[nn.Module] = nn.ReLU,
+    in_shape: tuple[int, ...], hidden: tuple[int, ...], num_classes: int, activation: type[nn.Module] = nn.ReLU
 ) -> nn.Sequential:
     """A multi-layer perceptron: flatten, then linear layers with `activation` between them."""
     widths = (math.prod(in_shape), *hidden)

@@ -181,6 +181,5 @@ def _show(found: Found) -> Shown:
 
 
 ENTRIES = scaled(
-    *("terngrad", SCALED),
-    ("figure-2", "histograms of gradients, clipped, ternary and averaged", 1, _cells, _show),
+    *("terngrad", SCALED), ("figure-2", "histograms of gradients, clipped, ternary and averaged", 1, _cells, _show)
 )
