@@ -1,8 +1,7 @@
 """A shard's journal, held against what the design promises: no gradient lost, none counted twice.
 
 Every update of a table leads from its version to the next one, and is of the gradients that came for that clock from
-the workers that it names, each once. An update without some workers is no breach: who is missing is counted. After a
-shard was started again the updates that it goes back behind are made again, and counted, too.
+the workers that it names, each once. Who is missing is counted, and what is made again after a restart.
 """
 
 from __future__ import annotations
@@ -52,7 +51,6 @@ class Audit:
         return (self._highest - self._first) / seconds if seconds > 0 else 0.0
 
     def add(self, entry: AnyEntry) -> None:
-        """Takes the next entry."""
         match entry:
             case Began():
                 self._versions = dict.fromkeys(self._versions, entry.step)

@@ -23,7 +23,6 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     descriptors: int  # open files and sockets
     threads: int  # of the process
     version: int  # updates so far
-    thread_names: dict[str, int] = {}  # how many threads have each of the kernel's names for them
 
     def __str__(self) -> str:
         return f"minute {self.minute:.1f}: {self.rss_mb:.0f} MB, {self.descriptors} descriptors, {self.threads} threads"
@@ -59,7 +58,6 @@ class Outcome(Figures, frozen=True, kw_only=True):
 
     @property
     def points(self) -> float | None:
-        """Percentage points of accuracy above the undisturbed training."""
         if self.accuracy is None or self.undisturbed is None:
             return None
         return 100 * (self.accuracy - self.undisturbed)
@@ -86,5 +84,4 @@ def ends(job: Job, done: Mapping[int, WorkerOutcome]) -> list[str]:
 
 
 def with_problem(outcome: Outcome, problem: str) -> Outcome:
-    """Returns the outcome with one more problem."""
     return msgspec.structs.replace(outcome, problems=[*outcome.problems, problem])

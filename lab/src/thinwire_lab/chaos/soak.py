@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,19 +129,9 @@ def sample(stage: Stage, minute: float) -> Sample | None:
             descriptors=len(list((process / "fd").iterdir())),
             threads=int(status["Threads"]),
             version=stage.audit.version,
-            thread_names=thread_names(process),
         )
     except (OSError, KeyError, ValueError):
         return None
-
-
-def thread_names(process: Path) -> dict[str, int]:
-    """Returns how many threads have each name; libraries name their own, Python's have the program's."""
-    names: Counter[str] = Counter()
-    for task in (process / "task").iterdir():
-        with contextlib.suppress(OSError):  # a thread may have ended since
-            names[(task / "comm").read_text().strip()] += 1
-    return dict(names)
 
 
 def growth(samples: Sequence[Sample], most_mb: float) -> list[str]:
@@ -170,12 +158,5 @@ def growth(samples: Sequence[Sample], most_mb: float) -> list[str]:
     for name in ("descriptors", "threads"):
         counts = [min(getattr(each, name) for each in half) for half in (first, second)]
         if counts[1] > counts[0]:
-            more_of = f" ({_new_threads(first[0], second[-1])})" if name == "threads" else ""
-            problems.append(f"the server's {name} grew from {counts[0]} to {counts[1]} since minute {since:g}{more_of}")
+            problems.append(f"the server's {name} grew from {counts[0]} to {counts[1]} since minute {since:g}")
     return problems
-
-
-def _new_threads(first: Sample, last: Sample) -> str:
-    more = Counter(last.thread_names)
-    more.subtract(first.thread_names)
-    return ", ".join(f"{count} {name}" for name, count in more.items() if count > 0) or "no name is new"

@@ -1,8 +1,7 @@
 """One training of real processes, and what can be done to them while it runs.
 
 A `Stage` starts a server and workers, each behind its own link where the kernel shapes it, and reads what they print
-and the server's journal. It kills, freezes and cuts off on request, starts the same commands again, and keeps the times
-at which the others said so and at which a process that was struck took part again. Everything ends with it.
+and the server's journal. It kills, freezes and cuts off on request. Everything ends with it.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 
 from thinwire.engines.events import Event, Listening, Lost, Said
 from thinwire.engines.roles import own_command
@@ -105,7 +103,6 @@ class Stage:
 
     @property
     def workers(self) -> set[int]:
-        """The ranks whose processes run."""
         return {rank for rank in range(self.job.workers) if _name(rank) in self.engine.running}
 
     def start_server(self, *, resume: bool = False) -> None:
@@ -116,7 +113,6 @@ class Stage:
         self._start(SERVER, [*arguments, "--resume"] if resume else arguments)
 
     def start_worker(self, rank: int) -> None:
-        """Starts a worker, or the same again."""
         arguments = worker_arguments(self.job, rank, [f"{self.host}:{self.port}"])
         arguments += ["--connect-timeout", str(PATIENCE_S), "--reconnect-s", str(PATIENCE_S)]
         self._start(_name(rank), [*arguments, *self._kept(Path(f"worker-{rank}.checkpoint"))])
@@ -266,7 +262,6 @@ class Stage:
                     self.seen.hear(int(name.split()[1]), text, time.time())
 
     def until_step(self, step: int) -> None:
-        """Follows the training until so many updates, or its end."""
         self.until(lambda: self.audit.version >= step or bool(self.done))
 
     def until_time(self, at: float) -> None:
@@ -288,15 +283,12 @@ class Stage:
             self.problems.append(f"the server did not end within {limit_s:g} s after all workers had")
 
     def close(self) -> None:
-        """Ends everything that runs."""
         self._stack.close()
 
     def __enter__(self) -> Stage:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -93,7 +93,6 @@ class Storms(StormsOptions, Scenario):
         return {"design": name, "steps": self.steps, "consistency": self.consistency}
 
     def design_of(self, number: int) -> str:
-        """Returns the name of the design that a trial's number is of."""
         names = list(self.designs) or list(designs())
         return names[number % len(names)]
 

@@ -30,7 +30,6 @@ def literal(name: str, value: str) -> bytes:
 
 
 def frame(kind: int, flags: int, stream: int, body: bytes) -> bytes:
-    """One HTTP/2 frame."""
     return struct.pack(">I", len(body))[1:] + bytes([kind, flags]) + struct.pack(">I", stream) + body
 
 

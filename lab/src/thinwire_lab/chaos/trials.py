@@ -48,7 +48,6 @@ class Trial:
         return random.Random(f"{self.scenario}/{self.seed}/{self.number}")
 
     def job(self) -> Job:
-        """What is trained."""
         names = ("design", "model", "data", "workers", "steps", "seconds", "link", "consistency", "seed")
         return Job(**{name: getattr(self, name) for name in names})
 
@@ -80,7 +79,6 @@ class Scenario(ScenarioOptions, Bench[Trial, Outcome]):
         return [self.trial(number) for number in range(self.first, self.first + self.runs)]
 
     def trial(self, number: int, **given: Any) -> Trial:
-        """Returns the trial of a number, with this scenario's options and those given."""
         own = {name: getattr(self, name) for name in ("seed", "model", "data", "workers", "link")}
         return Trial(**{"scenario": self.name, "number": number, **own, **given})
 
@@ -100,7 +98,6 @@ class Scenario(ScenarioOptions, Bench[Trial, Outcome]):
         return forks() if self.fork else None
 
     def staged(self, cell: Trial, tell: Tell, play: Callable[[Stage], None], **options: Any) -> Outcome:
-        """Runs a training on a stage, and returns its outcome."""
         began, job = time.time(), cell.job()
         stage: Stage | None = None
         problems: list[str] = []

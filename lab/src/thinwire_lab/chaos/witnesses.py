@@ -48,7 +48,6 @@ class Witnesses:
             self.said.append(at - self._struck[victim])
 
     def read(self, entry: AnyEntry) -> None:
-        """Takes the next entry of the server's journal."""
         match entry:
             case Joined():
                 self._joined[entry.rank] = entry.at

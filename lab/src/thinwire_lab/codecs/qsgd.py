@@ -70,7 +70,6 @@ class QSGD(Scheme):
         return Payload(payload, tuple(norms.tolist()))
 
     def _norms(self, values: FloatArray, largest: Any) -> Any:
-        """One norm for each bucket, in the type of the values; the largest number where it would overflow."""
         if self.norm == "max":
             return largest
         norms = bucket_norms(values, bucket=self.bucket, largest=float(largest.max()))

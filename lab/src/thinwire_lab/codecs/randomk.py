@@ -65,13 +65,10 @@ class RandomK(Scheme):
                 raise NonFiniteError(f"{largest:g} / p overflows; nothing was changed. Set scaled=False")
         key = step.key
         size, itemsize = flat.values.size, flat.values.itemsize
-        for room in (_most_kept(size, kept), size + 1):
-            # The values begin where their type may, the head before them.
-            held = space.array("randomk.payload", 16 + room * itemsize, np.uint8)
-            sent = held[16:].view(flat.values.dtype)
-            count = collect_kept(flat.values, key=key, kept=kept, factor=factor, sent=sent)
-            if count < room:
-                break
+        # The values begin where their type may, the head before them.
+        held = space.array("randomk.payload", 16 + (size + 1) * itemsize, np.uint8)
+        sent = held[16:].view(flat.values.dtype)
+        count = collect_kept(flat.values, key=key, kept=kept, factor=factor, sent=sent)
         payload = held[16 - _HEAD.size : 16 + count * itemsize]
         payload[: _HEAD.size] = np.frombuffer(_HEAD.pack(*key, kept), np.uint8)
         return Payload(payload)
@@ -121,9 +118,3 @@ class RandomK(Scheme):
         expected = frame.size * kept / UNITS
         least = max(0, math.floor(expected - 8 * math.sqrt(expected) - 8))
         return _HEAD.size + least * frame.itemsize
-
-
-def _most_kept(size: int, kept: int) -> int:
-    """Room for one value more than will come, but for once in 10**15 times: not a whole tensor's."""
-    expected = size * kept / UNITS
-    return min(size, math.ceil(expected + 8 * math.sqrt(expected) + 8)) + 1

@@ -99,10 +99,6 @@ class Threshold(Sparse):
             explained["tau"] = (frame.scales[0], "the threshold: values sent decode to -tau and tau")
         return explained
 
-    def sample_size(self, size: int) -> int:
-        """How many of `size` values are sampled; all, where that is more than there are."""
-        return self.sample or max(MIN_SAMPLE, math.ceil(SAMPLE_SHARE * size))
-
     def least(self, dtype: np.dtype[Any]) -> float:
         """The fixed threshold in the type of the values; zeros are not sent even where it rounds to zero."""
         assert self.tau is not None
@@ -112,7 +108,7 @@ class Threshold(Sparse):
         """The magnitude that the given fraction of a sample reaches."""
         if step.residual is not None:
             values = values.dtype.type(step.residual_scale) * step.residual + values
-        magnitudes = np.abs(sample_of(values, self.sample_size(values.size)))
+        magnitudes = np.abs(sample_of(values, self.sample or max(MIN_SAMPLE, math.ceil(SAMPLE_SHARE * values.size))))
         k = max(1, round(self.fraction * magnitudes.size))
         bound = np.partition(magnitudes, magnitudes.size - k)[magnitudes.size - k]
         # A sample may hold nothing but zeros; zeros are not sent all the same.

@@ -1,9 +1,7 @@
 """Processes of this machine: they start, what they report is read, and nothing is left behind.
 
-Each process runs a command that the caller gives, behind its own thin link where there is a `Fabric`, in a session of
-its own, so that Ctrl-C in a terminal reaches the launcher alone, and is killed with its launcher (`parent_watch`).
-Processes report events (`events`) on standard output; the last other lines that they print are kept, and shown when one
-fails. What follows from an end is every engine's (`engine`).
+Each process is in a session of its own, behind its own thin link where there is a `Fabric`, and is killed with its
+launcher (`parent_watch`). It reports events on standard output; the last other lines are shown when it fails.
 """
 
 from __future__ import annotations
@@ -136,7 +134,6 @@ class LocalEngine(Engine[_Child]):
         again: Again | None = None,
         optional: bool = False,
     ) -> None:
-        """Starts a process."""
         if name in self.running:
             raise ConfigError(f"a process called {name!r} has been started already; give each its own name")
         if (host is None) != (self._fabric is None):

@@ -4,13 +4,9 @@
     worker 1: eth0 ─── h2 ┼ br0 (the fabric's namespace)
     server:   eth0 ─── h3 ┘
 
-A queue at each eth0 limits what its host sends, a queue at the other end of the pair what it receives. The
-namespaces have no names: each lives as long as one idle holder process, and the holders die with the
-launcher, however it dies. The kernel then removes namespaces, interfaces and queues; nothing is cleaned up by
-hand.
-
-Needs `ip`, `tc`, `nsenter`, `unshare` and the right to make namespaces: root, the machine's or that of a user namespace
-of one's own, which a command enters by starting itself again (`system_tools.reexec_in_user_namespace`).
+A queue at each eth0 limits what its host sends, a queue at the other end of the pair what it receives. The namespaces
+have no names: each lives as long as one idle holder process, which dies with the launcher, and the kernel then removes
+all of it. Needs `ip`, `tc`, `nsenter`, `unshare` and the right to make namespaces (`system_tools`).
 """
 
 from __future__ import annotations
@@ -20,7 +16,6 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Literal
 
 from thinwire.engines.parent_watch import with_parent_watch
@@ -52,9 +47,6 @@ class Count:
     nbytes: int = 0
     packets: int = 0
 
-    def __add__(self, other: Count) -> Count:
-        return Count(self.nbytes + other.nbytes, self.packets + other.packets)
-
     @property
     def payload_nbytes(self) -> int:
         """Bytes above TCP: without the Ethernet, IP and TCP headers (timestamps on) of each packet."""
@@ -67,15 +59,7 @@ def address_of(number: int) -> str:
 
 
 class Fabric:
-    """Hosts on one switch, each behind a link of its own rate, while this object and its process live.
-
-    Example (root, or inside `reexec_in_user_namespace`)::
-
-        with Fabric({"server": parse_rate("10mbit"), "worker 0": parse_rate("10mbit")}) as fabric:
-            subprocess.Popen(fabric.inside("server", ["my-server", "--bind", fabric.addresses["server"]]))
-            …
-            fabric.sent("server").nbytes
-    """
+    """Hosts on one switch, each behind a link of its own rate, while this object and its process live."""
 
     def __init__(self, rates: Mapping[str, Rate]) -> None:
         if not 1 <= len(rates) <= MAX_HOSTS:
@@ -152,9 +136,7 @@ class Fabric:
     def __enter__(self) -> Fabric:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _hold(self, names: Sequence[str | None]) -> str:
@@ -236,12 +218,10 @@ class Fabric:
                 queue = self._queue(name, device)
 
     def _count(self, name: str | None, device: str) -> Count:
-        """What a device's queue has let out."""
         queue = self._queue(name, device)
         return Count(queue["bytes"], queue["packets"])
 
     def _queue(self, name: str | None, device: str) -> dict[str, int]:
-        """The numbers of a device's queue."""
         return _numbers(self._run(name, "tc", f"qdisc show dev {device}"))
 
 

@@ -47,7 +47,6 @@ def _table(top: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
 
 @jit
 def _encode(levels: Any, top: int, codes: Any, lengths: Any, words: Any) -> Any:
-    """Bits written."""
     held, filled, at = np.uint64(0), np.uint64(0), 0
     for i in range(levels.size):
         code = levels[i] + top

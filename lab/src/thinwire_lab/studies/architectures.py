@@ -37,7 +37,6 @@ def architecture(name: str) -> tuple[Tensor, ...]:
 
 
 def architectures() -> tuple[str, ...]:
-    """Returns the names that `architecture` knows."""
     return tuple(_ARCHITECTURES)
 
 

@@ -108,7 +108,6 @@ class Comparison(ComparisonOptions):
 
 
 def jobs(cells: Mapping[ComparedCell, tuple[Job, Job]]) -> list[Job]:
-    """Returns every run that the cells need, once, in their order."""
     return list(dict.fromkeys(job for pair in cells.values() for job in pair))
 
 

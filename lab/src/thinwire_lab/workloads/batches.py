@@ -1,9 +1,7 @@
 """Whose examples come next: an endless, reproducible sequence of batches for one worker.
 
-Strategy: which rows they are is `policies/sampling.py`'s to say: no example goes to two workers, and none twice in an
-epoch, also where workers come and go. What does not fill a whole batch is left out of that epoch. Chance comes from
-(seed, epoch, rank, step) and not from a running generator, so the position is the whole state and resuming is exact. It
-refuses to know of models and rates.
+`policies/sampling.py` says which rows they are; what does not fill a whole batch is left out of that epoch. Chance
+comes from (seed, epoch, rank, step): the position is the whole state, and resuming is exact.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """CifarNet: two 5×5 convolutions with local response normalisation, and three fully connected layers.
 
-The network that TernGrad (section 4.1) trains on CIFAR-10, as its authors' code has it (`cifar10_alexnet` of
-github.com/wenwei202/terngrad), which is that of TensorFlow's tutorial on CIFAR-10: overlapping pools, the first before
-its normalisation and the second behind it, and no dropout. The first weights are the authors' too.
+TernGrad (section 4.1) trains it on CIFAR-10. Pools, their order and the first weights are those of its authors' code
+(`cifar10_alexnet` of github.com/wenwei202/terngrad), which follows TensorFlow's tutorial; it has no dropout.
 """
 
 from __future__ import annotations
@@ -32,9 +31,6 @@ class ResponseNorm(nn.Module):
 
 def cifarnet(in_shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
     """CifarNet: 64 and 64 filters, 384 and 192 units; 1,068,298 parameters for 3×24×24 and ten classes.
-
-    The paper crops CIFAR-10's images to 24×24. A whole image of 3×32×32 makes it 1,756,426 parameters, one of 1×28×28
-    1,384,586: each pool halves the sides, and the first fully connected layer has a weight for all that is left.
 
     First weights are normal, cut off at two deviations, which are 0.05 in filters, 0.04 in the hidden layers and 1/192
     in the last one. Biases begin at 0.1, those of the first filters and of the last layer at 0. There is no dropout;

@@ -1,9 +1,4 @@
-"""A data set by its name, and where it is or how to get it.
-
-Strategy: one explicit table. A data set of files is looked for in the folder the caller names, and only
-there; without one in our cache and then where Debian's packages put data. What is missing is an error that
-says how to get it: nothing downloads by itself.
-"""
+"""A data set by its name, and where it is or how to get it. Nothing downloads by itself."""
 
 from __future__ import annotations
 
@@ -33,7 +28,6 @@ class DataInfo:
 
     @property
     def present(self) -> bool:
-        """Whether `data(name)` would find it."""
         return self.where is not None
 
 

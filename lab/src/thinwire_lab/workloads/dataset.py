@@ -1,8 +1,7 @@
 """What a data set is, whichever file it came from.
 
-Strategy: examples stay as small as they came (one byte per pixel), so that ten worker processes can hold
-Fashion-MNIST at once; a batch becomes float32, shifted and scaled, only when it is used. A data set refuses
-to know about files, shards and training.
+Examples stay one byte a pixel, so that ten worker processes can hold Fashion-MNIST at once; a batch becomes float32
+when it is used.
 """
 
 from __future__ import annotations
@@ -50,7 +49,6 @@ class Dataset:
 
     @property
     def in_shape(self) -> tuple[int, ...]:
-        """The shape of one example, as a model sees it."""
         shape = tuple(self.train_x.shape[1:])
         return shape if self.crop is None else (shape[0], self.crop, self.crop)
 

@@ -105,7 +105,6 @@ def fetch(remote: RemoteFile, folder: Path, progress: Progress | None = None) ->
 
 
 def _transfer(url: str, part: Path, remote: RemoteFile, progress: Progress | None) -> None:
-    """Makes one attempt to write a file; raises OSError where it is not the published one."""
     digest, done = hashlib.sha256(), 0
     with urllib.request.urlopen(url, timeout=TIMEOUT_S) as response, part.open("xb") as file:
         while done <= remote.nbytes and (chunk := response.read1(CHUNK_NBYTES)):  # read() would wait for a whole chunk

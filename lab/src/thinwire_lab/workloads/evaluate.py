@@ -31,7 +31,6 @@ def cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def evaluate(model: nn.Module, dataset: Dataset, batch: int = 512) -> Score:
-    """Scores a model on a data set's whole test set."""
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     was_training = model.training
     model.eval()
@@ -62,7 +61,6 @@ def squared_error(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 def training_loss(model: nn.Module, recipe: Recipe, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Returns the loss of one batch by a recipe, its ℓ1 penalty included."""
     loss = squared_error(outputs, targets) if recipe.loss == "squared-error" else cross_entropy(outputs, targets)
     if recipe.l1:
         for parameter in model.parameters():

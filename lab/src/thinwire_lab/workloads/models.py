@@ -75,7 +75,6 @@ TEXT_MODELS = ("byte-transformer", "byte-transformer-1m", "byte-transformer-3m",
 
 
 def models() -> list[str]:
-    """The names that `model` knows."""
     return list(_MODELS)
 
 

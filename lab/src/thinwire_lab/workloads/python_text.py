@@ -1,9 +1,7 @@
-"""Text that every machine has: the source of Python's own standard library.
+"""Text that every machine has: the source of Python's own standard library, read as bytes.
 
-Strategy: the library's top-level modules in alphabetical order, every tenth one held out for testing, each
-cut into windows, of 64 bytes unless told otherwise, with the byte that follows each as its target. Bytes above 127
-become 127, so the vocabulary is 128. The text depends on the interpreter's version: runs compare only under the same
-Python. Nothing is imported or executed; the files are read as bytes.
+Its top-level modules in alphabetical order, every tenth one held out for testing, are cut into windows, with the byte
+that follows each as its target. Bytes above 127 become 127. The text depends on the interpreter's version.
 """
 
 from __future__ import annotations

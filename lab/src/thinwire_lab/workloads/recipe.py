@@ -121,7 +121,6 @@ def param_groups(model: nn.Module, recipe: Recipe) -> list[dict[str, object]]:
 
 
 def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
-    """The recipe's optimizer over the model's parameters, at the rate the run starts with."""
     groups = param_groups(model, recipe)
     lr = schedule(recipe, 0.0)
     if recipe.optimizer in ("Adam", "AdamW"):

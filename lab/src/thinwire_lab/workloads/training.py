@@ -1,8 +1,6 @@
 """What one worker trains, with what, on which examples: a recipe made into a model, an optimizer and batches.
 
-Strategy: whoever trains a model that comes with thinwire asks here, so that a plan, a benchmark and a study train what
-`thinwire train` does. Schedules and steps belong to the loops; who wraps the model, or exchanges what its gradients
-are, is not known here.
+A plan, a benchmark and a study train what `thinwire train` does. Schedules and steps belong to the loops.
 """
 
 from __future__ import annotations
@@ -68,7 +66,6 @@ def training(
     data_root: str | None = None,
     device: torch.device = CPU,
 ) -> Training:
-    """Returns a worker's part."""
     dataset = find_data(data, root=data_root, context=recipe.context)
     network = model(recipe.model, num_classes=dataset.num_classes, in_shape=dataset.in_shape, seed=seed)
     add_dropout(network, recipe.dropout, seed=seed, rank=rank)

@@ -1,8 +1,4 @@
-"""A small GPT over bytes.
-
-Strategy: byte and position embeddings, pre-normalised blocks of causal attention and a four-fold MLP, and
-an output layer of its own, or tied to the byte embedding. With d = 64, two layers, four heads, a vocabulary of 128
-and a context of 64 it has 120,064 parameters, 118,784 of them in matrices. It refuses to know what the bytes mean.
+"""A small GPT over bytes, with 120,064 parameters by default.
 
 Shape suffixes: B batch, T time, D model width, V vocabulary.
 """

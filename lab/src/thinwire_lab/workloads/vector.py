@@ -26,7 +26,6 @@ class OneVector(nn.Module):
         self.vector = nn.Parameter(torch.cat([each.detach().flatten() for each in named.values()])[None])
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Returns what the model returns."""
         parts = torch.split(self.vector[0], [shape.numel() for shape in self._shapes.values()])
         named = {name: part.view(shape) for part, (name, shape) in zip(parts, self._shapes.items(), strict=True)}
         outputs: torch.Tensor = functional_call(self._model[0], named, (inputs,))

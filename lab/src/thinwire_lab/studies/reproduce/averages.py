@@ -192,7 +192,6 @@ def widths(found: Found) -> list[int]:
 
 
 def setting(found: Found) -> str:
-    """Returns in a sentence what was run."""
     first, _ = found.first
     return (
         f"{'-'.join(map(str, widths(found)))} with tanh on {first.data}, {first.workers} workers of {first.batch} "
@@ -203,7 +202,6 @@ def setting(found: Found) -> str:
 
 
 def percent(finding: AveragesFinding) -> float:
-    """Returns the test accuracy, in percent."""
     return 100 * finding.accuracy
 
 
@@ -216,5 +214,4 @@ def mean_line(found: Found, x: Sequence[float], designs: Sequence[str], figure: 
 
 
 def epochs(values: Sequence[object]) -> list[float]:
-    """Returns 1, 2, … for as many values."""
     return [float(epoch) for epoch in range(1, len(values) + 1)]

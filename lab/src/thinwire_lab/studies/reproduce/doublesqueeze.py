@@ -54,13 +54,11 @@ def trainings(methods: Sequence[str], scale: Scale, *, vector: bool = False) -> 
 
 
 def final_loss(finding: TrainingFinding) -> float:
-    """Returns the training loss over the last tenth of the steps."""
     losses = finding.history.losses
     return fmean(losses[-max(1, len(losses) // 10) :])
 
 
 def setting(found: Found) -> str:
-    """Returns in a sentence what was run."""
     first, finding = found.first
     return (
         f"{' and '.join(sorted(found.each('model')))} on {first.data}, {first.workers} workers of {finding.batch} "

@@ -62,7 +62,6 @@ def _show_figure_1(found: Found) -> Shown:
 
 
 def _layers(found: Found) -> dict[str, int]:
-    """Returns the layers' names, and how many weights each has."""
     return {f"{wide} × {narrow}": wide * narrow for wide, narrow in pairwise(on.widths(found))}
 
 

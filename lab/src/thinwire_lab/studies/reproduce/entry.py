@@ -65,7 +65,6 @@ class Found(dict[Any, Any]):
     """Cells with their findings, in the order in which an entry asks for them."""
 
     def of(self, kind: type[Cell]) -> Found:
-        """Returns those of a class."""
         return Found({cell: finding for cell, finding in self.items() if isinstance(cell, kind)})
 
     def where(self, **fields: Any) -> Found:
@@ -73,20 +72,16 @@ class Found(dict[Any, Any]):
         return Found({c: f for c, f in self.items() if all(getattr(c, name) == v for name, v in fields.items())})
 
     def each(self, name: str) -> list[Any]:
-        """Returns the values of a cells' field, each once."""
         return list(dict.fromkeys(getattr(cell, name) for cell in self))
 
     def figures(self, figure: Callable[[Any], float]) -> list[float]:
-        """Returns a figure of every finding."""
         return [figure(finding) for finding in self.values()]
 
     def mean(self, figure: Callable[[Any], float]) -> float:
-        """Returns a figure's mean over the findings."""
         return fmean(self.figures(figure))
 
     @property
     def first(self) -> tuple[Any, Any]:
-        """The first cell and its finding."""
         return next(iter(self.items()))
 
     @property
@@ -168,6 +163,5 @@ def scaled(paper: str, why: str, *items: Made, links: bool = False) -> tuple[Ent
 
 
 def chart(name: str, caption: str, series: Sequence[Series], x: str, y: str, **more: Any) -> Chart:
-    """Returns a chart of one panel."""
     panel = Panel(title="", x_label=x, y_label=y, series=series, **more)
     return Chart(name=name, caption=caption, panels=[panel])

@@ -80,7 +80,6 @@ def cells(methods: Sequence[str], scale: Scale) -> list[TimedCell]:
 
 
 def show(item: str, methods: Sequence[str], found: Found) -> Shown:
-    """Returns seconds by 1/bandwidth, and how steep they are."""
     links = found.each("link")
     at = [_inverse(link) for link in links]
     measured = {name: [found.where(method=name, link=link).mean(_seconds) for link in links] for name in methods}
@@ -107,7 +106,6 @@ def show(item: str, methods: Sequence[str], found: Found) -> Shown:
 
 
 def _inverse(link: str) -> float:
-    """Seconds for a megabit."""
     bps = parse_rate(link).bps
     return 0.0 if bps is None else 1e6 / bps
 
@@ -132,6 +130,5 @@ def _slopes(found: Found, at: Sequence[float], measured: Mapping[str, list[float
 
 
 def timed(number: int, methods: Sequence[str], what: str) -> Made:
-    """Returns the item of a figure that compares methods."""
     item = f"figure-{number}"
     return item, what, 2, partial(cells, methods), partial(show, item, methods)

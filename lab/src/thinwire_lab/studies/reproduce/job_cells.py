@@ -37,7 +37,6 @@ class JobCell(Cell, frozen=True, kw_only=True):
     """Base class; every field that has the name of one of `jobs.job.Job` is that one."""
 
     def job(self, **more: Any) -> Job:
-        """Returns the run."""
         own = {name: getattr(self, name) for name in self.__struct_fields__ if name in Job.__dataclass_fields__}
         return Job(**own | more)
 

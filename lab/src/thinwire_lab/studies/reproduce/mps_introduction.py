@@ -1,8 +1,7 @@
 """Wu 2018, table 1.1 and figure 1.1: bits of gradients generated in a second, and what they do to distributed training.
 
-The table is arithmetic, and is made again from published layer sizes where the thesis says enough; beside it stands
-what networks generate on this machine. The figure's three networks differ, for a link, in that number alone: one
-network behind three links stands for them.
+The table is arithmetic; beside it stands what networks generate on this machine. The figure's three networks differ,
+for a link, in that number alone: one network behind three links stands for them.
 """
 
 from __future__ import annotations

@@ -83,7 +83,6 @@ class MachineCell(JobCell, frozen=True, kw_only=True):
     seed: int = 0
 
     def job(self, **more: Any) -> Job:
-        """Returns the run, with a server on every worker's machine."""
         return super().job(servers_on_workers=True, **more)
 
 
@@ -160,7 +159,6 @@ def nodes(
 
 
 def setting(found: Found) -> str:
-    """Returns in a sentence what was run."""
     first, _ = found.first
     machines = ", ".join(str(each) for each in sorted(found.each("workers")))
     links = []

@@ -7,17 +7,17 @@ thesis; the worker's processor stands for the GPU.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+import threading
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from itertools import pairwise
 from typing import Any
 
 from thinwire.engines.events import Event
-from thinwire.planner.utilisation import Sample
+from thinwire.planner.utilisation import Sample, sample
 from thinwire.presentation.charts import Chart, Panel, Series
 from thinwire.presentation.tables import Table
 from thinwire.transports.links import parse_rate
-from thinwire_lab.engines.utilisation import Sampler
 from thinwire_lab.jobs import processes
 from thinwire_lab.jobs.cluster import Place
 from thinwire_lab.jobs.events import Done, Progress
@@ -54,6 +54,29 @@ class UtilisationFinding(Finding, frozen=True, kw_only=True):
     network: list[float]  # of the links' rate, sent and received, the mean; zeros without a link
     link: str  # rate of every machine's link
     shaping: str  # who made it
+
+
+class Sampler:
+    """Takes samples from a thread of its own until it is left."""
+
+    def __init__(self, pids: Mapping[str, int], *, interval_s: float = 0.25) -> None:
+        self.samples: list[Sample] = []  # so far
+        self._pids, self._interval_s = dict(pids), interval_s
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="utilisation", daemon=True)
+
+    def __enter__(self) -> Sampler:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            self.samples.append(sample(self._pids))
+            self._over.wait(self._interval_s)
 
 
 class UtilisationCell(MachineCell, frozen=True, kw_only=True):

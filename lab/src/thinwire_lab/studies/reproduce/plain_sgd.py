@@ -38,13 +38,11 @@ class MethodCell(JobCell, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, method: str, **others: Any) -> Any:
-        """Returns the run of a method; `others` are fields of the cell."""
         design, codec_up = choices(method)
         return cls(design=design, codec_up=codec_up, **others)
 
     @property
     def method(self) -> str:
-        """As in the paper's legends."""
         return (
             SGD if self.codec_up == "fp32" else next(name for name, known in _DESIGNS.items() if known == self.design)
         )

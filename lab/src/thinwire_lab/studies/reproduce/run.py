@@ -125,7 +125,6 @@ def found(results: Results[Finding], cell: Cell) -> Finding | None:
 
 
 def draw_charts(made: Reproduced, folder: Path, pictures: Sequence[Picture] = PICTURES) -> list[Path]:
-    """Draws every chart as a picture in some formats, and returns the files."""
     return [path for _, each in made.shown for chart in each.charts for path in draw(chart, folder, pictures)]
 
 

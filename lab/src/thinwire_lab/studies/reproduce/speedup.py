@@ -63,7 +63,6 @@ def steps_to(losses: Sequence[float], target: float, window: int) -> int | None:
 
 
 def show(found: Found) -> Shown:
-    """Returns steps and speed-ups by method and number of workers."""
     numbers = sorted(found.each("workers"))
     most = max(numbers)
     lines, series = [], [Series(label="linear, as proved", x=numbers, y=numbers, role="paper")]

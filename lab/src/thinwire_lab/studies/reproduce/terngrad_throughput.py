@@ -1,9 +1,7 @@
 """TernGrad's figure 5: throughput of three networks on up to 512 GPUs, by the paper's performance model (eq. 29, 30).
 
-Nothing is measured here. Gradients are summed within a machine by log₂ i exchanges between GPUs, go to the CPU once,
-and are summed between machines by log₂ j exchanges. The paper gives neither the profiled seconds of one GPU nor the
-size of ternary gradients: single-GPU rates are published ones of the same cards, rates of links are nominal, and two
-sizes are shown.
+Nothing is measured here. The paper gives neither the profiled seconds of one GPU nor the size of ternary gradients:
+single-GPU rates are published ones of the same cards, rates of links are nominal, and two sizes are shown.
 """
 
 from __future__ import annotations

@@ -70,7 +70,6 @@ class CurvesCell(RecipeCell, frozen=True, kw_only=True, tag="RecipeCell"):
 
 
 def pair(scale: Scale) -> Pair:
-    """Returns the model and the data of a scale."""
     return stand_in(scale, ("lenet", "fashion-mnist"))
 
 
@@ -169,7 +168,6 @@ _DECAY = 0.004
 
 
 def adam_pair(scale: Scale) -> Pair:
-    """Returns the model and the data of a scale."""
     return stand_in(scale, ("cifarnet", "cifar10[crop=24]"), ("cifarnet", "fashion-mnist"))
 
 

@@ -27,12 +27,10 @@ _SHORT = 10
 
 
 def by_multiplier(multiplier: str) -> str:
-    """Returns the design with this sparsity multiplier."""
     return f"3lc[s={multiplier}]"
 
 
 def _shared(scale: Scale) -> dict[str, Any]:
-    """What all runs of a scale have in common."""
     model, data = stand_in(scale, ("lenet5", "fashion-mnist" if scale == "full" else "fashion-mnist[test=2000]"))
     return {"model": model, "data": data, "workers": _WORKERS[scale], "lr": _RATE[model]}
 
@@ -87,7 +85,6 @@ _MODELLED = (
 
 
 def _seconds(found: Found, design: str, link: str) -> float:
-    """Seconds per step."""
     return found.of(TimingCell).where(design=design, link=link).mean(lambda each: each.seconds_per_step)
 
 
