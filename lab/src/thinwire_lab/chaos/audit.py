@@ -12,8 +12,7 @@ from thinwire.policies.consistency import consistency
 from thinwire.runtime.journal import AnyEntry, Began, Planned, Took, Updated
 
 MAX_PROBLEMS = 20
-NOBODY = (-1,)
-"""The ranks of an update that everybody skips."""
+NOBODY = (-1,)  # the ranks of an update that everybody skips
 
 
 class Audit:

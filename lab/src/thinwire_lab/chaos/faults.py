@@ -23,13 +23,10 @@ KINDS = {
 }
 """Names and meanings."""
 
-WITHOUT_PRIVILEGES = ("kill", "gone", "stop", "garbage", "server")
-"""What does not need links that the kernel shapes."""
+WITHOUT_PRIVILEGES = ("kill", "gone", "stop", "garbage", "server")  # what does not need links that the kernel shapes
 OF_A_WORKER = ("kill", "gone", "stop", "cut", "cut-out", "cut-in", "slow")
-OF_THE_SERVER = {"server", "disk"}
-"""Faults that need checkpoints."""
-EXACT = {"garbage", *OF_THE_SERVER}
-"""Faults that strike no worker: weights stay those of an undisturbed training."""
+OF_THE_SERVER = {"server", "disk"}  # faults that need checkpoints
+EXACT = {"garbage", *OF_THE_SERVER}  # faults that strike no worker: weights stay those of an undisturbed training
 DURATIONS_S = {"stop": (0.5, 4.0), "cut": (0.5, 3.0), "cut-out": (0.5, 3.0), "cut-in": (0.5, 3.0), "slow": (1.0, 5.0)}
 _DISK_S = (1.0, 4.0)
 

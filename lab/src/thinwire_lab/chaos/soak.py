@@ -22,8 +22,7 @@ from thinwire_lab.chaos.stage import SERVER, Stage
 from thinwire_lab.chaos.trials import Scenario, Trial
 from thinwire_lab.jobs.grid import Measured
 
-SETTLED_MINUTE = 10.0
-"""From when on the server should not grow any more."""
+SETTLED_MINUTE = 10.0  # from when on the server should not grow any more
 SAMPLE_S = 10.0
 
 

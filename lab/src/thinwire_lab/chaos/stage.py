@@ -38,12 +38,9 @@ from thinwire_lab.jobs.processes import FIXED, Elastic, worker_arguments
 SERVER = "server"
 POLL_S = 0.05
 LAST_LINES = 40
-BEGIN_S = 900.0
-"""How long the first update may take: every process has to start."""
-PATIENCE_S = 300.0
-"""How long a worker tries to reach the server: on a busy machine a process takes a minute to start."""
-SILENCE_S = 300.0
-"""How long a training may go without an update."""
+BEGIN_S = 900.0  # how long the first update may take: every process has to start
+PATIENCE_S = 300.0  # how long a worker tries to reach the server: on a busy machine a process takes a minute to start
+SILENCE_S = 300.0  # how long a training may go without an update
 DISK_NBYTES = 8 * 2**20
 
 

@@ -22,10 +22,8 @@ from thinwire.frames import Frame
 from thinwire.kernels.numba.jit import max_magnitude
 from thinwire_lab.kernels.thinning import collect_kept, kept_positions
 
-UNITS = 1 << 24
-"""p is a multiple of its inverse."""
-MIN_P = 2**-12
-"""Smaller probabilities would let a few bytes claim a tensor that fills the memory."""
+UNITS = 1 << 24  # p is a multiple of its inverse
+MIN_P = 2**-12  # smaller probabilities would let a few bytes claim a tensor that fills the memory
 
 _HEAD = struct.Struct("<III")
 

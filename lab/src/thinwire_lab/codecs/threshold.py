@@ -23,8 +23,7 @@ from thinwire.kernels.numba.bits import positions_of
 from thinwire.kernels.numba.select import sample_of
 from thinwire_lab.kernels.thinning import take
 
-SIGNS = int(Flags.OPTION_B)
-"""Every value sent is ±scale, one bit each; without it, values in full precision."""
+SIGNS = int(Flags.OPTION_B)  # every value sent is ±scale, one bit each; without it, values in full precision
 
 MIN_SAMPLE = 1000
 SAMPLE_SHARE = 0.01

@@ -24,8 +24,7 @@ from collections.abc import Sequence
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
-MAX_NBYTES = 1 << 16
-"""Of a request."""
+MAX_NBYTES = 1 << 16  # of a request
 
 
 class ForkServer:
@@ -33,8 +32,7 @@ class ForkServer:
 
     def __init__(self, requests: socket.socket) -> None:
         self._requests = requests
-        self._numbers: dict[int, int] = {}
-        """Of requests, by process."""
+        self._numbers: dict[int, int] = {}  # of requests, by process
 
     def serve(self) -> dict[str, Any] | None:
         """Forks until the other end closes, and returns None; in a fork, returns the request."""

@@ -22,12 +22,10 @@ from thinwire.errors import ConfigError, EngineError
 from thinwire_lab.engines.namespaces import Fabric
 from thinwire_lab.engines.starters import Process, Programs, Starter
 
-PORT = 7070
-"""Of servers in a fabric, where every host has all ports to itself."""
+PORT = 7070  # of servers in a fabric, where every host has all ports to itself
 _DRAIN_S = 2.0  # after an end: how long its streams may stay open in somebody else's hands
 
-Start = Callable[[Sequence[str]], Process]
-"""Starts a command where its process belongs."""
+Start = Callable[[Sequence[str]], Process]  # starts a command where its process belongs
 
 
 def free_port() -> int:

@@ -22,8 +22,7 @@ from thinwire.errors import EngineError
 from thinwire_lab.engines import fork_server
 from thinwire_lab.engines.system_tools import entering
 
-START_S = 120.0
-"""How long the imports may take."""
+START_S = 120.0  # how long the imports may take
 
 
 def _module_of(argv: Sequence[str]) -> list[str] | None:
@@ -149,5 +148,4 @@ class Forks:
 
 
 Process = subprocess.Popen[str] | _Fork
-Starter = Programs | Forks
-"""Makes processes; OSError or EngineError where one cannot be started."""
+Starter = Programs | Forks  # makes processes; OSError or EngineError where one cannot be started

@@ -15,11 +15,9 @@ from thinwire_lab.jobs.job import Job
 from thinwire_lab.jobs.outcome import RunOutcome
 from thinwire_lab.studies.deviation import deviation
 
-ComparedCell = tuple[str, str, str, int]
-"""Model, design, link, seed."""
+ComparedCell = tuple[str, str, str, int]  # model, design, link, seed
 
-_Pair = tuple[RunOutcome | None, RunOutcome | None]
-"""The outcomes that accuracy and seconds per step come from."""
+_Pair = tuple[RunOutcome | None, RunOutcome | None]  # the outcomes that accuracy and seconds per step come from
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,13 +20,11 @@ from pathlib import Path
 from thinwire.errors import ConfigError, DataError
 from thinwire_lab.workloads.images import CIFAR_FILES, CIFAR_FOLDER
 
-Progress = Callable[[str, int, int], None]
-"""Takes a file's name, the bytes so far, and the bytes in all."""
+Progress = Callable[[str, int, int], None]  # takes a file's name, the bytes so far, and the bytes in all
 
 CHUNK_NBYTES = 1 << 18
 ATTEMPTS = 3
-TIMEOUT_S = 30.0
-"""Without a single byte for so long, an attempt is given up."""
+TIMEOUT_S = 30.0  # without a single byte for so long, an attempt is given up
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,8 +16,7 @@ MODELS = ("mlp", "mlp-tanh", "mlp-5m", "lenet5", "lenet", "cifarnet")
 """Those with hidden fully connected layers in a row, behind which it stands."""
 
 
-_OWN = 0x64726F70
-"""Of the key of masks: no batch's chance has it."""
+_OWN = 0x64726F70  # of the key of masks: no batch's chance has it
 
 
 class Dropout(nn.Module):

@@ -26,8 +26,7 @@ from thinwire_lab.workloads.dataset import Dataset, pixel_statistics
 IDX_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 CIFAR_FILES = (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin")
 CIFAR_FOLDER = "cifar-10-batches-bin"
-RECORD = 1 + 3 * 32 * 32
-"""Bytes of an image of CIFAR-10: its label, then a red, a green and a blue plane."""
+RECORD = 1 + 3 * 32 * 32  # bytes of an image of CIFAR-10: its label, then a red, a green and a blue plane
 DIGITS = Path(__file__).with_name("digits.npz")
 NUM_TEST = 450
 # Splits of 450 differ in difficulty: plain SGD scores 95.7 to 98.7 % over thirty seeds, 97.4 on average. This one

@@ -17,8 +17,7 @@ Loss = Literal["cross-entropy", "squared-error"]
 Optimizer = Literal["SGD", "Adam", "AdamW"]
 
 STEP_AT = 2 / 3
-MEASURED = "measured"
-"""The source of a recipe whose numbers were."""
+MEASURED = "measured"  # the source of a recipe whose numbers were
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,7 @@ from thinwire_lab.workloads.evaluate import training_loss
 from thinwire_lab.workloads.models import model
 from thinwire_lab.workloads.recipe import Recipe, build_optimizer, clip_gradients
 
-Examples = tuple[torch.Tensor, torch.Tensor]
-"""Inputs and targets of a batch."""
+Examples = tuple[torch.Tensor, torch.Tensor]  # inputs and targets of a batch
 CPU = torch.device("cpu")
 
 

@@ -31,8 +31,7 @@ SCALED = (
     "not print, are ours. Fewer images give a lower accuracy; Fashion-MNIST has a higher entropy than MNIST."
 )
 NETWORK = "mlp-tanh"
-FLOATS = "float"
-"""The design that averages the same weights uncompressed."""
+FLOATS = "float"  # the design that averages the same weights uncompressed
 SHARES = (1.0, 0.1, 0.03, 0.01)
 HISTOGRAM_BITS = (2, 4, 6, 8)
 Exchange = Literal["server", "peers"]
@@ -163,8 +162,7 @@ def sample_size(numel: int, share: float) -> int:
 _EXAMPLES: dict[Scale, int] = {"tiny": 200, "quick": 2000, "full": 10000}
 _EPOCHS: dict[Scale, int] = {"tiny": 3, "quick": 40, "full": 100}
 _SEEDS: dict[Scale, int] = {"tiny": 1, "quick": 2, "full": 10}
-HISTOGRAM = 4
-"""M of the paper's own choice."""
+HISTOGRAM = 4  # M of the paper's own choice
 
 
 def cells(

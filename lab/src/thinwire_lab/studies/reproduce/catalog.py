@@ -72,8 +72,7 @@ PAPERS = {
 PAGES = {"oland-raj": "entropy", "modularized-parameter-server": "mps"}
 """Papers whose page in the documentation has another name, which is taken as well."""
 
-ALL = "all"
-"""Names every paper at once."""
+ALL = "all"  # names every paper at once
 
 
 def finding_kinds() -> list[type[Finding]]:

@@ -26,8 +26,7 @@ Status = Literal["done", "scaled", "impossible", "drawing"]
 """`done`: as in the paper. `scaled`: a smaller model, data set or cluster. `impossible`: cannot be had here.
 `drawing`: explains the method, and measures nothing."""
 
-OnProgress = Callable[[float, str], None]
-"""Takes the share of a cell that is done, 0 … 1, and a few words."""
+OnProgress = Callable[[float, str], None]  # takes the share of a cell that is done, 0 … 1, and a few words
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
@@ -37,11 +36,9 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
 class Cell(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
     """Base class of one run: its settings, all of them JSON and hashable, and how it is made."""
 
-    timed: ClassVar[bool] = True
-    """Whether its finding holds seconds of this machine, so that nothing may run beside it."""
+    timed: ClassVar[bool] = True  # whether its finding holds seconds of this machine, so that nothing may run beside it
 
-    finding: ClassVar[type[Finding]]
-    """What it comes to."""
+    finding: ClassVar[type[Finding]]  # what it comes to
 
     @abstractmethod
     def run(self, on_progress: OnProgress) -> Finding:

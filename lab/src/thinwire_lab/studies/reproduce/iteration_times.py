@@ -17,8 +17,8 @@ from thinwire_lab.jobs.cluster import Place, choose_links
 from thinwire_lab.jobs.forks import forks
 from thinwire_lab.jobs.workload import workload
 from thinwire_lab.studies.reproduce.entry import Finding, Found, Made, OnProgress, Scale, Shown, chart
-from thinwire_lab.studies.reproduce.job_cells import following
-from thinwire_lab.studies.reproduce.plain_sgd import SGD, MethodCell, pair
+from thinwire_lab.studies.reproduce.job_cells import JobCell, following
+from thinwire_lab.studies.reproduce.plain_sgd import SGD, OfMethod, pair
 
 NO_LIMIT = "none"
 _RATES = ("80mbit", "40mbit", "26.667mbit", "20mbit", "16mbit", "13.333mbit", "11.429mbit", "10mbit")
@@ -46,11 +46,13 @@ class TimedFinding(Finding, frozen=True, kw_only=True):
     shaping: str  # who made the link: `kernel`, `application`, or `none`
 
 
-class TimedCell(MethodCell, frozen=True, kw_only=True):
+class TimedCell(OfMethod, JobCell, frozen=True, kw_only=True):
     """A short run of real processes behind links of one rate."""
 
     finding = TimedFinding
 
+    design: str
+    codec_up: str | None = None
     model: str
     data: str
     workers: int

@@ -18,8 +18,7 @@ from thinwire_lab.jobs.training_loop import OnStep
 from thinwire_lab.studies.reproduce.entry import Cell, Finding, OnProgress, Scale
 from thinwire_lab.workloads.data import is_here
 
-Pair = tuple[str, str]
-"""The names of a model and of a data set, as a `jobs.job.Job` takes them."""
+Pair = tuple[str, str]  # the names of a model and of a data set, as a `jobs.job.Job` takes them
 
 SMALL: Pair = ("mlp", "digits")
 

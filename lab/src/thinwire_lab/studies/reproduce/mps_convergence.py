@@ -20,8 +20,7 @@ from thinwire_lab.studies.reproduce.mps_nodes import MachineCell, NodesCell
 
 _ITERATIONS: dict[Scale, int] = {"tiny": 12, "quick": 420, "full": 6000}
 _SEEDS: dict[Scale, int] = {"tiny": 1, "quick": 1, "full": 3}
-_POINTS = 14
-"""Evaluations of a run."""
+_POINTS = 14  # evaluations of a run
 _COMPARED = (on.TENSORFLOW, on.SYNC_TOP, on.STALE, on.STALE_TOP)
 _NETWORK = "resnet8"
 _SHARES = (0.25, 0.5, 0.75, 1.0)

@@ -24,8 +24,7 @@ from thinwire_lab.studies.reproduce.entry import Finding, Found, OnProgress, Sca
 from thinwire_lab.studies.reproduce.job_cells import MESSAGES, JobCell, Pair, following, stand_in
 from thinwire_lab.workloads.training import training
 
-NODES: dict[Scale, int] = {"tiny": 2, "quick": 4, "full": 4}
-"""Machines; the thesis has four."""
+NODES: dict[Scale, int] = {"tiny": 2, "quick": 4, "full": 4}  # machines; the thesis has four
 RESNET, DENSENET, INCEPTION = 0.7465, 0.2072, 2.0062
 """Gigabits of gradients that a machine generates in a second (table 1.1), and so shares of a link of 1 Gbit/s."""
 TENSORFLOW = "fp32[placement=round-robin]"
@@ -59,10 +58,8 @@ MODELLED = (
     "for each machine, and computed links. The single machine's are measured, of a plain loop without thinwire, just "
     f"before and after each run. {MESSAGES}"
 )
-FIRST = 7
-"""Steps of a short run, whose seconds and bytes are taken off: the first weights, and what its end waits for."""
-TRIES = 5
-"""Pairs of a short and a long run, until it is given up that the long one takes longer."""
+FIRST = 7  # steps of a short run, whose seconds and bytes are taken off: the first weights, and what its end waits for
+TRIES = 5  # pairs of a short and a long run, until it is given up that the long one takes longer
 STEPS: dict[Scale, int] = {"tiny": 13, "quick": 19, "full": 67}
 """A multiple of 6 more than those: after so many a worker of staleness 5 exchanges, and never twice as often."""
 

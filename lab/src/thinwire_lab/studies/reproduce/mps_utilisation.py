@@ -27,8 +27,7 @@ from thinwire_lab.studies.reproduce.entry import Finding, Found, OnProgress, Sca
 from thinwire_lab.studies.reproduce.job_cells import following
 from thinwire_lab.studies.reproduce.mps_nodes import MachineCell
 
-MACHINES = 2
-"""As many as two cores carry."""
+MACHINES = 2  # as many as two cores carry
 _STEPS: dict[Scale, int] = {"tiny": 200, "quick": 37, "full": 181}
 """Tiny ones are of a perceptron, a few milliseconds each: fewer would end before there are two samples."""
 # Of figure 5.6: GPU and network, in percent.

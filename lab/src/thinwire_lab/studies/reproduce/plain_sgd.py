@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from thinwire_lab.studies.reproduce.entry import Scale
-from thinwire_lab.studies.reproduce.job_cells import SMALL, JobCell, Pair, TrainingCell, stand_in
+from thinwire_lab.studies.reproduce.job_cells import SMALL, Pair, TrainingCell, stand_in
 
 SGD = "SGD"
 _DESIGNS = {
@@ -21,8 +21,7 @@ _DESIGNS = {
     "Top-k SGD": "topk-sgd",
 }
 ONE_BIT = ("DoubleSqueeze 1-bit", "MEM-SGD 1-bit", "QSGD", SGD)
-TOP_K = ("DoubleSqueeze top-k", "MEM-SGD top-k", "Top-k SGD", SGD)
-"""As figures 1 to 3 and 4 to 6 name them."""
+TOP_K = ("DoubleSqueeze top-k", "MEM-SGD top-k", "Top-k SGD", SGD)  # as figures 1 to 3 and 4 to 6 name them
 
 
 def choices(method: str) -> tuple[str, str | None]:
@@ -30,11 +29,12 @@ def choices(method: str) -> tuple[str, str | None]:
     return ("mem-sgd-1bit", "fp32") if method == SGD else (_DESIGNS[method], None)
 
 
-class MethodCell(JobCell, frozen=True, kw_only=True):
-    """Base class of a method's run; `codec_up` in place of the design's own."""
+class OfMethod:
+    """What cells of a method have in common; `codec_up` is in place of the design's own."""
 
+    __slots__ = ()
     design: str
-    codec_up: str | None = None
+    codec_up: str | None
 
     @classmethod
     def of(cls, method: str, **others: Any) -> Any:
@@ -48,8 +48,10 @@ class MethodCell(JobCell, frozen=True, kw_only=True):
         )
 
 
-class PlainCell(MethodCell, TrainingCell, frozen=True, kw_only=True):
+class PlainCell(OfMethod, TrainingCell, frozen=True, kw_only=True):
     """One training."""
+
+    codec_up: str | None = None
 
 
 def pair(scale: Scale) -> Pair:

@@ -18,12 +18,9 @@ from thinwire_lab.studies.reproduce.plain_sgd import SGD, PlainCell
 METHODS = ("DoubleSqueeze 1-bit", "DoubleSqueeze top-k", SGD)
 WORKERS: dict[Scale, Sequence[int]] = {"tiny": (1, 2), "quick": (1, 2, 4, 8), "full": (1, 2, 4, 8)}
 BATCH = 4
-LR_OF_ONE = 0.0125
-"""Eight times this is a stable rate of all methods."""
-TARGET = 0.25
-"""Loss in nats, far above what is reached, so that every schedule is at its first rate there."""
-WINDOW = 1024
-"""Examples over whose losses a mean is taken."""
+LR_OF_ONE = 0.0125  # eight times this is a stable rate of all methods
+TARGET = 0.25  # loss in nats, far above what is reached, so that every schedule is at its first rate there
+WINDOW = 1024  # examples over whose losses a mean is taken
 
 _EXAMPLES: dict[Scale, int] = {"tiny": 32, "quick": 12_000, "full": 24_000}
 _SEEDS: dict[Scale, int] = {"tiny": 1, "quick": 1, "full": 3}

@@ -23,10 +23,8 @@ from thinwire_lab.studies.reproduce.job_cells import TrainingFinding, train
 from thinwire_lab.studies.reproduce.terngrad_training import LARGE, SCALED, RecipeCell, pair
 
 BINS = 61
-LOOKS = 3
-"""Steps whose gradients are kept, from the first to the last."""
-CLIP = 2.5
-"""c of equation 21."""
+LOOKS = 3  # steps whose gradients are kept, from the first to the last
+CLIP = 2.5  # c of equation 21
 _STEPS: dict[Scale, int] = {"tiny": 4, "quick": 120, "full": 2_000}
 
 

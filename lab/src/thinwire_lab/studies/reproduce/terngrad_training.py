@@ -26,8 +26,7 @@ SCALED = (
 _TOTAL_BATCH = 64
 _WORKERS: dict[Scale, tuple[int, ...]] = {"tiny": (2,), "quick": (2, 16, 64), "full": (2, 4, 8, 16, 32, 64)}
 _STEPS: dict[Scale, int] = {"tiny": 4, "quick": 150, "full": 10_000}
-_RATES = {"momentum SGD": (0.9, 0.01), "vanilla SGD": (0.0, 0.1)}
-"""Momentum and base rate (§4.1)."""
+_RATES = {"momentum SGD": (0.9, 0.01), "vanilla SGD": (0.0, 0.1)}  # momentum and base rate (§4.1)
 _CURVE_WORKERS, _CURVE_BATCH = 4, 128
 _CURVE_STEPS: dict[Scale, int] = {"tiny": 4, "quick": 60, "full": 2_400}
 
@@ -161,8 +160,7 @@ ADAM_SCALED = (
 )
 # Total batch, workers, steps, and accuracies, floating and TernGrad: the paper's.
 _PAPER = ((128, 2, 300_000, 86.56, 85.64), (2048, 16, 18_750, 83.19, 82.80))
-_ADAM_STEPS: dict[Scale, int] = {"tiny": 32, "quick": 64, "full": 800}
-"""Of the small batch."""
+_ADAM_STEPS: dict[Scale, int] = {"tiny": 32, "quick": 64, "full": 800}  # of the small batch
 _DECAY = 0.004
 """Of the authors' code, and there for the hidden fully connected layers alone; here for all matrices and filters."""
 

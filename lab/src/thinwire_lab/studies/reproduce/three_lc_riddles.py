@@ -22,12 +22,10 @@ from thinwire_lab.studies.reproduce.entry import Found, OnProgress, Scale, Shown
 from thinwire_lab.studies.reproduce.job_cells import TrainingCell, TrainingFinding, train
 from thinwire_lab.studies.reproduce.three_lc_runs import MULTIPLIERS, PRINTED, SCALED, by_multiplier, setting, trainings
 
-SHARES = (0.25, 0.5, 1.0, 2.0)
-"""Of the standard number of steps; those up to 1 are figure 3's runs."""
+SHARES = (0.25, 0.5, 1.0, 2.0)  # of the standard number of steps; those up to 1 are figure 3's runs
 MANY: dict[Scale, tuple[int, int]] = {"tiny": (3, 8), "quick": (10, 32), "full": (10, 32)}
 """Workers and batch of the paper."""
-RATES = (0.02, 0.005)
-"""The digits' recipe, and a quarter of it."""
+RATES = (0.02, 0.005)  # the digits' recipe, and a quarter of it
 _CALM, _SPARSE = by_multiplier("1.0"), by_multiplier("1.75")
 _REVERSAL_STEPS: dict[Scale, int] = {"tiny": 6, "quick": 1500, "full": 3000}
 _REVERSAL_SEEDS: dict[Scale, int] = {"tiny": 1, "quick": 1, "full": 3}

@@ -22,8 +22,7 @@ _RATE = {"lenet5": 0.01, "mlp": 0.02}
 _STEPS: dict[Scale, int] = {"tiny": 12, "quick": 500, "full": 8000}
 _SEEDS: dict[Scale, int] = {"tiny": 1, "quick": 1, "full": 3}
 _WORKERS: dict[Scale, int] = {"tiny": 2, "quick": 4, "full": 10}
-_SHORT = 10
-"""A timed run has this part, a tenth, of the steps, and sweeps the whole schedule of rates (§4.3)."""
+_SHORT = 10  # A timed run has this part, a tenth, of the steps, and sweeps the whole schedule of rates (§4.3)
 
 
 def by_multiplier(multiplier: str) -> str:
