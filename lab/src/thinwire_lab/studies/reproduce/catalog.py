@@ -9,15 +9,14 @@ from thinwire_lab.studies.reproduce import (
     doublesqueeze,
     entropy,
     mps_convergence,
-    mps_introduction,
     mps_placement,
-    mps_scaling,
+    mps_processes,
     mps_speedups,
-    mps_utilisation,
     terngrad_gradients,
     terngrad_throughput,
     terngrad_training,
     three_lc,
+    three_lc_riddles,
 )
 from thinwire_lab.studies.reproduce.entry import Entry, Finding, Status
 
@@ -36,6 +35,7 @@ CATALOG: tuple[Entry, ...] = (
     ),
     *_unmeasured("3lc", "drawing", "explains the codec", figure_2="steps of the codec"),
     *three_lc.ENTRIES,
+    *three_lc_riddles.RIDDLES,
     *entropy.ENTRIES,
     *_unmeasured("terngrad", "drawing", "explains algorithm 1", figure_1="distributed SGD"),
     *terngrad_gradients.ENTRIES,
@@ -54,10 +54,8 @@ CATALOG: tuple[Entry, ...] = (
         table_4__1="the programming interface",
     ),
     *mps_placement.ENTRIES,
-    *mps_introduction.ENTRIES,
     *mps_speedups.ENTRIES,
-    *mps_scaling.ENTRIES,
-    *mps_utilisation.ENTRIES,
+    *mps_processes.ENTRIES,
     *mps_convergence.ENTRIES,
 )
 

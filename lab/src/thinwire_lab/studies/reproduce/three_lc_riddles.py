@@ -20,7 +20,7 @@ from thinwire.presentation.charts import Chart, Panel, Series, smooth
 from thinwire.presentation.tables import Table
 from thinwire_lab.studies.reproduce.entry import Found, OnProgress, Scale, Shown, chart, scaled
 from thinwire_lab.studies.reproduce.job_cells import TrainingCell, TrainingFinding, train
-from thinwire_lab.studies.reproduce.three_lc_runs import MULTIPLIERS, PRINTED, SCALED, by_multiplier, setting, trainings
+from thinwire_lab.studies.reproduce.three_lc import MULTIPLIERS, PRINTED, SCALED, by_multiplier, setting, trainings
 
 SHARES = (0.25, 0.5, 1.0, 2.0)  # of the standard number of steps; those up to 1 are figure 3's runs
 MANY: dict[Scale, tuple[int, int]] = {"tiny": (3, 8), "quick": (10, 32), "full": (10, 32)}
