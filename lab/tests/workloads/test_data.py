@@ -89,9 +89,9 @@ def test_a_crop_is_what_a_model_sees_of_an_image() -> None:
     middle = cropped.test_x[3, 0, 1:7, 1:7].float()
     torch.testing.assert_close(seen[3, 0], (middle - middle.mean()) / max(float(middle.std(correction=0)), 255 / 6))
     for name, message in {
-        "digits[crop=9]": "a crop of 9; expected a side from 1 to 8 pixels",
-        "digits[crop=0]": "a crop of 0",
-        "digits[crop=true]": "a crop of True",
+        "digits[crop=9]": "crop 9; expected a number from 1 to 8",
+        "digits[crop=0]": "crop 0",
+        "digits[crop=true]": "crop True",
         "digits[crop=6,unit=true]": "leave out crop or unit",
         "python-text[crop=6]": "is text: it cannot be cropped",
     }.items():

@@ -19,7 +19,6 @@ from thinwire.engines.events import Event, Listening, Lost, Said
 from thinwire.engines.roles import own_command
 from thinwire.errors import EngineError
 from thinwire.runtime.journal import Changed, JournalReader
-from thinwire.transports.grpc.options import METHOD, SERVICE
 from thinwire.transports.links import Rate
 from thinwire_lab.chaos import stranger
 from thinwire_lab.chaos.audit import Audit
@@ -195,10 +194,10 @@ class Stage:
     def _call(self, fault: Fault) -> None:
         self._strangers += 1
         kind = stranger.KINDS[fault.rank % len(stranger.KINDS)]
-        argv = [sys.executable, "-I", "-S", stranger.__file__, self.host, str(self.port), kind, str(fault.round)]
+        argv = [sys.executable, "-I", "-S", stranger.__file__, self.host, str(self.port), kind]
         host = "stranger" if self.fabric else None
         name = f"stranger {self._strangers}"
-        self.engine.start(name, [*argv, f"/{SERVICE}/{METHOD}"], host=host, optional=True)
+        self.engine.start(name, [*argv, str(fault.round)], host=host, optional=True)
 
     def _fill(self, fault: Fault) -> None:
         assert self._disk is not None

@@ -47,6 +47,9 @@ class Count:
     nbytes: int = 0
     packets: int = 0
 
+    def __add__(self, other: Count) -> Count:
+        return Count(self.nbytes + other.nbytes, self.packets + other.packets)
+
     @property
     def payload_nbytes(self) -> int:
         """Bytes above TCP: without the Ethernet, IP and TCP headers (timestamps on) of each packet."""
@@ -185,13 +188,10 @@ class Fabric:
             raise EngineError("this fabric is closed; make a new one")
         return f"/proc/{self._holders[name].pid}/ns/net"
 
-    def _enter(self, name: str | None, argv: Sequence[str]) -> list[str]:
-        return entering([self._namespace(name)], argv)
-
     def _run(self, name: str | None, tool: str, *lines: str) -> str:
         """Run lines of `ip` or `tc` in a namespace, in one process; what they show is JSON."""
         argv = [self._tools[tool], "-statistics", "-json", "-batch", "-"]
-        return run_tool(self._enter(name, argv), "\n".join(lines) + "\n")
+        return run_tool(entering([self._namespace(name)], argv), "\n".join(lines) + "\n")
 
     def _replace(self, queues: Mapping[str, str]) -> dict[tuple[str | None, str], dict[str, int]]:
         """Give hosts' links their queues, at both ends; one of the same kind stays, and what waits in it."""

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thinwire.kernels.contract import UNIT, Key
-from thinwire.kernels.numba.jit import float_of_bits, frozen, jit, magnitude_bits
+from thinwire.kernels.numba.jit import frozen, jit
 from thinwire.kernels.numba.stochastic import high_bits
 
 MAX_LEVELS = 1 << 14
@@ -43,9 +43,7 @@ def bucket_norms(values: Any, *, bucket: int, largest: float) -> NDArray[np.floa
 
 def bucket_largest(values: Any, *, bucket: int) -> Any:
     """The largest magnitude of each bucket, in the type of the values; NaN or Inf where one is."""
-    largest = np.empty(-(-values.size // bucket), values.dtype)
-    _largest(frozen(values), bucket, largest)
-    return largest
+    return np.maximum.reduceat(np.abs(values), np.arange(0, values.size, bucket))
 
 
 def worth(top: int, natural: bool) -> NDArray[np.float64]:
@@ -71,15 +69,6 @@ def _norms(values: Any, bucket: int, unit: float, norms: Any) -> None:
             v = np.float64(values[i]) * lift
             total += v * v
         norms[k] = math.sqrt(total) * unit
-
-
-@jit
-def _largest(values: Any, bucket: int, largest: Any) -> None:
-    for k in range(largest.size):
-        top = magnitude_bits(values.dtype.type(0))
-        for i in range(k * bucket, min(values.size, (k + 1) * bucket)):
-            top = max(top, magnitude_bits(values[i]))
-        largest[k] = float_of_bits(top)
 
 
 @jit

@@ -82,17 +82,23 @@ def part(
     crop: int | None = None,
 ) -> Dataset:
     """Returns some examples of a data set, chosen by chance and yet always the same, or a part of each."""
-    if crop is not None:
-        _check_crop(dataset, name, crop, unit)
+    if crop is not None and dataset.task == "bytes":
+        raise ConfigError(f"{name} is text: it cannot be cropped")
+    if crop is not None and unit:
+        raise ConfigError(f"{name}: each crop is standardised by itself; leave out crop or unit")
 
-    def some(x: torch.Tensor, wanted: int | None) -> torch.Tensor:
-        if wanted is None:
-            return torch.arange(len(x))
-        if isinstance(wanted, bool) or not isinstance(wanted, int) or not 0 < wanted <= len(x):
-            raise ConfigError(f"{name}: {wanted!r} examples of {len(x)}; expected a number from 1 to {len(x)}")
-        return torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:wanted]
+    def check(what: str, value: int | None, most: int) -> None:
+        if value is not None and (type(value) is not int or not 0 < value <= most):
+            raise ConfigError(f"{name}: {what} {value!r}; expected a number from 1 to {most}")
 
-    trained, tested = some(dataset.train_x, train), some(dataset.test_x, test)
+    def some(what: str, x: torch.Tensor, wanted: int | None) -> torch.Tensor:
+        check(what, wanted, len(x))
+        order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
+        return torch.arange(len(x)) if wanted is None else order[:wanted]
+
+    check("crop", crop, min(dataset.train_x.shape[-2:]))
+
+    trained, tested = some("train", dataset.train_x, train), some("test", dataset.test_x, test)
     return replace(
         dataset,
         name=name,
@@ -104,16 +110,6 @@ def part(
         std=torch.full_like(dataset.std, float(dataset.train_x.max())) if unit else dataset.std,
         crop=crop,
     )
-
-
-def _check_crop(dataset: Dataset, name: str, crop: object, unit: bool) -> None:
-    if dataset.task == "bytes":
-        raise ConfigError(f"{name} is text: it cannot be cropped")
-    if unit:
-        raise ConfigError(f"{name}: each crop is standardised by itself; leave out crop or unit")
-    largest = min(dataset.train_x.shape[-2:])
-    if isinstance(crop, bool) or not isinstance(crop, int) or not 0 < crop <= largest:
-        raise ConfigError(f"{name}: a crop of {crop!r}; expected a side from 1 to {largest} pixels")
 
 
 def pixel_statistics(images: torch.Tensor, *, per_channel: bool) -> tuple[torch.Tensor, torch.Tensor]:
