@@ -1,4 +1,4 @@
-"""A stranger at a server's port: bytes at random behind HTTP/2's greeting or without it, or connections dropped at once.
+"""A stranger at a server's port: random bytes, with HTTP/2's greeting or without it, or connections dropped at once.
 
 It runs by path, in a process and behind a link of its own, with the standard library alone.
 """
