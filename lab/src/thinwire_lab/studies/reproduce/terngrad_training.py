@@ -178,7 +178,7 @@ def _adam_cells(scale: Scale) -> Sequence[RecipeCell]:
             model=model,
             data=data,
             workers=workers,
-            batch=16 if scale == "tiny" else total // workers,
+            batch=16 if data == "digits" else total // workers,
             steps=max(2, _ADAM_STEPS[scale] * steps // _PAPER[0][2]),
             eval_steps=0,
             **shared,
