@@ -158,7 +158,8 @@ class Stage:
         elif fault.kind == "disk":
             self._fill(fault)
         elif fault.kind == "server":
-            if self.seen.waiting or SERVER not in self.engine.running or not self._may_resume():
+            resumable = self._every is not None and self.audit.version > self._every
+            if self.seen.waiting or SERVER not in self.engine.running or not resumable:
                 return False
             self.kill_server()
         elif rank in self.seen.waiting or rank not in self.workers:
@@ -177,19 +178,11 @@ class Stage:
 
     def _disturb_link(self, fabric: Fabric, fault: Fault) -> None:
         name, rate = _name(fault.rank), self._links.rate
-        match fault.kind:
-            case "cut":
-                fabric.cut(name)
-            case "cut-out":
-                fabric.cut(name, "out")
-            case "cut-in":
-                fabric.cut(name, "in")
-            case _:
-                fabric.set_rate(name, Rate(max(1000, (rate.bps or 10**9) // 10)))
+        if fault.kind == "slow":
+            fabric.set_rate(name, Rate(max(1000, (rate.bps or 10**9) // 10)))
+        else:
+            fabric.cut(name, "out" if fault.kind == "cut-out" else "in" if fault.kind == "cut-in" else "both")
         self._until_later(fault.rank, fault.seconds, lambda: fabric.set_rate(name, rate))
-
-    def _may_resume(self) -> bool:
-        return self._every is not None and self.audit.version > self._every
 
     def _call(self, fault: Fault) -> None:
         self._strangers += 1

@@ -12,13 +12,13 @@ from itertools import pairwise
 
 import torch
 from torch import nn
+from torch.func import functional_call
 
 from thinwire.errors import ConfigError, guess
 from thinwire_lab.workloads.cifarnet import cifarnet
 from thinwire_lab.workloads.lenet import lenet, lenet5
 from thinwire_lab.workloads.resnet import ResNet
 from thinwire_lab.workloads.transformer import ByteTransformer
-from thinwire_lab.workloads.vector import OneVector
 
 Shape = tuple[int, ...]
 
@@ -48,6 +48,29 @@ def tanh_mlp(in_shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
                 layer.weight.normal_(std=0.25 / layer.in_features**0.5)
                 layer.bias.zero_()
     return network
+
+
+class OneVector(nn.Module):
+    """Another model with all its parameters in one, `vector`, of shape (1, values): as a matrix, it is compressed.
+
+    Papers that flatten the model first (DoubleSqueeze §5) choose their k values, or their one scale, among all values
+    of the model; codecs, which see a tensor at a time, do so with this wrapper.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        if buffers := [name for name, _ in model.named_buffers()]:
+            raise ConfigError(f"the model keeps buffers ({buffers[0]} …), and one vector holds parameters alone")
+        named = dict(model.named_parameters())
+        self._model = (model,)  # in a tuple, or its parameters would be this module's too
+        self._shapes = {name: each.shape for name, each in named.items()}
+        self.vector = nn.Parameter(torch.cat([each.detach().flatten() for each in named.values()])[None])
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        parts = torch.split(self.vector[0], [shape.numel() for shape in self._shapes.values()])
+        named = {name: part.view(shape) for part, (name, shape) in zip(parts, self._shapes.items(), strict=True)}
+        outputs: torch.Tensor = functional_call(self._model[0], named, (inputs,))
+        return outputs
 
 
 _MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {

@@ -41,8 +41,6 @@ def present(folder: Path) -> bool:
 def python_text(folder: Path | None = None, context: int = CONTEXT) -> Dataset:
     """Windows of bytes of Python source; the target of every byte is the byte after it."""
     folder = folder or standard_library()
-    if context < 1:
-        raise ConfigError(f"a context of {context} bytes; at least 1 is needed")
     files = source_files(folder)
     if len(files) < MIN_MODULES:
         raise DataError(
@@ -52,11 +50,8 @@ def python_text(folder: Path | None = None, context: int = CONTEXT) -> Dataset:
     train_text = _text([path for i, path in enumerate(files) if i % HOLD_OUT_EVERY])
     test_text = _text([path for i, path in enumerate(files) if i % HOLD_OUT_EVERY == 0])
     longest = min(len(train_text), len(test_text)) - 1  # the last byte is a target alone
-    if context > longest:
-        raise ConfigError(
-            f"a context of {context:,} bytes; the sources in {folder} hold {len(train_text):,} bytes to train on and "
-            f"{len(test_text):,} to test with: 1 to {longest:,} are possible"
-        )
+    if not 1 <= context <= longest:
+        raise ConfigError(f"a context of {context:,} bytes; with the sources in {folder} 1 to {longest:,} are possible")
     train, test = _windows(train_text, context), _windows(test_text, context)
     return Dataset(
         name="python-text",

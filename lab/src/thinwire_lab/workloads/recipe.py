@@ -91,17 +91,12 @@ def schedule(recipe: Recipe, progress: float) -> float:
     if progress < recipe.warmup:
         return recipe.lr * (recipe.final + (1 - recipe.final) * progress / recipe.warmup)
     share = (progress - recipe.warmup) / (1 - recipe.warmup)
-    if recipe.schedule == "cosine":
-        return recipe.lr * (recipe.final + (1 - recipe.final) * (1 + math.cos(math.pi * share)) / 2)
-    if recipe.schedule == "linear":
-        return recipe.lr * (recipe.final + (1 - recipe.final) * (1 - share))
+    if recipe.schedule in ("step", "constant"):
+        return recipe.lr * recipe.final if recipe.schedule == "step" and progress >= STEP_AT else recipe.lr
     if recipe.schedule == "exponential":
         return recipe.lr * math.pow(recipe.final, share)
-    if recipe.schedule == "polynomial":
-        return recipe.lr * (recipe.final + (1 - recipe.final) * math.sqrt(1 - share))
-    if recipe.schedule == "step" and progress >= STEP_AT:
-        return recipe.lr * recipe.final
-    return recipe.lr
+    left = {"cosine": (1 + math.cos(math.pi * share)) / 2, "linear": 1 - share, "polynomial": math.sqrt(1 - share)}
+    return recipe.lr * (recipe.final + (1 - recipe.final) * left[recipe.schedule])
 
 
 def param_groups(model: nn.Module, recipe: Recipe) -> list[dict[str, object]]:

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
+import numpy as np
+
 from thinwire.presentation.charts import Series
 from thinwire.presentation.tables import Table
 from thinwire_lab.studies.reproduce.entry import Found, Scale, Shown, chart, scaled
@@ -50,13 +52,10 @@ def steps_to(losses: Sequence[float], target: float, window: int) -> int | None:
     (3, None)
     """
     window = max(1, window)
-    total = sum(losses[: window - 1])
-    for end in range(window, len(losses) + 1):
-        total += losses[end - 1]
-        if total <= target * window:
-            return end
-        total -= losses[end - window]
-    return None
+    if len(losses) < window:
+        return None
+    reached = np.flatnonzero(np.convolve(losses, np.ones(window), "valid") <= target * window)
+    return int(reached[0]) + window if reached.size else None
 
 
 def show(found: Found) -> Shown:

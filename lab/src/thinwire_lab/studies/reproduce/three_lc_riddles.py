@@ -51,23 +51,19 @@ class Pulls:
 
     def __init__(self) -> None:
         self._before: np.ndarray[Any, np.dtype[np.float32]] | None = None
-        self._last: np.ndarray[Any, np.dtype[np.float32]] | None = None
+        self._last: Any = 0.0
         self.sent: list[float] = []
         self.reversed: list[float] = []
 
     def look(self, model: nn.Module) -> None:
         """Takes the weights after a step; biases and norms, which travel uncompressed, are left out."""
-        matrices = [each.detach().reshape(-1) for each in model.parameters() if each.ndim > 1]
-        now = torch.cat(matrices).numpy()
-        if self._before is None or self._last is None:
-            self._before, self._last = now, np.zeros_like(now)
-            return
-        signs = np.sign(now - self._before)
-        sent = signs != 0
-        turned = signs * self._last < 0
-        self.sent.append(float(sent.mean()))
-        self.reversed.append(float(turned.sum() / max(1, sent.sum())))
-        self._last = np.where(sent, signs, self._last)
+        now = torch.cat([each.detach().reshape(-1) for each in model.parameters() if each.ndim > 1]).numpy()
+        if self._before is not None:
+            signs = np.sign(now - self._before)
+            sent = signs != 0
+            self.sent.append(float(sent.mean()))
+            self.reversed.append(float((signs * self._last < 0).sum() / max(1, sent.sum())))
+            self._last = np.where(sent, signs, self._last)
         self._before = now
 
 
