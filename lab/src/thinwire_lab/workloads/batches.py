@@ -35,13 +35,8 @@ class Batches(Iterator[tuple[torch.Tensor, torch.Tensor]]):
             raise ConfigError(f"rank {rank} of {workers} workers; expected a rank from 0 to workers − 1")
         if augment and len(dataset.in_shape) != 3:
             raise ConfigError(f"{dataset.name} holds no images: it cannot be augmented")
-        self.dataset = dataset
-        self.rank = rank
-        self.workers = workers
-        self.batch = batch
-        self.seed = seed
-        self.augment = augment
-        self.segments = segments
+        self.dataset, self.rank, self.workers, self.batch = dataset, rank, workers, batch
+        self.seed, self.augment, self.segments = seed, augment, segments
         first = ((0, tuple(range(workers))),)
         self._shared = SharedEpochs(
             len(dataset.train_x), batch=batch, seed=seed, memberships=first, name=dataset.name, segments=segments

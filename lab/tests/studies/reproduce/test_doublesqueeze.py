@@ -8,8 +8,7 @@ from thinwire_lab.jobs import in_process
 from thinwire_lab.jobs.job import Job
 from thinwire_lab.studies.reproduce import iteration_times, speedup
 from thinwire_lab.studies.reproduce.entry import Found
-from thinwire_lab.studies.reproduce.iteration_times import TimedFinding, cells
-from thinwire_lab.studies.reproduce.plain_sgd import ONE_BIT, SGD, choices
+from thinwire_lab.studies.reproduce.iteration_times import ONE_BIT, SGD, TimedFinding, cells, choices
 
 
 def test_sgd_is_what_topk_of_all_values_computes() -> None:

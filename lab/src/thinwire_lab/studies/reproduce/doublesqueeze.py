@@ -10,10 +10,9 @@ from thinwire.presentation.charts import Series, smooth
 from thinwire.presentation.tables import Table
 from thinwire_lab.studies.deviation import deviation, spread
 from thinwire_lab.studies.reproduce.entry import Found, Made, Scale, Shown, chart, scaled
+from thinwire_lab.studies.reproduce.iteration_times import ONE_BIT, SGD, TOP_K, PlainCell, pair, timed
 from thinwire_lab.studies.reproduce.iteration_times import SCALED as TIMED
-from thinwire_lab.studies.reproduce.iteration_times import timed
 from thinwire_lab.studies.reproduce.job_cells import TrainingFinding
-from thinwire_lab.studies.reproduce.plain_sgd import ONE_BIT, SGD, TOP_K, PlainCell, pair
 from thinwire_lab.studies.reproduce.speedup import SPEEDUP
 from thinwire_lab.workloads.data import data
 

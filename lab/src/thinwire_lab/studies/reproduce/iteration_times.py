@@ -1,6 +1,8 @@
-"""Seconds of an iteration against 1/bandwidth, DoubleSqueeze's figures 3 and 6.
+"""The methods that DoubleSqueeze §5.1 compares, and seconds of an iteration against 1/bandwidth, figures 3 and 6.
 
-They are measured on real processes behind links of the kernel, a few steps each.
+SGD is the same design without a codec, so that nothing but the codecs differs: MEM-SGD pulls float32 averages, and with
+float32 pushes no residual is left.
+Seconds are measured on real processes behind links of the kernel, a few steps each.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 from statistics import linear_regression
+from typing import Any
 
 from thinwire.presentation.charts import Series
 from thinwire.presentation.tables import Table
@@ -17,8 +20,55 @@ from thinwire_lab.jobs.cluster import Place, choose_links
 from thinwire_lab.jobs.forks import forks
 from thinwire_lab.jobs.workload import workload
 from thinwire_lab.studies.reproduce.entry import Finding, Found, Made, OnProgress, Scale, Shown, chart
-from thinwire_lab.studies.reproduce.job_cells import JobCell, following
-from thinwire_lab.studies.reproduce.plain_sgd import SGD, OfMethod, pair
+from thinwire_lab.studies.reproduce.job_cells import SMALL, JobCell, Pair, TrainingCell, following, stand_in
+
+SGD = "SGD"
+_DESIGNS = {
+    "DoubleSqueeze 1-bit": "doublesqueeze-1bit",
+    "MEM-SGD 1-bit": "mem-sgd-1bit",
+    "QSGD": "qsgd-ds",
+    "DoubleSqueeze top-k": "doublesqueeze-topk",
+    "MEM-SGD top-k": "mem-sgd-topk",
+    "Top-k SGD": "topk-sgd",
+}
+ONE_BIT = ("DoubleSqueeze 1-bit", "MEM-SGD 1-bit", "QSGD", SGD)
+TOP_K = ("DoubleSqueeze top-k", "MEM-SGD top-k", "Top-k SGD", SGD)  # as figures 1 to 3 and 4 to 6 name them
+
+
+def choices(method: str) -> tuple[str, str | None]:
+    """Returns the `design` and the `codec_up` of a `jobs.job.Job` that make a method."""
+    return ("mem-sgd-1bit", "fp32") if method == SGD else (_DESIGNS[method], None)
+
+
+class OfMethod:
+    """What cells of a method have in common; `codec_up` is in place of the design's own."""
+
+    __slots__ = ()
+    design: str
+    codec_up: str | None
+
+    @classmethod
+    def of(cls, method: str, **others: Any) -> Any:
+        design, codec_up = choices(method)
+        return cls(design=design, codec_up=codec_up, **others)
+
+    @property
+    def method(self) -> str:
+        return (
+            SGD if self.codec_up == "fp32" else next(name for name, known in _DESIGNS.items() if known == self.design)
+        )
+
+
+class PlainCell(OfMethod, TrainingCell, frozen=True, kw_only=True):
+    """One training."""
+
+    codec_up: str | None = None
+
+
+def pair(scale: Scale) -> Pair:
+    """Returns the model and the data of a scale: of losses and of seconds the same, for they are one paper's."""
+    return stand_in(scale, ("lenet5", "fashion-mnist")) if scale == "full" else SMALL
+
 
 NO_LIMIT = "none"
 _RATES = ("80mbit", "40mbit", "26.667mbit", "20mbit", "16mbit", "13.333mbit", "11.429mbit", "10mbit")

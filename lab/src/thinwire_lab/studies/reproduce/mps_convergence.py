@@ -151,22 +151,13 @@ def _show_times(found: Found) -> Shown:
 
 
 def _at(curve: Curve, share: float) -> tuple[int, float]:
-    """Returns the last evaluation up to a share of the iterations, or the first one of all.
-
-    >>> curve = [(30, 0.5), (60, 0.75), (90, 0.625), (100, 0.875)]
-    >>> _at(curve, 0.75), _at(curve, 0.25)
-    ((60, 0.75), (30, 0.5))
-    """
+    """Returns the last evaluation up to a share of the iterations, or the first one of all."""
     most = share * curve[-1][0]
     return next((point for point in reversed(curve) if point[0] <= most), curve[0])
 
 
 def _time_to(curve: Sequence[tuple[float, float]], accuracy: float) -> float | None:
-    """Returns when a curve of times and accuracies first reaches an accuracy; None if it does not.
-
-    >>> _time_to([(1.0, 0.5), (2.0, 0.75)], 0.6), _time_to([(1.0, 0.5)], 0.6)
-    (2.0, None)
-    """
+    """Returns when a curve of times and accuracies first reaches an accuracy; None if it does not."""
     return next((time for time, reached in curve if reached >= accuracy), None)
 
 

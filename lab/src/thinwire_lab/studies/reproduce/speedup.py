@@ -15,7 +15,7 @@ import numpy as np
 from thinwire.presentation.charts import Series
 from thinwire.presentation.tables import Table
 from thinwire_lab.studies.reproduce.entry import Found, Scale, Shown, chart, scaled
-from thinwire_lab.studies.reproduce.plain_sgd import SGD, PlainCell
+from thinwire_lab.studies.reproduce.iteration_times import SGD, PlainCell
 
 METHODS = ("DoubleSqueeze 1-bit", "DoubleSqueeze top-k", SGD)
 WORKERS: dict[Scale, Sequence[int]] = {"tiny": (1, 2), "quick": (1, 2, 4, 8), "full": (1, 2, 4, 8)}

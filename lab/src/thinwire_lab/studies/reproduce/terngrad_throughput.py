@@ -76,9 +76,6 @@ def sent(network: str, what: str, gpus: int) -> tuple[float, float]:
     By the algorithm (§3.1 and §4.2) every GPU is a worker. Gradients travel as float32 within a machine; between
     machines two bits go up and ⌈log₂(2N + 1)⌉ come down, and the last layer stays float32. The model has one size for
     an exchange: their mean.
-
-    >>> sent("alexnet", FLOAT32, 8)[1] / sent("alexnet", LITERAL, 8)[1]
-    16.0
     """
     sizes = [each.numel for each in architecture(network)]
     whole, last = sum(sizes), sum(sizes[-2:])
