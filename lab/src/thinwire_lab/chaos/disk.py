@@ -48,9 +48,3 @@ class TinyDisk:
     def close(self) -> None:
         self._holder.kill()
         self._holder.communicate()
-
-    def __enter__(self) -> TinyDisk:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

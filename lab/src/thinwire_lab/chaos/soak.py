@@ -102,18 +102,13 @@ class Soak(SoakOptions, Scenario):
     def chart(self, measured: Measured[Trial, Outcome]) -> Chart | None:
         """One panel for each measure of the server, by minute, with a line for each training."""
         taken = {str(cell): outcome.samples for cell, [outcome, *_] in measured.items() if outcome.samples}
-        panels = [
-            Panel(
-                title=f"the server's {title}",
-                x_label="minute",
-                y_label=title,
-                series=[
-                    Series(label=trial, x=[each.minute for each in some], y=[getattr(each, name) for each in some])
-                    for trial, some in taken.items()
-                ],
-            )
-            for title, name in (("MB", "rss_mb"), ("descriptors", "descriptors"), ("threads", "threads"))
-        ]
+        panels = []
+        for title, name in (("MB", "rss_mb"), ("descriptors", "descriptors"), ("threads", "threads")):
+            series = [
+                Series(label=trial, x=[each.minute for each in some], y=[getattr(each, name) for each in some])
+                for trial, some in taken.items()
+            ]
+            panels.append(Panel(title=f"the server's {title}", x_label="minute", y_label=title, series=series))
         return Chart(name="soak", caption="What the server takes, by minute.", panels=panels) if taken else None
 
 
@@ -138,10 +133,6 @@ def growth(samples: Sequence[Sample], most_mb: float) -> list[str]:
 
     Single samples are of a moment when somebody may be joining, so the least and most of two halves are compared:
     memory by the most of each, descriptors and threads by the least.
-
-    >>> some = [Sample(minute=m, rss_mb=200.0 + m, descriptors=30, threads=9, version=0) for m in range(60)]
-    >>> growth(some, 5.0)
-    ['the server grew by 25.0 MB since minute 10']
     """
     if not samples:
         return []

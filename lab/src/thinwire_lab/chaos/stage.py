@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 from thinwire.engines.events import Event, Listening, Lost, Said
@@ -81,7 +81,7 @@ class Stage:
             self._disk: TinyDisk | None = None
             if tiny_disk:
                 (self.folder / "disk").mkdir()
-                self._disk = stack.enter_context(TinyDisk(self.folder / "disk", DISK_NBYTES))
+                self._disk = stack.enter_context(closing(TinyDisk(self.folder / "disk", DISK_NBYTES)))
             self.engine = stack.enter_context(
                 LocalEngine(KINDS, fabric=self.fabric, grace_s=1.0, lines=True, starter=starter)
             )
@@ -207,15 +207,15 @@ class Stage:
 
     # ---- what goes on
 
-    def until(self, holds: Callable[[], bool], *, silence_s: float = SILENCE_S) -> None:
+    def until(self, holds: Callable[[], bool]) -> None:
         """Follows the training until something holds."""
         while not holds():
             self.poll()
             if self.problems:
                 raise Stuck(f"given up at step {self.audit.version}")
-            begun = self.audit.version > 0
-            if time.time() - self._last_update > (silence_s if begun else BEGIN_S):
-                raise Stuck(f"no update for {silence_s if begun else BEGIN_S:g} s, at step {self.audit.version}")
+            silence_s = SILENCE_S if self.audit.version > 0 else BEGIN_S
+            if time.time() - self._last_update > silence_s:
+                raise Stuck(f"no update for {silence_s:g} s, at step {self.audit.version}")
 
     def poll(self) -> None:
         """Takes what has been reported and written meanwhile, and lifts faults whose time is over."""

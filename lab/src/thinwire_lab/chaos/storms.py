@@ -147,17 +147,13 @@ class Storms(StormsOptions, Scenario):
             outcome = all_back(outcome, struck, self.strikes, cell.workers)
         return self.beside(cell, outcome, tell, exact=exact)
 
-    def undisturbed(self, cell: Trial, tell: Tell) -> RunOutcome:
-        """Returns the outcome of the same training in one process, without faults: bit for bit the same."""
+    def beside(self, cell: Trial, outcome: Outcome, tell: Tell, *, exact: bool) -> Outcome:
+        """Returns the outcome beside the undisturbed training; too low an accuracy, or other weights, is a problem."""
         job = replace(cell.job(), link=None)
         if job not in self._undisturbed:
             tell("the same without faults, in one process")
             self._undisturbed[job] = in_process.run(job)
-        return self._undisturbed[job]
-
-    def beside(self, cell: Trial, outcome: Outcome, tell: Tell, *, exact: bool) -> Outcome:
-        """Returns the outcome beside the undisturbed training; too low an accuracy, or other weights, is a problem."""
-        expected = self.undisturbed(cell, tell)
+        expected = self._undisturbed[job]
         outcome = msgspec.structs.replace(outcome, undisturbed=expected.test_accuracy)
         if outcome.points is not None and outcome.points < -self.points:
             outcome = with_problem(outcome, f"{-outcome.points:.1f} points below the undisturbed accuracy")

@@ -88,13 +88,8 @@ class Threshold(Sparse):
     @classmethod
     def explain(cls, frame: Frame, space: Scratch) -> Explained:
         explained = super().explain(frame, space)
-        bits, meaning = explained["bits per value sent"]
-        signs = bool(frame.flags & SIGNS)
-        explained["bits per value sent"] = (
-            1 if signs else bits,
-            f"OPTION_B: a sign, set where positive; without it, {meaning}",
-        )
-        if signs:
+        if frame.flags & SIGNS:
+            explained["bits per value sent"] = (1, "OPTION_B: a sign, set where positive")
             explained["tau"] = (frame.scales[0], "the threshold: values sent decode to -tau and tau")
         return explained
 

@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import IO
+from typing import IO, Any
 
 from thinwire.engines.engine import ENVIRONMENT, Again, Command, Engine, Role
 from thinwire.engines.events import Event, Said, reader
@@ -38,17 +38,8 @@ def free_port() -> int:
 class _Child(Role):
     """One process. What it reports, and last of all its exit status, goes to the engine's inbox beside its name."""
 
-    def __init__(
-        self,
-        engine: LocalEngine,
-        name: str,
-        command: Sequence[str],
-        start: Start,
-        again: Again,
-        restarts: int,
-        optional: bool,
-    ) -> None:
-        super().__init__(name, again, restarts, optional)
+    def __init__(self, engine: LocalEngine, name: str, command: Sequence[str], start: Start, *role: Any) -> None:
+        super().__init__(name, *role)  # again, restarts, optional
         self.engine, self.start = engine, start
         self.process = start(command)
         self.watcher = threading.Thread(target=self._watch, name=f"watch {name}", daemon=True)
@@ -135,10 +126,7 @@ class LocalEngine(Engine[_Child]):
         if name in self.running:
             raise ConfigError(f"a process called {name!r} has been started already; give each its own name")
         if (host is None) != (self._fabric is None):
-            given = "no host was given" if host is None else f"host {host!r} was given"
-            links = "no fabric" if self._fabric is None else "a fabric"
-            raise ConfigError(f"{name}: {given}, but the engine has {links}; give both or neither")
-
+            raise ConfigError(f"{name}: host {host!r}, fabric {self._fabric}; give both or neither")
         network = [] if self._fabric is None or host is None else [self._fabric.namespace(host)]
 
         def in_its_place(command: Sequence[str]) -> Process:

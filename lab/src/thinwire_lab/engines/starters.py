@@ -101,12 +101,8 @@ class Forks:
         fork = _Fork([open(end, encoding="utf-8", errors="replace") for end, _ in pipes])  # noqa: SIM115
         self._number += 1
         self._forks[self._number] = fork
-        request = {
-            "number": self._number,
-            "module": module,
-            "environment": dict(environment),
-            "namespaces": list(namespaces),
-        }
+        request: dict[str, Any] = {"number": self._number, "module": module}
+        request |= {"environment": dict(environment), "namespaces": list(namespaces)}
         try:
             socket.send_fds(self._socket, [json.dumps(request).encode()], [end for _, end in pipes])
         except OSError as error:

@@ -37,11 +37,7 @@ def can_unshare() -> bool:
 
 
 def reexec_in_user_namespace(argv: Sequence[str]) -> NoReturn:
-    """Replace this process by `argv`, run as root of a new user namespace, where `Fabric` works.
-
-    The process id, the terminal, the working directory and the network stay the same, and files are still
-    made as the real user. Call it before anything is started or opened.
-    """
+    """Replaces this process by `argv`, run as root of a new user namespace, before anything is started or opened."""
     unshare = find_tools()["unshare"]
     sys.stdout.flush()
     sys.stderr.flush()

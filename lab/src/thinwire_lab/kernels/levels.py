@@ -57,7 +57,9 @@ def value_of_levels(
     levels: NDArray[np.int16], *, norms: Any, bucket: int, top: int, natural: bool, out: Any, accumulate: bool
 ) -> None:
     """``out = norm · worth[level]``, computed in float64; or added."""
-    _multiply(frozen(levels), norms.astype(np.float64), bucket, top, worth(top, natural), accumulate, out)
+    scale = np.repeat(norms.astype(np.float64), bucket)[: levels.size] if norms.size > 1 else np.float64(norms[0])
+    values = (scale * worth(top, natural)[levels + np.int32(top)]).astype(out.dtype)
+    out[:] = out + values if accumulate else values
 
 
 @jit
@@ -96,13 +98,3 @@ def _natural(values: Any, norms: Any, bucket: int, first: int, top: int, unit: f
         level += np.float64(random[i]) * unit < rest
         level = min(level, top)
         out[i] = level if values[i] > 0 else -level
-
-
-@jit
-def _multiply(levels: Any, norms: Any, bucket: int, top: int, table: Any, accumulate: bool, out: Any) -> None:
-    kind = out.dtype.type
-    for k in range(norms.size):
-        norm = norms[k]
-        for i in range(k * bucket, min(levels.size, (k + 1) * bucket)):
-            value = kind(norm * table[levels[i] + top])
-            out[i] = out[i] + value if accumulate else value

@@ -1,8 +1,4 @@
-"""Images changed by chance while training, and the crop that TernGrad's CifarNet sees.
-
-Strategy: two ways, a paper's each, that draw for every image of a batch on its own, from a generator that the caller
-owns. Both cut windows by one and the same function.
-"""
+"""Images changed by chance while training, and the crop that TernGrad's CifarNet sees."""
 
 from __future__ import annotations
 
@@ -27,9 +23,8 @@ def crop_and_flip(images: torch.Tensor, generator: torch.Generator, padding: int
 def distort(images: torch.Tensor, side: int, generator: torch.Generator) -> torch.Tensor:
     """Cuts every image to `side` × `side` at a random place, mirrors it by chance and changes its contrast.
 
-    What TernGrad does with CIFAR-10 (section 4.1), by its authors' code, which follows TensorFlow's tutorial: each
-    channel's distances from its mean are multiplied by one number of 0.2 … 1.8. They change the brightness as well, by
-    a constant for all pixels; nothing is left of it when an image is standardised by itself, and none is drawn here.
+    TernGrad (section 4.1), whose authors change the brightness as well: nothing is left of that when an image is
+    standardised by itself.
     """
     cut = _windows(images, (side, side), generator).float()
     low, high = CONTRAST

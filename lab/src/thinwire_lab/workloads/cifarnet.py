@@ -6,6 +6,8 @@ TernGrad (section 4.1) trains it on CIFAR-10. Pools, their order and the first w
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import nn
 
@@ -37,23 +39,16 @@ def cifarnet(in_shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
     `dropout.add_dropout` puts it behind both hidden layers, where TF-slim's variant of the network has one.
     """
     channels, high, wide = image_shape(in_shape, "cifarnet")
+    pool = partial(nn.MaxPool2d, 3, 2, ceil_mode=True)  # the last windows reach beyond an even image
+    norm = partial(ResponseNorm, 4, alpha=0.001 / 9)
     return nn.Sequential(
-        *(_begun(nn.Conv2d(channels, 64, 5, padding=2), 0.05, 0.0), nn.ReLU(), _pool(), _norm()),
-        *(_begun(nn.Conv2d(64, 64, 5, padding=2), 0.05, 0.1), nn.ReLU(), _norm(), _pool()),
+        *(_begun(nn.Conv2d(channels, 64, 5, padding=2), 0.05, 0.0), nn.ReLU(), pool(), norm()),
+        *(_begun(nn.Conv2d(64, 64, 5, padding=2), 0.05, 0.1), nn.ReLU(), norm(), pool()),
         nn.Flatten(),
         *(_begun(nn.Linear(64 * (high // 4) * (wide // 4), 384), 0.04, 0.1), nn.ReLU()),
         *(_begun(nn.Linear(384, 192), 0.04, 0.1), nn.ReLU()),
         _begun(nn.Linear(192, num_classes), 1 / 192, 0.0),
     )
-
-
-def _pool() -> nn.Module:
-    """Windows of 3×3, two pixels apart; at the right and below the last ones reach beyond an even image."""
-    return nn.MaxPool2d(3, 2, ceil_mode=True)
-
-
-def _norm() -> nn.Module:
-    return ResponseNorm(4, alpha=0.001 / 9)
 
 
 def _begun(layer: nn.Conv2d | nn.Linear, deviation: float, bias: float) -> nn.Module:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from thinwire.errors import ConfigError, DataError, guess
@@ -31,51 +33,40 @@ class DataInfo:
         return self.where is not None
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Source:
+class _Source(NamedTuple):
     """One data set: `present` is what makes a folder it; one with a `home` is not looked for; `text` has a context."""
 
     description: str
     how: str
-    present: Callable[[Path], bool]
+    present: Callable[[Path], Any]
     load: Callable[..., Dataset]
     home: Callable[[], Path] | None = None
     text: bool = False
 
 
-_SOURCES: dict[str, _Source] = {
+def _idx(name: str, description: str, or_else: str = "") -> _Source:
+    how = f"thinwire inspect data --download {name}{or_else}"
+    about = f"{description}, 28×28 grey pixels, 60,000 train and 10,000 test"
+    return _Source(about, how, images.idx_files, partial(images.idx_dataset, name))
+
+
+_SOURCES = {
     "digits": _Source(
-        description="handwritten digits, 8×8 grey pixels, 1,347 train and 450 test (UCI optdigits)",
-        how="part of thinwire; if it is missing, reinstall",
-        present=lambda path: path.is_file(),
-        load=lambda path: images.digits(),
-        home=lambda: images.DIGITS,
+        "handwritten digits, 8×8 grey pixels, 1,347 train and 450 test (UCI optdigits)",
+        "part of thinwire-lab; if it is missing, reinstall",
+        *(Path.is_file, lambda path: images.digits(), lambda: images.DIGITS),
     ),
-    "fashion-mnist": _Source(
-        description="clothes, 28×28 grey pixels, 60,000 train and 10,000 test (Zalando)",
-        how="thinwire inspect data --download fashion-mnist, or apt-get install dataset-fashion-mnist",
-        present=lambda folder: images.idx_files(folder) is not None,
-        load=lambda folder: images.idx_dataset("fashion-mnist", folder),
-    ),
-    "mnist": _Source(
-        description="handwritten digits, 28×28 grey pixels, 60,000 train and 10,000 test",
-        how="thinwire inspect data --download mnist",
-        present=lambda folder: images.idx_files(folder) is not None,
-        load=lambda folder: images.idx_dataset("mnist", folder),
-    ),
+    "fashion-mnist": _idx("fashion-mnist", "clothes of Zalando", ", or apt-get install dataset-fashion-mnist"),
+    "mnist": _idx("mnist", "handwritten digits"),
     "cifar10": _Source(
-        description="small photographs, 32×32 colour pixels, 50,000 train and 10,000 test",
-        how="thinwire inspect data --download cifar10",
-        present=lambda folder: images.cifar_files(folder) is not None,
-        load=images.cifar10,
+        "small photographs, 32×32 colour pixels, 50,000 train and 10,000 test",
+        "thinwire inspect data --download cifar10",
+        *(images.cifar_files, images.cifar10),
     ),
     "python-text": _Source(
-        description="source of this Python's standard library, 64 bytes of context, or what the recipe says",
-        how="part of Python; Debian keeps it in libpython3-stdlib",
-        present=python_text.present,
-        load=python_text.python_text,
-        home=python_text.standard_library,
-        text=True,
+        "source of this Python's standard library, 64 bytes of context, or what the recipe says",
+        "part of Python; Debian keeps it in libpython3-stdlib",
+        *(python_text.present, python_text.python_text, python_text.standard_library, True),
     ),
 }
 

@@ -52,18 +52,12 @@ def python_text(folder: Path | None = None, context: int = CONTEXT) -> Dataset:
     longest = min(len(train_text), len(test_text)) - 1  # the last byte is a target alone
     if not 1 <= context <= longest:
         raise ConfigError(f"a context of {context:,} bytes; with the sources in {folder} 1 to {longest:,} are possible")
-    train, test = _windows(train_text, context), _windows(test_text, context)
-    return Dataset(
-        name="python-text",
-        task="bytes",
-        train_x=train[:, :-1].contiguous(),
-        train_y=train[:, 1:].contiguous(),
-        test_x=test[:, :-1].contiguous(),
-        test_y=test[:, 1:].contiguous(),
-        num_classes=VOCABULARY,
-        mean=torch.zeros(()),
-        std=torch.ones(()),
-    )
+    parts = {}
+    for name, text in (("train", train_text), ("test", test_text)):
+        windows = _windows(text, context)
+        parts |= {f"{name}_x": windows[:, :-1].contiguous(), f"{name}_y": windows[:, 1:].contiguous()}
+    parts |= {"mean": torch.zeros(()), "std": torch.ones(())}
+    return Dataset(name="python-text", task="bytes", num_classes=VOCABULARY, **parts)
 
 
 def _text(files: list[Path]) -> bytes:
