@@ -18,7 +18,7 @@ from thinwire.policies.consistency import consistency
 from thinwire.policies.designs import design, designs
 from thinwire.quantities import number_text
 from thinwire_lab.bench.harness import Tell
-from thinwire_lab.chaos.faults import EXACT, KINDS, OF_THE_SERVER, WITHOUT_PRIVILEGES, Fault, check_kinds, draw, scatter
+from thinwire_lab.chaos.faults import EXACT, KINDS, OF_THE_SERVER, WITHOUT_PRIVILEGES, Fault, draw, scatter
 from thinwire_lab.chaos.options import StormsOptions
 from thinwire_lab.chaos.outcome import Outcome, with_problem
 from thinwire_lab.chaos.stage import Stage
@@ -60,7 +60,8 @@ class Storms(StormsOptions, Scenario):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_kinds(self.faults)
+        if unknown := [kind for kind in self.faults if kind not in KINDS] or ([] if self.faults else ["none"]):
+            raise ConfigError(f"fault {unknown[0]!r}; there are {', '.join(KINDS)}")
         if self.steps < 30:
             raise ConfigError(f"{self.steps} steps; at least 30 are needed, for something to happen in their middle")
         if self.every < 1:

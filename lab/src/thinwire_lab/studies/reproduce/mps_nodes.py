@@ -139,8 +139,8 @@ def speedup(cell: MachineCell, finding: Any) -> float:
 
 
 def pair(scale: Scale, network: str = "resnet20") -> Pair:
-    """Returns model and data: a network on Fashion-MNIST, or on the digits where that is not installed."""
-    return stand_in(scale, (network, "fashion-mnist[test=200]"), (network, "digits"))
+    """Returns model and data: a network on Fashion-MNIST, or a small one on the digits where that is not installed."""
+    return stand_in(scale, (network, "fashion-mnist[test=200]"), (network.replace("resnet20", "resnet8"), "digits"))
 
 
 def nodes(
