@@ -60,7 +60,11 @@ class Threshold(Sparse):
         bound = self._sampled(values, step) if self.tau is None else self.least(values.dtype)
         bitmap = space.array("threshold.bitmap", -(-size // 8), np.uint8)
         room = space.array("threshold.values", size + 1, values.dtype)
-        kept = {"residual": step.residual, "residual_scale": step.residual_scale, "tau": bound if signs else None}
+        kept: dict[str, Any] = {
+            "residual": step.residual,
+            "residual_scale": step.residual_scale,
+            "tau": bound if signs else None,
+        }
         taken = take(values, bound, bitmap=bitmap, room=room, **kept)
         body = np.packbits(taken > 0) if signs else taken.view(np.uint8)
         if self.takes_bitmap(size, taken.size, body.size):

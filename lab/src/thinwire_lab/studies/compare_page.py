@@ -172,7 +172,7 @@ def accuracies(rows: Sequence[Row]) -> Chart:
             for row in rows
             if row.link == link and row.training_seconds and row.test_accuracy is not None
         ]
-        axes = {"x_label": "seconds of a full run", "y_label": "test accuracy (%)"}
+        axes: dict[str, Any] = {"x_label": "seconds of a full run", "y_label": "test accuracy (%)"}
         panels.append(Panel(title=link, series=series, kind="points", x_log=True, **axes))
     return Chart(name="accuracies", caption="Test accuracy by the time of a full run.", panels=panels)
 

@@ -16,6 +16,7 @@ import struct
 import zipfile
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -98,7 +99,7 @@ def cifar10(folder: Path) -> Dataset:
 
 
 def _standardised(name: str, *parts: torch.Tensor, per_channel: bool) -> Dataset:
-    named = dict(zip(("train_x", "train_y", "test_x", "test_y"), parts, strict=True))
+    named: dict[str, Any] = dict(zip(("train_x", "train_y", "test_x", "test_y"), parts, strict=True))
     mean, std = pixel_statistics(parts[0], per_channel=per_channel)
     return Dataset(name=name, **named, mean=mean, std=std)
 
@@ -115,7 +116,7 @@ def digits() -> Dataset:
     train_y, test_y = (torch.from_numpy(labels[mask]) for mask in (~test, test))
     mean, std = train_x.double().mean(0).float(), train_x.double().std(0, correction=0)
     std[std == 0] = 1.0  # the corners are never inked
-    named = {"train_x": train_x, "train_y": train_y, "test_x": test_x, "test_y": test_y}
+    named: dict[str, Any] = {"train_x": train_x, "train_y": train_y, "test_x": test_x, "test_y": test_y}
     return Dataset(name="digits", **named, mean=mean, std=std.float())
 
 

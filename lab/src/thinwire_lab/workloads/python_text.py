@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sysconfig
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -52,7 +53,7 @@ def python_text(folder: Path | None = None, context: int = CONTEXT) -> Dataset:
     longest = min(len(train_text), len(test_text)) - 1  # the last byte is a target alone
     if not 1 <= context <= longest:
         raise ConfigError(f"a context of {context:,} bytes; with the sources in {folder} 1 to {longest:,} are possible")
-    parts = {}
+    parts: dict[str, Any] = {}
     for name, text in (("train", train_text), ("test", test_text)):
         windows = _windows(text, context)
         parts |= {f"{name}_x": windows[:, :-1].contiguous(), f"{name}_y": windows[:, 1:].contiguous()}

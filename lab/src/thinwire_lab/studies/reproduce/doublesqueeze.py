@@ -68,7 +68,7 @@ def setting(found: Found) -> str:
 
 def _steps_per_epoch(found: Found) -> int:
     cell, finding = found.first
-    return len(data(cell.data).train_x) // cell.workers // finding.batch
+    return int(len(data(cell.data).train_x) // cell.workers // finding.batch)
 
 
 def _loss_curve(found: Found, method: str) -> Series:

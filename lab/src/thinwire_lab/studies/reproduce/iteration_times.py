@@ -48,7 +48,7 @@ class OfMethod:
     codec_up: str | None
 
     @classmethod
-    def of(cls, method: str, **others: Any) -> Any:
+    def of(cls: Any, method: str, **others: Any) -> Any:
         design, codec_up = choices(method)
         return cls(design=design, codec_up=codec_up, **others)
 

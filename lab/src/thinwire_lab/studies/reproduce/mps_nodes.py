@@ -135,7 +135,7 @@ def steady(short: Callable[[], RunOutcome], long: Callable[[], RunOutcome]) -> t
 
 def speedup(cell: MachineCell, finding: Any) -> float:
     """Returns iterations a second of all machines together, over those of a single machine (Wu 2018, chapter 5)."""
-    return cell.workers * finding.single_s / finding.seconds_per_step
+    return float(cell.workers * finding.single_s / finding.seconds_per_step)
 
 
 def pair(scale: Scale, network: str = "resnet20") -> Pair:
