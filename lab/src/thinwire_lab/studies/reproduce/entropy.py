@@ -14,21 +14,7 @@ from thinwire.presentation.charts import Chart, Panel, Series
 from thinwire.presentation.tables import Table
 from thinwire_lab.studies.deviation import spread
 from thinwire_lab.studies.reproduce import averages as on
-from thinwire_lab.studies.reproduce.averages import (
-    FLOATS,
-    HISTOGRAM,
-    HISTOGRAM_BITS,
-    SHARES,
-    AveragesCell,
-    AveragesFinding,
-    Exchange,
-    adaptive,
-    cells,
-    epochs,
-    mean_line,
-    percent,
-    setting,
-)
+from thinwire_lab.studies.reproduce.averages import AveragesCell, AveragesFinding, adaptive, cells, percent
 from thinwire_lab.studies.reproduce.entry import Found, Scale, Shown, chart, scaled
 
 _BITS: dict[Scale, Sequence[int]] = {"tiny": (2, 8), "quick": (2, 4, 6, 8, 10, 16, 30), "full": range(2, 31)}
@@ -38,9 +24,9 @@ _OF_FOUR: dict[Scale, Sequence[int]] = {"tiny": (5, 6), "quick": range(3, 9), "f
 
 
 def _show_figure_1(found: Found) -> Shown:
-    designs = [design for design in found.each("design") if design != FLOATS]
+    designs = [design for design in found.each("design") if design != on.FLOATS]
     bits = [int(design.split("=")[-1].rstrip("]")) for design in designs]
-    floats, medians, lines = found.where(design=FLOATS).mean(percent), [], []
+    floats, medians, lines = found.where(design=on.FLOATS).mean(percent), [], []
     for design, number in zip(designs, bits, strict=True):
         values = found.where(design=design).figures(percent)
         mean, remark = fmean(values), "baseline recovered (§5.1)" if number == 8 else ""
@@ -48,13 +34,13 @@ def _show_figure_1(found: Found) -> Shown:
         texts = f"{mean:.2f}{spread(values, 2)}", f"{medians[-1]:.2f}", f"{mean - floats:+.2f}"
         lines.append([str(number), *texts, remark])
     series = [
-        mean_line(found, bits, designs, percent),
+        on.mean_line(found, bits, designs, percent),
         Series(label="median", x=bits, y=medians),
         Series(label="float", x=[min(bits), max(bits)], y=[floats, floats]),
     ]
     axes = "bits a weight", "test accuracy (%)"
     return Shown(
-        setting=setting(found),
+        setting=on.setting(found),
         tables=[Table(["bits", "accuracy %", "median %", f"against float, {floats:.2f} %", "paper"], lines)],
         charts=[chart("entropy-figure-1", "Accuracy by bits of every weight.", series, *axes)],
         notes=["The paper prints no accuracies; it recovers the baseline at 8 bits, and loses below."],
@@ -67,11 +53,12 @@ def _layers(found: Found) -> dict[str, int]:
 
 def _show_figure_2(found: Found) -> Shown:
     rms, layers = found.first[1].rms, _layers(found)
-    series = [Series(label=name, x=epochs(rms), y=[epoch[layer] for epoch in rms]) for layer, name in enumerate(layers)]
+    x = on.epochs(rms)
+    series = [Series(label=name, x=x, y=[epoch[layer] for epoch in rms]) for layer, name in enumerate(layers)]
     axes = "epoch", "RMS of the derivative"
     lines = [[name, *(f"{epoch[layer]:.2e}" for epoch in (rms[0], rms[-1]))] for layer, name in enumerate(layers)]
     return Shown(
-        setting=setting(found),
+        setting=on.setting(found),
         tables=[Table(["layer", "first epoch", "last epoch"], lines)],
         charts=[chart("entropy-figure-2", "Derivative of the loss by layer.", series, *axes, y_log=True)],
         notes=[
@@ -84,7 +71,7 @@ def _show_figure_2(found: Found) -> Shown:
 def _show_figure_3(found: Found) -> Shown:
     _, probed = found.first
     entropies = np.array(probed.entropies)  # epoch, layer, bits, share
-    x, layers = epochs(probed.entropies), _layers(found)
+    x, layers = on.epochs(probed.entropies), _layers(found)
     panels = [
         Panel(
             title=f"{bits} bits",
@@ -94,27 +81,27 @@ def _show_figure_3(found: Found) -> Shown:
                 Series(
                     label=f"{name}, {_sampled(numel, share):.2g}",
                     x=x,
-                    y=entropies[:, layer, index, SHARES.index(share)].tolist(),
+                    y=entropies[:, layer, index, on.SHARES.index(share)].tolist(),
                 )
                 for layer, (name, numel) in enumerate(layers.items())
                 for share in (1.0, 0.03)
                 if share == 1 or _sampled(numel, share) < 1
             ],
         )
-        for index, bits in enumerate(HISTOGRAM_BITS)
+        for index, bits in enumerate(on.HISTOGRAM_BITS)
     ]
     lines = []
     for layer, (name, numel) in enumerate(layers.items()):
-        four = HISTOGRAM_BITS.index(HISTOGRAM)
+        four = on.HISTOGRAM_BITS.index(on.HISTOGRAM)
         off = np.abs(entropies[:, layer, four, 1:] - entropies[:, layer, four, :1]).mean(0)
         target = np.log2(np.array(probed.rms)[:, layer] + 1)
         whole = entropies[:, layer, four, 0]
         related = np.corrcoef(target, whole)[0, 1] if len(x) > 2 and target.std() > 0 and whole.std() > 0 else np.nan
-        offs = [f"{each:.3f}{_instead(numel, share)}" for each, share in zip(off, SHARES[1:], strict=True)]
+        offs = [f"{each:.3f}{_instead(numel, share)}" for each, share in zip(off, on.SHARES[1:], strict=True)]
         lines.append([name, *offs, f"{related:.2f}", "> 0.75, often > 0.95"])
-    shares = [f"{share:g}" for share in SHARES[1:]]
+    shares = [f"{share:g}" for share in on.SHARES[1:]]
     return Shown(
-        setting=setting(found),
+        setting=on.setting(found),
         tables=[
             Table(
                 ["layer", *shares, "correlation with log(G + 1)", "paper"],
@@ -149,17 +136,17 @@ def _coded_bits(finding: AveragesFinding) -> float:
 
 
 def _show_figure_4(found: Found) -> Shown:
-    asked, base = found.each("design"), found.where(design=FLOATS)
+    asked, base = found.each("design"), found.where(design=on.FLOATS)
     groups = {
         f"ceiling {_CEILING}": {c: d for c in range(1, 11) if (d := adaptive(c, _CEILING - c)) in asked},
-        f"M = {HISTOGRAM}": {c: d for c in range(1, 11) if (d := adaptive(c)) in asked},
+        f"M = {on.HISTOGRAM}": {c: d for c in range(1, 11) if (d := adaptive(c)) in asked},
     }
     panels, lines = [], []
     for what, figure in (("accuracy (%)", percent), ("epoch of the peak", _peak)):
         for title, designs in groups.items():
             x = [float(c) for c in designs]
             dots = [median(found.where(design=design).figures(figure)) for design in designs.values()]
-            series = [mean_line(found, x, list(designs.values()), figure), Series(label="median", x=x, y=dots)]
+            series = [on.mean_line(found, x, list(designs.values()), figure), Series(label="median", x=x, y=dots)]
             series.append(Series(label="float", x=x, y=[base.mean(figure)] * len(x)))
             panels.append(Panel(title=title, x_label="floor c", y_label=what, series=series))
     floats, peak = base.mean(percent), base.mean(_peak)
@@ -171,7 +158,7 @@ def _show_figure_4(found: Found) -> Shown:
             lines.append([f"{title}, c = {c}", *texts, f"{runs.mean(_coded_bits):.2f}"])
     lines.append(["float", f"{floats:.2f}", "", f"{peak:.1f}", "32"])
     return Shown(
-        setting=setting(found),
+        setting=on.setting(found),
         tables=[Table(["", "accuracy %", "against float", "epoch of the peak", "bits, coded"], lines)],
         charts=[Chart(name="entropy-figure-4", caption="Accuracy and convergence by floor.", panels=panels)],
         notes=[
@@ -183,7 +170,7 @@ def _show_figure_4(found: Found) -> Shown:
 
 def _figure_4_cells(scale: Scale) -> list[AveragesCell]:
     ceiling = [adaptive(c, _CEILING - c) for c in _FLOORS[scale]]
-    return cells(list(dict.fromkeys([FLOATS, *ceiling, *map(adaptive, _OF_FOUR[scale])])), scale)
+    return cells(list(dict.fromkeys([on.FLOATS, *ceiling, *map(adaptive, _OF_FOUR[scale])])), scale)
 
 
 # Of section 5: raw bits, bits after Huffman's code, ratio.
@@ -191,21 +178,21 @@ _PRINTED = {5: (6.8, 3.55, 9.01), 6: (None, 3.78, 8.47)}
 _RMS = "entropy[mode=rms,c=8]"
 _ROUNDINGS = ("ceil", "round")
 _ADAPTIVE = [adaptive(c, rounding=rounding) for c in _PRINTED for rounding in _ROUNDINGS]
-_AMONG: dict[Exchange, str] = {"peers": "among peers", "server": "through a server"}
+_AMONG: dict[on.Exchange, str] = {"peers": "among peers", "server": "through a server"}
 
 
 def _cells(scale: Scale) -> Sequence[AveragesCell]:
-    return [*cells([FLOATS, _RMS, *_ADAPTIVE], scale), *cells(_ADAPTIVE, scale, exchange="peers")]
+    return [*cells([on.FLOATS, _RMS, *_ADAPTIVE], scale), *cells(_ADAPTIVE, scale, exchange="peers")]
 
 
-def _line(found: Found, label: str, design: str, exchange: Exchange, printed: tuple[float | None, ...]) -> list[str]:
+def _line(found: Found, label: str, design: str, exchange: on.Exchange, printed: tuple[float | None, ...]) -> list[str]:
     """A row: raw bits, coded bits and ratio, the paper's and ours each, and what it costs."""
     runs = found.where(design=design, exchange=exchange)
     raw, coded = runs.mean(lambda each: fmean(each.raw)), runs.mean(_coded_bits)
     ours, unit = (f"{raw:.2f}", f"{coded:.2f}", f"{32 / coded:.2f}×"), ("", "", "×")
     theirs = ("–" if each is None else f"{each}{u}" for each, u in zip(printed, unit, strict=True))
     pairs = [text for pair in zip(theirs, ours, strict=True) for text in pair]
-    floats = found.where(design=FLOATS).figures(percent)
+    floats = found.where(design=on.FLOATS).figures(percent)
     differences = [mine - base for base, mine in zip(floats, runs.figures(percent), strict=True)]
     by_seed = ", ".join(f"{each:+.2f}" for each in differences)
     return [label, _AMONG[exchange], *pairs, f"{fmean(differences):+.2f}", by_seed]
@@ -215,7 +202,7 @@ def _show(found: Found) -> Shown:
     panels, lines = [], []
     for c, printed in _PRINTED.items():
         _, finding = found.where(design=adaptive(c), exchange="server").first
-        x = epochs(finding.coded)
+        x = on.epochs(finding.coded)
         series = [Series(label="raw", x=x, y=finding.raw), Series(label="Huffman", x=x, y=finding.coded)]
         panels.append(Panel(title=f"c = {c}, M = 4", x_label="epoch", y_label="bits a weight", series=series))
         for exchange in _AMONG:
@@ -226,7 +213,7 @@ def _show(found: Found) -> Shown:
     header = ["", "exchange", "raw bits, paper", "ours", "coded, paper", "ours", "ratio, paper", "ours"]
     header += ["points against float", "by seed"]
     return Shown(
-        setting=setting(found),
+        setting=on.setting(found),
         tables=[Table(header, lines, "Bits a weight, mean over all epochs", left=2)],
         charts=[Chart(name="entropy-figure-5", caption="Bits a weight by epoch: raw, and as sent.", panels=panels)],
         notes=[
@@ -238,7 +225,7 @@ def _show(found: Found) -> Shown:
 
 
 def _figure_1_cells(scale: Scale) -> list[AveragesCell]:
-    return cells([FLOATS, *(f"entropy[mode=fixed,bits={bits}]" for bits in _BITS[scale])], scale)
+    return cells([on.FLOATS, *(f"entropy[mode=fixed,bits={bits}]" for bits in _BITS[scale])], scale)
 
 
 _probed_cells = partial(cells, [adaptive(6)], probes=True)
