@@ -23,6 +23,7 @@ KINDS = {
 
 WITHOUT_PRIVILEGES = ("kill", "gone", "stop", "garbage", "server")  # what does not need links that the kernel shapes
 OF_A_WORKER = ("kill", "gone", "stop", "cut", "cut-out", "cut-in", "slow")
+RETURNING = tuple(kind for kind in OF_A_WORKER if kind != "gone")  # one worker is away and takes part again
 OF_THE_SERVER = {"server", "disk"}  # faults that need checkpoints
 EXACT = {"garbage", *OF_THE_SERVER}  # faults that strike no worker: weights stay those of an undisturbed training
 DURATIONS_S = {"stop": (0.5, 4.0), "cut": (0.5, 3.0), "cut-out": (0.5, 3.0), "cut-in": (0.5, 3.0)}
@@ -36,11 +37,6 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     kind: str  # a key of `KINDS`
     rank: int  # the worker that it strikes; of others a number at random
     seconds: float = 0.0  # how long it lasts; 0 where it has no length
-
-    @property
-    def comes_back(self) -> bool:
-        """Whether one worker is away and takes part again."""
-        return self.kind in OF_A_WORKER and self.kind != "gone"
 
     def __str__(self) -> str:
         whose = f" worker {self.rank}" if self.kind in OF_A_WORKER else ""

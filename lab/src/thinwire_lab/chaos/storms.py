@@ -18,7 +18,7 @@ from thinwire.policies.consistency import consistency
 from thinwire.policies.designs import design, designs
 from thinwire.quantities import number_text
 from thinwire_lab.bench.harness import Tell
-from thinwire_lab.chaos.faults import EXACT, KINDS, OF_THE_SERVER, WITHOUT_PRIVILEGES, Fault, draw, scatter
+from thinwire_lab.chaos.faults import EXACT, KINDS, OF_THE_SERVER, RETURNING, WITHOUT_PRIVILEGES, Fault, draw, scatter
 from thinwire_lab.chaos.options import StormsOptions
 from thinwire_lab.chaos.outcome import Outcome, with_problem
 from thinwire_lab.chaos.stage import Stage
@@ -192,7 +192,7 @@ def all_back(outcome: Outcome, struck: Sequence[Fault], strikes: int, workers: i
     """Returns the outcome; faults that did not strike, and workers that did not take part again, are problems."""
     if len(struck) != strikes:
         outcome = with_problem(outcome, f"{len(struck)} of {strikes} faults could strike")
-    expected = sum(workers if fault.kind == "server" else fault.comes_back for fault in struck)
+    expected = sum(workers if fault.kind == "server" else fault.kind in RETURNING for fault in struck)
     if len(outcome.back_s) != expected:
         outcome = with_problem(outcome, f"workers took part again {len(outcome.back_s)} times of {expected}")
     return outcome
@@ -234,10 +234,6 @@ def exchanges(job: Job) -> int:
 
 
 def _spread(values: Sequence[float], form: str = ".1f") -> str:
-    """A median and the extremes.
-
-    >>> _spread([3.0, 1.0, 2.0])
-    '1.0 … 2.0 … 3.0'
-    """
+    """The least, the median and the most."""
     ordered = sorted(values)
     return " … ".join(format(each, form) for each in (ordered[0], ordered[len(ordered) // 2], ordered[-1]))

@@ -60,12 +60,8 @@ class Threshold(Sparse):
         bound = self._sampled(values, step) if self.tau is None else self.least(values.dtype)
         bitmap = space.array("threshold.bitmap", -(-size // 8), np.uint8)
         room = space.array("threshold.values", size + 1, values.dtype)
-        kept: dict[str, Any] = {
-            "residual": step.residual,
-            "residual_scale": step.residual_scale,
-            "tau": bound if signs else None,
-        }
-        taken = take(values, bound, bitmap=bitmap, room=room, **kept)
+        kept: dict[str, Any] = {"residual": step.residual, "residual_scale": step.residual_scale}
+        taken = take(values, bound, bitmap=bitmap, room=room, tau=bound if signs else None, **kept)
         body = np.packbits(taken > 0) if signs else taken.view(np.uint8)
         if self.takes_bitmap(size, taken.size, body.size):
             made = self.with_bitmap(bitmap, body, space)

@@ -209,7 +209,3 @@ def mean_line(found: Found, x: Sequence[float], designs: Sequence[str], figure: 
     several = all(len(values) > 1 for values in each)
     label = "mean ± standard deviation" if several else "mean"
     return Series(label=label, x=x, y=list(map(fmean, each)), error=list(map(deviation, each)) if several else None)
-
-
-def epochs(values: Sequence[object]) -> list[float]:
-    return [float(epoch) for epoch in range(1, len(values) + 1)]
