@@ -145,12 +145,7 @@ def compare(comparison: Comparison, folder: Path, train: Train, *, on_job: OnJob
 
 
 def varies(codec: Codec) -> bool:
-    """Whether the size of a codec's frames depends on the values in them, found by encoding two kinds.
-
-    >>> from thinwire.policies.compression import codec_by_name
-    >>> varies(codec_by_name("3lc")), varies(codec_by_name("3lc[zero_run=false]"))
-    (True, False)
-    """
+    """Whether the size of a codec's frames depends on the values in them, found by encoding two kinds."""
     even = torch.linspace(-1, 1, 4096)
     return len(codec.encode(even)) != len(codec.encode(even**9))
 

@@ -53,7 +53,7 @@ def _layers(found: Found) -> dict[str, int]:
 
 def _show_figure_2(found: Found) -> Shown:
     rms, layers = found.first[1].rms, _layers(found)
-    x = range(1, len(rms) + 1)
+    x = list(range(1, len(rms) + 1))
     series = [Series(label=name, x=x, y=[epoch[layer] for epoch in rms]) for layer, name in enumerate(layers)]
     axes = "epoch", "RMS of the derivative"
     lines = [[name, *(f"{epoch[layer]:.2e}" for epoch in (rms[0], rms[-1]))] for layer, name in enumerate(layers)]
@@ -71,7 +71,7 @@ def _show_figure_2(found: Found) -> Shown:
 def _show_figure_3(found: Found) -> Shown:
     _, probed = found.first
     entropies = np.array(probed.entropies)  # epoch, layer, bits, share
-    x, layers = range(1, len(probed.entropies) + 1), _layers(found)
+    x, layers = list(range(1, len(probed.entropies) + 1)), _layers(found)
     panels = [
         Panel(
             title=f"{bits} bits",
@@ -202,7 +202,7 @@ def _show(found: Found) -> Shown:
     panels, lines = [], []
     for c, printed in _PRINTED.items():
         _, finding = found.where(design=adaptive(c), exchange="server").first
-        x = range(1, len(finding.coded) + 1)
+        x = list(range(1, len(finding.coded) + 1))
         series = [Series(label="raw", x=x, y=finding.raw), Series(label="Huffman", x=x, y=finding.coded)]
         panels.append(Panel(title=f"c = {c}, M = 4", x_label="epoch", y_label="bits a weight", series=series))
         for exchange in _AMONG:
