@@ -1,4 +1,4 @@
-"""What a storm is made of: faults by name, and when each of them strikes. One seed, one storm."""
+"""The faults of a storm by name, and when each of them strikes. One seed, one storm."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(kw_only=True)
 class ScenarioOptions:
-    """Of every trial."""
+    """The options of every trial."""
 
     runs: int = 1
     first: int = 0
@@ -25,7 +25,7 @@ class ScenarioOptions:
 
 @dataclass(kw_only=True)
 class StormsOptions(ScenarioOptions):
-    """Of storms."""
+    """The options of storms."""
 
     runs: int = 100
     workers: int = 3
@@ -44,7 +44,7 @@ class StormsOptions(ScenarioOptions):
 
 @dataclass(kw_only=True)
 class SoakOptions(ScenarioOptions):
-    """Of soaks."""
+    """The options of soaks."""
 
     design: str = "3lc[s=1.0]"
     minutes: float = 60.0

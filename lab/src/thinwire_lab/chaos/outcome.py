@@ -1,4 +1,4 @@
-"""What became of one disturbed training, and whether it ended as it should."""
+"""The outcome of one disturbed training, and whether it ended as it should."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from thinwire_lab.jobs.outcome import WorkerOutcome
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """What a server's process takes, at a minute of a soak."""
+    """The resources of a server's process at a minute of a soak."""
 
     minute: float
     rss_mb: float  # resident memory, in MB
@@ -29,11 +29,11 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _OWN_NAMES = {"faults": "struck", "steps": "steps_done", "seconds": "seconds_taken"}
-"""What figures are called in a row, beside the trial's faults, steps and seconds."""
+"""The names of figures in a row, beside the trial's faults, steps and seconds."""
 
 
 class Outcome(Figures, frozen=True, kw_only=True):
-    """What became of one training."""
+    """The outcome of one training."""
 
     problems: list[str]  # why it did not end right; nothing where it did
     faults: list[str]  # what struck it, in words, in order

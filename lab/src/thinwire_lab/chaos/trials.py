@@ -68,7 +68,7 @@ class Scenario(ScenarioOptions, Bench[Trial, Outcome]):
         self.elastic().check(self.workers)
 
     def elastic(self, straggler_grace_s: float | None = None) -> Elastic:
-        """What the server does about workers that die or are late."""
+        """The server's policy for workers that die or are late."""
         return Elastic(
             min_workers=self.min_workers or max(1, self.workers // 2),
             worker_grace_s=self.worker_grace_s,
@@ -94,7 +94,7 @@ class Scenario(ScenarioOptions, Bench[Trial, Outcome]):
         return links
 
     def starter(self) -> Starter | None:
-        """What makes the processes of all trials; None: each is a program of its own."""
+        """The starter of all trials' processes; None: each is a program of its own."""
         return forks() if self.fork else None
 
     def staged(self, cell: Trial, tell: Tell, play: Callable[[Stage], None], **options: Any) -> Outcome:

@@ -1,4 +1,4 @@
-"""Who was struck when, how soon the others said so, and when each took part again."""
+"""The times of faults of workers, of the reports of a death, and of each return."""
 
 from __future__ import annotations
 

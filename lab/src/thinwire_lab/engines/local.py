@@ -36,7 +36,7 @@ def free_port() -> int:
 
 
 class _Child(Role):
-    """One process. What it reports, and last of all its exit status, goes to the engine's inbox beside its name."""
+    """One process. Its reports, and last of all its exit status, go to the engine's inbox beside its name."""
 
     def __init__(self, engine: LocalEngine, name: str, command: Sequence[str], start: Start, *role: Any) -> None:
         super().__init__(name, *role)  # again, restarts, optional

@@ -90,11 +90,11 @@ class Fabric:
         return self._namespace(self._known(host))
 
     def sent(self, host: str) -> Count:
-        """What has left a host, with all Ethernet, IP and TCP headers, ACKs and retransmits."""
+        """The traffic that has left a host, with all Ethernet, IP and TCP headers, ACKs and retransmits."""
         return self._carried[self._known(host)][0] + self._count(host, "eth0")
 
     def received(self, host: str) -> Count:
-        """What has come to a host, counted as in `sent` and raising the same."""
+        """The traffic that has come to a host, counted as in `sent`."""
         return self._carried[self._known(host)][1] + self._count(None, self._ports[host])
 
     def set_rate(self, host: str, rate: Rate) -> None:
@@ -226,7 +226,7 @@ class Fabric:
 
 
 def _numbers(shown: str) -> dict[str, int]:
-    """What `tc -s -j` shows of a device's queue."""
+    """The figures of a device's queue in the output of `tc -s -j`."""
     roots: list[dict[str, Any]] = [queue for queue in json.loads(shown) if queue.get("root")]
     return {key: sum(int(queue[key]) for queue in roots) for key in ("bytes", "packets", "backlog")}
 

@@ -50,7 +50,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Findings:
-    """What `results.json` holds, with runs of other comparisons too; `notes` are sentences on the rows."""
+    """The content of `results.json`, with runs of other comparisons too; `notes` are sentences on the rows."""
 
     comparison: Comparison
     rows: Sequence[Row]
@@ -61,7 +61,7 @@ class Findings:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison(ComparisonOptions):
-    """What is compared with what; ConfigError where there is nothing to compare, or a job is impossible."""
+    """The choices of a comparison; ConfigError where there is nothing to compare, or a job is impossible."""
 
     def __post_init__(self) -> None:
         for name in ("designs", "links", "models"):

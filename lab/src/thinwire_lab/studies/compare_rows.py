@@ -1,4 +1,4 @@
-"""What the runs of a comparison come to: a row of means over seeds for each model, design and link.
+"""The results of a comparison: a row of means over seeds for each model, design and link.
 
 It computes from stored outcomes and starts no run; a figure whose runs are missing is None.
 """

@@ -1,4 +1,4 @@
-"""What is said where runs that are held against each other are of several machines, or of several versions."""
+"""Notes on compared runs of several machines, or of several versions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a comparison may be asked to be: plain values with their defaults, which a command line can show.
+"""The options of a comparison: plain values with their defaults, which a command line can show.
 
 Nothing here knows which values can be, so that `thinwire compare --help` imports no torch; `compare.Comparison` does.
 """

@@ -1,4 +1,4 @@
-"""Whose examples come next: an endless, reproducible sequence of batches for one worker.
+"""The batches of one worker: an endless, reproducible sequence.
 
 `policies/sampling.py` says which rows they are; what does not fill a whole batch is left out of that epoch. Chance
 comes from (seed, epoch, rank, step): the position is the whole state, and resuming is exact.

@@ -16,12 +16,12 @@ from thinwire_lab.workloads.dataset import Dataset, part
 
 SYSTEM_FOLDER = Path("/usr/share/datasets")
 _in_use = WeakValueDictionary[tuple[str, Path, int | None], Dataset]()
-"""What somebody in this process holds, by name, place and context: 64 workers in one process share one copy."""
+"""Data sets in use, by name, place and context: 64 workers in one process share one copy."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataInfo:
-    """What `datasets` tells about one data set: where it is read from (None: it is missing), and how to get it."""
+    """One data set in the list of `datasets`: where it is read from (None: it is missing), and how to get it."""
 
     name: str
     description: str

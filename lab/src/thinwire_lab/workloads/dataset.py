@@ -1,4 +1,4 @@
-"""What a data set is, whichever file it came from.
+"""A data set, whichever file it came from.
 
 Examples stay one byte a pixel, so that ten worker processes can hold Fashion-MNIST at once; a batch becomes float32
 when it is used.
@@ -61,7 +61,7 @@ class Dataset:
         return digest.hexdigest()
 
     def inputs(self, x: torch.Tensor) -> torch.Tensor:
-        """What a model reads: float32 pixels, standardised; for "bytes" int64."""
+        """The inputs of a model: float32 pixels, standardised; for "bytes" int64."""
         if self.task == "bytes":
             return x.long()
         if self.crop is not None:

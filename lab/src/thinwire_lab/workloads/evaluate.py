@@ -1,4 +1,4 @@
-"""What training minimises, and how good a model is: its score on the test set.
+"""The losses that training minimises, and the score of a model on the test set.
 
 A recipe minimises cross-entropy, or half the squared error against ±1, and an ℓ1 penalty beside it. Scores are always
 given in cross-entropy, so that runs can be compared.

@@ -1,4 +1,4 @@
-"""What a recipe is: rate, schedule, batch and steps of a training, and the optimizer and step that follow from them."""
+"""A recipe: rate, schedule, batch and steps of a training, and the optimizer that follows from them."""
 
 from __future__ import annotations
 

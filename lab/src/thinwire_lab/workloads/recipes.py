@@ -27,7 +27,7 @@ _IMAGES = ("digits", "fashion-mnist", "mnist", "cifar10")
 _TEXTS = ("python-text",)
 
 
-# What transformers are trained with, at the size of a test: 30 steps of warm-up, 1,536 bytes a step.
+# The training of transformers at the size of a test: 30 steps of warm-up, 1,536 bytes a step.
 _ADAMW: dict[str, Any] = {"optimizer": "AdamW", "betas": (0.9, 0.95), "weight_decay": 0.1, "clip": 1.0}
 _ADAMW |= {"final": 0.1, "schedule": "linear", "warmup": 0.03, "batch": 4, "workers": 4, "steps": 1000, "context": 96}
 # Øland & Raj name the loss, the penalty and the decay (section 2), and no numbers. At this penalty c = 5 takes the

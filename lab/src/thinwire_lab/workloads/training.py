@@ -1,4 +1,4 @@
-"""What one worker trains, with what, on which examples: a recipe made into a model, an optimizer and batches.
+"""A recipe made into one worker's model, optimizer and batches.
 
 A plan, a benchmark and a study train what `thinwire train` does. Schedules and steps belong to the loops.
 """

@@ -40,7 +40,7 @@ Exchange = Literal["server", "peers"]
 
 
 class AveragesFinding(Finding, frozen=True, kw_only=True):
-    """What a training came to, one value for each epoch."""
+    """The results of a training, one value for each epoch."""
 
     accuracies: list[float]  # on the test set, 0 … 1
     coded: list[float]  # bits a weight as they were sent, Huffman's table included, mean over workers

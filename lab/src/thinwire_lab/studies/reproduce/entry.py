@@ -30,7 +30,7 @@ OnProgress = Callable[[float, str], None]  # takes the share of a cell that is d
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
-    """Base class of what a cell came to, as it is stored."""
+    """Base class of the results of a cell, as they are stored."""
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
@@ -89,7 +89,7 @@ class Found(dict[Any, Any]):
 
 @dataclass(frozen=True, kw_only=True)
 class Shown:
-    """What an entry has to show."""
+    """The tables, charts and notes of an entry."""
 
     setting: str  # what was run, in one or two sentences; it stands under every chart
     tables: Sequence[Table] = ()  # with the paper's number, ours, and a remark where they differ

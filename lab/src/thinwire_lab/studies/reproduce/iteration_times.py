@@ -41,7 +41,7 @@ def choices(method: str) -> tuple[str, str | None]:
 
 
 class OfMethod:
-    """What cells of a method have in common; `codec_up` is in place of the design's own."""
+    """Base of the cells of a method; `codec_up` is in place of the design's own."""
 
     __slots__ = ()
     design: str
@@ -89,7 +89,7 @@ SCALED = (
 
 
 class TimedFinding(Finding, frozen=True, kw_only=True):
-    """What a short run came to."""
+    """The results of a short run."""
 
     seconds_per_step: float  # without the first step
     wire_bytes: float  # of packets, a step, at the server's link, both ways together, the first weights included

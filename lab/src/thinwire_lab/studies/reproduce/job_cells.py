@@ -54,7 +54,7 @@ T = TypeVar("T", bound="TrainingFinding")
 
 
 class TrainingFinding(Finding, frozen=True, kw_only=True):
-    """What a training came to."""
+    """The results of a training."""
 
     evaluations: list[tuple[int, float]]  # pairs of a step and the test accuracy, 0 … 1, the last one at the end
     test_loss: float

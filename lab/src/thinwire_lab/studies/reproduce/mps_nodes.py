@@ -84,7 +84,7 @@ class MachineCell(JobCell, frozen=True, kw_only=True):
 
 
 class NodesFinding(Finding, frozen=True, kw_only=True):
-    """What a run came to."""
+    """The results of a run."""
 
     seconds_per_step: float  # by the modelled clock
     single_s: float  # of a step of a single machine, measured

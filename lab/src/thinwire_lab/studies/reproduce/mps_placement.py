@@ -18,7 +18,7 @@ from thinwire_lab.studies.reproduce.entry import Cell, Entry, Finding, Found, On
 SERVERS = 4
 _NETWORKS = {"resnet110": "ResNet", "googlenet": "GoogLeNet", "inception-v4": "Inception-v4"}
 _RISING = "greedy, rising size"
-"""What the code does that the thesis published with algorithm 2, which says falling size."""
+"""The order in the code that the thesis published with algorithm 2, which says falling size."""
 _POLICIES = {
     "uniform[min=0]": "uniform split",
     "round-robin": "round-robin",

@@ -37,7 +37,7 @@ _PRINTED = {1: (1.00, 1.00), 2: (1.43, 1.99), 4: (2.11, 3.76), 8: (2.95, 7.15)}
 
 
 class MeasuredFinding(Finding, frozen=True, kw_only=True):
-    """What a run came to."""
+    """The results of a run."""
 
     seconds_per_step: float  # measured
     single_s: float  # of a step of a single machine, measured
@@ -137,7 +137,7 @@ SAMPLED = (
 
 
 class UtilisationFinding(Finding, frozen=True, kw_only=True):
-    """What was sampled while all workers trained, shares of 0 … 1, an interval each."""
+    """Samples while all workers trained, shares of 0 … 1, an interval each."""
 
     seconds: list[float]  # of each interval's end, from the beginning
     processor: list[float]  # of a core, by worker's processes, the mean

@@ -31,7 +31,7 @@ OnCellProgress = Callable[[Cell, float, str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Reproduced:
-    """What each entry shows, the entries without all their runs, and the written files but for pictures."""
+    """The pages of entries, the entries without all their runs, and the written files but for pictures."""
 
     shown: Sequence[tuple[Entry, Shown]]
     left_out: Sequence[Entry]

@@ -45,7 +45,7 @@ class Histograms(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GradientsFinding(TrainingFinding, frozen=True, kw_only=True):
-    """What the training came to, and its histograms."""
+    """The results of the training, and its histograms."""
 
     histograms: list[Histograms]
 

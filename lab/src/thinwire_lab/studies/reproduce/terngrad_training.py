@@ -46,7 +46,7 @@ class RecipeCell(TrainingCell, frozen=True, kw_only=True):
 
 
 class CurvesFinding(TrainingFinding, frozen=True, kw_only=True):
-    """What a training came to, and by step the share of zeros in worker 0's ternary gradient of the first matrix."""
+    """The results of a training, and by step the share of zeros in worker 0's ternary gradient of the first matrix."""
 
     zeros: list[float]
 

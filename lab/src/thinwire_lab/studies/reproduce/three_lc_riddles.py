@@ -32,7 +32,7 @@ _REVERSAL_SEEDS: dict[Scale, int] = {"tiny": 1, "quick": 1, "full": 3}
 
 
 class ReversalsFinding(TrainingFinding, frozen=True, kw_only=True):
-    """What a training came to, and its pulls step by step."""
+    """The results of a training, and its pulls step by step."""
 
     sent: list[float]  # share of the compressed values that a pull changes
     reversed: list[float]  # share of these whose last change had the other sign
