@@ -1,7 +1,7 @@
 """A shard's journal, held against what the design promises: no gradient lost, none counted twice.
 
 Every update of a table leads from its version to the next one, and is of the gradients that came for that clock from
-the workers that it names, each once. The audit counts missing gradients, and updates that are made again after a restart.
+the workers that it names, each once. The audit counts missing gradients, and updates made again after a restart.
 """
 
 from __future__ import annotations
