@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
-from thinwire.errors import ConfigError
 from thinwire_lab.chaos.faults import DURATIONS_S, KINDS, draw
 
 
@@ -18,13 +15,3 @@ def test_a_seed_is_a_storm() -> None:
     for fault in storm:
         least, most = DURATIONS_S.get(fault.kind, (0.0, 4.0))
         assert least <= fault.seconds <= most, fault
-
-
-def test_what_cannot_be() -> None:
-    for kinds, every, said in (
-        (["flood"], 9, "fault 'flood'; there are kill"),
-        ([], 9, "none"),
-        (["kill"], 0, "at le"),
-    ):
-        with pytest.raises(ConfigError, match=said):
-            draw("0", kinds, workers=2, every=every, rounds=99)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ def test_a_tiny_disk_is_full_for_those_inside_alone(tmp_path: Path) -> None:
         disk = TinyDisk(tmp_path, 1 << 20)
     except EngineError as error:
         pytest.skip(str(error))
-    with disk:
+    with closing(disk):
         assert subprocess.run(entering([disk.namespace], write)).returncode == 0
         disk.fill()
         assert subprocess.run(entering([disk.namespace], write), capture_output=True).returncode != 0

@@ -16,7 +16,7 @@ from thinwire.engines.events import Event, Restarted
 from thinwire.errors import EngineError
 from thinwire_lab.engines.local import LocalEngine
 from thinwire_lab.engines.namespaces import available
-from thinwire_lab.engines.utilisation import Sampler
+from thinwire_lab.studies.reproduce.mps_processes import Sampler
 
 
 class Step(Event, frozen=True, kw_only=True):

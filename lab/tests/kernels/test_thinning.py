@@ -1,4 +1,4 @@
-"""Values kept by chance: the choice of the oracle, at any size and probability, inside the room that is given."""
+"""Values kept by chance, the choice of the oracle, inside the room that is given; values taken out by magnitude."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from lab.tests.kernels import oracle
-from thinwire_lab.kernels.thinning import collect_kept, kept_positions, scatter
+from tests.kernels.oracle import with_residual
+from thinwire_lab.kernels.thinning import collect_kept, kept_positions, take
 
 UNITS = 1 << 24
 KEYS = [(0, 0), (1, 2), (0xFFFFFFFF, 0xDEADBEEF)]
@@ -26,12 +27,6 @@ def test_equals_the_oracle() -> None:
         assert np.array_equal(sent[: wanted.size], values[wanted] * dtype(3)), case
         assert kept_positions(size, key=key, kept=kept, positions=positions) == wanted.size, case
         assert np.array_equal(positions[: wanted.size], wanted), case
-        out, expected = np.ones(size, dtype), np.ones(size, dtype)
-        scatter(sent[: wanted.size], positions[: wanted.size], out, accumulate=True)
-        expected[wanted] += sent[: wanted.size]
-        assert np.array_equal(out, expected), case
-        scatter(sent[: wanted.size], positions[: wanted.size], out, accumulate=False)
-        assert np.array_equal(out, np.where(np.isin(np.arange(size), wanted), values * dtype(3), dtype(0))), case
 
 
 def test_room_that_is_too_small_is_not_overrun() -> None:
@@ -44,3 +39,25 @@ def test_room_that_is_too_small_is_not_overrun() -> None:
             assert collect_kept(values, key=key, kept=UNITS // 2, factor=np.float32(1), sent=held[:room]) == wanted, key
             assert kept_positions(5000, key=key, kept=UNITS // 2, positions=places[:room]) == wanted, key
             assert (held[room:] == -7).all() and (places[room:] == -7).all(), key
+
+
+def heavy(size: int, dtype: Any) -> Any:
+    return np.random.default_rng(size).standard_t(2, size).astype(dtype)
+
+
+def test_taking_out_what_reaches_a_bound() -> None:
+    for dtype, size, bound in product(DTYPES, (1, 7, 8, 9, 8191, 8192, 8193, 140_001), (1e-3, 1.5, 40.0)):
+        values, held = heavy(size, dtype), heavy(size + 1, dtype)[:-1]
+        for residual in (None, held):
+            for tau in (None, 0.7):
+                v = with_residual(values, residual, 0.3)
+                reaches = np.abs(v) >= dtype(bound)
+                left = None if residual is None else residual.copy()
+                bitmap = np.full(-(-size // 8), 255, np.uint8)
+                options: dict[str, Any] = {"residual": left, "residual_scale": 0.3, "tau": tau, "bitmap": bitmap}
+                taken = take(values, bound, room=np.empty(size + 1, dtype), **options)
+                assert taken.tobytes() == v[reaches].tobytes(), (dtype, size, bound)
+                assert np.array_equal(bitmap, np.packbits(reaches)), (dtype, size, bound)
+                if left is not None:
+                    rest = np.zeros_like(v) if tau is None else v - np.copysign(dtype(tau), v)
+                    assert left.tobytes() == np.where(reaches, rest, v).tobytes(), (dtype, size, bound)

@@ -3,7 +3,7 @@
 import pytest
 
 from thinwire.errors import ConfigError
-from thinwire_lab.studies.architectures import architecture, architectures
+from thinwire_lab.studies.architectures import ARCHITECTURES, architecture
 from thinwire_lab.workloads.models import model
 
 
@@ -22,7 +22,7 @@ def test_resnet110_is_the_workload() -> None:
 
 
 def test_names_are_unique_and_unknown_ones_refused() -> None:
-    for name in architectures():
+    for name in ARCHITECTURES:
         names = [each.name for each in architecture(name)]
         assert len(set(names)) == len(names), name
     with pytest.raises(ConfigError, match="unknown architecture 'vgg'; known are alexnet"):

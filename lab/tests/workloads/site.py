@@ -1,4 +1,4 @@
-"""A real HTTP server on the loopback interface that serves good and bad files, and disks that are full."""
+"""A real HTTP server on the loopback interface that serves good and bad files."""
 
 from __future__ import annotations
 
@@ -7,9 +7,6 @@ import hashlib
 from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
-
-import pytest
 
 from thinwire_lab.workloads.download import RemoteFile
 
@@ -17,7 +14,7 @@ BODY = bytes(range(256)) * 3000
 
 
 class Site(ThreadingHTTPServer):
-    """Paths to bodies; requests are noted. A path is cut short, or refuses, for its first requests."""
+    """Paths to bodies; requests are noted. A path is cut short for its first requests."""
 
     daemon_threads = True
 
@@ -25,7 +22,6 @@ class Site(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.bodies: dict[str, bytes] = {}
         self.truncate: Counter[str] = Counter()
-        self.throttled: Counter[str] = Counter()
         self.requests: list[str] = []
 
     def url(self, path: str) -> str:
@@ -38,12 +34,9 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.server.requests.append(self.path)
         body = self.server.bodies.get(self.path)
-        for number, refuses in ((404, body is None), (429, self.server.throttled[self.path] > 0)):
-            if refuses:
-                self.server.throttled[self.path] -= 1
-                self.send_error(number)
-                return
-        assert body is not None
+        if body is None:
+            self.send_error(404)
+            return
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -59,20 +52,6 @@ class _Handler(BaseHTTPRequestHandler):
 
 def remote_file(*urls: str, body: bytes = BODY, name: str = "file.bin") -> RemoteFile:
     return RemoteFile(name=name, urls=urls, nbytes=len(body), sha256=hashlib.sha256(body).hexdigest())
-
-
-def full_disk(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """Makes the disk full for files whose name begins so, once they are made."""
-    real = Path.open
-
-    def opens(path: Path, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-        opened = real(path, mode, *args, **kwargs)
-        if not path.name.startswith(name) or mode == "rb":
-            return opened
-        opened.close()
-        return real(Path("/dev/full"), "wb")
-
-    monkeypatch.setattr(Path, "open", opens)
 
 
 def files(folder: Path) -> list[str]:

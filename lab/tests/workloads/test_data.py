@@ -13,18 +13,16 @@ import torch
 
 from thinwire.errors import ConfigError, DataError
 from thinwire_lab.workloads import data as registry
-from thinwire_lab.workloads import digits as source
 from thinwire_lab.workloads.data import data
 from thinwire_lab.workloads.dataset import pixel_statistics
-from thinwire_lab.workloads.digits import digits
 from thinwire_lab.workloads.download import SOURCES
-from thinwire_lab.workloads.idx import FILES
+from thinwire_lab.workloads.images import DIGITS, IDX_FILES, digits
 from thinwire_lab.workloads.python_text import CONTEXT, MIN_MODULES, python_text, source_files
 
 
 def _write(folder: Path) -> None:
     folder.mkdir(parents=True)
-    for name in FILES:
+    for name in IDX_FILES:
         shape = [5, 16, 16] if "images" in name else [5]
         header = bytes([0, 0, 8, len(shape)]) + b"".join(size.to_bytes(4, "big") for size in shape)
         (folder / name).write_bytes(header + (np.arange(np.prod(shape)) % 7).astype(np.uint8).tobytes())
@@ -91,9 +89,9 @@ def test_a_crop_is_what_a_model_sees_of_an_image() -> None:
     middle = cropped.test_x[3, 0, 1:7, 1:7].float()
     torch.testing.assert_close(seen[3, 0], (middle - middle.mean()) / max(float(middle.std(correction=0)), 255 / 6))
     for name, message in {
-        "digits[crop=9]": "a crop of 9; expected a side from 1 to 8 pixels",
-        "digits[crop=0]": "a crop of 0",
-        "digits[crop=true]": "a crop of True",
+        "digits[crop=9]": "crop 9; expected a number from 1 to 8",
+        "digits[crop=0]": "crop 0",
+        "digits[crop=true]": "crop True",
         "digits[crop=6,unit=true]": "leave out crop or unit",
         "python-text[crop=6]": "is text: it cannot be cropped",
     }.items():
@@ -141,7 +139,7 @@ def test_the_split_is_stratified_deterministic_and_loses_nothing() -> None:
     per_class = per_class_test + torch.bincount(first.train_y, minlength=10)
     assert per_class.sum() == 1797
     assert ((per_class_test - per_class * 450 / 1797).abs() < 1).all()
-    with np.load(source.FILE) as arrays:
+    with np.load(DIGITS) as arrays:
         everything = sorted(image.tobytes() for image in arrays["images"])
     parts = torch.cat([first.train_x, first.test_x]).numpy()
     assert sorted(image.tobytes() for image in parts) == everything

@@ -1,8 +1,7 @@
 """A shard's journal, held against what the design promises: no gradient lost, none counted twice.
 
 Every update of a table leads from its version to the next one, and is of the gradients that came for that clock from
-the workers that it names, each once. An update without some workers is no breach: who is missing is counted. After a
-shard was started again the updates that it goes back behind are made again, and counted, too.
+the workers that it names, each once. The audit counts missing gradients, and updates made again after a restart.
 """
 
 from __future__ import annotations
@@ -13,39 +12,16 @@ from thinwire.policies.consistency import consistency
 from thinwire.runtime.journal import AnyEntry, Began, Planned, Took, Updated
 
 MAX_PROBLEMS = 20
-NOBODY = (-1,)
-"""The ranks of an update that everybody skips."""
+NOBODY = (-1,)  # the ranks of an update that everybody skips
 
 
 class Audit:
-    """Reads one shard's journal entry by entry.
-
-    Attributes:
-        problems: what went wrong, in words; of many the first.
-        version: updates that every table has had.
-        missing: gradients that updates were made without, in units of one worker's whole model.
-        late: gradients that came after an update which had gone without them, in the same unit.
-        redone: updates that were made again after the shard was started again.
-        skipped: updates that everybody skipped.
-        first_at, last_at: when the first and the newest version were complete.
-
-    Example:
-        >>> audit = Audit()
-        >>> for entry in (
-        ...     Began(at=0.0),
-        ...     Planned(at=0.0, workers=2, tables=1),
-        ...     Took(at=0.1, rank=0, step=0, tables=(0,)),
-        ...     Updated(at=0.2, version=1, tables=(0,)),
-        ... ):
-        ...     audit.add(entry)
-        >>> audit.version, audit.problems
-        (1, ['update 1 of table 0 names worker 1, whose gradient did not come'])
-    """
+    """Reads one shard's journal entry by entry."""
 
     def __init__(self) -> None:
-        self.problems: list[str] = []
-        self.version = self.redone = self.skipped = 0
-        self.first_at = self.last_at = 0.0
+        self.problems: list[str] = []  # what went wrong, in words; of many the first
+        self.version = self.redone = self.skipped = 0  # updates that every table has had
+        self.first_at = self.last_at = 0.0  # when the first and the newest version were complete
         self._first = 0
         self._highest = 0
         self._workers = 0
@@ -59,12 +35,12 @@ class Audit:
 
     @property
     def missing(self) -> float:
-        """See the class."""
+        """Gradients that updates were made without, in units of one worker's whole model."""
         return sum(self._missing.values()) / max(1, len(self._versions))
 
     @property
     def late(self) -> float:
-        """See the class."""
+        """Gradients that came after an update which had gone without them, in the same unit."""
         return sum(self._late.values()) / max(1, len(self._versions))
 
     @property
@@ -74,7 +50,6 @@ class Audit:
         return (self._highest - self._first) / seconds if seconds > 0 else 0.0
 
     def add(self, entry: AnyEntry) -> None:
-        """Takes the next entry."""
         match entry:
             case Began():
                 self._versions = dict.fromkeys(self._versions, entry.step)

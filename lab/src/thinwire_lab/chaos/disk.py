@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 
 from thinwire.engines.parent_watch import with_parent_watch
 from thinwire.errors import EngineError
@@ -15,15 +14,7 @@ _HOLDER_SCRIPT = 'mount -t tmpfs -o "size=$2" thinwire-chaos "$1" && echo mounte
 
 
 class TinyDisk:
-    """A small disk at a folder, for the processes that are started inside it.
-
-    Args:
-        folder: where it is mounted; there already. Elsewhere on the machine it stays as it is.
-        nbytes: its size.
-
-    Raises:
-        EngineError: it cannot be mounted: this user may not.
-    """
+    """A small disk at a folder, for the processes that are started inside it."""
 
     def __init__(self, folder: Path, nbytes: int) -> None:
         tools = find_tools()
@@ -47,24 +38,13 @@ class TinyDisk:
         return f"/proc/{self._holder.pid}/ns/mnt"
 
     def fill(self) -> None:
-        """Leaves no room on it."""
         with suppress(OSError), self._filler.open("ab", buffering=0) as file:
             while True:
                 file.write(bytes(4096))
 
     def clear(self) -> None:
-        """Gives the room back."""
         self._filler.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Lets the disk go, once no process has it."""
         self._holder.kill()
         self._holder.communicate()
-
-    def __enter__(self) -> TinyDisk:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

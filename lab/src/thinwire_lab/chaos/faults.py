@@ -1,13 +1,11 @@
-"""What a storm is made of: faults by name, and when each of them strikes. One seed, one storm."""
+"""The faults of a storm by name, and when each of them strikes. One seed, one storm."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 import msgspec
-
-from thinwire.errors import ConfigError
 
 KINDS = {
     "kill": "a worker is killed (SIGKILL), and the same command started again at once",
@@ -23,36 +21,22 @@ KINDS = {
 }
 """Names and meanings."""
 
-WITHOUT_PRIVILEGES = ("kill", "gone", "stop", "garbage", "server")
-"""What does not need links that the kernel shapes."""
+WITHOUT_PRIVILEGES = ("kill", "gone", "stop", "garbage", "server")  # what does not need links that the kernel shapes
 OF_A_WORKER = ("kill", "gone", "stop", "cut", "cut-out", "cut-in", "slow")
-OF_THE_SERVER = {"server", "disk"}
-"""Faults that need checkpoints."""
-EXACT = {"garbage", *OF_THE_SERVER}
-"""Faults that strike no worker: weights stay those of an undisturbed training."""
-DURATIONS_S = {"stop": (0.5, 4.0), "cut": (0.5, 3.0), "cut-out": (0.5, 3.0), "cut-in": (0.5, 3.0), "slow": (1.0, 5.0)}
-_DISK_S = (1.0, 4.0)
+RETURNING = tuple(kind for kind in OF_A_WORKER if kind != "gone")  # one worker is away and takes part again
+OF_THE_SERVER = {"server", "disk"}  # faults that need checkpoints
+EXACT = {"garbage", *OF_THE_SERVER}  # faults that strike no worker: weights stay those of an undisturbed training
+DURATIONS_S = {"stop": (0.5, 4.0), "cut": (0.5, 3.0), "cut-out": (0.5, 3.0), "cut-in": (0.5, 3.0)}
+DURATIONS_S |= {"slow": (1.0, 5.0), "disk": (1.0, 4.0)}
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that goes wrong.
+    """One thing that goes wrong."""
 
-    Attributes:
-        round: the update before which it strikes.
-        kind: a key of `KINDS`.
-        rank: the worker that it strikes; of others a number at random.
-        seconds: how long it lasts; 0 where it has no length.
-    """
-
-    round: int
-    kind: str
-    rank: int
-    seconds: float = 0.0
-
-    @property
-    def comes_back(self) -> bool:
-        """Whether one worker is away and takes part again."""
-        return self.kind in OF_A_WORKER and self.kind != "gone"
+    round: int  # the update before which it strikes
+    kind: str  # a key of `KINDS`
+    rank: int  # the worker that it strikes; of others a number at random
+    seconds: float = 0.0  # how long it lasts; 0 where it has no length
 
     def __str__(self) -> str:
         whose = f" worker {self.rank}" if self.kind in OF_A_WORKER else ""
@@ -60,33 +44,8 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.kind}{whose}{lasts} at {self.round}"
 
 
-def check_kinds(kinds: Collection[str]) -> tuple[str, ...]:
-    """Returns the kinds; raises ConfigError for one that is unknown, or where there are none."""
-    if unknown := [kind for kind in kinds if kind not in KINDS] or ([] if kinds else ["none"]):
-        raise ConfigError(f"fault {unknown[0]!r}; there are {', '.join(KINDS)}")
-    return tuple(kinds)
-
-
 def draw(seed: str, kinds: Sequence[str], *, workers: int, every: int, rounds: int) -> list[Fault]:
-    """Draws a storm: a fault after every so many rounds, up to where those who were struck can still be back.
-
-    Args:
-        seed: of the draw.
-        kinds: what may happen.
-        workers: how many there are.
-        every: rounds between two faults.
-        rounds: of the whole training; the last sixth is left in peace.
-
-    Raises:
-        ConfigError: a kind that is unknown, or less than one round between two faults.
-
-    Example:
-        >>> [str(fault) for fault in draw("7", ["kill", "stop"], workers=4, every=20, rounds=72)]
-        ['kill worker 2 at 20', 'kill worker 3 at 40', 'stop worker 1 for 0.8 s at 60']
-    """
-    check_kinds(kinds)
-    if every < 1:
-        raise ConfigError(f"a fault every {every} rounds; at least 1 is needed")
+    """Draws a storm: a fault after every so many rounds, up to where those who were struck can still be back."""
     chance = random.Random(seed)
     return [
         _fault(chance, at, chance.choice(list(kinds)), chance.randrange(workers))
@@ -95,17 +54,7 @@ def draw(seed: str, kinds: Sequence[str], *, workers: int, every: int, rounds: i
 
 
 def scatter(seed: str, kinds: Sequence[str], *, workers: int, strikes: int, first: int, rounds: int) -> list[Fault]:
-    """Draws a few faults between a tenth and six tenths of a training; one that dies for good dies once.
-
-    Args:
-        seed, kinds, workers, rounds: as of `draw`.
-        strikes: how many.
-        first: the round from which on they may strike.
-
-    Example:
-        >>> [str(fault) for fault in scatter("7", ["gone"], workers=4, strikes=2, first=0, rounds=100)]
-        ['gone worker 1 at 46', 'gone worker 3 at 54']
-    """
+    """Draws a few faults between a tenth and six tenths of a training; one that dies for good dies once."""
     chance = random.Random(seed)
     at = sorted(first + round((rounds - first) * (0.1 + 0.5 * chance.random())) for _ in range(strikes))
     ranks = chance.sample(range(workers), workers)
@@ -113,5 +62,5 @@ def scatter(seed: str, kinds: Sequence[str], *, workers: int, strikes: int, firs
 
 
 def _fault(chance: random.Random, at: int, kind: str, rank: int) -> Fault:
-    least, most = {**DURATIONS_S, "disk": _DISK_S}.get(kind, (0.0, 0.0))
+    least, most = DURATIONS_S.get(kind, (0.0, 0.0))
     return Fault(round=at, kind=kind, rank=rank, seconds=round(chance.uniform(least, most), 1))

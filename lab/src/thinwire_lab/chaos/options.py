@@ -1,4 +1,4 @@
-"""The options of storms and soaks with their defaults, as `bench.options` has those of benchmarks."""
+"""The options of storms and soaks with their defaults; `cli.options` describes them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(kw_only=True)
 class ScenarioOptions:
-    """The options of `Scenario`, which describes them."""
+    """The options of every trial."""
 
     runs: int = 1
     first: int = 0
@@ -25,7 +25,7 @@ class ScenarioOptions:
 
 @dataclass(kw_only=True)
 class StormsOptions(ScenarioOptions):
-    """The options of `Storms`, which describes them."""
+    """The options of storms."""
 
     runs: int = 100
     workers: int = 3
@@ -44,7 +44,7 @@ class StormsOptions(ScenarioOptions):
 
 @dataclass(kw_only=True)
 class SoakOptions(ScenarioOptions):
-    """The options of `Soak`, which describes them."""
+    """The options of soaks."""
 
     design: str = "3lc[s=1.0]"
     minutes: float = 60.0

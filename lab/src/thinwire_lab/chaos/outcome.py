@@ -1,4 +1,4 @@
-"""What became of one disturbed training, and whether it ended as it should."""
+"""The outcome of one disturbed training, and whether it ended as it should."""
 
 from __future__ import annotations
 
@@ -16,68 +16,41 @@ from thinwire_lab.jobs.outcome import WorkerOutcome
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """What a server's process takes, at a minute of a soak.
-
-    Attributes:
-        rss_mb: resident memory, in MB.
-        descriptors: open files and sockets.
-        threads: of the process.
-        version: updates so far.
-        thread_names: how many threads have each of the kernel's names for them.
-    """
+    """The resources of a server's process at a minute of a soak."""
 
     minute: float
-    rss_mb: float
-    descriptors: int
-    threads: int
-    version: int
-    thread_names: dict[str, int] = {}
+    rss_mb: float  # resident memory, in MB
+    descriptors: int  # open files and sockets
+    threads: int  # of the process
+    version: int  # updates so far
 
     def __str__(self) -> str:
         return f"minute {self.minute:.1f}: {self.rss_mb:.0f} MB, {self.descriptors} descriptors, {self.threads} threads"
 
 
 _OWN_NAMES = {"faults": "struck", "steps": "steps_done", "seconds": "seconds_taken"}
-"""What figures are called in a row, beside the trial's faults, steps and seconds."""
+"""The names of figures in a row, beside the trial's faults, steps and seconds."""
 
 
 class Outcome(Figures, frozen=True, kw_only=True):
-    """What became of one training.
+    """The outcome of one training."""
 
-    Attributes:
-        problems: why it did not end right; nothing where it did.
-        faults: what struck it, in words, in order.
-        steps: the last version that every table reached.
-        said_s: the latest of the other workers to say that a worker had died, in seconds after its death.
-        back_s: see `Witnesses.back`.
-        joining_s: see `Witnesses.joining`.
-        accuracy: of worker 0 on the test set, 0 … 1; None where it did not reach the end.
-        undisturbed: the accuracy of the same training without faults.
-        steps_per_second: from the first update to the last.
-        missing: gradients that updates were made without, counted in whole models.
-        late, redone: see `Audit`.
-        weights: of the workers that reached the end, as one digest; several where they differ.
-        seconds: of the whole trial, from the start of the processes on.
-        samples: of a soak.
-        lines: the last lines that processes printed, where something went wrong.
-    """
-
-    problems: list[str]
-    faults: list[str]
-    steps: int
-    said_s: float | None = None
-    back_s: tuple[float, ...] = ()
-    joining_s: tuple[float, ...] = ()
-    accuracy: float | None = None
-    undisturbed: float | None = None
-    steps_per_second: float = 0.0
-    missing: float = 0.0
-    late: float = 0.0
-    redone: int = 0
-    weights: tuple[str, ...] = ()
-    seconds: float = 0.0
-    samples: tuple[Sample, ...] = ()
-    lines: tuple[str, ...] = ()
+    problems: list[str]  # why it did not end right; nothing where it did
+    faults: list[str]  # what struck it, in words, in order
+    steps: int  # the last version that every table reached
+    said_s: float | None = None  # from a worker's death until the last of the other workers had reported it
+    back_s: tuple[float, ...] = ()  # see `Witnesses.back`
+    joining_s: tuple[float, ...] = ()  # see `Witnesses.joining`
+    accuracy: float | None = None  # of worker 0 on the test set, 0 … 1; None where it did not reach the end
+    undisturbed: float | None = None  # the accuracy of the same training without faults
+    steps_per_second: float = 0.0  # from the first update to the last
+    missing: float = 0.0  # gradients that updates were made without, counted in whole models
+    late: float = 0.0  # see `Audit`
+    redone: int = 0  # see `Audit`
+    weights: tuple[str, ...] = ()  # of the workers that reached the end, as one digest; several where they differ
+    seconds: float = 0.0  # of the whole trial, from the start of the processes on
+    samples: tuple[Sample, ...] = ()  # of a soak
+    lines: tuple[str, ...] = ()  # the last lines that processes printed, where something went wrong
 
     def row(self) -> dict[str, Any]:
         """As of any figures; what a trial was asked to be has some of their names."""
@@ -85,19 +58,13 @@ class Outcome(Figures, frozen=True, kw_only=True):
 
     @property
     def points(self) -> float | None:
-        """Percentage points of accuracy above the undisturbed training."""
         if self.accuracy is None or self.undisturbed is None:
             return None
         return 100 * (self.accuracy - self.undisturbed)
 
 
 def ends(job: Job, done: Mapping[int, WorkerOutcome]) -> list[str]:
-    """Returns the problems of a training's end: workers that did not reach the last step, or replicas that differ.
-
-    Args:
-        job: what was trained.
-        done: outcomes of the workers that reached the end, by rank.
-    """
+    """Returns the problems of a training's end: workers that did not reach the last step, or replicas that differ."""
     problems = []
     policy = consistency(job.full_design().consistency)
     steps = 0 if job.seconds else job.recipe().steps
@@ -117,5 +84,4 @@ def ends(job: Job, done: Mapping[int, WorkerOutcome]) -> list[str]:
 
 
 def with_problem(outcome: Outcome, problem: str) -> Outcome:
-    """Returns the outcome with one more problem."""
     return msgspec.structs.replace(outcome, problems=[*outcome.problems, problem])

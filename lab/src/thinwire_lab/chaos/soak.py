@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +22,7 @@ from thinwire_lab.chaos.stage import SERVER, Stage
 from thinwire_lab.chaos.trials import Scenario, Trial
 from thinwire_lab.jobs.grid import Measured
 
-SETTLED_MINUTE = 10.0
-"""From when on the server should not grow any more."""
+SETTLED_MINUTE = 10.0  # from when on the server should not grow any more
 SAMPLE_S = 10.0
 
 
@@ -35,11 +32,6 @@ class Soak(SoakOptions, Scenario):
 
     Right is: it goes on to its end, no gradient lost or counted twice, and the server has not grown since the tenth
     minute (of a shorter soak: since its middle) by more than `growth_mb`, nor has it more descriptors or threads.
-
-    Args:
-        minutes: how long.
-        churn_s: seconds between a death and a join, and the reverse.
-        growth_mb: how much the server's resident memory may grow, in MB.
     """
 
     name: ClassVar[str] = "soak"
@@ -110,18 +102,13 @@ class Soak(SoakOptions, Scenario):
     def chart(self, measured: Measured[Trial, Outcome]) -> Chart | None:
         """One panel for each measure of the server, by minute, with a line for each training."""
         taken = {str(cell): outcome.samples for cell, [outcome, *_] in measured.items() if outcome.samples}
-        panels = [
-            Panel(
-                title=f"the server's {title}",
-                x_label="minute",
-                y_label=title,
-                series=[
-                    Series(label=trial, x=[each.minute for each in some], y=[getattr(each, name) for each in some])
-                    for trial, some in taken.items()
-                ],
-            )
-            for title, name in (("MB", "rss_mb"), ("descriptors", "descriptors"), ("threads", "threads"))
-        ]
+        panels = []
+        for title, name in (("MB", "rss_mb"), ("descriptors", "descriptors"), ("threads", "threads")):
+            series = [
+                Series(label=trial, x=[each.minute for each in some], y=[getattr(each, name) for each in some])
+                for trial, some in taken.items()
+            ]
+            panels.append(Panel(title=f"the server's {title}", x_label="minute", y_label=title, series=series))
         return Chart(name="soak", caption="What the server takes, by minute.", panels=panels) if taken else None
 
 
@@ -136,23 +123,9 @@ def sample(stage: Stage, minute: float) -> Sample | None:
             descriptors=len(list((process / "fd").iterdir())),
             threads=int(status["Threads"]),
             version=stage.audit.version,
-            thread_names=thread_names(process),
         )
     except (OSError, KeyError, ValueError):
         return None
-
-
-def thread_names(process: Path) -> dict[str, int]:
-    """Returns how many threads have each name; libraries name their own, Python's have the program's.
-
-    Args:
-        process: its folder in /proc.
-    """
-    names: Counter[str] = Counter()
-    for task in (process / "task").iterdir():
-        with contextlib.suppress(OSError):  # a thread may have ended since
-            names[(task / "comm").read_text().strip()] += 1
-    return dict(names)
 
 
 def growth(samples: Sequence[Sample], most_mb: float) -> list[str]:
@@ -160,15 +133,6 @@ def growth(samples: Sequence[Sample], most_mb: float) -> list[str]:
 
     Single samples are of a moment when somebody may be joining, so the least and most of two halves are compared:
     memory by the most of each, descriptors and threads by the least.
-
-    Args:
-        samples: in order.
-        most_mb: how much memory may.
-
-    Example:
-        >>> some = [Sample(minute=m, rss_mb=200.0 + m, descriptors=30, threads=9, version=0) for m in range(60)]
-        >>> growth(some, 5.0)
-        ['the server grew by 25.0 MB since minute 10']
     """
     if not samples:
         return []
@@ -184,12 +148,5 @@ def growth(samples: Sequence[Sample], most_mb: float) -> list[str]:
     for name in ("descriptors", "threads"):
         counts = [min(getattr(each, name) for each in half) for half in (first, second)]
         if counts[1] > counts[0]:
-            more_of = f" ({_new_threads(first[0], second[-1])})" if name == "threads" else ""
-            problems.append(f"the server's {name} grew from {counts[0]} to {counts[1]} since minute {since:g}{more_of}")
+            problems.append(f"the server's {name} grew from {counts[0]} to {counts[1]} since minute {since:g}")
     return problems
-
-
-def _new_threads(first: Sample, last: Sample) -> str:
-    more = Counter(last.thread_names)
-    more.subtract(first.thread_names)
-    return ", ".join(f"{count} {name}" for name, count in more.items() if count > 0) or "no name is new"

@@ -1,8 +1,7 @@
 """One training of real processes, and what can be done to them while it runs.
 
 A `Stage` starts a server and workers, each behind its own link where the kernel shapes it, and reads what they print
-and the server's journal. It kills, freezes and cuts off on request, starts the same commands again, and keeps the times
-at which the others said so and at which a process that was struck took part again. Everything ends with it.
+and the server's journal. It kills, freezes and cuts off on request. Everything ends with it.
 """
 
 from __future__ import annotations
@@ -13,15 +12,13 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
-from types import TracebackType
 
 from thinwire.engines.events import Event, Listening, Lost, Said
 from thinwire.engines.roles import own_command
 from thinwire.errors import EngineError
 from thinwire.runtime.journal import Changed, JournalReader
-from thinwire.transports.grpc.options import METHOD, SERVICE
 from thinwire.transports.links import Rate
 from thinwire_lab.chaos import stranger
 from thinwire_lab.chaos.audit import Audit
@@ -40,12 +37,9 @@ from thinwire_lab.jobs.processes import FIXED, Elastic, worker_arguments
 SERVER = "server"
 POLL_S = 0.05
 LAST_LINES = 40
-BEGIN_S = 900.0
-"""How long the first update may take: every process has to start."""
-PATIENCE_S = 300.0
-"""How long a worker tries to reach the server: on a busy machine a process takes a minute to start."""
-SILENCE_S = 300.0
-"""How long a training may go without an update."""
+BEGIN_S = 900.0  # how long the first update may take: every process has to start
+PATIENCE_S = 300.0  # how long a worker tries to reach the server: on a busy machine a process takes a minute to start
+SILENCE_S = 300.0  # how long a training may go without an update
 DISK_NBYTES = 8 * 2**20
 
 
@@ -54,23 +48,7 @@ class Stuck(EngineError):
 
 
 class Stage:
-    """One training.
-
-    Args:
-        job: what is trained; with one server.
-        links: how links are made.
-        elastic: what the server does about workers that die or are late.
-        checkpoint_every: of all processes; None writes none.
-        tiny_disk: the server's checkpoints lie on a disk that can be full.
-        starter: makes the processes; by default each is a program of its own.
-
-    Attributes:
-        audit: of the server's journal so far.
-        problems: processes that ended badly without having been told to.
-        done: outcomes of workers that reached the end.
-        seen: who was struck, and what came of it.
-        happened: faults so far, as they struck.
-    """
+    """One training."""
 
     def __init__(
         self,
@@ -83,11 +61,11 @@ class Stage:
         starter: Starter | None = None,
     ) -> None:
         self.job, self._links = job, links
-        self.audit = Audit()
-        self.problems: list[str] = []
-        self.done: dict[int, WorkerOutcome] = {}
-        self.seen = Witnesses()
-        self.happened: list[Fault] = []
+        self.audit = Audit()  # of the server's journal so far
+        self.problems: list[str] = []  # processes that ended badly without having been told to
+        self.done: dict[int, WorkerOutcome] = {}  # outcomes of workers that reached the end
+        self.seen = Witnesses()  # who was struck, and what came of it
+        self.happened: list[Fault] = []  # faults so far, as they struck
         self.lines: deque[str] = deque(maxlen=LAST_LINES)
         self._expected: dict[str, Callable[[], None] | None] = {}
         self._later: list[tuple[float, Callable[[], None]]] = []
@@ -103,7 +81,7 @@ class Stage:
             self._disk: TinyDisk | None = None
             if tiny_disk:
                 (self.folder / "disk").mkdir()
-                self._disk = stack.enter_context(TinyDisk(self.folder / "disk", DISK_NBYTES))
+                self._disk = stack.enter_context(closing(TinyDisk(self.folder / "disk", DISK_NBYTES)))
             self.engine = stack.enter_context(
                 LocalEngine(KINDS, fabric=self.fabric, grace_s=1.0, lines=True, starter=starter)
             )
@@ -121,7 +99,6 @@ class Stage:
 
     @property
     def workers(self) -> set[int]:
-        """The ranks whose processes run."""
         return {rank for rank in range(self.job.workers) if _name(rank) in self.engine.running}
 
     def start_server(self, *, resume: bool = False) -> None:
@@ -132,7 +109,6 @@ class Stage:
         self._start(SERVER, [*arguments, "--resume"] if resume else arguments)
 
     def start_worker(self, rank: int) -> None:
-        """Starts a worker, or the same again."""
         arguments = worker_arguments(self.job, rank, [f"{self.host}:{self.port}"])
         arguments += ["--connect-timeout", str(PATIENCE_S), "--reconnect-s", str(PATIENCE_S)]
         self._start(_name(rank), [*arguments, *self._kept(Path(f"worker-{rank}.checkpoint"))])
@@ -182,7 +158,8 @@ class Stage:
         elif fault.kind == "disk":
             self._fill(fault)
         elif fault.kind == "server":
-            if self.seen.waiting or SERVER not in self.engine.running or not self._may_resume():
+            resumable = self._every is not None and self.audit.version > self._every
+            if self.seen.waiting or SERVER not in self.engine.running or not resumable:
                 return False
             self.kill_server()
         elif rank in self.seen.waiting or rank not in self.workers:
@@ -201,27 +178,19 @@ class Stage:
 
     def _disturb_link(self, fabric: Fabric, fault: Fault) -> None:
         name, rate = _name(fault.rank), self._links.rate
-        match fault.kind:
-            case "cut":
-                fabric.cut(name)
-            case "cut-out":
-                fabric.cut(name, "out")
-            case "cut-in":
-                fabric.cut(name, "in")
-            case _:
-                fabric.set_rate(name, Rate(max(1000, (rate.bps or 10**9) // 10)))
+        if fault.kind == "slow":
+            fabric.set_rate(name, Rate(max(1000, (rate.bps or 10**9) // 10)))
+        else:
+            fabric.cut(name, "out" if fault.kind == "cut-out" else "in" if fault.kind == "cut-in" else "both")
         self._until_later(fault.rank, fault.seconds, lambda: fabric.set_rate(name, rate))
-
-    def _may_resume(self) -> bool:
-        return self._every is not None and self.audit.version > self._every
 
     def _call(self, fault: Fault) -> None:
         self._strangers += 1
         kind = stranger.KINDS[fault.rank % len(stranger.KINDS)]
-        argv = [sys.executable, "-I", "-S", stranger.__file__, self.host, str(self.port), kind, str(fault.round)]
+        argv = [sys.executable, "-I", "-S", stranger.__file__, self.host, str(self.port), kind]
         host = "stranger" if self.fabric else None
         name = f"stranger {self._strangers}"
-        self.engine.start(name, [*argv, f"/{SERVICE}/{METHOD}"], host=host, optional=True)
+        self.engine.start(name, [*argv, str(fault.round)], host=host, optional=True)
 
     def _fill(self, fault: Fault) -> None:
         assert self._disk is not None
@@ -238,19 +207,15 @@ class Stage:
 
     # ---- what goes on
 
-    def until(self, holds: Callable[[], bool], *, silence_s: float = SILENCE_S) -> None:
-        """Follows the training until something holds.
-
-        Raises:
-            Stuck: no update was made for so long, or a process ended badly.
-        """
+    def until(self, holds: Callable[[], bool]) -> None:
+        """Follows the training until something holds."""
         while not holds():
             self.poll()
             if self.problems:
                 raise Stuck(f"given up at step {self.audit.version}")
-            begun = self.audit.version > 0
-            if time.time() - self._last_update > (silence_s if begun else BEGIN_S):
-                raise Stuck(f"no update for {silence_s if begun else BEGIN_S:g} s, at step {self.audit.version}")
+            silence_s = SILENCE_S if self.audit.version > 0 else BEGIN_S
+            if time.time() - self._last_update > silence_s:
+                raise Stuck(f"no update for {silence_s:g} s, at step {self.audit.version}")
 
     def poll(self) -> None:
         """Takes what has been reported and written meanwhile, and lifts faults whose time is over."""
@@ -286,7 +251,6 @@ class Stage:
                     self.seen.hear(int(name.split()[1]), text, time.time())
 
     def until_step(self, step: int) -> None:
-        """Follows the training until so many updates, or its end."""
         self.until(lambda: self.audit.version >= step or bool(self.done))
 
     def until_time(self, at: float) -> None:
@@ -298,11 +262,7 @@ class Stage:
         self.until(lambda: not self.seen.waiting or bool(self.done))
 
     def finish(self, limit_s: float = 60.0) -> None:
-        """Waits for the end: all workers that run and have not been struck late, and the server.
-
-        Raises:
-            Stuck: it does not come.
-        """
+        """Waits for the end: all workers that run and have not been struck late, and the server."""
         self.until(lambda: not self.workers or bool(self.done and self.workers <= self.seen.waiting.keys()))
         deadline = time.time() + limit_s
         while SERVER in self.engine.running and time.time() < deadline and not self.workers:
@@ -312,15 +272,12 @@ class Stage:
             self.problems.append(f"the server did not end within {limit_s:g} s after all workers had")
 
     def close(self) -> None:
-        """Ends everything that runs."""
         self._stack.close()
 
     def __enter__(self) -> Stage:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

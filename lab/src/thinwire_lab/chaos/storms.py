@@ -18,7 +18,7 @@ from thinwire.policies.consistency import consistency
 from thinwire.policies.designs import design, designs
 from thinwire.quantities import number_text
 from thinwire_lab.bench.harness import Tell
-from thinwire_lab.chaos.faults import EXACT, KINDS, OF_THE_SERVER, WITHOUT_PRIVILEGES, Fault, check_kinds, draw, scatter
+from thinwire_lab.chaos.faults import EXACT, KINDS, OF_THE_SERVER, RETURNING, WITHOUT_PRIVILEGES, Fault, draw, scatter
 from thinwire_lab.chaos.options import StormsOptions
 from thinwire_lab.chaos.outcome import Outcome, with_problem
 from thinwire_lab.chaos.stage import Stage
@@ -38,31 +38,10 @@ class Storms(StormsOptions, Scenario):
     """Storms, each of a design of its own and of a few kinds of faults, drawn by its number.
 
     Designs whose workers alone hold the model are spared deaths, after which no process could give it to a new one.
-
-    Args:
-        designs: names, one after the other; none: all designs.
-        consistency: in place of the designs' own.
-        steps: of each training.
-        faults: kinds, keys of `faults.KINDS`, of which each storm has three at most.
-        every: rounds between two faults; fewer where a training has not six times as many.
-        strikes: so many faults in each training, at steps at random, each of them over before the next; None: one after
-            every so many rounds.
-        peace: train each design without faults too; goodput is steps per second beside those of that training.
-        straggler_grace_s: of the server; how long the others wait for a frozen worker.
-        checkpoint_every: exchanges between checkpoints, where the server is killed or its disk is full; fewer where
-            there are not six times as many.
-        points: percentage points that the accuracy may be below.
-
-    Raises:
-        ConfigError: numbers or kinds that cannot be, a design that is made for none of the faults, or deaths for good
-            that no backup worker makes up for.
     """
 
     name: ClassVar[str] = "storm"
-    key_options = (
-        *Scenario.key_options,
-        *("every", "strikes", "straggler_grace_s", "checkpoint_every", "points"),
-    )
+    key_options = (*Scenario.key_options, *("every", "strikes", "straggler_grace_s", "checkpoint_every", "points"))
     columns = (
         ("trial", lambda cell, runs: str(cell)),
         ("design", lambda cell, runs: cell.design),
@@ -81,7 +60,8 @@ class Storms(StormsOptions, Scenario):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_kinds(self.faults)
+        if unknown := [kind for kind in self.faults if kind not in KINDS] or ([] if self.faults else ["none"]):
+            raise ConfigError(f"fault {unknown[0]!r}; there are {', '.join(KINDS)}")
         if self.steps < 30:
             raise ConfigError(f"{self.steps} steps; at least 30 are needed, for something to happen in their middle")
         if self.every < 1:
@@ -114,16 +94,11 @@ class Storms(StormsOptions, Scenario):
         return {"design": name, "steps": self.steps, "consistency": self.consistency}
 
     def design_of(self, number: int) -> str:
-        """Returns the name of the design that a trial's number is of."""
         names = list(self.designs) or list(designs())
         return names[number % len(names)]
 
     def possible(self) -> list[str]:
-        """Returns the kinds of `faults` that this machine and user can do.
-
-        Raises:
-            ConfigError: there are none.
-        """
+        """Returns the kinds of `faults` that this machine and user can do."""
         kernel = self.links().shaping == "kernel"
         found = [kind for kind in self.faults if kernel or kind in WITHOUT_PRIVILEGES]
         if not found:
@@ -143,11 +118,7 @@ class Storms(StormsOptions, Scenario):
         elastic = self.elastic(self.straggler_grace_s)
         if exact or "gone" in kinds:  # no update goes without a worker, but those without a backup worker
             elastic = Elastic(worker_grace_s=None if exact else self.worker_grace_s)
-        options = {
-            "elastic": elastic,
-            "checkpoint_every": kept,
-            "tiny_disk": "disk" in kinds,
-        }
+        options = {"elastic": elastic, "checkpoint_every": kept, "tiny_disk": "disk" in kinds}
         if cell.scenario == PEACE:
             return self.staged(cell, tell, lambda stage: None, **options)
         seed = f"{cell.seed}/{cell.number}"
@@ -177,24 +148,13 @@ class Storms(StormsOptions, Scenario):
             outcome = all_back(outcome, struck, self.strikes, cell.workers)
         return self.beside(cell, outcome, tell, exact=exact)
 
-    def undisturbed(self, cell: Trial, tell: Tell) -> RunOutcome:
-        """Returns the outcome of the same training in one process, without faults: bit for bit the same."""
+    def beside(self, cell: Trial, outcome: Outcome, tell: Tell, *, exact: bool) -> Outcome:
+        """Returns the outcome beside the undisturbed training; too low an accuracy, or other weights, is a problem."""
         job = replace(cell.job(), link=None)
         if job not in self._undisturbed:
             tell("the same without faults, in one process")
             self._undisturbed[job] = in_process.run(job)
-        return self._undisturbed[job]
-
-    def beside(self, cell: Trial, outcome: Outcome, tell: Tell, *, exact: bool) -> Outcome:
-        """Returns the outcome beside the undisturbed training; too low an accuracy, or other weights, is a problem.
-
-        Args:
-            cell: of the outcome.
-            outcome: of the storm.
-            tell: takes a word on progress.
-            exact: no fault struck a worker, so that weights of a training in lockstep are the undisturbed ones.
-        """
-        expected = self.undisturbed(cell, tell)
+        expected = self._undisturbed[job]
         outcome = msgspec.structs.replace(outcome, undisturbed=expected.test_accuracy)
         if outcome.points is not None and outcome.points < -self.points:
             outcome = with_problem(outcome, f"{-outcome.points:.1f} points below the undisturbed accuracy")
@@ -232,7 +192,7 @@ def all_back(outcome: Outcome, struck: Sequence[Fault], strikes: int, workers: i
     """Returns the outcome; faults that did not strike, and workers that did not take part again, are problems."""
     if len(struck) != strikes:
         outcome = with_problem(outcome, f"{len(struck)} of {strikes} faults could strike")
-    expected = sum(workers if fault.kind == "server" else fault.comes_back for fault in struck)
+    expected = sum(workers if fault.kind == "server" else fault.kind in RETURNING for fault in struck)
     if len(outcome.back_s) != expected:
         outcome = with_problem(outcome, f"workers took part again {len(outcome.back_s)} times of {expected}")
     return outcome
@@ -253,11 +213,7 @@ def suits(kind: str, name: str) -> bool:
 
 
 def suiting(kinds: Sequence[str], name: str) -> list[str]:
-    """Returns the kinds of faults that a design is made for.
-
-    Raises:
-        ConfigError: there are none.
-    """
+    """Returns the kinds of faults that a design is made for."""
     found = [kind for kind in kinds if suits(kind, name)]
     if not found:
         raise ConfigError(
@@ -278,10 +234,6 @@ def exchanges(job: Job) -> int:
 
 
 def _spread(values: Sequence[float], form: str = ".1f") -> str:
-    """A median and the extremes.
-
-    >>> _spread([3.0, 1.0, 2.0])
-    '1.0 … 2.0 … 3.0'
-    """
+    """The least, the median and the most."""
     ordered = sorted(values)
     return " … ".join(format(each, form) for each in (ordered[0], ordered[len(ordered) // 2], ordered[-1]))

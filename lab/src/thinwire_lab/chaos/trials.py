@@ -48,26 +48,13 @@ class Trial:
         return random.Random(f"{self.scenario}/{self.seed}/{self.number}")
 
     def job(self) -> Job:
-        """What is trained."""
         names = ("design", "model", "data", "workers", "steps", "seconds", "link", "consistency", "seed")
         return Job(**{name: getattr(self, name) for name in names})
 
 
 @dataclass(kw_only=True)
 class Scenario(ScenarioOptions, Bench[Trial, Outcome]):
-    """Trials of one kind.
-
-    Args:
-        runs: how many trainings.
-        first: the number of the first of them; a trial is played again by its number and the seed.
-        seed: of weights and batches, and with a trial's number of its faults.
-        model, data, workers, link: of the trainings.
-        shaping: who makes the links thin.
-        fork: processes are forks of one that has imported everything: a start costs much less. Not for figures of how
-            long a start takes.
-        min_workers: of the server; None: half of them.
-        worker_grace_s: of the server.
-    """
+    """Trials of one kind."""
 
     kinds = (Outcome,)
     serves = True
@@ -81,7 +68,7 @@ class Scenario(ScenarioOptions, Bench[Trial, Outcome]):
         self.elastic().check(self.workers)
 
     def elastic(self, straggler_grace_s: float | None = None) -> Elastic:
-        """What the server does about workers that die or are late."""
+        """The server's policy for workers that die or are late."""
         return Elastic(
             min_workers=self.min_workers or max(1, self.workers // 2),
             worker_grace_s=self.worker_grace_s,
@@ -92,7 +79,6 @@ class Scenario(ScenarioOptions, Bench[Trial, Outcome]):
         return [self.trial(number) for number in range(self.first, self.first + self.runs)]
 
     def trial(self, number: int, **given: Any) -> Trial:
-        """Returns the trial of a number, with this scenario's options and those given."""
         own = {name: getattr(self, name) for name in ("seed", "model", "data", "workers", "link")}
         return Trial(**{"scenario": self.name, "number": number, **own, **given})
 
@@ -108,18 +94,10 @@ class Scenario(ScenarioOptions, Bench[Trial, Outcome]):
         return links
 
     def starter(self) -> Starter | None:
-        """What makes the processes of all trials; None: each is a program of its own."""
+        """The starter of all trials' processes; None: each is a program of its own."""
         return forks() if self.fork else None
 
     def staged(self, cell: Trial, tell: Tell, play: Callable[[Stage], None], **options: Any) -> Outcome:
-        """Runs a training on a stage, and returns its outcome.
-
-        Args:
-            cell: which.
-            tell: takes a word on progress.
-            play: disturbs the training, and follows it as far as it has to.
-            options: of the stage.
-        """
         began, job = time.time(), cell.job()
         stage: Stage | None = None
         problems: list[str] = []
@@ -145,10 +123,7 @@ class Scenario(ScenarioOptions, Bench[Trial, Outcome]):
             back_s=tuple(stage.seen.back),
             joining_s=tuple(stage.seen.joining),
             accuracy=None if accuracy is UNSET else accuracy,
-            steps_per_second=audit.steps_per_second,
-            missing=audit.missing,
-            late=audit.late,
-            redone=audit.redone,
+            **{name: getattr(audit, name) for name in ("steps_per_second", "missing", "late", "redone")},
             weights=tuple(sorted({outcome.weights for outcome in stage.done.values()})),
             seconds=time.time() - began,
             lines=tuple(stage.lines) if problems else (),

@@ -1,4 +1,4 @@
-"""Who was struck when, how soon the others said so, and when each took part again."""
+"""The times of faults of workers, of the reports of a death, and of each return."""
 
 from __future__ import annotations
 
@@ -13,20 +13,9 @@ _NOTICE = re.compile(r"warning: worker (\d+) (?:lost its connection|went away|wa
 class Witnesses:
     """Keeps the times of faults of workers. All times are seconds since the epoch.
 
-    Attributes:
-        said: seconds after which another worker first said that one had been struck, one for each witness.
-        back: seconds after which workers took part again, from their death or from the end of their fault on.
-        joining: of that, for those that joined anew, the seconds from the arrival of their Join on.
-        waiting: workers that were struck and have not taken part since, and from when on they may.
-
-    Example:
-        >>> seen = Witnesses()
-        >>> seen.strike(1, at=10.0)
-        >>> seen.hear(0, "warning: worker 1 went away at step 7: gone; the training goes on", at=10.5)
-        >>> seen.read(Joined(at=13.0, rank=1)), seen.read(Took(at=14.0, rank=1, step=8, tables=(0,)))
-        (None, None)
-        >>> seen.said, seen.back, seen.joining, seen.waiting
-        ([0.5], [4.0], [1.0], {})
+    Each witness adds to `said` the seconds after which it first reported a death, and each worker that takes part
+    again adds to `back` the seconds since its death or the end of its fault, to `joining` those since its Join. From
+    the times in `waiting` on, a struck worker may be back.
     """
 
     def __init__(self) -> None:
@@ -40,15 +29,7 @@ class Witnesses:
         self._joined: dict[int, float] = {}
 
     def strike(self, rank: int, at: float, *, lasts: bool = False, dies: bool = False, for_good: bool = False) -> None:
-        """A worker is struck.
-
-        Args:
-            rank: the worker.
-            at: when.
-            lasts: it cannot be back before the fault is lifted.
-            dies: it cannot be back before it has joined anew; gradients on their way are no sign of life.
-            for_good: nobody waits for it.
-        """
+        """A worker is struck. One that `dies` has to join anew; one whose fault `lasts` is away until then."""
         self._struck[rank], self._heard[rank] = at, set()
         (self._dead.add if dies else self._dead.discard)(rank)
         if not for_good:
@@ -67,7 +48,6 @@ class Witnesses:
             self.said.append(at - self._struck[victim])
 
     def read(self, entry: AnyEntry) -> None:
-        """Takes the next entry of the server's journal."""
         match entry:
             case Joined():
                 self._joined[entry.rank] = entry.at

@@ -18,8 +18,7 @@ from thinwire.frames import Flags, Frame
 from thinwire.kernels.numba.moments import moments
 from thinwire_lab.kernels.levels import MAX_LEVELS, MAX_NATURAL_LEVELS, round_to_levels, value_of_levels
 
-NATURAL = int(Flags.OPTION_A)
-"""Levels are powers of two; without it, evenly spaced."""
+NATURAL = int(Flags.OPTION_A)  # levels are powers of two; without it, evenly spaced
 
 
 @dataclass(frozen=True, kw_only=True)

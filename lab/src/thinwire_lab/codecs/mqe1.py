@@ -22,8 +22,7 @@ from thinwire.frames.layout import MAX_RANK, MAX_SCALES
 from thinwire.kernels.numba.bits import pack_signs, unpack_signs
 from thinwire.kernels.numba.moments import moments
 
-PER_INDEX = int(Flags.OPTION_A)
-"""Two means for each index of one dimension, whose number is the payload's first byte."""
+PER_INDEX = int(Flags.OPTION_A)  # two means for each index of one dimension, whose number is the payload's first byte
 
 
 @dataclass(frozen=True, kw_only=True)

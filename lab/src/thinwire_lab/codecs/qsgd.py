@@ -59,9 +59,8 @@ class QSGD(Scheme):
         require_finite_magnitude(float(largest.max()))
         norms = self._norms(values, largest)
         levels = space.array("levels.levels", values.size, np.int16)
-        round_to_levels(
-            values, norms=norms, bucket=self.bucket, top=self.levels, natural=False, key=step.key, out=levels
-        )
+        how: dict[str, Any] = {"bucket": self.bucket, "top": self.levels, "natural": False}
+        round_to_levels(values, norms=norms, key=step.key, out=levels, **how)
         words = space.array("levels.words", -(-values.size * longest(self.levels) // 32) + 1, np.uint32)
         coded = encode_levels(levels, top=self.levels, words=words)
         payload = space.array("levels.payload", _HEAD.size + coded.size, np.uint8)
@@ -70,7 +69,6 @@ class QSGD(Scheme):
         return Payload(payload, tuple(norms.tolist()))
 
     def _norms(self, values: FloatArray, largest: Any) -> Any:
-        """One norm for each bucket, in the type of the values; the largest number where it would overflow."""
         if self.norm == "max":
             return largest
         norms = bucket_norms(values, bucket=self.bucket, largest=float(largest.max()))
@@ -81,15 +79,8 @@ class QSGD(Scheme):
         top, bucket = _head(frame)
         levels = space.array("levels.levels", out.size, np.int16)
         decode_levels(memoryview(frame.payload)[_HEAD.size :], top=top, out=levels)
-        value_of_levels(
-            levels,
-            norms=np.array(frame.scales, out.dtype),
-            bucket=bucket,
-            top=top,
-            natural=False,
-            out=out,
-            accumulate=accumulate,
-        )
+        norms = np.array(frame.scales, out.dtype)
+        value_of_levels(levels, norms=norms, bucket=bucket, top=top, natural=False, out=out, accumulate=accumulate)
 
     @classmethod
     def explain(cls, frame: Frame, space: Scratch) -> Explained:

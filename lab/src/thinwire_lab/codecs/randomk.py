@@ -20,12 +20,10 @@ from thinwire.codecs.tensors import Flat, FloatArray
 from thinwire.errors import FrameError, NonFiniteError
 from thinwire.frames import Frame
 from thinwire.kernels.numba.jit import max_magnitude
-from thinwire_lab.kernels.thinning import collect_kept, kept_positions, scatter
+from thinwire_lab.kernels.thinning import collect_kept, kept_positions
 
-UNITS = 1 << 24
-"""p is a multiple of its inverse."""
-MIN_P = 2**-12
-"""Smaller probabilities would let a few bytes claim a tensor that fills the memory."""
+UNITS = 1 << 24  # p is a multiple of its inverse
+MIN_P = 2**-12  # smaller probabilities would let a few bytes claim a tensor that fills the memory
 
 _HEAD = struct.Struct("<III")
 
@@ -65,13 +63,10 @@ class RandomK(Scheme):
                 raise NonFiniteError(f"{largest:g} / p overflows; nothing was changed. Set scaled=False")
         key = step.key
         size, itemsize = flat.values.size, flat.values.itemsize
-        for room in (_most_kept(size, kept), size + 1):
-            # The values begin where their type may, the head before them.
-            held = space.array("randomk.payload", 16 + room * itemsize, np.uint8)
-            sent = held[16:].view(flat.values.dtype)
-            count = collect_kept(flat.values, key=key, kept=kept, factor=factor, sent=sent)
-            if count < room:
-                break
+        # The values begin where their type may, the head before them.
+        held = space.array("randomk.payload", 16 + (size + 1) * itemsize, np.uint8)
+        sent = held[16:].view(flat.values.dtype)
+        count = collect_kept(flat.values, key=key, kept=kept, factor=factor, sent=sent)
         payload = held[16 - _HEAD.size : 16 + count * itemsize]
         payload[: _HEAD.size] = np.frombuffer(_HEAD.pack(*key, kept), np.uint8)
         return Payload(payload)
@@ -90,7 +85,11 @@ class RandomK(Scheme):
         values[:] = received.view(out.dtype)
         if not np.isfinite(max_magnitude(values)):
             raise FrameError("randomk: a value is NaN or Inf")
-        scatter(values, positions[:count], out, accumulate)
+        if accumulate:
+            out[positions[:count]] += values
+        else:
+            out.fill(0)
+            out[positions[:count]] = values
 
     @classmethod
     def explain(cls, frame: Frame, space: Scratch) -> Explained:
@@ -117,9 +116,3 @@ class RandomK(Scheme):
         expected = frame.size * kept / UNITS
         least = max(0, math.floor(expected - 8 * math.sqrt(expected) - 8))
         return _HEAD.size + least * frame.itemsize
-
-
-def _most_kept(size: int, kept: int) -> int:
-    """Room for one value more than will come, but for once in 10**15 times: not a whole tensor's."""
-    expected = size * kept / UNITS
-    return min(size, math.ceil(expected + 8 * math.sqrt(expected) + 8)) + 1

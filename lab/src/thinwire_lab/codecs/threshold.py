@@ -19,12 +19,11 @@ from thinwire.codecs.sparse import BITMAP, Sparse
 from thinwire.codecs.tensors import Flat, FloatArray, compute_dtype, in_dtype
 from thinwire.errors import FrameError
 from thinwire.frames import Flags, Frame
-from thinwire.kernels.contract import require_finite_magnitude
 from thinwire.kernels.numba.bits import positions_of
-from thinwire_lab.kernels.select import checked_sample_of, take
+from thinwire.kernels.numba.select import sample_of
+from thinwire_lab.kernels.thinning import take
 
-SIGNS = int(Flags.OPTION_B)
-"""Every value sent is ±scale, one bit each; without it, values in full precision."""
+SIGNS = int(Flags.OPTION_B)  # every value sent is ±scale, one bit each; without it, values in full precision
 
 MIN_SAMPLE = 1000
 SAMPLE_SHARE = 0.01
@@ -57,29 +56,14 @@ class Threshold(Sparse):
         values, signs = flat.values, self.send == "tau"
         size = values.size
         self.check_positions(size)
-        if self.tau is None:
-            bound = self._sampled(values, step)
-        else:
-            finite_magnitude(flat, step)
-            bound = self.least(values.dtype)
-        # The values are gathered right behind the bitmap, where most payloads have them.
-        nbytes, wide = -(-size // 8), values.dtype.itemsize
-        lead = -(-nbytes // wide) * wide
-        whole = space.array("threshold.payload", lead + (size + 4) * wide, np.uint8)
-        bitmap = whole[lead - nbytes : lead]
-        taken = take(
-            values,
-            bound,
-            bitmap=bitmap,
-            room=whole[lead:].view(values.dtype),
-            residual=step.residual,
-            residual_scale=step.residual_scale,
-            tau=bound if signs else None,
-        )
+        finite_magnitude(flat, step)
+        bound = self._sampled(values, step) if self.tau is None else self.least(values.dtype)
+        bitmap = space.array("threshold.bitmap", -(-size // 8), np.uint8)
+        room = space.array("threshold.values", size + 1, values.dtype)
+        kept: dict[str, Any] = {"residual": step.residual, "residual_scale": step.residual_scale}
+        taken = take(values, bound, bitmap=bitmap, room=room, tau=bound if signs else None, **kept)
         body = np.packbits(taken > 0) if signs else taken.view(np.uint8)
         if self.takes_bitmap(size, taken.size, body.size):
-            if not signs:
-                return Payload(whole[lead - nbytes : lead + body.size], flags=BITMAP)
             made = self.with_bitmap(bitmap, body, space)
         else:
             made = self.with_indices(size, positions_of(bitmap), body, space)
@@ -104,19 +88,10 @@ class Threshold(Sparse):
     @classmethod
     def explain(cls, frame: Frame, space: Scratch) -> Explained:
         explained = super().explain(frame, space)
-        bits, meaning = explained["bits per value sent"]
-        signs = bool(frame.flags & SIGNS)
-        explained["bits per value sent"] = (
-            1 if signs else bits,
-            f"OPTION_B: a sign, set where positive; without it, {meaning}",
-        )
-        if signs:
+        if frame.flags & SIGNS:
+            explained["bits per value sent"] = (1, "OPTION_B: a sign, set where positive")
             explained["tau"] = (frame.scales[0], "the threshold: values sent decode to -tau and tau")
         return explained
-
-    def sample_size(self, size: int) -> int:
-        """How many of `size` values are sampled; all, where that is more than there are."""
-        return self.sample or max(MIN_SAMPLE, math.ceil(SAMPLE_SHARE * size))
 
     def least(self, dtype: np.dtype[Any]) -> float:
         """The fixed threshold in the type of the values; zeros are not sent even where it rounds to zero."""
@@ -124,12 +99,10 @@ class Threshold(Sparse):
         return max(in_dtype("threshold: tau", self.tau, dtype), float(np.finfo(dtype).smallest_subnormal))
 
     def _sampled(self, values: FloatArray, step: Step) -> float:
-        """The magnitude that the given fraction of a sample reaches; all values are checked."""
-        size = self.sample_size(values.size)
-        kept, factor = step.residual, step.residual_scale
-        sample, finite = checked_sample_of(values, size, residual=kept, residual_scale=factor)
-        require_finite_magnitude(0.0 if finite else math.nan)
-        magnitudes = np.abs(sample)
+        """The magnitude that the given fraction of a sample reaches."""
+        if step.residual is not None:
+            values = values.dtype.type(step.residual_scale) * step.residual + values
+        magnitudes = np.abs(sample_of(values, self.sample or max(MIN_SAMPLE, math.ceil(SAMPLE_SHARE * values.size))))
         k = max(1, round(self.fraction * magnitudes.size))
         bound = np.partition(magnitudes, magnitudes.size - k)[magnitudes.size - k]
         # A sample may hold nothing but zeros; zeros are not sent all the same.

@@ -1,6 +1,6 @@
 """`truncate`: zeroes the k low mantissa bits and does not send them ("clipping", DoubleSqueeze §3.2).
 
-That rounds toward zero: |error| < 2**(k − 23)·|x| (2**(k − 52) for float64 tensors). What remains travels as it is: the
+That rounds toward zero: |error| < 2**(k − 23)·|x| (2**(k − 52) for float64 tensors). The rest travels as it is: the
 sign, the exponent and the upper mantissa, 32 − k bits, the lowest bit first.
 """
 
@@ -16,12 +16,9 @@ from thinwire.codecs.floats import put
 from thinwire.codecs.scheme import Explained
 from thinwire.errors import FrameError
 from thinwire.frames import Frame
-from thinwire.kernels.numba.casts import widen
 from thinwire.kernels.numba.integers import pack_integers, packed_nbytes, unpack_integers
 
 MANTISSA_BITS = 23
-HALF = 16
-"""Dropping so many bits of a float32 leaves its upper half, which is a bfloat16."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,12 +40,8 @@ class Truncate(Scheme):
     def encode(self, flat: Flat, step: Step, space: Scratch) -> Payload:
         values = flat.values
         finite_magnitude(flat)
-        # One byte is left out in front, so that what follows k begins at an even address.
-        payload = space.array("truncate.payload", 1 + _nbytes(values.size, values.itemsize, self.bits), np.uint8)[1:]
+        payload = space.array("truncate.payload", _nbytes(values.size, values.itemsize, self.bits), np.uint8)
         payload[0] = self.bits
-        if values.itemsize == 4 and self.bits == HALF:
-            payload[1:].view(np.uint16)[:] = values.view(np.uint16)[1::2]
-            return Payload(payload)
         at = 1
         for (word, shift), width in zip(_words(values, self.bits), _widths(values.itemsize, self.bits), strict=True):
             room = space.array("truncate.words", -(-values.size * width // 32), np.uint32)
@@ -62,9 +55,6 @@ class Truncate(Scheme):
         dropped, payload = frame.payload[0], memoryview(frame.payload)[1:]
         if dropped > MANTISSA_BITS or len(frame.payload) != _nbytes(out.size, out.itemsize, dropped):
             raise FrameError(f"truncate: {len(frame.payload)} bytes for {out.size} values without {dropped} bits")
-        if out.itemsize == 4 and dropped == HALF:
-            widen(payload, kind="bfloat", out=out, accumulate=accumulate)
-            return
         whole: Any = np.uint64 if out.itemsize == 8 else np.uint32
         bits = space.array("truncate.bits", out.size, whole)
         bits.fill(0)

@@ -2,13 +2,10 @@
 
     python fork_server.py DESCRIPTOR LIBRARY…
 
-It imports the libraries, and then takes requests from the socket with this descriptor: a request is JSON with the two
-ends of the pipes that become standard output and error. The fork enters the namespaces that the request names, and
-runs a module as `python -m MODULE …` does. For each request two answers go back: the process id, and how it ended.
-
-A fork has one thread, so nothing may run beside the one that forks: with more than one there are no forks. What the
-libraries start when they are used (OpenMP's threads, gRPC's) begins in the forks. Each is a process like any other: it
-has a session of its own, and is killed with this one.
+A request on the socket is JSON with the two ends of the pipes that become standard output and error. The fork enters
+the namespaces that the request names, and runs a module as `python -m MODULE …` does. Two answers go back: the process
+id, and how it ended. With more than one thread beside the one that forks there are no forks. Each fork has a session
+of its own, and is killed with this process.
 """
 
 from __future__ import annotations
@@ -27,8 +24,7 @@ from collections.abc import Sequence
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
-MAX_NBYTES = 1 << 16
-"""Of a request."""
+MAX_NBYTES = 1 << 16  # of a request
 
 
 class ForkServer:
@@ -36,8 +32,7 @@ class ForkServer:
 
     def __init__(self, requests: socket.socket) -> None:
         self._requests = requests
-        self._numbers: dict[int, int] = {}
-        """Of requests, by process."""
+        self._numbers: dict[int, int] = {}  # of requests, by process
 
     def serve(self) -> dict[str, Any] | None:
         """Forks until the other end closes, and returns None; in a fork, returns the request."""

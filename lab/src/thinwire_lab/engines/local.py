@@ -1,9 +1,7 @@
 """Processes of this machine: they start, what they report is read, and nothing is left behind.
 
-Each process runs a command that the caller gives, behind its own thin link where there is a `Fabric`, in a session of
-its own, so that Ctrl-C in a terminal reaches the launcher alone, and is killed with its launcher (`parent_watch`).
-Processes report events (`events`) on standard output; the last other lines that they print are kept, and shown when one
-fails. What follows from an end is every engine's (`engine`).
+Each process is in a session of its own, behind its own thin link where there is a `Fabric`, and is killed with its
+launcher (`parent_watch`). It reports events on standard output; the last other lines are shown when it fails.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import IO
+from typing import IO, Any
 
 from thinwire.engines.engine import ENVIRONMENT, Again, Command, Engine, Role
 from thinwire.engines.events import Event, Said, reader
@@ -24,12 +22,10 @@ from thinwire.errors import ConfigError, EngineError
 from thinwire_lab.engines.namespaces import Fabric
 from thinwire_lab.engines.starters import Process, Programs, Starter
 
-PORT = 7070
-"""Of servers in a fabric, where every host has all ports to itself."""
+PORT = 7070  # of servers in a fabric, where every host has all ports to itself
 _DRAIN_S = 2.0  # after an end: how long its streams may stay open in somebody else's hands
 
-Start = Callable[[Sequence[str]], Process]
-"""Starts a command where its process belongs."""
+Start = Callable[[Sequence[str]], Process]  # starts a command where its process belongs
 
 
 def free_port() -> int:
@@ -40,19 +36,10 @@ def free_port() -> int:
 
 
 class _Child(Role):
-    """One process. What it reports, and last of all its exit status, goes to the engine's inbox beside its name."""
+    """One process. Its reports, and last of all its exit status, go to the engine's inbox beside its name."""
 
-    def __init__(
-        self,
-        engine: LocalEngine,
-        name: str,
-        command: Sequence[str],
-        start: Start,
-        again: Again,
-        restarts: int,
-        optional: bool,
-    ) -> None:
-        super().__init__(name, again, restarts, optional)
+    def __init__(self, engine: LocalEngine, name: str, command: Sequence[str], start: Start, *role: Any) -> None:
+        super().__init__(name, *role)  # again, restarts, optional
         self.engine, self.start = engine, start
         self.process = start(command)
         self.watcher = threading.Thread(target=self._watch, name=f"watch {name}", daemon=True)
@@ -99,24 +86,6 @@ class LocalEngine(Engine[_Child]):
 
     Start processes from a thread that lives until `stop` (the main one, as a rule): a child is tied to the
     thread that started it. The methods are for one thread at a time.
-
-    Args:
-        kinds: the classes of the events that the processes report.
-        fabric: the thin links to put processes on, or None to use the machine's own network.
-        environment: variables to set for each process on top of what it inherits.
-        grace_s: how long `stop` waits between asking and killing, in seconds.
-        lines: pass on what processes print besides events, as `Said`.
-        starter: makes the processes; by default each is a program of its own.
-
-    Example:
-        >>> import sys
-        >>> class Sum(Event, frozen=True, kw_only=True):
-        ...     value: int
-        >>> report = 'import json; print(json.dumps({"event": "sum", "value": 1 + 1}))'
-        >>> with LocalEngine([Sum]) as engine:
-        ...     engine.start("worker 0", [sys.executable, "-c", report])
-        ...     list(engine.events())
-        [('worker 0', Sum(value=2))]
     """
 
     def __init__(
@@ -154,29 +123,10 @@ class LocalEngine(Engine[_Child]):
         again: Again | None = None,
         optional: bool = False,
     ) -> None:
-        """Starts a process.
-
-        Args:
-            name: what to call it in events and errors; taken again only where its process has ended.
-            command: a program and its arguments.
-            host: the fabric's host to run it in; it must have one if and only if the engine has a fabric.
-            namespaces: files of others that it enters.
-            restarts: how often it is started again where it fails, before that ends the run.
-            again: returns the command of a later start, or None where it cannot be started again; by default the same.
-            optional: the run goes on where it fails for good.
-
-        Raises:
-            ConfigError: a name that is in use, a host without a fabric or the reverse, an unknown host.
-            EngineError: the fabric is closed, or no process could be made. A command that cannot be found
-                shows later, as a process that ended with status 127.
-        """
         if name in self.running:
             raise ConfigError(f"a process called {name!r} has been started already; give each its own name")
         if (host is None) != (self._fabric is None):
-            given = "no host was given" if host is None else f"host {host!r} was given"
-            links = "no fabric" if self._fabric is None else "a fabric"
-            raise ConfigError(f"{name}: {given}, but the engine has {links}; give both or neither")
-
+            raise ConfigError(f"{name}: host {host!r}, fabric {self._fabric}; give both or neither")
         network = [] if self._fabric is None or host is None else [self._fabric.namespace(host)]
 
         def in_its_place(command: Sequence[str]) -> Process:

@@ -4,13 +4,9 @@
     worker 1: eth0 ─── h2 ┼ br0 (the fabric's namespace)
     server:   eth0 ─── h3 ┘
 
-A queue at each eth0 limits what its host sends, a queue at the other end of the pair what it receives. The
-namespaces have no names: each lives as long as one idle holder process, and the holders die with the
-launcher, however it dies. The kernel then removes namespaces, interfaces and queues; nothing is cleaned up by
-hand.
-
-Needs `ip`, `tc`, `nsenter`, `unshare` and the right to make namespaces: root, the machine's or that of a user namespace
-of one's own, which a command enters by starting itself again (`system_tools.reexec_in_user_namespace`).
+A queue at each eth0 limits what its host sends, a queue at the other end of the pair what it receives. The namespaces
+have no names: each lives as long as one idle holder process, which dies with the launcher, and the kernel then removes
+all of it. Needs `ip`, `tc`, `nsenter`, `unshare` and the right to make namespaces (`system_tools`).
 """
 
 from __future__ import annotations
@@ -20,7 +16,6 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Literal
 
 from thinwire.engines.parent_watch import with_parent_watch
@@ -67,26 +62,7 @@ def address_of(number: int) -> str:
 
 
 class Fabric:
-    """Hosts on one switch, each behind a link of its own rate, while this object and its process live.
-
-    Args:
-        rates: the hosts' names, and the rate of each one's link, the same both ways.
-
-    Attributes:
-        addresses: each host's IPv4 address, by name, in the order given.
-        congestion_control: TCP's in every host, as read back: `cubic` or `reno`, where one could be set.
-
-    Raises:
-        ConfigError: no hosts, or more than 253.
-        EngineError: a namespace or link could not be made; nothing is left behind.
-
-    Example (root, or inside `reexec_in_user_namespace`)::
-
-        with Fabric({"server": parse_rate("10mbit"), "worker 0": parse_rate("10mbit")}) as fabric:
-            subprocess.Popen(fabric.inside("server", ["my-server", "--bind", fabric.addresses["server"]]))
-            …
-            fabric.sent("server").nbytes
-    """
+    """Hosts on one switch, each behind a link of its own rate, while this object and its process live."""
 
     def __init__(self, rates: Mapping[str, Rate]) -> None:
         if not 1 <= len(rates) <= MAX_HOSTS:
@@ -106,12 +82,7 @@ class Fabric:
             raise
 
     def inside(self, host: str, argv: Sequence[str]) -> list[str]:
-        """The command that runs `argv` in a host's network. It keeps its process id and standard streams.
-
-        Raises:
-            ConfigError: no such host.
-            EngineError: the fabric is closed.
-        """
+        """The command that runs `argv` in a host's network. It keeps its process id and standard streams."""
         return entering([self.namespace(host)], argv)
 
     def namespace(self, host: str) -> str:
@@ -119,16 +90,11 @@ class Fabric:
         return self._namespace(self._known(host))
 
     def sent(self, host: str) -> Count:
-        """What has left a host, with all Ethernet, IP and TCP headers, ACKs and retransmits.
-
-        Raises:
-            ConfigError: no such host.
-            EngineError: the fabric is closed, or `tc` failed.
-        """
+        """The traffic that has left a host, with all Ethernet, IP and TCP headers, ACKs and retransmits."""
         return self._carried[self._known(host)][0] + self._count(host, "eth0")
 
     def received(self, host: str) -> Count:
-        """What has come to a host, counted as in `sent` and raising the same."""
+        """The traffic that has come to a host, counted as in `sent`."""
         return self._carried[self._known(host)][1] + self._count(None, self._ports[host])
 
     def set_rate(self, host: str, rate: Rate) -> None:
@@ -141,10 +107,6 @@ class Fabric:
         Packets that are queued stay, unless an unlimited link becomes limited, or the reverse: then they are lost, and
         TCP sends them again. A packet that is larger than the burst of a new, slower rate would never leave, and hold
         up all behind it; so what is queued leaves at the old rate first, which takes up to 0.2 s.
-
-        Raises:
-            ConfigError: no such host.
-            EngineError: the fabric is closed, or `tc` failed.
         """
         for host, rate in rates.items():
             if (rate.bps is None) != (self._rates[self._known(host)].bps is None):
@@ -156,12 +118,7 @@ class Fabric:
         self._rates.update(rates)
 
     def cut(self, host: str, way: Literal["both", "out", "in"] = "both") -> None:
-        """Let nothing leave a host (`out`), come to it (`in`), or neither, until `set_rate`. Counters go on.
-
-        Raises:
-            ConfigError: no such host.
-            EngineError: the fabric is closed, or `tc` failed.
-        """
+        """Let nothing leave a host (`out`), come to it (`in`), or neither, until `set_rate`. Counters go on."""
         if self._rates[self._known(host)].bps is not None:  # a queue of another kind has counters of its own
             sent, received = self._carried[host]
             sent, received = self.sent(host) if way != "in" else sent, self.received(host) if way != "out" else received
@@ -182,9 +139,7 @@ class Fabric:
     def __enter__(self) -> Fabric:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _hold(self, names: Sequence[str | None]) -> str:
@@ -233,13 +188,10 @@ class Fabric:
             raise EngineError("this fabric is closed; make a new one")
         return f"/proc/{self._holders[name].pid}/ns/net"
 
-    def _enter(self, name: str | None, argv: Sequence[str]) -> list[str]:
-        return entering([self._namespace(name)], argv)
-
     def _run(self, name: str | None, tool: str, *lines: str) -> str:
         """Run lines of `ip` or `tc` in a namespace, in one process; what they show is JSON."""
         argv = [self._tools[tool], "-statistics", "-json", "-batch", "-"]
-        return run_tool(self._enter(name, argv), "\n".join(lines) + "\n")
+        return run_tool(entering([self._namespace(name)], argv), "\n".join(lines) + "\n")
 
     def _replace(self, queues: Mapping[str, str]) -> dict[tuple[str | None, str], dict[str, int]]:
         """Give hosts' links their queues, at both ends; one of the same kind stays, and what waits in it."""
@@ -266,17 +218,15 @@ class Fabric:
                 queue = self._queue(name, device)
 
     def _count(self, name: str | None, device: str) -> Count:
-        """What a device's queue has let out."""
         queue = self._queue(name, device)
         return Count(queue["bytes"], queue["packets"])
 
     def _queue(self, name: str | None, device: str) -> dict[str, int]:
-        """The numbers of a device's queue."""
         return _numbers(self._run(name, "tc", f"qdisc show dev {device}"))
 
 
 def _numbers(shown: str) -> dict[str, int]:
-    """What `tc -s -j` shows of a device's queue."""
+    """The figures of a device's queue in the output of `tc -s -j`."""
     roots: list[dict[str, Any]] = [queue for queue in json.loads(shown) if queue.get("root")]
     return {key: sum(int(queue[key]) for queue in roots) for key in ("bytes", "packets", "backlog")}
 

@@ -15,16 +15,14 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from types import TracebackType
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 from thinwire.engines.parent_watch import with_parent_watch
 from thinwire.errors import EngineError
 from thinwire_lab.engines import fork_server
 from thinwire_lab.engines.system_tools import entering
 
-START_S = 120.0
-"""How long the imports may take."""
+START_S = 120.0  # how long the imports may take
 
 
 def _module_of(argv: Sequence[str]) -> list[str] | None:
@@ -33,43 +31,12 @@ def _module_of(argv: Sequence[str]) -> list[str] | None:
     return next((list(argv[len(start) :]) for start in starts if list(argv[: len(start)]) == start), None)
 
 
-class Process(Protocol):
-    """What is asked of a process."""
-
-    pid: int
-
-    @property
-    def stdout(self) -> IO[str] | None:
-        """What it prints."""
-
-    @property
-    def stderr(self) -> IO[str] | None:
-        """What it complains of."""
-
-    def poll(self) -> int | None:
-        """Returns how it ended; None while it runs."""
-
-    def wait(self) -> int:
-        """Waits for its end, and returns how it ended: its exit status, or minus the signal that killed it."""
-
-
-class Starter(Protocol):
-    """Makes processes."""
-
-    def start(self, argv: Sequence[str], environment: Mapping[str, str], namespaces: Sequence[str]) -> Process:
-        """Starts a process in a session of its own.
-
-        Raises:
-            OSError: it cannot be started.
-            EngineError: likewise.
-        """
-
-
 class Programs:
-    """Starts every command as a program."""
+    """Starts every command as a program, in a session of its own and in these namespaces."""
 
-    def start(self, argv: Sequence[str], environment: Mapping[str, str], namespaces: Sequence[str]) -> Process:
-        """See `Starter`."""
+    def start(
+        self, argv: Sequence[str], environment: Mapping[str, str], namespaces: Sequence[str]
+    ) -> subprocess.Popen[str]:
         # `env` sets them in the child: this process need not read its own environment to add to it.
         command = ["env", *(f"{key}={value}" for key, value in environment.items()), *argv]
         return subprocess.Popen(
@@ -93,7 +60,6 @@ class _Fork:
         self._status: int | None = None
 
     def take(self, answer: Mapping[str, Any]) -> None:
-        """The server says how it began, or how it ended."""
         if "status" in answer:
             self._status = answer["status"]
             self._ended.set()
@@ -102,34 +68,16 @@ class _Fork:
         self.answered.set()
 
     def poll(self) -> int | None:
-        """See `Process`."""
         return self._status
 
     def wait(self) -> int:
-        """See `Process`."""
         self._ended.wait()
         assert self._status is not None
         return self._status
 
 
 class Forks:
-    """Starts commands `python -m MODULE …` as forks of one process that has imported what they need.
-
-    Args:
-        libraries: what it imports; they may start no threads.
-        environment: of the process, and of all forks.
-
-    Raises:
-        EngineError: it cannot import them, or has more than one thread then. A fork that is asked for later may raise
-            it, too.
-
-    Example:
-        >>> with Forks(["json"], {}) as forks:
-        ...     process = forks.start([sys.executable, "-m", "json.tool", "--help"], {}, [])
-        ...     with process.stdout, process.stderr:
-        ...         print(process.stdout.readline().split()[0], process.wait())
-        usage: 0
-    """
+    """Starts commands `python -m MODULE …` as forks of one process that has imported what they need."""
 
     def __init__(self, libraries: Sequence[str], environment: Mapping[str, str]) -> None:
         self._programs, self._number = Programs(), 0
@@ -147,19 +95,14 @@ class Forks:
         self._reader.start()
 
     def start(self, argv: Sequence[str], environment: Mapping[str, str], namespaces: Sequence[str]) -> Process:
-        """See `Starter`. What is no Python module is started as a program."""
         if (module := _module_of(argv)) is None:
             return self._programs.start(argv, environment, namespaces)
         pipes = [os.pipe() for _ in range(2)]
         fork = _Fork([open(end, encoding="utf-8", errors="replace") for end, _ in pipes])  # noqa: SIM115
         self._number += 1
         self._forks[self._number] = fork
-        request = {
-            "number": self._number,
-            "module": module,
-            "environment": dict(environment),
-            "namespaces": list(namespaces),
-        }
+        request: dict[str, Any] = {"number": self._number, "module": module}
+        request |= {"environment": dict(environment), "namespaces": list(namespaces)}
         try:
             socket.send_fds(self._socket, [json.dumps(request).encode()], [end for _, end in pipes])
         except OSError as error:
@@ -176,7 +119,6 @@ class Forks:
         return fork
 
     def close(self) -> None:
-        """Ends the process that forks, and with it all forks."""
         self._server.kill()
         self._server.wait()
         self._reader.join()
@@ -185,9 +127,7 @@ class Forks:
     def __enter__(self) -> Forks:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _read(self) -> None:
@@ -201,3 +141,7 @@ class Forks:
         for fork in self._forks.values():
             fork.take({"error": "the process that forks is gone; its last words are above"})
             fork.take({"status": -signal.SIGKILL})
+
+
+Process = subprocess.Popen[str] | _Fork
+Starter = Programs | Forks  # makes processes; OSError or EngineError where one cannot be started

@@ -37,15 +37,7 @@ def can_unshare() -> bool:
 
 
 def reexec_in_user_namespace(argv: Sequence[str]) -> NoReturn:
-    """Replace this process by `argv`, run as root of a new user namespace, where `Fabric` works.
-
-    The process id, the terminal, the working directory and the network stay the same, and files are still
-    made as the real user. Call it before anything is started or opened.
-
-    Raises:
-        EngineError: `unshare` is missing or could not be run. A refusal by the kernel shows as its message
-            and exit status 1; ask `can_unshare` first.
-    """
+    """Replaces this process by `argv`, run as root of a new user namespace, before anything is started or opened."""
     unshare = find_tools()["unshare"]
     sys.stdout.flush()
     sys.stderr.flush()
@@ -58,12 +50,8 @@ def reexec_in_user_namespace(argv: Sequence[str]) -> NoReturn:
 def entering(namespaces: Sequence[str], argv: Sequence[str]) -> list[str]:
     """The command that runs `argv` in these namespaces. It keeps its process id and standard streams.
 
-    Example:
-        >>> entering(["/proc/7/ns/net", "/proc/9/ns/mnt"], ["ls"])[1:], entering([], ["ls"])
-        (['--net=/proc/7/ns/net', '--mount=/proc/9/ns/mnt', '--', 'ls'], ['ls'])
-
-    Raises:
-        EngineError: there is no `nsenter`.
+    >>> entering(["/proc/7/ns/net", "/proc/9/ns/mnt"], ["ls"])[1:], entering([], ["ls"])
+    (['--net=/proc/7/ns/net', '--mount=/proc/9/ns/mnt', '--', 'ls'], ['ls'])
     """
     if not namespaces:
         return list(argv)

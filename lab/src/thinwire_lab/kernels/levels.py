@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thinwire.kernels.contract import UNIT, Key
-from thinwire.kernels.numba.jit import float_of_bits, frozen, jit, magnitude_bits
+from thinwire.kernels.numba.jit import frozen, jit
 from thinwire.kernels.numba.stochastic import high_bits
 
 MAX_LEVELS = 1 << 14
@@ -24,24 +24,7 @@ _BLOCK = 1 << 12
 def round_to_levels(
     values: Any, *, norms: Any, bucket: int, top: int, natural: bool, key: Key, out: NDArray[np.int16]
 ) -> None:
-    """Fills `out` with signed levels −top … top.
-
-    Args:
-        values: float32[n] or float64[n], finite.
-        norms: what level `top` is worth in each bucket, in the type of the values; at least each magnitude, or 0.
-        bucket: how many neighbouring values share a norm.
-        top: s.
-        natural: levels are powers of two.
-        key: of the random numbers.
-        out: int16[n].
-
-    Example:
-        >>> out = np.empty(3, np.int16)
-        >>> values, norms = np.array([1.0, -0.5, 0.0], np.float32), np.ones(1, np.float32)
-        >>> round_to_levels(values, norms=norms, bucket=3, top=4, natural=False, key=(1, 2), out=out)
-        >>> out.tolist()
-        [4, -2, 0]
-    """
+    """Fills `out` with signed levels −top … top."""
     random = np.empty(min(_BLOCK, values.size), np.int32)
     kernel = _natural if natural else _linear
     for first in range(0, values.size, _BLOCK):
@@ -51,13 +34,7 @@ def round_to_levels(
 
 
 def bucket_norms(values: Any, *, bucket: int, largest: float) -> NDArray[np.float64]:
-    """float64[ceil(n / bucket)]: the 2-norm of each bucket, summed in order, in units of a power of two.
-
-    Args:
-        values: float32[n] or float64[n], finite.
-        bucket: how many neighbouring values make one.
-        largest: the largest magnitude of all.
-    """
+    """float64[ceil(n / bucket)]: the 2-norm of each bucket, summed in order, in units of a power of two."""
     norms = np.empty(-(-values.size // bucket))
     unit = 1.0 if values.dtype == np.float32 else 2.0 ** min(max(math.frexp(largest)[1], -1000), 1000)
     _norms(frozen(values), bucket, unit, norms)
@@ -66,9 +43,7 @@ def bucket_norms(values: Any, *, bucket: int, largest: float) -> NDArray[np.floa
 
 def bucket_largest(values: Any, *, bucket: int) -> Any:
     """The largest magnitude of each bucket, in the type of the values; NaN or Inf where one is."""
-    largest = np.empty(-(-values.size // bucket), values.dtype)
-    _largest(frozen(values), bucket, largest)
-    return largest
+    return np.maximum.reduceat(np.abs(values), np.arange(0, values.size, bucket))
 
 
 def worth(top: int, natural: bool) -> NDArray[np.float64]:
@@ -82,81 +57,30 @@ def value_of_levels(
     levels: NDArray[np.int16], *, norms: Any, bucket: int, top: int, natural: bool, out: Any, accumulate: bool
 ) -> None:
     """``out = norm · worth[level]``, computed in float64; or added."""
-    table = worth(top, natural)
-    # Buckets that are smaller than the table of all levels: multiplying each value is less work.
-    kernel = _multiply if min(bucket, levels.size) < 2 * table.size else _look_up
-    scaled = np.empty(table.size, out.dtype)  # what levels are worth under one norm, rounded as each value would be
-    kernel(frozen(levels), norms.astype(np.float64), bucket, top, table, scaled, accumulate, out)
+    scale = np.repeat(norms.astype(np.float64), bucket)[: levels.size] if norms.size > 1 else np.float64(norms[0])
+    values = (scale * worth(top, natural)[levels + np.int32(top)]).astype(out.dtype)
+    out[:] = out + values if accumulate else values
 
 
 @jit
 def _norms(values: Any, bucket: int, unit: float, norms: Any) -> None:
-    """Each bucket's squares are added in order; eight buckets at a time, so that no sum waits for the one before."""
     lift = 1.0 / unit  # a power of two: as good as dividing by the unit
-    whole = values.size // bucket // 8 * 8
-    for k in range(0, whole, 8):
-        first = k * bucket
-        t0, t1, t2, t3, t4, t5, t6, t7 = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
-        for i in range(first, first + bucket):
-            v0 = np.float64(values[i]) * lift
-            v1 = np.float64(values[i + bucket]) * lift
-            v2 = np.float64(values[i + 2 * bucket]) * lift
-            v3 = np.float64(values[i + 3 * bucket]) * lift
-            v4 = np.float64(values[i + 4 * bucket]) * lift
-            v5 = np.float64(values[i + 5 * bucket]) * lift
-            v6 = np.float64(values[i + 6 * bucket]) * lift
-            v7 = np.float64(values[i + 7 * bucket]) * lift
-            t0 += v0 * v0
-            t1 += v1 * v1
-            t2 += v2 * v2
-            t3 += v3 * v3
-            t4 += v4 * v4
-            t5 += v5 * v5
-            t6 += v6 * v6
-            t7 += v7 * v7
-        norms[k], norms[k + 1], norms[k + 2], norms[k + 3] = t0, t1, t2, t3
-        norms[k + 4], norms[k + 5], norms[k + 6], norms[k + 7] = t4, t5, t6, t7
-    for k in range(whole, norms.size):
+    for k in range(norms.size):
         total = 0.0
         for i in range(k * bucket, min(values.size, (k + 1) * bucket)):
             v = np.float64(values[i]) * lift
             total += v * v
-        norms[k] = total
-    for k in range(norms.size):
-        norms[k] = math.sqrt(norms[k]) * unit
-
-
-@jit
-def _largest(values: Any, bucket: int, largest: Any) -> None:
-    for k in range(largest.size):
-        top = magnitude_bits(values.dtype.type(0))
-        for i in range(k * bucket, min(values.size, (k + 1) * bucket)):
-            top = max(top, magnitude_bits(values[i]))
-        largest[k] = float_of_bits(top)
+        norms[k] = math.sqrt(total) * unit
 
 
 @jit
 def _linear(values: Any, norms: Any, bucket: int, first: int, top: int, unit: float, random: Any, out: Any) -> None:
-    start = 0
-    while start < values.size:
-        index = (first + start) // bucket
-        stop = min(values.size, (index + 1) * bucket - first)
-        _linear_part(values[start:stop], np.float64(norms[index]), top, unit, random[start:stop], out[start:stop])
-        start = stop
-
-
-@jit
-def _linear_part(values: Any, norm: Any, top: int, unit: float, random: Any, out: Any) -> None:
-    if norm <= 0.0:
-        out[:] = 0
-        return
-    most = np.int32(top)
     for i in range(values.size):
-        a = abs(np.float64(values[i])) / norm * top
-        level = np.int32(a)
-        level = np.int32(level + np.int32(np.float64(random[i]) * unit < a - np.float64(level)))
-        level = level if level < most else most
-        out[i] = np.int16(level if values[i] > 0 else -level)
+        norm = np.float64(norms[(first + i) // bucket])
+        a = abs(np.float64(values[i])) / norm * top if norm > 0.0 else 0.0
+        level = int(a)
+        level = min(level + int(np.float64(random[i]) * unit < a - level), top)
+        out[i] = level if values[i] > 0 else -level
 
 
 @jit
@@ -174,34 +98,3 @@ def _natural(values: Any, norms: Any, bucket: int, first: int, top: int, unit: f
         level += np.float64(random[i]) * unit < rest
         level = min(level, top)
         out[i] = level if values[i] > 0 else -level
-
-
-@jit
-def _look_up(
-    levels: Any, norms: Any, bucket: int, top: int, table: Any, scaled: Any, accumulate: bool, out: Any
-) -> None:
-    for k in range(norms.size):
-        first = k * bucket
-        last = min(levels.size, first + bucket)
-        for j in range(table.size):
-            scaled[j] = norms[k] * table[j]
-        _put(levels[first:last], scaled, top, accumulate, out[first:last])
-
-
-@jit
-def _put(levels: Any, scaled: Any, top: int, accumulate: bool, out: Any) -> None:
-    for i in range(levels.size):
-        value = scaled[levels[i] + top]
-        out[i] = out[i] + value if accumulate else value
-
-
-@jit
-def _multiply(
-    levels: Any, norms: Any, bucket: int, top: int, table: Any, scaled: Any, accumulate: bool, out: Any
-) -> None:
-    kind = out.dtype.type
-    for k in range(norms.size):
-        norm = norms[k]
-        for i in range(k * bucket, min(levels.size, (k + 1) * bucket)):
-            value = kind(norm * table[levels[i] + top])
-            out[i] = out[i] + value if accumulate else value

@@ -1,4 +1,4 @@
-"""Which values are kept by chance: a decoder that is told the key finds the encoder's choices again.
+"""Which values are kept: by chance, where a decoder that is told the key finds the choices again, or by magnitude.
 
 Every value is written and the position moves on only where it is kept, which leaves nothing to mispredict.
 """
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from thinwire.kernels.contract import Floats, Key
+from thinwire.kernels.contract import Bytes, Floats, Key
 from thinwire.kernels.numba.jit import frozen, jit
 from thinwire.kernels.numba.stochastic import fill_draws, start_of
 
@@ -21,20 +21,6 @@ def collect_kept(values: Floats, *, key: Key, kept: int, factor: Any, sent: Floa
     """Fills `sent` with factor·v of the values whose 24 random bits are below `kept`, in order; returns how many.
 
     Where they are not fewer than `sent` has room for, its content is undefined: call again with more.
-
-    Args:
-        values: float32[n] or float64[n].
-        key: of the random numbers.
-        kept: the probability in units of 2**-24.
-        factor: what values are multiplied by, in their type.
-        sent: of their type; n + 1 is always enough.
-
-    Example:
-        >>> sent = np.empty(4, np.float32)
-        >>> collect_kept(np.array([1, 2, 3], np.float32), key=(1, 2), kept=1 << 24, factor=np.float32(2), sent=sent)
-        3
-        >>> sent[:3].tolist()
-        [2.0, 4.0, 6.0]
     """
     block = np.empty(_BLOCK_DRAWS, np.int32)
     return int(_keep(frozen(values), values.size, *start_of(key), np.int32(kept), factor, block, sent))
@@ -49,11 +35,25 @@ def kept_positions(size: int, *, key: Key, kept: int, positions: NDArray[Any]) -
     return int(_keep(None, size, *start_of(key), np.int32(kept), None, block, positions))
 
 
-def scatter(values: Floats, positions: NDArray[Any], out: Floats, accumulate: bool) -> None:
-    """``out`` = 0 but for ``out[positions] = values``; or ``out[positions] += values``. Positions are in range."""
-    if not accumulate:
-        out.fill(0)
-    _scatter(frozen(values), frozen(positions), accumulate, out)
+def take(
+    values: Any,
+    bound: float,
+    *,
+    bitmap: Bytes,
+    room: Any,
+    residual: Any = None,
+    residual_scale: float = 1.0,
+    tau: float | None = None,
+) -> Any:
+    """Takes the values of magnitude `bound` or more out of v = values, or residual_scale·residual + values.
+
+    `bitmap` gets a bit for each of them, the first value in the highest bit; `room` holds n + 1 values, and the result.
+    The residual becomes v less what was taken: the whole value, or `tau` of its magnitude.
+    """
+    kind = values.dtype.type
+    least = None if tau is None else kind(tau)
+    bitmap.fill(0)
+    return room[: int(_take(frozen(values), residual, kind(residual_scale), kind(bound), least, bitmap, room))]
 
 
 @jit
@@ -70,6 +70,19 @@ def _keep(values: Any, size: int, start: Any, key1: Any, kept: Any, factor: Any,
 
 
 @jit
-def _scatter(values: Any, positions: Any, accumulate: bool, out: Any) -> None:
-    for i in range(positions.size):
-        out[positions[i]] = out[positions[i]] + values[i] if accumulate else values[i]
+def _take(values: Any, residual: Any, scale: Any, bound: Any, tau: Any, bitmap: Any, taken: Any) -> Any:
+    """Appends the values taken; returns how many."""
+    count: Any = 0
+    zero = bound - bound
+    for i in range(values.size):
+        v = values[i] if residual is None else scale * residual[i] + values[i]
+        reaches = abs(v) >= bound
+        taken[count] = v
+        count += np.int64(reaches)
+        bitmap[i >> 3] |= np.uint8(reaches) << np.uint8(7 - (i & 7))
+        if residual is not None:
+            if tau is None:
+                residual[i] = zero if reaches else v
+            else:
+                residual[i] = v - (tau if v > 0 else -tau) if reaches else v
+    return count

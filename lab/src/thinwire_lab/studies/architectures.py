@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 from thinwire.errors import ConfigError
 
@@ -21,31 +22,20 @@ class Tensor:
 
 
 Tensors = Iterator[Tensor]
+_Pairs = tuple[tuple[int, int], ...]
 
 
 def architecture(name: str) -> tuple[Tensor, ...]:
     """Returns the trained tensors of a published network, from the input to the classifier.
 
-    Args:
-        name: one of `architectures()`.
-
-    Raises:
-        ConfigError: an unknown name.
-
-    Example:
-        >>> {name: sum(each.numel for each in architecture(name)) for name in architectures()}
-        ... # doctest: +NORMALIZE_WHITESPACE
-        {'alexnet': 60965224, 'googlenet': 6998552, 'vggnet-a': 132863336, 'resnet110': 1727962,
-         'inception-v4': 42679816}
+    >>> {name: sum(each.numel for each in architecture(name)) for name in ARCHITECTURES}
+    ... # doctest: +NORMALIZE_WHITESPACE
+    {'alexnet': 60965224, 'googlenet': 6998552, 'vggnet-a': 132863336, 'resnet110': 1727962,
+     'inception-v4': 42679816}
     """
-    if name not in _ARCHITECTURES:
-        raise ConfigError(f"unknown architecture {name!r}; known are {', '.join(_ARCHITECTURES)}")
-    return tuple(_ARCHITECTURES[name]())
-
-
-def architectures() -> tuple[str, ...]:
-    """Returns the names that `architecture` knows."""
-    return tuple(_ARCHITECTURES)
+    if name not in ARCHITECTURES:
+        raise ConfigError(f"unknown architecture {name!r}; known are {', '.join(ARCHITECTURES)}")
+    return tuple(ARCHITECTURES[name]())
 
 
 def _biased(name: str, fan_in: int, units: int) -> Tensors:
@@ -61,22 +51,22 @@ def _normalised(name: str, fan_in: int, units: int) -> Tensors:
     yield Tensor(f"{name}.shift", units)
 
 
+def _chain(convolutions: _Pairs, matrices: _Pairs) -> Tensors:
+    for number, (fan_in, units) in enumerate((*convolutions, *matrices), start=1):
+        yield from _biased(f"{'conv' if number <= len(convolutions) else 'fc'}{number}", fan_in, units)
+
+
 def _alexnet() -> Tensors:
     """Krizhevsky et al. (2012): two groups in the second, fourth and fifth convolution, 224 × 224 inputs."""
-    for number, (fan_in, units) in enumerate(((363, 96), (1200, 256), (2304, 384), (1728, 384), (1728, 256)), start=1):
-        yield from _biased(f"conv{number}", fan_in, units)
-    for number, (fan_in, units) in enumerate(((9216, 4096), (4096, 4096), (4096, 1000)), start=6):
-        yield from _biased(f"fc{number}", fan_in, units)
+    convolutions = ((363, 96), (1200, 256), (2304, 384), (1728, 384), (1728, 256))
+    return _chain(convolutions, ((9216, 4096), (4096, 4096), (4096, 1000)))
 
 
 def _vggnet_a() -> Tensors:
     """Simonyan and Zisserman (2014), table 1, column A."""
-    for number, (channels, units) in enumerate(
-        ((3, 64), (64, 128), (128, 256), (256, 256), (256, 512), (512, 512), (512, 512), (512, 512)), start=1
-    ):
-        yield from _biased(f"conv{number}", 9 * channels, units)
-    for number, (fan_in, units) in enumerate(((25088, 4096), (4096, 4096), (4096, 1000)), start=9):
-        yield from _biased(f"fc{number}", fan_in, units)
+    channels = (3, 64, 128, 256, 256, 512, 512, 512, 512)
+    convolutions = tuple((9 * before, units) for before, units in pairwise(channels))
+    return _chain(convolutions, ((25088, 4096), (4096, 4096), (4096, 1000)))
 
 
 # Channels in, then #1×1, #3×3 reduce, #3×3, #5×5 reduce, #5×5 and pool projection of Szegedy et al. (2014), table 1.
@@ -157,7 +147,7 @@ def _inception_v4() -> Tensors:
     yield from _biased("classifier", 1536, 1000)
 
 
-_ARCHITECTURES: dict[str, Callable[[], Tensors]] = {
+ARCHITECTURES: dict[str, Callable[[], Tensors]] = {
     "alexnet": _alexnet,
     "googlenet": _googlenet,
     "vggnet-a": _vggnet_a,

@@ -50,7 +50,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Findings:
-    """What `results.json` holds, with runs of other comparisons too; `notes` are sentences on the rows."""
+    """The content of `results.json`, with runs of other comparisons too; `notes` are sentences on the rows."""
 
     comparison: Comparison
     rows: Sequence[Row]
@@ -61,7 +61,7 @@ class Findings:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison(ComparisonOptions):
-    """What is compared with what; ConfigError where there is nothing to compare, or a job is impossible."""
+    """The choices of a comparison; ConfigError where there is nothing to compare, or a job is impossible."""
 
     def __post_init__(self) -> None:
         for name in ("designs", "links", "models"):
@@ -108,22 +108,11 @@ class Comparison(ComparisonOptions):
 
 
 def jobs(cells: Mapping[ComparedCell, tuple[Job, Job]]) -> list[Job]:
-    """Returns every run that the cells need, once, in their order."""
     return list(dict.fromkeys(job for pair in cells.values() for job in pair))
 
 
 def compare(comparison: Comparison, folder: Path, train: Train, *, on_job: OnJob = lambda *_: None) -> Findings:
-    """Makes the runs that `folder/results.json` does not hold yet, and returns what that file then says.
-
-    Args:
-        comparison, folder: what to compare, and where.
-        train: makes one run, as `jobs.processes.run` does, and returns its outcome.
-        on_job: called before each run with its number, the number of all runs, and its job.
-
-    Raises:
-        ConfigError: the file cannot be read or written, or is none of ours; or a run has no workload (`jobs.workload`).
-        DataError: text to train on is missing or damaged.
-    """
+    """Makes the runs that `folder/results.json` does not hold yet, and returns what that file then says."""
     place, digests = _data_place(comparison), _text_digests(comparison)
 
     def key(job: Job) -> dict[str, Any]:
@@ -156,12 +145,7 @@ def compare(comparison: Comparison, folder: Path, train: Train, *, on_job: OnJob
 
 
 def varies(codec: Codec) -> bool:
-    """Whether the size of a codec's frames depends on the values in them, found by encoding two kinds.
-
-    >>> from thinwire.policies.compression import codec_by_name
-    >>> varies(codec_by_name("3lc")), varies(codec_by_name("3lc[zero_run=false]"))
-    (True, False)
-    """
+    """Whether the size of a codec's frames depends on the values in them, found by encoding two kinds."""
     even = torch.linspace(-1, 1, 4096)
     return len(codec.encode(even)) != len(codec.encode(even**9))
 

@@ -23,7 +23,6 @@ from thinwire_lab.workloads.models import TEXT_MODELS
 
 
 def page(findings: Findings) -> str:
-    """Returns the page as text."""
     asked = findings.comparison
     title = f"{len(asked.designs)} designs on {', '.join(asked.links)}"
     parts = [f"<h1>{escape(title)}</h1>", _how(findings)]
@@ -84,7 +83,6 @@ def _time_text(row: Row) -> str:
 
 
 def links_table(rows: Sequence[Row]) -> Table:
-    """Returns a line for each link and design: what was timed, and how long a full run would take."""
     lines = [
         [
             row.link,
@@ -102,7 +100,6 @@ def links_table(rows: Sequence[Row]) -> Table:
 
 
 def runs_table(runs: Sequence[Run[RunOutcome]]) -> Table:
-    """Returns a line for each stored run, whatever it was for."""
     header = ["design", "model", "data", "link", "seed", "workers", "servers", "steps", "batch", "rate", "chosen"]
     lines = [
         [
@@ -175,16 +172,8 @@ def accuracies(rows: Sequence[Row]) -> Chart:
             for row in rows
             if row.link == link and row.training_seconds and row.test_accuracy is not None
         ]
-        panels.append(
-            Panel(
-                title=link,
-                x_label="seconds of a full run",
-                y_label="test accuracy (%)",
-                series=series,
-                kind="points",
-                x_log=True,
-            )
-        )
+        axes: dict[str, Any] = {"x_label": "seconds of a full run", "y_label": "test accuracy (%)"}
+        panels.append(Panel(title=link, series=series, kind="points", x_log=True, **axes))
     return Chart(name="accuracies", caption="Test accuracy by the time of a full run.", panels=panels)
 
 
@@ -194,7 +183,6 @@ def _image(chart: Chart, alt: str) -> str:
 
 
 def curves(runs: Sequence[RunOutcome], title: str) -> Chart:
-    """Returns each run's test accuracy over the seconds of training."""
     series = [
         Series(
             label=f"{run.design}: {run.steps:,} steps, {run.test_accuracy:.1%}",

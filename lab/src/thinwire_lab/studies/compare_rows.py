@@ -1,4 +1,4 @@
-"""What the runs of a comparison come to: a row of means over seeds for each model, design and link.
+"""The results of a comparison: a row of means over seeds for each model, design and link.
 
 It computes from stored outcomes and starts no run; a figure whose runs are missing is None.
 """
@@ -15,11 +15,9 @@ from thinwire_lab.jobs.job import Job
 from thinwire_lab.jobs.outcome import RunOutcome
 from thinwire_lab.studies.deviation import deviation
 
-ComparedCell = tuple[str, str, str, int]
-"""Model, design, link, seed."""
+ComparedCell = tuple[str, str, str, int]  # model, design, link, seed
 
-_Pair = tuple[RunOutcome | None, RunOutcome | None]
-"""The outcomes that accuracy and seconds per step come from."""
+_Pair = tuple[RunOutcome | None, RunOutcome | None]  # the outcomes that accuracy and seconds per step come from
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,12 +59,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def tabulate(cells: Mapping[ComparedCell, tuple[Job, Job]], find: Callable[[Job], RunOutcome | None]) -> list[Row]:
-    """Returns one row for each model, design and link.
-
-    Args:
-        cells: of the comparison.
-        find: returns what a job came to, or None where it was not run.
-    """
+    """Returns one row for each model, design and link."""
     rows: dict[tuple[str, str, str], list[_Pair]] = {}
     for (model, design, link, _), (full, timed) in cells.items():
         short = find(timed)

@@ -8,20 +8,10 @@ from collections.abc import Sequence
 
 
 def deviation(values: Sequence[float]) -> float:
-    """Returns the standard deviation; NaN of fewer than two values, which have none, and where one is not finite.
-
-    Example:
-        >>> deviation([1.0, 3.0]), deviation([2.0]), deviation([math.inf, 1.0])
-        (1.4142135623730951, nan, nan)
-    """
+    """Returns the standard deviation; NaN of fewer than two values, which have none, and where one is not finite."""
     return statistics.stdev(values) if len(values) > 1 and all(map(math.isfinite, values)) else math.nan
 
 
 def spread(values: Sequence[float], digits: int) -> str:
-    """Returns what stands behind a mean: its ± with so many digits, nothing of fewer than two values.
-
-    Example:
-        >>> spread([1.0, 3.0], 2), spread([2.0], 2)
-        (' ± 1.41', '')
-    """
+    """Returns what stands behind a mean: its ± with so many digits, nothing of fewer than two values."""
     return f" ± {deviation(values):.{digits}f}" if len(values) > 1 else ""

@@ -1,6 +1,4 @@
 """Names of the files in the folder of a study."""
 
-RESULTS = "results.json"
-"""Holds every run."""
-REPORT = "report.html"
-"""The page."""
+RESULTS = "results.json"  # holds every run
+REPORT = "report.html"  # the page

@@ -1,4 +1,4 @@
-"""What is said where runs that are held against each other are of several machines, or of several versions."""
+"""Notes on compared runs of several machines, or of several versions."""
 
 from __future__ import annotations
 
@@ -11,15 +11,12 @@ def mixed(machines: Iterable[Machine]) -> list[str]:
     """Returns a note on the machines that runs were timed on; none where it is one."""
     # Without their threads: those are of the process that stored a run, and depend on what else it did before.
     names = dict.fromkeys(f"{m.processor}, {m.system}, torch {m.torch}" for m in machines)
-    if len(names) < 2:
-        return []
-    told = f"Runs were timed on different machines: {'; '.join(names)}."
-    return [f"{told} A ratio of their seconds is one of machines as well."]
+    told = f"Runs were timed on different machines: {'; '.join(names)}. So are their ratios."
+    return [told] if len(names) > 1 else []
 
 
 def mixed_versions(machines: Iterable[Machine]) -> list[str]:
     """Returns a note on the versions of thinwire that made runs; none where it is one."""
     versions = dict.fromkeys(m.thinwire for m in machines)
-    if len(versions) < 2:
-        return []
-    return [f"Runs were made by thinwire {' and '.join(versions)}. In another folder, all are made by one."]
+    told = f"Runs were made by thinwire {' and '.join(versions)}. In another folder, all are made by one."
+    return [told] if len(versions) > 1 else []

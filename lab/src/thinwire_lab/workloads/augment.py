@@ -1,8 +1,4 @@
-"""Images changed by chance while training, and the crop that TernGrad's CifarNet sees.
-
-Strategy: two ways, a paper's each, that draw for every image of a batch on its own, from a generator that the caller
-owns. Both cut windows by one and the same function.
-"""
+"""Images changed by chance while training, and the crop that TernGrad's CifarNet sees."""
 
 from __future__ import annotations
 
@@ -19,10 +15,6 @@ def crop_and_flip(images: torch.Tensor, generator: torch.Generator, padding: int
     """Crops and flips every image of a batch on its own (He et al., "Deep residual learning", 4.2; 3LC, section 4.3).
 
     Each is padded on every side, cut back to its size at a random place, and mirrored with probability one half.
-
-    >>> pictures = torch.arange(2 * 3 * 32 * 32).view(2, 3, 32, 32).to(torch.uint8)
-    >>> crop_and_flip(pictures, torch.Generator().manual_seed(0)).shape
-    torch.Size([2, 3, 32, 32])
     """
     padded = F.pad(images, (padding, padding, padding, padding))
     return _windows(padded, (images.shape[-2], images.shape[-1]), generator)
@@ -31,9 +23,8 @@ def crop_and_flip(images: torch.Tensor, generator: torch.Generator, padding: int
 def distort(images: torch.Tensor, side: int, generator: torch.Generator) -> torch.Tensor:
     """Cuts every image to `side` × `side` at a random place, mirrors it by chance and changes its contrast.
 
-    What TernGrad does with CIFAR-10 (section 4.1), by its authors' code, which follows TensorFlow's tutorial: each
-    channel's distances from its mean are multiplied by one number of 0.2 … 1.8. They change the brightness as well, by
-    a constant for all pixels; nothing is left of it when an image is standardised by itself, and none is drawn here.
+    TernGrad (section 4.1), whose authors change the brightness as well: nothing is left of that when an image is
+    standardised by itself.
     """
     cut = _windows(images, (side, side), generator).float()
     low, high = CONTRAST
@@ -43,11 +34,7 @@ def distort(images: torch.Tensor, side: int, generator: torch.Generator) -> torc
 
 
 def centre(images: torch.Tensor, side: int) -> torch.Tensor:
-    """The middle `side` × `side` of images, (batch, channels, height, width).
-
-    >>> centre(torch.arange(16).view(1, 1, 4, 4), 2).tolist()
-    [[[[5, 6], [9, 10]]]]
-    """
+    """The middle `side` × `side` of images, (batch, channels, height, width)."""
     top, left = ((size - side) // 2 for size in images.shape[-2:])
     return images[..., top : top + side, left : left + side]
 

@@ -1,9 +1,7 @@
-"""Whose examples come next: an endless, reproducible sequence of batches for one worker.
+"""The batches of one worker: an endless, reproducible sequence.
 
-Strategy: which rows they are is `policies/sampling.py`'s to say: no example goes to two workers, and none twice in an
-epoch, also where workers come and go. What does not fill a whole batch is left out of that epoch. Chance comes from
-(seed, epoch, rank, step) and not from a running generator, so the position is the whole state and resuming is exact. It
-refuses to know of models and rates.
+`policies/sampling.py` says which rows they are; what does not fill a whole batch is left out of that epoch. Chance
+comes from (seed, epoch, rank, step): the position is the whole state, and resuming is exact.
 """
 
 from __future__ import annotations
@@ -20,30 +18,7 @@ from thinwire_lab.workloads.dataset import Dataset
 
 
 class Batches(Iterator[tuple[torch.Tensor, torch.Tensor]]):
-    """An infinite iterator over (inputs, targets) for one worker.
-
-    Args:
-        dataset: where examples come from.
-        rank: this worker, 0 … workers − 1; a higher one takes part once `follow` has said so.
-        workers: number of workers that share the data.
-        batch: examples per batch and worker.
-        seed: the same on every worker.
-        augment: random crop and flip, or what a data set with a `crop` has in its place (images only).
-        segments: whether a worker's part of the data is `drawn` anew each epoch, or `fixed`; see `SharedEpochs`.
-
-    Attributes:
-        step: number of the next batch, from 0.
-        batches_per_epoch: batches that one epoch gives each worker while nobody comes or goes.
-
-    Raises:
-        ConfigError: a rank that takes no part, or fewer examples than one batch per worker.
-
-    >>> from thinwire_lab.workloads.data import data
-    >>> batches = Batches(data("digits"), rank=0, workers=4, batch=8, seed=0)
-    >>> inputs, targets = next(batches)
-    >>> inputs.shape, inputs.dtype, targets.shape, targets.dtype, batches.batches_per_epoch
-    (torch.Size([8, 1, 8, 8]), torch.float32, torch.Size([8]), torch.int64, 42)
-    """
+    """An infinite iterator over (inputs, targets) for one worker."""
 
     def __init__(
         self,
@@ -60,19 +35,14 @@ class Batches(Iterator[tuple[torch.Tensor, torch.Tensor]]):
             raise ConfigError(f"rank {rank} of {workers} workers; expected a rank from 0 to workers − 1")
         if augment and len(dataset.in_shape) != 3:
             raise ConfigError(f"{dataset.name} holds no images: it cannot be augmented")
-        self.dataset = dataset
-        self.rank = rank
-        self.workers = workers
-        self.batch = batch
-        self.seed = seed
-        self.augment = augment
-        self.segments = segments
+        self.dataset, self.rank, self.workers, self.batch = dataset, rank, workers, batch
+        self.seed, self.augment, self.segments = seed, augment, segments
         first = ((0, tuple(range(workers))),)
         self._shared = SharedEpochs(
             len(dataset.train_x), batch=batch, seed=seed, memberships=first, name=dataset.name, segments=segments
         )
         self.batches_per_epoch = len(dataset.train_x) // workers // batch
-        self.step = 0
+        self.step = 0  # number of the next batch, from 0
 
     def __next__(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The next batch: inputs (batch, *in_shape) as a model reads them, int64 targets."""
@@ -111,9 +81,6 @@ class Batches(Iterator[tuple[torch.Tensor, torch.Tensor]]):
 
         With another number of workers or another batch size the slices differ, and the rest of the epoch
         cannot be told apart from what was seen: then it continues with the next whole epoch.
-
-        Raises:
-            ConfigError: the state belongs to other data, another seed or other segments; the position is unchanged.
         """
         mine = self.state_dict()
         for key in ("dataset", "num_examples", "seed", "segments"):

@@ -1,11 +1,12 @@
 """CifarNet: two 5×5 convolutions with local response normalisation, and three fully connected layers.
 
-The network that TernGrad (section 4.1) trains on CIFAR-10, as its authors' code has it (`cifar10_alexnet` of
-github.com/wenwei202/terngrad), which is that of TensorFlow's tutorial on CIFAR-10: overlapping pools, the first before
-its normalisation and the second behind it, and no dropout. The first weights are the authors' too.
+TernGrad (section 4.1) trains it on CIFAR-10. Pools, their order and the first weights are those of its authors' code
+(`cifar10_alexnet` of github.com/wenwei202/terngrad), which follows TensorFlow's tutorial; it has no dropout.
 """
 
 from __future__ import annotations
+
+from functools import partial
 
 import torch
 from torch import nn
@@ -17,9 +18,6 @@ class ResponseNorm(nn.Module):
     """Divides each value by (1 + α · the sum of squares over the channels at most `reach` away) to the power of ¾.
 
     `nn.LocalResponseNorm` computes the same, at three times the price: here sums are one product with a matrix.
-
-    >>> round(ResponseNorm(4, alpha=15.0)(torch.ones(1, 1, 1, 1)).item(), 4)  # 16 to the power of -3/4
-    0.125
     """
 
     def __init__(self, reach: int, alpha: float) -> None:
@@ -36,36 +34,21 @@ class ResponseNorm(nn.Module):
 def cifarnet(in_shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
     """CifarNet: 64 and 64 filters, 384 and 192 units; 1,068,298 parameters for 3×24×24 and ten classes.
 
-    The paper crops CIFAR-10's images to 24×24. A whole image of 3×32×32 makes it 1,756,426 parameters, one of 1×28×28
-    1,384,586: each pool halves the sides, and the first fully connected layer has a weight for all that is left.
-
     First weights are normal, cut off at two deviations, which are 0.05 in filters, 0.04 in the hidden layers and 1/192
     in the last one. Biases begin at 0.1, those of the first filters and of the last layer at 0. There is no dropout;
     `dropout.add_dropout` puts it behind both hidden layers, where TF-slim's variant of the network has one.
-
-    >>> sum(p.numel() for p in cifarnet((3, 24, 24), 10).parameters())
-    1068298
-    >>> cifarnet((1, 28, 28), 10)(torch.zeros(2, 1, 28, 28)).shape
-    torch.Size([2, 10])
     """
     channels, high, wide = image_shape(in_shape, "cifarnet")
+    pool = partial(nn.MaxPool2d, 3, 2, ceil_mode=True)  # the last windows reach beyond an even image
+    norm = partial(ResponseNorm, 4, alpha=0.001 / 9)
     return nn.Sequential(
-        *(_begun(nn.Conv2d(channels, 64, 5, padding=2), 0.05, 0.0), nn.ReLU(), _pool(), _norm()),
-        *(_begun(nn.Conv2d(64, 64, 5, padding=2), 0.05, 0.1), nn.ReLU(), _norm(), _pool()),
+        *(_begun(nn.Conv2d(channels, 64, 5, padding=2), 0.05, 0.0), nn.ReLU(), pool(), norm()),
+        *(_begun(nn.Conv2d(64, 64, 5, padding=2), 0.05, 0.1), nn.ReLU(), norm(), pool()),
         nn.Flatten(),
         *(_begun(nn.Linear(64 * (high // 4) * (wide // 4), 384), 0.04, 0.1), nn.ReLU()),
         *(_begun(nn.Linear(384, 192), 0.04, 0.1), nn.ReLU()),
         _begun(nn.Linear(192, num_classes), 1 / 192, 0.0),
     )
-
-
-def _pool() -> nn.Module:
-    """Windows of 3×3, two pixels apart; at the right and below the last ones reach beyond an even image."""
-    return nn.MaxPool2d(3, 2, ceil_mode=True)
-
-
-def _norm() -> nn.Module:
-    return ResponseNorm(4, alpha=0.001 / 9)
 
 
 def _begun(layer: nn.Conv2d | nn.Linear, deviation: float, bias: float) -> nn.Module:

@@ -1,30 +1,27 @@
-"""A data set by its name, and where it is or how to get it.
-
-Strategy: one explicit table. A data set of files is looked for in the folder the caller names, and only
-there; without one in our cache and then where Debian's packages put data. What is missing is an error that
-says how to get it: nothing downloads by itself.
-"""
+"""A data set by its name, and where it is or how to get it. Nothing downloads by itself."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from thinwire.errors import ConfigError, DataError, guess
 from thinwire.policies.naming import parse_name
-from thinwire_lab.workloads import cifar10, digits, idx, python_text
+from thinwire_lab.workloads import images, python_text
 from thinwire_lab.workloads.dataset import Dataset, part
 
 SYSTEM_FOLDER = Path("/usr/share/datasets")
 _in_use = WeakValueDictionary[tuple[str, Path, int | None], Dataset]()
-"""What somebody in this process holds, by name, place and context: 64 workers in one process share one copy."""
+"""Data sets in use, by name, place and context: 64 workers in one process share one copy."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataInfo:
-    """What `datasets` tells about one data set: where it is read from (None: it is missing), and how to get it."""
+    """One data set in the list of `datasets`: where it is read from (None: it is missing), and how to get it."""
 
     name: str
     description: str
@@ -33,65 +30,49 @@ class DataInfo:
 
     @property
     def present(self) -> bool:
-        """Whether `data(name)` would find it."""
         return self.where is not None
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Source:
+class _Source(NamedTuple):
     """One data set: `present` is what makes a folder it; one with a `home` is not looked for; `text` has a context."""
 
     description: str
     how: str
-    present: Callable[[Path], bool]
+    present: Callable[[Path], Any]
     load: Callable[..., Dataset]
     home: Callable[[], Path] | None = None
     text: bool = False
 
 
-_SOURCES: dict[str, _Source] = {
+def _idx(name: str, description: str, or_else: str = "") -> _Source:
+    how = f"thinwire inspect data --download {name}{or_else}"
+    about = f"{description}, 28×28 grey pixels, 60,000 train and 10,000 test"
+    return _Source(about, how, images.idx_files, partial(images.idx_dataset, name))
+
+
+_SOURCES = {
     "digits": _Source(
-        description="handwritten digits, 8×8 grey pixels, 1,347 train and 450 test (UCI optdigits)",
-        how="part of thinwire; if it is missing, reinstall",
-        present=lambda path: path.is_file(),
-        load=lambda path: digits.digits(),
-        home=lambda: digits.FILE,
+        "handwritten digits, 8×8 grey pixels, 1,347 train and 450 test (UCI optdigits)",
+        "part of thinwire-lab; if it is missing, reinstall",
+        *(Path.is_file, lambda path: images.digits(), lambda: images.DIGITS),
     ),
-    "fashion-mnist": _Source(
-        description="clothes, 28×28 grey pixels, 60,000 train and 10,000 test (Zalando)",
-        how="thinwire inspect data --download fashion-mnist, or apt-get install dataset-fashion-mnist",
-        present=idx.present,
-        load=lambda folder: idx.idx_dataset("fashion-mnist", folder),
-    ),
-    "mnist": _Source(
-        description="handwritten digits, 28×28 grey pixels, 60,000 train and 10,000 test",
-        how="thinwire inspect data --download mnist",
-        present=idx.present,
-        load=lambda folder: idx.idx_dataset("mnist", folder),
-    ),
+    "fashion-mnist": _idx("fashion-mnist", "clothes of Zalando", ", or apt-get install dataset-fashion-mnist"),
+    "mnist": _idx("mnist", "handwritten digits"),
     "cifar10": _Source(
-        description="small photographs, 32×32 colour pixels, 50,000 train and 10,000 test",
-        how="thinwire inspect data --download cifar10",
-        present=cifar10.present,
-        load=cifar10.cifar10,
+        "small photographs, 32×32 colour pixels, 50,000 train and 10,000 test",
+        "thinwire inspect data --download cifar10",
+        *(images.cifar_files, images.cifar10),
     ),
     "python-text": _Source(
-        description="source of this Python's standard library, 64 bytes of context, or what the recipe says",
-        how="part of Python; Debian keeps it in libpython3-stdlib",
-        present=python_text.present,
-        load=python_text.python_text,
-        home=python_text.standard_library,
-        text=True,
+        "source of this Python's standard library, 64 bytes of context, or what the recipe says",
+        "part of Python; Debian keeps it in libpython3-stdlib",
+        *(python_text.present, python_text.python_text, python_text.standard_library, True),
     ),
 }
 
 
 def cache_folder() -> Path:
-    """Where downloads go unless the caller says otherwise: .cache/thinwire in the user's home folder.
-
-    Raises:
-        DataError: there is none, as for a user whom the machine does not know, where HOME is not set.
-    """
+    """Where downloads go unless the caller says otherwise: .cache/thinwire in the user's home folder."""
     try:
         return Path.home() / ".cache" / "thinwire"
     except RuntimeError as error:
@@ -101,25 +82,12 @@ def cache_folder() -> Path:
 
 
 def data(name: str, *, root: Path | str | None = None, context: int | None = None) -> Dataset:
-    """Loads a data set, or returns the one that is loaded already; nobody may change its tensors.
+    """Loads a data set, or returns the one that is loaded already, whose tensors stay as they are.
 
-    Args:
-        name: one of the names that `datasets` lists, options in brackets as in `mnist[train=4000,test=1000]`: so many
-            examples of each set, the same at every call; `unit=true` gives pixels from 0 to 1 in place of
-            standardised ones; `cifar10[crop=24]` the middle of each image, in training a random window where the recipe
-            changes images (`augment.distort`).
-        root: the only folder to look in: the files lie there or in its subfolder `name`. Without it: our
-            cache, then /usr/share/datasets. Data sets that come with thinwire or Python are never looked for.
-        context: of text, how many bytes an example holds; None is the data set's usual.
-
-    Raises:
-        ConfigError: an unknown name or option, more examples than there are, or a context of images.
-        DataError: it is missing (the message says how to get it) or damaged.
-
-    >>> data("digits")
-    <Dataset digits: 1,347 train, 450 test, (1, 8, 8)>
-    >>> data("digits[train=100]")
-    <Dataset digits[train=100]: 100 train, 450 test, (1, 8, 8)>
+    Options stand in brackets: `mnist[train=4000,test=1000]` has so many examples of each set, the same at every call;
+    `unit=true` gives pixels from 0 to 1 in place of standardised ones; `cifar10[crop=24]` is the middle of each image,
+    in training a random window. `root` is the only folder to look in: the files lie there or in its subfolder `name`.
+    Without it: our cache, then /usr/share/datasets. `context` is how many bytes an example of text holds.
     """
     if "[" in name:
         whole, cut = parse_name(name, "data set")
@@ -142,11 +110,7 @@ def data(name: str, *, root: Path | str | None = None, context: int | None = Non
 
 
 def datasets(*, root: Path | str | None = None) -> list[DataInfo]:
-    """Every data set, and where it is or how to get it. Nothing is loaded.
-
-    >>> [info.name for info in datasets()]
-    ['digits', 'fashion-mnist', 'mnist', 'cifar10', 'python-text']
-    """
+    """Every data set, and where it is or how to get it. Nothing is loaded."""
     return [
         DataInfo(name=name, description=each.description, where=_where(name, root), how=each.how)
         for name, each in _SOURCES.items()
@@ -154,14 +118,7 @@ def datasets(*, root: Path | str | None = None) -> list[DataInfo]:
 
 
 def is_here(name: str) -> bool:
-    """Whether `data(name)` would find it. Nothing is loaded.
-
-    Raises:
-        ConfigError: an unknown name.
-
-    >>> is_here("digits[train=100]")
-    True
-    """
+    """Whether `data(name)` would find it. Nothing is loaded."""
     return _where(name.partition("[")[0], None) is not None
 
 

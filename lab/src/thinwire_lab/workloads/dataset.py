@@ -1,8 +1,7 @@
-"""What a data set is, whichever file it came from.
+"""A data set, whichever file it came from.
 
-Strategy: examples stay as small as they came (one byte per pixel), so that ten worker processes can hold
-Fashion-MNIST at once; a batch becomes float32, shifted and scaled, only when it is used. A data set refuses
-to know about files, shards and training.
+Examples stay one byte a pixel, so that ten worker processes can hold Fashion-MNIST at once; a batch becomes float32
+when it is used.
 """
 
 from __future__ import annotations
@@ -21,32 +20,18 @@ Task = Literal["classification", "bytes"]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Dataset:
-    """A training and a test set.
+    """A training and a test set."""
 
-    Attributes:
-        name: the name that `thinwire_lab.workloads.data.data` knows it by.
-        train_x: uint8, (examples, *in_shape); with a `crop` whole images.
-        train_y: uint8 labels, (examples,); for "bytes" (examples, context).
-        test_x: as `train_x`.
-        test_y: as `train_y`.
-        mean: float32, broadcasts against `in_shape`; subtracted by `inputs`. Unused for "bytes".
-        std: as `mean`; `inputs` divides by it.
-        num_classes: number of classes, or the size of the vocabulary.
-        task: "classification" (one label per example) or "bytes" (one next byte per position).
-        crop: side of the square that a model sees of an image, which `inputs` cuts from the middle and standardises by
-            itself; None shows the whole.
-    """
-
-    name: str
-    train_x: torch.Tensor
-    train_y: torch.Tensor
-    test_x: torch.Tensor
-    test_y: torch.Tensor
-    mean: torch.Tensor
-    std: torch.Tensor
-    num_classes: int = 10
-    task: Task = "classification"
-    crop: int | None = None
+    name: str  # the name that `thinwire_lab.workloads.data.data` knows it by
+    train_x: torch.Tensor  # uint8, (examples, *in_shape); with a `crop` whole images
+    train_y: torch.Tensor  # uint8 labels, (examples,); for "bytes" (examples, context)
+    test_x: torch.Tensor  # as `train_x`
+    test_y: torch.Tensor  # as `train_y`
+    mean: torch.Tensor  # float32, broadcasts against `in_shape`; subtracted by `inputs`. Unused for "bytes"
+    std: torch.Tensor  # as `mean`; `inputs` divides by it
+    num_classes: int = 10  # number of classes, or the size of the vocabulary
+    task: Task = "classification"  # "classification" (one label per example) or "bytes" (one next byte per position)
+    crop: int | None = None  # side of the square, cut from the middle, that a model sees of an image
 
     def __post_init__(self) -> None:
         whole = tuple(self.train_x.shape[1:])
@@ -64,7 +49,6 @@ class Dataset:
 
     @property
     def in_shape(self) -> tuple[int, ...]:
-        """The shape of one example, as a model sees it."""
         shape = tuple(self.train_x.shape[1:])
         return shape if self.crop is None else (shape[0], self.crop, self.crop)
 
@@ -77,7 +61,7 @@ class Dataset:
         return digest.hexdigest()
 
     def inputs(self, x: torch.Tensor) -> torch.Tensor:
-        """What a model reads: float32 pixels, standardised; for "bytes" int64."""
+        """The inputs of a model: float32 pixels, standardised; for "bytes" int64."""
         if self.task == "bytes":
             return x.long()
         if self.crop is not None:
@@ -97,30 +81,24 @@ def part(
     unit: bool = False,
     crop: int | None = None,
 ) -> Dataset:
-    """Returns some examples of a data set, chosen by chance and yet always the same, or a part of each.
+    """Returns some examples of a data set, chosen by chance and yet always the same, or a part of each."""
+    if crop is not None and dataset.task == "bytes":
+        raise ConfigError(f"{name} is text: it cannot be cropped")
+    if crop is not None and unit:
+        raise ConfigError(f"{name}: each crop is standardised by itself; leave out crop or unit")
 
-    Args:
-        dataset: the whole.
-        name: of the part.
-        train, test: so many examples of each set; None takes all.
-        unit: pixels are read as 0 … 1, not standardised: black is 0, and what is always black trains no weight.
-        crop: see `Dataset`.
+    def check(what: str, value: int | None, most: int) -> None:
+        if value is not None and (type(value) is not int or not 0 < value <= most):
+            raise ConfigError(f"{name}: {what} {value!r}; expected a number from 1 to {most}")
 
-    Raises:
-        ConfigError: more examples than there are, or fewer than one; a crop of what is no image, or too large, or with
-            `unit`.
-    """
-    if crop is not None:
-        _check_crop(dataset, name, crop, unit)
+    def some(what: str, x: torch.Tensor, wanted: int | None) -> torch.Tensor:
+        check(what, wanted, len(x))
+        order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
+        return torch.arange(len(x)) if wanted is None else order[:wanted]
 
-    def some(x: torch.Tensor, wanted: int | None) -> torch.Tensor:
-        if wanted is None:
-            return torch.arange(len(x))
-        if isinstance(wanted, bool) or not isinstance(wanted, int) or not 0 < wanted <= len(x):
-            raise ConfigError(f"{name}: {wanted!r} examples of {len(x)}; expected a number from 1 to {len(x)}")
-        return torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:wanted]
+    check("crop", crop, min(dataset.train_x.shape[-2:]))
 
-    trained, tested = some(dataset.train_x, train), some(dataset.test_x, test)
+    trained, tested = some("train", dataset.train_x, train), some("test", dataset.test_x, test)
     return replace(
         dataset,
         name=name,
@@ -134,24 +112,8 @@ def part(
     )
 
 
-def _check_crop(dataset: Dataset, name: str, crop: object, unit: bool) -> None:
-    if dataset.task == "bytes":
-        raise ConfigError(f"{name} is text: it cannot be cropped")
-    if unit:
-        raise ConfigError(f"{name}: each crop is standardised by itself; leave out crop or unit")
-    largest = min(dataset.train_x.shape[-2:])
-    if isinstance(crop, bool) or not isinstance(crop, int) or not 0 < crop <= largest:
-        raise ConfigError(f"{name}: a crop of {crop!r}; expected a side from 1 to {largest} pixels")
-
-
 def pixel_statistics(images: torch.Tensor, *, per_channel: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and standard deviation of uint8 images, exact, without a float copy of them.
-
-    >>> image = torch.tensor([0, 4], dtype=torch.uint8).view(1, 1, 1, 2)
-    >>> mean, std = pixel_statistics(image, per_channel=True)
-    >>> mean.item(), std.item()
-    (2.0, 2.0)
-    """
+    """Mean and standard deviation of uint8 images, exact, without a float copy of them."""
     groups = [images[:, c] for c in range(images.shape[1])] if per_channel else [images]
     levels = torch.arange(256, dtype=torch.float64)
     means, stds = [], []

@@ -1,44 +1,30 @@
 """Fetch the files of a data set, on request and never otherwise.
 
 One table says where each file is published, how long it is and what it must hash to. A download goes to a neighbouring
-".part" file of a random name, and takes its real name, in one rename, when length and checksum agree: a file that
-exists is whole. A broken transfer is tried again from nothing; an address that answers with something else is not.
+".part" file of a random name, and takes its real name, in one rename, when the checksum agrees: a file that exists is
+whole.
 """
 
 from __future__ import annotations
 
 import hashlib
 import http.client
-import os
 import secrets
 import tarfile
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from thinwire.errors import ConfigError, DataError
-from thinwire_lab.workloads import cifar10
+from thinwire_lab.workloads.images import CIFAR_FILES, CIFAR_FOLDER
 
-Progress = Callable[[str, int, int], None]
-"""Takes a file's name, the bytes so far, and the bytes in all."""
+Progress = Callable[[str, int, int], None]  # takes a file's name, the bytes so far, and the bytes in all
 
 CHUNK_NBYTES = 1 << 18
 ATTEMPTS = 3
-TIMEOUT_S = 30.0
-"""Without a single byte for so long, an attempt is given up."""
-_PASSING = (408, 425, 429)
-"""Answers below 500 that may be another one soon: too slow, too early, too many."""
-
-
-class _Broken(Exception):
-    """The network ended a transfer; another attempt may succeed."""
-
-
-class _Wrong(Exception):
-    """The address answered, but not with the published file; another attempt would bring the same."""
+TIMEOUT_S = 30.0  # without a single byte for so long, an attempt is given up
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,124 +64,63 @@ for _data, _name, _nbytes, _sha256 in map(str.split, _FILES.strip().splitlines()
 
 
 def download(name: str, folder: Path, progress: Progress | None = None) -> Path:
-    """Fetches every file of a data set into `folder`, which it returns; files that are there and whole stay.
-
-    Raises:
-        ConfigError: nothing is published under that name.
-        DataError: no address gave the published file, or the disk could not take it. No partial file is left.
-    """
+    """Fetches every file of a data set into `folder`, which it returns; files that are there and whole stay."""
     if name not in SOURCES:
         raise ConfigError(f"there is no download called {name!r}; these can be downloaded: {', '.join(SOURCES)}")
     for remote in SOURCES[name]:
         path = fetch(remote, folder, progress)
         if path.name.endswith(".tar.gz"):
-            _unpack(path, folder / cifar10.SUBFOLDER)
+            _unpack(path, folder)
     return folder
 
 
 def fetch(remote: RemoteFile, folder: Path, progress: Progress | None = None) -> Path:
-    """Fetches one file into `folder`, unless it is there and whole; returns its path. Errors as for `download`."""
+    """Fetches one file into `folder`, unless it is there and whole; returns its path. No partial file is left."""
     target = folder / remote.name
-    if target.is_file() and not _difference(target, remote):
+    if target.is_file() and hashlib.sha256(target.read_bytes()).hexdigest() == remote.sha256:
         return target
-    with _writing(target):
-        folder.mkdir(parents=True, exist_ok=True)
-    failures: dict[str, Exception] = {}
+    failures: dict[str, str] = {}
     for url in remote.urls * ATTEMPTS:
-        if not isinstance(failures.get(url), _Wrong):
-            try:
-                _transfer(url, target, remote, progress)
-            except (_Broken, _Wrong) as error:
-                failures[url] = error
-            else:
-                return target
+        part = target.with_name(f"{target.name}.{secrets.token_hex(8)}.part")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            _transfer(url, part, remote, progress)
+            part.replace(target)
+        except (OSError, http.client.HTTPException) as error:
+            failures[url] = str(error)
+            if isinstance(error, urllib.error.HTTPError):
+                error.close()  # it holds the connection open
+        else:
+            return target
+        finally:
+            if part.is_file():
+                part.unlink()
     gave = "; ".join(f"{url}: {failure}" for url, failure in failures.items())
     raise DataError(
-        f"{remote.name} could not be fetched ({gave}). Nothing was kept: check the connection, or get {remote.name} "
-        f"from elsewhere and put it into {folder} by hand"
+        f"{remote.name} could not be fetched ({gave}). Nothing was kept: check the connection and the disk, or get "
+        f"{remote.name} from elsewhere and put it into {folder} by hand"
     )
 
 
-def _transfer(url: str, target: Path, remote: RemoteFile, progress: Progress | None) -> None:
-    """Makes one attempt to write `target` from the body of `url`."""
-    with _part(target) as part:
-        with _writing(target):
-            file = part.open("xb")
-        with file:
-            for chunk in _body(url, remote.nbytes):
-                with _writing(target):
-                    file.write(chunk)
-                    file.flush()
-                if progress is not None:
-                    progress(remote.name, min(file.tell(), remote.nbytes), remote.nbytes)
-        if difference := _difference(part, remote):
-            short = part.stat().st_size < remote.nbytes
-            raise (_Broken if short else _Wrong)(f"this is not the published file: {difference}")
-
-
-def _body(url: str, nbytes: int) -> Iterator[bytes]:
-    """Yields the body of `url` as it comes, at most a chunk more than `nbytes`; each OSError is the network's."""
-    if not url.startswith(("http://", "https://")):
-        raise ConfigError(f"{url} is neither http nor https")
-    try:
-        with urllib.request.urlopen(url, timeout=TIMEOUT_S) as response:
-            done = 0
-            while done <= nbytes and (chunk := response.read1(CHUNK_NBYTES)):  # read() would wait for a whole chunk
-                done += len(chunk)
-                yield chunk
-    except urllib.error.HTTPError as error:
-        error.close()  # it holds the connection open
-        raise (_Broken if error.code >= 500 or error.code in _PASSING else _Wrong)(str(error)) from error
-    except (OSError, http.client.HTTPException) as error:
-        raise _Broken(str(error)) from error
-
-
-@contextmanager
-def _writing(target: Path) -> Iterator[None]:
-    """Within it, an OSError says that `target` could not be written."""
-    try:
-        yield
-    except OSError as error:
-        raise DataError(f"{target} could not be written ({error}): make room or choose another folder") from error
-
-
-@contextmanager
-def _part(target: Path) -> Iterator[Path]:
-    """Gives what becomes `target`, in one rename, at the end; an error leaves nothing.
-
-    The name is random: processes of two containers that share a folder may have the same id.
-    """
-    part = target.with_name(f"{target.name}.{secrets.token_hex(8)}.part")
-    try:
-        yield part
-        with _writing(target):
-            os.replace(part, target)
-    finally:
-        with suppress(OSError):
-            part.unlink()
-
-
-def _difference(path: Path, remote: RemoteFile) -> str:
-    """Returns what distinguishes the file at `path` from the published one; empty if nothing does."""
-    nbytes = path.stat().st_size
-    if nbytes != remote.nbytes:
-        came = f"{nbytes:,} bytes" if nbytes < remote.nbytes else f"more than {remote.nbytes:,} bytes"
-        return f"{came} came, expected {remote.nbytes:,}"
-    with path.open("rb") as file:
-        came = hashlib.file_digest(file, "sha256").hexdigest()
-    return "" if came == remote.sha256 else f"its SHA-256 is {came}, expected {remote.sha256}"
+def _transfer(url: str, part: Path, remote: RemoteFile, progress: Progress | None) -> None:
+    digest, done = hashlib.sha256(), 0
+    with urllib.request.urlopen(url, timeout=TIMEOUT_S) as response, part.open("xb") as file:
+        while done <= remote.nbytes and (chunk := response.read1(CHUNK_NBYTES)):  # read() would wait for a whole chunk
+            file.write(chunk)
+            digest.update(chunk)
+            done += len(chunk)
+            if progress is not None:
+                progress(remote.name, min(done, remote.nbytes), remote.nbytes)
+    if digest.hexdigest() != remote.sha256:
+        came = f"{done:,} bytes of SHA-256 {digest.hexdigest()}"
+        raise OSError(f"this is not the published file: {came} came, expected {remote.nbytes:,} of {remote.sha256}")
 
 
 def _unpack(archive: Path, folder: Path) -> None:
     """Takes CIFAR-10's six files, and nothing else, out of its archive, which is the published one."""
-    with _writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
     try:
         with tarfile.open(archive) as tar:
-            for name in (*cifar10.TRAIN_FILES, cifar10.TEST_FILE):
-                source = tar.extractfile(f"{cifar10.SUBFOLDER}/{name}")
-                content = b"" if source is None else source.read()
-                with _part(folder / name) as part, _writing(folder / name):
-                    part.write_bytes(content)
-    except (OSError, KeyError, EOFError, tarfile.TarError) as error:  # of reading: those of writing are DataErrors
-        raise DataError(f"{archive} cannot be unpacked ({error}): delete it and download it again") from error
+            members = [tar.getmember(f"{CIFAR_FOLDER}/{name}") for name in CIFAR_FILES]
+            tar.extractall(folder, members, filter="data")
+    except (OSError, KeyError, EOFError, tarfile.TarError) as error:
+        raise DataError(f"{archive} cannot be unpacked ({error}): make room, or delete it and try again") from error

@@ -1,8 +1,7 @@
-"""Dropout between fully connected layers, with chance of its own: AlexNet's, whose share TernGrad lowers (§4.2).
+"""Dropout between fully connected layers: AlexNet's, whose share TernGrad lowers (§4.2).
 
-Strategy: torch's own dropout draws from the one generator of a process, which workers that share a process would take
-from each other. Here every worker's masks come from generators of its own, seeded by the run's seed and its rank, and
-their states travel with the model's: the same weights in one process and in many, and an exact resume.
+Masks come from generators of each worker's own, and not from torch's one generator of a process. Their states travel
+with the model's: the same weights in one process and in many, and an exact resume.
 """
 
 from __future__ import annotations
@@ -17,8 +16,7 @@ MODELS = ("mlp", "mlp-tanh", "mlp-5m", "lenet5", "lenet", "cifarnet")
 """Those with hidden fully connected layers in a row, behind which it stands."""
 
 
-_OWN = 0x64726F70
-"""Of the key of masks: no batch's chance has it."""
+_OWN = 0x64726F70  # of the key of masks: no batch's chance has it
 
 
 class Dropout(nn.Module):
@@ -41,11 +39,9 @@ class Dropout(nn.Module):
         return inputs * kept.to(inputs.device) / (1 - self.share)
 
     def get_extra_state(self) -> torch.Tensor:
-        """The generator's state, for the model's `state_dict`."""
         return self._chance.get_state()
 
     def set_extra_state(self, state: torch.Tensor) -> None:
-        """Takes back what `get_extra_state` gave."""
         self._chance.set_state(state.cpu())
 
 

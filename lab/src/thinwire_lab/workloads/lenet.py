@@ -1,8 +1,6 @@
 """Two LeNets: the classic LeNet-5 with ReLU and max-pooling, and Caffe's larger one.
 
-Strategy: two 5×5 convolutions, each followed by 2×2 pooling, then fully connected layers. Images smaller than
-16×16 would vanish before the last layer, so they are surrounded with zeros up to 16×16, the way the original
-placed its digits in a larger frame; anything below 8×8 would be mostly frame and is refused.
+Images smaller than 16×16 would vanish before the last layer: zeros surround them up to 16×16. Below 8×8 is refused.
 """
 
 from __future__ import annotations
@@ -18,11 +16,7 @@ FRAME = 16
 
 
 class Frame(nn.Module):
-    """Zeros around images until both sides measure at least `side` pixels; larger images pass unchanged.
-
-    >>> Frame(16)(torch.ones(2, 1, 8, 20)).shape
-    torch.Size([2, 1, 16, 20])
-    """
+    """Zeros around images until both sides measure at least `side` pixels; larger images pass unchanged."""
 
     def __init__(self, side: int) -> None:
         super().__init__()
@@ -40,9 +34,6 @@ def lenet5(in_shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
 
     The first convolution keeps the image's size (padding 2), which turns a 28×28 digit into the 32×32 field
     of LeCun et al., "Gradient-based learning applied to document recognition" (1998).
-
-    >>> sum(p.numel() for p in lenet5((1, 28, 28), 10).parameters())
-    61706
     """
     channels, high, wide = _framed(in_shape, "lenet5")
     flat = 16 * ((high // 2 - 4) // 2) * ((wide // 2 - 4) // 2)
@@ -60,12 +51,7 @@ def lenet5(in_shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
 def lenet(in_shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
     """Caffe's LeNet: 20 and 50 filters, 500 units; 431,080 parameters for 1×28×28 and ten classes.
 
-    The network that TernGrad (section 4.1) trains on MNIST. Its 500×800 layer holds 93 % of the parameters.
-
-    Args, returns and errors are those of `lenet5`.
-
-    >>> sum(p.numel() for p in lenet((1, 28, 28), 10).parameters())
-    431080
+    TernGrad (section 4.1) trains it on MNIST.
     """
     channels, high, wide = _framed(in_shape, "lenet")
     flat = 50 * (((high - 4) // 2 - 4) // 2) * (((wide - 4) // 2 - 4) // 2)

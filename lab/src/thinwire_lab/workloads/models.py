@@ -8,42 +8,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from importlib.util import find_spec
 from itertools import pairwise
 
 import torch
 from torch import nn
+from torch.func import functional_call
 
 from thinwire.errors import ConfigError, guess
 from thinwire_lab.workloads.cifarnet import cifarnet
 from thinwire_lab.workloads.lenet import lenet, lenet5
 from thinwire_lab.workloads.resnet import ResNet
-from thinwire_lab.workloads.transformer import ByteTransformer, TinyGPT2
-from thinwire_lab.workloads.vector import OneVector
+from thinwire_lab.workloads.transformer import ByteTransformer
 
 Shape = tuple[int, ...]
 
 
 def mlp(
-    in_shape: tuple[int, ...],
-    hidden: tuple[int, ...],
-    num_classes: int,
-    activation: type[nn.Module] = nn.ReLU,
+    in_shape: tuple[int, ...], hidden: tuple[int, ...], num_classes: int, activation: type[nn.Module] = nn.ReLU
 ) -> nn.Sequential:
-    """A multi-layer perceptron: flatten, then linear layers with `activation` between them.
-
-    Args:
-        in_shape: shape of one example, without the batch.
-        hidden: widths of the hidden layers.
-        num_classes: width of the output layer, which has no activation (logits).
-        activation: the class of the activation.
-
-    Returns:
-        A module from (batch, *in_shape) to (batch, num_classes).
-
-    >>> sum(p.numel() for p in mlp((8, 8), (128, 64), 10).parameters())
-    17226
-    """
+    """A multi-layer perceptron: flatten, then linear layers with `activation` between them."""
     widths = (math.prod(in_shape), *hidden)
     layers: list[nn.Module] = [nn.Flatten()]
     for fan_in, fan_out in pairwise(widths):
@@ -67,6 +50,29 @@ def tanh_mlp(in_shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
     return network
 
 
+class OneVector(nn.Module):
+    """Another model with all its parameters in one, `vector`, of shape (1, values): as a matrix, it is compressed.
+
+    Papers that flatten the model first (DoubleSqueeze §5) choose their k values, or their one scale, among all values
+    of the model; codecs, which see a tensor at a time, do so with this wrapper.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        if buffers := [name for name, _ in model.named_buffers()]:
+            raise ConfigError(f"the model keeps buffers ({buffers[0]} …), and one vector holds parameters alone")
+        named = dict(model.named_parameters())
+        self._model = (model,)  # in a tuple, or its parameters would be this module's too
+        self._shapes = {name: each.shape for name, each in named.items()}
+        self.vector = nn.Parameter(torch.cat([each.detach().flatten() for each in named.values()])[None])
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        parts = torch.split(self.vector[0], [shape.numel() for shape in self._shapes.values()])
+        named = {name: part.view(shape) for part, (name, shape) in zip(parts, self._shapes.items(), strict=True)}
+        outputs: torch.Tensor = functional_call(self._model[0], named, (inputs,))
+        return outputs
+
+
 _MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
     "mlp": lambda shape, classes: mlp(shape, (128, 64), classes),
     "mlp-tanh": tanh_mlp,
@@ -86,32 +92,17 @@ _MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
     "byte-transformer-1m": lambda shape, classes: ByteTransformer(shape, classes, 160, 3, 4, tied=True),
     "byte-transformer-3m": lambda shape, classes: ByteTransformer(shape, classes, 256, 4, 4, tied=True),
     "byte-transformer-10m": lambda shape, classes: ByteTransformer(shape, classes, 320, 8, 5, tied=True),
-    "gpt2-tiny": TinyGPT2,
 }
-_NEEDS = {"gpt2-tiny": "transformers"}
-TEXT_MODELS = ("byte-transformer", "byte-transformer-1m", "byte-transformer-3m", "byte-transformer-10m", "gpt2-tiny")
+TEXT_MODELS = ("byte-transformer", "byte-transformer-1m", "byte-transformer-3m", "byte-transformer-10m")
 """Models that read bytes, and train on text alone."""
 
 
 def models() -> list[str]:
-    """The names that `model` knows, without those whose library is not installed.
-
-    >>> models()[:3]
-    ['mlp', 'mlp-tanh', 'mlp-5m']
-    """
-    return [name for name in _MODELS if name not in _NEEDS or find_spec(_NEEDS[name]) is not None]
+    return list(_MODELS)
 
 
 def model(name: str, *, num_classes: int, in_shape: tuple[int, ...], seed: int) -> nn.Module:
-    """Builds the model called `name`, with initial weights that depend on `seed` alone.
-
-    Raises:
-        ConfigError: an unknown name, a shape that the model cannot read, or a library that is not installed.
-
-    >>> net = model("lenet5", num_classes=10, in_shape=(1, 28, 28), seed=0)
-    >>> net(torch.zeros(2, 1, 28, 28)).shape
-    torch.Size([2, 10])
-    """
+    """Builds the model called `name`, with initial weights that depend on `seed` alone."""
     if name not in _MODELS:
         raise ConfigError(f"unknown model {name!r}{guess(name, models())}; the models are {', '.join(models())}")
     if num_classes < 2:

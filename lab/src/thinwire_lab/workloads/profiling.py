@@ -17,7 +17,6 @@ from thinwire_lab.workloads.training import training
 def profile_workload(
     model: str, data: str, *, batch: int | None = None, seed: int = 0, steps: int = STEPS, threads: int | None = None
 ) -> Profile:
-    """Measures some steps of a worker."""
     network, step = training_step(model, data, batch=batch, seed=seed)
     with torch_threads(threads):
         return profile(network, step, steps=steps)

@@ -1,15 +1,14 @@
-"""Text that every machine has: the source of Python's own standard library.
+"""Text that every machine has: the source of Python's own standard library, read as bytes.
 
-Strategy: the library's top-level modules in alphabetical order, every tenth one held out for testing, each
-cut into windows, of 64 bytes unless told otherwise, with the byte that follows each as its target. Bytes above 127
-become 127, so the vocabulary is 128. The text depends on the interpreter's version: runs compare only under the same
-Python. Nothing is imported or executed; the files are read as bytes.
+Its top-level modules in alphabetical order, every tenth one held out for testing, are cut into windows, with the byte
+that follows each as its target. Bytes above 127 become 127. The text depends on the interpreter's version.
 """
 
 from __future__ import annotations
 
 import sysconfig
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -41,19 +40,8 @@ def present(folder: Path) -> bool:
 
 
 def python_text(folder: Path | None = None, context: int = CONTEXT) -> Dataset:
-    """Windows of bytes of Python source; the target of every byte is the byte after it.
-
-    Raises:
-        ConfigError: a context below 1, or longer than a text.
-        DataError: the library has no sources here (a stripped or zipped installation), or one cannot be read.
-
-    >>> dataset = python_text()
-    >>> dataset.in_shape, dataset.num_classes, bool((dataset.train_x[:, 1:] == dataset.train_y[:, :-1]).all())
-    ((64,), 128, True)
-    """
+    """Windows of bytes of Python source; the target of every byte is the byte after it."""
     folder = folder or standard_library()
-    if context < 1:
-        raise ConfigError(f"a context of {context} bytes; at least 1 is needed")
     files = source_files(folder)
     if len(files) < MIN_MODULES:
         raise DataError(
@@ -63,23 +51,14 @@ def python_text(folder: Path | None = None, context: int = CONTEXT) -> Dataset:
     train_text = _text([path for i, path in enumerate(files) if i % HOLD_OUT_EVERY])
     test_text = _text([path for i, path in enumerate(files) if i % HOLD_OUT_EVERY == 0])
     longest = min(len(train_text), len(test_text)) - 1  # the last byte is a target alone
-    if context > longest:
-        raise ConfigError(
-            f"a context of {context:,} bytes; the sources in {folder} hold {len(train_text):,} bytes to train on and "
-            f"{len(test_text):,} to test with: 1 to {longest:,} are possible"
-        )
-    train, test = _windows(train_text, context), _windows(test_text, context)
-    return Dataset(
-        name="python-text",
-        task="bytes",
-        train_x=train[:, :-1].contiguous(),
-        train_y=train[:, 1:].contiguous(),
-        test_x=test[:, :-1].contiguous(),
-        test_y=test[:, 1:].contiguous(),
-        num_classes=VOCABULARY,
-        mean=torch.zeros(()),
-        std=torch.ones(()),
-    )
+    if not 1 <= context <= longest:
+        raise ConfigError(f"a context of {context:,} bytes; with the sources in {folder} 1 to {longest:,} are possible")
+    parts: dict[str, Any] = {}
+    for name, text in (("train", train_text), ("test", test_text)):
+        windows = _windows(text, context)
+        parts |= {f"{name}_x": windows[:, :-1].contiguous(), f"{name}_y": windows[:, 1:].contiguous()}
+    parts |= {"mean": torch.zeros(()), "std": torch.ones(())}
+    return Dataset(name="python-text", task="bytes", num_classes=VOCABULARY, **parts)
 
 
 def _text(files: list[Path]) -> bytes:

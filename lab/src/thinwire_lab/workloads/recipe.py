@@ -1,4 +1,4 @@
-"""What a recipe is: rate, schedule, batch and steps of a training, and the optimizer and step that follow from them."""
+"""A recipe: rate, schedule, batch and steps of a training, and the optimizer that follows from them."""
 
 from __future__ import annotations
 
@@ -17,67 +17,36 @@ Loss = Literal["cross-entropy", "squared-error"]
 Optimizer = Literal["SGD", "Adam", "AdamW"]
 
 STEP_AT = 2 / 3
-MEASURED = "measured"
-"""The source of a recipe whose numbers were."""
+MEASURED = "measured"  # the source of a recipe whose numbers were
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that training needs besides the model and the data themselves.
+    """Everything that training needs besides the model and the data themselves."""
 
-    Attributes:
-        model: name of the model.
-        data: name of the data set.
-        lr: the largest learning rate.
-        final: the last learning rate as a share of `lr`; for "step" the share after two thirds of the run.
-        schedule: "cosine" (without restarts), "linear", "polynomial", "exponential", "step" or "constant".
-        warmup: share of the run in which the rate rises linearly to `lr`.
-        optimizer: "SGD", "Adam" or "AdamW".
-        momentum: SGD's momentum.
-        betas: of Adam and AdamW.
-        weight_decay: decay of matrices and filters; vectors (biases, norms) are never decayed.
-        dropout: share of the units behind hidden fully connected layers that training sets to 0 (`dropout.py`).
-        loss: what is minimised, "cross-entropy" or "squared-error" (`losses.squared_error`).
-        l1: weight of the sum of the matrices' magnitudes, which is added to the loss.
-        batch: examples per worker and step.
-        workers: number of workers the rate belongs to.
-        scales: with other numbers of workers the rate is proportional to them, and there are as many epochs; see
-            `for_workers`.
-        steps: number of steps.
-        augment: random crop and flip.
-        segments: whether a worker's part of the data is "drawn" anew each epoch or "fixed" (`policies/sampling.py`).
-        clip: largest norm of all gradients together; None clips nothing. Gradients that leave during the backward pass
-            are not clipped.
-        context: of text, bytes of an example; None takes the data set's.
-        source: where the numbers come from: measured, a paper, or derived from which pair.
-
-    Raises:
-        ConfigError: a value out of range.
-    """
-
-    model: str
-    data: str
+    model: str  # name of the model
+    data: str  # name of the data set
     _: KW_ONLY
-    lr: float
-    batch: int
-    workers: int
-    steps: int
-    final: float = 0.01
+    lr: float  # the largest learning rate
+    batch: int  # examples per worker and step
+    workers: int  # number of workers the rate belongs to
+    steps: int  # number of steps
+    final: float = 0.01  # the last learning rate as a share of `lr`; for "step" the share after two thirds of the run
     schedule: Schedule = "cosine"
-    warmup: float = 0.0
-    optimizer: Optimizer = "SGD"
-    momentum: float = 0.9
-    weight_decay: float = 1e-4
+    warmup: float = 0.0  # share of the run in which the rate rises linearly to `lr`
+    optimizer: Optimizer = "SGD"  # "SGD", "Adam" or "AdamW"
+    momentum: float = 0.9  # SGD's momentum
+    weight_decay: float = 1e-4  # decay of matrices and filters; vectors (biases, norms) are never decayed
     dropout: float = 0.0
-    augment: bool = False
-    betas: tuple[float, float] = (0.9, 0.999)
+    augment: bool = False  # random crop and flip
+    betas: tuple[float, float] = (0.9, 0.999)  # of Adam and AdamW
     clip: float | None = None
-    context: int | None = None
+    context: int | None = None  # of text, bytes of an example; None takes the data set's
     scales: bool = False
-    loss: Loss = "cross-entropy"
-    l1: float = 0.0
+    loss: Loss = "cross-entropy"  # what is minimised, "cross-entropy" or "squared-error" (`evaluate.squared_error`)
+    l1: float = 0.0  # weight of the sum of the matrices' magnitudes, which is added to the loss
     segments: Segments = "drawn"
-    source: str = MEASURED
+    source: str = MEASURED  # where the numbers come from: measured, a paper, or derived from which pair
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.lr) and self.lr > 0):
@@ -104,14 +73,7 @@ class Recipe:
 
 
 def for_workers(recipe: Recipe, workers: int) -> Recipe:
-    """Returns the recipe for another number of workers; only one that `scales` changes its rate and steps.
-
-    >>> fewer = for_workers(Recipe("resnet110", "cifar10", lr=1.0, batch=32, workers=10, steps=25600, scales=True), 4)
-    >>> fewer.lr, fewer.steps
-    (0.4, 64000)
-    >>> for_workers(Recipe("mlp", "digits", lr=0.02, batch=8, workers=4, steps=3000), 8).lr
-    0.02
-    """
+    """Returns the recipe for another number of workers; only one that `scales` changes its rate and steps."""
     if not recipe.scales:
         return replace(recipe, workers=workers)
     factor = workers / recipe.workers
@@ -124,26 +86,17 @@ def schedule(recipe: Recipe, progress: float) -> float:
     cosine: lr·(f + (1 − f)·(1 + cos πp)/2), p counted from the end of the warm-up (Loshchilov & Hutter,
     2017); linear: lr·(f + (1 − f)·(1 − p)); polynomial: lr·(f + (1 − f)·√(1 − p)) (TernGrad, section 4);
     exponential: lr·f^p.
-
-    >>> r = Recipe("mlp", "digits", lr=0.02, batch=8, workers=4, steps=3000)
-    >>> schedule(r, 0.0), round(schedule(r, 0.5), 5), round(schedule(r, 1.0), 5)
-    (0.02, 0.0101, 0.0002)
     """
     progress = min(1.0, max(0.0, progress))
     if progress < recipe.warmup:
         return recipe.lr * (recipe.final + (1 - recipe.final) * progress / recipe.warmup)
     share = (progress - recipe.warmup) / (1 - recipe.warmup)
-    if recipe.schedule == "cosine":
-        return recipe.lr * (recipe.final + (1 - recipe.final) * (1 + math.cos(math.pi * share)) / 2)
-    if recipe.schedule == "linear":
-        return recipe.lr * (recipe.final + (1 - recipe.final) * (1 - share))
+    if recipe.schedule in ("step", "constant"):
+        return recipe.lr * recipe.final if recipe.schedule == "step" and progress >= STEP_AT else recipe.lr
     if recipe.schedule == "exponential":
         return recipe.lr * math.pow(recipe.final, share)
-    if recipe.schedule == "polynomial":
-        return recipe.lr * (recipe.final + (1 - recipe.final) * math.sqrt(1 - share))
-    if recipe.schedule == "step" and progress >= STEP_AT:
-        return recipe.lr * recipe.final
-    return recipe.lr
+    left = {"cosine": (1 + math.cos(math.pi * share)) / 2, "linear": 1 - share, "polynomial": math.sqrt(1 - share)}
+    return recipe.lr * (recipe.final + (1 - recipe.final) * left[recipe.schedule])
 
 
 def param_groups(model: nn.Module, recipe: Recipe) -> list[dict[str, object]]:
@@ -162,7 +115,6 @@ def param_groups(model: nn.Module, recipe: Recipe) -> list[dict[str, object]]:
 
 
 def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
-    """The recipe's optimizer over the model's parameters, at the rate the run starts with."""
     groups = param_groups(model, recipe)
     lr = schedule(recipe, 0.0)
     if recipe.optimizer in ("Adam", "AdamW"):

@@ -1,19 +1,17 @@
 """How to train each model on each data set: rate, batch, steps, schedule, and where the numbers come from.
 
-Strategy: a short table of pairs that were measured or that a paper prescribes; any other pair takes the
-recipe of the same model and says so in `source`. A design changes the recipe in three known cases. A high
-sparsity multiplier makes updates arrive tens of steps late, which lowers the rate at which training is
-stable. The designs that quantise gradients with error feedback in the manner of DoubleSqueeze use plain
-SGD, tenfold lower after two thirds of the run. DeMo's residual is its momentum: it takes SGD without one.
-
-The measured rates belong to many small steps (batches of 8 or 16 per worker): with few large steps the lag of
-compressed updates dominates every comparison. Recipes refuse to know what a design is; they read its name.
+A pair that was not measured, and that no paper prescribes, takes the recipe of the same model and says so in `source`.
+Three kinds of designs change the recipe: a high sparsity multiplier makes updates arrive tens of steps late, which
+lowers the stable rate; designs in the manner of DoubleSqueeze use plain SGD, tenfold lower after two thirds of the run;
+DeMo's residual is its momentum, and takes SGD without one. The measured rates belong to many small steps: with few
+large ones the lag of compressed updates dominates every comparison.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import Any
 
 from thinwire.errors import ConfigError, guess
 from thinwire.policies.naming import parse_name
@@ -29,85 +27,34 @@ _IMAGES = ("digits", "fashion-mnist", "mnist", "cifar10")
 _TEXTS = ("python-text",)
 
 
-# What transformers are trained with, at the size of a test: 30 steps of warm-up, 1,536 bytes a step.
-_TRANSFORMER = Recipe(
-    model="byte-transformer-1m",
-    data="python-text",
-    lr=0.004,
-    final=0.1,
-    schedule="linear",
-    warmup=0.03,
-    optimizer="AdamW",
-    betas=(0.9, 0.95),
-    weight_decay=0.1,
-    clip=1.0,
-    batch=4,
-    workers=4,
-    steps=1000,
-    context=96,
-)
+# The training of transformers at the size of a test: 30 steps of warm-up, 1,536 bytes a step.
+_ADAMW: dict[str, Any] = {"optimizer": "AdamW", "betas": (0.9, 0.95), "weight_decay": 0.1, "clip": 1.0}
+_ADAMW |= {"final": 0.1, "schedule": "linear", "warmup": 0.03, "batch": 4, "workers": 4, "steps": 1000, "context": 96}
+# Øland & Raj name the loss, the penalty and the decay (section 2), and no numbers. At this penalty c = 5 takes the
+# paper's raw bits, 6.8. 2,000 steps are 100 epochs of 2,000 images among five workers.
+_TANH: dict[str, Any] = {"final": 0.1, "schedule": "exponential", "momentum": 0.0, "weight_decay": 0.0}
+_TANH |= {"loss": "squared-error", "l1": 3e-4, "source": "Øland & Raj, section 2; rates measured"}
+# 25,600 steps of 10 × 32 are the 163.84 epochs of 3LC, section 4.3. Its rates are 0.1 … 0.001, proportional to the
+# number of workers, and it follows Goyal et al. (2017), who warm up for five epochs.
+_RESNET: dict[str, Any] = {"warmup": 5 / 163.84, "augment": True, "scales": True, "source": "3LC, section 4.3"}
+# The authors' code (github.com/wenwei202/terngrad) has the decay, for the hidden fully connected layers alone; here it
+# is that of all matrices and filters. The paper's images are `cifar10[crop=24]`.
+_CIFARNET: dict[str, Any] = {"schedule": "constant", "optimizer": "Adam", "weight_decay": 0.004, "augment": True}
+_SMALL_TEXT: dict[str, Any] = {"optimizer": "Adam", "final": 0.1, "warmup": 1 / 15}
 
 # The first recipe of a model is the one that its other data sets derive theirs from.
 _RECIPES = (
     Recipe("mlp", "digits", lr=0.02, batch=8, workers=4, steps=3000),
-    # Øland & Raj name the loss, the penalty and the decay (section 2), and no numbers. At this
-    # penalty c = 5 takes the paper's raw bits, 6.8. 2,000 steps are 100 epochs of 2,000 images among five workers.
-    Recipe(
-        "mlp-tanh",
-        "mnist",
-        lr=0.2,
-        final=0.1,
-        schedule="exponential",
-        momentum=0.0,
-        weight_decay=0.0,
-        loss="squared-error",
-        l1=3e-4,
-        batch=20,
-        workers=5,
-        steps=2000,
-        source="Øland & Raj, section 2; rates measured",
-    ),
+    Recipe("mlp-tanh", "mnist", lr=0.2, batch=20, workers=5, steps=2000, **_TANH),
     Recipe("lenet5", "fashion-mnist", lr=0.02, batch=16, workers=4, steps=8000),
     Recipe("resnet8", "fashion-mnist", lr=0.05, batch=16, workers=4, steps=4000),
-    replace(
-        Recipe("byte-transformer", "python-text", lr=0.003, batch=8, workers=4, steps=1500, optimizer="Adam"),
-        final=0.1,
-        warmup=1 / 15,
-    ),
-    _TRANSFORMER,
+    Recipe("byte-transformer", "python-text", lr=0.003, batch=8, workers=4, steps=1500, **_SMALL_TEXT),
+    Recipe("byte-transformer-1m", "python-text", lr=0.004, **_ADAMW),
     # Rates by the inverse of the width.
-    replace(_TRANSFORMER, model="byte-transformer-3m", lr=0.0025, source=_WIDER),
-    replace(_TRANSFORMER, model="byte-transformer-10m", lr=0.002, source=_WIDER),
-    replace(_TRANSFORMER, model="gpt2-tiny", source=_WIDER),
-    # 25,600 steps of 10 × 32 are the 163.84 epochs of 3LC, section 4.3. Its rates are 0.1 … 0.001, proportional to the
-    # number of workers, and it follows Goyal et al. (2017), who warm up for five epochs.
-    Recipe(
-        "resnet110",
-        "cifar10",
-        lr=1.0,
-        warmup=5 / 163.84,
-        batch=32,
-        workers=10,
-        steps=25600,
-        augment=True,
-        scales=True,
-        source="3LC, section 4.3",
-    ),
-    # The authors' code (github.com/wenwei202/terngrad) has the decay, for the hidden fully connected layers alone; here
-    # it is that of all matrices and filters. The paper's images are `cifar10[crop=24]`.
-    Recipe(
-        "cifarnet",
-        "cifar10",
-        lr=2e-4,
-        schedule="constant",
-        optimizer="Adam",
-        weight_decay=0.004,
-        batch=64,
-        workers=2,
-        steps=300_000,
-        augment=True,
-        source=_TERNGRAD,
-    ),
+    Recipe("byte-transformer-3m", "python-text", lr=0.0025, source=_WIDER, **_ADAMW),
+    Recipe("byte-transformer-10m", "python-text", lr=0.002, source=_WIDER, **_ADAMW),
+    Recipe("resnet110", "cifar10", lr=1.0, batch=32, workers=10, steps=25600, **_RESNET),
+    Recipe("cifarnet", "cifar10", lr=2e-4, batch=64, workers=2, steps=300_000, source=_TERNGRAD, **_CIFARNET),
 )
 # Models without numbers of their own, and whose they use.
 _LIKE = {"lenet": "lenet5", "mlp-5m": "lenet5", "resnet20": "resnet110"}
@@ -122,18 +69,6 @@ _PLAIN_LR = 0.1
 
 
 def recipe(model: str, data: str, *, design: str | None = None) -> Recipe:
-    """The recipe for a model on a data set.
-
-    Raises:
-        ConfigError: an unknown model or data set, or a pair that does not fit (text for an image model).
-
-    >>> recipe("lenet5", "fashion-mnist").lr, recipe("lenet5", "fashion-mnist", design="3lc[s=1.9]").lr
-    (0.02, 0.01)
-    >>> recipe("lenet", "mnist").source
-    'derived from lenet5 on fashion-mnist'
-    >>> recipe("cifarnet", "cifar10[crop=24]").source, recipe("cifarnet", "cifar10").source
-    ('TernGrad, table 1', 'derived from cifarnet on cifar10[crop=24]')
-    """
     found = _for_pair(model, data)
     family, sparsity = _read_design(design)
     if family in _PLAIN:
@@ -173,20 +108,10 @@ def _for_pair(model: str, data: str) -> Recipe:
 
 def _plain(base: Recipe, family: str) -> Recipe:
     """Plain SGD, as DoubleSqueeze (section 5) has it: no momentum, no decay, a tenth after two thirds."""
-    plain = replace(
-        base,
-        lr=_PLAIN_LR,
-        final=0.1,
-        schedule="step",
-        warmup=0.0,
-        scales=False,
-        optimizer="SGD",
-        momentum=0.0,
-        weight_decay=0.0,
-        clip=None,
-        steps=max(1, base.steps // 2),
-        source=f"derived from {base.model} on {base.data}",
-    )
+    sgd: dict[str, Any] = {"optimizer": "SGD", "momentum": 0.0, "weight_decay": 0.0, "clip": None, "scales": False}
+    source = f"derived from {base.model} on {base.data}"
+    plain = replace(base, lr=_PLAIN_LR, final=0.1, schedule="step", warmup=0.0, source=source, **sgd)
+    plain = replace(plain, steps=max(1, base.steps // 2))
     if (base.model, base.data) == ("mlp", "digits"):
         return replace(plain, lr=0.1 if family == "mps" else 0.2, source=MEASURED)
     if (base.model, base.data) == ("lenet5", "fashion-mnist") and family != "mps":

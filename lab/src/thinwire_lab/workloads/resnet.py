@@ -1,10 +1,8 @@
-"""Residual networks of the CIFAR kind, with identity mappings.
+"""Residual networks of the CIFAR kind, with identity mappings: depth 6·blocks + 2.
 
-Strategy: a 3×3 stem, three stages of `blocks` residual blocks, average pooling, one linear layer. Blocks
-are pre-activated (normalise, rectify, convolve), so that the shortcut is the identity from end to end (He
-et al., "Identity mappings in deep residual networks", 2016). Where a stage halves the image the shortcut
-drops every second pixel and fills the new channels with zeros: option A, the plain one, which has no
-parameters. That gives ResNet-110 its 1,727,962 parameters. Depth is 6·blocks + 2.
+Blocks are pre-activated, so that the shortcut is the identity from end to end (He et al., "Identity mappings in deep
+residual networks", 2016). Where a stage halves the image the shortcut drops every second pixel and fills the new
+channels with zeros (option A), which gives ResNet-110 its 1,727,962 parameters.
 """
 
 from __future__ import annotations
@@ -36,18 +34,7 @@ class Block(nn.Module):
 
 
 class ResNet(nn.Module):
-    """A CIFAR-style residual network.
-
-    Args:
-        in_shape: (channels, height, width) of one image, sides of 8 or more.
-        num_classes: number of classes.
-        blocks: residual blocks per stage; the depth is 6·blocks + 2.
-        widths: channels of the three stages.
-        stem_stride: 2 halves the image before the first block.
-
-    >>> sum(p.numel() for p in ResNet((3, 32, 32), 10, blocks=18).parameters())
-    1727962
-    """
+    """A CIFAR-style residual network."""
 
     def __init__(
         self,

@@ -1,8 +1,6 @@
-"""What one worker trains, with what, on which examples: a recipe made into a model, an optimizer and batches.
+"""A recipe made into one worker's model, optimizer and batches.
 
-Strategy: whoever trains a model that comes with thinwire asks here, so that a plan, a benchmark and a study train what
-`thinwire train` does. Schedules and steps belong to the loops; who wraps the model, or exchanges what its gradients
-are, is not known here.
+A plan, a benchmark and a study train what `thinwire train` does. Schedules and steps belong to the loops.
 """
 
 from __future__ import annotations
@@ -17,44 +15,32 @@ from thinwire_lab.workloads.batches import Batches
 from thinwire_lab.workloads.data import data as find_data
 from thinwire_lab.workloads.dataset import Dataset
 from thinwire_lab.workloads.dropout import add_dropout
-from thinwire_lab.workloads.losses import training_loss
+from thinwire_lab.workloads.evaluate import training_loss
 from thinwire_lab.workloads.models import model
 from thinwire_lab.workloads.recipe import Recipe, build_optimizer, clip_gradients
 
-Examples = tuple[torch.Tensor, torch.Tensor]
-"""Inputs and targets of a batch."""
+Examples = tuple[torch.Tensor, torch.Tensor]  # inputs and targets of a batch
 CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """One worker's part of a training.
+    """One worker's part of a training."""
 
-    Attributes:
-        recipe: by which it trains.
-        dataset: whose examples it trains on.
-        model: on `device`.
-        optimizer: of the model's parameters, at the rate that the run begins with.
-        batches: this worker's.
-        device: where the model is.
-    """
-
-    recipe: Recipe
-    dataset: Dataset
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
-    batches: Batches
-    device: torch.device = CPU
+    recipe: Recipe  # by which it trains
+    dataset: Dataset  # whose examples it trains on
+    model: nn.Module  # on `device`
+    optimizer: torch.optim.Optimizer  # of the model's parameters, at the rate that the run begins with
+    batches: Batches  # this worker's
+    device: torch.device = CPU  # where the model is
 
     def backward(
         self, examples: Examples | None = None, *, through: nn.Module | None = None, clips: bool = True
     ) -> torch.Tensor:
-        """Adds the gradients of one batch to the parameters', and returns its loss, detached.
+        """Adds the gradients of one batch, by default of the next, to the parameters', and returns its detached loss.
 
-        Args:
-            examples: the batch; None takes the next one.
-            through: what wraps the model and is called in its place, such as torch's DDP.
-            clips: clip all gradients as the recipe says; False where they have left by then.
+        `through` wraps the model and is called in its place, such as torch's DDP. Without `clips` nothing is clipped,
+        for gradients that have left by then.
         """
         inputs, targets = (each.to(self.device) for each in examples or next(self.batches))
         outputs = (through or self.model)(inputs)
@@ -79,25 +65,6 @@ def training(
     data_root: str | None = None,
     device: torch.device = CPU,
 ) -> Training:
-    """Returns a worker's part.
-
-    Raises:
-        ConfigError: a model that the data does not suit, or fewer examples than a batch for every worker.
-        DataError: the data set is missing or damaged.
-
-    Example:
-        >>> from thinwire_lab.workloads.recipes import recipe
-        >>> made = training(recipe("mlp", "digits"), data="digits[train=500]", workers=4)
-        >>> made.dataset, made.batches.batches_per_epoch
-        (<Dataset digits[train=500]: 500 train, 450 test, (1, 8, 8)>, 15)
-        >>> losses = []
-        >>> for _ in range(50):
-        ...     made.optimizer.zero_grad()
-        ...     losses.append(made.backward().item())
-        ...     made.optimizer.step()
-        >>> losses[0] > 2 > losses[-1]
-        True
-    """
     dataset = find_data(data, root=data_root, context=recipe.context)
     network = model(recipe.model, num_classes=dataset.num_classes, in_shape=dataset.in_shape, seed=seed)
     add_dropout(network, recipe.dropout, seed=seed, rank=rank)

@@ -1,8 +1,4 @@
-"""A small GPT over bytes.
-
-Strategy: byte and position embeddings, pre-normalised blocks of causal attention and a four-fold MLP, and
-an output layer of its own, or tied to the byte embedding. With d = 64, two layers, four heads, a vocabulary of 128
-and a context of 64 it has 120,064 parameters, 118,784 of them in matrices. It refuses to know what the bytes mean.
+"""A small GPT over bytes, with 120,064 parameters by default.
 
 Shape suffixes: B batch, T time, D model width, V vocabulary.
 """
@@ -53,25 +49,7 @@ class Layer(nn.Module):
 
 
 class ByteTransformer(nn.Module):
-    """Predicts the next byte at every position.
-
-    Args:
-        in_shape: (context,), the number of bytes that one example holds.
-        num_classes: size of the vocabulary.
-        width: model width D.
-        layers: number of blocks.
-        heads: attention heads; they divide `width`.
-        tied: whether the output layer has the byte embedding's weights, as in GPT-2.
-
-    Raises:
-        ConfigError: `in_shape` is not one positive length.
-
-    >>> model = ByteTransformer((64,), 128)
-    >>> sum(p.numel() for p in model.parameters()), sum(p.numel() for p in model.parameters() if p.ndim > 1)
-    (120064, 118784)
-    >>> sum(p.numel() for p in ByteTransformer((96,), 128, width=160, layers=3, tied=True).parameters())
-    962080
-    """
+    """Predicts the next byte at every position."""
 
     def __init__(
         self,
@@ -101,36 +79,4 @@ class ByteTransformer(nn.Module):
         """Logits (B, T, V) for bytes (B, T) of an integer type, T at most the context."""
         x_BTD = self.embed(bytes_BT) + self.position.weight[: bytes_BT.shape[1]]
         logits_BTV: torch.Tensor = self.head(self.norm(self.layers(x_BTD)))
-        return logits_BTV
-
-
-class TinyGPT2(nn.Module):
-    """GPT-2 of the transformers library, with four blocks of width 128 and random weights, from bytes to logits."""
-
-    def __init__(self, in_shape: tuple[int, ...], num_classes: int) -> None:
-        super().__init__()
-        if len(in_shape) != 1 or in_shape[0] < 1:
-            raise ConfigError(f"gpt2-tiny reads text: in_shape is (context,), not {in_shape}")
-        try:
-            import transformers  # seconds to load, and no dependency of ours
-        except ImportError as error:
-            raise ConfigError("gpt2-tiny is a model of the transformers library: pip install transformers") from error
-        config = transformers.GPT2Config(
-            vocab_size=num_classes,
-            n_positions=in_shape[0],
-            n_embd=128,
-            n_layer=4,
-            n_head=4,
-            resid_pdrop=0.0,
-            embd_pdrop=0.0,
-            attn_pdrop=0.0,
-            bos_token_id=0,
-            eos_token_id=0,
-            use_cache=False,
-        )
-        self.gpt2 = transformers.GPT2LMHeadModel(config)
-
-    def forward(self, bytes_BT: torch.Tensor) -> torch.Tensor:
-        """Logits (B, T, V) for bytes (B, T) of an integer type, T at most the context."""
-        logits_BTV: torch.Tensor = self.gpt2(bytes_BT).logits
         return logits_BTV

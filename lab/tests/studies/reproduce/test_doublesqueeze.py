@@ -7,9 +7,8 @@ import pytest
 from thinwire_lab.jobs import in_process
 from thinwire_lab.jobs.job import Job
 from thinwire_lab.studies.reproduce import iteration_times, speedup
-from thinwire_lab.studies.reproduce.catalog import entries
-from thinwire_lab.studies.reproduce.iteration_times import TimedCell, TimedFinding, cells
-from thinwire_lab.studies.reproduce.plain_sgd import ONE_BIT, SGD, PlainCell, choices
+from thinwire_lab.studies.reproduce.entry import Found
+from thinwire_lab.studies.reproduce.iteration_times import ONE_BIT, SGD, TimedFinding, cells, choices
 
 
 def test_sgd_is_what_topk_of_all_values_computes() -> None:
@@ -34,7 +33,7 @@ def test_steepness_and_verdicts_of_told_seconds() -> None:
         )
         for cell in cells(ONE_BIT, "quick")
     }
-    shown = iteration_times.show("figure-3", ONE_BIT, found)
+    shown = iteration_times.show("figure-3", ONE_BIT, Found(found))
     told = {line[0]: line[1:3] for line in shown.tables[1].lines}
     assert told == {
         "DoubleSqueeze 1-bit": ["nearly flat", "5.0%"],
@@ -53,13 +52,6 @@ def test_all_numbers_of_workers_see_as_many_examples() -> None:
             *((n, speedup.LR_OF_ONE * n) for n in (1, 2, 4, 8)),
             (1, speedup.LR_OF_ONE * 8),
         }
-
-
-def test_a_cell_says_what_runs_and_two_never_look_alike() -> None:
-    made = [cell for entry in entries("doublesqueeze") if entry.study for cell in entry.study.cells("full")]
-    unique = list(dict.fromkeys(made))
-    assert len({str(cell) for cell in unique}) == len(unique)
-    assert all(cell.job() for cell in unique if isinstance(cell, PlainCell | TimedCell))
 
 
 def test_a_short_run_of_real_processes() -> None:

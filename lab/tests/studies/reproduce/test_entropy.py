@@ -7,7 +7,7 @@ import pytest
 
 from thinwire_lab.studies.reproduce.averages import HISTOGRAM_BITS, SHARES, AveragesFinding
 from thinwire_lab.studies.reproduce.entropy import ENTRIES
-from thinwire_lab.studies.reproduce.entry import Scale, Shown
+from thinwire_lab.studies.reproduce.entry import Found, Scale, Shown
 
 EPOCHS = 3
 
@@ -25,7 +25,7 @@ def shown(item: str, data: str) -> Shown:
         rms=[[0.1, 0.2, 0.3]] * EPOCHS,
         entropies=[[entropies[epoch]] * 3 for epoch in range(EPOCHS)],
     )
-    return study.show({msgspec.structs.replace(cell, data=data): finding})
+    return study.show(Found({msgspec.structs.replace(cell, data=data): finding}))
 
 
 def trained(item: str, scale: Scale) -> Shown:
@@ -36,7 +36,7 @@ def trained(item: str, scale: Scale) -> Shown:
         cell: AveragesFinding(accuracies=[0.5 + cell.seed / 100] * EPOCHS, coded=[4.0], raw=[6.0], rms=[], entropies=[])
         for cell in study.cells(scale)
     }
-    return study.show(found)
+    return study.show(Found(found))
 
 
 @pytest.mark.parametrize("item", ["figure-1", "figure-4"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from thinwire_lab.studies.reproduce.entry import Cell, Finding
+from thinwire_lab.studies.reproduce.entry import Cell, Finding, Found
 from thinwire_lab.studies.reproduce.mps_convergence import ENTRIES, ConvergenceCell, ConvergenceFinding
 from thinwire_lab.studies.reproduce.mps_nodes import STALE_TOP, NodesCell, NodesFinding
 
@@ -20,11 +20,11 @@ def told(cell: Cell) -> Finding:
 def test_time_to_equal_accuracy_is_a_share_of_the_baselines() -> None:
     by_iteration, by_time = (entry.study for entry in ENTRIES)
     assert by_iteration is not None and by_time is not None
-    shown = by_time.show({cell: told(cell) for cell in by_time.cells("quick")})
+    shown = by_time.show(Found({cell: told(cell) for cell in by_time.cells("quick")}))
     last, third = shown.tables[0].lines[-1], shown.tables[0].lines[2]
     assert third == ["60.0%", "18.00 s", "7.00 s", "15.00 s", "43%", "39%"]
     assert last[0] == "90.0%" and last[2] == last[-1] == "not reached"
-    shown = by_iteration.show({cell: told(cell) for cell in by_iteration.cells("full")})
+    shown = by_iteration.show(Found({cell: told(cell) for cell in by_iteration.cells("full")}))
     assert [line[-1] for line in shown.tables[0].lines] == ["90.00", "90.00", "90.00", "80.00"]
     assert "3 seeds" in shown.setting
 
@@ -35,7 +35,7 @@ def test_what_is_shown_is_of_the_last_evaluation_up_to_a_share() -> None:
     assert study is not None
     steps = [*range(428, 6000, 428), 6000]
     curve = [(step, 0.5 + (0.2 if step == 4708 else step / 60_000)) for step in steps]
-    shown = study.show({cell: ConvergenceFinding(evaluations=curve) for cell in study.cells("full")})
+    shown = study.show(Found({cell: ConvergenceFinding(evaluations=curve) for cell in study.cells("full")}))
     [table] = shown.tables
     assert table.header[1:] == [f"accuracy % after {step}" for step in ("1,284", "2,996", "4,280", "6,000")]
     assert table.lines[0][1:] == ["52.14", "54.99", "57.13", "60.00"], "70.00 % at 4,708 is after three quarters"

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from thinwire.errors import EngineError
-from thinwire_lab.studies.reproduce import mps_introduction, mps_scaling
-from thinwire_lab.studies.reproduce.entry import Cell, Finding
+from thinwire_lab.studies.reproduce import mps_processes, mps_speedups
+from thinwire_lab.studies.reproduce.entry import Cell, Finding, Found
 from thinwire_lab.studies.reproduce.mps_nodes import (
     STALE,
     STALE_TOP,
@@ -20,7 +20,7 @@ from thinwire_lab.studies.reproduce.mps_nodes import (
     steady,
     thin_link,
 )
-from thinwire_lab.studies.reproduce.mps_scaling import MeasuredCell, MeasuredFinding
+from thinwire_lab.studies.reproduce.mps_processes import MeasuredCell, MeasuredFinding
 
 
 def told(cell: Cell) -> Finding:
@@ -64,9 +64,9 @@ def test_links_are_as_thin_as_a_machine_generates() -> None:
 
 
 def test_scaling_keeps_measured_and_modelled_apart() -> None:
-    [entry] = mps_scaling.ENTRIES
+    entry, _ = mps_processes.ENTRIES
     assert entry.study is not None and entry.study.links
-    shown = entry.study.show({cell: told(cell) for cell in entry.study.cells("quick")})
+    shown = entry.study.show(Found({cell: told(cell) for cell in entry.study.cells("quick")}))
     header, lines = shown.tables[0].header, shown.tables[0].lines
     assert [line[0] for line in lines] == ["1", "2", "4", "8", "16"]
     assert [title.partition(":")[0] for title in header[3:]] == ["ours, modelled"] * 2 + ["ours, measured"] * 2
@@ -75,14 +75,14 @@ def test_scaling_keeps_measured_and_modelled_apart() -> None:
 
 
 def test_bits_a_second_are_the_thesis_where_the_network_is_known() -> None:
-    table, figure = (entry.study for entry in mps_introduction.ENTRIES)
+    table, figure = (entry.study for entry in mps_speedups.ENTRIES[:2])
     assert table is not None and figure is not None
-    single = mps_introduction.SingleFinding(seconds=0.01, bps=1e8)
-    shown = table.show(dict.fromkeys(table.cells("quick"), single))
+    single = mps_speedups.SingleFinding(seconds=0.01, bps=1e8)
+    shown = table.show(Found(dict.fromkeys(table.cells("quick"), single)))
     assert [line[-2:] for line in shown.tables[0].lines] == [
         ["746.5M", "746.5M"],
         ["207.2M", "207.4M"],
         ["2.01G", "2,007.7M"],
     ]
-    lines = figure.show({cell: told(cell) for cell in figure.cells("quick")}).tables[0].lines
+    lines = figure.show(Found({cell: told(cell) for cell in figure.cells("quick")})).tables[0].lines
     assert ["ResNet", "synchronous", "4", "115 %", "50 %"] in lines and len(lines) == 12

@@ -1,5 +1,6 @@
 """Figures 5.2 and 5.3: what the thesis printed comes out where the thesis says enough."""
 
+from thinwire_lab.studies.reproduce.entry import Found
 from thinwire_lab.studies.reproduce.mps_placement import ENTRIES
 
 
@@ -15,4 +16,4 @@ def test_the_thesis_deviations_are_those_of_its_published_code() -> None:
             "inception-v4": 0.615,
         }, "printed .01, .40 and .62"
         assert sum(by_network["resnet110"].histogram.values()) == 329
-        assert entry.study.show(found).tables[0].lines
+        assert entry.study.show(Found(found)).tables[0].lines

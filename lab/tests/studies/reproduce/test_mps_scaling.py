@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from thinwire_lab.studies.reproduce.mps_nodes import STALE_TOP
-from thinwire_lab.studies.reproduce.mps_scaling import ENTRIES, MeasuredCell, MeasuredFinding
+from thinwire_lab.studies.reproduce.mps_processes import ENTRIES, MeasuredCell, MeasuredFinding
 
 
 @pytest.mark.timeout(300)
 def test_a_machine_is_measured_behind_its_link() -> None:
-    [entry] = ENTRIES
+    entry, _ = ENTRIES
     assert entry.study is not None
     cells = [each for each in entry.study.cells("tiny") if isinstance(each, MeasuredCell)]
     [cell] = [each for each in cells if each.design == STALE_TOP]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from thinwire.planner.utilisation import Sample
+from thinwire_lab.studies.reproduce.entry import Found
 from thinwire_lab.studies.reproduce.mps_nodes import SYNC
-from thinwire_lab.studies.reproduce.mps_utilisation import ENTRIES, utilisation
+from thinwire_lab.studies.reproduce.mps_processes import ENTRIES, utilisation
 
 
 def told(second: int) -> Sample:
@@ -22,17 +23,19 @@ def test_shares_are_of_a_core_of_all_cores_and_of_the_rate() -> None:
     assert finding.processor == pytest.approx([0.5, 0.5]) and finding.machine == pytest.approx([0.5, 0.5])
     assert finding.network == pytest.approx([0.2, 0.2])
     assert utilisation([told(0), told(1)], "none", "none").network == [0.0]
-    [entry] = ENTRIES
+    _, entry = ENTRIES
     assert entry.study is not None
-    shown = entry.study.show(dict.fromkeys(entry.study.cells("quick"), finding))
+    shown = entry.study.show(Found(dict.fromkeys(entry.study.cells("quick"), finding)))
     assert shown.tables[0].lines[0] == ["traditional", "21.78 %", "50.00 %", "31.78 %", "20.00 %", "50.00 %"]
     short = utilisation([told(0)], "10mbit", "kernel")
-    assert entry.study.show(dict.fromkeys(entry.study.cells("quick"), short)).tables[0].lines[0][2] == "too short"
+    assert (
+        entry.study.show(Found(dict.fromkeys(entry.study.cells("quick"), short))).tables[0].lines[0][2] == "too short"
+    )
 
 
 @pytest.mark.timeout(300)
 def test_processes_are_sampled_while_they_train() -> None:
-    [entry] = ENTRIES
+    _, entry = ENTRIES
     assert entry.study is not None
     [cell] = [each for each in entry.study.cells("tiny") if each.design == SYNC]
     finding = cell.run(lambda *_: None)

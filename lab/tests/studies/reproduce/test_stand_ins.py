@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from thinwire.errors import ConfigError
-from thinwire_lab.studies.reproduce import stand_ins
+from thinwire_lab.studies.reproduce import job_cells
 from thinwire_lab.studies.reproduce.entry import Scale
-from thinwire_lab.studies.reproduce.stand_ins import SMALL, stand_in
+from thinwire_lab.studies.reproduce.job_cells import SMALL, stand_in
 
 SCALES: tuple[Scale, ...] = ("tiny", "quick", "full")
 
 
 def installed(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
-    monkeypatch.setattr(stand_ins, "is_here", lambda name: name.partition("[")[0] in names)
+    monkeypatch.setattr(job_cells, "is_here", lambda name: name.partition("[")[0] in names)
 
 
 def test_it_is_the_first_pair_whose_data_is_here(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,12 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from lab.tests.workloads.test_cifar10 import write_set as write_cifar10
-from lab.tests.workloads.test_idx import write_set as write_idx
+from lab.tests.workloads.test_images import write_cifar, write_idx
 from thinwire_lab.studies.reproduce.entry import Scale, Study
-from thinwire_lab.studies.reproduce.job_cells import TrainingFinding
-from thinwire_lab.studies.reproduce.terngrad_adam import ENTRY, pair
-from thinwire_lab.studies.reproduce.terngrad_training import FLOATING, TERNARY, RecipeCell
+from thinwire_lab.studies.reproduce.terngrad_training import ENTRIES, FLOATING, TERNARY, adam_pair
 from thinwire_lab.workloads import data as registry
 
 SCALES: tuple[Scale, ...] = ("quick", "full")
@@ -31,22 +28,22 @@ def install_fashion_mnist(cache: Path) -> None:
     write_idx(cache / "fashion-mnist", compressed=False)
 
 
-def study() -> Study[RecipeCell, TrainingFinding]:
-    assert ENTRY.study is not None
-    return ENTRY.study
+def study() -> Study:
+    assert ENTRIES[-1].study is not None
+    return ENTRIES[-1].study
 
 
 def test_the_data_is_cifar10_or_else_fashion_mnist_or_else_the_digits(cache: Path) -> None:
-    assert pair("full") == ("mlp", "digits")
+    assert adam_pair("full") == ("mlp", "digits")
     install_fashion_mnist(cache)
-    assert pair("full") == pair("quick") == ("cifarnet", "fashion-mnist")
-    write_cifar10(cache / "cifar10")
-    assert pair("full") == pair("quick") == ("cifarnet", "cifar10[crop=24]")
-    assert pair("tiny") == ("mlp", "digits")
+    assert adam_pair("full") == adam_pair("quick") == ("cifarnet", "fashion-mnist")
+    write_cifar(cache / "cifar10")
+    assert adam_pair("full") == adam_pair("quick") == ("cifarnet", "cifar10[crop=24]")
+    assert adam_pair("tiny") == ("mlp", "digits")
 
 
 def test_batches_rates_and_the_ratio_of_steps_are_the_papers(cache: Path) -> None:
-    write_cifar10(cache / "cifar10")
+    write_cifar(cache / "cifar10")
     for scale in SCALES:
         cells = study().cells(scale)
         assert [(cell.design, cell.workers, cell.workers * (cell.batch or 0)) for cell in cells] == [
@@ -62,7 +59,7 @@ def test_batches_rates_and_the_ratio_of_steps_are_the_papers(cache: Path) -> Non
 
 
 def test_cifarnet_trains_on_cifar10_with_two_workers_and_ternary_gradients(cache: Path) -> None:
-    write_cifar10(cache / "cifar10", records=4)
+    write_cifar(cache / "cifar10", records=4)
     cell = msgspec.structs.replace(study().cells("quick")[1], batch=2, steps=2)
     assert (cell.model, cell.data, cell.design) == ("cifarnet", "cifar10[crop=24]", TERNARY)
     first, again = (cell.run(lambda *_: None) for _ in range(2))

@@ -5,15 +5,16 @@ from __future__ import annotations
 import pytest
 
 from lab.tests.studies.findings import trained
+from thinwire_lab.studies.reproduce.entry import Found
 from thinwire_lab.studies.reproduce.three_lc import ENTRIES
-from thinwire_lab.studies.reproduce.three_lc_riddles import LAG
+from thinwire_lab.studies.reproduce.three_lc_riddles import RIDDLES
 
 
 def test_the_papers_line_is_of_what_the_axis_says() -> None:
     """By table 1 s = 1.75 ends at 93.51 %, s = 1.0 at 93.32 % and float at 93.37 %."""
-    study = LAG.study
+    study = RIDDLES[0].study
     assert study is not None
-    shown = study.show({cell: trained() for cell in study.cells("quick")})
+    shown = study.show(Found({cell: trained() for cell in study.cells("quick")}))
     [panel] = shown.charts[0].panels
     [paper] = [series for series in panel.series if series.role == "paper"]
     assert panel.y_label == "s = 1.75 minus s = 1.0, points" and list(paper.y) == pytest.approx([0.19, 0.19])
@@ -23,6 +24,6 @@ def test_half_way_is_at_half_of_the_steps() -> None:
     [study] = [entry.study for entry in ENTRIES if entry.item == "figure-4"]
     assert study is not None
     curve = trained(*((step, step / 1000) for step in range(50, 501, 50)))
-    shown = study.show(dict.fromkeys(study.cells("quick"), curve))
+    shown = study.show(Found(dict.fromkeys(study.cells("quick"), curve)))
     assert shown.tables[0].header[-2:] == ["accuracy % half-way", "at the end"]
     assert {tuple(line[-2:]) for line in shown.tables[0].lines} == {("25.00", "50.00")}

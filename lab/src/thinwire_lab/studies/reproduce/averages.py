@@ -1,11 +1,15 @@
 """Trainings that average whole weights once an epoch, as cells (Øland & Raj, sections 2 and 5).
 
+The network is the paper's; the images are a part of MNIST's, or of Fashion-MNIST's where MNIST is not installed.
+
 Biases travel as floats and are not counted. Worker 0 is probed just after the exchange that ends an epoch: its weights
 are the decoded average.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from statistics import fmean
 from typing import Any, Literal
 
 import numpy as np
@@ -14,15 +18,20 @@ from torch import nn
 from thinwire.codecs.entropy import MIN_SAMPLE, Entropy
 from thinwire.kernels.numba.rounding import bin_values, entropy_of
 from thinwire.kernels.numba.select import sample_of
+from thinwire.presentation.charts import Series
 from thinwire_lab.jobs import in_process
 from thinwire_lab.jobs.history import HistoryRecorder
 from thinwire_lab.jobs.job import Job
-from thinwire_lab.studies.reproduce.entry import Finding, OnProgress
-from thinwire_lab.studies.reproduce.job_cells import JobCell, following
+from thinwire_lab.studies.deviation import deviation
+from thinwire_lab.studies.reproduce.entry import Finding, Found, OnProgress, Scale
+from thinwire_lab.studies.reproduce.job_cells import JobCell, following, stand_in
 
+SCALED = (
+    "The paper: MNIST, 60,000 images, 100 epochs, 5 workers, about 1,500 runs. Rates, batch and penalty, which it does "
+    "not print, are ours. Fewer images give a lower accuracy; Fashion-MNIST has a higher entropy than MNIST."
+)
 NETWORK = "mlp-tanh"
-FLOATS = "float"
-"""The design that averages the same weights uncompressed."""
+FLOATS = "float"  # the design that averages the same weights uncompressed
 SHARES = (1.0, 0.1, 0.03, 0.01)
 HISTOGRAM_BITS = (2, 4, 6, 8)
 Exchange = Literal["server", "peers"]
@@ -31,21 +40,13 @@ Exchange = Literal["server", "peers"]
 
 
 class AveragesFinding(Finding, frozen=True, kw_only=True):
-    """What a training came to, one value for each epoch.
+    """The results of a training, one value for each epoch."""
 
-    Attributes:
-        accuracies: on the test set, 0 … 1.
-        coded: bits a weight as they were sent, Huffman's table included, mean over workers.
-        raw: bits of a bin's number, mean over the weights of the average; 32 of floats.
-        rms: of the derivative of the loss, ℓ1's included, over an epoch's batches, by layer.
-        entropies: of the average's weights, by layer, by `HISTOGRAM_BITS`, by `SHARES`.
-    """
-
-    accuracies: list[float]
-    coded: list[float]
-    raw: list[float]
-    rms: list[list[float]]
-    entropies: list[list[list[list[float]]]]
+    accuracies: list[float]  # on the test set, 0 … 1
+    coded: list[float]  # bits a weight as they were sent, Huffman's table included, mean over workers
+    raw: list[float]  # bits of a bin's number, mean over the weights of the average; 32 of floats
+    rms: list[list[float]]  # of the derivative of the loss, ℓ1's included, over an epoch's batches, by layer
+    entropies: list[list[list[list[float]]]]  # of the average's weights, by layer, by `HISTOGRAM_BITS`, by `SHARES`
 
     @property
     def accuracy(self) -> float:
@@ -77,10 +78,6 @@ class AveragesCell(JobCell, frozen=True, kw_only=True):
     seed: int = 0
     probes: bool = False
     exchange: Exchange = "server"
-
-    def __str__(self) -> str:
-        among = ", among peers" if self.exchange == "peers" else ""
-        return f"{self.design}{among}, {self.data}, {self.epochs} epochs, seed {self.seed}"
 
     def job(self, **more: Any) -> Job:
         floats = self.design == FLOATS
@@ -160,3 +157,55 @@ def sample_size(numel: int, share: float) -> int:
     ([1960, 1000, 1000], 500)
     """
     return min(numel, max(MIN_SAMPLE, int(np.ceil(share * numel))))
+
+
+_EXAMPLES: dict[Scale, int] = {"tiny": 200, "quick": 2000, "full": 10000}
+_EPOCHS: dict[Scale, int] = {"tiny": 3, "quick": 40, "full": 100}
+_SEEDS: dict[Scale, int] = {"tiny": 1, "quick": 2, "full": 10}
+HISTOGRAM = 4  # M of the paper's own choice
+
+
+def cells(
+    designs: Sequence[str], scale: Scale, *, probes: bool = False, exchange: Exchange = "server"
+) -> list[AveragesCell]:
+    """Returns the trainings of some designs, seed by seed."""
+    _, name = stand_in(scale, *((NETWORK, each) for each in ("mnist", "fashion-mnist")), small=(NETWORK, "digits"))
+    workers, batch, examples = (2, 10, _EXAMPLES["tiny"]) if name == "digits" else (5, 20, _EXAMPLES[scale])
+    test = 200 if name == "digits" else 2000
+    shared: dict[str, Any] = {"workers": workers, "epochs": _EPOCHS[scale], "batch": batch, "probes": probes}
+    shared |= {"data": f"{name}[train={examples},test={test},unit=true]", "exchange": exchange}
+    shared["steps_per_epoch"] = examples // workers // batch
+    count = 1 if probes else _SEEDS[scale]
+    return [AveragesCell(design=design, seed=seed, **shared) for seed in range(count) for design in designs]
+
+
+def adaptive(floor: int, histogram_bits: int = HISTOGRAM, rounding: str = "ceil") -> str:
+    """Returns the design of N = H + c, c the floor, H of 2**M bins."""
+    return f"entropy[c={floor},histogram_bits={histogram_bits},rounding={rounding}]"
+
+
+def widths(found: Found) -> list[int]:
+    """Returns how many inputs the network has, and how many units each layer."""
+    return [64 if found.first[0].data.startswith("digits") else 784, 392, 50, 10]
+
+
+def setting(found: Found) -> str:
+    first, _ = found.first
+    return (
+        f"{'-'.join(map(str, widths(found)))} with tanh on {first.data}, {first.workers} workers of {first.batch} "
+        f"examples, {first.epochs} epochs, weights averaged after each, half the squared error, ℓ1 of "
+        f"{first.job().recipe().l1:g}, exponential decay of the rate, {found.seeds}. Accuracy is the mean of the last "
+        "tenth of the epochs."
+    )
+
+
+def percent(finding: AveragesFinding) -> float:
+    return 100 * finding.accuracy
+
+
+def mean_line(found: Found, x: Sequence[float], designs: Sequence[str], figure: Callable[..., float]) -> Series:
+    """Returns means over seeds by design, with their deviations where each design has several seeds."""
+    each = [found.where(design=design).figures(figure) for design in designs]
+    several = all(len(values) > 1 for values in each)
+    label = "mean ± standard deviation" if several else "mean"
+    return Series(label=label, x=x, y=list(map(fmean, each)), error=list(map(deviation, each)) if several else None)

@@ -9,16 +9,14 @@ from thinwire_lab.studies.reproduce import (
     doublesqueeze,
     entropy,
     mps_convergence,
-    mps_introduction,
     mps_placement,
-    mps_scaling,
+    mps_processes,
     mps_speedups,
-    mps_utilisation,
-    terngrad_adam,
     terngrad_gradients,
     terngrad_throughput,
     terngrad_training,
     three_lc,
+    three_lc_riddles,
 )
 from thinwire_lab.studies.reproduce.entry import Entry, Finding, Status
 
@@ -37,13 +35,13 @@ CATALOG: tuple[Entry, ...] = (
     ),
     *_unmeasured("3lc", "drawing", "explains the codec", figure_2="steps of the codec"),
     *three_lc.ENTRIES,
+    *three_lc_riddles.RIDDLES,
     *entropy.ENTRIES,
     *_unmeasured("terngrad", "drawing", "explains algorithm 1", figure_1="distributed SGD"),
-    terngrad_gradients.ENTRY,
+    *terngrad_gradients.ENTRIES,
     *_unmeasured("terngrad", "impossible", _IMAGENET, table_2="AlexNet on ImageNet", table_3="GoogLeNet on ImageNet"),
-    terngrad_throughput.ENTRY,
+    *terngrad_throughput.ENTRIES,
     *terngrad_training.ENTRIES,
-    terngrad_adam.ENTRY,
     *doublesqueeze.ENTRIES,
     *_unmeasured(
         *("mps", "drawing", "explains the design; docs/architecture.md"),
@@ -56,10 +54,8 @@ CATALOG: tuple[Entry, ...] = (
         table_4__1="the programming interface",
     ),
     *mps_placement.ENTRIES,
-    *mps_introduction.ENTRIES,
     *mps_speedups.ENTRIES,
-    *mps_scaling.ENTRIES,
-    *mps_utilisation.ENTRIES,
+    *mps_processes.ENTRIES,
     *mps_convergence.ENTRIES,
 )
 
@@ -74,8 +70,7 @@ PAPERS = {
 PAGES = {"oland-raj": "entropy", "modularized-parameter-server": "mps"}
 """Papers whose page in the documentation has another name, which is taken as well."""
 
-ALL = "all"
-"""Names every paper at once."""
+ALL = "all"  # names every paper at once
 
 
 def finding_kinds() -> list[type[Finding]]:
@@ -84,11 +79,7 @@ def finding_kinds() -> list[type[Finding]]:
 
 
 def entries(name: str) -> list[Entry]:
-    """Returns one entry by its id, or those that can be run of a paper, or of all papers.
-
-    >>> [entry.id for entry in entries("3LC-table-2")]
-    ['3lc-table-2']
-    """
+    """Returns one entry by its id, or those that can be run of a paper, or of all papers."""
     asked, name = name, PAGES.get(name.lower(), name.lower())
     if name == ALL:
         return [entry for entry in CATALOG if entry.study is not None]

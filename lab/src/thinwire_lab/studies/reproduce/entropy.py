@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
+from statistics import fmean, median
 
 import numpy as np
 
@@ -12,32 +13,9 @@ from thinwire.codecs.entropy import MIN_SAMPLE
 from thinwire.presentation.charts import Chart, Panel, Series
 from thinwire.presentation.tables import Table
 from thinwire_lab.studies.deviation import spread
-from thinwire_lab.studies.reproduce.averages import (
-    FLOATS,
-    HISTOGRAM_BITS,
-    SHARES,
-    AveragesCell,
-    AveragesFinding,
-    Exchange,
-    sample_size,
-)
-from thinwire_lab.studies.reproduce.entropy_cells import (
-    HISTOGRAM,
-    SCALED,
-    Found,
-    adaptive,
-    cells,
-    coded_bits,
-    epochs,
-    fixed,
-    mean_line,
-    of,
-    percent,
-    raw_bits,
-    setting,
-    widths,
-)
-from thinwire_lab.studies.reproduce.entry import Scale, Shown, chart, scaled
+from thinwire_lab.studies.reproduce import averages as on
+from thinwire_lab.studies.reproduce.averages import AveragesCell, AveragesFinding, adaptive, cells, percent
+from thinwire_lab.studies.reproduce.entry import Found, Scale, Shown, chart, scaled
 
 _BITS: dict[Scale, Sequence[int]] = {"tiny": (2, 8), "quick": (2, 4, 6, 8, 10, 16, 30), "full": range(2, 31)}
 _CEILING = 10
@@ -46,24 +24,23 @@ _OF_FOUR: dict[Scale, Sequence[int]] = {"tiny": (5, 6), "quick": range(3, 9), "f
 
 
 def _show_figure_1(found: Found) -> Shown:
-    designs = {cell.design: int(cell.design.split("=")[-1].rstrip("]")) for cell in found if cell.design != FLOATS}
-    floats = statistics.fmean(of(found, FLOATS, percent))
-    x = list(designs.values())
-    medians = [statistics.median(of(found, design, percent)) for design in designs]
+    designs = [design for design in found.each("design") if design != on.FLOATS]
+    bits = [int(design.split("=")[-1].rstrip("]")) for design in designs]
+    floats, medians, lines = found.where(design=on.FLOATS).mean(percent), [], []
+    for design, number in zip(designs, bits, strict=True):
+        values = found.where(design=design).figures(percent)
+        mean, remark = fmean(values), "baseline recovered (§5.1)" if number == 8 else ""
+        medians.append(median(values))
+        texts = f"{mean:.2f}{spread(values, 2)}", f"{medians[-1]:.2f}", f"{mean - floats:+.2f}"
+        lines.append([str(number), *texts, remark])
     series = [
-        mean_line(found, x, list(designs), percent),
-        Series(label="median", x=x, y=medians),
-        Series(label="float", x=[min(x), max(x)], y=[floats, floats]),
+        on.mean_line(found, bits, designs, percent),
+        Series(label="median", x=bits, y=medians),
+        Series(label="float", x=[min(bits), max(bits)], y=[floats, floats]),
     ]
-    lines = []
-    for design, bits in designs.items():
-        values = of(found, design, percent)
-        mean, remark = statistics.fmean(values), "baseline recovered (§5.1)" if bits == 8 else ""
-        median = f"{statistics.median(values):.2f}"
-        lines.append([str(bits), f"{mean:.2f}{spread(values, 2)}", median, f"{mean - floats:+.2f}", remark])
     axes = "bits a weight", "test accuracy (%)"
     return Shown(
-        setting=setting(found),
+        setting=on.setting(found),
         tables=[Table(["bits", "accuracy %", "median %", f"against float, {floats:.2f} %", "paper"], lines)],
         charts=[chart("entropy-figure-1", "Accuracy by bits of every weight.", series, *axes)],
         notes=["The paper prints no accuracies; it recovers the baseline at 8 bits, and loses below."],
@@ -71,21 +48,17 @@ def _show_figure_1(found: Found) -> Shown:
 
 
 def _layers(found: Found) -> dict[str, int]:
-    """Returns the layers' names, and how many weights each has."""
-    return {f"{wide} × {narrow}": wide * narrow for wide, narrow in pairwise(widths(found))}
-
-
-def _probed(found: Found) -> AveragesFinding:
-    return next(finding for cell, finding in found.items() if cell.probes)
+    return {f"{wide} × {narrow}": wide * narrow for wide, narrow in pairwise(on.widths(found))}
 
 
 def _show_figure_2(found: Found) -> Shown:
-    rms, layers = _probed(found).rms, _layers(found)
-    series = [Series(label=name, x=epochs(rms), y=[epoch[layer] for epoch in rms]) for layer, name in enumerate(layers)]
+    rms, layers = found.first[1].rms, _layers(found)
+    x = list(range(1, len(rms) + 1))
+    series = [Series(label=name, x=x, y=[epoch[layer] for epoch in rms]) for layer, name in enumerate(layers)]
     axes = "epoch", "RMS of the derivative"
     lines = [[name, *(f"{epoch[layer]:.2e}" for epoch in (rms[0], rms[-1]))] for layer, name in enumerate(layers)]
     return Shown(
-        setting=setting(found),
+        setting=on.setting(found),
         tables=[Table(["layer", "first epoch", "last epoch"], lines)],
         charts=[chart("entropy-figure-2", "Derivative of the loss by layer.", series, *axes, y_log=True)],
         notes=[
@@ -96,9 +69,9 @@ def _show_figure_2(found: Found) -> Shown:
 
 
 def _show_figure_3(found: Found) -> Shown:
-    probed = _probed(found)
+    _, probed = found.first
     entropies = np.array(probed.entropies)  # epoch, layer, bits, share
-    x, layers = epochs(probed.entropies), _layers(found)
+    x, layers = list(range(1, len(probed.entropies) + 1)), _layers(found)
     panels = [
         Panel(
             title=f"{bits} bits",
@@ -108,27 +81,27 @@ def _show_figure_3(found: Found) -> Shown:
                 Series(
                     label=f"{name}, {_sampled(numel, share):.2g}",
                     x=x,
-                    y=entropies[:, layer, index, SHARES.index(share)].tolist(),
+                    y=entropies[:, layer, index, on.SHARES.index(share)].tolist(),
                 )
                 for layer, (name, numel) in enumerate(layers.items())
                 for share in (1.0, 0.03)
                 if share == 1 or _sampled(numel, share) < 1
             ],
         )
-        for index, bits in enumerate(HISTOGRAM_BITS)
+        for index, bits in enumerate(on.HISTOGRAM_BITS)
     ]
     lines = []
     for layer, (name, numel) in enumerate(layers.items()):
-        four = HISTOGRAM_BITS.index(HISTOGRAM)
+        four = on.HISTOGRAM_BITS.index(on.HISTOGRAM)
         off = np.abs(entropies[:, layer, four, 1:] - entropies[:, layer, four, :1]).mean(0)
         target = np.log2(np.array(probed.rms)[:, layer] + 1)
         whole = entropies[:, layer, four, 0]
         related = np.corrcoef(target, whole)[0, 1] if len(x) > 2 and target.std() > 0 and whole.std() > 0 else np.nan
-        offs = [f"{each:.3f}{_instead(numel, share)}" for each, share in zip(off, SHARES[1:], strict=True)]
+        offs = [f"{each:.3f}{_instead(numel, share)}" for each, share in zip(off, on.SHARES[1:], strict=True)]
         lines.append([name, *offs, f"{related:.2f}", "> 0.75, often > 0.95"])
-    shares = [f"{share:g}" for share in SHARES[1:]]
+    shares = [f"{share:g}" for share in on.SHARES[1:]]
     return Shown(
-        setting=setting(found),
+        setting=on.setting(found),
         tables=[
             Table(
                 ["layer", *shares, "correlation with log(G + 1)", "paper"],
@@ -146,7 +119,7 @@ def _show_figure_3(found: Found) -> Shown:
 
 def _sampled(numel: int, share: float) -> float:
     """Returns the share of a layer's weights that is taken for a share of them."""
-    return sample_size(numel, share) / numel
+    return on.sample_size(numel, share) / numel
 
 
 def _instead(numel: int, share: float) -> str:
@@ -158,33 +131,34 @@ def _peak(finding: AveragesFinding) -> float:
     return float(finding.peak)
 
 
+def _coded_bits(finding: AveragesFinding) -> float:
+    return fmean(finding.coded)
+
+
 def _show_figure_4(found: Found) -> Shown:
-    asked = {cell.design for cell in found}
-    floats, peak = (statistics.fmean(of(found, FLOATS, each)) for each in (percent, _peak))
+    asked, base = found.each("design"), found.where(design=on.FLOATS)
     groups = {
-        f"ceiling {_CEILING}": {c: adaptive(c, _CEILING - c) for c in range(1, 11)},
-        f"M = {HISTOGRAM}": {c: adaptive(c) for c in range(1, 11)},
+        f"ceiling {_CEILING}": {c: d for c in range(1, 11) if (d := adaptive(c, _CEILING - c)) in asked},
+        f"M = {on.HISTOGRAM}": {c: d for c in range(1, 11) if (d := adaptive(c)) in asked},
     }
     panels, lines = [], []
-    for what, figure, base in (("accuracy (%)", percent, floats), ("epoch of the peak", _peak, peak)):
+    for what, figure in (("accuracy (%)", percent), ("epoch of the peak", _peak)):
         for title, designs in groups.items():
-            mine = {c: design for c, design in designs.items() if design in asked}
-            x = [float(c) for c in mine]
-            line = mean_line(found, x, list(mine.values()), figure)
-            dots = [statistics.median(of(found, design, figure)) for design in mine.values()]
-            series = [line, Series(label="median", x=x, y=dots), Series(label="float", x=x, y=[base] * len(x))]
+            x = [float(c) for c in designs]
+            dots = [median(found.where(design=design).figures(figure)) for design in designs.values()]
+            series = [on.mean_line(found, x, list(designs.values()), figure), Series(label="median", x=x, y=dots)]
+            series.append(Series(label="float", x=x, y=[base.mean(figure)] * len(x)))
             panels.append(Panel(title=title, x_label="floor c", y_label=what, series=series))
+    floats, peak = base.mean(percent), base.mean(_peak)
     for title, designs in groups.items():
         for c, design in designs.items():
-            if design in asked:
-                accuracy = of(found, design, percent)
-                mean = statistics.fmean(accuracy)
-                peaks, bits = (statistics.fmean(of(found, design, each)) for each in (_peak, coded_bits))
-                texts = f"{mean:.2f}{spread(accuracy, 2)}", f"{mean - floats:+.2f}", f"{peaks:.1f}", f"{bits:.2f}"
-                lines.append([f"{title}, c = {c}", *texts])
+            runs = found.where(design=design)
+            accuracy, mean = runs.figures(percent), runs.mean(percent)
+            texts = f"{mean:.2f}{spread(accuracy, 2)}", f"{mean - floats:+.2f}", f"{runs.mean(_peak):.1f}"
+            lines.append([f"{title}, c = {c}", *texts, f"{runs.mean(_coded_bits):.2f}"])
     lines.append(["float", f"{floats:.2f}", "", f"{peak:.1f}", "32"])
     return Shown(
-        setting=setting(found),
+        setting=on.setting(found),
         tables=[Table(["", "accuracy %", "against float", "epoch of the peak", "bits, coded"], lines)],
         charts=[Chart(name="entropy-figure-4", caption="Accuracy and convergence by floor.", panels=panels)],
         notes=[
@@ -196,7 +170,7 @@ def _show_figure_4(found: Found) -> Shown:
 
 def _figure_4_cells(scale: Scale) -> list[AveragesCell]:
     ceiling = [adaptive(c, _CEILING - c) for c in _FLOORS[scale]]
-    return cells(list(dict.fromkeys([FLOATS, *ceiling, *map(adaptive, _OF_FOUR[scale])])), scale)
+    return cells(list(dict.fromkeys([on.FLOATS, *ceiling, *map(adaptive, _OF_FOUR[scale])])), scale)
 
 
 # Of section 5: raw bits, bits after Huffman's code, ratio.
@@ -204,31 +178,31 @@ _PRINTED = {5: (6.8, 3.55, 9.01), 6: (None, 3.78, 8.47)}
 _RMS = "entropy[mode=rms,c=8]"
 _ROUNDINGS = ("ceil", "round")
 _ADAPTIVE = [adaptive(c, rounding=rounding) for c in _PRINTED for rounding in _ROUNDINGS]
-_AMONG: dict[Exchange, str] = {"peers": "among peers", "server": "through a server"}
+_AMONG: dict[on.Exchange, str] = {"peers": "among peers", "server": "through a server"}
 
 
 def _cells(scale: Scale) -> Sequence[AveragesCell]:
-    return [*cells([FLOATS, _RMS, *_ADAPTIVE], scale), *cells(_ADAPTIVE, scale, exchange="peers")]
+    return [*cells([on.FLOATS, _RMS, *_ADAPTIVE], scale), *cells(_ADAPTIVE, scale, exchange="peers")]
 
 
-def _line(found: Found, label: str, design: str, exchange: Exchange, printed: tuple[float | None, ...]) -> list[str]:
+def _line(found: Found, label: str, design: str, exchange: on.Exchange, printed: tuple[float | None, ...]) -> list[str]:
     """A row: raw bits, coded bits and ratio, the paper's and ours each, and what it costs."""
-    raw, coded = (statistics.fmean(of(found, design, each, exchange)) for each in (raw_bits, coded_bits))
-    floats, mine = (of(found, *each) for each in ((FLOATS, percent), (design, percent, exchange)))
-    ours = (f"{raw:.2f}", f"{coded:.2f}", f"{32 / coded:.2f}×")
-    unit = ("", "", "×")
+    runs = found.where(design=design, exchange=exchange)
+    raw, coded = runs.mean(lambda each: fmean(each.raw)), runs.mean(_coded_bits)
+    ours, unit = (f"{raw:.2f}", f"{coded:.2f}", f"{32 / coded:.2f}×"), ("", "", "×")
     theirs = ("–" if each is None else f"{each}{u}" for each, u in zip(printed, unit, strict=True))
-    differences = [b - a for a, b in zip(floats, mine, strict=True)]
-    by_seed = ", ".join(f"{each:+.2f}" for each in differences)
     pairs = [text for pair in zip(theirs, ours, strict=True) for text in pair]
-    return [label, _AMONG[exchange], *pairs, f"{statistics.fmean(differences):+.2f}", by_seed]
+    floats = found.where(design=on.FLOATS).figures(percent)
+    differences = [mine - base for base, mine in zip(floats, runs.figures(percent), strict=True)]
+    by_seed = ", ".join(f"{each:+.2f}" for each in differences)
+    return [label, _AMONG[exchange], *pairs, f"{fmean(differences):+.2f}", by_seed]
 
 
 def _show(found: Found) -> Shown:
     panels, lines = [], []
     for c, printed in _PRINTED.items():
-        finding = next(f for cell, f in found.items() if cell.design == adaptive(c) and cell.exchange == "server")
-        x = epochs(finding.coded)
+        _, finding = found.where(design=adaptive(c), exchange="server").first
+        x = list(range(1, len(finding.coded) + 1))
         series = [Series(label="raw", x=x, y=finding.raw), Series(label="Huffman", x=x, y=finding.coded)]
         panels.append(Panel(title=f"c = {c}, M = 4", x_label="epoch", y_label="bits a weight", series=series))
         for exchange in _AMONG:
@@ -239,7 +213,7 @@ def _show(found: Found) -> Shown:
     header = ["", "exchange", "raw bits, paper", "ours", "coded, paper", "ours", "ratio, paper", "ours"]
     header += ["points against float", "by seed"]
     return Shown(
-        setting=setting(found),
+        setting=on.setting(found),
         tables=[Table(header, lines, "Bits a weight, mean over all epochs", left=2)],
         charts=[Chart(name="entropy-figure-5", caption="Bits a weight by epoch: raw, and as sent.", panels=panels)],
         notes=[
@@ -251,18 +225,15 @@ def _show(found: Found) -> Shown:
 
 
 def _figure_1_cells(scale: Scale) -> list[AveragesCell]:
-    return cells([FLOATS, *map(fixed, _BITS[scale])], scale)
+    return cells([on.FLOATS, *(f"entropy[mode=fixed,bits={bits}]" for bits in _BITS[scale])], scale)
 
 
-def _probed_cells(scale: Scale) -> list[AveragesCell]:
-    return cells([adaptive(6)], scale, probes=True)
-
-
-_entry = scaled("entropy", SCALED)
-ENTRIES = (
-    _entry("figure-1", "accuracy by quantisation bits, 2 to 30", 3, _figure_1_cells, _show_figure_1),
-    _entry("figure-2", "RMS of the derivative by epoch and layer", 1, _probed_cells, _show_figure_2),
-    _entry("figure-3", "entropy of the weights by sample ratio and bins", 1, _probed_cells, _show_figure_3),
-    _entry("figure-4", "accuracy and convergence by ceiling and floor", 4, _figure_4_cells, _show_figure_4),
-    _entry("figure-5", "bits by epoch, raw and Huffman; the 9.0 and 8.5 times", 3, _cells, _show),
+_probed_cells = partial(cells, [adaptive(6)], probes=True)
+ENTRIES = scaled(
+    *("entropy", on.SCALED),
+    ("figure-1", "accuracy by quantisation bits, 2 to 30", 3, _figure_1_cells, _show_figure_1),
+    ("figure-2", "RMS of the derivative by epoch and layer", 1, _probed_cells, _show_figure_2),
+    ("figure-3", "entropy of the weights by sample ratio and bins", 1, _probed_cells, _show_figure_3),
+    ("figure-4", "accuracy and convergence by ceiling and floor", 4, _figure_4_cells, _show_figure_4),
+    ("figure-5", "bits by epoch, raw and Huffman; the 9.0 and 8.5 times", 3, _cells, _show),
 )

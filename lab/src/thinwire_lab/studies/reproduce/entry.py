@@ -7,9 +7,10 @@ need the same runs ask for equal cells.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args
+from statistics import fmean
+from typing import Any, ClassVar, Literal, get_args
 
 import msgspec
 
@@ -25,29 +26,27 @@ Status = Literal["done", "scaled", "impossible", "drawing"]
 """`done`: as in the paper. `scaled`: a smaller model, data set or cluster. `impossible`: cannot be had here.
 `drawing`: explains the method, and measures nothing."""
 
-OnProgress = Callable[[float, str], None]
-"""Takes the share of a cell that is done, 0 … 1, and a few words."""
+OnProgress = Callable[[float, str], None]  # takes the share of a cell that is done, 0 … 1, and a few words
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
-    """Base class of what a cell came to, as it is stored."""
+    """Base class of the results of a cell, as they are stored."""
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
-    """Base class of one run: its settings, and how it is made.
+    """Base class of one run: its settings, all of them JSON and hashable, and how it is made."""
 
-    Every field is JSON and hashable; `str(cell)` is shown while it runs.
-    """
+    timed: ClassVar[bool] = True  # whether its finding holds seconds of this machine, so that nothing may run beside it
 
-    timed: ClassVar[bool] = True
-    """Whether its finding holds seconds of this machine, so that nothing may run beside it."""
-
-    finding: ClassVar[type[Finding]]
-    """What it comes to."""
+    finding: ClassVar[type[Finding]]  # what it comes to
 
     @abstractmethod
     def run(self, on_progress: OnProgress) -> Finding:
         """Makes the run, and tells its progress; raises ThinwireError where it fails."""
+
+    def __str__(self) -> str:
+        told = ((each.name, getattr(self, each.name), each.default) for each in msgspec.structs.fields(self))
+        return ", ".join(f"{name} {value}" for name, value, default in told if value != default)
 
     def key(self) -> dict[str, Any]:
         """Returns the cell as JSON, under which its finding is stored."""
@@ -59,40 +58,52 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
         return int(self.key().get("seed", 0))
 
 
-C = TypeVar("C", bound=Cell)
-F = TypeVar("F", bound=Finding)
+class Found(dict[Any, Any]):
+    """Cells with their findings, in the order in which an entry asks for them."""
+
+    def of(self, kind: type[Cell]) -> Found:
+        return Found({cell: finding for cell, finding in self.items() if isinstance(cell, kind)})
+
+    def where(self, **fields: Any) -> Found:
+        """Returns those whose cells have these values."""
+        return Found({c: f for c, f in self.items() if all(getattr(c, name) == v for name, v in fields.items())})
+
+    def each(self, name: str) -> list[Any]:
+        return list(dict.fromkeys(getattr(cell, name) for cell in self))
+
+    def figures(self, figure: Callable[[Any], float]) -> list[float]:
+        return [figure(finding) for finding in self.values()]
+
+    def mean(self, figure: Callable[[Any], float]) -> float:
+        return fmean(self.figures(figure))
+
+    @property
+    def first(self) -> tuple[Any, Any]:
+        return next(iter(self.items()))
+
+    @property
+    def seeds(self) -> str:
+        """How many seeds the cells have, in words."""
+        return counted(len(self.each("seed")), "seed")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shown:
-    """What an entry has to show.
+    """The tables, charts and notes of an entry."""
 
-    Attributes:
-        setting: what was run, in one or two sentences: model, data, workers, steps, seeds; it stands under every chart.
-        tables: with the paper's number, ours, and a remark where they differ.
-        charts: drawn in the page and as pictures.
-        notes: paragraphs that explain what differs from the paper.
-    """
-
-    setting: str
-    tables: Sequence[Table] = ()
-    charts: Sequence[Chart] = ()
-    notes: Sequence[str] = ()
+    setting: str  # what was run, in one or two sentences; it stands under every chart
+    tables: Sequence[Table] = ()  # with the paper's number, ours, and a remark where they differ
+    charts: Sequence[Chart] = ()  # drawn in the page and as pictures
+    notes: Sequence[str] = ()  # paragraphs that explain what differs from the paper
 
 
 @dataclass(frozen=True, kw_only=True)
-class Study(Generic[C, F]):
-    """How an entry is made.
+class Study:
+    """How an entry is made."""
 
-    Attributes:
-        cells: returns the runs of a scale.
-        show: makes tables and charts from the findings of all cells of one scale.
-        links: whether runs need thin links, for which the command may have to start again as another user.
-    """
-
-    cells: Callable[[Scale], Sequence[C]]
-    show: Callable[[Mapping[C, F]], Shown]
-    links: bool = False
+    cells: Callable[[Scale], Sequence[Any]]  # returns the runs of a scale
+    show: Callable[[Found], Shown]  # makes tables and charts from the findings of all cells of one scale
+    links: bool = False  # whether runs need thin links, for which the command may have to start again as another user
 
     @property
     def kinds(self) -> tuple[type[Finding], ...]:
@@ -103,25 +114,15 @@ class Study(Generic[C, F]):
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One table or figure of a paper.
+    """One table or figure of a paper."""
 
-    Attributes:
-        paper: its short name, as in `3lc`.
-        item: as in `table-1` or `figure-5.4`.
-        shows: what it shows, in a few words.
-        status: whether and how it can be had here.
-        why: what is scaled and what that changes, or why it cannot be had.
-        minutes: of the quick scale on two idle cores; entries that share runs each count them.
-        study: how it is made; None where it is not.
-    """
-
-    paper: str
-    item: str
-    shows: str
-    status: Status
-    why: str = ""
-    minutes: float = 0.0
-    study: Study[Any, Any] | None = field(default=None, repr=False)
+    paper: str  # its short name, as in `3lc`
+    item: str  # as in `table-1` or `figure-5.4`
+    shows: str  # what it shows, in a few words
+    status: Status  # whether and how it can be had here
+    why: str = ""  # what is scaled and what that changes, or why it cannot be had
+    minutes: float = 0.0  # of the quick scale on two idle cores; entries that share runs each count them
+    study: Study | None = field(default=None, repr=False)  # how it is made; None where it is not
 
     def __post_init__(self) -> None:
         assert (self.study is not None) == (self.status in ("done", "scaled")), f"{self.id}: {self.status}"
@@ -138,39 +139,26 @@ class Entry:
         return f"{self.item.replace('-', ' ').capitalize()}: {self.shows}"
 
 
-def scaled(paper: str, why: str) -> Callable[..., Entry]:
-    """Returns what makes scaled entries of a paper, from `item`, `shows`, `minutes` and a study's arguments.
-
-    Args:
-        paper: its short name.
-        why: what is scaled, and what that changes.
-    """
-
-    def entry(item: str, shows: str, minutes: float, cells: Any, show: Any, *, links: bool = False) -> Entry:
-        study = Study[Any, Any](cells=cells, show=show, links=links)
-        return Entry(paper=paper, item=item, shows=shows, status="scaled", why=why, minutes=minutes, study=study)
-
-    return entry
+Made = tuple[str, str, float, Callable[[Scale], Sequence[Any]], Callable[[Found], Shown]]
+"""An item, what it shows, its minutes, and how it is made."""
 
 
-def seeds(cells: Iterable[Any]) -> str:
-    """Returns how many seeds the cells have, in words."""
-    return counted(len({cell.seed for cell in cells}), "seed")
+def scaled(paper: str, why: str, *items: Made, links: bool = False) -> tuple[Entry, ...]:
+    """Returns the entries of a paper's items, for which something is scaled."""
+    return tuple(
+        Entry(
+            paper=paper,
+            item=item,
+            shows=shows,
+            status="scaled",
+            why=why,
+            minutes=minutes,
+            study=Study(cells=cells, show=show, links=links),
+        )
+        for item, shows, minutes, cells, show in items
+    )
 
 
 def chart(name: str, caption: str, series: Sequence[Series], x: str, y: str, **more: Any) -> Chart:
-    """Returns a chart of one panel.
-
-    Args:
-        name, caption: of the chart.
-        series: in the panel.
-        x, y: the axes' labels.
-        more: fields of the panel.
-    """
     panel = Panel(title="", x_label=x, y_label=y, series=series, **more)
     return Chart(name=name, caption=caption, panels=[panel])
-
-
-def of_class(found: Mapping[Any, Any], kind: type[C]) -> dict[C, Any]:
-    """Returns the cells of a class, with their findings."""
-    return {cell: finding for cell, finding in found.items() if isinstance(cell, kind)}

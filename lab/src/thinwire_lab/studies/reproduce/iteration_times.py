@@ -1,26 +1,74 @@
-"""Seconds of an iteration against 1/bandwidth, DoubleSqueeze's figures 3 and 6.
+"""The methods that DoubleSqueeze §5.1 compares, and seconds of an iteration against 1/bandwidth, figures 3 and 6.
 
-They are measured on real processes behind links of the kernel, a few steps each.
+SGD is the same design without a codec, so that nothing but the codecs differs: MEM-SGD pulls float32 averages, and with
+float32 pushes no residual is left.
+Seconds are measured on real processes behind links of the kernel, a few steps each.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from statistics import fmean, linear_regression
+from statistics import linear_regression
 from typing import Any
 
 from thinwire.presentation.charts import Series
 from thinwire.presentation.tables import Table
-from thinwire.quantities import counted
 from thinwire.transports.links import parse_rate
 from thinwire_lab.jobs import processes
 from thinwire_lab.jobs.cluster import Place, choose_links
 from thinwire_lab.jobs.forks import forks
 from thinwire_lab.jobs.workload import workload
-from thinwire_lab.studies.reproduce.entry import Entry, Finding, OnProgress, Scale, Shown, chart, scaled
-from thinwire_lab.studies.reproduce.job_cells import JobCell, following
-from thinwire_lab.studies.reproduce.plain_sgd import SGD, choices, method, pair
+from thinwire_lab.studies.reproduce.entry import Finding, Found, Made, OnProgress, Scale, Shown, chart
+from thinwire_lab.studies.reproduce.job_cells import SMALL, JobCell, Pair, TrainingCell, following, stand_in
+
+SGD = "SGD"
+_DESIGNS = {
+    "DoubleSqueeze 1-bit": "doublesqueeze-1bit",
+    "MEM-SGD 1-bit": "mem-sgd-1bit",
+    "QSGD": "qsgd-ds",
+    "DoubleSqueeze top-k": "doublesqueeze-topk",
+    "MEM-SGD top-k": "mem-sgd-topk",
+    "Top-k SGD": "topk-sgd",
+}
+ONE_BIT = ("DoubleSqueeze 1-bit", "MEM-SGD 1-bit", "QSGD", SGD)
+TOP_K = ("DoubleSqueeze top-k", "MEM-SGD top-k", "Top-k SGD", SGD)  # as figures 1 to 3 and 4 to 6 name them
+
+
+def choices(method: str) -> tuple[str, str | None]:
+    """Returns the `design` and the `codec_up` of a `jobs.job.Job` that make a method."""
+    return ("mem-sgd-1bit", "fp32") if method == SGD else (_DESIGNS[method], None)
+
+
+class OfMethod:
+    """Base of the cells of a method; `codec_up` is in place of the design's own."""
+
+    __slots__ = ()
+    design: str
+    codec_up: str | None
+
+    @classmethod
+    def of(cls: Any, method: str, **others: Any) -> Any:
+        design, codec_up = choices(method)
+        return cls(design=design, codec_up=codec_up, **others)
+
+    @property
+    def method(self) -> str:
+        return (
+            SGD if self.codec_up == "fp32" else next(name for name, known in _DESIGNS.items() if known == self.design)
+        )
+
+
+class PlainCell(OfMethod, TrainingCell, frozen=True, kw_only=True):
+    """One training."""
+
+    codec_up: str | None = None
+
+
+def pair(scale: Scale) -> Pair:
+    """Returns the model and the data of a scale: of losses and of seconds the same, for they are one paper's."""
+    return stand_in(scale, ("lenet5", "fashion-mnist")) if scale == "full" else SMALL
+
 
 NO_LIMIT = "none"
 _RATES = ("80mbit", "40mbit", "26.667mbit", "20mbit", "16mbit", "13.333mbit", "11.429mbit", "10mbit")
@@ -41,46 +89,26 @@ SCALED = (
 
 
 class TimedFinding(Finding, frozen=True, kw_only=True):
-    """What a short run came to.
+    """The results of a short run."""
 
-    Attributes:
-        seconds_per_step: without the first step.
-        wire_bytes: of packets, a step, at the server's link, both ways together, the first weights included.
-        shaping: who made the link: `kernel`, `application`, or `none`.
-    """
-
-    seconds_per_step: float
-    wire_bytes: float
-    shaping: str
+    seconds_per_step: float  # without the first step
+    wire_bytes: float  # of packets, a step, at the server's link, both ways together, the first weights included
+    shaping: str  # who made the link: `kernel`, `application`, or `none`
 
 
-class TimedCell(JobCell, frozen=True, kw_only=True):
+class TimedCell(OfMethod, JobCell, frozen=True, kw_only=True):
     """A short run of real processes behind links of one rate."""
 
     finding = TimedFinding
 
     design: str
-    codec_up: str | None
+    codec_up: str | None = None
     model: str
     data: str
     workers: int
     link: str
     steps: int = _STEPS
     seed: int = 0
-
-    @classmethod
-    def of(cls, method: str, **others: Any) -> TimedCell:
-        """Returns the run of a method; `others` are fields of the cell."""
-        design, codec_up = choices(method)
-        return cls(design=design, codec_up=codec_up, **others)
-
-    @property
-    def method(self) -> str:
-        """As in the paper's legends."""
-        return method(self.design, self.codec_up)
-
-    def __str__(self) -> str:
-        return f"{self.method}, {self.model}, {self.workers} workers, link {self.link}, seed {self.seed}"
 
     def run(self, on_progress: OnProgress) -> TimedFinding:
         place = Place(links=choose_links(self.link), starter=forks())
@@ -90,9 +118,6 @@ class TimedCell(JobCell, frozen=True, kw_only=True):
             wire_bytes=(outcome.wire_bytes_push + outcome.wire_bytes_pull) / outcome.steps,
             shaping=outcome.shaping,
         )
-
-
-Found = Mapping[TimedCell, TimedFinding]
 
 
 def cells(methods: Sequence[str], scale: Scale) -> list[TimedCell]:
@@ -107,20 +132,20 @@ def cells(methods: Sequence[str], scale: Scale) -> list[TimedCell]:
 
 
 def show(item: str, methods: Sequence[str], found: Found) -> Shown:
-    """Returns seconds by 1/bandwidth, and how steep they are."""
-    links = list(dict.fromkeys(cell.link for cell in found))
+    links = found.each("link")
     at = [_inverse(link) for link in links]
-    measured = {name: [_mean(found, name, link) for link in links] for name in methods}
-    tables = [_by_rate("Measured: seconds of an iteration", links, measured), _slopes(found, at, measured)]
+    measured = {name: [found.where(method=name, link=link).mean(_seconds) for link in links] for name in methods}
+    rates = [link if link == NO_LIMIT else f"{parse_rate(link)}" for link in links]
+    by_rate = [[rate, *(f"{each[row]:.3f}" for each in measured.values())] for row, rate in enumerate(rates)]
+    tables = [Table(["link", *measured], by_rate, "Measured: seconds of an iteration"), _slopes(found, at, measured)]
     series = [Series(label=name, x=at, y=measured[name]) for name in methods]
     axes = "1 / bandwidth (s per Mbit)", "seconds of an iteration"
-    first = next(iter(found))
-    seeds = counted(len({cell.seed for cell in found}), "run")
+    first, _ = found.first
     shaping = " and ".join(sorted({each.shaping for each in found.values()} - {"none"}))
     return Shown(
         setting=(
             f"{first.model} on {first.data}, {first.workers} workers and a server as processes on one machine, "
-            f"{first.steps} steps, links shaped by the {shaping}, {seeds} of each."
+            f"{first.steps} steps, links shaped by the {shaping}, {found.seeds} of each."
         ),
         tables=tables,
         charts=[chart(f"doublesqueeze-{item}", "Seconds of an iteration.", series, *axes)],
@@ -133,40 +158,29 @@ def show(item: str, methods: Sequence[str], found: Found) -> Shown:
 
 
 def _inverse(link: str) -> float:
-    """Seconds for a megabit."""
     bps = parse_rate(link).bps
     return 0.0 if bps is None else 1e6 / bps
 
 
-def _mean(found: Found, name: str, link: str) -> float:
-    return fmean(each.seconds_per_step for cell, each in found.items() if (cell.method, cell.link) == (name, link))
-
-
-def _by_rate(title: str, links: Sequence[str], seconds: Mapping[str, Sequence[float]]) -> Table:
-    lines = [
-        [link if link == NO_LIMIT else f"{parse_rate(link)}", *(f"{each[row]:.3f}" for each in seconds.values())]
-        for row, link in enumerate(links)
-    ]
-    return Table(["link", *seconds], lines, title)
+def _seconds(finding: TimedFinding) -> float:
+    return finding.seconds_per_step
 
 
 def _slopes(found: Found, at: Sequence[float], measured: Mapping[str, list[float]]) -> Table:
     slopes = {name: linear_regression(at, seconds).slope for name, seconds in measured.items()}
-    cell = next(iter(found))
+    cell, _ = found.first
     # The first weights go from one worker through the server to all others.
     values = sum(each.numel() for each in workload(cell.job()).model.parameters())
     first = 4.0 * values * cell.workers / cell.steps
     lines = []
     for name, slope in slopes.items():
         paper = "100 %" if name == SGD else "nearly flat" if name.startswith("DoubleSqueeze") else "half or more"
-        wire = fmean(each.wire_bytes for cell, each in found.items() if cell.method == name) - first
+        wire = found.where(method=name).mean(lambda each: each.wire_bytes) - first
         lines.append([name, paper, f"{slope / slopes[SGD]:.1%}", f"{wire / 1e3:,.1f}"])
     header = ["", "steepness, paper", "measured", "kB an iteration"]
     return Table(header, lines, "Steepness against 1/bandwidth, of SGD's")
 
 
-def timed_entry(number: int, methods: Sequence[str], what: str) -> Entry:
-    """Returns the entry of a figure that compares methods."""
+def timed(number: int, methods: Sequence[str], what: str) -> Made:
     item = f"figure-{number}"
-    made = scaled("doublesqueeze", SCALED)
-    return made(item, what, 2, partial(cells, methods), partial(show, item, methods), links=True)
+    return item, what, 2, partial(cells, methods), partial(show, item, methods)

@@ -15,21 +15,27 @@ from thinwire_lab.jobs.events import Progress
 from thinwire_lab.jobs.history import HistoryRecorder, StepHistory
 from thinwire_lab.jobs.job import Job
 from thinwire_lab.jobs.training_loop import OnStep
-from thinwire_lab.studies.reproduce.entry import Cell, Finding, OnProgress
+from thinwire_lab.studies.reproduce.entry import Cell, Finding, OnProgress, Scale
+from thinwire_lab.workloads.data import is_here
+
+Pair = tuple[str, str]  # the names of a model and of a data set, as a `jobs.job.Job` takes them
+
+SMALL: Pair = ("mlp", "digits")
+
+
+def stand_in(scale: Scale, *pairs: Pair, small: Pair = SMALL) -> Pair:
+    """Returns the model and the data that are trained in place of a paper's: the first pair whose data is here.
+
+    It is the small one at the scale `tiny`, and where no data is here but what thinwire brings, so that every study can
+    be made on every machine.
+    """
+    return small if scale == "tiny" else next((pair for pair in pairs if is_here(pair[1])), small)
 
 
 class JobCell(Cell, frozen=True, kw_only=True):
     """Base class; every field that has the name of one of `jobs.job.Job` is that one."""
 
     def job(self, **more: Any) -> Job:
-        """Returns the run.
-
-        Args:
-            more: fields of the job that the cell lacks, or that are to be others than the cell's.
-
-        Raises:
-            ConfigError: choices that cannot be, or not together.
-        """
         own = {name: getattr(self, name) for name in self.__struct_fields__ if name in Job.__dataclass_fields__}
         return Job(**own | more)
 
@@ -48,27 +54,18 @@ T = TypeVar("T", bound="TrainingFinding")
 
 
 class TrainingFinding(Finding, frozen=True, kw_only=True):
-    """What a training came to.
+    """The results of a training."""
 
-    Attributes:
-        evaluations: pairs of a step and the test accuracy, 0 … 1, the last one at the end.
-        bits_push, bits_pull: payload bits a value over the whole run, all tensors.
-        lag: the largest residual at the end, in units of one step's update.
-        lr: the largest learning rate.
-        batch: examples per worker and step.
-        history: step by step.
-    """
-
-    evaluations: list[tuple[int, float]]
+    evaluations: list[tuple[int, float]]  # pairs of a step and the test accuracy, 0 … 1, the last one at the end
     test_loss: float
-    bits_push: float
-    bits_pull: float
+    bits_push: float  # payload bits a value over the whole run, all tensors
+    bits_pull: float  # payload bits a value over the whole run, all tensors
     compression_ratio: float
-    lag: float
-    lr: float
-    batch: int
+    lag: float  # the largest residual at the end, in units of one step's update
+    lr: float  # the largest learning rate
+    batch: int  # examples per worker and step
     weights: str
-    history: StepHistory
+    history: StepHistory  # step by step
 
     @property
     def accuracy(self) -> float:
@@ -95,10 +92,6 @@ class TrainingCell(JobCell, frozen=True, kw_only=True):
     batch: int | None = None
     lr: float | None = None
     seed: int = 0
-
-    def __str__(self) -> str:
-        where = f"{self.model} on {self.data}, {self.workers} workers, {self.steps:,} steps"
-        return f"{self.design}, {where}, seed {self.seed}"
 
     def run(self, on_progress: OnProgress) -> TrainingFinding:
         return train(self, on_progress)
@@ -150,9 +143,6 @@ class TimingCell(JobCell, frozen=True, kw_only=True):
     steps: int
     lr: float | None = None
     seed: int = 0
-
-    def __str__(self) -> str:
-        return f"{self.design}, {self.model}, {self.workers} workers, {self.link}, {self.steps:,} timed steps"
 
     def run(self, on_progress: OnProgress) -> TimingFinding:
         outcome = modelled.run(self.job(), on_event=following(on_progress))

@@ -6,21 +6,21 @@ by the modelled clock so that no machine runs ahead of others, and seconds of an
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import fmean
+from typing import Any
 
 from thinwire.presentation.charts import Series
 from thinwire.presentation.tables import Table
 from thinwire_lab.jobs import modelled
 from thinwire_lab.studies.reproduce import mps_nodes as on
-from thinwire_lab.studies.reproduce.entry import Cell, Finding, OnProgress, Scale, Shown, chart, of_class, scaled, seeds
+from thinwire_lab.studies.reproduce.entry import Cell, Finding, Found, OnProgress, Scale, Shown, chart, scaled
 from thinwire_lab.studies.reproduce.job_cells import following
 from thinwire_lab.studies.reproduce.mps_nodes import MachineCell, NodesCell
 
 _ITERATIONS: dict[Scale, int] = {"tiny": 12, "quick": 420, "full": 6000}
 _SEEDS: dict[Scale, int] = {"tiny": 1, "quick": 1, "full": 3}
-_POINTS = 14
-"""Evaluations of a run."""
+_POINTS = 14  # evaluations of a run
 _COMPARED = (on.TENSORFLOW, on.SYNC_TOP, on.STALE, on.STALE_TOP)
 _NETWORK = "resnet8"
 _SHARES = (0.25, 0.5, 0.75, 1.0)
@@ -47,53 +47,39 @@ class ConvergenceCell(MachineCell, frozen=True, kw_only=True):
 
     eval_steps: int
 
-    def __str__(self) -> str:
-        return f"{self.design}, {self.model}, machines: {self.workers}, {self.steps:,} iterations, seed {self.seed}"
-
     def run(self, on_progress: OnProgress) -> ConvergenceFinding:
         outcome = modelled.run(self.job(), on_event=following(on_progress))
         points = {point.step: point.accuracy for point in outcome.curve}
         return ConvergenceFinding(evaluations=sorted({**points, outcome.steps: outcome.test_accuracy}.items()))
 
 
-Found = Mapping[Cell, Finding]
 Curve = list[tuple[int, float]]
 
 
 def _trainings(designs: Sequence[str], scale: Scale, machines: int) -> list[ConvergenceCell]:
     model, data = on.pair(scale, _NETWORK)
     steps = _ITERATIONS[scale]
-    return [
-        ConvergenceCell(
-            design=design,
-            model=model,
-            data=data.replace("test=200]", "test=2000]"),
-            workers=machines,
-            steps=steps,
-            eval_steps=max(1, steps // _POINTS),
-            seed=seed,
-        )
-        for seed in range(_SEEDS[scale])
-        for design in designs
-    ]
+    shared: dict[str, Any] = {"model": model, "data": data.replace("test=200]", "test=2000]"), "workers": machines}
+    shared |= {"steps": steps, "eval_steps": max(1, steps // _POINTS)}
+    return [ConvergenceCell(design=design, seed=seed, **shared) for seed in range(_SEEDS[scale]) for design in designs]
 
 
 def _curves(found: Found) -> dict[tuple[str, int], Curve]:
     """Returns accuracies, means over seeds, by design and number of machines."""
-    curves: dict[tuple[str, int], list[Curve]] = {}
-    for cell, finding in of_class(found, ConvergenceCell).items():
-        curves.setdefault((cell.design, cell.workers), []).append(finding.evaluations)
-    return {
-        key: [(points[0][0], fmean(accuracy for _, accuracy in points)) for points in zip(*each, strict=True)]
-        for key, each in curves.items()
-    }
+    trained, curves = found.of(ConvergenceCell), dict[tuple[str, int], Curve]()
+    for design, machines in dict.fromkeys((cell.design, cell.workers) for cell in trained):
+        runs = [each.evaluations for each in trained.where(design=design, workers=machines).values()]
+        points = zip(*runs, strict=True)
+        curves[design, machines] = [(each[0][0], fmean(accuracy for _, accuracy in each)) for each in points]
+    return curves
 
 
 def _setting(found: Found) -> str:
-    cells = list(of_class(found, ConvergenceCell))
+    cells = found.of(ConvergenceCell)
+    first, _ = cells.first
     return (
-        f"{cells[0].model} on {cells[0].data}, {max(cell.workers for cell in cells)} machines, batches of "
-        f"{cells[0].batch}, {cells[0].steps:,} iterations on each, SGD of rate {cells[0].lr:g}, {seeds(cells)}."
+        f"{first.model} on {first.data}, {max(cells.each('workers'))} machines, batches of {first.batch}, "
+        f"{first.steps:,} iterations on each, SGD of rate {first.lr:g}, {cells.seeds}."
     )
 
 
@@ -126,12 +112,12 @@ def _by_time_cells(scale: Scale) -> list[Cell]:
 
 
 def _show_times(found: Found) -> Shown:
-    timed = {cell.design: finding for cell, finding in of_class(found, NodesCell).items()}
-    single_s = fmean(finding.single_s for finding in timed.values())
+    timed = found.of(NodesCell)
+    single_s = timed.mean(lambda each: each.single_s)
     curves, accuracies = {}, _curves(found)
     for (design, machines), curve in accuracies.items():
         label = "single machine" if machines == 1 else on.LABELS[design]
-        seconds = single_s if machines == 1 else timed[design].seconds_per_step
+        seconds = single_s if machines == 1 else timed.where(design=design).mean(lambda each: each.seconds_per_step)
         curves[label] = [(step * seconds, accuracy) for step, accuracy in curve]
     series = [
         Series(label=label, x=[time for time, _ in curve], y=[100 * accuracy for _, accuracy in curve])
@@ -165,29 +151,18 @@ def _show_times(found: Found) -> Shown:
 
 
 def _at(curve: Curve, share: float) -> tuple[int, float]:
-    """Returns the last evaluation up to a share of the iterations, or the first one of all.
-
-    >>> curve = [(30, 0.5), (60, 0.75), (90, 0.625), (100, 0.875)]
-    >>> _at(curve, 0.75), _at(curve, 0.25)
-    ((60, 0.75), (30, 0.5))
-    """
+    """Returns the last evaluation up to a share of the iterations, or the first one of all."""
     most = share * curve[-1][0]
     return next((point for point in reversed(curve) if point[0] <= most), curve[0])
 
 
 def _time_to(curve: Sequence[tuple[float, float]], accuracy: float) -> float | None:
-    """Returns when a curve of times and accuracies first reaches an accuracy; None if it does not.
-
-    >>> _time_to([(1.0, 0.5), (2.0, 0.75)], 0.6), _time_to([(1.0, 0.5)], 0.6)
-    (2.0, None)
-    """
+    """Returns when a curve of times and accuracies first reaches an accuracy; None if it does not."""
     return next((time for time, reached in curve if reached >= accuracy), None)
 
 
-ENTRIES = tuple(
-    scaled("mps", SCALED)(item, shows, minutes, cells, show)
-    for item, shows, minutes, cells, show in (
-        ("figure-5.7", "accuracy by iteration", 2, _by_iteration_cells, _show_iterations),
-        ("figure-5.8", "training time to accuracy", 2, _by_time_cells, _show_times),
-    )
+ENTRIES = scaled(
+    *("mps", SCALED),
+    ("figure-5.7", "accuracy by iteration", 2, _by_iteration_cells, _show_iterations),
+    ("figure-5.8", "training time to accuracy", 2, _by_time_cells, _show_times),
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,13 +20,11 @@ from thinwire_lab.jobs import modelled
 from thinwire_lab.jobs.cluster import Links, choose_links
 from thinwire_lab.jobs.job import Job
 from thinwire_lab.jobs.outcome import RunOutcome
-from thinwire_lab.studies.reproduce.entry import Finding, OnProgress, Scale
-from thinwire_lab.studies.reproduce.job_cells import MESSAGES, JobCell, following
-from thinwire_lab.studies.reproduce.stand_ins import Pair, stand_in
+from thinwire_lab.studies.reproduce.entry import Finding, Found, OnProgress, Scale
+from thinwire_lab.studies.reproduce.job_cells import MESSAGES, JobCell, Pair, following, stand_in
 from thinwire_lab.workloads.training import training
 
-NODES: dict[Scale, int] = {"tiny": 2, "quick": 4, "full": 4}
-"""Machines; the thesis has four."""
+NODES: dict[Scale, int] = {"tiny": 2, "quick": 4, "full": 4}  # machines; the thesis has four
 RESNET, DENSENET, INCEPTION = 0.7465, 0.2072, 2.0062
 """Gigabits of gradients that a machine generates in a second (table 1.1), and so shares of a link of 1 Gbit/s."""
 TENSORFLOW = "fp32[placement=round-robin]"
@@ -60,10 +58,8 @@ MODELLED = (
     "for each machine, and computed links. The single machine's are measured, of a plain loop without thinwire, just "
     f"before and after each run. {MESSAGES}"
 )
-FIRST = 7
-"""Steps of a short run, whose seconds and bytes are taken off: the first weights, and what its end waits for."""
-TRIES = 5
-"""Pairs of a short and a long run, until it is given up that the long one takes longer."""
+FIRST = 7  # steps of a short run, whose seconds and bytes are taken off: the first weights, and what its end waits for
+TRIES = 5  # pairs of a short and a long run, until it is given up that the long one takes longer
 STEPS: dict[Scale, int] = {"tiny": 13, "quick": 19, "full": 67}
 """A multiple of 6 more than those: after so many a worker of staleness 5 exchanges, and never twice as often."""
 
@@ -84,24 +80,16 @@ class MachineCell(JobCell, frozen=True, kw_only=True):
     seed: int = 0
 
     def job(self, **more: Any) -> Job:
-        """Returns the run, with a server on every worker's machine."""
         return super().job(servers_on_workers=True, **more)
 
 
 class NodesFinding(Finding, frozen=True, kw_only=True):
-    """What a run came to.
+    """The results of a run."""
 
-    Attributes:
-        seconds_per_step: by the modelled clock.
-        single_s: of a step of a single machine, measured.
-        link: rate of every machine's link.
-        sent_bytes: of packets that a machine sends in a step, as worker and as server, to itself as well.
-    """
-
-    seconds_per_step: float
-    single_s: float
-    link: str
-    sent_bytes: float
+    seconds_per_step: float  # by the modelled clock
+    single_s: float  # of a step of a single machine, measured
+    link: str  # rate of every machine's link
+    sent_bytes: float  # of packets that a machine sends in a step, as worker and as server, to itself as well
 
 
 class NodesCell(MachineCell, frozen=True, kw_only=True):
@@ -110,9 +98,6 @@ class NodesCell(MachineCell, frozen=True, kw_only=True):
     finding = NodesFinding
 
     generated: float
-
-    def __str__(self) -> str:
-        return f"{self.design}, {self.model}, machines: {self.workers}, generated: {self.generated:g} of a link"
 
     def run(self, on_progress: OnProgress) -> NodesFinding:
         single = single_steps(self.job())
@@ -130,16 +115,10 @@ class NodesCell(MachineCell, frozen=True, kw_only=True):
         )
 
 
-Found = Mapping[NodesCell, NodesFinding]
-
-
 def steady(short: Callable[[], RunOutcome], long: Callable[[], RunOutcome]) -> tuple[float, float]:
     """Returns the seconds and the bytes of a step: the difference of two runs, without their beginning and end.
 
     Where other work made the short run the longer one, both are made again.
-
-    Raises:
-        EngineError: the long one never took longer, so that nothing can be said of a step.
     """
     for _ in range(TRIES):
         less, more = short(), long()
@@ -154,14 +133,14 @@ def steady(short: Callable[[], RunOutcome], long: Callable[[], RunOutcome]) -> t
     )
 
 
-def speedup(cell: NodesCell, finding: NodesFinding) -> float:
+def speedup(cell: MachineCell, finding: Any) -> float:
     """Returns iterations a second of all machines together, over those of a single machine (Wu 2018, chapter 5)."""
-    return cell.workers * finding.single_s / finding.seconds_per_step
+    return float(cell.workers * finding.single_s / finding.seconds_per_step)
 
 
 def pair(scale: Scale, network: str = "resnet20") -> Pair:
-    """Returns model and data: a network on Fashion-MNIST, or a perceptron on the digits where that is not installed."""
-    return stand_in(scale, (network, "fashion-mnist[test=200]"))
+    """Returns model and data: a network on Fashion-MNIST, or a small one on the digits where that is not installed."""
+    return stand_in(scale, (network, "fashion-mnist[test=200]"), (network.replace("resnet20", "resnet8"), "digits"))
 
 
 def nodes(
@@ -177,17 +156,15 @@ def nodes(
 
 
 def setting(found: Found) -> str:
-    """Returns in a sentence what was run."""
-    cells = list(found)
-    networks = " and ".join(dict.fromkeys(cell.model for cell in cells))
-    machines = ", ".join(str(each) for each in sorted({cell.workers for cell in cells}))
+    first, _ = found.first
+    machines = ", ".join(str(each) for each in sorted(found.each("workers")))
     links = []
-    for share in sorted({cell.generated for cell in cells}):
-        rates = [parse_rate(finding.link).bps or 0 for cell, finding in found.items() if cell.generated == share]
+    for share in sorted(found.each("generated")):
+        rates = [parse_rate(finding.link).bps or 0 for finding in found.where(generated=share).values()]
         links.append(f"{min(rates) / 1e6:.0f} … {max(rates) / 1e6:.0f} Mbit/s, of which a machine generates {share:g}")
     return (
-        f"{networks} on {cells[0].data.partition('[')[0]}, {machines} machines that are worker and server, batches of "
-        f"{cells[0].batch}, {cells[0].steps - FIRST} timed steps, links of {'; '.join(links)}."
+        f"{' and '.join(found.each('model'))} on {first.data.partition('[')[0]}, {machines} machines that are worker "
+        f"and server, batches of {first.batch}, {first.steps - FIRST} timed steps, links of {'; '.join(links)}."
     )
 
 

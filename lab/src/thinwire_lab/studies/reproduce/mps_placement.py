@@ -6,19 +6,19 @@ Nothing is trained. Layer sizes are the published networks', as data; placements
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from thinwire.policies.assignment import Sized
 from thinwire.policies.placement import placement
 from thinwire.presentation.charts import Series
 from thinwire.presentation.tables import Table
 from thinwire_lab.studies.architectures import architecture
-from thinwire_lab.studies.reproduce.entry import Cell, Entry, Finding, OnProgress, Scale, Shown, Study, chart
+from thinwire_lab.studies.reproduce.entry import Cell, Entry, Finding, Found, OnProgress, Scale, Shown, Study, chart
 
 SERVERS = 4
 _NETWORKS = {"resnet110": "ResNet", "googlenet": "GoogLeNet", "inception-v4": "Inception-v4"}
 _RISING = "greedy, rising size"
-"""What the code does that the thesis published with algorithm 2, which says falling size."""
+"""The order in the code that the thesis published with algorithm 2, which says falling size."""
 _POLICIES = {
     "uniform[min=0]": "uniform split",
     "round-robin": "round-robin",
@@ -34,19 +34,12 @@ _PRINTED = {
 
 
 class NetworkFinding(Finding, frozen=True, kw_only=True):
-    """Layer sizes and balance.
+    """Layer sizes and balance."""
 
-    Attributes:
-        histogram: tensors by the power of ten of their number of values, rounded down.
-        variations: by policy, the coefficient of variation in percent.
-        deviations: by policy, the standard deviation in millions of values.
-        partitions: by policy, how many pieces there are.
-    """
-
-    histogram: dict[int, int]
-    variations: dict[str, float]
-    deviations: dict[str, float]
-    partitions: dict[str, int]
+    histogram: dict[int, int]  # tensors by the power of ten of their number of values, rounded down
+    variations: dict[str, float]  # by policy, the coefficient of variation in percent
+    deviations: dict[str, float]  # by policy, the standard deviation in millions of values
+    partitions: dict[str, int]  # by policy, how many pieces there are
 
 
 class NetworkCell(Cell, frozen=True, kw_only=True):
@@ -57,9 +50,6 @@ class NetworkCell(Cell, frozen=True, kw_only=True):
 
     network: str
     servers: int = SERVERS
-
-    def __str__(self) -> str:
-        return f"{_NETWORKS[self.network]} on {self.servers} servers"
 
     def run(self, on_progress: OnProgress) -> NetworkFinding:
         tensors = architecture(self.network)
@@ -80,7 +70,6 @@ def _cells(_: Scale) -> Sequence[NetworkCell]:
     return [NetworkCell(network=network) for network in _NETWORKS]
 
 
-Found = Mapping[NetworkCell, NetworkFinding]
 _SETTING = f"Published layer sizes of ResNet-110, GoogLeNet and Inception-v4; {SERVERS} servers; nothing is trained."
 
 

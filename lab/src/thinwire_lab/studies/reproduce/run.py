@@ -21,7 +21,7 @@ from thinwire_lab.jobs.results import Machine, Results, read_runs
 from thinwire_lab.studies.files import REPORT, RESULTS
 from thinwire_lab.studies.grid import Grid, make_parallel
 from thinwire_lab.studies.machines import mixed, mixed_versions
-from thinwire_lab.studies.reproduce.entry import Cell, Entry, Finding, Scale, Shown
+from thinwire_lab.studies.reproduce.entry import Cell, Entry, Finding, Found, Scale, Shown
 
 OnCell = Callable[[int, int, Cell], None]
 """Called before each run with its number, the number of all runs, and its cell."""
@@ -31,7 +31,7 @@ OnCellProgress = Callable[[Cell, float, str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Reproduced:
-    """What each entry shows, the entries without all their runs, and the written files but for pictures."""
+    """The pages of entries, the entries without all their runs, and the written files but for pictures."""
 
     shown: Sequence[tuple[Entry, Shown]]
     left_out: Sequence[Entry]
@@ -52,22 +52,10 @@ def reproduce(
     on_cell: OnCell = lambda *_: None,
     on_progress: OnCellProgress = lambda *_: None,
 ) -> Reproduced:
-    """Makes the runs that the folder lacks, then tables and the page.
+    """Makes the runs that the folder lacks, then tables and the page; `command` makes the same again.
 
-    Args:
-        entries, scale, folder: what to make, how long, and where.
-        kinds: the classes of all findings that the folder may hold.
-        command: that makes the same again, for the page.
-        seeds: how many of the scale's seeds; None takes all.
-        kept: makes no run: shows the entries whose runs the folder holds, with as many seeds as it has of all of them.
-        join: files of results from elsewhere, whose runs the folder takes where it lacks them.
-        jobs: how many runs without seconds to make in parallel.
-        on_cell, on_progress: told of the runs.
-
-    Raises:
-        ConfigError: the folder or a file to join cannot be read, the folder cannot be written, or plotly is not
-            installed; with `kept`, the folder holds the runs of no entry.
-        EngineError: a run failed; those before it are kept.
+    With `kept` it makes none, and shows the entries whose runs are there, with as many seeds as the folder has of all
+    of them. `join` names files of results from elsewhere, whose runs the folder takes where it lacks them.
     """
     require_plotly()
     kinds = list(dict.fromkeys(kinds))
@@ -93,7 +81,7 @@ def reproduce(
     shown = []
     for entry, study in studies:
         cells = asked[entry.id]
-        made = study.show({cell: finding for cell in cells if (finding := found(results, cell)) is not None})
+        made = study.show(Found({cell: found(results, cell) for cell in cells}))
         shown.append((entry, replace(made, notes=[*made.notes, *_mixed(cells, results)])))
     keys = [cell.key() for cell in needed]
     machines = list(dict.fromkeys(run.machine for run in results.runs if run.job in keys))
@@ -137,11 +125,6 @@ def found(results: Results[Finding], cell: Cell) -> Finding | None:
 
 
 def draw_charts(made: Reproduced, folder: Path, pictures: Sequence[Picture] = PICTURES) -> list[Path]:
-    """Draws every chart as a picture in some formats, and returns the files.
-
-    Raises:
-        ConfigError: one cannot be written.
-    """
     return [path for _, each in made.shown for chart in each.charts for path in draw(chart, folder, pictures)]
 
 

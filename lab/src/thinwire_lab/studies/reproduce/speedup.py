@@ -6,25 +6,23 @@ control: it takes the long steps with the noise of one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
+import numpy as np
+
 from thinwire.presentation.charts import Series
 from thinwire.presentation.tables import Table
-from thinwire_lab.studies.reproduce.entry import Scale, Shown, chart, scaled, seeds
-from thinwire_lab.studies.reproduce.job_cells import TrainingFinding
-from thinwire_lab.studies.reproduce.plain_sgd import SGD, PlainCell
+from thinwire_lab.studies.reproduce.entry import Found, Scale, Shown, chart, scaled
+from thinwire_lab.studies.reproduce.iteration_times import SGD, PlainCell
 
 METHODS = ("DoubleSqueeze 1-bit", "DoubleSqueeze top-k", SGD)
 WORKERS: dict[Scale, Sequence[int]] = {"tiny": (1, 2), "quick": (1, 2, 4, 8), "full": (1, 2, 4, 8)}
 BATCH = 4
-LR_OF_ONE = 0.0125
-"""Eight times this is a stable rate of all methods."""
-TARGET = 0.25
-"""Loss in nats, far above what is reached, so that every schedule is at its first rate there."""
-WINDOW = 1024
-"""Examples over whose losses a mean is taken."""
+LR_OF_ONE = 0.0125  # eight times this is a stable rate of all methods
+TARGET = 0.25  # loss in nats, far above what is reached, so that every schedule is at its first rate there
+WINDOW = 1024  # examples over whose losses a mean is taken
 
 _EXAMPLES: dict[Scale, int] = {"tiny": 32, "quick": 12_000, "full": 24_000}
 _SEEDS: dict[Scale, int] = {"tiny": 1, "quick": 1, "full": 3}
@@ -32,8 +30,6 @@ _SCALED = (
     "The paper proves it and has no figure. The theorem bounds the mean squared gradient; the training loss stands for "
     "it. A perceptron on the digits is an easy case."
 )
-
-Found = Mapping[PlainCell, TrainingFinding]
 
 
 def cells(scale: Scale) -> list[PlainCell]:
@@ -56,18 +52,14 @@ def steps_to(losses: Sequence[float], target: float, window: int) -> int | None:
     (3, None)
     """
     window = max(1, window)
-    total = sum(losses[: window - 1])
-    for end in range(window, len(losses) + 1):
-        total += losses[end - 1]
-        if total <= target * window:
-            return end
-        total -= losses[end - window]
-    return None
+    if len(losses) < window:
+        return None
+    reached = np.flatnonzero(np.convolve(losses, np.ones(window), "valid") <= target * window)
+    return int(reached[0]) + window if reached.size else None
 
 
 def show(found: Found) -> Shown:
-    """Returns steps and speed-ups by method and number of workers."""
-    numbers = sorted({cell.workers for cell in found})
+    numbers = sorted(found.each("workers"))
     most = max(numbers)
     lines, series = [], [Series(label="linear, as proved", x=numbers, y=numbers, role="paper")]
     for method in METHODS:
@@ -82,11 +74,11 @@ def show(found: Found) -> Shown:
         lines.append([method, "1", f"{LR_OF_ONE * most:g}", _text(alone), "control", gained])
         series.append(Series(label=method, x=list(speedups), y=list(speedups.values())))
     header = ["", "workers", "rate", f"steps to {TARGET:g}", "theorem", "ours"]
-    first = next(iter(found))
+    first, _ = found.first
     return Shown(
         setting=(
             f"{first.model} on {first.data}, 1 to {most} workers of {BATCH} examples, plain SGD at "
-            f"{LR_OF_ONE:g} a worker, {seeds(found)}, in one process."
+            f"{LR_OF_ONE:g} a worker, {found.seeds}, in one process."
         ),
         tables=[Table(header, lines, "Steps to a training loss, by workers", left=2)],
         charts=[
@@ -102,8 +94,8 @@ def show(found: Found) -> Shown:
 def _steps(found: Found, method: str, workers: int, factor: int) -> float | None:
     """Mean over seeds; None where a run did not get there."""
     window = WINDOW // BATCH // workers
-    runs = [f for c, f in found.items() if (c.method, c.workers, c.lr) == (method, workers, LR_OF_ONE * factor)]
-    steps = [steps_to(each.history.losses, TARGET, window) for each in runs]
+    runs = found.where(method=method, workers=workers, lr=LR_OF_ONE * factor)
+    steps = [steps_to(each.history.losses, TARGET, window) for each in runs.values()]
     reached = [each for each in steps if each is not None]
     return fmean(reached) if reached and len(reached) == len(steps) else None
 
@@ -112,6 +104,7 @@ def _text(steps: float | None) -> str:
     return "not reached" if steps is None else f"{steps:,.0f}"
 
 
-SPEEDUP = scaled("doublesqueeze", _SCALED)(
-    "speedup", "steps to a loss by the number of workers, the theorem's claim", 2, cells, show
+SPEEDUP = scaled(
+    *("doublesqueeze", _SCALED),
+    ("speedup", "steps to a loss by the number of workers, the theorem's claim", 2, cells, show),
 )

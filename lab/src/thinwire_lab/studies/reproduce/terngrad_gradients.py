@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -18,49 +18,34 @@ from torch import nn
 from thinwire.codecs import codec, decode
 from thinwire.presentation.charts import Chart, Panel, Series
 from thinwire.presentation.tables import Table
-from thinwire_lab.studies.reproduce.entry import OnProgress, Scale, Shown, scaled
+from thinwire_lab.studies.reproduce.entry import Found, OnProgress, Scale, Shown, scaled
 from thinwire_lab.studies.reproduce.job_cells import TrainingFinding, train
 from thinwire_lab.studies.reproduce.terngrad_training import LARGE, SCALED, RecipeCell, pair
 
 BINS = 61
-LOOKS = 3
-"""Steps whose gradients are kept, from the first to the last."""
-CLIP = 2.5
-"""c of equation 21."""
+LOOKS = 3  # steps whose gradients are kept, from the first to the last
+CLIP = 2.5  # c of equation 21
 _STEPS: dict[Scale, int] = {"tiny": 4, "quick": 120, "full": 2_000}
 
 
 class Histograms(msgspec.Struct, frozen=True, kw_only=True):
-    """One layer's gradients at one step.
+    """One layer's gradients at one step."""
 
-    Attributes:
-        layer: its name.
-        step: number of the step, from 0.
-        sigma: standard deviation of worker 0's gradient.
-        scale: of the ternary values, largest of both workers.
-        edge: histograms reach from −edge to edge.
-        original, clipped: share of worker 0's values in each of `BINS` bins.
-        ternary: share of worker 0's values at −1, 0 and 1 times the scale.
-        averaged: share of both workers' averages at −1, −½, 0, ½ and 1 times the scale.
-        shortened: share of its length that worker 0's gradient loses by clipping.
-        turned: by how many degrees clipping turns it.
-    """
-
-    layer: str
-    step: int
-    sigma: float
-    scale: float
-    edge: float
-    original: list[float]
-    clipped: list[float]
-    ternary: list[float]
-    averaged: list[float]
-    shortened: float
-    turned: float
+    layer: str  # its name
+    step: int  # number of the step, from 0
+    sigma: float  # standard deviation of worker 0's gradient
+    scale: float  # of the ternary values, largest of both workers
+    edge: float  # histograms reach from −edge to edge
+    original: list[float]  # share of worker 0's values in each of `BINS` bins
+    clipped: list[float]  # share of worker 0's values in each of `BINS` bins
+    ternary: list[float]  # share of worker 0's values at −1, 0 and 1 times the scale
+    averaged: list[float]  # share of both workers' averages at −1, −½, 0, ½ and 1 times the scale
+    shortened: float  # share of its length that worker 0's gradient loses by clipping
+    turned: float  # by how many degrees clipping turns it
 
 
 class GradientsFinding(TrainingFinding, frozen=True, kw_only=True):
-    """What the training came to, and its histograms."""
+    """The results of the training, and its histograms."""
 
     histograms: list[Histograms]
 
@@ -149,7 +134,7 @@ def _cells(scale: Scale) -> Sequence[GradientsCell]:
     return [GradientsCell(**given, workers=2, eval_steps=0, lr=0.01)]
 
 
-def _show(found: Mapping[GradientsCell, GradientsFinding]) -> Shown:
+def _show(found: Found) -> Shown:
     [(cell, finding)] = found.items()
     charts, lines = [], []
     for number, layer in enumerate(dict.fromkeys(each.layer for each in finding.histograms)):
@@ -193,5 +178,6 @@ def _show(found: Mapping[GradientsCell, GradientsFinding]) -> Shown:
     )
 
 
-_SHOWS = "histograms of gradients, clipped, ternary and averaged"
-ENTRY = scaled("terngrad", SCALED)("figure-2", _SHOWS, 1, _cells, _show)
+ENTRIES = scaled(
+    *("terngrad", SCALED), ("figure-2", "histograms of gradients, clipped, ternary and averaged", 1, _cells, _show)
+)

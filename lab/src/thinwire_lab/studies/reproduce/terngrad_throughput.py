@@ -1,9 +1,7 @@
 """TernGrad's figure 5: throughput of three networks on up to 512 GPUs, by the paper's performance model (eq. 29, 30).
 
-Nothing is measured here. Gradients are summed within a machine by log₂ i exchanges between GPUs, go to the CPU once,
-and are summed between machines by log₂ j exchanges. The paper gives neither the profiled seconds of one GPU nor the
-size of ternary gradients: single-GPU rates are published ones of the same cards, rates of links are nominal, and two
-sizes are shown.
+Nothing is measured here. The paper gives neither the profiled seconds of one GPU nor the size of ternary gradients:
+single-GPU rates are published ones of the same cards, rates of links are nominal, and two sizes are shown.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ from typing import NamedTuple
 from thinwire.presentation.charts import Chart, Panel, Series
 from thinwire.presentation.tables import Table
 from thinwire_lab.studies.architectures import architecture
-from thinwire_lab.studies.reproduce.entry import Cell, Finding, OnProgress, Scale, Shown, scaled
+from thinwire_lab.studies.reproduce.entry import Cell, Finding, Found, OnProgress, Scale, Shown, scaled
 
 GPUS = tuple(2**power for power in range(10))
 GPUS_PER_MACHINE = 4
@@ -64,9 +62,6 @@ class ThroughputCell(Cell, frozen=True, kw_only=True):
     network: str
     cluster: str
 
-    def __str__(self) -> str:
-        return f"{self.network}, {CLUSTERS[self.cluster].title}"
-
     def run(self, on_progress: OnProgress) -> ThroughputFinding:
         def images_per_s(what: str, gpus: int) -> float:
             return gpus * _BATCH[self.network] / step_s(self.network, CLUSTERS[self.cluster], what, gpus)
@@ -81,9 +76,6 @@ def sent(network: str, what: str, gpus: int) -> tuple[float, float]:
     By the algorithm (§3.1 and §4.2) every GPU is a worker. Gradients travel as float32 within a machine; between
     machines two bits go up and ⌈log₂(2N + 1)⌉ come down, and the last layer stays float32. The model has one size for
     an exchange: their mean.
-
-    >>> sent("alexnet", FLOAT32, 8)[1] / sent("alexnet", LITERAL, 8)[1]
-    16.0
     """
     sizes = [each.numel for each in architecture(network)]
     whole, last = sum(sizes), sum(sizes[-2:])
@@ -118,13 +110,12 @@ def _cells(_: Scale) -> Sequence[ThroughputCell]:
     return [ThroughputCell(network=network, cluster=cluster) for cluster in CLUSTERS for network in _BATCH]
 
 
-def _show(found: Mapping[ThroughputCell, ThroughputFinding]) -> Shown:
+def _show(found: Found) -> Shown:
     panels = []
     for name, cluster in CLUSTERS.items():
         series = [
             Series(label=f"{cell.network}, {what}", x=GPUS, y=finding.images_per_s[what])
-            for cell, finding in found.items()
-            if cell.cluster == name
+            for cell, finding in found.where(cluster=name).items()
             for what in (FLOAT32, ALGORITHM)
         ]
         panels.append(
@@ -141,7 +132,9 @@ def _show(found: Mapping[ThroughputCell, ThroughputFinding]) -> Shown:
         fast, slow = finding.images_per_s[ALGORITHM], finding.images_per_s[FLOAT32]
         points = [GPUS.index(gpus) for gpus in (8, 64, 512)]
         speedups = [f"{fast[point] / slow[point]:.2f}×" for point in points]
-        sizes.append([str(cell), *(f"{slow[at]:,.0f}" for at in points), *speedups])
+        sizes.append(
+            [f"{cell.network}, {CLUSTERS[cell.cluster].title}", *(f"{slow[at]:,.0f}" for at in points), *speedups]
+        )
     more = ["", *(f"float32 at {gpus}" for gpus in (8, 64, 512)), *(f"speed-up at {gpus}" for gpus in (8, 64, 512))]
     return Shown(
         setting=(
@@ -163,4 +156,5 @@ def _show(found: Mapping[ThroughputCell, ThroughputFinding]) -> Shown:
 
 
 SCALED = "The paper's equations and clusters; the seconds of a single GPU, which it does not print, are of others."
-ENTRY = scaled("terngrad", SCALED)("figure-5", "throughput to 512 GPUs by the performance model", 0.1, _cells, _show)
+_SHOWS = "throughput to 512 GPUs by the performance model"
+ENTRIES = scaled("terngrad", SCALED, ("figure-5", _SHOWS, 0.1, _cells, _show))

@@ -6,7 +6,7 @@ many of a pull's values have the other sign than the value before at the same pl
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from operator import mul
 from statistics import fmean
 from typing import Any
@@ -18,39 +18,24 @@ from torch import nn
 
 from thinwire.presentation.charts import Chart, Panel, Series, smooth
 from thinwire.presentation.tables import Table
-from thinwire_lab.studies.reproduce.entry import OnProgress, Scale, Shown, chart, scaled, seeds
+from thinwire_lab.studies.reproduce.entry import Found, OnProgress, Scale, Shown, chart, scaled
 from thinwire_lab.studies.reproduce.job_cells import TrainingCell, TrainingFinding, train
-from thinwire_lab.studies.reproduce.three_lc_runs import (
-    MULTIPLIERS,
-    PRINTED,
-    SCALED,
-    Found,
-    by_multiplier,
-    setting,
-    trainings,
-)
+from thinwire_lab.studies.reproduce.three_lc import MULTIPLIERS, PRINTED, SCALED, by_multiplier, setting, trainings
 
-SHARES = (0.25, 0.5, 1.0, 2.0)
-"""Of the standard number of steps; those up to 1 are figure 3's runs."""
+SHARES = (0.25, 0.5, 1.0, 2.0)  # of the standard number of steps; those up to 1 are figure 3's runs
 MANY: dict[Scale, tuple[int, int]] = {"tiny": (3, 8), "quick": (10, 32), "full": (10, 32)}
 """Workers and batch of the paper."""
-RATES = (0.02, 0.005)
-"""The digits' recipe, and a quarter of it."""
+RATES = (0.02, 0.005)  # the digits' recipe, and a quarter of it
 _CALM, _SPARSE = by_multiplier("1.0"), by_multiplier("1.75")
 _REVERSAL_STEPS: dict[Scale, int] = {"tiny": 6, "quick": 1500, "full": 3000}
 _REVERSAL_SEEDS: dict[Scale, int] = {"tiny": 1, "quick": 1, "full": 3}
 
 
 class ReversalsFinding(TrainingFinding, frozen=True, kw_only=True):
-    """What a training came to, and its pulls step by step.
+    """The results of a training, and its pulls step by step."""
 
-    Attributes:
-        sent: share of the compressed values that a pull changes.
-        reversed: share of these whose last change had the other sign.
-    """
-
-    sent: list[float]
-    reversed: list[float]
+    sent: list[float]  # share of the compressed values that a pull changes
+    reversed: list[float]  # share of these whose last change had the other sign
 
 
 class Pulls:
@@ -66,23 +51,19 @@ class Pulls:
 
     def __init__(self) -> None:
         self._before: np.ndarray[Any, np.dtype[np.float32]] | None = None
-        self._last: np.ndarray[Any, np.dtype[np.float32]] | None = None
+        self._last: Any = 0.0
         self.sent: list[float] = []
         self.reversed: list[float] = []
 
     def look(self, model: nn.Module) -> None:
         """Takes the weights after a step; biases and norms, which travel uncompressed, are left out."""
-        matrices = [each.detach().reshape(-1) for each in model.parameters() if each.ndim > 1]
-        now = torch.cat(matrices).numpy()
-        if self._before is None or self._last is None:
-            self._before, self._last = now, np.zeros_like(now)
-            return
-        signs = np.sign(now - self._before)
-        sent = signs != 0
-        turned = signs * self._last < 0
-        self.sent.append(float(sent.mean()))
-        self.reversed.append(float(turned.sum() / max(1, sent.sum())))
-        self._last = np.where(sent, signs, self._last)
+        now = torch.cat([each.detach().reshape(-1) for each in model.parameters() if each.ndim > 1]).numpy()
+        if self._before is not None:
+            signs = np.sign(now - self._before)
+            sent = signs != 0
+            self.sent.append(float(sent.mean()))
+            self.reversed.append(float((signs * self._last < 0).sum() / max(1, sent.sum())))
+            self._last = np.where(sent, signs, self._last)
         self._before = now
 
 
@@ -112,33 +93,29 @@ def _reversal_cells(scale: Scale) -> Sequence[ReversalsCell]:
     ]
 
 
-def _show_reversals(found: Mapping[ReversalsCell, ReversalsFinding]) -> Shown:
+def _show_reversals(found: Found) -> Shown:
     lines, panels = [], []
     for rate in RATES:
         series = []
         for multiplier in MULTIPLIERS:
-            runs = [f for c, f in found.items() if (c.design, c.lr) == (by_multiplier(multiplier), rate)]
-            curve = [fmean(step) for step in zip(*(each.reversed for each in runs), strict=True)]
+            runs = found.where(design=by_multiplier(multiplier), lr=rate)
+            curve = [fmean(step) for step in zip(*(each.reversed for each in runs.values()), strict=True)]
             x, y = smooth(curve, most=60)
             series.append(Series(label=f"s = {multiplier}", x=x, y=[100 * each for each in y]))
-            turned = fmean(sum(map(mul, f.sent, f.reversed)) / max(1e-12, sum(f.sent)) for f in runs)
-            push = fmean(fmean(f.history.bits_push) for f in runs)
-            pull = fmean(fmean(f.history.bits_pull[1:]) for f in runs)
-            lag, accuracy = fmean(f.lag for f in runs), fmean(f.accuracy for f in runs)
-            lines.append(
-                [
-                    *(f"{rate:g}", f"s = {multiplier}", f"{push:.3f}", f"{pull:.3f}"),
-                    *(f"{turned:.1%}", f"{lag:.0f}", f"{accuracy:.2%}"),
-                ]
-            )
+            turned = runs.mean(lambda f: sum(map(mul, f.sent, f.reversed)) / max(1e-12, sum(f.sent)))
+            push = runs.mean(lambda f: fmean(f.history.bits_push))
+            pull = runs.mean(lambda f: fmean(f.history.bits_pull[1:]))
+            lag, accuracy = runs.mean(lambda f: f.lag), runs.mean(lambda f: f.accuracy)
+            texts = f"{push:.3f}", f"{pull:.3f}", f"{turned:.1%}", f"{lag:.0f}", f"{accuracy:.2%}"
+            lines.append([f"{rate:g}", f"s = {multiplier}", *texts])
         title = f"rate {rate:g}"
         panels.append(Panel(title=title, x_label="step", y_label="reversed of what is sent, %", series=series))
-    first, finding = next(iter(found.items()))
+    first, finding = found.first
     header = ["rate", "", "bits, push", "bits, pull", "reversed of the values pulled", "lag, steps", "accuracy"]
     return Shown(
         setting=(
             f"{first.model} on {first.data}, {first.workers} workers of {finding.batch} examples, {first.steps:,} "
-            f"steps, cosine decay, {seeds(found)}, in one process."
+            f"steps, cosine decay, {found.seeds}, in one process."
         ),
         tables=[Table(header, lines, "Reversals", left=2)],
         charts=[Chart(name="3lc-reversals", caption="Values that take back the one before.", panels=panels)],
@@ -159,25 +136,23 @@ def _lag_cells(scale: Scale) -> Sequence[TrainingCell]:
 
 def _show_lag(found: Found) -> Shown:
     lines, lost, budgets = [], [], []
-    usual = next(iter(found)).workers, next(iter(found.values())).batch
-    settings = dict.fromkeys((c.workers, f.batch, c.steps) for c, f in found.items())
-    for workers, batch, steps in settings:
-        by_seed: dict[str, dict[int, TrainingFinding]] = {_CALM: {}, _SPARSE: {}}
-        for cell, finding in found.items():
-            if (cell.workers, finding.batch, cell.steps) == (workers, batch, steps):
-                by_seed[cell.design][cell.seed] = finding
-        calm, sparse = by_seed[_CALM], by_seed[_SPARSE]
-        points = [100 * (sparse[seed].accuracy - calm[seed].accuracy) for seed in calm]
-        lags = fmean(f.lag for f in calm.values()), fmean(f.lag for f in sparse.values())
+    first, finding = found.first
+    usual = first.workers, finding.batch
+    for workers, batch, steps in dict.fromkeys((c.workers, f.batch, c.steps) for c, f in found.items()):
+        group = Found({c: f for c, f in found.items() if (c.workers, f.batch, c.steps) == (workers, batch, steps)})
+        calm, sparse = group.where(design=_CALM), group.where(design=_SPARSE)
+        pairs = zip(*(each.figures(lambda f: 100 * f.accuracy) for each in (calm, sparse)), strict=True)
+        points = [late - soon for soon, late in pairs]
+        lags = [each.mean(lambda f: f.lag) for each in (calm, sparse)]
         if (workers, batch) == usual:
             budgets.append(steps)
             lost.append(fmean(points))
         lines.append(
             [
-                *(f"{workers} × {batch}", f"{steps:,}", f"{fmean(f.accuracy for f in calm.values()):.2%}"),
-                *(f"{fmean(f.accuracy for f in sparse.values()):.2%}", f"{fmean(points):+.2f}"),
-                *(f"{min(points):+.2f} … {max(points):+.2f}", f"{lags[0]:.0f}", f"{lags[1]:.0f}"),
-                f"{lags[1] / steps:.2%}",
+                *(f"{workers} × {batch}", f"{steps:,}"),
+                *(f"{each.mean(lambda f: f.accuracy):.2%}" for each in (calm, sparse)),
+                *(f"{fmean(points):+.2f}", f"{min(points):+.2f} … {max(points):+.2f}"),
+                *(f"{lags[0]:.0f}", f"{lags[1]:.0f}", f"{lags[1] / steps:.2%}"),
             ]
         )
     header = ["workers × batch", "steps", "s = 1.0", "s = 1.75", "difference, points", "by seed"]
@@ -197,7 +172,14 @@ def _show_lag(found: Found) -> Shown:
     )
 
 
-_entry = scaled("3lc", SCALED)
-LAG = _entry("lag", "what s = 1.75 loses to s = 1.0 by steps, workers and batch", 3, _lag_cells, _show_lag)
-_TAKEN_BACK = "values that a pull takes back, by sparsity multiplier and rate"
-REVERSALS = _entry("reversals", _TAKEN_BACK, 2, _reversal_cells, _show_reversals)
+RIDDLES = scaled(
+    *("3lc", SCALED),
+    ("lag", "what s = 1.75 loses to s = 1.0 by steps, workers and batch", 3, _lag_cells, _show_lag),
+    (
+        "reversals",
+        "values that a pull takes back, by sparsity multiplier and rate",
+        2,
+        _reversal_cells,
+        _show_reversals,
+    ),
+)

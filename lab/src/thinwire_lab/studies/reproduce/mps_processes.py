@@ -1,0 +1,262 @@
+"""Wu 2018, figures 5.5 and 5.6: speed-up by the number of machines, and how busy their processors and links are.
+
+Measured are real processes behind links of the kernel, as many machines as two cores carry; a worker's processor stands
+for the GPU. Modelled is every number of machines. The two never share a column.
+"""
+
+from __future__ import annotations
+
+import statistics
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from itertools import pairwise
+from typing import Any
+
+from thinwire.engines.events import Event
+from thinwire.engines.roles import OnEvent
+from thinwire.planner.utilisation import Sample, sample
+from thinwire.presentation.charts import Chart, Panel, Series
+from thinwire.presentation.tables import Table
+from thinwire.transports.links import parse_rate
+from thinwire_lab.jobs import processes
+from thinwire_lab.jobs.cluster import Place
+from thinwire_lab.jobs.events import Done, Progress
+from thinwire_lab.jobs.forks import forks
+from thinwire_lab.jobs.outcome import RunOutcome
+from thinwire_lab.studies.reproduce import mps_nodes as on
+from thinwire_lab.studies.reproduce.entry import Cell, Finding, Found, OnProgress, Scale, Shown, chart, scaled
+from thinwire_lab.studies.reproduce.job_cells import following
+from thinwire_lab.studies.reproduce.mps_nodes import MachineCell, NodesCell
+
+_MACHINES: dict[Scale, tuple[int, ...]] = {"tiny": (1, 3), "quick": (1, 2, 4, 8, 16), "full": (1, 2, 4, 8, 16)}
+_MEASURED: dict[Scale, tuple[int, ...]] = {"tiny": (1,), "quick": (1, 2), "full": (1, 2)}
+_DESIGNS = (on.TENSORFLOW, on.STALE_TOP)
+# Read from figure 5.5: TensorFlow, and the thesis's system.
+_PRINTED = {1: (1.00, 1.00), 2: (1.43, 1.99), 4: (2.11, 3.76), 8: (2.95, 7.15)}
+
+
+class MeasuredFinding(Finding, frozen=True, kw_only=True):
+    """The results of a run."""
+
+    seconds_per_step: float  # measured
+    single_s: float  # of a step of a single machine, measured
+    link: str  # rate of every machine's link
+    shaping: str  # who made it: `kernel`, or `none` where that may not shape
+
+
+class MeasuredCell(MachineCell, frozen=True, kw_only=True):
+    """A short run of processes, a worker and a server for each machine, behind links as thin as `generated` says."""
+
+    finding = MeasuredFinding
+
+    generated: float
+
+    def run(self, on_progress: OnProgress) -> MeasuredFinding:
+        single = on.single_steps(self.job())
+        link, links = on.machine_links(self, self.generated, statistics.median(single))
+        place = Place(links=links, starter=forks())
+        runs: list[RunOutcome] = []
+
+        def run(steps: int, on_event: OnEvent) -> RunOutcome:
+            runs.append(processes.run(self.job(link=link, steps=steps), place=place, on_event=on_event))
+            return runs[-1]
+
+        seconds_per_step, _ = on.steady(
+            lambda: run(on.FIRST, lambda process, event: None), lambda: run(self.steps, following(on_progress))
+        )
+        return MeasuredFinding(
+            seconds_per_step=seconds_per_step,
+            single_s=statistics.median([*single, *on.single_steps(self.job())]),
+            link=link,
+            shaping=runs[-1].shaping,
+        )
+
+
+def _cells(scale: Scale) -> list[Cell]:
+    model, data = on.pair(scale)
+    modelled = [each for count in _MACHINES[scale] for each in on.nodes(_DESIGNS, scale, on.RESNET, workers=count)]
+    steps = on.FIRST + 3 * (on.STEPS[scale] - on.FIRST)
+    measured = [
+        MeasuredCell(design=design, model=model, data=data, workers=count, generated=on.RESNET, steps=steps)
+        for count in _MEASURED[scale]
+        for design in _DESIGNS
+    ]
+    return [*modelled, *measured]
+
+
+def _show(found: Found) -> Shown:
+    modelled, measured = found.of(NodesCell), found.of(MeasuredCell)
+    ours = {(cell.workers, cell.design): on.speedup(cell, finding) for cell, finding in modelled.items()}
+    real = {(cell.workers, cell.design): on.speedup(cell, finding) for cell, finding in measured.items()}
+    machines = sorted(modelled.each("workers"))
+    lines = [
+        [
+            str(count),
+            *(f"{each:.2f}" for each in _PRINTED.get(count, ())),
+            *(["–", "–"] if count not in _PRINTED else []),
+            *(f"{ours[count, design]:.2f}" for design in _DESIGNS),
+            *(f"{real[count, design]:.2f}" if (count, design) in real else "–" for design in _DESIGNS),
+        ]
+        for count in machines
+    ]
+    header = ["machines", "thesis, TensorFlow", "thesis"]
+    header += [f"ours, {how}: {on.LABELS[each]}" for how in ("modelled", "measured") for each in _DESIGNS]
+    printed = zip(("thesis, TensorFlow", "thesis"), zip(*_PRINTED.values(), strict=True), strict=True)
+    series = [Series(label=label, x=list(_PRINTED), y=values, role="paper") for label, values in printed]
+    for design in _DESIGNS:
+        label = f"modelled, {on.LABELS[design]}"
+        series.append(Series(label=label, x=machines, y=[ours[count, design] for count in machines]))
+    series.append(Series(label="linear", x=machines, y=machines))
+    about = "mps-figure-5.5", "Scalability. Of ours, only what is modelled."
+    shapings = sorted({f"{finding.shaping}, {finding.link}" for finding in measured.values()})
+    told = f" Measured: worker and server processes that share two cores, links: {'; '.join(shapings)}."
+    return Shown(
+        setting=on.setting(modelled) + (told if measured else ""),
+        tables=[Table(header, lines, "Speed-up by the number of machines")],
+        charts=[chart(*about, series, "machines", "speed-up over a single machine")],
+        notes=["Two cores carry two measured machines: more would measure the cores.", on.MODELLED],
+    )
+
+
+MACHINES = 2  # as many as two cores carry
+_STEPS: dict[Scale, int] = {"tiny": 200, "quick": 37, "full": 181}
+"""Tiny ones are of a perceptron, a few milliseconds each: fewer would end before there are two samples."""
+# Of figure 5.6: GPU and network, in percent.
+_BUSY = {
+    on.TRADITIONAL: (21.78, 31.78),
+    on.SYNC: (34.92, 54.59),
+    on.SYNC_TOP: (43.02, 2.87),
+    on.STALE: (57.67, 15.02),
+    on.STALE_TOP: (70.03, 0.79),
+}
+SAMPLED = (
+    "The thesis: four machines with a GPU each. Here two machines, whose workers and servers share two cores. Links "
+    "are as thin as there beside the gradients that a machine generates."
+)
+
+
+class UtilisationFinding(Finding, frozen=True, kw_only=True):
+    """Samples while all workers trained, shares of 0 … 1, an interval each."""
+
+    seconds: list[float]  # of each interval's end, from the beginning
+    processor: list[float]  # of a core, by worker's processes, the mean
+    machine: list[float]  # of all cores, by everything that ran on this computer
+    network: list[float]  # of the links' rate, sent and received, the mean; zeros without a link
+    link: str  # rate of every machine's link
+    shaping: str  # who made it
+
+
+class Sampler:
+    """Takes samples from a thread of its own until it is left."""
+
+    def __init__(self, pids: Mapping[str, int], *, interval_s: float = 0.25) -> None:
+        self.samples: list[Sample] = []  # so far
+        self._pids, self._interval_s = dict(pids), interval_s
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="utilisation", daemon=True)
+
+    def __enter__(self) -> Sampler:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            self.samples.append(sample(self._pids))
+            self._over.wait(self._interval_s)
+
+
+class UtilisationCell(MachineCell, frozen=True, kw_only=True):
+    """A short run of processes, sampled."""
+
+    finding = UtilisationFinding
+
+    generated: float
+
+    def run(self, on_progress: OnProgress) -> UtilisationFinding:
+        link, links = on.machine_links(self, self.generated, statistics.median(on.single_steps(self.job())))
+        with ExitStack() as sampling:
+            pids: dict[str, int] = {}
+            samplers: list[Sampler] = []
+            follow = following(on_progress)
+
+            def on_event(process: str, event: Event) -> None:
+                follow(process, event)
+                if isinstance(event, Progress) and not samplers and event.step > 1:
+                    samplers.append(sampling.enter_context(Sampler(pids)))
+                elif isinstance(event, Done):
+                    sampling.close()
+
+            place = Place(links=links, starter=forks())
+            outcome = processes.run(self.job(link=link), place=place, on_event=on_event, on_start=pids.update)
+        return utilisation(samplers[0].samples if samplers else [], link, outcome.shaping)
+
+
+def _sampled_cells(scale: Scale) -> Sequence[UtilisationCell]:
+    model, data = on.pair(scale)
+    shared: dict[str, Any] = {"model": model, "data": data, "workers": MACHINES, "generated": on.RESNET}
+    return [UtilisationCell(design=design, steps=_STEPS[scale], **shared) for design in _BUSY]
+
+
+def utilisation(samples: Sequence[Sample], link: str, shaping: str) -> UtilisationFinding:
+    """Returns shares of each interval between samples."""
+    bps = parse_rate(link).bps
+    finding = UtilisationFinding(seconds=[], processor=[], machine=[], network=[], link=link, shaping=shaping)
+    for before, after in pairwise(samples):
+        seconds = after.time_s - before.time_s
+        workers = [each for each in after.processor_s if each.startswith("worker") and each in before.processor_s]
+        used = [after.processor_s[each] - before.processor_s[each] for each in workers]
+        carried = [sum(after.nbytes[each]) - sum(before.nbytes[each]) for each in workers]
+        finding.seconds.append(after.time_s - samples[0].time_s)
+        finding.processor.append(statistics.fmean(used) / seconds if used else 0.0)
+        finding.machine.append((after.machine_busy_s - before.machine_busy_s) / (after.machine_s - before.machine_s))
+        both_ways = 0.0 if bps is None or not carried else 8 * statistics.fmean(carried) / (2 * bps * seconds)
+        finding.network.append(both_ways)
+    return finding
+
+
+def _show_utilisation(found: Found) -> Shown:
+    cells = {cell.design: finding for cell, finding in found.items()}
+    lines, processor, network = [], list[Series](), list[Series]()
+    for design, printed in _BUSY.items():
+        finding = cells[design]
+        means = [_percent(each) for each in (finding.processor, finding.network, finding.machine)]
+        gpu, wire = (f"{each:.2f} %" for each in printed)
+        lines.append([on.LABELS[design], gpu, means[0], wire, means[1], means[2]])
+        for panel, values in ((processor, finding.processor), (network, finding.network)):
+            panel.append(Series(label=on.LABELS[design], x=finding.seconds, y=[100 * each for each in values]))
+    header = ["", "GPU, thesis", "worker's core, ours", "network, thesis", "network, ours", "all of this computer"]
+    panels = [
+        Panel(title="worker's processor", x_label="time (s)", y_label="of a core (%)", series=processor),
+        Panel(title="link", x_label="time (s)", y_label="of its rate (%)", series=network),
+    ]
+    first, _ = found.first
+    links = sorted({f"{finding.link} by the {finding.shaping}" for finding in found.values()})
+    return Shown(
+        setting=(
+            f"{first.model} on {first.data.partition('[')[0]}, {first.workers} machines, a worker's and a server's "
+            f"process each, {first.steps} steps, links: {', '.join(links)}. Sampled from /proc while they trained."
+        ),
+        tables=[Table(header, lines, "Utilisation, means over the time of training")],
+        charts=[Chart(name="mps-figure-5.6", caption="Utilisation while training, measured.", panels=panels)],
+        notes=[
+            "Our network utilisation is of the link's rate, the mean of both ways, headers included. Where the last "
+            "column is near 100 %, a worker waits for a processor and not for the network."
+        ],
+    )
+
+
+def _percent(values: Sequence[float]) -> str:
+    return f"{100 * statistics.fmean(values):.2f} %" if values else "too short"
+
+
+_SCALABILITY = "scalability, 1 to 16 machines, modelled, and measured as far as two cores go"
+_BUSYNESS = "processor and network utilisation over time"
+ENTRIES = (
+    *scaled("mps", on.SCALED, ("figure-5.5", _SCALABILITY, 3, _cells, _show), links=True),
+    *scaled("mps", SAMPLED, ("figure-5.6", _BUSYNESS, 2, _sampled_cells, _show_utilisation), links=True),
+)
