@@ -9,14 +9,7 @@ import torch.distributed as dist
 
 
 def join(master: str, *, rank: int, ranks: int, silence_s: float) -> None:
-    """Joins the group, and leaves this process one thread to compute on.
-
-    Args:
-        master: host and port of rank 0.
-        rank: of this process.
-        ranks: how many there are.
-        silence_s: that an operation of the group may last.
-    """
+    """Joins the group, and leaves this process one thread to compute on."""
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=f"tcp://{master}", rank=rank, world_size=ranks, timeout=timedelta(seconds=silence_s)

@@ -47,16 +47,7 @@ class Trained(Event, frozen=True, kw_only=True):
 
 
 class SharingRank(Role, frozen=True, kw_only=True):
-    """One of the processes that train side by side.
-
-    Args:
-        rank: this process; the first also trains alone.
-        ranks: how many there are.
-        meeting: host and port where they meet.
-        model, data, batch: of the workload; no batch: the recipe's.
-        copies: how many trainings the first makes in turn while it is alone: what one process that stands in for many
-            is compared with.
-    """
+    """One of the processes that train side by side."""
 
     rank: int
     ranks: int
@@ -113,19 +104,7 @@ def measure_sharing(
     copies: int = 1,
     starter: Starter | None = None,
 ) -> Sharing:
-    """Returns what a workload's processes take from each other on this machine; takes some seconds for each.
-
-    Args:
-        model, data: of the workload.
-        ranks: how many processes share the processors; one by itself shares with nobody.
-        batch: examples per step; None: the recipe's.
-        cores: how many processors there are; None: as this machine has.
-        copies: how many trainings take turns in the process that the others are compared with.
-        starter: makes the processes; by default each is a program of its own.
-
-    Raises:
-        EngineError: a process failed.
-    """
+    """Returns what a workload's processes take from each other on this machine; takes some seconds for each."""
     if ranks == 1:
         return Sharing()
     found: list[Trained] = []

@@ -42,13 +42,7 @@ class Grid(ABC, Generic[C, F]):
 
     @abstractmethod
     def measure(self, cell: C, before: Measured[C, F], tell: Tell) -> F:
-        """Measures one cell.
-
-        Args:
-            cell: of the grid.
-            before: what was measured before.
-            tell: takes a word on progress, where measuring takes long.
-        """
+        """Measures one cell."""
 
     def failed(self, figures: F) -> bool:
         """Returns whether a measurement failed; a failed one is repeated when the grid goes on."""
@@ -78,19 +72,7 @@ def run(
     on_result: Callable[[C, F], None] = lambda cell, figures: None,
     tell: Tell = lambda text: None,
 ) -> None:
-    """Measures the cells that `results` does not hold yet, and stores each result as soon as it is there.
-
-    Args:
-        grid: what to measure.
-        results: where results are stored.
-        measured: filled with every cell and its results, also if measuring is interrupted.
-        on_cell: called before each measurement with its number, how many there are, and the cell.
-        on_result: called after each measurement.
-        tell: takes words on progress.
-
-    Raises:
-        ConfigError: the grid is empty.
-    """
+    """Measures the cells that `results` does not hold yet, and stores each result as soon as it is there."""
     cells = list(dict.fromkeys(grid.cells()))  # a cell that is named twice is measured once
     if not cells:
         raise ConfigError("there is nothing to measure: a list of names is empty")
