@@ -38,27 +38,9 @@ Spent = dict[str, dict[str, float]]
 
 @dataclass(frozen=True, kw_only=True)
 class HookCell:
-    """One run of one hook.
+    """One run of one hook, whose `start_step` counts from the first warm-up step; None leaves the recipe's, or DDP's.
 
-    Args:
-        hook: a name that `names.hook` knows, as in `3lc[s=1.75,start_step=50]`.
-        model: a model's name.
-        data: a data set's name.
-        link: rate of every rank's link, as in `10mbit`, or several with seconds as in `100mbit/10mbit@60`, one after
-            another (`courses`); None is unlimited.
-        ranks: how many ranks train.
-        steps: measured steps.
-        warmup: steps before, over unlimited links; at least `WARMUP`. A hook's `start_step` counts from the first of
-            them.
-        batch: examples per rank and step; None takes `BATCHES`, or the recipe's.
-        lr: the largest learning rate; None takes the recipe's for so many ranks.
-        seed: of weights, batches and random codecs.
-        eval_every: measured steps between evaluations; 0 evaluates at the end alone.
-        eval_examples: evaluate on the first so many test examples; None takes all.
-        target: stop at this test accuracy; None runs all steps.
-        bucket_cap_mb: of DDP; None is DDP's default, and 100 for PowerSGD, which needs one bucket on gloo.
-        data_root: where to look for data that is not in its usual place.
-        device: where all ranks train: `cpu`, or a GPU, which they share.
+    Steps of the warm-up travel over unlimited links; then the link is a rate, or several (`courses`).
     """
 
     hook: str
@@ -107,15 +89,7 @@ class HookCell:
 
 @dataclass(frozen=True, slots=True)
 class FsdpCell:
-    """One training whose model is sharded.
-
-    Args:
-        kind: `hsdp`, two sites of two ranks, or `fsdp`, four ranks.
-        method: `none` for stock FSDP2, or a codec with its options; `gather` among them codes the parameters.
-        link: rate of every site's link, or of every rank's with `fsdp`; None for no limit.
-        steps: of the whole training, which the loss comes from; all but the timed ones without a limit.
-        timed: measured steps, after `FSDP_WARMUP` others.
-    """
+    """One training whose model is sharded; all but the timed steps have no limit on the link."""
 
     kind: str
     method: str
@@ -144,15 +118,7 @@ class FsdpCell:
 
 @dataclass(frozen=True, slots=True)
 class MemoryCell:
-    """One method, with models of two sizes.
-
-    Args:
-        method: `alone`, a DDP hook or a design of local updates, or FSDP with a codec.
-        ranks: how many train.
-        layers: of the smaller and of the larger model, a million parameters each.
-        device: where they are; ranks share a GPU.
-        seed: of weights, inputs and random codecs.
-    """
+    """One method, with two models of so many layers, a million parameters each."""
 
     method: str
     ranks: int
@@ -171,16 +137,7 @@ class MemoryCell:
 
 @dataclass(frozen=True, slots=True)
 class UpdatesCell:
-    """One model with one design of local updates.
-
-    Args:
-        model, data, batch, seed: of the training; a batch of each rank.
-        design: its name.
-        ranks: how many train.
-        steps: of a block, in which all ranks train one way.
-        warm_up: before them, which are not counted.
-        blocks: of each way, in turn.
-    """
+    """One model with one design of local updates; all ranks train one way for a block of steps."""
 
     model: str
     data: str

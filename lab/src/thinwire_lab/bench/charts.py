@@ -11,11 +11,7 @@ from thinwire_lab.bench.standings import Standing
 
 
 def step_times(seconds: Mapping[HookCell, float]) -> Chart:
-    """Returns one panel for each model: bars of step times, in groups by link, medians over the seeds.
-
-    Args:
-        seconds: per step, by cell.
-    """
+    """Returns one panel for each model: bars of step times, in groups by link, medians over the seeds."""
     ranks = next(iter(seconds)).ranks
     panels = [
         Panel(
@@ -32,13 +28,7 @@ def step_times(seconds: Mapping[HookCell, float]) -> Chart:
 
 
 def race(rows: Sequence[Standing], score: str, target: float | None) -> Chart:
-    """Returns one panel for each model and link: scores over seconds of training, and the target.
-
-    Args:
-        rows: standings; a method's seeds look the same.
-        score: what it is.
-        target: a score, if all have the same one.
-    """
+    """Returns one panel for each model and link: scores over seconds of training, and the target."""
     panels = []
     for model, link in dict.fromkeys((row.model, row.link) for row in rows):
         series = [

@@ -54,22 +54,7 @@ class Clocked(Figures, frozen=True, kw_only=True):
 
 @dataclass(kw_only=True)
 class ClockBench(ClockOptions, Bench[Job, Clocked]):
-    """A grid of workers, links and designs.
-
-    Args:
-        designs: to train.
-        links: rates of every process's link.
-        workers: how many, each.
-        model: that is trained.
-        data: that it is trained on.
-        steps: of each run.
-        servers: how many shards.
-        rounds: how often the grid is gone through.
-        shaping: who makes the links thin.
-
-    Raises:
-        ConfigError: a job that cannot be.
-    """
+    """A grid of workers, links and designs."""
 
     kinds = (Clocked,)
     serves = True

@@ -1,12 +1,12 @@
 """How fast a codec is, beside what the machine can do at all and beside what a user would write.
 
 The limits on the CPU, on the same thread in the same run: memcpy; the two passes that any encoder with a residual must
-make (`r += g`, then `r = f(r)`: 20 bytes a value); in-place read-modify-write; and for each codec the time in which
-memcpy would move its own traffic: 8 bytes a value for two reading passes, 20 with a residual, and the payload. Times
-are of the public calls, so they include the frame and its checksum. GB/s are of the float32 values that go in or out.
+make (`r += g`, then `r = f(r)`: 20 bytes a value); and for each codec the time in which memcpy would move its own
+traffic: 8 bytes a value for two reading passes, 20 with a residual, and the payload. Times are of the public calls, so
+they include the frame and its checksum. GB/s are of the float32 values that go in or out.
 
 On a GPU the limits are computed from a measured device-to-device copy. Encoding is timed up to the payload on the
-device; whole calls, which end with the frame on the host, are timed on the host's clock beside that.
+device.
 """
 
 from __future__ import annotations
@@ -25,11 +25,10 @@ from thinwire.frames import parse
 from thinwire.kernels import triton
 from thinwire.policies.compression import codec_by_name
 from thinwire.presentation.tables import Table
-from thinwire_lab.bench import codec_candidates, codec_figures, device_figures, peers
-from thinwire_lab.bench.codec_candidates import SLOW_TURNS
+from thinwire_lab.bench import codec_figures, codec_inputs, peers
 from thinwire_lab.bench.codec_figures import Figure
+from thinwire_lab.bench.codec_inputs import ROTATION, SLOW_TURNS, Arrays
 from thinwire_lab.bench.harness import Bench, Column, Figures, Tell, column
-from thinwire_lab.bench.inputs import ROTATION, Arrays
 from thinwire_lab.bench.options import CodecsOptions
 from thinwire_lab.bench.timing import side_by_side
 from thinwire_lab.jobs.grid import Measured
@@ -65,41 +64,28 @@ class Speed(Figures, frozen=True, kw_only=True):
     """Sizes and speeds of a codec at a cell, and ratios to what it is held against; None where it is not.
 
     Attributes:
-        device_name: of a GPU.
         bits_per_value: of the payload.
-        copy_gbps: bytes read and written by memcpy, or by a device-to-device copy.
         encode_vs_floor: of the two passes' speed; on a GPU of what the copy's bandwidth allows them.
-        decode_vs_floor: of the time that the copy's bandwidth allows.
         encode_vs_traffic: of memcpy's speed with the codec's own bytes.
-        encode_vs_torch, encode_vs_compiled, encode_vs_quantize: times the speed of plain torch, as it is and compiled,
-            and of `torch.quantize_per_tensor`.
-        decode_vs_memcpy, accumulate_vs_rmw: of memcpy's speed, of read-modify-write's.
+        encode_vs_torch, encode_vs_quantize: times the speed of plain torch, and of `torch.quantize_per_tensor`.
         seconds: medians by candidate.
     """
 
     device_name: str = ""
     bits_per_value: float
-    copy_gbps: float
     encode_gbps: float
     decode_gbps: float
     encode_vs_floor: float | None
-    decode_vs_floor: float
     encode_vs_traffic: float
     encode_vs_torch: float | None
-    encode_vs_compiled: float | None
     encode_vs_quantize: float | None
-    decode_vs_memcpy: float
-    accumulate_vs_rmw: float | None
     seconds: dict[str, float]
 
 
-_CELL = (
+COLUMNS: Sequence[Column[Any, Any]] = (
     ("codec", lambda cell, runs: cell.codec),
     ("values", lambda cell, runs: f"{cell.elements:,}"),
     ("zeros", lambda cell, runs: f"{cell.zero_fraction:g}"),
-)
-COLUMNS: Sequence[Column[Any, Any]] = (
-    *_CELL,
     column("bits/value", "bits_per_value", "{:.3f}"),
     column("encode GB/s", "encode_gbps"),
     column("decode GB/s", "decode_gbps"),
@@ -107,36 +93,12 @@ COLUMNS: Sequence[Column[Any, Any]] = (
     column("of traffic", "encode_vs_traffic"),
     column("× torch", "encode_vs_torch", "{:.1f}"),
     column("× quantize", "encode_vs_quantize", "{:.1f}"),
-    column("of memcpy", "decode_vs_memcpy"),
-    column("accumulate of rmw", "accumulate_vs_rmw"),
-)
-DEVICE_COLUMNS: Sequence[Column[Any, Any]] = (
-    *_CELL,
-    column("copy GB/s", "copy_gbps"),
-    column("encode GB/s", "encode_gbps"),
-    column("decode GB/s", "decode_gbps"),
-    column("encode of floor", "encode_vs_floor"),
-    column("decode of floor", "decode_vs_floor"),
-    column("encode × torch", "encode_vs_torch"),
 )
 
 
 @dataclass(kw_only=True)
 class CodecsBench(CodecsOptions, Bench[CodecCell, Figures]):
-    """Codecs on one thread, beside memcpy, the two-pass floor, plain torch and raw compressors; or on a GPU.
-
-    Args:
-        only: codecs, options in brackets; by default all, and raw compressors. On a GPU ids among `DEVICE_CODECS`,
-            with their defaults and error feedback.
-        elements: numbers of values; on a GPU by default `DEVICE_SIZES`.
-        zero_fraction: shares of the values that 3LC quantises to zero; data are made for each. Codecs that zero runs
-            mean nothing to are measured on the CPU at one of them alone. On a GPU by default `DEVICE_ZERO_FRACTIONS`.
-        turns: timed turns of each candidate; medians are reported.
-        device: "cpu" for the CPU's kernels, "cuda", "cuda:1" …, or `INTERPRETER`.
-
-    Raises:
-        ConfigError: no such device, no Triton, or a codec that is not measured there.
-    """
+    """Codecs on one thread, beside memcpy, the two-pass floor, plain torch and raw compressors; or on a GPU."""
 
     _arrays: Arrays | None = field(default=None, init=False)
 
@@ -155,7 +117,6 @@ class CodecsBench(CodecsOptions, Bench[CodecCell, Figures]):
         self.only = self.only or DEVICE_CODECS
         if others := [codec_id for codec_id in self.only if codec_id not in DEVICE_CODECS]:
             raise ConfigError(f"the GPU bench does not measure {others}; it measures {list(DEVICE_CODECS)}")
-        self.columns = DEVICE_COLUMNS
         if self.elements == CodecsOptions.elements:
             self.elements = DEVICE_SIZES
         if self.zero_fraction == CodecsOptions.zero_fraction:
@@ -174,16 +135,13 @@ class CodecsBench(CodecsOptions, Bench[CodecCell, Figures]):
                 names = [name for name in self.only or ids() if usual or codec_by_name(name).id == "3lc"]
                 names += peers.installed() if usual and not self.only else []
                 cells += [CodecCell(name, elements, fraction, self.turns, self.device) for name in names]
-        for name in codec_figures.FIGURES if on_cpu else device_figures.FIGURES:
-            cells.append(CodecCell(name, max(self.elements), self.usual_fraction, self.turns, self.device))
-        return cells
+        figures = codec_figures.FIGURES if on_cpu else ()
+        return cells + [CodecCell(name, max(self.elements), self.usual_fraction, self.turns) for name in figures]
 
     def measure(self, cell: CodecCell, before: Measured[CodecCell, Figures], tell: Tell) -> Figures:
-        if cell.codec in codec_figures.FIGURES or cell.codec in device_figures.FIGURES:
+        if cell.codec in codec_figures.FIGURES:
             self._arrays = None
-            if cell.device == "cpu":
-                return codec_figures.FIGURES[cell.codec](cell.elements, cell.turns)
-            return device_figures.FIGURES[cell.codec](cell.turns, cell.place)
+            return codec_figures.FIGURES[cell.codec](cell.elements, cell.turns)
         if self._arrays is None or self._arrays.size != cell.elements:
             self._arrays = Arrays(cell.elements, cell.place, 1 if cell.device == "cpu" else ROTATION)
         self._arrays.fill(cell.zero_fraction)
@@ -199,7 +157,7 @@ class CodecsBench(CodecsOptions, Bench[CodecCell, Figures]):
     def tables(self, measured: Measured[CodecCell, Figures]) -> list[Table]:
         speeds = {cell: runs for cell, runs in measured.items() if isinstance(runs[0], Speed)}
         others = [line for [run] in measured.values() if isinstance(run, Figure) for line in run.lines]
-        return [*super().tables(speeds), Table(["figure", "measured", "bar"], others)]
+        return [*super().tables(speeds), *([Table(["figure", "measured"], others)] if others else [])]
 
     def notes(self, measured: Measured[CodecCell, Figures]) -> list[str]:
         if self.device != "cpu":
@@ -211,7 +169,7 @@ def speed(cell: CodecCell, arrays: Arrays) -> Speed:
     """Measures a codec or a raw compressor, beside what it is held against."""
     size, device, calls, turns = arrays.size, arrays.device, 1, cell.turns
     if (peer := peers.installed().get(cell.codec)) is not None:
-        candidates, payload_nbytes = codec_candidates.compressor(peer, arrays)
+        candidates, payload_nbytes = codec_inputs.compressor(peer, arrays)
         read_nbytes, turns = 4, min(turns, SLOW_TURNS)
     else:
         on_cpu = cell.device == "cpu"
@@ -220,10 +178,10 @@ def speed(cell: CodecCell, arrays: Arrays) -> Speed:
         payload_nbytes = len(parse(frame, copy=False).payload)
         if on_cpu:
             context = arrays.context(cell.codec)
-            candidates = codec_candidates.on_cpu(codec, context, frame, arrays, turns)
+            candidates = codec_inputs.on_cpu(codec, context, frame, arrays, turns)
             kept = context.residual is not None
         else:
-            candidates, kept = codec_candidates.on_gpu(codec, frame, arrays), True
+            candidates, kept = codec_inputs.on_gpu(codec, frame, arrays), True
         read_nbytes = 20 if kept else 8
         if on_cpu:
             calls, turns = 1 if kept else max(1, 2_000_000 // size), turns if size > 4_000_000 else 4 * turns
@@ -237,16 +195,11 @@ def speed(cell: CodecCell, arrays: Arrays) -> Speed:
     return Speed(
         device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else "",
         bits_per_value=8 * payload_nbytes / size,
-        copy_gbps=8e-9 * size / seconds["memcpy"],
         encode_gbps=4e-9 * size / seconds["encode"],
         decode_gbps=4e-9 * size / seconds["decode"],
         encode_vs_floor=ratio("encode", "floor"),
-        decode_vs_floor=seconds["memcpy"] * (4 + payload_nbytes / size) / 8 / seconds["decode"],
         encode_vs_traffic=seconds["memcpy"] * (read_nbytes + payload_nbytes / size) / 8 / seconds["encode"],
         encode_vs_torch=ratio("encode", "torch"),
-        encode_vs_compiled=ratio("encode", "compiled"),
         encode_vs_quantize=ratio("encode", "quantize"),
-        decode_vs_memcpy=seconds["memcpy"] / seconds["decode"],
-        accumulate_vs_rmw=ratio("accumulate", "rmw"),
         seconds=seconds,
     )

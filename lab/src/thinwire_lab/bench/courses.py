@@ -28,23 +28,12 @@ class Course(Protocol):
         """How often to ask, in seconds, where no step ends; None: after steps alone."""
 
     def rate(self, now_s: float, elapsed: Sequence[float]) -> Rate | None:
-        """Returns the rate from now on; None ends the run.
-
-        Args:
-            now_s: since the links became thin.
-            elapsed: seconds of training after each step so far.
-        """
+        """Returns the rate from now on, after seconds of thin links and of training by step; None ends the run."""
 
 
 @dataclass(frozen=True)
 class Steady:
-    """One rate, until the training has taken so many seconds; None: until its last step.
-
-    Args:
-        link: the rate.
-        limit_s: of training; the run is ended after it, at the end of a period.
-        period: steps between two exchanges. A part of one would have fewer exchanges than its steps.
-    """
+    """One rate, until the training has taken so many seconds; None: until its last step."""
 
     link: Rate
     limit_s: float | None = None
@@ -58,14 +47,6 @@ class Steady:
 @dataclass(frozen=True)
 class Stepping:
     """One rate after another, each for so many seconds, and again from the first.
-
-    Args:
-        links: the rates.
-        every_s: how long each lasts, in seconds.
-        limit_s, period: as for `Steady`.
-
-    Raises:
-        ConfigError: no rate, one without a limit among limited ones, or no time for them.
 
     Example:
         >>> course = Stepping((Rate(100_000_000), Rate(10_000_000)), every_s=60)
@@ -101,14 +82,6 @@ def _over(limit_s: float | None, period: int, elapsed: Sequence[float]) -> bool:
 def course(text: str | None, limit_s: float | None = None, period: int = 1) -> Steady | Stepping:
     """Returns the course that a link's name says: a rate, or several with `/` between and `@` the seconds of each.
 
-    Args:
-        text: as in `10mbit`, `100mbit/10mbit/50mbit/5mbit@60`; None is no limit.
-        limit_s: of training, after which the run is ended; None: after its last step.
-        period: steps between two exchanges; only after whole ones does the limit end a run.
-
-    Raises:
-        ConfigError: no rates, or no number of seconds.
-
     Example:
         >>> course("100mbit/5mbit@1").every_s, course("10mbit").link
         (1.0, Rate(bps=10000000))
@@ -130,13 +103,6 @@ class Sweep:
 
     A message on its way when a rate changes belongs to neither: the first two exchanges at a rate are not counted, nor
     what else is of its first half second; or the first alone where two take longer than there is time.
-
-    Args:
-        links: the rates.
-        seconds: that a rate's steps may take; one exchange is always counted.
-        most: counted exchanges of a rate, at most.
-        period: steps between two exchanges.
-        settle: exchanges at a rate that are made and not counted; more where something has to find out about the rate.
     """
 
     links: Sequence[Rate]

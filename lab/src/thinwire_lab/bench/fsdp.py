@@ -44,17 +44,7 @@ class FsdpRun(Figures, frozen=True, kw_only=True):
 
 @dataclass(kw_only=True)
 class FsdpBench(FsdpOptions, Bench[FsdpCell, FsdpRun]):
-    """Kinds × methods on one link.
-
-    Args:
-        hooks: `hsdp:METHOD` or `fsdp:METHOD`; a method is `none` or a codec, and its option `gather` codes parameters.
-        link: rate of every link.
-        model, data, steps, batch, lr, seed: of the training.
-        short_steps: timed steps.
-
-    Raises:
-        ConfigError: a name or a number that cannot be, or a model whose training needs whole parameters.
-    """
+    """Kinds × methods on one link."""
 
     kinds = (FsdpRun,)
     forms: ClassVar[Mapping[str, str]] = {"loss − stock": "+.4f"}

@@ -83,21 +83,7 @@ def measure(
     course: Course | None = None,
     starter: Starter | None = None,
 ) -> HookRun:
-    """Measures one run. A run that fails keeps its figures so far and its `error`.
-
-    Args:
-        cell: what to run.
-        limit_s: end the run once it has trained for so many seconds, after a whole period between exchanges; None
-            lets it go on.
-        tell: takes words on progress.
-        command: of a rank's process.
-        counted: have the kernel make links, and count their bytes, without a limit too, where it may.
-        course: what the links carry while it trains, in place of the cell's rate and of `limit_s`.
-        starter: makes the processes; by default each is a program of its own.
-
-    Raises:
-        ConfigError, DataError: what no run of this data can do without; nothing was started.
-    """
+    """Measures one run. A run that fails keeps its figures so far and its `error`."""
     data(cell.data, root=cell.data_root)
     run = _Run(cell, tell)
     try:
@@ -178,11 +164,7 @@ class _Run:
                 self.ended.append(event)
 
     def figures(self, links: Links) -> HookRun:
-        """Returns what the run came to.
-
-        Raises:
-            EngineError: the ranks ended with different models.
-        """
+        """Returns what the run came to."""
         cell, elapsed, curve, ended = self.cell, self.elapsed, self.curve, self.ended
         if len({each.weights for each in ended}) > 1:
             raise EngineError(f"{cell.hook}: the ranks ended with different models; no hook here allows that")

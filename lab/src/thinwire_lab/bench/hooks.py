@@ -27,17 +27,6 @@ class HooksBench(HooksOptions, Bench[HookCell, HookRun]):
 
     Local updates take as many steps more as make whole periods between exchanges, in the warm-up too; a hook with a
     `start_step` warms up for at least so many steps, so that those which are measured are compressed.
-
-    Args:
-        models: names.
-        hooks: names that `hook` knows.
-        links: rates of every rank's link; `none` or `unlimited` is no limit.
-        data: of all models; None: `IMAGES`, or `TEXT` of models that read text.
-        ranks, steps, batch, lr, bucket_cap_mb, data_root, device: see `HookCell`.
-        seeds: how many runs of each, with seeds `seed`, `seed` + 1, ….
-
-    Raises:
-        ConfigError: nothing to measure, or a cell that cannot be.
     """
 
     kinds = (HookRun,)

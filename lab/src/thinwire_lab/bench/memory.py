@@ -46,19 +46,7 @@ _COLUMNS: Sequence[Column[Any, Any]] = (
 
 @dataclass(kw_only=True)
 class MemoryBench(MemoryOptions, Bench[MemoryCell, MemoryRun]):
-    """Methods, one after the other.
-
-    Args:
-        hooks: `alone`, names that `hook` knows but those with servers, and `fsdp:` or `hsdp:` before a codec or `none`.
-        ranks: how many train on this machine.
-        layers: of the two models, a million parameters each.
-        device: where they are; ranks share a GPU, on which FSDP2 cannot be measured.
-        seed: of the training.
-
-    Raises:
-        ConfigError: a method that is not one of those, sizes that are no two, no such device, or a system without
-            Linux's `/proc`.
-    """
+    """Methods, one after the other."""
 
     kinds = (MemoryRun,)
     columns = _COLUMNS

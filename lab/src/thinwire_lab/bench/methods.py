@@ -30,10 +30,6 @@ the interpreter's lock held, and that thread may be waiting for the lock, to fre
 class Method:
     """A model and its optimizer; nothing is exchanged.
 
-    Args:
-        model: to call.
-        optimizer: whose rates the schedule writes.
-
     Attributes:
         clips: whether clipping has an effect after the backward pass; otherwise gradients have left by then.
     """
@@ -80,15 +76,7 @@ class Hooked(Method):
 
 
 class Distributed(Method):
-    """A design: every rank serves a share of the model, or a parameter server has it all.
-
-    Args:
-        module: to train.
-        optimizer: of its parameters.
-        design: how.
-        seed: of random codecs.
-        server: its address; None: the ranks share the model among themselves.
-    """
+    """A design: every rank serves a share of the model, or a parameter server has it all."""
 
     def __init__(
         self, module: nn.Module, optimizer: torch.optim.Optimizer, design: Design, seed: int, server: str | None = None

@@ -42,16 +42,7 @@ _OF_FSDP = ("gather", "start_step")
 
 @dataclass(frozen=True, slots=True)
 class Hook:
-    """What a hook's name says.
-
-    Args:
-        id: one of `STOCK`, `auto`, a codec's, or a design's.
-        codec: of a hook of ours; None for torch's, for `auto` and for designs.
-        start_step: steps of the training before it travel uncompressed.
-        design: of local updates, or at a parameter server; None for hooks of DDP.
-        auto: options of `auto`, our hook with its controller, as in `auto[lag_limit=5,target=time]`; None for all else.
-        served: the ranks are workers of a parameter server.
-    """
+    """What a hook's name says."""
 
     id: str
     codec: Codec | None
@@ -85,9 +76,6 @@ class Hook:
 
 def hook(name: str) -> Hook:
     """Returns what a name says.
-
-    Raises:
-        ConfigError: an unknown hook, an option that it does not have, or a `start_step` that cannot be.
 
     Example:
         >>> hook("3lc[s=1.75,start_step=50]").start_step, hook("powersgd-2").start_step, hook("fp16").codec
@@ -125,11 +113,7 @@ def hook(name: str) -> Hook:
 
 
 def check_sharded(name: str) -> None:
-    """Checks a kind and a method, as in `hsdp:none` or `fsdp:3lc[s=1.0]`.
-
-    Raises:
-        ConfigError: it is none.
-    """
+    """Checks a kind and a method, as in `hsdp:none` or `fsdp:3lc[s=1.0]`."""
     if not name.startswith(SHARDED):
         raise ConfigError(f"{name!r}; expected hsdp:METHOD or fsdp:METHOD, as in hsdp:none or fsdp:3lc[s=1.0]")
     found, given = parse_name(name.partition(":")[2], "codec", short={"s": "sparsity"})

@@ -73,22 +73,7 @@ STEPS = 5000
 
 @dataclass(kw_only=True)
 class PaysBench(PaysOptions, Bench[SweptMethod, Paid]):
-    """Models × methods, each swept over the links.
-
-    Args:
-        models: to train.
-        methods: names that `hook` knows; of each kind, and each number of steps between exchanges, an uncompressed
-            one, which the others are held against.
-        links: rates of every process's link, from fast to slow.
-        data: of models that see images.
-        ranks: how many train.
-        seconds: that a method trains at each link, and at least two exchanges.
-        cores: processors that all share; None: as many as this machine has.
-        seed: of weights and batches.
-
-    Raises:
-        ConfigError: a method or a link that cannot be, or nothing to measure.
-    """
+    """Models × methods, each swept over the links."""
 
     _forks: Forks | None = field(default=None, init=False, repr=False)
     _closing: ExitStack = field(default_factory=ExitStack, init=False, repr=False)

@@ -47,12 +47,6 @@ class PeerMeasured(Event, frozen=True, kw_only=True):
 def measured(used_s: Sequence[float], lasted_s: Sequence[float], ranks: int, cores: int) -> tuple[float, float]:
     """Returns the seconds of a message and of a hop, from a rank's, those of computing aside.
 
-    Args:
-        used_s: of its processor, for computing once with a ring behind it, with two hops behind it, and alone.
-        lasted_s: by the clock, likewise.
-        ranks: how many there are.
-        cores: processors that they share.
-
     Example:
         Twelve messages of a ring of four take .15 ms each; it lasts 3 ms longer than two hops, 1 ms of which the two
         processors are busy with, and the rest is of the four hops that it has more.
@@ -70,13 +64,7 @@ def measured(used_s: Sequence[float], lasted_s: Sequence[float], ranks: int, cor
 
 
 class PeerRank(Role, frozen=True, kw_only=True):
-    """One of some ranks that average a small tensor many times.
-
-    Args:
-        rank: this rank.
-        ranks: how many there are.
-        master: host and port of rank 0.
-    """
+    """One of some ranks that average a small tensor many times."""
 
     rank: int
     ranks: int
@@ -166,12 +154,6 @@ def measure_peer_costs(ranks: int = 4) -> PeerCosts:
     """Returns what messages cost, medians over the ranks; takes some seconds.
 
     Ranks have links of their own without a limit, as in measured trainings, if this user may make them.
-
-    Args:
-        ranks: how many processes exchange messages on this machine, 2 or more.
-
-    Raises:
-        EngineError: a process failed.
     """
 
     def roles(group: RankGroup) -> list[PeerRank]:

@@ -40,23 +40,7 @@ HEADER = ("method", "rate", "by seed", "median", "beside none", "to target: step
 
 @dataclass(kw_only=True)
 class Race(RaceOptions, HooksBench):
-    """Seconds of training to an accuracy or a loss, of every method; the rate's schedule is as long as `steps`.
-
-    Args:
-        hooks: names that `names.hook` knows; none: `RUNNERS`, or of text `RACERS`.
-        eval_every: steps between evaluations; None: 25, of text 50.
-        eval_examples: evaluate on the first so many test examples, or on so many windows of text, evenly spaced; None:
-            2,000, of text 512.
-        target_accuracy: to reach, 0 … 1.
-        give_up: a run is stopped after so many times the best time of its seed so far.
-        rates: of text: largest learning rates to try each method with; none: `lr`, or `RATES`.
-        timed_steps: of a run on a thin link, at least; it has two exchanges or more.
-        timed_seconds: a run on a thin link that has taken so long is ended, after a whole period between exchanges.
-        margin: the target is the loss of `none` plus so many nats a byte.
-
-    Raises:
-        ConfigError: nothing to race, models of both kinds, a number that cannot be, or a late beginning of text.
-    """
+    """Seconds of training to an accuracy or a loss, of every method; the rate's schedule is as long as `steps`."""
 
     def __post_init__(self) -> None:
         text = [model in TEXT_MODELS for model in self.models]

@@ -37,20 +37,10 @@ class Traffic(NamedTuple):
 class RankGroup:
     """Ranks of one measurement; all of them end with it.
 
-    Args:
-        kinds: the classes of the events that they report.
-        hosts: of a fabric, that ranks are spread over in order, each behind an unlimited link of its own; none: ranks
-            use this machine's own network.
-        also: more hosts of the fabric, for processes that are no ranks.
-        starter: makes the processes; by default each is a program of its own.
-
     Attributes:
         engine: of the processes.
         master: host and port where rank 0 waits for the others.
         gate: the folder of the gates that ranks wait at.
-
-    Raises:
-        ConfigError, EngineError: as of `Fabric`.
     """
 
     def __init__(
@@ -79,25 +69,13 @@ class RankGroup:
             self._stack = stack.pop_all()
 
     def start(self, roles: Sequence[R], command: Callable[[R], list[str]] = role_command) -> None:
-        """Starts all ranks, `rank 0` and so on, evenly spread over the hosts.
-
-        Args:
-            roles: one for each rank, in order.
-            command: of a rank's process.
-
-        Raises:
-            ConfigError, EngineError: as of `LocalEngine.start`.
-        """
+        """Starts all ranks, `rank 0` and so on, evenly spread over the hosts."""
         for rank, role in enumerate(roles):
             host = self._hosts[rank * len(self._hosts) // len(roles)] if self._hosts else None
             self.engine.start(f"rank {rank}", command(role), host=host)
 
     def begin(self, rate: Rate | None) -> None:
-        """Starts the clock of ranks that have all warmed up: thin links, then the count of bytes, then the gate.
-
-        Args:
-            rate: of every link from now on; None leaves them as they are.
-        """
+        """Starts the clock of ranks that have all warmed up: thin links, then the count of bytes, then the gate."""
         self.make_thin(rate)
         if self._fabric:
             self._before = Traffic(self._carried(self._fabric.sent), self._carried(self._fabric.received))
@@ -105,9 +83,6 @@ class RankGroup:
 
     def end(self, rate: Rate | None = None) -> Traffic | None:
         """Stops the clock of ranks that have all taken their last step, and lets them go on.
-
-        Args:
-            rate: of every link from now on; None leaves them as they are.
 
         Returns:
             What passed since `begin`, counted before the gate opens; None without a fabric.
@@ -161,19 +136,7 @@ def gathered(
     on_event: Callable[[Event], None] = lambda event: None,
     silence_s: float = SILENCE_S,
 ) -> list[E]:
-    """Runs ranks to their end, and returns the one event of a kind that each has reported.
-
-    Args:
-        kind: of the event.
-        roles: makes the ranks' roles for their group.
-        hosts: see `RankGroup`.
-        also: other events that ranks report.
-        on_event: takes those.
-        silence_s: how long no rank may report anything.
-
-    Raises:
-        EngineError: a rank failed, or did not report.
-    """
+    """Runs ranks to their end, and returns the one event of a kind that each has reported."""
     found: list[E] = []
     with RankGroup([kind, *also], hosts=hosts) as group:
         made = roles(group)

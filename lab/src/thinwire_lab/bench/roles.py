@@ -71,9 +71,6 @@ class Stopped(Event, frozen=True, kw_only=True):
 class Gates:
     """Where ranks wait until their launcher lets all of them go on.
 
-    Args:
-        folder: of the gates; the launcher's and the ranks' are the same.
-
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -89,11 +86,7 @@ class Gates:
         (self._folder / name).touch()
 
     def wait(self, name: str) -> None:
-        """Returns once the gate is open.
-
-        Raises:
-            EngineError: it was not opened within `SILENCE_S`.
-        """
+        """Returns once the gate is open."""
         deadline = time.monotonic() + SILENCE_S
         while not (self._folder / name).exists():
             if time.monotonic() > deadline:

@@ -10,8 +10,8 @@ from thinwire.codecs import decode, registry
 from thinwire.errors import ConfigError
 from thinwire.frames import parse
 from thinwire.reports.codec_sample import Sample
-from thinwire_lab.bench.inputs import training
 from thinwire_lab.jobs.job import Job
+from thinwire_lab.jobs.workload import workload
 from thinwire_lab.workloads.recipes import recipe
 
 WARM_STEPS = 60
@@ -21,9 +21,13 @@ def real_gradients(steps: int = WARM_STEPS) -> list[torch.Tensor]:
     """The weight gradients of the digits MLP after `steps` steps of its recipe."""
     usual = recipe("mlp", "digits")
     job = Job(design="fp32", model="mlp", data="digits", workers=1, batch=usual.batch * usual.workers)
-    _, _, trained = training(job)
-    *_, last = (next(trained) for _ in range(steps))
-    return [gradient.clone() for gradient in last if gradient.ndim > 1]
+    made = workload(job)
+    for step in range(steps):
+        if step:
+            made.optimizer.step()
+        made.optimizer.zero_grad()
+        made.backward()
+    return [each.grad.clone() for each in made.model.parameters() if each.grad is not None and each.ndim > 1]
 
 
 def sample_codecs(sample: list[torch.Tensor] | None = None) -> list[Sample]:

@@ -16,12 +16,7 @@ from thinwire_lab.bench.names import SITES
 
 
 def shard(module: nn.Module, kind: str, method: str, *, seed: int) -> fsdp.ShardedState | None:
-    """Shards every layer that has parameters of its own, and the rest together; compresses what is exchanged.
-
-    Args:
-        module: to shard, among all ranks.
-        kind, method, seed: see `FsdpCell`.
-    """
+    """Shards every layer that has parameters of its own, and the rest together; compresses what is exchanged."""
     ranks = torch.arange(dist.get_world_size())
     if kind == "hsdp":
         mesh = DeviceMesh("cpu", ranks.view(SITES, -1), mesh_dim_names=("replicate", "shard"))

@@ -63,12 +63,7 @@ class EchoServer(Role, frozen=True, kw_only=True):
 
 
 class EchoWorker(Role, frozen=True, kw_only=True):
-    """Exchanges packets with an `EchoServer` and reports what they cost.
-
-    Args:
-        server: where it is.
-        large: how many large packets.
-    """
+    """Exchanges packets with an `EchoServer` and reports what they cost."""
 
     server: str
     large: int = _LARGE_COUNT
@@ -90,14 +85,7 @@ class EchoWorker(Role, frozen=True, kw_only=True):
 
 
 def measure_costs(links: Links | None = None) -> TransportCosts:
-    """Returns what messages cost here; takes a few seconds.
-
-    Args:
-        links: of the worker and the server, as the training has them; None: without a limit.
-
-    Raises:
-        EngineError: a process failed.
-    """
+    """Returns what messages cost here; takes a few seconds."""
     measured: list[Measured] = []
 
     def collect(process: str, event: Event) -> None:

@@ -51,20 +51,7 @@ class UpdatesRun(Figures, frozen=True, kw_only=True):
 
 @dataclass(kw_only=True)
 class UpdatesBench(UpdatesOptions, Bench[UpdatesCell, UpdatesRun]):
-    """Models × designs of local updates.
-
-    Args:
-        models: to train.
-        designs: of local updates.
-        data, batch, seed: of the training; a batch of each rank.
-        ranks: how many train on this machine.
-        steps: of a block, and as many more as make whole rounds of the design: each exchange belongs to its steps.
-        blocks: of each way, besides a first one that is not counted.
-
-    Raises:
-        ConfigError: a model that does not train on the data, a design of another kind, or a system that does not count
-            threads' time as Linux does.
-    """
+    """Models × designs of local updates."""
 
     kinds = (UpdatesRun,)
 

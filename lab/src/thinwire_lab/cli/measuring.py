@@ -30,13 +30,7 @@ def measure(
     png: Path | None = None,
     markdown: Path | None = None,
 ) -> None:
-    """Measures a grid behind a progress bar, and shows and writes what came out, also when it is interrupted.
-
-    Raises:
-        ConfigError: nothing to resume from, a file of results that would be replaced, one file for two things, or what
-            it needs is not installed.
-        EngineError: a measurement failed; the others were made.
-    """
+    """Measures a grid behind a progress bar, and shows and writes what came out, also when it is interrupted."""
     if resume and json is None:
         raise ConfigError("--resume goes on from a file of results: say which with --json FILE")
     if json == STANDARD_OUTPUT:

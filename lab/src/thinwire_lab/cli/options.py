@@ -170,14 +170,6 @@ OPTIONS: dict[str, Any] = {
 def listed(name: str, value: Any, kind: Any) -> tuple[Any, ...]:
     """Returns the values of a list: of one option with commas, or of one that was repeated.
 
-    Args:
-        name: of the option.
-        value: what was given.
-        kind: the type of the field.
-
-    Raises:
-        ConfigError: a value is no number where numbers are expected.
-
     >>> listed("rates", "2e-3, 0.004", tuple[float, ...])
     (0.002, 0.004)
     """
@@ -194,11 +186,6 @@ def takes(
     """Replaces a command's first parameter by one option for each field of a dataclass, with the field's default.
 
     The fields that it declares itself come first, then those that it shares with others.
-
-    Args:
-        kind: the dataclass; the command is given one.
-        without: fields that the command leaves at their defaults.
-        own: options of fields in place of those in `OPTIONS`.
 
     Example:
         >>> from thinwire_lab.jobs.job import Job

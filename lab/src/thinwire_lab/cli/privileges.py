@@ -10,11 +10,6 @@ from thinwire_lab.engines.system_tools import can_unshare, reexec_in_user_namesp
 
 
 def with_privileges(link: str | None, shaping: str) -> None:
-    """Starts this command again as root of a user namespace, where that is what kernel shaping lacks.
-
-    Args:
-        link: the rate of the thinnest link; None where none has a limit, which needs no privileges.
-        shaping: who was asked to make it, as `jobs.cluster.choose_links` takes it.
-    """
+    """Starts this command again as root of a user namespace, where that is what kernel shaping lacks."""
     if parse_rate(link or "none").bps is not None and shaping != "application" and can_unshare():
         reexec_in_user_namespace(own_command(*sys.argv[1:]))

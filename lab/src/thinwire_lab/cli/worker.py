@@ -116,13 +116,6 @@ def rejoining(
     the bits of one that nothing disturbed. A worker without checkpoints goes on with the shards' parameters and an
     empty residual. One that was away while the others went on does so from where they are, with the residuals of its
     newest checkpoint, unless it was to resume from a step of its own.
-
-    Args:
-        train: trains with these checkpoints; the second argument says whether it was in the training before.
-        kept: this worker's checkpoints, if it writes any.
-
-    Raises:
-        StepMismatchError: as said.
     """
     returning = False
     while True:

@@ -26,18 +26,13 @@ FREE = frozenset({"link", "data_root", "eval_every", "eval_steps", "servers_on_w
 
 @dataclass(kw_only=True)
 class WorkerCheckpoint:
-    """One worker's checkpoints.
+    """One worker's checkpoints, every so many exchanges.
 
-    Args:
-        path: of its file.
-        every: exchanges between two checkpoints.
-        resume: whether to go on from one.
-        step: from that of this step; None takes the newest that all workers and shards have.
+    Attributes:
+        step: where to resume; None takes the newest that all workers and shards have.
         written: the steps of the states that are this worker's own, 0 for the beginning. With `resume` all files are.
-        residuals: what is taken, from its newest state, are the residuals alone: the others have gone on.
-        takes_any: this worker began where the others were: it can go back to any step, where it has no state of its
-            own with the shards' parameters.
-        disk: the file system.
+        residuals: take the residuals alone, from its newest state: the others have gone on.
+        takes_any: it began where the others were, and can go back to any step with the shards' parameters.
     """
 
     path: Path
@@ -52,11 +47,7 @@ class WorkerCheckpoint:
     def writer(
         self, model_nbytes: int, on_written: Callable[[int], None], executor: Executor | None = None
     ) -> CheckpointWriter:
-        """Opens what writes them. Where this worker has begun before, and goes back, its disk is not tried again.
-
-        Raises:
-            ConfigError: no file can be written there, or there is no room for three.
-        """
+        """Opens what writes them. Where this worker has begun before, and goes back, its disk is not tried again."""
         if not self.written:
             try_out(self.path, worker_nbytes(model_nbytes), self.disk, resumes=self.resume)
 
@@ -99,11 +90,7 @@ class WorkerCheckpoint:
         return {"job": asdict(job), "rank": rank, **state}
 
     def read(self, job: Job, rank: int) -> dict[str, Any] | None:
-        """Returns the state to go on from, or to take residuals from, so far as this worker alone can say.
-
-        Raises:
-            ConfigError: no such file, a damaged one, or one of another job or worker.
-        """
+        """Returns the state to go on from, or to take residuals from, so far as this worker alone can say."""
         if self.residuals:
             return self.read_step(job, rank, max(self.own()))
         return self.read_step(job, rank, self.step) if self.resume else None
@@ -137,11 +124,7 @@ class RunCheckpoints(CheckpointFolder):
     """The checkpoints of all processes of a run: shards and workers, in one folder."""
 
     def check(self, job: Job) -> None:
-        """Makes the folder, and finds out whether all processes can write their files.
-
-        Raises:
-            ConfigError: as for `check_files`, or there is no room.
-        """
+        """Makes the folder, and finds out whether all processes can write their files."""
         self.check_files(self._files(job))
         needed = 0
         for path, nbytes in self._files(job, 4 * num_parameters(job)).items():
@@ -158,15 +141,7 @@ class RunCheckpoints(CheckpointFolder):
         return self.folder / f"worker-{rank}.checkpoint"
 
     def newest(self, job: Job, min_workers: int | None = None) -> int | None:
-        """The newest step of which every process has a checkpoint; None where everybody counts their own.
-
-        Args:
-            job: what is trained.
-            min_workers: where no step is in all files, so many workers are enough, beside all servers; None: all.
-
-        Raises:
-            ConfigError: there is none.
-        """
+        """The newest step of which every process has a checkpoint; None where everybody counts their own."""
         found = {path: checkpoint.steps_in(path) for path in self._files(job)}
         if all(found.values()) and consistency(job.full_design().consistency).immediate:
             return None

@@ -43,12 +43,7 @@ class Links:
 
 
 def choose_links(link: str | None, wanted: str = "auto") -> Links:
-    """Decides who shapes the links: `auto` takes the kernel where it may, `kernel` insists, `application` never asks.
-
-    Raises:
-        ConfigError: a rate or a choice that cannot be.
-        EngineError: `kernel`, and it is not possible here.
-    """
+    """Decides who shapes the links: `auto` takes the kernel where it may, `kernel` insists, `application` never asks."""
     rate = parse_rate(link or "none")
     if wanted not in ("auto", "kernel", "application"):
         raise ConfigError(f"shaping {wanted!r}; allowed are auto, kernel and application")
@@ -66,14 +61,7 @@ def choose_links(link: str | None, wanted: str = "auto") -> Links:
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where roles run: behind which links, started by whom, with whose credentials.
-
-    Args:
-        links: how the links are made.
-        open_engine: what starts processes; None: this machine does.
-        starter: of this machine's processes; by default each is a program of its own.
-        private: the options of every role's credentials; where the kernel makes the links there are none.
-    """
+    """Where roles run: behind which links, started by whom, with whose credentials."""
 
     links: Links
     open_engine: OpenEngine | None = None
@@ -112,10 +100,6 @@ def run_cluster(
     """Starts servers and workers, passes on what they report, and waits for their end.
 
     Returns the interface counters of the workers' nodes where the kernel shapes.
-
-    Raises:
-        ConfigError: servers on workers' nodes where links are made by each process for itself.
-        EngineError: a process failed; the message holds its last output. Nothing is left running.
     """
     require("a parameter server", "grpc")
     if roles.servers_on_workers and place.links.shaping == "application":

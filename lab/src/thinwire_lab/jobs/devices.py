@@ -14,9 +14,6 @@ _NAME = re.compile(r"cpu|cuda(?::(?P<index>\d+))?")
 def device(name: str) -> torch.device:
     """Returns a device that is there.
 
-    Raises:
-        ConfigError: another name, or no such device on this machine.
-
     Example:
         >>> device("cpu")
         device(type='cpu')

@@ -28,11 +28,7 @@ LIBRARIES = (
 
 @cache
 def forks() -> Forks:
-    """Returns what forks servers and workers: made when it is first asked for, closed when this program ends.
-
-    Raises:
-        EngineError: it cannot be made.
-    """
+    """Returns what forks servers and workers: made when it is first asked for, closed when this program ends."""
     made = Forks(LIBRARIES, ENVIRONMENT)
     atexit.register(made.close)
     return made

@@ -37,18 +37,7 @@ def run(
     history: HistoryRecorder | None = None,
     on_step: OnStep | None = None,
 ) -> RunOutcome:
-    """Trains once; the outcome is marked as `in_process`, and its `shaping` is `none`.
-
-    Args:
-        job: what to train, without a link.
-        on_event: called with each worker's name and event, from the worker's thread.
-        history: takes every worker's steps.
-        on_step: called after each step of each worker, from its thread.
-
-    Raises:
-        ConfigError: the job has a link or a time budget, which mean nothing here.
-        EngineError: a worker failed.
-    """
+    """Trains once; the outcome is marked as `in_process`, and its `shaping` is `none`. Workers' threads call back."""
     rate = parse_rate(job.link or "none")
     if rate.bps is not None or job.seconds is not None:
         raise ConfigError("a run in one process has neither a link nor a time budget: its seconds say nothing")

@@ -18,14 +18,7 @@ from thinwire_lab.workloads.recipes import recipe
 
 @dataclass(frozen=True, kw_only=True)
 class Job(JobOptions):
-    """One run of one design.
-
-    Args:
-        options: see `JobOptions`.
-
-    Raises:
-        ConfigError: choices that cannot be, or not together.
-    """
+    """One run of one design."""
 
     def __post_init__(self) -> None:
         if self.steps is not None and self.seconds is not None:

@@ -44,20 +44,7 @@ def run(
     sharing: Sharing | None = None,
     on_event: OnEvent = lambda process, event: None,
 ) -> RunOutcome:
-    """Trains once, by the computed clock.
-
-    Args:
-        job: what to train; its link is of any rate.
-        cores: processors that all workers and servers share; None: each has one of its own.
-        costs: of the transport; by default gRPC's, see `TransportCosts`.
-        sharing: what workers and servers that compute at the same time on shared processors take from each other; None:
-            nothing.
-        on_event: called with each worker's name and event.
-
-    Raises:
-        ConfigError: the job has a time budget, or a device that is no processor.
-        EngineError: a worker failed.
-    """
+    """Trains once, by the computed clock."""
     if job.seconds is not None:
         raise ConfigError("a run with a computed clock has a number of steps, no time budget")
     if job.device != "cpu":

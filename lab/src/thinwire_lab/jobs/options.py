@@ -11,19 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeOptions:
-    """What a run trains with in place of its recipe; None leaves the recipe's.
-
-    Args:
-        batch: examples per worker and step.
-        lr: the largest learning rate.
-        final: the last learning rate as a share of the largest.
-        schedule: how the rate falls.
-        optimizer: SGD, Adam or AdamW.
-        momentum: of SGD.
-        weight_decay: of matrices and filters.
-        dropout: share of the units behind hidden fully connected layers.
-        segments: whether a worker's part of the data is `drawn` anew each epoch or `fixed`.
-    """
+    """What a run trains with in place of its recipe; None leaves the recipe's."""
 
     batch: int | None = None
     lr: float | None = None
@@ -38,26 +26,9 @@ class RecipeOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class JobOptions(RecipeOptions):
-    """The choices of one run of one design.
+    """The choices of one run of one design; without steps and seconds it takes the recipe's steps.
 
-    Args:
-        design: as in `3lc[s=1.75]`.
-        model: a model's name.
-        data: a data set's name.
-        workers: how many workers train.
-        steps: how many steps; None takes the recipe's, unless there is a time budget.
-        seconds: a time budget in place of a number of steps; the rate then follows the clock.
-        link: rate of every process's link, as in `10mbit`; None is unlimited.
-        seed: of weights, batches and random codecs.
-        eval_every: seconds between evaluations during the run, which are no part of its seconds; 0 evaluates at the
-            end alone.
-        eval_steps: steps between evaluations during the run, likewise; 0 evaluates at the end alone.
-        data_root: where to look for data that is not on its usual place.
-        device: of every worker's model: `cpu`, `cuda` or one of several, as in `cuda:1`; servers compute on the CPU.
-        servers: how many shards, each a process of its own.
-        servers_on_workers: a shard on every worker's node, behind the same link, as many as there are workers (Wu
-            2018, §4.3); `servers` is left at 1 then.
-        codec_up, codec_down, consistency, placement, compression, transmission: in place of the design's own choices.
+    Evaluations come every `eval_every` seconds or `eval_steps` steps, off the clock; 0: only at the end.
     """
 
     design: str = "3lc[s=1.0]"

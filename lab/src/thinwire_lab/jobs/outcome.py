@@ -174,11 +174,7 @@ def summarise(
     rate: Rate,
     shaping: str,
 ) -> RunOutcome:
-    """Sums up the workers' outcomes, in the order of ranks, so that equal runs have equal sums.
-
-    Raises:
-        EngineError: the replicas ended with different weights where the design promises equal ones.
-    """
+    """Sums up the workers' outcomes, in the order of ranks, so that equal runs have equal sums."""
     workers = sorted(workers, key=lambda worker: worker.rank)
     scored = [worker for worker in workers if isinstance(worker.test_loss, float)]
     first, design, recipe = (scored or workers)[0], job.full_design(), job.recipe()

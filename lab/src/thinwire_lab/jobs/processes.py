@@ -25,17 +25,9 @@ _NOT_THE_WORKERS = ("link", "servers", "servers_on_workers")
 class Elastic:
     """What the servers do about workers that die or are late.
 
-    Args:
-        min_workers: the run goes on without workers that died while so many are left; None: with all of them.
-        worker_grace_s: how long one that lost its connection is waited for, in seconds; None: the server's own.
-        straggler_grace_s: how much later than usual one may be, in seconds; None: they are waited for.
-
     Example:
         >>> Elastic(min_workers=2, straggler_grace_s=0.5).arguments()
         ['--min-workers', '2', '--straggler-grace-s', '0.5']
-
-    Raises:
-        ConfigError: a grace for stragglers without `min_workers`.
     """
 
     min_workers: int | None = None
@@ -76,24 +68,7 @@ def run(
     max_restarts: int = 0,
     on_start: OnStart | None = None,
 ) -> RunOutcome:
-    """Trains once.
-
-    Args:
-        job: what to train.
-        place: where, behind the job's links; None: on this machine, and the kernel makes them where it may.
-        on_event: called with each process's name and event, as it is reported.
-        worker_options: further options of every worker's command: where its telemetry goes.
-        checkpoints: where and how often every process writes a checkpoint, and whether to go on from there.
-        elastic: what the servers do about workers that die or are late.
-        max_restarts: how often each worker that fails is started again, and each server that writes checkpoints.
-        on_start: called with the ids of all processes, by name, when they have been started.
-
-    Raises:
-        ConfigError: there is nothing to resume, a job that cannot be resumed, one that has no workload (see
-            `jobs.workload`), or fewer workers than the servers wait for.
-        DataError: the data set is missing or damaged.
-        EngineError: a process failed; the message holds its last output. Nothing is left running.
-    """
+    """Trains once."""
     elastic.check(job.workers)
     check([job])
     place = place or Place(links=choose_links(job.link))

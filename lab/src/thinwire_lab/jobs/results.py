@@ -57,16 +57,7 @@ class _File(msgspec.Struct, Generic[R], frozen=True, kw_only=True):
 
 
 class Results(Generic[R]):
-    """Outcomes by job, in a file.
-
-    Args:
-        path: of the file, which is read if it is there and `fresh` is not set; None keeps nothing.
-        kinds: the classes of the outcomes; tagged where there are several.
-        fresh: begin without what the file holds, and write over it.
-
-    Raises:
-        ConfigError: the file cannot be read, or is none of ours; or the path is of a device or a pipe.
-    """
+    """Outcomes by job, in a file."""
 
     def __init__(self, path: Path | None, kinds: Sequence[type[R]], *, fresh: bool = False) -> None:
         # A device would be moved away: a file of results is written beside its place, and takes it.
@@ -97,9 +88,6 @@ class Results(Generic[R]):
         """Writes the file, with further `sections` before the runs, and makes its folder.
 
         What another process has stored there meanwhile is kept, and found from then on.
-
-        Raises:
-            ConfigError: it cannot be written, or is no longer one of ours.
         """
         if self._path is None:
             return
@@ -193,11 +181,7 @@ def _read(value: Any) -> Any:
 
 
 def read_runs(path: Path, kinds: Sequence[type[R]]) -> list[Run[R]]:
-    """Returns the runs that a file holds.
-
-    Raises:
-        ConfigError: it cannot be read, or is none of ours.
-    """
+    """Returns the runs that a file holds."""
     try:
         text = path.read_text()
     except OSError as error:

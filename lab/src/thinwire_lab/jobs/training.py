@@ -42,18 +42,6 @@ def run_worker(
 ) -> WorkerOutcome:
     """Trains as worker `rank` and returns (and reports) the outcome.
 
-    Args:
-        job: what to train.
-        rank: this worker's number.
-        servers: the shards, or what connects to them when the model is there.
-        report: takes events.
-        connect_timeout_s: how long a shard may take to appear, in seconds.
-        metrics: take a record of every table at every step.
-        checkpoint: this worker's checkpoints, if it writes any.
-        on_step: called after each step.
-        returning: it was in this training before, and goes back with all the others after a shard was lost.
-        now: returns a time in seconds, for what the run reports and a rate that follows the clock.
-
     Events: `Progress` and `Accuracy` of worker 0, `Checkpointed` and `Done` of every worker.
     """
     design = job.full_design()

@@ -71,12 +71,6 @@ class ModelledLinks:
     Each way is a token bucket like the kernel's queue in `engines.namespaces`: after a pause a burst passes at once.
     A message flows through its sender's bucket and its receiver's at the same time.
 
-    Args:
-        agenda: where what comes later is noted.
-        bps: bits a second, headers included; None is no limit.
-        latency_s: added to every message.
-        burst_bytes: that pass a link at once after a pause.
-
     Example:
         Two senders of 1,448,000 bytes, and one receiver, at 12.112 Mbit/s: one message takes a second.
 

@@ -13,11 +13,6 @@ from thinwire_lab.workloads.training import Training, training
 def workload(job: Job, rank: int = 0) -> Training:
     """Returns a worker's part; the model is on the job's device.
 
-    Raises:
-        ConfigError: a model that the data does not suit, fewer examples than a batch for every worker, or a device that
-            is not here.
-        DataError: the data set is missing or damaged.
-
     Example:
         >>> made = workload(Job(model="mlp", data="digits", workers=4))
         >>> made.dataset, made.batches.batches_per_epoch

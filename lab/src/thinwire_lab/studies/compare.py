@@ -16,16 +16,16 @@ from typing import Any
 import torch
 
 from thinwire.codecs import Codec
-from thinwire.errors import ConfigError
+from thinwire.errors import ConfigError, EngineError
 from thinwire.policies.consistency import Local, consistency
 from thinwire.transports.links import parse_rate
+from thinwire_lab.jobs.grid import Grid, Measured, Tell, run
 from thinwire_lab.jobs.job import Job
 from thinwire_lab.jobs.outcome import RunOutcome
 from thinwire_lab.jobs.results import Results, Run
 from thinwire_lab.jobs.workload import check
 from thinwire_lab.studies.compare_rows import ComparedCell, Row, tabulate
 from thinwire_lab.studies.files import RESULTS
-from thinwire_lab.studies.grid import Grid
 from thinwire_lab.studies.machines import mixed, mixed_versions
 from thinwire_lab.studies.options import ComparisonOptions
 from thinwire_lab.workloads.data import data, datasets
@@ -113,35 +113,56 @@ def jobs(cells: Mapping[ComparedCell, tuple[Job, Job]]) -> list[Job]:
 
 def compare(comparison: Comparison, folder: Path, train: Train, *, on_job: OnJob = lambda *_: None) -> Findings:
     """Makes the runs that `folder/results.json` does not hold yet, and returns what that file then says."""
-    place, digests = _data_place(comparison), _text_digests(comparison)
+    runs = _Runs(comparison, Results(folder / RESULTS, [RunOutcome]), train)
+    check(job for job in runs.needed if runs.stored(job) is None)
+    run(runs, runs.results, {}, on_cell=on_job)
+    return runs.findings()
 
-    def key(job: Job) -> dict[str, Any]:
-        return asdict(job) | digests.get(job.model, {}) | {"data_root": place, "shaping": comparison.shaping}
 
-    results = Results(folder / RESULTS, [RunOutcome])
-    cells = comparison.cells()
-    needed, timed = jobs(cells), {short for _, short in cells.values()}
-    keys, timed_keys = ([key(job) for job in each] for each in (needed, timed))
-    failures: list[Failure] = []
-    check(job for job in needed if results.find(key(job)) is None)
+class _Runs(Grid[Job, RunOutcome]):
+    """The runs that a comparison needs."""
 
-    def made(job: Job) -> bool:
-        stored = results.find(key(job))
-        # A run in one process has an accuracy; where this comparison wants its seconds too, it is made again.
-        untimed = stored is not None and stored.in_process is True and job in timed and not comparison.in_process
-        return stored is not None and not untimed
+    kinds = (RunOutcome,)
 
-    def save() -> Findings:
-        rows = tabulate(cells, lambda job: results.find(key(job)))
-        results.save({"comparison": comparison, "rows": rows, "failures": failures})
-        shown = [run for run in results.runs if run.outcome.in_process is not True and run.job in timed_keys]
-        compared = [run for run in results.runs if run.job in keys]
-        notes = [*mixed(run.machine for run in shown), *mixed_versions(run.machine for run in compared)]
-        return Findings(comparison, rows, failures, results.runs, notes)
+    def __init__(self, comparison: Comparison, results: Results[RunOutcome], train: Train) -> None:
+        self.comparison, self.results, self.train = comparison, results, train
+        self.compared = comparison.cells()
+        self.needed, self.timed = jobs(self.compared), {short for _, short in self.compared.values()}
+        self.failures: list[Failure] = []
+        self._place, self._digests = _data_place(comparison), _text_digests(comparison)
 
-    grid = Grid(needed=needed, results=results, key=key, made=made, on_cell=on_job, save=save)
-    grid.make(train, lambda job, error: failures.append(Failure(job=key(job), error=str(error))))
-    return save()
+    def cells(self) -> list[Job]:
+        return self.needed
+
+    def key(self, cell: Job, number: int = 0) -> dict[str, Any]:
+        settings = {"data_root": self._place, "shaping": self.comparison.shaping}
+        return asdict(cell) | self._digests.get(cell.model, {}) | settings
+
+    def stored(self, job: Job) -> RunOutcome | None:
+        """Returns what a run came to."""
+        return self.results.find(self.key(job))
+
+    def measure(self, cell: Job, before: Measured[Job, RunOutcome], tell: Tell) -> RunOutcome:
+        return self.train(cell)
+
+    def outdated(self, cell: Job, figures: RunOutcome, before: Measured[Job, RunOutcome]) -> bool:
+        """Whether a run in one process, which has an accuracy, is to be timed as well."""
+        return figures.in_process is True and cell in self.timed and not self.comparison.in_process
+
+    def lost(self, cell: Job, error: EngineError) -> None:
+        self.failures.append(Failure(job=self.key(cell), error=str(error)))
+
+    def sections(self, measured: Measured[Job, RunOutcome]) -> dict[str, Any]:
+        rows = tabulate(self.compared, self.stored)
+        return {"comparison": self.comparison, "rows": rows, "failures": self.failures}
+
+    def findings(self) -> Findings:
+        """Returns what the file holds."""
+        keys, timed_keys = ([self.key(job) for job in each] for each in (self.needed, self.timed))
+        runs = self.results.runs
+        shown = [run for run in runs if run.outcome.in_process is not True and run.job in timed_keys]
+        notes = [*mixed(run.machine for run in shown), *mixed_versions(run.machine for run in runs if run.job in keys)]
+        return Findings(self.comparison, tabulate(self.compared, self.stored), self.failures, runs, notes)
 
 
 def varies(codec: Codec) -> bool:

@@ -1,6 +1,6 @@
 """FSDP2's parameter groups; only this file and `passes.py` touch FSDP2's private names.
 
-Where a mesh has replicas, torch's `dist.all_reduce` gets a group of this rank alone. `add_gradient` adds averages later.
+Where a mesh has replicas, torch's `dist.all_reduce` gets a group of this rank alone; averages are added later.
 """
 
 from __future__ import annotations

@@ -12,14 +12,15 @@ from datetime import UTC, datetime
 from functools import partial
 from html import escape
 from pathlib import Path
+from typing import Any
 
 from thinwire.errors import ConfigError
 from thinwire.presentation.charts import PICTURES, Picture, draw
 from thinwire.presentation.interactive import chart_html, interactive_document, require_plotly
 from thinwire.presentation.page import table_html, write_page
+from thinwire_lab.jobs.grid import Grid, Measured, Tell, make_parallel, run
 from thinwire_lab.jobs.results import Machine, Results, read_runs
 from thinwire_lab.studies.files import REPORT, RESULTS
-from thinwire_lab.studies.grid import Grid, make_parallel
 from thinwire_lab.studies.machines import mixed, mixed_versions
 from thinwire_lab.studies.reproduce.entry import Cell, Entry, Finding, Found, Scale, Shown
 
@@ -94,24 +95,35 @@ def make(
     needed: Sequence[Cell], results: Results[Finding], *, jobs: int, on_cell: OnCell, on_progress: OnCellProgress
 ) -> None:
     """Makes every run that the results lack: those without seconds in parallel, then the others one by one."""
+    if not needed:
+        return
+    grid = _Runs(needed, on_progress)
+    if jobs > 1:
+        make_parallel(grid, results, lambda cell: not cell.timed, jobs, on_cell=on_cell, on_progress=on_progress)
+    run(grid, results, {}, on_cell=on_cell)
 
-    def run(cell: Cell) -> Finding:
-        finding = cell.run(partial(on_progress, cell))
-        on_progress(cell, 1.0, "")
+
+class _Runs(Grid[Cell, Finding]):
+    """The cells of all entries."""
+
+    kinds = (Finding,)
+
+    def __init__(self, needed: Sequence[Cell], on_progress: OnCellProgress) -> None:
+        self._needed, self._on_progress = needed, on_progress
+
+    def cells(self) -> Sequence[Cell]:
+        return self._needed
+
+    def key(self, cell: Cell, number: int) -> dict[str, Any]:
+        return cell.key()
+
+    def outdated(self, cell: Cell, figures: Finding, before: Measured[Cell, Finding]) -> bool:
+        return not isinstance(figures, cell.finding)
+
+    def measure(self, cell: Cell, before: Measured[Cell, Finding], tell: Tell) -> Finding:
+        finding = cell.run(partial(self._on_progress, cell))
+        self._on_progress(cell, 1.0, "")
         return finding
-
-    grid = Grid(
-        needed=needed,
-        results=results,
-        key=lambda cell: cell.key(),
-        made=lambda cell: found(results, cell) is not None,
-        on_cell=on_cell,
-        save=lambda: results.save({}),
-    )
-    untimed = [(number, cell) for number, cell in grid.missing() if not cell.timed]
-    if jobs > 1 and len(untimed) > 1:
-        make_parallel(grid, untimed, jobs, on_progress)
-    grid.make(run)
 
 
 def found(results: Results[Finding], cell: Cell) -> Finding | None:
