@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from thinwire_lab.workloads.digits import digits
+from thinwire_lab.workloads.images import digits
 
 from thinwire.errors import ConfigError
 from thinwire_lab.workloads.batches import Batches

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from thinwire_lab.workloads.digits import digits
+from thinwire_lab.workloads.images import digits
 from torch import nn
 
 from thinwire.errors import ConfigError
