@@ -8,6 +8,7 @@ pass first reaches that layer (3LC §4.1, "incremental pull"). So communication 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,8 @@ from torch import nn
 
 from thinwire.codecs import Codec
 from thinwire.errors import ConfigError
+from thinwire.hooks.auto_checks import check_alone
+from thinwire.hooks.auto_optimizer import AutoOptimizer
 from thinwire.hooks.joining import join, prepare
 from thinwire.hooks.optimizer import DistributedOptimizer
 from thinwire.hooks.quiet_ddp import check_quiet, keep_quiet, reducing
@@ -36,7 +39,7 @@ from thinwire.schema import Reduce, Settings
 from thinwire.security import Credentials
 from thinwire.transports.base import Connection
 
-__all__ = ["DistributedOptimizer", "distribute"]
+__all__ = ["AutoOptimizer", "DistributedOptimizer", "distribute"]
 
 
 def distribute(
@@ -69,8 +72,11 @@ def distribute(
     steps_per_epoch: int | None = None,
     settings: Settings | None = None,
     **options: Any,
-) -> DistributedOptimizer:
+) -> DistributedOptimizer | Any:
     """Joins a training and returns an optimizer to use in place of `optimizer`.
+
+    In a script under torchrun `tw.distribute(model, optimizer)` is enough: all ranks train together, and thinwire
+    chooses what they exchange (`AutoOptimizer` says how).
 
     Every worker calls it with the same model and the same arguments but `rank`. Worker 0's trained weights become
     everybody's; frozen ones are not sent, and must be the same from the beginning. The optimizer's class and options
@@ -85,13 +91,15 @@ def distribute(
             or a list of several that share no parameter, as Muon for matrices and AdamW for what is left.
         server: `grpc://host:port`, or an open connection; a list of them for several shards.
         group: in place of `server`, `rank` and `workers`: every rank of this process group is a worker, and serves a
-            share of the model to all of them, so that there is no server process.
+            share of the model to all of them, so that there is no server process. By default, and without `server`,
+            the group of all ranks.
         rank: this worker's number, 0 … workers − 1; above, where it joins an elastic server (`--min-workers`) besides.
         workers: how many workers begin the training; without this and `rank` one trains alone.
-        codec: of the pushes; an id with `**options`, or a codec; by default `"3lc"`.
+        codec: of the pushes; an id with `**options`, or a codec; with servers by default `"3lc"`.
         codec_down: of the pulls; by default the same. `**options` are the other's; give `tw.codec(…)` with its own.
         design: a complete configuration in place of the codecs, as in `"terngrad"`; the arguments below override it.
-            In `"update[codec=auto]"` a controller chooses the codec of every exchange.
+            In `"update[codec=auto]"` a controller chooses the codec of every exchange. `"auto"`, the default in a group
+            where no codec is given, chooses by the optimizer and the link, and takes no argument that it decides.
         consistency: when gradients are exchanged, as in `"ssp[staleness=5]"`; by default bulk-synchronous.
         placement: which shard holds what, as in `"uniform"`; by default largest first onto the least loaded.
         min_numel: tensors with fewer values travel uncompressed, as do biases and norm layers.
@@ -123,6 +131,9 @@ def distribute(
             a training the values of frozen parameters.
         **options: of the codec, such as `sparsity=1.0`.
 
+    Returns:
+        With the design `"auto"` an `AutoOptimizer`, which has all that the example uses, and `chosen`.
+
     Raises:
         ConfigError: arguments that cannot be; a design that exchanges once an epoch, without `steps_per_epoch`; a
             model that another optimizer of ours trains, which is not closed.
@@ -148,6 +159,7 @@ def distribute(
         >>> opt.steps_done
         3
     """
+    group = _group(group) if server is None else group
     rank, workers = _place(rank, workers, server=server, group=group, credentials=credentials)
     if not isinstance(model, nn.Module):
         raise ConfigError(f"a {type(model).__name__} is no model: the model comes first, then its optimizer")
@@ -156,6 +168,33 @@ def distribute(
     check_seconds(timeout_s=timeout_s, connect_timeout_s=connect_timeout_s, reconnect_s=reconnect_s)
     check_free(model)
     optimizer = as_one(optimizer)
+    if design == AUTO or (group is not None and design is None and codec is None):
+        if group is None:
+            raise ConfigError(
+                "design='auto' is for ranks of a group, without servers: name a design, or leave server out"
+            )
+        check_alone(
+            {
+                "codec": codec,
+                "codec_down": codec_down,
+                "consistency": consistency,
+                "placement": placement,
+                "reduce": reduce,
+                "overlap": overlap,
+                "compression": compression,
+                "chunk_nbytes": chunk_nbytes,
+                "steps_per_epoch": steps_per_epoch,
+                **options,
+            }
+        )
+        given: dict[str, Any] = {"seed": seed, "timeout_s": timeout_s, "min_numel": min_numel, "exclude": exclude}
+        given |= {"metrics": metrics, "settings": settings}
+        joins = partial(
+            distribute, model, optimizer, group=group, state_interval=state_interval, reconnect_s=reconnect_s, **given
+        )
+        return AutoOptimizer(
+            model, optimizer, group, local=lambda name, state: joins(design=name, resume=state), resume=resume, **given
+        )
     policy = None if consistency is None else find_consistency(consistency)
     chosen = find_design(
         _design(codec, codec_down, options) if design is None else _without_codecs(design, codec, codec_down, options),
@@ -216,19 +255,28 @@ def distribute(
     return joined
 
 
+def _group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    """Returns the group, or that of all ranks. Raises ConfigError where there is none."""
+    found = group or (dist.group.WORLD if dist.is_available() and dist.is_initialized() else None)
+    if found is None:
+        raise ConfigError(
+            "no process group is initialised, and no server=… is given: write "
+            'torch.distributed.init_process_group("gloo") '
+            "before tw.distribute (torchrun sets what it reads), or give server=… (addresses of shards)"
+        )
+    return found
+
+
 def _place(
     rank: int | None, workers: int | None, *, server: object, group: dist.ProcessGroup | None, credentials: object
 ) -> tuple[int, int]:
     """Which of how many workers this is; a group says that by itself, later.
 
     Raises:
-        ConfigError: one is said without the other, or cannot be, or both or none of servers and a group are given.
+        ConfigError: one is said without the other, or cannot be, or both servers and a group are given.
     """
-    if (server is None) == (group is None):
-        raise ConfigError(
-            "give either server=… (addresses of shards) or group=… (a process group whose ranks serve; "
-            "dist.group.WORLD is None before init_process_group())"
-        )
+    if server is not None and group is not None:
+        raise ConfigError("give either server=… (addresses of shards) or group=… (a process group whose ranks serve)")
     if group is not None and (rank is not None or workers is not None):
         raise ConfigError("group=… says which rank this is and how many workers there are: leave out rank and workers")
     if group is not None and credentials is not None:

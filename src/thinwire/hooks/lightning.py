@@ -1,4 +1,4 @@
-"""Lightning: `Trainer(strategy="ddp", callbacks=[ThinwireCallback("3lc", sparsity=1.0)])`, or `ModelParallelStrategy`.
+"""Lightning: `Trainer(strategy="ddp", callbacks=[ThinwireCallback()])`, or `ModelParallelStrategy`.
 
 Lightning wraps the model when `fit` begins, and calls `on_fit_start` right afterwards, before the first step. The
 strategy's own `ddp_comm_hook` is no way in: Lightning registers it on GPUs alone, and its state has to exist before the
@@ -16,8 +16,10 @@ from torch import nn
 
 from thinwire.codecs import Codec
 from thinwire.hooks import ddp
+from thinwire.hooks.auto_checks import adapts
+from thinwire.hooks.auto_optimizer import AutoOptimizer
 from thinwire.hooks.exchange.state import ExchangeState
-from thinwire.hooks.framework_models import compress_wrapped
+from thinwire.hooks.framework_models import compress_wrapped, distribute_wrapped
 from thinwire.hooks.wrapping import is_distributed, is_sharded
 
 try:
@@ -34,24 +36,31 @@ class ThinwireCallback(Callback):
     So it does with `ModelParallelStrategy` where the module's `configure_model` calls `fully_shard`.
 
     Args:
-        codec: as in `ddp.compress`, or `fsdp.compress`.
+        codec: as in `ddp.compress`, or `fsdp.compress`. Without one thinwire chooses what is exchanged, as
+            `tw.distribute(model, optimizer)` does where there is one optimizer: of SGD, and of what FSDP2 has sharded,
+            gradients by `"auto"`, of others local updates or a plain all-reduce. A training that resumes chooses anew,
+            and with local updates from rank 0's weights and moments.
         telemetry: a file of JSON lines, for `thinwire watch` and `thinwire report`: every rank adds records of every
             tenth step, and its loss as often as Lightning logs.
-        **options: likewise, such as `sparsity=1.0`, `codecs={…}` or `start_step=50`. With "16-mixed" Lightning's
-            GradScaler is given by itself, with `nonfinite="skip"`.
+        **options: likewise, such as `sparsity=1.0`, `codecs={…}` or `start_step=50`; or of `tw.distribute`. With
+            "16-mixed" Lightning's GradScaler is given by itself, with `nonfinite="skip"`.
 
     Attributes:
         state: what `ddp.compress` or `fsdp.compress` returned, once `fit` has begun; `ddp.report(callback.state)` or
             `fsdp.report` says what was sent.
+        optimizer: what `tw.distribute` returned in its place; its `report()` says what was chosen, and sent.
 
     Example::
 
-        callback = ThinwireCallback("3lc", sparsity=1.0)
+        callback = ThinwireCallback()
         Trainer(strategy="ddp", devices=4, callbacks=[callback]).fit(model, data)
     """
 
-    def __init__(self, codec: str | Codec = "3lc", *, telemetry: str | Path | None = None, **options: Any) -> None:
+    def __init__(
+        self, codec: str | Codec | None = None, *, telemetry: str | Path | None = None, **options: Any
+    ) -> None:
         self.state: ExchangeState | None = None
+        self.optimizer: AutoOptimizer | None = None
         self._codec, self._options, self._telemetry = codec, options, telemetry
         self._saved: Mapping[str, Any] | None = None
         self._fits = False
@@ -67,6 +76,8 @@ class ThinwireCallback(Callback):
         wrapped: nn.Module = trainer.strategy.model
         if not is_distributed(wrapped, trainer.world_size):
             return
+        if self._codec is None and _distributes(trainer, wrapped):
+            return
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         self._fits = True
         if is_sharded(wrapped) and self.state is not None and self._model is not None and self._model() is wrapped:
@@ -79,6 +90,21 @@ class ThinwireCallback(Callback):
             ddp.AllRanks(self.state).load_state_dict(saved)
         elif left is not None and module is not None and module() is pl_module:
             self.state.load_state_dict(left)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Takes the place of an adaptive optimizer, which has its state of a checkpoint by now."""
+        wrapped: nn.Module = trainer.strategy.model
+        if self._codec is None and _distributes(trainer, wrapped):
+            [inner] = trainer.strategy.optimizers
+            self.optimizer = distribute_wrapped(wrapped, inner, self._options, self._telemetry)
+            trainer.strategy.optimizers = [self.optimizer]
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Gives all ranks the same weights, and the optimizer back."""
+        if self.optimizer is not None and not self.optimizer.closed:
+            self.optimizer.flush()
+            self.optimizer.close()
+            trainer.strategy.optimizers = [self.optimizer.inner]
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -111,3 +137,10 @@ class ThinwireCallback(Callback):
             if self.state.driver.failure is None:
                 self._left = weakref.ref(pl_module), self.state.state_dict()
             self.state.close()
+
+
+def _distributes(trainer: Trainer, wrapped: nn.Module) -> bool:
+    """Whether `tw.distribute` is to train a model's one optimizer, in place of a hook that codes gradients."""
+    optimizers = trainer.strategy.optimizers
+    several_ranks = trainer.world_size > 1 and not is_sharded(wrapped)
+    return several_ranks and len(optimizers) == 1 and adapts(optimizers[0])

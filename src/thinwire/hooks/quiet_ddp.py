@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.cautions import caution
@@ -18,10 +19,16 @@ from thinwire.policies.designs import Design
 
 
 class _Quiet:
-    """Whose gradients a wrapper keeps to its rank: the state of its communication hook. A copy of it is nobody's."""
+    """Whose gradients a wrapper keeps to its rank: the state of its communication hook. A copy of it is nobody's.
+
+    Attributes:
+        optimizer: trains with them.
+        group: averages them, as DDP does without a hook, where the wrapper is to send again: it takes no second hook.
+    """
 
     def __init__(self) -> None:
         self.optimizer: weakref.ref[DistributedOptimizer] | None = None
+        self.group: dist.ProcessGroup | None = None
 
     @property
     def is_over(self) -> bool:
@@ -51,6 +58,17 @@ def check_quiet(model: nn.Module, wrapped: DistributedDataParallel, group: dist.
         group: whose ranks exchange local updates.
         design: of the training.
     """
+    check_silent(model, wrapped, group, design)
+    if wrapped.find_unused_parameters and not wrapped.static_graph:
+        caution(
+            "DistributedDataParallel(find_unused_parameters=True) has ranks tell each other at every step which "
+            "parameters they used, and so wait for each other, which local updates are to save: leave it out (of the "
+            "Trainer: ddp_find_unused_parameters=False)"
+        )
+
+
+def check_silent(model: nn.Module, wrapped: DistributedDataParallel, group: dist.ProcessGroup, design: Design) -> None:
+    """Raises ConfigError as `check_quiet` does, which also tells of what costs time."""
     ranks, reduced = (sorted(dist.get_process_group_ranks(each)) for each in (group, wrapped.process_group))
     if design.local is None or ranks != reduced:
         raise ConfigError(
@@ -68,26 +86,32 @@ def check_quiet(model: nn.Module, wrapped: DistributedDataParallel, group: dist.
             "DistributedDataParallel has a communication hook already, and local updates need one that sends nothing: "
             "leave ddp.compress, or that hook, out"
         )
-    if wrapped.find_unused_parameters and not wrapped.static_graph:
-        caution(
-            "DistributedDataParallel(find_unused_parameters=True) has ranks tell each other at every step which "
-            "parameters they used, and so wait for each other, which local updates are to save: leave it out (of the "
-            "Trainer: ddp_find_unused_parameters=False)"
-        )
 
 
 def keep_quiet(wrapped: DistributedDataParallel, optimizer: DistributedOptimizer) -> None:
     """Has every rank keep its own gradients and buffers from now on; what local steps change is exchanged instead."""
     wrapped.broadcast_buffers = False  # those of worker 0 travel with the exchanges
-    ours = [state for _, state in wrapped._comm_hooks if isinstance(state, _Quiet) and state.optimizer is not None]
+    ours = _hooks(wrapped)
     quiet = ours[0] if ours else _Quiet()
     if not ours:  # also of a wrapper that was copied, whose reducer has no hook
         wrapped.register_comm_hook(quiet, _own_gradients)
-    quiet.optimizer = weakref.ref(optimizer)
+    quiet.optimizer, quiet.group = weakref.ref(optimizer), None
+
+
+def speak_again(wrapped: DistributedDataParallel) -> None:
+    """Has a wrapper that an earlier training kept quiet average gradients again; any other stays as it is."""
+    for quiet in _hooks(wrapped):
+        quiet.group, wrapped.broadcast_buffers = wrapped.process_group, True
+
+
+def _hooks(wrapped: DistributedDataParallel) -> list[_Quiet]:
+    return [state for _, state in wrapped._comm_hooks if isinstance(state, _Quiet) and state.optimizer is not None]
 
 
 def _own_gradients(quiet, bucket):  # type: ignore[no-untyped-def]
     """A communication hook without communication: DDP compares annotations with types, so there are none here."""
+    if quiet.group is not None:
+        return allreduce_hook(quiet.group, bucket)
     if quiet.is_over:
         caution(
             "tw.distribute has kept this DistributedDataParallel from sending gradients, and its optimizer is closed: "

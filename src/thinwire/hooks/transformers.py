@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer: `trainer.add_callback(ThinwireCallback(trainer, "3lc", sparsity=1.0))`.
+"""Hugging Face's Trainer: `trainer.add_callback(ThinwireCallback(trainer))`, or `(trainer, "3lc", sparsity=1.0)`.
 
 The Trainer wraps the model when `train()` begins, and calls `on_train_begin` afterwards. Callbacks are given the model
 without its wrapper, so this one asks the Trainer for `model_wrapped`.
@@ -18,8 +18,9 @@ from torch.distributed.tensor import DTensor
 from thinwire.cautions import caution
 from thinwire.codecs import Codec
 from thinwire.hooks import ddp
+from thinwire.hooks.auto_optimizer import AutoOptimizer
 from thinwire.hooks.exchange.state import ExchangeState
-from thinwire.hooks.framework_models import compress_wrapped
+from thinwire.hooks.framework_models import compress_wrapped, distribute_wrapped
 from thinwire.hooks.wrapping import is_distributed
 from thinwire.runtime.digests import bits_digest
 from thinwire.runtime.peers import gather, pass_on
@@ -43,27 +44,37 @@ class ThinwireCallback(TrainerCallback):
 
     Args:
         trainer: to which the callback is added.
-        codec: as in `ddp.compress`, or `fsdp.compress`.
+        codec: as in `ddp.compress`, or `fsdp.compress`. Without one thinwire chooses what is exchanged, as
+            `tw.distribute(model, optimizer)` does: of AdamW, the Trainer's own, local updates or a plain all-reduce;
+            of SGD, and of what FSDP2 has sharded, gradients by `"auto"`. A training that resumes chooses anew, and with
+            local updates from rank 0's weights and moments.
         telemetry: a file of JSON lines, for `thinwire watch` and `thinwire report`: every rank adds records of every
             tenth step, and the losses that the Trainer logs.
-        **options: likewise, such as `sparsity=1.0`, `codecs={…}` or `start_step=50`. With float16 the Trainer's
-            GradScaler is given by itself, with `nonfinite="skip"`.
+        **options: likewise, such as `sparsity=1.0`, `codecs={…}` or `start_step=50`; or of `tw.distribute`. With
+            float16 the Trainer's GradScaler is given by itself, with `nonfinite="skip"`.
 
     Attributes:
         state: what `ddp.compress` or `fsdp.compress` returned, once `train` has begun; `ddp.report(callback.state)` or
             `fsdp.report` says what was sent.
+        optimizer: what `tw.distribute` returned in its place; its `report()` says what was chosen, and sent.
 
     Example::
 
         trainer = Trainer(model, TrainingArguments(…), train_dataset=data)
-        trainer.add_callback(ThinwireCallback(trainer, "3lc", sparsity=1.0))
+        trainer.add_callback(ThinwireCallback(trainer))
         trainer.train()
     """
 
     def __init__(
-        self, trainer: Trainer, codec: str | Codec = "3lc", *, telemetry: str | Path | None = None, **options: Any
+        self,
+        trainer: Trainer,
+        codec: str | Codec | None = None,
+        *,
+        telemetry: str | Path | None = None,
+        **options: Any,
     ) -> None:
         self.state: ExchangeState | None = None
+        self.optimizer: AutoOptimizer | None = None
         self._trainer, self._codec, self._options = trainer, codec, options
         self._telemetry = telemetry
         self._model: weakref.ref[torch.nn.Module] | None = None
@@ -75,6 +86,13 @@ class ThinwireCallback(TrainerCallback):
         if not is_distributed(self._trainer.model_wrapped, args.world_size):
             return
         wrapped = self._trainer.model_wrapped
+        if self._codec is None:
+            holder: Any = self._trainer.optimizer
+            inner = getattr(holder, "optimizer", holder)  # within Accelerate's wrapper
+            self.optimizer = distribute_wrapped(wrapped, inner, self._options, self._telemetry)
+            if self.optimizer is not None:
+                self._put(self.optimizer)
+                return
         if self.state is None or self._model is None or self._model() is not wrapped:
             scaler = getattr(self._trainer.accelerator, "scaler", None)
             if self.state is not None:
@@ -99,7 +117,11 @@ class ThinwireCallback(TrainerCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Records the last step, if it was measured; a second `train()` goes on with the same hook."""
+        """Records the last step, if it was measured; a second `train()` goes on with the same hook, or chooses anew."""
+        if self.optimizer is not None and not self.optimizer.closed:
+            self.optimizer.flush()
+            self.optimizer.close()
+            self._put(self.optimizer.inner)
         if self.state is not None:
             self.state.between_steps()
 
@@ -117,6 +139,14 @@ class ThinwireCallback(TrainerCallback):
             part.replace(folder / FILE)
         else:
             caution(f"the Trainer's checkpoint is not at {folder}: the residuals of all ranks are not saved")
+
+    def _put(self, optimizer: torch.optim.Optimizer) -> None:
+        """Has the Trainer train with an optimizer, within Accelerate's wrapper where there is one."""
+        holder = self._trainer.optimizer
+        if hasattr(holder, "optimizer"):
+            holder.optimizer = optimizer
+        else:
+            self._trainer.optimizer = optimizer
 
     def _load(self, state: ExchangeState, args: TrainingArguments, trained: TrainerState) -> None:
         """Takes back what rank 0 finds, on all ranks or on none: machines may have disks of their own."""

@@ -1,0 +1,130 @@
+"""What `tw.distribute` without a design refuses before it changes anything, and what ranks tell each other first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.nn.parallel import DistributedDataParallel
+
+from thinwire.errors import ConfigError, check_keys
+from thinwire.hooks.exchange.ranks import meet
+from thinwire.hooks.quiet_ddp import check_silent
+from thinwire.hooks.several import class_names, parts
+from thinwire.hooks.wrapping import inside_compiled, is_sharded
+from thinwire.policies.adaptive import is_adaptive
+from thinwire.policies.designs import design as find_design
+from thinwire.runtime.peers import agree
+from thinwire.transports.peers import PeerGroup
+
+KEY = "auto"
+"""In a state: what was chosen, beside the optimizer's own state."""
+
+
+def adapts(optimizer: torch.optim.Optimizer) -> bool:
+    """Returns whether an optimizer, or one of several, divides gradients by their own size."""
+    return any(map(is_adaptive, parts(optimizer)))
+
+
+def check_alone(given: Mapping[str, Any]) -> None:
+    """Raises ConfigError for arguments, None where they were not given, that decide what `auto` decides."""
+    names = [name for name, value in given.items() if value is not None]
+    if names:
+        raise ConfigError(
+            f"design='auto' decides {', '.join(names)} itself; leave {'it' if len(names) == 1 else 'them'} out, or "
+            "name a design, as in design='local-sgd[h=4]'"
+        )
+
+
+def check_training(
+    model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup
+) -> DistributedDataParallel | None:
+    """Returns the wrapper that a script has put around its model, if any.
+
+    Raises:
+        ConfigError: a model or an optimizer that no choice could train.
+    """
+    if dist.get_rank(group) < 0:
+        raise ConfigError("this process is not in the group that it was given")
+    inside = inside_compiled(model)
+    if is_sharded(model) or any(isinstance(each, FullyShardedDataParallel) for each in model.modules()):
+        raise ConfigError(
+            "the model is sharded by FSDP, and tw.distribute trains whole models: fsdp.compress(model, 'auto') of "
+            "thinwire.hooks codes the gradients of FSDP2"
+        )
+    for each in parts(optimizer):
+        if isinstance(getattr(each, "optimizer", None), torch.optim.Optimizer):
+            raise ConfigError(
+                f"a {type(each).__name__} is a framework's wrapper: write optimizer.optimizer = tw.distribute(model, "
+                "optimizer.optimizer)"
+            )
+    if not any(each.requires_grad for each in model.parameters()):
+        raise ConfigError("the model has no parameter that requires a gradient: there is nothing to train")
+    if not isinstance(inside, DistributedDataParallel):
+        return None
+    ranks, reduced = (sorted(dist.get_process_group_ranks(each)) for each in (group, inside.process_group))
+    if ranks != reduced:
+        raise ConfigError(
+            f"the model is wrapped in DistributedDataParallel over ranks {reduced}, and the training is over {ranks}: "
+            "give both the same group, or leave DistributedDataParallel out"
+        )
+    if adapts(optimizer) and len(ranks) > 1:
+        check_silent(model, inside, group, find_design("local-sgd"))
+    return inside
+
+
+def check_state(state: Mapping[str, Any], optimizer: torch.optim.Optimizer, rank: int) -> Mapping[str, Any]:
+    """Returns what a state says of the choice.
+
+    Raises:
+        ConfigError: it is of something else.
+    """
+    if KEY not in state:
+        raise ConfigError(
+            "the state is of tw.distribute with a design: name that design"
+            if "position" in state
+            else "the state is one that torch's own optimizer returned: load it into that one, before tw.distribute"
+        )
+    saved: Mapping[str, Any] = state[KEY]
+    check_keys(saved, ["kind", "name", "why", "taken", "optimizer", "ranks", "link_bps", "clock", "exchange"])
+    if saved["optimizer"] != (here := class_names(optimizer)):
+        raise ConfigError(
+            f"the state is of {saved['optimizer']}, and this optimizer is {here}: go on with the same class, or begin "
+            "from the model's weights alone"
+        )
+    if saved["ranks"][0] != rank and saved["kind"] != "plain":
+        raise ConfigError(
+            f"the state is of rank {saved['ranks'][0]}, and this is rank {rank}: each resumes from its own, which "
+            "holds what its gradients have not sent yet"
+        )
+    return saved
+
+
+def meet_alike(
+    optimizer: torch.optim.Optimizer,
+    group: dist.ProcessGroup,
+    timeout: timedelta,
+    saved: Mapping[str, Any] | None,
+    settings: Mapping[str, Any],
+) -> PeerGroup:
+    """Returns the way to the other ranks, once all have said the same of the training; all of them call it.
+
+    Raises:
+        ProtocolError: they differ; the message names rank and setting.
+        TransportError: not all ranks came.
+    """
+    peers = meet(dist.get_process_group_ranks(group), timeout, None)
+    shapes = [list(parameter.shape) for each in optimizer.param_groups for parameter in each["params"]]
+    said = {
+        "optimizer": class_names(optimizer),
+        "parameters": shapes,
+        "resumes": "nothing" if saved is None else f"{saved['name']} at step {saved['taken']}",
+        **{name: value if isinstance(value, int | float | str) else repr(value) for name, value in settings.items()},
+    }
+    agree(peers, said, when="call tw.distribute", wanted="all ranks must call tw.distribute with the same arguments")
+    return peers

@@ -1,0 +1,155 @@
+"""What `tw.distribute` chooses for an adaptive optimizer: measured steps, the choice, and the watch over the link."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+import torch
+
+from thinwire.hooks.optimizer import DistributedOptimizer
+from thinwire.policies.adaptive import EXCHANGE_SHARE, ROUNDS, local_steps
+from thinwire.policies.compression import MIN_NUMEL
+from thinwire.quantities import ms_text, rate_text
+
+WARM_UP, TIMED = 1, 3
+"""Steps without an exchange, in which everything starts and compiles, and those that are timed after them."""
+CODED = 40
+"""How many times less than float32 a coded value of `local-sgd` takes, each way."""
+CODING_S = 8e-9
+"""What a rank takes for coding and decoding a value of it, in seconds."""
+SLOW_SHARE, SLOW_ROUNDS = 0.5, 4
+"""What exchanges take of the time where a link is called much slower than it was, over twice so many of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """What was chosen.
+
+    Args:
+        kind: `measuring`, `gradients`, `local` or `plain`.
+        name: as the user would write it, where one can.
+        why: a line for the log.
+    """
+
+    kind: str
+    name: str
+    why: str
+
+
+def choose(
+    who: str, compute_s: float, link_bps: float, ranks: int, parameters: Sequence[torch.Tensor], *, least: int = 1
+) -> Choice:
+    """Returns what fits an adaptive optimizer; the same on all ranks, from the same numbers.
+
+    Args:
+        who: the optimizer's class.
+        compute_s: of the slowest rank's step without an exchange, in seconds.
+        link_bps: of the slowest link, in bits per second.
+        ranks: how many there are.
+        parameters: that are trained.
+        least: steps of a round; 1 allows a plain all-reduce.
+
+    Example:
+        >>> weights = [torch.zeros(1000, 1000)]
+        >>> print(choose("AdamW", 0.092, 98e6, 4, weights).why)
+        auto: AdamW, link 98 Mbit/s, a step computes 92 ms: local-sgd[h=4] (an exchange takes 6 % of the time)
+        >>> print(choose("AdamW", 0.092, 20e9, 4, weights).why)
+        auto: AdamW, link 20 Gbit/s, a step computes 92 ms: plain all-reduce (it takes 3 % of a step's computation)
+    """
+    # A rank sends its share to each of the others, and gets theirs, as in a ring.
+    byte_s = 2 * (ranks - 1) / ranks * 8 / max(1.0, link_bps)
+    coded = sum(each.numel() for each in parameters if each.ndim > 1 and each.numel() >= MIN_NUMEL)
+    rest = sum(each.numel() for each in parameters) - coded
+    all_reduce_s = byte_s * sum(each.numel() * each.element_size() for each in parameters)
+    exchange_s = byte_s * 4 * (coded / CODED + rest) + CODING_S * coded
+    steps = max(least, local_steps(compute_s, all_reduce_s, exchange_s))
+    begins = f"auto: {who}, link {rate_text(link_bps)}, a step computes {ms_text(compute_s)}"
+    if steps == 1:
+        share = 100 * all_reduce_s / compute_s
+        why = f"{begins}: plain all-reduce (it takes {share:.0f} % of a step's computation)"
+        return Choice(kind="plain", name="plain all-reduce", why=why)
+    name, share = f"local-sgd[h={steps}]", 100 * exchange_s / (steps * compute_s + exchange_s)
+    why = f"{begins}: {name} (an exchange takes {share:.0f} % of the time)"
+    return Choice(kind="local", name=name, why=why)
+
+
+@dataclass
+class StepClock:
+    """Times steps from the end of one to the end of the next.
+
+    Attributes:
+        seconds: of the steps that were timed.
+        uses_all: whether every trained parameter had a gradient at every step.
+        scaled: whether a GradScaler was there, whose scale each rank has found by itself.
+    """
+
+    seconds: list[float] = field(default_factory=list)
+    uses_all: bool = True
+    scaled: bool = False
+    _ended: float | None = None
+
+    def step_ended(self, steps: int, optimizer: torch.optim.Optimizer) -> bool:
+        """Takes the end of a step; returns whether enough were timed.
+
+        Args:
+            steps: taken so far.
+            optimizer: with the step's gradients.
+        """
+        trained = [each for group in optimizer.param_groups for each in group["params"] if each.requires_grad]
+        self.uses_all = self.uses_all and all(each.grad is not None for each in trained)
+        if trained and trained[0].is_cuda:
+            torch.cuda.synchronize(trained[0].device)
+        now = time.perf_counter()
+        if self._ended is not None:
+            self.seconds.append(now - self._ended)
+        self._ended = now
+        return steps >= WARM_UP + TIMED and bool(self.seconds)
+
+    @property
+    def step_s(self) -> float:
+        """The median of the timed steps, in seconds."""
+        return median(self.seconds)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what the steps so far have told."""
+        return {"seconds": list(self.seconds), "uses_all": self.uses_all, "scaled": self.scaled}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from there; the time between is no step's."""
+        self.seconds, self.uses_all, self.scaled = list(state["seconds"]), state["uses_all"], state["scaled"]
+        self._ended = None
+
+
+class LinkWatch:
+    """Looks whether exchanges of local updates have come to take much more of the time than when they were chosen."""
+
+    def __init__(self) -> None:
+        self._begun: tuple[int, int, float, float] | None = None
+        self._slow = 0
+        self._told = False
+
+    def step_ended(self, optimizer: DistributedOptimizer) -> str:
+        """Returns what to tell the user, once; else nothing."""
+        clock = optimizer.clock
+        if self._told or (self._begun is not None and clock < self._begun[0] + SLOW_ROUNDS):
+            return ""
+        now = clock, optimizer.steps_done, time.perf_counter(), optimizer.traffic().get("exchange_seconds", 0.0)
+        before, self._begun = self._begun, now
+        if before is None or before[0] == 0:  # in which kernels compile
+            return ""
+        rounds, steps, seconds, exchanging = (new - old for new, old in zip(now, before, strict=True))
+        self._slow = self._slow + 1 if exchanging > SLOW_SHARE * seconds else 0
+        if self._slow < 2:
+            return ""
+        self._told = True
+        each_s = exchanging / rounds
+        fits = [h for h in ROUNDS if each_s <= EXCHANGE_SHARE * (h * (seconds - exchanging) / steps + each_s)]
+        return (
+            f"exchanges take {exchanging / seconds:.0%} of the time by now, so the link is much slower than when "
+            f"tw.distribute chose; the choice stays. With {each_s:.2g} s an exchange, write "
+            f'design="local-sgd[h={fits[0] if fits else ROUNDS[-1]}]"'
+        ).replace("%", " %", 1)

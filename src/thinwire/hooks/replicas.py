@@ -1,0 +1,151 @@
+"""Equal replicas by DistributedDataParallel: a wrapper of the script's own, or one around a bare model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from thinwire.errors import ConfigError
+from thinwire.hooks.quiet_ddp import speak_again
+from thinwire.hooks.wrapping import inside_compiled
+from thinwire.runtime.peers import gather
+from thinwire.transports.peers import PeerGroup
+
+
+class Replicas:
+    """Averages the gradients of a model over the ranks, whether the script calls the model or a wrapper.
+
+    A bare model's forward pass runs what DistributedDataParallel does around it, as torch's composable `replicate`
+    has it, but not without gradients: rank 0 may evaluate alone.
+
+    Args:
+        model: as the script calls it.
+        group: whose ranks train it.
+        wrapped: the script's own wrapper, which stays as it is; None: one is made here.
+        **options: of that one.
+
+    Attributes:
+        ddp: the wrapper.
+    """
+
+    def __init__(
+        self, model: nn.Module, group: dist.ProcessGroup, wrapped: DistributedDataParallel | None = None, **options: Any
+    ) -> None:
+        self._is_copy, self._called = False, True
+        self._handles: list[Any] = []
+        if wrapped is not None:
+            self.ddp = wrapped
+            return
+        self.ddp = DistributedDataParallel(inside_compiled(model), process_group=group, **options)
+        # Of a model that is compiled, torch would trace into the reducer.
+        disable: Any = torch.compiler.disable  # untyped in torch
+        self._enter, self._leave = disable(self._enter_now), disable(self.ddp._post_forward)
+        self._handles = [
+            model.register_forward_pre_hook(self._before, with_kwargs=True, prepend=True),
+            model.register_forward_hook(self._after),
+        ]
+
+    def _before(self, _model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return None if self._is_copy or not torch.is_grad_enabled() else self._enter(args, kwargs)
+
+    def _enter_now(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._called = True
+        return self.ddp._pre_forward(*args, **kwargs)
+
+    def _after(self, _model: nn.Module, _args: tuple[Any, ...], output: Any) -> Any:
+        return output if self._is_copy or not torch.is_grad_enabled() else self._leave(output)
+
+    def check_called(self, optimizer: torch.optim.Optimizer) -> None:
+        """Raises ConfigError where a step has gradients of a bare model that was not called, and so none averaged."""
+        called, self._called = self._called, not self._handles
+        if not called and any(p.grad is not None for group in optimizer.param_groups for p in group["params"]):
+            raise ConfigError(
+                "the model has gradients, and was not called since the last step, so that no rank sees another's: call "
+                "model(…), and no method or part of it, or wrap it in DistributedDataParallel before tw.distribute"
+            )
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes inside only accumulate gradients."""
+        with self.ddp.no_sync():
+            yield
+
+    def close(self) -> None:
+        """Leaves the model as it was; a wrapper of the script's own stays."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy of the model, such as one of averaged weights, or one that is saved, takes part in nothing."""
+        return _of_copy, ()
+
+
+def _of_copy() -> Replicas:
+    replicas = Replicas.__new__(Replicas)
+    replicas._is_copy, replicas._handles = True, []
+    return replicas
+
+
+def silence(wrapped: DistributedDataParallel, *, quiet: bool) -> None:
+    """Has a wrapper leave every rank its own gradients, as within `no_sync`, or average them again."""
+    wrapped.require_backward_grad_sync = not quiet
+    if wrapped.static_graph:  # whose first backward pass would average them even so
+        wrapped._static_graph_delay_allreduce_enqueued = quiet
+    if not quiet:
+        speak_again(wrapped)
+
+
+def follow_rank_0(
+    module: nn.Module, optimizer: torch.optim.Optimizer, peers: PeerGroup, group: dist.ProcessGroup
+) -> None:
+    """Gives every rank what rank 0 has: parameters, buffers, and what its optimizer keeps of each parameter.
+
+    Where ranks keep different things of a parameter, as one has not used it yet, none of them keeps any. All ranks call
+    it.
+
+    Args:
+        module: of the training.
+        optimizer: of every rank.
+        peers: all ranks.
+        group: of them, for tensors of the model's device.
+    """
+    parameters = [parameter for each in optimizer.param_groups for parameter in each["params"]]
+    own = [optimizer.state.get(each, {}) for each in parameters]
+    told = [json.loads(each) for each in gather(peers, json.dumps([_kept(state) for state in own]).encode())]
+    tensors: list[torch.Tensor] = [*module.parameters(), *module.buffers()]
+    for place, state in enumerate(own):
+        first = told[0][place]
+        if any([each[:2] for each in theirs[place]] != [each[:2] for each in first] for theirs in told):
+            state.clear()
+            continue
+        for name, _, value in first:
+            if value is None:
+                tensors.append(state[name])
+            else:
+                state[name] = value
+    device = next(module.parameters()).device
+    source = dist.get_global_rank(group, 0)
+    with torch.no_grad():
+        for tensor in tensors:
+            if isinstance(tensor, torch.Tensor) and tensor.numel():
+                sent = tensor.detach().to(device).contiguous()
+                dist.broadcast(sent.reshape(-1).view(torch.uint8), source, group=group)  # of any dtype
+                tensor.copy_(sent)
+
+
+def _kept(state: dict[str, Any]) -> list[tuple[str, str, float | None]]:
+    """What an optimizer keeps of a parameter: names, kinds, and numbers that are no tensors."""
+    return [
+        (name, f"{value.dtype} {tuple(value.shape)}", None)
+        if isinstance(value, torch.Tensor)
+        else (name, type(value).__name__, value if isinstance(value, int | float) else None)
+        for name, value in sorted(state.items())
+    ]
