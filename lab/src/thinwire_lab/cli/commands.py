@@ -14,6 +14,7 @@ COMMANDS = {
     "demo": "Train digits twice over a thin link, uncompressed and with 3LC, each in the same time.",
     "train": "Train a model with a server and N workers on this machine, over an emulated link; or on a Ray cluster.",
     "worker": "Train as one worker. All workers are started with the same options but `--rank`.",
+    "run": "Run a script of torchrun's on this machine, each rank in a network of its own behind a thin link.",
     "compare": "Compare designs on links: accuracy from full runs, seconds per step from short runs on every link.",
     "race": "Race DDP hooks to a test accuracy, or language models to a held-out loss.",
     "reproduce": "Make tables and figures of the papers again, and show ours beside the paper's.",

@@ -1,0 +1,67 @@
+"""`thinwire run --link 20mbit SCRIPT …`: a script of torchrun's, each rank behind a link of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from typing import Annotated
+
+import typer
+
+from thinwire.cli.lazy import lazy
+from thinwire.quantities import nbytes_text
+from thinwire_lab.cli.privileges import with_privileges
+
+courses, namespaces = lazy("thinwire_lab.bench.courses"), lazy("thinwire_lab.engines.namespaces")
+app = typer.Typer()
+
+PORT = "29400"
+
+
+@app.command(
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    epilog="Example: thinwire run --link 20mbit --ranks 4 examples/one_line.py --optimizer adamw; a link that steps: "
+    "thinwire run --link 100mbit/5mbit@30 examples/one_line.py",
+)
+def run(
+    script: Annotated[list[str], typer.Argument(help="The script, as after `torchrun`, and its arguments.")],
+    link: Annotated[
+        str, typer.Option(help="The rate of every rank's link, both ways; several with / and @ the seconds of each.")
+    ] = "none",
+    ranks: Annotated[int, typer.Option(min=1, max=64, help="How many ranks train together.")] = 4,
+) -> None:
+    """Run a script of torchrun's on this machine, each rank in a network of its own behind a thin link.
+
+    The kernel makes the links thin. The output is that of all ranks; at the end come the bytes that each has sent.
+    """
+    with_privileges(link.partition("/")[0], "kernel")
+    course = courses.course(link)
+    rate = course.rate(0.0, [])
+    hosts = [f"rank {rank}" for rank in range(ranks)]
+    with namespaces.Fabric(dict.fromkeys(hosts, rate)) as fabric:
+        shared = {"WORLD_SIZE": str(ranks), "LOCAL_RANK": "0", "MASTER_PORT": PORT, "GLOO_SOCKET_IFNAME": "eth0"}
+        shared |= {"MASTER_ADDR": fabric.addresses[hosts[0]], "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+        started = [
+            subprocess.Popen(
+                fabric.inside(host, [sys.executable, "-u", *script]), env=os.environ | shared | {"RANK": str(rank)}
+            )
+            for rank, host in enumerate(hosts)
+        ]
+        try:
+            began = time.monotonic()
+            while any(each.poll() is None for each in started) and not any(each.returncode for each in started):
+                time.sleep(course.poll_s or 0.1)
+                if (now := course.rate(time.monotonic() - began, [])) != rate:
+                    rate = now
+                    fabric.set_rates(dict.fromkeys(hosts, rate))
+        finally:
+            for each in started:
+                if each.poll() is None:
+                    each.terminate()
+            for each in started:
+                each.wait()
+        sent = [fabric.sent(host).nbytes for host in hosts]
+    typer.echo(f"sent by each rank: {', '.join(nbytes_text(each) for each in sent)}")
+    raise typer.Exit(next((each.returncode for each in started if each.returncode), 0))
