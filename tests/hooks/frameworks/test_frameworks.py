@@ -160,7 +160,7 @@ def run_sharded(rank: int, folder: str, replicas: int) -> dict[str, Any]:
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
         found["of other weights"] = of_trainer(sharded(mesh), 3).state.step
-    found["told"] = ["residuals begin at zero" in str(each.message) for each in heard]
+    found["told"] = sum("residuals begin at zero" in str(each.message) for each in heard)
 
     sys.modules["lightning"] = types.ModuleType("lightning")
     adapter = stub("lightning.pytorch", "Callback", "LightningModule", "Trainer")
@@ -237,7 +237,7 @@ def test_the_callbacks_compress_what_fsdp2_has_sharded_and_go_on_from_checkpoint
 ) -> None:
     for found in ranks["shards"] + ranks["sites"]:
         assert found["Trainer"] == (True, 3, True) and found["Lightning"] == (3, True), found
-        assert (found["of other weights"], found["told"]) == (0, [True])
+        assert (found["of other weights"], found["told"]) == (0, 1)
         assert found["second fit"] == (True, 4) and found["after a failure"] == (2, True), found
 
 
