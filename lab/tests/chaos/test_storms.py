@@ -14,6 +14,7 @@ import pytest
 
 from thinwire.errors import ConfigError
 from thinwire_lab.bench.harness import Tell
+from thinwire_lab.chaos import storms
 from thinwire_lab.chaos.faults import Fault
 from thinwire_lab.chaos.outcome import Outcome, Sample
 from thinwire_lab.chaos.soak import Soak, growth, sample
@@ -32,7 +33,7 @@ RIGHT = Outcome(
 
 @pytest.fixture
 def undisturbed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Storms, "undisturbed", lambda *_: SimpleNamespace(test_accuracy=0.98, weights="w"))
+    monkeypatch.setattr(storms.in_process, "run", lambda _: SimpleNamespace(test_accuracy=0.98, weights="w"))
 
 
 @pytest.mark.usefixtures("undisturbed")

@@ -146,7 +146,7 @@ def test_names_and_hosts_are_checked() -> None:
         engine.start("worker 0", sh("exit 0"))
         with pytest.raises(ConfigError, match="'worker 0' has been started already"):
             engine.start("worker 0", sh("exit 0"))
-        with pytest.raises(ConfigError, match="host 'a' was given, but the engine has no fabric"):
+        with pytest.raises(ConfigError, match="host 'a', fabric None"):
             engine.start("worker 1", sh("exit 0"), host="a")
         with pytest.raises(ConfigError, match=r"no process called worker 5; there are \['worker 0'\]"):
             engine.wait_for("worker 5", Up, PATIENCE_S)
