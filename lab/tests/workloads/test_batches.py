@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from thinwire_lab.workloads.images import digits
 
 from thinwire.errors import ConfigError
 from thinwire_lab.workloads.batches import Batches
 from thinwire_lab.workloads.dataset import Dataset
+from thinwire_lab.workloads.images import digits
 
 
 @pytest.fixture(scope="module")

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from thinwire_lab.workloads.images import digits
 
 from thinwire.errors import ConfigError
 from thinwire_lab.workloads.batches import Batches
 from thinwire_lab.workloads.data import datasets
 from thinwire_lab.workloads.evaluate import cross_entropy, evaluate
+from thinwire_lab.workloads.images import digits
 from thinwire_lab.workloads.models import TEXT_MODELS, model, models
 from thinwire_lab.workloads.recipe import Recipe, build_optimizer, clip_gradients, param_groups, schedule
 from thinwire_lab.workloads.recipes import recipe

@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from thinwire_lab.workloads.images import digits
 from torch import nn
 
 from thinwire.errors import ConfigError
 from thinwire_lab.workloads.dropout import MODELS, Dropout, add_dropout, check_dropout
 from thinwire_lab.workloads.evaluate import evaluate, training_loss
+from thinwire_lab.workloads.images import digits
 from thinwire_lab.workloads.models import model, models
 from thinwire_lab.workloads.recipes import recipe
 from thinwire_lab.workloads.training import Training, training
