@@ -17,6 +17,7 @@ from thinwire_lab.chaos.outcome import Outcome, Sample
 from thinwire_lab.chaos.soak import Soak, growth
 from thinwire_lab.chaos.storms import PEACE, Storms, all_back, exchanges
 from thinwire_lab.chaos.trials import Scenario, Trial
+from thinwire_lab.jobs import in_process
 from thinwire_lab.jobs.grid import Measured, run
 from thinwire_lab.jobs.job import Job
 from thinwire_lab.jobs.results import Results
@@ -29,7 +30,7 @@ RIGHT = Outcome(
 
 @pytest.fixture
 def undisturbed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Storms, "undisturbed", lambda *_: SimpleNamespace(test_accuracy=0.98, weights="w"))
+    monkeypatch.setattr(in_process, "run", lambda _: SimpleNamespace(test_accuracy=0.98, weights="w"))
 
 
 @pytest.mark.usefixtures("undisturbed")
