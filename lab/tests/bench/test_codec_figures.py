@@ -23,9 +23,3 @@ def test_lists_and_small_tensors_have_a_line_for_each_figure(monkeypatch: pytest
     monkeypatch.setattr(codec_figures, "resnet50_sizes", lambda: [3, 4000, 100])
     tensors = codec_figures.tensor_list(turns=1)
     assert (tensors.values["tensors"], tensors.values["elements"]) == (3, 4103) and len(tensors.lines) == 2
-
-
-@pytest.mark.long
-def test_the_first_use_is_measured_with_and_without_compiling() -> None:
-    figure = codec_figures.first_use()
-    assert 0 < figure.values["cached"] < figure.values["not yet compiled"] and len(figure.lines) == 2

@@ -1,13 +1,15 @@
-"""What codecs are measured beside does what it stands for."""
+"""What codecs are measured beside does what it stands for; figures of every codec on real gradients."""
 
 from __future__ import annotations
-
 import numpy as np
 import torch
-
 import thinwire as tw
 from thinwire.frames import parse
 from thinwire_lab.bench import peers
+import pytest
+from thinwire.codecs import registry
+from thinwire.reports.codec_sample import recorded
+from thinwire_lab.bench.sample import sample_codecs
 
 
 def test_raw_compressors_are_called_rightly() -> None:
@@ -26,3 +28,17 @@ def test_3lc_in_plain_operators_makes_the_codecs_bytes_and_residual() -> None:
         _, payload = peers.encode_ternary(values, residual, 1.0)
         assert payload.numpy().tobytes() == bytes(parse(frame).payload)
         assert context.residual is not None and torch.equal(residual, context.residual)
+
+
+def test_what_is_recorded_of_every_codec_is_what_is_measured() -> None:
+    """Other processors add in another order, and a value at a threshold may fall to its other side."""
+    rows = {row.codec: row for row in sample_codecs()}
+    assert sorted(rows) == sorted(registry.ids()) == sorted(row.codec for row in recorded())
+    for row in recorded():
+        for name in ("bits_per_value", "ratio", "relative_error", "after_feedback"):
+            measured, told = getattr(rows[row.codec], name), getattr(row, name)
+            assert measured == (told if told is None else pytest.approx(told, rel=0.05, abs=0.001)), (row.codec, name)
+    assert rows["fp32"].bits_per_value == 32 and rows["fp32"].relative_error == 0
+    assert rows["3lc"].bits_per_value < 1.6 < rows["int8"].bits_per_value < 8.1
+    fed = rows["3lc"].after_feedback
+    assert fed is not None and fed < rows["3lc"].relative_error / 2, "what was not sent comes later"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,8 +14,7 @@ from thinwire.errors import ConfigError
 from thinwire_lab.bench.harness import Tell
 from thinwire_lab.chaos.faults import Fault
 from thinwire_lab.chaos.outcome import Outcome, Sample
-from thinwire_lab.chaos.soak import Soak, growth, sample
-from thinwire_lab.chaos.stage import SERVER
+from thinwire_lab.chaos.soak import Soak, growth
 from thinwire_lab.chaos.storms import PEACE, Storms, all_back, exchanges
 from thinwire_lab.chaos.trials import Scenario, Trial
 from thinwire_lab.jobs import in_process
@@ -124,17 +121,6 @@ def test_options_that_cannot_be() -> None:
         with pytest.raises(ConfigError, match=said):
             kind(**given)
     assert Storms(**gone, strikes=1, runs=1, **UNSHAPED).cells()[0].job().consistency == "backup[1]"
-
-
-def test_a_server_that_has_just_died_is_no_sample() -> None:
-    with subprocess.Popen(["true"]) as gone:
-        stage: Any = SimpleNamespace(engine=SimpleNamespace(pids={SERVER: gone.pid}), audit=SimpleNamespace(version=7))
-        os.waitid(os.P_PID, gone.pid, os.WEXITED | os.WNOWAIT)
-        assert sample(stage, 1.0) is None, "its parent has not waited for it yet: its status has no memory in it"
-    assert sample(stage, 1.0) is None
-    stage.engine.pids = {SERVER: os.getpid()}
-    own = sample(stage, 1.234)
-    assert own is not None and own.minute == 1.23 and own.rss_mb > 1 and own.version == 7
 
 
 def test_growth_is_noticed_and_comings_and_goings_are_not() -> None:

@@ -14,7 +14,6 @@ import torch
 from thinwire.errors import ConfigError, DataError
 from thinwire_lab.workloads import data as registry
 from thinwire_lab.workloads.data import data
-from thinwire_lab.workloads.dataset import pixel_statistics
 from thinwire_lab.workloads.download import SOURCES
 from thinwire_lab.workloads.images import DIGITS, IDX_FILES, digits
 from thinwire_lab.workloads.python_text import CONTEXT, MIN_MODULES, python_text, source_files
@@ -99,16 +98,6 @@ def test_a_crop_is_what_a_model_sees_of_an_image() -> None:
             data(name)
 
 
-def test_pixel_statistics_are_those_of_a_float_copy() -> None:
-    images = torch.randint(256, (50, 3, 5, 4), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
-    mean, std = pixel_statistics(images, per_channel=True)
-    torch.testing.assert_close(mean.flatten(), images.float().mean((0, 2, 3)))
-    torch.testing.assert_close(std.flatten(), images.float().std((0, 2, 3), correction=0))
-    mean, std = pixel_statistics(images, per_channel=False)
-    torch.testing.assert_close(mean, images.float().mean().view(1, 1, 1))
-    torch.testing.assert_close(std, images.float().std(correction=0).view(1, 1, 1))
-
-
 def test_parts_that_do_not_fit_together_are_refused() -> None:
     impossible: list[tuple[dict[str, Any], str]] = [
         ({"train_y": torch.zeros(3, dtype=torch.uint8)}, "1347 train examples .* with 3 labels"),
@@ -119,17 +108,6 @@ def test_parts_that_do_not_fit_together_are_refused() -> None:
     for fields, message in impossible:
         with pytest.raises(DataError, match=message):
             replace(digits(), **fields)
-
-
-def test_sizes_range_and_standardisation() -> None:
-    dataset = digits()
-    assert dataset.train_x.shape == (1347, 1, 8, 8) and dataset.test_x.shape == (450, 1, 8, 8)
-    assert dataset.train_x.dtype == torch.uint8 and int(dataset.train_x.max()) == 16
-    standard = dataset.inputs(dataset.train_x)
-    assert standard.dtype == torch.float32 and torch.isfinite(standard).all()
-    inked = dataset.train_x.float().std(0) > 0
-    torch.testing.assert_close(standard.mean(0)[inked], torch.zeros(int(inked.sum())), atol=1e-5, rtol=0)
-    torch.testing.assert_close(standard.std(0, correction=0)[inked], torch.ones(int(inked.sum())))
 
 
 def test_the_split_is_stratified_deterministic_and_loses_nothing() -> None:

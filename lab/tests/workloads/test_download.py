@@ -56,19 +56,6 @@ def test_fetch_reports_an_address_without_a_server_and_refuses_unknown_names(tmp
     assert files(tmp_path) == [] and set(SOURCES) == {"mnist", "fashion-mnist", "cifar10"}
 
 
-def test_two_processes_that_fetch_one_file_do_not_meet(site: Site, tmp_path: Path) -> None:
-    """The second fetches while the first is half way; in two containers both may have one process id."""
-    site.bodies["/file"] = BODY
-    remote = remote_file(site.url("/file"))
-
-    def half_way(name: str, done: int, nbytes: int) -> None:
-        if done < nbytes and len(site.requests) == 1:
-            fetch(remote, tmp_path)
-
-    assert fetch(remote, tmp_path, half_way).read_bytes() == BODY
-    assert files(tmp_path) == ["file.bin"] and site.requests == ["/file"] * 2
-
-
 def _archive(members: dict[str, bytes]) -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as tar:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 from thinwire_lab.jobs import in_process
 from thinwire_lab.jobs.job import Job
-from thinwire_lab.studies.reproduce import iteration_times, speedup
+from thinwire_lab.studies.reproduce import iteration_times
 from thinwire_lab.studies.reproduce.entry import Found
 from thinwire_lab.studies.reproduce.iteration_times import ONE_BIT, SGD, TimedFinding, cells, choices
 
@@ -42,21 +40,3 @@ def test_steepness_and_verdicts_of_told_seconds() -> None:
         SGD: ["100 %", "100.0%"],
     }
     assert [line[0] for line in shown.tables[0].lines] == ["none", "8mbit", "4mbit"]
-
-
-def test_all_numbers_of_workers_see_as_many_examples() -> None:
-    for scale in ("quick", "full"):
-        made = speedup.cells(scale)
-        assert {cell.workers * cell.steps for cell in made} == {speedup._EXAMPLES[scale] // speedup.BATCH}
-        assert {(cell.workers, cell.lr) for cell in made} == {
-            *((n, speedup.LR_OF_ONE * n) for n in (1, 2, 4, 8)),
-            (1, speedup.LR_OF_ONE * 8),
-        }
-
-
-def test_a_short_run_of_real_processes() -> None:
-    [cell] = [each for each in cells([SGD], "tiny") if each.link == "100mbit"]
-    finding = cell.run(lambda *_: None)
-    least = cell.workers * 17_226 * 4 * 8 / 100e6
-    assert finding.seconds_per_step > least and finding.shaping in ("kernel", "application")
-    assert finding.wire_bytes == pytest.approx(2 * cell.workers * 17_226 * 4, rel=0.05)

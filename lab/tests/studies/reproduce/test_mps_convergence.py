@@ -27,15 +27,3 @@ def test_time_to_equal_accuracy_is_a_share_of_the_baselines() -> None:
     shown = by_iteration.show(Found({cell: told(cell) for cell in by_iteration.cells("full")}))
     assert [line[-1] for line in shown.tables[0].lines] == ["90.00", "90.00", "90.00", "80.00"]
     assert "3 seeds" in shown.setting
-
-
-def test_what_is_shown_is_of_the_last_evaluation_up_to_a_share() -> None:
-    """As in full runs: 14 evaluations at multiples of 428 iterations and one at the end; here they rise and fall."""
-    study = ENTRIES[0].study
-    assert study is not None
-    steps = [*range(428, 6000, 428), 6000]
-    curve = [(step, 0.5 + (0.2 if step == 4708 else step / 60_000)) for step in steps]
-    shown = study.show(Found({cell: ConvergenceFinding(evaluations=curve) for cell in study.cells("full")}))
-    [table] = shown.tables
-    assert table.header[1:] == [f"accuracy % after {step}" for step in ("1,284", "2,996", "4,280", "6,000")]
-    assert table.lines[0][1:] == ["52.14", "54.99", "57.13", "60.00"], "70.00 % at 4,708 is after three quarters"

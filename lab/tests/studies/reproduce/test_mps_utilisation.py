@@ -6,7 +6,6 @@ import pytest
 
 from thinwire.planner.utilisation import Sample
 from thinwire_lab.studies.reproduce.entry import Found
-from thinwire_lab.studies.reproduce.mps_nodes import SYNC
 from thinwire_lab.studies.reproduce.mps_processes import ENTRIES, utilisation
 
 
@@ -31,18 +30,3 @@ def test_shares_are_of_a_core_of_all_cores_and_of_the_rate() -> None:
     assert (
         entry.study.show(Found(dict.fromkeys(entry.study.cells("quick"), short))).tables[0].lines[0][2] == "too short"
     )
-
-
-@pytest.mark.timeout(300)
-def test_processes_are_sampled_while_they_train() -> None:
-    _, entry = ENTRIES
-    assert entry.study is not None
-    [cell] = [each for each in entry.study.cells("tiny") if each.design == SYNC]
-    finding = cell.run(lambda *_: None)
-    samples = len(finding.seconds)
-    assert samples > 0 and len(finding.processor) == len(finding.machine) == len(finding.network) == samples
-    assert max(finding.processor) > 0 and 0 < max(finding.machine) <= 1.001
-    if finding.shaping == "kernel":  # otherwise a machine has no link of its own, and 0 % of it are used
-        assert finding.link.endswith("mbit") and 0 < max(finding.network) < 1.5
-    else:
-        assert finding.link == "none" and not any(finding.network)

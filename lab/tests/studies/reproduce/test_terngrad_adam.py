@@ -7,9 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from lab.tests.workloads.test_images import write_cifar, write_idx
+from lab.tests.workloads.test_images import write_cifar
 from thinwire_lab.studies.reproduce.entry import Scale, Study
-from thinwire_lab.studies.reproduce.terngrad_training import ENTRIES, FLOATING, TERNARY, adam_pair
+from thinwire_lab.studies.reproduce.terngrad_training import ENTRIES, FLOATING, TERNARY
 from thinwire_lab.workloads import data as registry
 
 SCALES: tuple[Scale, ...] = ("quick", "full")
@@ -23,23 +23,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def install_fashion_mnist(cache: Path) -> None:
-    (cache / "fashion-mnist").mkdir()
-    write_idx(cache / "fashion-mnist", compressed=False)
-
-
 def study() -> Study:
     assert ENTRIES[-1].study is not None
     return ENTRIES[-1].study
-
-
-def test_the_data_is_cifar10_or_else_fashion_mnist_or_else_the_digits(cache: Path) -> None:
-    assert adam_pair("full") == ("mlp", "digits")
-    install_fashion_mnist(cache)
-    assert adam_pair("full") == adam_pair("quick") == ("cifarnet", "fashion-mnist")
-    write_cifar(cache / "cifar10")
-    assert adam_pair("full") == adam_pair("quick") == ("cifarnet", "cifar10[crop=24]")
-    assert adam_pair("tiny") == ("mlp", "digits")
 
 
 def test_batches_rates_and_the_ratio_of_steps_are_the_papers(cache: Path) -> None:

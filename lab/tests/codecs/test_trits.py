@@ -1,4 +1,4 @@
-"""`mqe1`: the paper's numbers, and what it promises beyond the contract."""
+"""`mqe1`, `qsgd-ds` and `stoch3` beyond the contract: the papers' numbers, and options."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 
 import thinwire as tw
 from tests.codecs.contract import naming
+from tests.codecs.test_stochastic import mean_of
 from thinwire.frames import Flags, Frame
 
 
@@ -58,3 +59,19 @@ def test_mqe1_refuses_means_that_no_encoder_sends() -> None:
     for frame, message in cases:
         with naming(f"frame={frame!r}, message={message!r}"), pytest.raises(tw.FrameError, match=message):
             tw.decode(tw.frames.pack(frame))
+
+
+def test_qsgd_ds_is_biased_as_computed() -> None:
+    mean = mean_of(tw.codec("qsgd-ds"), torch.tensor([1.0, 0.5, 0.25, 0.125]), 4000)
+    assert mean.tolist() == pytest.approx([0.897, 0.378, 0.181, 0.088], abs=0.03)
+
+
+def test_qsgd_ds_sends_the_norm() -> None:
+    tensor = torch.from_numpy(np.random.default_rng(0).standard_normal(1000).astype(np.float32))
+    assert tw.decode(tw.codec("qsgd-ds").encode(tensor)).norm().item() == pytest.approx(tensor.norm().item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("id", ["stoch3", "qsgd-ds"])
+def test_options_say_what_is_allowed(id: str) -> None:
+    with pytest.raises(tw.ConfigError, match="allowed are"):
+        tw.codec(id, packing="3bit")

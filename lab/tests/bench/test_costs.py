@@ -1,22 +1,23 @@
-"""What a message costs, worked out from clocks that say what they are told, and exchanged in a real session."""
+"""What messages and shared processors cost: worked out from clocks that tests move, and measured for real."""
 
 from __future__ import annotations
 
 import queue
 import struct
 import threading
-from collections.abc import Callable
 
 import pytest
+from thinwire_lab.bench.sharing import Trained, measure_sharing, sharing_of
 
 from thinwire.engines.events import Event, Listening
-from thinwire.engines.roles import Roles
+from thinwire.errors import EngineError
+from thinwire.planner.transport_costs import Sharing
 from thinwire.runtime import session_server
 from thinwire.transports.grpc import GrpcOptions
 from thinwire_lab.bench import transport_costs
+from thinwire_lab.bench.peer_costs import measure_peer_costs, measured
 from thinwire_lab.bench.roles import Stage
-from thinwire_lab.bench.transport_costs import EchoServer, EchoWorker, Measured, measure_costs
-from thinwire_lab.jobs.cluster import Links, Place, choose_links
+from thinwire_lab.bench.transport_costs import EchoServer, EchoWorker, Measured
 
 
 class FakeEcho:
@@ -91,17 +92,36 @@ def test_packets_are_exchanged_in_a_session_as_trainings_do(monkeypatch: pytest.
     assert isinstance(costs, Measured) and costs.worker_message_s > 0 and costs.server_message_s > 0
 
 
-def test_messages_are_measured_behind_the_links_of_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[tuple[Links, list[str]]] = []
+def test_a_message_takes_some_microseconds_of_a_processor_and_a_ring_waits_at_its_hops() -> None:
+    """How long is the machine's; that it is not negative where noise is larger, and no mistake of units, is ours."""
+    costs = measure_peer_costs(ranks=3)
+    assert 1e-6 < costs.message_s < 0.05 and 0.0 <= costs.hop_s < 0.05 and 1e-11 < costs.byte_s < 1e-7
+    assert measured([0.002, 0.002, 0.001], [0.005, 0.006, 0.002], 3, 2)[1] == 0.0
+    assert measured([0.002, 0.002, 0.001], [0.006, 0.005, 0.002], 3, 2)[1] == pytest.approx(0.0005)
 
-    def run_cluster(roles: Roles, place: Place, kinds: object, on_event: Callable[[str, Event], None]) -> None:
-        command = roles.worker(0, ["10.0.0.1:7"], False)
-        assert isinstance(command, list)
-        made.append((place.links, command))
-        on_event("worker 0", Measured(worker_message_s=1.0, server_message_s=2.0, byte_s=3.0, latency_s=4.0))
 
-    monkeypatch.setattr(transport_costs, "run_cluster", run_cluster)
-    for link, packets in ((None, 60), ("100mbit", 60), ("10mbit", 8)):
-        assert measure_costs(choose_links(link, "application")).latency_s == 4.0
-        links, command = made.pop()
-        assert str(links.rate) == (link or "none") and f'"large":{packets}' in command[-1]
+def trained(alone_s: float | None, beside_s: float, used_s: float, lasted_s: float) -> Trained:
+    return Trained(alone_s=alone_s, beside_s=beside_s, used_s=used_s, lasted_s=lasted_s)
+
+
+def test_two_processes_train_side_by_side() -> None:
+    found = measure_sharing("mlp", "digits", ranks=2)
+    assert 1.0 <= found.slowdown < 5.0 and 0.05 < found.use <= 1.0
+    assert not [each for each in threading.enumerate() if each.name == "thinwire-meeting"]
+
+
+def test_steps_of_all_make_the_figures() -> None:
+    four = [
+        trained(0.004, 0.005, 0.006, 0.016),
+        *(trained(None, seconds, 0.006, 0.016) for seconds in (5e-3, 6e-3, 6e-3)),
+    ]
+    assert sharing_of(four, 2) == Sharing(slowdown=1.375, use=0.75)
+    assert sharing_of(four, 4) == Sharing(slowdown=1.375, use=0.375), "processors that nobody needs are not in use"
+    lucky = [trained(0.004, 0.0039, 0.006, 0.0059), trained(None, 0.0039, 0.006, 0.0059)]
+    assert sharing_of(lucky, 2) == Sharing(), "noise never makes company a help, nor more than all in use"
+
+
+def test_processes_that_fail_are_told() -> None:
+    with pytest.raises(EngineError, match="nothing"):
+        measure_sharing("nothing", "digits", ranks=2)
+    assert not [each for each in threading.enumerate() if each.name == "thinwire-meeting"], "it waits for nobody now"
