@@ -1,14 +1,16 @@
 """What codecs are measured beside does what it stands for; figures of every codec on real gradients."""
 
 from __future__ import annotations
+
 import numpy as np
-import torch
-import thinwire as tw
-from thinwire.frames import parse
-from thinwire_lab.bench import peers
 import pytest
+import torch
+
+import thinwire as tw
 from thinwire.codecs import registry
+from thinwire.frames import parse
 from thinwire.reports.codec_sample import recorded
+from thinwire_lab.bench import peers
 from thinwire_lab.bench.sample import sample_codecs
 
 

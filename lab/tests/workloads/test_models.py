@@ -1,13 +1,14 @@
 """Every model has the size it is known by, trains a step, and depends on its seed alone; CifarNet is its authors'."""
 
 from __future__ import annotations
+
+import pytest
 import torch
+from torch import nn
+
+from thinwire_lab.workloads.cifarnet import ResponseNorm
 from thinwire_lab.workloads.evaluate import cross_entropy
 from thinwire_lab.workloads.models import model
-import pytest
-from torch import nn
-from thinwire_lab.workloads.cifarnet import ResponseNorm
-
 
 GREY, COLOUR, DIGIT, TEXT = (1, 28, 28), (3, 32, 32), (1, 8, 8), (64,)
 

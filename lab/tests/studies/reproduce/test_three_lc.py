@@ -1,11 +1,14 @@
 """3LC's items, from trainings that tests make up."""
 
 from __future__ import annotations
+
 from typing import Any
-from thinwire_lab.jobs.history import StepHistory
-from thinwire_lab.studies.reproduce.job_cells import TrainingFinding
+
 import pytest
+
+from thinwire_lab.jobs.history import StepHistory
 from thinwire_lab.studies.reproduce.entry import Found
+from thinwire_lab.studies.reproduce.job_cells import TrainingFinding
 from thinwire_lab.studies.reproduce.three_lc import ENTRIES
 from thinwire_lab.studies.reproduce.three_lc_riddles import RIDDLES
 
