@@ -113,17 +113,6 @@ def test_a_process_that_fails_is_started_again_with_another_command() -> None:
             list(engine.events())
 
 
-def test_names_and_hosts_are_checked() -> None:
-    with LocalEngine(KINDS) as engine:
-        engine.start("worker 0", sh("exit 0"))
-        with pytest.raises(ConfigError, match="'worker 0' has been started already"):
-            engine.start("worker 0", sh("exit 0"))
-        with pytest.raises(ConfigError, match="host 'a', fabric None"):
-            engine.start("worker 1", sh("exit 0"), host="a")
-        with pytest.raises(ConfigError, match=r"no process called worker 5; there are \['worker 0'\]"):
-            engine.wait_for("worker 5", Up, PATIENCE_S)
-
-
 def test_children_inherit_the_environment_with_ours_on_top(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INHERITED", "1")
     monkeypatch.setenv("OMP_NUM_THREADS", "64")
