@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 
 from thinwire.errors import EngineError
 from thinwire.planner.transport_costs import Sharing
-from thinwire_lab.bench.sharing import Trained, measure_sharing, sharing_of
+from thinwire_lab.bench.peer_costs import Trained, measure_sharing, sharing_of
 
 
 def trained(alone_s: float | None, beside_s: float, used_s: float, lasted_s: float) -> Trained:
@@ -18,7 +16,6 @@ def trained(alone_s: float | None, beside_s: float, used_s: float, lasted_s: flo
 def test_two_processes_train_side_by_side() -> None:
     found = measure_sharing("mlp", "digits", ranks=2)
     assert 1.0 <= found.slowdown < 5.0 and 0.05 < found.use <= 1.0
-    assert not [each for each in threading.enumerate() if each.name == "thinwire-meeting"]
 
 
 def test_one_shares_with_nobody() -> None:
@@ -39,4 +36,3 @@ def test_steps_of_all_make_the_figures() -> None:
 def test_processes_that_fail_are_told() -> None:
     with pytest.raises(EngineError, match="nothing"):
         measure_sharing("nothing", "digits", ranks=2)
-    assert not [each for each in threading.enumerate() if each.name == "thinwire-meeting"], "it waits for nobody now"

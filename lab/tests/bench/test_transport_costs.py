@@ -11,6 +11,7 @@ import pytest
 
 from thinwire.engines.events import Event, Listening
 from thinwire.engines.roles import Roles
+from thinwire.planner.transport_costs import TransportCosts
 from thinwire.runtime import session_server
 from thinwire.transports.grpc import GrpcOptions
 from thinwire_lab.bench import transport_costs
@@ -58,8 +59,9 @@ def test_messages_and_bytes_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(transport_costs, "time", echo)
     monkeypatch.setattr(transport_costs, "connect", lambda address, **options: echo)
     EchoWorker(server="grpc://anywhere").play(Stage(reported.append, "", GrpcOptions()))
-    [costs] = reported
-    assert isinstance(costs, Measured)
+    [event] = reported
+    assert isinstance(event, Measured)
+    costs = event.costs
     assert costs.byte_s == pytest.approx(1e-6, rel=0.05)
     assert costs.worker_message_s == pytest.approx(1e-3, rel=0.1)
     assert costs.server_message_s == pytest.approx(2e-3, rel=0.1)
@@ -87,8 +89,8 @@ def test_packets_are_exchanged_in_a_session_as_trainings_do(monkeypatch: pytest.
     EchoWorker(server=f"grpc://{address.address}", large=3).play(Stage(reported.append, "", GrpcOptions()))
     server.join(60)
     assert not server.is_alive() and len(opened) == 1
-    [costs] = reported
-    assert isinstance(costs, Measured) and costs.worker_message_s > 0 and costs.server_message_s > 0
+    [event] = reported
+    assert isinstance(event, Measured) and event.costs.worker_message_s > 0 and event.costs.server_message_s > 0
 
 
 def test_messages_are_measured_behind_the_links_of_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +100,7 @@ def test_messages_are_measured_behind_the_links_of_the_training(monkeypatch: pyt
         command = roles.worker(0, ["10.0.0.1:7"], False)
         assert isinstance(command, list)
         made.append((place.links, command))
-        on_event("worker 0", Measured(worker_message_s=1.0, server_message_s=2.0, byte_s=3.0, latency_s=4.0))
+        on_event("worker 0", Measured(costs=TransportCosts(latency_s=4.0)))
 
     monkeypatch.setattr(transport_costs, "run_cluster", run_cluster)
     for link, packets in ((None, 60), ("100mbit", 60), ("10mbit", 8)):

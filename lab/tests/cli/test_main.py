@@ -141,7 +141,7 @@ def test_data_that_is_missing_or_has_no_such_part_is_told_before_processes_start
         (["train", "--data", "digits[train=0]"], 2, r"digits\[train=0\]: 0 examples of 1347; .* from 1 to 1347"),
         (["train", "--data", "digits[tran=5]"], 2, r".*unknown option 'tran'; .* train, test, unit and crop"),
         (["demo", "--data", "digits[test=9000]", "--link", "none"], 2, ".*9000 examples of 450; .*"),
-        ([*hooks, "--models", "resnet8", "--png", tmp_path / "x.png"], 1, "the data set cifar10 is not in .*"),
+        ([*hooks, "--models", "resnet8"], 1, "the data set cifar10 is not in .*"),
     ):
         result = command(*arguments)
         assert result.status == status and re.fullmatch(f"error: {text}\n", result.err), (arguments, result)

@@ -69,7 +69,10 @@ def test_two_things_are_not_written_to_one_file(
 
 @pytest.mark.parametrize(
     ("what", "options"),
-    [(["hooks"], ["--json", "--png"]), (["pays", "--models", "mlp", "--hook", "none"], ["--json", "--markdown"])],
+    [
+        (["race"], ["--json", "--png"]),
+        (["bench", "pays", "--models", "mlp", "--hook", "none"], ["--json", "--markdown"]),
+    ],
 )
 def test_measured_runs_and_what_is_made_of_them_are_two_files(
     what: list[str], options: list[str], tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
@@ -77,6 +80,6 @@ def test_measured_runs_and_what_is_made_of_them_are_two_files(
     monkeypatch.setattr(grid, "run", lambda *given, **options: None)
     monkeypatch.chdir(tmp_path)
     first, second = options
-    result = command("bench", *what, "--links", "none", first, "same.png", second, "./same.png")
+    result = command(*what, "--links", "none", first, "same.png", second, "./same.png")
     assert result.status == 2 and "write to another file" in result.err
     assert list(tmp_path.iterdir()) == []

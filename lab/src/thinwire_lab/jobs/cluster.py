@@ -43,8 +43,7 @@ class Links:
 
 
 def choose_links(link: str | None, wanted: str = "auto") -> Links:
-    """Decides who shapes the links: `auto` takes the kernel where it may, `kernel` insists, `application` never asks.
-    """
+    """Decides who shapes the links: `auto` takes the kernel where it may, `kernel` insists, `application` never asks."""
     rate = parse_rate(link or "none")
     if wanted not in ("auto", "kernel", "application"):
         raise ConfigError(f"shaping {wanted!r}; allowed are auto, kernel and application")
