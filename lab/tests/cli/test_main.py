@@ -94,7 +94,7 @@ def test_data_that_is_missing_or_has_no_such_part_is_told_before_processes_start
         (["train", *missing], 1, "the data set cifar10 is not in .*: thinwire inspect data --download cifar10"),
         (["train", "--data", "digits[train=0]"], 2, r"digits\[train=0\]: 0 examples of 1347; .* from 1 to 1347"),
         (["demo", "--data", "digits[test=9000]", "--link", "none"], 2, ".*9000 examples of 450; .*"),
-        ([*hooks, "--models", "resnet8", "--png", tmp_path / "x.png"], 1, "the data set cifar10 is not in .*"),
+        ([*hooks, "--models", "resnet8"], 1, "the data set cifar10 is not in .*"),
     ):
         result = command(*arguments)
         assert result.status == status and re.fullmatch(f"error: {text}\n", result.err), (arguments, result)

@@ -182,14 +182,7 @@ def timed(cell: HookCell, *, periods: int = 1) -> HookCell:
 
 
 class Rank(Role, frozen=True, kw_only=True):
-    """One rank of a cell.
-
-    Attributes:
-        rank: its number.
-        master: host and port of rank 0.
-        gate: the folder of its gates.
-        server: address of the parameter server, for hooks that have one.
-    """
+    """One rank of a cell; `gate` is the folder of its gates, `server` the address of a parameter server."""
 
     rank: int
     master: str
@@ -223,13 +216,7 @@ class UpdatesRank(Rank, frozen=True, kw_only=True):
 
 
 class Scored(Event, frozen=True, kw_only=True):
-    """Rank 0 has evaluated the model, or all ranks have evaluated a sharded one.
-
-    Attributes:
-        step, seconds: of training so far.
-        loss: of text in nats a byte; of hooks on images it is left out.
-        report: what `fsdp.report` says after the timed steps.
-    """
+    """Rank 0 has evaluated the model, or all ranks a sharded one; the loss is of text, in nats a byte."""
 
     step: int
     seconds: float
@@ -253,13 +240,9 @@ class Ended(Event, frozen=True, kw_only=True):
 
 
 class Held(Event, frozen=True, kw_only=True):
-    """What a rank's process has of memory, in bytes.
+    """What a rank's process has of memory, in bytes: after the last step, and at most so far.
 
-    Attributes:
-        numel: parameters of the model.
-        held: after the last step, with its gradients: tensors on the GPU, or else the process's anonymous memory.
-        peak: at most so far: tensors on the GPU, or else the process's resident memory.
-        host: of a rank on a GPU, the process's anonymous and pinned memory; 0 of others.
+    Of a rank on a GPU those are its tensors, and `host` is the process's anonymous and pinned memory.
     """
 
     numel: int
@@ -275,12 +258,7 @@ class BlockEnded(Event, frozen=True, kw_only=True):
 
 
 class Counted(Event, frozen=True, kw_only=True):
-    """A rank has trained all blocks.
-
-    Attributes:
-        spent: medians over the blocks.
-        weights: a digest of the parameters that the design has led to.
-    """
+    """A rank has trained all blocks: medians over them, and a digest of the parameters that the design has led to."""
 
     spent: Spent
     weights: str

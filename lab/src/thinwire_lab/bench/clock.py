@@ -20,7 +20,7 @@ from thinwire.presentation.tables import Table
 from thinwire.transports.links import first_thin, parse_rate
 from thinwire_lab.bench.harness import Bench, Figures, Tell, column, median
 from thinwire_lab.bench.options import ClockOptions
-from thinwire_lab.bench.sharing import measure_sharing
+from thinwire_lab.bench.peer_costs import measure_sharing
 from thinwire_lab.bench.transport_costs import measure_costs
 from thinwire_lab.jobs import modelled
 from thinwire_lab.jobs.cluster import Place, choose_links
@@ -33,16 +33,7 @@ BAR = 0.1
 
 
 class Clocked(Figures, frozen=True, kw_only=True):
-    """Seconds a step, and who shaped the links of the measured run.
-
-    Attributes:
-        measured_s: by processes.
-        modelled_s: by the computed clock.
-        shaping: of the processes' links.
-        cores: that the computed clock had.
-        costs: that it had of messages.
-        sharing: that it had of workers on shared processors.
-    """
+    """Seconds a step by processes and by the computed clock, and what that was given."""
 
     measured_s: float
     modelled_s: float

@@ -61,15 +61,7 @@ class CodecCell:
 
 
 class Speed(Figures, frozen=True, kw_only=True):
-    """Sizes and speeds of a codec at a cell, and ratios to what it is held against; None where it is not.
-
-    Attributes:
-        bits_per_value: of the payload.
-        encode_vs_floor: of the two passes' speed; on a GPU of what the copy's bandwidth allows them.
-        encode_vs_traffic: of memcpy's speed with the codec's own bytes.
-        encode_vs_torch, encode_vs_quantize: times the speed of plain torch, and of `torch.quantize_per_tensor`.
-        seconds: medians by candidate.
-    """
+    """Sizes and speeds of a codec at a cell, median seconds by candidate, and ratios to what it is held against."""
 
     device_name: str = ""
     bits_per_value: float

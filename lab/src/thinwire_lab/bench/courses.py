@@ -5,6 +5,7 @@ A course is asked after every step, and at least every `poll_s` seconds; ranks k
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -32,64 +33,43 @@ class Course(Protocol):
 
 
 @dataclass(frozen=True)
-class Steady:
-    """One rate, until the training has taken so many seconds; None: until its last step."""
-
-    link: Rate
-    limit_s: float | None = None
-    period: int = 1
-    poll_s: ClassVar[float | None] = None
-
-    def rate(self, now_s: float, elapsed: Sequence[float]) -> Rate | None:
-        return None if _over(self.limit_s, self.period, elapsed) else self.link
-
-
-@dataclass(frozen=True)
 class Stepping:
-    """One rate after another, each for so many seconds, and again from the first.
+    """One rate, or several by the clock, each for so many seconds and again from the first.
 
-    Example:
-        >>> course = Stepping((Rate(100_000_000), Rate(10_000_000)), every_s=60)
-        >>> [str(course.rate(now_s, [])) for now_s in (0, 59.9, 60, 121)]
-        ['100mbit', '100mbit', '10mbit', '100mbit']
+    After `limit_s` seconds of training, where there is such a limit, the run ends at the end of a period between
+    exchanges: a part of one would have fewer exchanges than its steps.
     """
 
     links: tuple[Rate, ...]
-    every_s: float
+    every_s: float = math.inf
     limit_s: float | None = None
     period: int = 1
-    poll_s: ClassVar[float | None] = 0.1
 
     def __post_init__(self) -> None:
         if not self.links or not self.every_s > 0:
             raise ConfigError(
                 f"{len(self.links)} rates, each for {self.every_s} s; expected one or more, and some time"
             )
-        if any(each.bps is None for each in self.links):
+        if self.poll_s is not None and any(each.bps is None for each in self.links):
             raise ConfigError("a link that steps has a limit at every step; packets would be lost where it got one")
 
+    @property
+    def poll_s(self) -> float | None:
+        return None if math.isinf(self.every_s) else 0.1
+
     def rate(self, now_s: float, elapsed: Sequence[float]) -> Rate | None:
-        if _over(self.limit_s, self.period, elapsed):
+        whole = bool(elapsed) and len(elapsed) % self.period == 0
+        if self.limit_s is not None and whole and elapsed[-1] > self.limit_s:
             return None
         return self.links[int(now_s // self.every_s) % len(self.links)]
 
 
-def _over(limit_s: float | None, period: int, elapsed: Sequence[float]) -> bool:
-    """Whether a run has taken longer than it may, and is at the end of a period."""
-    return limit_s is not None and bool(elapsed) and elapsed[-1] > limit_s and len(elapsed) % period == 0
-
-
-def course(text: str | None, limit_s: float | None = None, period: int = 1) -> Steady | Stepping:
-    """Returns the course that a link's name says: a rate, or several with `/` between and `@` the seconds of each.
-
-    Example:
-        >>> course("100mbit/5mbit@1").every_s, course("10mbit").link
-        (1.0, Rate(bps=10000000))
-    """
+def course(text: str | None, limit_s: float | None = None, period: int = 1) -> Stepping:
+    """Returns the course that a link's name says: a rate, or several with `/` between and `@` the seconds of each."""
     rates, stepping, every_s = (text or "none").partition("@")
-    if not stepping and "/" not in rates:
-        return Steady(parse_rate(rates), limit_s, period)
     links = tuple(parse_rate(each) for each in rates.split("/"))
+    if not stepping and len(links) == 1:
+        return Stepping(links, math.inf, limit_s, period)
     try:
         seconds = float(every_s)
     except ValueError as error:

@@ -26,14 +26,7 @@ from thinwire_lab.workloads.recipes import recipe
 
 
 class FsdpRun(Figures, frozen=True, kw_only=True):
-    """What one training came to.
-
-    Attributes:
-        seconds_per_step: mean over the timed steps.
-        sent_bytes_per_step: of each link, mean over them, as the kernel counted them; None without a limit.
-        loss, accuracy: of the whole test set at the end.
-        report: what `fsdp.report` says after the timed steps.
-    """
+    """What one training came to: means over the timed steps, and scores of the whole test set at the end."""
 
     seconds_per_step: float
     sent_bytes_per_step: float | None
@@ -106,8 +99,7 @@ class FsdpBench(FsdpOptions, Bench[FsdpCell, FsdpRun]):
         traffic: Traffic | None = None
         hosts = [f"host {number}" for number in range(cell.hosts)] if cell.link else []
         with RankGroup([Warm, Stepped, Stopped, Scored], hosts=hosts) as group:
-            where = {"master": group.master, "gate": group.gate}
-            group.start([FsdpRank(cell=cell, rank=rank, **where) for rank in range(FSDP_RANKS)])
+            group.start([FsdpRank(cell=cell, rank=rank, **group.where) for rank in range(FSDP_RANKS)])
             waiting = Counter[type]()
             for _, event in group.engine.events(silence_s=SILENCE_S):
                 waiting[type(event)] += 1

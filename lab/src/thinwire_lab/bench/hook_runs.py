@@ -43,14 +43,10 @@ class HookRun(Figures, frozen=True, kw_only=True):
 
     Attributes:
         seconds_per_step: median over rank 0's steps; of local updates over the means of whole periods.
-        cpu_seconds_alone: of the same step without any exchange.
         compute_share: of the steps' time, 0 … 1, what exchanges left for computing; of local updates alone.
         sent_bytes_per_step: mean over ranks, as the kernel counted them.
-        seconds: of training, evaluations left out.
         ended: `steps`, `target` (reached), `limit` (cut short) or `error`.
-        test_loss: at the end, in nats a byte, of text.
         lr: the largest learning rate, where it was chosen from a grid.
-        report: what `ddp.report` says of a hook of ours.
     """
 
     seconds_per_step: float | None = None
@@ -119,8 +115,7 @@ class _Run:
         kinds: list[type[Event]] = [Warm, Stepped, Scored, Stopped, Ended, Listening]
         with RankGroup(kinds, hosts=hosts, also=[SERVER] if served else [], starter=starter) as group:
             server = _start_server(group.engine, private=bool(hosts)) if served else None
-            where = {"master": group.master, "gate": group.gate}
-            group.start([HookRank(cell=self.cell, rank=rank, server=server, **where) for rank in ranks], command)
+            group.start([HookRank(cell=self.cell, rank=rank, server=server, **group.where) for rank in ranks], command)
             self._follow(group, course)
 
     def _follow(self, group: RankGroup, course: Course) -> None:
@@ -156,8 +151,8 @@ class _Run:
                 score = f", {self.curve[-1].text()}" if self.curve else ""
                 self.tell(f"step {step} of {self.cell.steps}, {seconds:.1f} s of training{score}")
             case Scored(step=step, seconds=seconds, accuracy=accuracy, loss=loss):
-                nbytes = None if loss is UNSET else group.sent_nbytes()
-                sent = UNSET if nbytes is None else nbytes / self.cell.ranks
+                passed = None if loss is UNSET else group.traffic()
+                sent = UNSET if passed is None else passed.sent_nbytes / self.cell.ranks
                 point = CurvePoint(step=step, seconds=seconds, accuracy=accuracy, loss=loss, sent_bytes=sent)
                 self.curve.append(point)
             case Ended():

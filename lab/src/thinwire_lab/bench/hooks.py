@@ -7,10 +7,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from thinwire.errors import ConfigError
-from thinwire.presentation.charts import Chart
 from thinwire.presentation.tables import Table
 from thinwire.quantities import nbytes_text
-from thinwire_lab.bench import charts
 from thinwire_lab.bench.cells import HookCell, timed
 from thinwire_lab.bench.courses import course
 from thinwire_lab.bench.harness import Bench, Tell, median
@@ -92,10 +90,6 @@ class HooksBench(HooksOptions, Bench[HookCell, HookRun]):
             header = ["link", "hook", "step ms", "speed-up", "CPU ms", "added", "sent", "accuracy"]
             tables.append(Table(header, lines, title, left=2))
         return tables
-
-    def chart(self, measured: Measured[HookCell, HookRun]) -> Chart | None:
-        steps = {cell: run.seconds_per_step for cell, [run] in measured.items() if run.seconds_per_step is not None}
-        return charts.step_times(steps) if steps else None
 
 
 def _line(link: str | None, name: str, runs: list[HookRun], plain: list[HookRun] | None) -> list[str]:

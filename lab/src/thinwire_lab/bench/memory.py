@@ -21,13 +21,9 @@ from thinwire_lab.jobs.grid import Measured
 
 
 class MemoryRun(Figures, frozen=True, kw_only=True):
-    """What one cell came to, of the rank that has most.
+    """Bytes a parameter of the rank that has most: between two steps, and at most; and what no model changes.
 
-    Attributes:
-        held: bytes a parameter between two steps: parameters, gradients and the optimizer's moments included.
-        peak: bytes a parameter, at most, from the beginning on.
-        fixed_nbytes: bytes that do not depend on the model.
-        host: of ranks on a GPU, whose memory the others are of: bytes a parameter of the process's own.
+    Of ranks on a GPU `host` is of the process's own memory.
     """
 
     held: float
@@ -91,8 +87,7 @@ class MemoryBench(MemoryOptions, Bench[MemoryCell, MemoryRun]):
 
     def _held(self, cell: MemoryCell, layers: int) -> Held:
         def roles(group: RankGroup) -> list[MemoryRank]:
-            where = {"master": group.master, "gate": group.gate}
-            return [MemoryRank(cell=cell, layers=layers, rank=rank, **where) for rank in range(cell.ranks)]
+            return [MemoryRank(cell=cell, layers=layers, rank=rank, **group.where) for rank in range(cell.ranks)]
 
         held = gathered(Held, roles)
         return Held(

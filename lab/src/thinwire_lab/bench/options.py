@@ -34,7 +34,7 @@ IMAGES, TEXT = "fashion-mnist", "python-text"
 
 @dataclass(kw_only=True)
 class CodecsOptions:
-    """The options of `CodecsBench`, which describes them."""
+    """The options of `CodecsBench`."""
 
     only: Sequence[str] = ()
     elements: Sequence[int] = (25_600_000, 1_000_000)
@@ -45,7 +45,7 @@ class CodecsOptions:
 
 @dataclass(kw_only=True)
 class HooksOptions:
-    """The options of `HooksBench`, which describes them."""
+    """The options of `HooksBench`."""
 
     models: Sequence[str] = ("lenet", "resnet20", "mlp-5m")
     hooks: Sequence[str] = (*STOCK, *OURS)
@@ -64,7 +64,7 @@ class HooksOptions:
 
 @dataclass(kw_only=True)
 class UpdatesOptions:
-    """The options of `UpdatesBench`, which describes them."""
+    """The options of `UpdatesBench`."""
 
     models: Sequence[str] = ("byte-transformer-1m",)
     designs: Sequence[str] = ("update",)
@@ -79,7 +79,7 @@ class UpdatesOptions:
 
 @dataclass(kw_only=True)
 class MemoryOptions:
-    """The options of `MemoryBench`, which describes them."""
+    """The options of `MemoryBench`."""
 
     hooks: Sequence[str] = (
         *("alone", "none", "powersgd-4", "3lc[s=1.0,entropy=zstd]", "auto[target=bytes]"),
@@ -95,7 +95,7 @@ class MemoryOptions:
 
 @dataclass(kw_only=True)
 class FsdpOptions:
-    """The options of `FsdpBench`, which describes them."""
+    """The options of `FsdpBench`."""
 
     hooks: Sequence[str] = (
         "hsdp:none",
@@ -116,7 +116,7 @@ class FsdpOptions:
 
 @dataclass(kw_only=True)
 class RaceOptions(HooksOptions):
-    """The options of `Race`, which describes them."""
+    """The options of `Race`."""
 
     target_accuracy: float = 0.8
     models: Sequence[str] = ("lenet",)
@@ -134,7 +134,7 @@ class RaceOptions(HooksOptions):
 
 @dataclass(kw_only=True)
 class ClockOptions:
-    """The options of `ClockBench`, which describes them."""
+    """The options of `ClockBench`."""
 
     designs: Sequence[str] = ("fp32", "3lc[s=1.75]")
     links: Sequence[str] = ("10mbit", "100mbit")
@@ -167,7 +167,7 @@ QUICK: dict[str, Any] = {
 
 @dataclass(kw_only=True)
 class PaysOptions:
-    """The options of `PaysBench`, which describes them."""
+    """The options of `PaysBench`."""
 
     models: Sequence[str] = PAYS_MODELS
     methods: Sequence[str] = METHODS

@@ -72,13 +72,7 @@ class AtLink(Figures, frozen=True, kw_only=True):
 
 
 class Paid(Figures, frozen=True, kw_only=True):
-    """One sweep.
-
-    Attributes:
-        at: by link; without those that it did not get to.
-        alone_s: a worker's step without any exchange, as the planner measured it.
-        error: how it ended, where it did not get to all.
-    """
+    """One sweep, without links that it did not get to, and a step without any exchange as the planner measured it."""
 
     at: list[AtLink]
     alone_s: float
@@ -90,14 +84,8 @@ class Compared:
     """Models at links: what compression brings to training of one kind; None where it was not measured.
 
     Attributes:
-        model, link, kind: where.
-        period: steps between two exchanges.
-        plain_s: measured seconds of an uncompressed step.
-        best: the fastest fixed method that compresses, as measured.
-        best_speedup: of it over uncompressed.
-        auto_speedup: of `codec="auto"`.
+        best: the fastest fixed method that compresses, as measured; speed-ups are over uncompressed.
         advised: what the planner would take; the name of the uncompressed method where it would not compress.
-        advised_speedup: that it predicts.
         right: what it advises is measured at most 1.05 times as slow as the best choice between that and the other.
     """
 

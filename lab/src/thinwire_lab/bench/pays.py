@@ -45,8 +45,7 @@ from thinwire_lab.bench.pay_rows import (
     prediction_tables,
     summary,
 )
-from thinwire_lab.bench.peer_costs import measure_peer_costs
-from thinwire_lab.bench.sharing import measure_sharing
+from thinwire_lab.bench.peer_costs import measure_peer_costs, measure_sharing
 from thinwire_lab.bench.transport_costs import measure_costs
 from thinwire_lab.engines.starters import Forks
 from thinwire_lab.jobs.grid import Measured
@@ -57,7 +56,7 @@ from thinwire_lab.workloads.recipes import recipe
 LIBRARIES = (
     *("thinwire.cli.main", "thinwire.cli.server", "thinwire_lab.cli.bench", "thinwire.runtime.serving"),
     *("thinwire.transports.grpc.server", "torch._dynamo"),
-    *(f"thinwire_lab.bench.{name}" for name in ("ranks", "transport_costs", "peer_costs", "sharing")),
+    *(f"thinwire_lab.bench.{name}" for name in ("ranks", "peer_costs")),
 )
 """What ranks and servers import, once for all of them."""
 

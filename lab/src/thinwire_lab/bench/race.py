@@ -21,10 +21,9 @@ from typing import Any
 import msgspec
 
 from thinwire.errors import ConfigError, NonFiniteError
-from thinwire.presentation.charts import Chart
+from thinwire.presentation.charts import Chart, Panel, Series
 from thinwire.presentation.tables import Table
 from thinwire.quantities import nbytes_text, number_text
-from thinwire_lab.bench import charts
 from thinwire_lab.bench.cells import WARMUP, HookCell, timed
 from thinwire_lab.bench.harness import Tell
 from thinwire_lab.bench.hook_runs import HookRun, measure
@@ -191,7 +190,7 @@ class Race(RaceOptions, HooksBench):
     def chart(self, measured: Measured[HookCell, HookRun]) -> Chart | None:
         rows = [row for row in self.standings(measured) if any(row.curves)]
         what = "held-out loss (nats a byte)" if self.to_loss else "test accuracy"
-        return charts.race(rows, what, None if self.to_loss else self.target_accuracy) if rows else None
+        return draw(rows, what, None if self.to_loss else self.target_accuracy) if rows else None
 
 
 def auto_notes(rows: Sequence[Standing]) -> list[str]:
@@ -212,3 +211,29 @@ def auto_notes(rows: Sequence[Standing]) -> list[str]:
                 f"{row.model}, {row.link}: {row.method} takes {share:.2f} of the best fixed setting's time, {best}'s"
             )
     return notes
+
+
+def draw(rows: Sequence[Standing], score: str, target: float | None) -> Chart:
+    """Returns one panel for each model and link: scores over seconds of training, and the target."""
+    panels = []
+    for model, link in dict.fromkeys((row.model, row.link) for row in rows):
+        series = [
+            Series(label=row.method, x=[x for x, _ in curve], y=[y for _, y in curve])
+            for row in rows
+            if (row.model, row.link) == (model, link)
+            for curve in row.curves
+        ]
+        times = [x for each in series for x in each.x if isinstance(x, float) and x > 0]
+        if target is not None and times:
+            ends = [min(times), max(times)]
+            series.append(Series(label=f"the target, {target:.1%}", x=ends, y=[target, target], role="reference"))
+        panels.append(
+            Panel(
+                title=f"{model}, {link}",
+                x_label="seconds of training",
+                y_label=score,
+                series=series,
+                x_log=True,  # methods differ by tens of times
+            )
+        )
+    return Chart(name="race", caption=f"The {score} over the time of training.", panels=panels)

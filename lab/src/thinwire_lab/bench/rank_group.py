@@ -10,7 +10,6 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from types import TracebackType
 from typing import NamedTuple, TypeVar
 
 from thinwire.engines.events import Event
@@ -34,14 +33,8 @@ class Traffic(NamedTuple):
     received_nbytes: int
 
 
-class RankGroup:
-    """Ranks of one measurement; all of them end with it.
-
-    Attributes:
-        engine: of the processes.
-        master: host and port where rank 0 waits for the others.
-        gate: the folder of the gates that ranks wait at.
-    """
+class RankGroup(ExitStack):
+    """Ranks of one measurement, which meet at `master` and wait at the gates in `gate`; all of them end with it."""
 
     def __init__(
         self,
@@ -51,6 +44,7 @@ class RankGroup:
         also: Sequence[str] = (),
         starter: Starter | None = None,
     ) -> None:
+        super().__init__()
         self._hosts = list(hosts)
         self._rate = Rate(None)
         self._before: Traffic | None = None
@@ -66,7 +60,12 @@ class RankGroup:
             self.engine = stack.enter_context(
                 LocalEngine(kinds, fabric=self._fabric, environment=environment, starter=starter)
             )
-            self._stack = stack.pop_all()
+            self.enter_context(stack.pop_all())
+
+    @property
+    def where(self) -> dict[str, str]:
+        """What a role has of its group."""
+        return {"master": self.master, "gate": self.gate}
 
     def start(self, roles: Sequence[R], command: Callable[[R], list[str]] = role_command) -> None:
         """Starts all ranks, `rank 0` and so on, evenly spread over the hosts."""
@@ -82,11 +81,7 @@ class RankGroup:
         Gates(self.gate).open(WARM)
 
     def end(self, rate: Rate | None = None) -> Traffic | None:
-        """Stops the clock of ranks that have all taken their last step, and lets them go on.
-
-        Returns:
-            What passed since `begin`, counted before the gate opens; None without a fabric.
-        """
+        """Stops the clock after the ranks' last steps; returns what has passed, and lets them go on."""
         self.make_thin(rate)
         passed = self.traffic()
         Gates(self.gate).open(STOPPED)
@@ -105,24 +100,6 @@ class RankGroup:
         now = (self._carried(self._fabric.sent), self._carried(self._fabric.received))
         return Traffic(*(after - before for before, after in zip(self._before, now, strict=True)))
 
-    def sent_nbytes(self) -> int | None:
-        """Returns the part of `traffic` that has left ranks, in half the time."""
-        if self._fabric is None or self._before is None:
-            return None
-        return self._carried(self._fabric.sent) - self._before.sent_nbytes
-
-    def close(self) -> None:
-        """Ends all ranks, and removes their links and gates."""
-        self._stack.close()
-
-    def __enter__(self) -> RankGroup:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def _carried(self, way: Callable[[str], Count]) -> int:
         return sum(way(host).nbytes for host in self._hosts)
 
@@ -135,10 +112,11 @@ def gathered(
     also: Sequence[type[Event]] = (),
     on_event: Callable[[Event], None] = lambda event: None,
     silence_s: float = SILENCE_S,
+    starter: Starter | None = None,
 ) -> list[E]:
     """Runs ranks to their end, and returns the one event of a kind that each has reported."""
     found: list[E] = []
-    with RankGroup([kind, *also], hosts=hosts) as group:
+    with RankGroup([kind, *also], hosts=hosts, starter=starter) as group:
         made = roles(group)
         group.start(made)
         for _, event in group.engine.events(silence_s=silence_s):

@@ -47,10 +47,9 @@ from thinwire_lab.bench.cells import (
     Spent,
     UpdatesRank,
 )
-from thinwire_lab.bench.groups import join
 from thinwire_lab.bench.methods import Distributed, Hooked, Method
 from thinwire_lab.bench.names import ALONE, POWERSGD, SHARDED, hook
-from thinwire_lab.bench.roles import SILENCE_S, STOPPED, WARM, Gates, Stage, Stepped, Stopped, Warm
+from thinwire_lab.bench.roles import SILENCE_S, STOPPED, WARM, Gates, Stage, Stepped, Stopped, Warm, join
 from thinwire_lab.jobs.devices import wait_for
 from thinwire_lab.jobs.training_loop import weights_digest
 from thinwire_lab.workloads.dataset import Dataset

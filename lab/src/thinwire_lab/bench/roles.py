@@ -1,7 +1,6 @@
 """The roles of a benchmark's processes, and what ranks and their launcher say to each other.
 
 A rank reports that it waits, and the launcher opens a gate: a file, which processes in any network namespace see.
-Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -9,9 +8,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 import msgspec
+import torch
+import torch.distributed as dist
 
 from thinwire.engines.events import Event
 from thinwire.engines.roles import own_command
@@ -27,13 +29,7 @@ _POLL_S = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What the command line of a benchmark's process gives it.
-
-    Attributes:
-        report: takes its events.
-        listen: the address of a server.
-        transport: options of its connections.
-    """
+    """What the command line of a benchmark's process gives it."""
 
     report: Callable[[Event], None]
     listen: str
@@ -53,6 +49,14 @@ def role_command(role: Role) -> list[str]:
     return own_command(*role.command(), "--events")
 
 
+def join(master: str, *, rank: int, ranks: int, silence_s: float) -> None:
+    """Joins the process group of all ranks, and leaves this process one thread to compute on."""
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"tcp://{master}", rank=rank, world_size=ranks, timeout=timedelta(seconds=silence_s)
+    )
+
+
 class Warm(Event, frozen=True, kw_only=True):
     """A rank has warmed up, and waits."""
 
@@ -69,14 +73,7 @@ class Stopped(Event, frozen=True, kw_only=True):
 
 
 class Gates:
-    """Where ranks wait until their launcher lets all of them go on.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     Gates(folder).open("warm")
-        ...     Gates(folder).wait("warm")
-    """
+    """Where ranks wait until their launcher lets all of them go on."""
 
     def __init__(self, folder: str | Path) -> None:
         self._folder = Path(folder)

@@ -30,17 +30,10 @@ class Standing:
     """One method on one model and link; medians over the seeds, None where they are missing.
 
     Attributes:
-        rate: the best learning rate of the grid, in a race to a loss.
-        scores: the last score by seed: a test accuracy, or a held-out loss in nats a byte.
-        score: their median.
+        scores: the last one by seed: a test accuracy, or a held-out loss in nats a byte.
         beside_plain: the median score above that of `none`.
-        ended: by seed, as in `HookRun`.
         seconds: of training by seed; to the target where it was reached, and a lower bound otherwise.
-        steps_to_target, bytes_to_target, seconds_to_target: until the score first was at the target.
         of_best: the seconds to the target over those of the best method without a codec of ours.
-        seconds_per_step: on the link.
-        sent_bytes_per_step: that left a rank, as the kernel counted them, headers included.
-        compute_share: of a step's time, what exchanges left of it, 0 … 1; of local updates alone.
         cpu: seconds of a step over those of the same step without exchanges.
         curves: seconds and score, of each seed or of their median.
     """

@@ -40,6 +40,9 @@ def side_by_side(
     candidates: Sequence[Candidate], *, turns: int, calls: int = 1, device: torch.device = CPU
 ) -> dict[str, float]:
     """Returns each candidate's median seconds for one call."""
+    take: Callable[[Candidate, int, int], float] = _host_seconds
+    if device.type == "cuda":
+        take = partial(_device_seconds, device)
     seconds: dict[str, list[float]] = {candidate.name: [] for candidate in candidates}
     collecting = gc.isenabled()
     gc.disable()
@@ -50,7 +53,6 @@ def side_by_side(
                     continue
                 if candidate.prepare is not None:
                     candidate.prepare(turn)
-                take = partial(_device_seconds, device) if device.type == "cuda" else _host_seconds
                 took = take(candidate, turn, calls)
                 if turn >= 0:
                     seconds[candidate.name].append(took / calls)

@@ -13,7 +13,6 @@ import statistics
 import struct
 import threading
 import time
-from dataclasses import dataclass
 
 from thinwire.engines.events import Event, Listening
 from thinwire.engines.roles import Roles
@@ -39,12 +38,9 @@ _ASK = b"?"
 
 
 class Measured(Event, frozen=True, kw_only=True):
-    """What exchanges came to; see `TransportCosts`."""
+    """What exchanges came to."""
 
-    worker_message_s: float
-    server_message_s: float
-    byte_s: float
-    latency_s: float
+    costs: TransportCosts
 
 
 class EchoServer(Role, frozen=True, kw_only=True):
@@ -71,26 +67,26 @@ class EchoWorker(Role, frozen=True, kw_only=True):
     def play(self, stage: Stage) -> None:
         """Exchanges small packets, then large ones."""
         with connect(self.server, reconnect_s=SESSION_S, options=stage.transport) as connection:
-            counts = ((SMALL_NBYTES, _SMALL_COUNT), (LARGE_NBYTES, self.large))
-            small, large = (_exchange(connection, nbytes, count) for nbytes, count in counts)
-        byte_s = (large.ends_s - small.ends_s) / 2 / (LARGE_NBYTES - SMALL_NBYTES)
-        server_s = small.server_s - SMALL_NBYTES * byte_s
-        costs = Measured(
-            worker_message_s=small.worker_s - SMALL_NBYTES * byte_s,
-            server_message_s=server_s,
+            worker_s, server_s, round_trip_s = _exchange(connection, SMALL_NBYTES, _SMALL_COUNT)
+            large_worker_s, large_server_s, _ = _exchange(connection, LARGE_NBYTES, self.large)
+        byte_s = (large_worker_s + large_server_s - worker_s - server_s) / 2 / (LARGE_NBYTES - SMALL_NBYTES)
+        server_message_s = server_s - SMALL_NBYTES * byte_s
+        costs = TransportCosts(
+            worker_message_s=worker_s - SMALL_NBYTES * byte_s,
+            server_message_s=server_message_s,
             byte_s=byte_s,
-            latency_s=max(0.0, small.round_trip_s / 2 - server_s),
+            latency_s=max(0.0, round_trip_s / 2 - server_message_s),
         )
-        stage.report(costs)
+        stage.report(Measured(costs=costs))
 
 
 def measure_costs(links: Links | None = None) -> TransportCosts:
     """Returns what messages cost here; takes a few seconds."""
-    measured: list[Measured] = []
+    measured: list[TransportCosts] = []
 
     def collect(process: str, event: Event) -> None:
         if isinstance(event, Measured):
-            measured.append(event)
+            measured.append(event.costs)
 
     links = links or choose_links(None)
     large = _large_count(links.rate.bps)
@@ -101,7 +97,7 @@ def measure_costs(links: Links | None = None) -> TransportCosts:
     )
     run_cluster(roles, Place(links=links), [Measured], collect)
     [costs] = measured
-    return TransportCosts(**{name: getattr(costs, name) for name in costs.__struct_fields__})
+    return costs
 
 
 def _large_count(bps: int | None) -> int:
@@ -115,20 +111,8 @@ def _large_count(bps: int | None) -> int:
     return max(_LARGE_FEWEST, min(_LARGE_COUNT, int(_LARGE_WITHIN_S * bps / (2 * 8 * LARGE_NBYTES))))
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Exchanged:
-    """Processor seconds of a message at each end, and of a round trip."""
-
-    worker_s: float
-    server_s: float
-    round_trip_s: float
-
-    @property
-    def ends_s(self) -> float:
-        return self.worker_s + self.server_s
-
-
-def _exchange(connection: Connection, nbytes: int, count: int) -> _Exchanged:
+def _exchange(connection: Connection, nbytes: int, count: int) -> tuple[float, float, float]:
+    """Returns processor seconds of a message at the worker and at the server, and seconds of a round trip."""
     packet, seconds = bytes(nbytes), []
     for _ in range(_WARMING):
         _round_trip(connection, packet)
@@ -139,11 +123,8 @@ def _exchange(connection: Connection, nbytes: int, count: int) -> _Exchanged:
         _round_trip(connection, packet)
         seconds.append(time.perf_counter() - begin)
     worker_after, server_after = time.process_time(), _server_cpu_s(connection)
-    return _Exchanged(
-        worker_s=(worker_after - worker_before) / (2 * count),
-        server_s=(server_after - server_before) / (2 * count + 2),
-        round_trip_s=statistics.median(seconds),
-    )
+    worker_s, server_s = (worker_after - worker_before) / (2 * count), (server_after - server_before) / (2 * count + 2)
+    return worker_s, server_s, statistics.median(seconds)
 
 
 def _round_trip(connection: Connection, packet: bytes) -> bytes:

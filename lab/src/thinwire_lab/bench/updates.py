@@ -38,12 +38,7 @@ WARM_UP_STEPS = 2
 
 
 class UpdatesRun(Figures, frozen=True, kw_only=True):
-    """What one cell came to.
-
-    Attributes:
-        spent: means over the ranks.
-        weights: a digest of the parameters of all ranks at the end.
-    """
+    """What one cell came to: means over the ranks, and a digest of their parameters."""
 
     spent: Spent
     weights: str
@@ -85,8 +80,7 @@ class UpdatesBench(UpdatesOptions, Bench[UpdatesCell, UpdatesRun]):
 
     def measure(self, cell: UpdatesCell, before: Measured[UpdatesCell, UpdatesRun], tell: Tell) -> UpdatesRun:
         def roles(group: RankGroup) -> list[UpdatesRank]:
-            where = {"master": group.master, "gate": group.gate}
-            return [UpdatesRank(cell=cell, rank=rank, **where) for rank in range(cell.ranks)]
+            return [UpdatesRank(cell=cell, rank=rank, **group.where) for rank in range(cell.ranks)]
 
         def on_event(event: Event) -> None:
             if isinstance(event, BlockEnded):

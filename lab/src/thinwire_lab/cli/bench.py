@@ -31,7 +31,7 @@ from thinwire_lab.cli.options import takes
 
 if TYPE_CHECKING:
     from thinwire.reports import codec_sample
-    from thinwire_lab.bench import cells, peer_costs, ranks, roles, sharing, transport_costs
+    from thinwire_lab.bench import cells, peer_costs, ranks, roles, transport_costs
     from thinwire_lab.bench import clock as clock_bench
     from thinwire_lab.bench import codecs as codecs_bench
     from thinwire_lab.bench import fsdp as fsdp_bench
@@ -47,7 +47,7 @@ else:
     samples, updates_bench = lazy("thinwire_lab.bench.sample"), lazy("thinwire_lab.bench.updates")
     cells, ranks, roles = (lazy(f"thinwire_lab.bench.{name}") for name in ("cells", "ranks", "roles"))
     peer_costs, transport_costs = lazy("thinwire_lab.bench.peer_costs"), lazy("thinwire_lab.bench.transport_costs")
-    sharing, codec_sample = lazy("thinwire_lab.bench.sharing"), lazy("thinwire.reports.codec_sample")
+    codec_sample = lazy("thinwire.reports.codec_sample")
 
 app = typer.Typer(help="Measure codecs, hooks and whole trainings on this machine.", no_args_is_help=True)
 
@@ -84,22 +84,13 @@ def codecs(given: CodecsOptions, resume: options.ResumeGrid = False, json: optio
     "--json out.json"
 )
 @takes(HooksOptions, steps=options.Steps, device=options.Place)
-def hooks(
-    given: HooksOptions,
-    resume: options.ResumeGrid = False,
-    png: options.Png = Path("thinwire-hooks.png"),
-    json: options.Json = None,
-) -> None:
+def hooks(given: HooksOptions, resume: options.ResumeGrid = False, json: options.Json = None) -> None:
     """Measure DDP hooks: seconds per step, CPU time and bytes at the interface.
 
-    A hook with a start_step warms up for so many steps at least. Local updates take as many steps more as make whole
-    periods between exchanges.
-
-    Every finished run is in the JSON file at once; a hook that fails has a row with its error, and the
-    others are measured.
-    Ctrl-C keeps what has been measured. See `thinwire race` for the time to a test accuracy.
+    A hook with a start_step warms up for so many steps at least; local updates take whole periods between exchanges. A
+    hook that fails has a row with its error. See `thinwire race` for the time to a test accuracy.
     """
-    measure(hooks_bench.HooksBench(**vars(given)), json, resume, png)
+    measure(hooks_bench.HooksBench(**vars(given)), json, resume)
 
 
 @app.command(
@@ -181,7 +172,7 @@ def role(
         | transport_costs.EchoServer
         | transport_costs.EchoWorker
         | peer_costs.PeerRank
-        | sharing.SharingRank
+        | peer_costs.SharingRank
     )
     part = msgspec.json.decode(spec.encode(), type=load)
     stage = roles.Stage(report if events else console.print, listen, grpc_options(shape, insecure=insecure))

@@ -186,16 +186,6 @@ def takes(
     """Replaces a command's first parameter by one option for each field of a dataclass, with the field's default.
 
     The fields that it declares itself come first, then those that it shares with others.
-
-    Example:
-        >>> from thinwire_lab.jobs.job import Job
-        >>> @takes(Job, without=("link",))
-        ... def command(job: Job, verbose: bool = False) -> None:
-        ...     print(job.design, job.workers, verbose)
-        >>> command(design="fp32", verbose=True)
-        fp32 4 True
-        >>> "workers" in inspect.signature(command).parameters, "link" in inspect.signature(command).parameters
-        (True, False)
     """
 
     types = get_type_hints(kind)

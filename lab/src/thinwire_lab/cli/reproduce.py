@@ -25,7 +25,7 @@ from thinwire_lab.studies.files import REPORT, RESULTS
 if TYPE_CHECKING:
     from thinwire_lab.studies.reproduce import catalog
     from thinwire_lab.studies.reproduce import run as making
-    from thinwire_lab.studies.reproduce.entry import Cell, Entry
+    from thinwire_lab.studies.reproduce.entry import Cell
 else:
     catalog, making = lazy("thinwire_lab.studies.reproduce.catalog"), lazy("thinwire_lab.studies.reproduce.run")
 
@@ -106,8 +106,22 @@ def reproduce(
     fewer = ("" if seeds is None else f" --seeds {seeds}") + (" --kept" if kept else "")
     fewer += "".join(f" --join {shlex.quote(str(path))}" for path in join or [])
     command = f"thinwire reproduce {' '.join(what)} --scale {scale.value}{fewer} --out {shlex.quote(str(out))}"
+    bars = RunBars()
     try:
-        made = _run(chosen, scale, seeds, kept, join or [], jobs, out, command)
+        with bars.progress:
+            made = making.reproduce(
+                chosen,
+                scale.value,
+                out,
+                kinds=catalog.finding_kinds(),
+                command=command,
+                seeds=seeds,
+                kept=kept,
+                join=join or [],
+                jobs=jobs,
+                on_cell=bars.began,
+                on_progress=bars.told,
+            )
     except KeyboardInterrupt:
         more = ("" if jobs == 1 else f" --jobs {jobs}") + ("" if json is None else f" --json {shlex.quote(str(json))}")
         console.print(f"what is done is kept; go on with: {escape(command + more)}", soft_wrap=True)
@@ -118,8 +132,8 @@ def reproduce(
     write_json(json, {"command": command, "entries": shown, "left_out": [entry.id for entry in made.left_out]})
     for entry, each in made.shown:
         console.print(f"\n[bold]{entry.id}[/] {escape(entry.title)}", soft_wrap=True)
-        told = [each.setting, *([entry.why] if entry.status == "scaled" else [])]
-        console.print(escape(" ".join(told)), highlight=False)
+        why = f" {entry.why}" if entry.status == "scaled" else ""
+        console.print(escape(each.setting + why), highlight=False)
         for table in each.tables:
             show(table)
         for note in each.notes:
@@ -134,33 +148,6 @@ def reproduce(
 
 def _say_wrote(files: Sequence[Path]) -> None:
     console.print(f"wrote {', '.join(map(str, files))}", markup=False, soft_wrap=True)
-
-
-def _run(
-    chosen: list[Entry],
-    scale: Scale,
-    seeds: int | None,
-    kept: bool,
-    join: list[Path],
-    jobs: int,
-    out: Path,
-    command: str,
-) -> making.Reproduced:
-    bars = RunBars()
-    with bars.progress:
-        return making.reproduce(
-            chosen,
-            scale.value,
-            out,
-            kinds=catalog.finding_kinds(),
-            command=command,
-            seeds=seeds,
-            kept=kept,
-            join=join,
-            jobs=jobs,
-            on_cell=bars.began,
-            on_progress=bars.told,
-        )
 
 
 class RunBars:

@@ -31,12 +31,7 @@ def choices(asked: Mapping[str, Any]) -> str:
 
 
 def servers_of(asked: Mapping[str, Any]) -> str:
-    """Returns where the servers are.
-
-    Example:
-        >>> servers_of({"servers": 2}), servers_of({"servers": 1, "servers_on_workers": True})
-        ('2 of their own', "one on every worker's node")
-    """
+    """Returns where the servers are."""
     if asked.get("servers_on_workers"):
         return "one on every worker's node"
     return f"{asked.get('servers') or JobOptions.servers} of their own"

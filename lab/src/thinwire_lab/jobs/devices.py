@@ -12,12 +12,7 @@ _NAME = re.compile(r"cpu|cuda(?::(?P<index>\d+))?")
 
 
 def device(name: str) -> torch.device:
-    """Returns a device that is there.
-
-    Example:
-        >>> device("cpu")
-        device(type='cpu')
-    """
+    """Returns a device that is there."""
     match = _NAME.fullmatch(name)
     if match is None:
         raise ConfigError(f"device {name!r}; allowed are cpu, cuda, and one of several as in cuda:1")

@@ -17,14 +17,10 @@ UNCOMPRESSED = ("", "fp32")
 
 
 class StepHistory(msgspec.Struct, frozen=True, kw_only=True):
-    """One value for each step.
+    """One value for each step: means over workers, or sums of bytes.
 
-    Attributes:
-        losses: of training, mean over workers.
-        bits_push, bits_pull: payload bits a value, mean over workers, of the tables that are compressed; of all tables
-            where none is. A step pulls the update of the one before: the first pulls nothing.
-        payload_bytes_push, payload_bytes_pull: of all tables and workers.
-        lags: the largest residual, in units of one step's update; 0 where no residual is kept.
+    Bits a value are of the tables that are compressed, or of all where none is. A step pulls the update of the one
+    before. Lags are the largest residual, in units of one step's update.
     """
 
     losses: list[float]

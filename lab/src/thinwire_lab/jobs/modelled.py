@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import msgspec
@@ -20,6 +20,7 @@ from thinwire.engines.events import Event
 from thinwire.engines.roles import OnEvent
 from thinwire.errors import ConfigError, DeadlineError, EngineError, ThinwireError, TransportError
 from thinwire.planner.transport_costs import Sharing, TransportCosts
+from thinwire.runtime.metrics import MetricsWriter
 from thinwire.runtime.serving import serving
 from thinwire.server.core import ServerCore
 from thinwire.transports.base import Connection, wire_nbytes
@@ -30,6 +31,7 @@ from thinwire_lab.jobs.events import Accuracy
 from thinwire_lab.jobs.job import Job
 from thinwire_lab.jobs.outcome import CurvePoint, RunOutcome, WorkerOutcome, summarise
 from thinwire_lab.jobs.training import run_worker
+from thinwire_lab.jobs.training_loop import OnStep
 from thinwire_lab.jobs.virtual_time import Agenda, ModelledLinks, Processors
 
 MODELLED = "modelled"
@@ -49,13 +51,10 @@ def run(
         raise ConfigError("a run with a computed clock has a number of steps, no time budget")
     if job.device != "cpu":
         raise ConfigError(f"device {job.device!r}: the computed clock counts a processor's seconds; use cpu")
-    cluster = _Cluster(job, Processors(cores), costs or TransportCosts(), sharing or Sharing(), on_event)
-    workers = cluster.run()
-    outcome = summarise(job, workers, cluster.curve, rate=parse_rate(job.link or "none"), shaping=MODELLED)
-    return msgspec.structs.replace(outcome, in_process=True)
+    return Cluster(job, on_event, Processors(cores), costs, sharing).run(shaping=MODELLED)
 
 
-class _Cluster:
+class Cluster:
     """The workers' threads, the servers, and whose turn it is.
 
     Exactly one thread computes at a time: the one that called `run`, which has what was noted happen and plays the
@@ -63,20 +62,29 @@ class _Cluster:
     """
 
     def __init__(
-        self, job: Job, processors: Processors, costs: TransportCosts, sharing: Sharing, on_event: OnEvent
+        self,
+        job: Job,
+        on_event: OnEvent,
+        processors: Processors | None = None,
+        costs: TransportCosts | None = None,
+        sharing: Sharing | None = None,
+        *,
+        metrics: Sequence[MetricsWriter] = (),
+        on_step: OnStep | None = None,
     ) -> None:
-        self.job, self.processors, self.costs, self.sharing = job, processors, costs, sharing
-        self.agenda = Agenda()
-        bps = parse_rate(job.link or "none").bps
-        burst_bytes = 0.0 if bps is None else burst_nbytes(bps)
-        self.links = ModelledLinks(self.agenda, bps, latency_s=costs.latency_s, burst_bytes=burst_bytes)
+        self.job, self.metrics, self.on_step = job, metrics, on_step
+        self.processors, self.costs = processors or Processors(None), costs or TransportCosts()
+        self.sharing, self.agenda = sharing or Sharing(), Agenda()
+        self.rate = parse_rate(job.link or "none")
+        burst_bytes = 0.0 if self.rate.bps is None else burst_nbytes(self.rate.bps)
+        self.links = ModelledLinks(self.agenda, self.rate.bps, latency_s=self.costs.latency_s, burst_bytes=burst_bytes)
         self.curve: list[CurvePoint] = []
         self.shards = [_Shard(self, index) for index in range(job.shards)]
         self.workers = [_Worker(self, rank, on_event) for rank in range(job.workers)]
         self.yielded = threading.Semaphore(0)
 
-    def run(self) -> list[WorkerOutcome]:
-        """Runs until every worker has ended; returns what they came to."""
+    def run(self, shaping: str) -> RunOutcome:
+        """Runs until every worker has ended; returns what the run came to."""
         for worker in self.workers:
             worker.thread.start()
         try:
@@ -84,7 +92,9 @@ class _Cluster:
                 self._go_on()
         finally:
             self._end()
-        return [worker.outcome for worker in self.workers if worker.outcome is not None]
+        workers = [worker.outcome for worker in self.workers if worker.outcome is not None]
+        outcome = summarise(self.job, workers, self.curve, rate=self.rate, shaping=shaping)
+        return msgspec.structs.replace(outcome, in_process=True)
 
     def node(self, shard: int) -> str:
         """Returns whose link a shard's messages cross."""
@@ -128,14 +138,9 @@ class _Cluster:
 
 
 class _Worker:
-    """One worker's thread and clock.
+    """One worker's thread and clock; it is ready unless it waits for a message or has ended."""
 
-    Attributes:
-        ready: it could go on; otherwise it waits for a message, or has ended.
-        outcome, error: how it ended.
-    """
-
-    def __init__(self, cluster: _Cluster, rank: int, on_event: OnEvent) -> None:
+    def __init__(self, cluster: Cluster, rank: int, on_event: OnEvent) -> None:
         self.name, self._cluster, self._rank, self._on_event = f"worker {rank}", cluster, rank, on_event
         self.thread = threading.Thread(target=self._run, name=self.name, daemon=True)
         self.outcome: WorkerOutcome | None = None
@@ -198,7 +203,13 @@ class _Worker:
         self._resume()
         try:
             self.outcome = run_worker(
-                self._cluster.job, rank=self._rank, servers=self.connect, report=self._report, now=self.now
+                self._cluster.job,
+                rank=self._rank,
+                servers=self.connect,
+                report=self._report,
+                metrics=self._cluster.metrics,
+                on_step=self._cluster.on_step,
+                now=self.now,
             )
         except BaseException as error:  # the cluster's thread raises it
             self.error = error
@@ -224,7 +235,7 @@ class _Worker:
 class _Shard:
     """One server, whose sessions are those of the memory transport; messages come to it when their time has come."""
 
-    def __init__(self, cluster: _Cluster, index: int) -> None:
+    def __init__(self, cluster: Cluster, index: int) -> None:
         self._cluster, self._index = cluster, index
         self.server = MemoryServer(serving(ServerCore()))
         self._connections: list[_ModelledConnection] = []
@@ -269,7 +280,7 @@ class _Shard:
 class _ModelledConnection(Connection):
     """A worker's session with a shard; a message arrives when the links have carried it."""
 
-    def __init__(self, cluster: _Cluster, worker: _Worker, shard: _Shard, inner: Connection) -> None:
+    def __init__(self, cluster: Cluster, worker: _Worker, shard: _Shard, inner: Connection) -> None:
         self._cluster, self._worker, self._shard, self._inner = cluster, worker, shard, inner
         self._arrived: deque[bytes | None] = deque()
         self._over = False

@@ -38,17 +38,9 @@ class PlacementSummary(msgspec.Struct, frozen=True, kw_only=True):
 class WorkerOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """What one worker's training came to. Worker 0 evaluates, and has the scores; see `RunOutcome`.
 
-    Attributes:
-        seconds: of training, from the end of the first step, without start-up, the first broadcast and this worker's
-            evaluations. Where all wait while worker 0 evaluates, the others' seconds have that wait.
-        seconds_per_step: of the same seconds, after the first step.
-        train_loss: mean over the latest steps, in nats; a worker may come so late that it takes none.
-        weights: digest of every parameter's bits.
-        compute_share: of the steps' time, 0 … 1; see `hooks.report.TrainingReport`.
-        parameters: how many values are trained.
-        traffic: sums of bytes, values and seconds, by name; see `DistributedOptimizer.traffic`.
-        residual_ratio: by table, see `DistributedOptimizer.residual_ratios`.
-        test_accuracy_ema: of the averaged weights, where the design keeps them.
+    Seconds are of training, from the end of the first step, without this worker's evaluations; where all wait while
+    worker 0 evaluates, the others' have that wait. The training loss is a mean over the latest steps; a late worker may
+    take none.
     """
 
     rank: int
@@ -68,12 +60,7 @@ class WorkerOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CurvePoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Test accuracy, 0 … 1, after so many steps and seconds of training; some runs also have more.
-
-    Attributes:
-        loss: on the test set, in nats a byte, of text.
-        sent_bytes: that left a rank since the clock started, as the kernel counted them.
-    """
+    """Test accuracy, 0 … 1, and the loss of text in nats a byte, after so many steps and seconds of training."""
 
     step: int
     seconds: float
@@ -82,11 +69,7 @@ class CurvePoint(msgspec.Struct, frozen=True, kw_only=True):
     sent_bytes: float | UnsetType = UNSET
 
     def text(self) -> str:
-        """Returns the score for people.
-
-        >>> CurvePoint(step=1, seconds=1.0, accuracy=0.5).text()
-        'accuracy 50.0%'
-        """
+        """Returns the score for people."""
         return f"accuracy {self.accuracy:.1%}" if isinstance(self.loss, UnsetType) else f"{self.loss:.3f} nats a byte"
 
 

@@ -23,12 +23,7 @@ _NOT_THE_WORKERS = ("link", "servers", "servers_on_workers")
 
 @dataclass(frozen=True, kw_only=True)
 class Elastic:
-    """What the servers do about workers that die or are late.
-
-    Example:
-        >>> Elastic(min_workers=2, straggler_grace_s=0.5).arguments()
-        ['--min-workers', '2', '--straggler-grace-s', '0.5']
-    """
+    """What the servers do about workers that die or are late."""
 
     min_workers: int | None = None
     worker_grace_s: float | None = None

@@ -70,18 +70,6 @@ class ModelledLinks:
 
     Each way is a token bucket like the kernel's queue in `engines.namespaces`: after a pause a burst passes at once.
     A message flows through its sender's bucket and its receiver's at the same time.
-
-    Example:
-        Two senders of 1,448,000 bytes, and one receiver, at 12.112 Mbit/s: one message takes a second.
-
-        >>> agenda, arrived = Agenda(), []
-        >>> links = ModelledLinks(agenda, 12_112_000)
-        >>> for sender in ("a", "b"):
-        ...     links.send(sender, "c", 1_448_000, 0.0, arrived.append)
-        >>> while agenda.next_s < float("inf"):
-        ...     agenda.advance()
-        >>> [round(seconds, 3) for seconds in arrived]
-        [1.0, 2.0]
     """
 
     def __init__(self, agenda: Agenda, bps: int | None, *, latency_s: float = 0.0, burst_bytes: float = 0.0) -> None:

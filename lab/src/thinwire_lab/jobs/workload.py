@@ -11,13 +11,7 @@ from thinwire_lab.workloads.training import Training, training
 
 
 def workload(job: Job, rank: int = 0) -> Training:
-    """Returns a worker's part; the model is on the job's device.
-
-    Example:
-        >>> made = workload(Job(model="mlp", data="digits", workers=4))
-        >>> made.dataset, made.batches.batches_per_epoch
-        (<Dataset digits: 1,347 train, 450 test, (1, 8, 8)>, 42)
-    """
+    """Returns a worker's part; the model is on the job's device."""
     return training(
         job.recipe(),
         data=job.data,
