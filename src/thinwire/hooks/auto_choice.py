@@ -21,8 +21,9 @@ CODED = 40
 """How many times less than float32 a coded value of `local-sgd` takes, each way."""
 CODING_S = 8e-9
 """What a rank takes for coding and decoding a value of it, in seconds."""
-SLOW_SHARE, SLOW_ROUNDS = 0.5, 4
-"""What exchanges take of the time where a link is called much slower than it was, over twice so many of them."""
+_EXCHANGING = "exchange_seconds"
+SLOW_SHARE, SLOW_ROUNDS = 0.5, 8
+"""What exchanges take of the time where a link is called much slower than it was, in each of so many rounds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +57,7 @@ def choose(
     Example:
         >>> weights = [torch.zeros(1000, 1000)]
         >>> print(choose("AdamW", 0.092, 98e6, 4, weights).why)
-        auto: AdamW, link 98 Mbit/s, a step computes 92 ms: local-sgd[h=4] (an exchange takes 6 % of the time)
+        auto: AdamW, link 98 Mbit/s, a step computes 92 ms: local-sgd[h=4] (an exchange takes 5 % of the time)
         >>> print(choose("AdamW", 0.092, 20e9, 4, weights).why)
         auto: AdamW, link 20 Gbit/s, a step computes 92 ms: plain all-reduce (it takes 3 % of a step's computation)
     """
@@ -125,31 +126,34 @@ class StepClock:
 
 
 class LinkWatch:
-    """Looks whether exchanges of local updates have come to take much more of the time than when they were chosen."""
+    """Looks whether exchanges of local updates have come to take much more of the time than when they were chosen.
+
+    On a busy machine ranks wait for each other, but hardly one for the others in every round.
+    """
 
     def __init__(self) -> None:
-        self._begun: tuple[int, int, float, float] | None = None
-        self._slow = 0
+        self._sums = [0.0] * 4
+        self._slow: list[list[float]] = []
         self._told = False
 
     def step_ended(self, optimizer: DistributedOptimizer) -> str:
         """Returns what to tell the user, once; else nothing."""
-        clock = optimizer.clock
-        if self._told or (self._begun is not None and clock < self._begun[0] + SLOW_ROUNDS):
+        if self._told or optimizer.clock == self._sums[0]:
             return ""
-        now = clock, optimizer.steps_done, time.perf_counter(), optimizer.traffic().get("exchange_seconds", 0.0)
-        before, self._begun = self._begun, now
-        if before is None or before[0] == 0:  # in which kernels compile
+        now = [optimizer.clock, optimizer.steps_done, time.perf_counter(), optimizer.traffic().get(_EXCHANGING, 0.0)]
+        before, self._sums = self._sums, now
+        if before[0] < 2:  # in whose exchanges kernels compile
             return ""
-        rounds, steps, seconds, exchanging = (new - old for new, old in zip(now, before, strict=True))
-        self._slow = self._slow + 1 if exchanging > SLOW_SHARE * seconds else 0
-        if self._slow < 2:
+        _, _, seconds, exchanging = last = [new - old for new, old in zip(now, before, strict=True)]
+        self._slow = [*self._slow, last] if exchanging > SLOW_SHARE * seconds else []
+        if len(self._slow) < SLOW_ROUNDS:
             return ""
         self._told = True
-        each_s = exchanging / rounds
-        fits = [h for h in ROUNDS if each_s <= EXCHANGE_SHARE * (h * (seconds - exchanging) / steps + each_s)]
+        rounds, steps, seconds, exchanging = (sum(each) for each in zip(*self._slow, strict=True))
+        each_s, step_s = exchanging / rounds, (seconds - exchanging) / steps
+        fits = (h for h in ROUNDS if each_s <= EXCHANGE_SHARE * (h * step_s + each_s))
         return (
-            f"exchanges take {exchanging / seconds:.0%} of the time by now, so the link is much slower than when "
-            f"tw.distribute chose; the choice stays. With {each_s:.2g} s an exchange, write "
-            f'design="local-sgd[h={fits[0] if fits else ROUNDS[-1]}]"'
-        ).replace("%", " %", 1)
+            f"exchanges take {100 * exchanging / seconds:.0f} % of the time by now, as the link is much slower than it "
+            f"was, or ranks wait for each other. The choice stays; with {each_s:.2g} s an exchange, write "
+            f'design="local-sgd[h={next(fits, ROUNDS[-1])}]"'
+        )

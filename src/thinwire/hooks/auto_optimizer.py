@@ -202,7 +202,7 @@ class AutoOptimizer(torch.optim.Optimizer):
         finally:
             for name in asked:
                 optimizer.__dict__.pop(name, None)
-        if told := self._watch.step_ended(optimizer):
+        if optimizer.rank == 0 and (told := self._watch.step_ended(optimizer)):
             caution(told)
         return loss
 

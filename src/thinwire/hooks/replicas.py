@@ -57,7 +57,8 @@ class Replicas:
 
     def _enter_now(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._called = True
-        return self.ddp._pre_forward(*args, **kwargs)
+        ddp: Any = self.ddp  # untyped in torch
+        return ddp._pre_forward(*args, **kwargs)
 
     def _after(self, _model: nn.Module, _args: tuple[Any, ...], output: Any) -> Any:
         return output if self._is_copy or not torch.is_grad_enabled() else self._leave(output)

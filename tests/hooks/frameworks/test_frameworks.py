@@ -102,8 +102,8 @@ def run_float16(rank: int) -> list[tuple[bool, int]]:
             callback.on_train_begin(SimpleNamespace(world_size=2), SimpleNamespace(global_step=0), None)
         else:
             sys.modules["lightning"] = types.ModuleType("lightning")
-            names = ("Callback", "LightningModule", "Trainer")
-            callback = stub(framework, *names).ThinwireCallback("3lc", measure_link=False)
+            adapter = stub(framework, "Callback", "LightningModule", "Trainer")
+            callback = adapter.ThinwireCallback("3lc", measure_link=False)
             precision = SimpleNamespace(scaler=scaler)
             trainer = SimpleNamespace(strategy=SimpleNamespace(model=model), world_size=2, precision_plugin=precision)
             callback.on_fit_start(trainer, model.module)
