@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from tests.server.conversation import BIAS, PLAIN, STATISTIC, THREE, WEIGHT, Shard, gradient, make_plan
+from tests.server.conversation import BIAS, PLAIN, STATISTIC, WEIGHT, Shard, gradient, make_plan
 from thinwire.codecs import codec
 from thinwire.frames import Frame, pack
 from thinwire.frames import parse as parse_frame
 from thinwire.optimizers.runner import OptimizerRunner
 from thinwire.packets import BatchedTensor, EncodedTensor
-from thinwire.schema import Delta, Join, Leave, Message, Push, Scalars, TunedPush, Values, Welcome
+from thinwire.schema import Delta, Join, Leave, Message, Push, Scalars, Values, Welcome
 from thinwire.server.core import ServerCore
 
 STRANGER = 9
@@ -174,16 +174,6 @@ def test_where_deaths_are_allowed_a_hostile_worker_alone_is_refused() -> None:
     shard = Shard(make_plan(consistency="asp"), min_workers=1)
     shard.say(0, *push(2**64 - 1, BIAS, plain(5), rates=(0.1,)))
     assert shard.ended.keys() == {0} and f"a push of step {2**64 - 1}" in str(shard.ended[0])
-
-
-def test_codecs_that_send_all_values_are_refused_among_senders() -> None:
-    some = codec("topk", k=2)
-    plan = make_plan(1, up=some, reduce="mean-of-senders")
-    tables = (msgspec.structs.replace(plan.tables[0], down=1), plan.tables[1])
-    shard = Shard(msgspec.structs.replace(plan, tables=tables))
-    tuned = TunedPush(step=0, tables=(WEIGHT,), rates=(0.1,), replaced=1, codec=2)
-    shard.say(0, tuned, (THREE.encode(gradient(0, 0, WEIGHT)),))
-    assert "'3lc' sends all values" in str(shard.ended[0])
 
 
 # ---- updates that fail

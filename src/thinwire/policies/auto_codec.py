@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 
@@ -80,21 +80,3 @@ class AutoCodec:
                 unit,
                 self.settings()[-1].name,
             )
-
-
-def auto_codec(options: Mapping[str, Any]) -> AutoCodec:
-    """Returns what options in a design's brackets beside `codec=auto` ask for.
-
-    Args:
-        options: `lag_limit` and `target`; no others go with it.
-
-    Raises:
-        ConfigError: options of a codec, or values that cannot be.
-    """
-    if others := [name for name in options if name not in ("lag_limit", "target")]:
-        raise ConfigError(
-            f"codec=auto decides both ways and all options itself; leave out {', '.join(others)}, or name a codec"
-        )
-    made = AutoCodec(**options)
-    made.warn("exchange")
-    return made

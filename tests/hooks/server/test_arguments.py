@@ -22,8 +22,7 @@ def both(model: nn.Module) -> list[torch.optim.Optimizer]:
 
 OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"codec": "4lc"}, "unknown codec"),
-    ({"codec": "auto"}, r"design='update\[codec=auto\]'"),
-    ({"design": "update", "codec": "auto"}, r"'update\[codec=auto\]' has auto"),
+    ({"codec": "auto"}, "codec='auto' is of ddp.compress and fsdp.compress"),
     ({"design": "3lc", "codec": "int8"}, "design='3lc' brings its codecs"),
     ({"design": "3lc", "nonfinite": "skip"}, r"design='3lc\[nonfinite=skip\]'"),
     ({"design": "local-sgd[h=4]", "nonfinite": "skip"}, r"design='local-sgd\[h=4,nonfinite=skip\]'"),

@@ -68,7 +68,7 @@ class Hook:
     @property
     def chooses(self) -> bool:
         """Whether a controller chooses its codec during the training."""
-        return self.auto is not None or (self.design is not None and self.design.auto is not None)
+        return self.auto is not None
 
     @property
     def recipe(self) -> str | None:
