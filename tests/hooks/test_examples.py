@@ -71,13 +71,10 @@ def test_fsdp2_example_trains_two_sites_of_two_ranks() -> None:
     assert "60 compressed steps" in text and "mesh of (2, 2)" in text and accuracy(text) > 80
 
 
-def test_a_transformer_trains_with_adamw_and_a_chosen_codec() -> None:
+def test_a_transformer_trains_with_adamw() -> None:
     text = run_script(2, EXAMPLES / "local_updates.py", "--steps", "20", "--design", "local-sgd[h=4]")
     assert figure(r"held-out loss ([0-9.]+) nats", text) < 4, "4.85 before training"
     assert figure(r"([0-9]+)x less than float32", text) > 15, "the first weights, which travel once, are in it"
-    text = run_script(2, EXAMPLES / "local_updates.py", "--steps", "12", "--design", "local-sgd[h=2,codec=auto]")
-    assert figure(r"held-out loss ([0-9.]+) nats", text) < 4.3
-    assert re.search(r"auto +\S+ since exchange \d+, \d+ changes?, link [0-9.]+ [MG]bit/s", text), text
 
 
 def test_only_adapters_travel() -> None:

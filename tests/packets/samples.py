@@ -36,8 +36,5 @@ MESSAGES: list[s.Message] = [
     s.Offer(steps=(100, 75)),
     s.Resume(step=100, have=(100, 100)),
     s.Saved(steps=(100, 75), safe=75),
-    s.TunedPush(step=2**40, tables=(1, 0), rates=(0.1,), replaced=2, codec=5, sparsity=1.75, note=b"\x03\x00"),
-    s.TunedDelta(version=4, tables=(0, 1), notes=((0, b"\x03\x00"), (2, b"\x04"))),
-    s.Echo(number=3),
     s.Ahead(tables=(1, 0), anchor=True),
 ]

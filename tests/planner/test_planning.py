@@ -190,39 +190,6 @@ def test_which_h_of_local_updates_keeps_exchanges_below_a_share_of_the_time(know
         Plan(made.profile, ["local-sgd"], setting, exchange_share=1)
 
 
-def test_of_an_open_codec_the_setting_that_is_fastest_there_is_planned(
-    known: Known, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    of_codecs = {"fp32": (4.0, 0.0), "bf16": (2.0, 1e-5), "int8": (1.0, 1e-3), "3lc": (0.04, 5e-3)}
-
-    def costs(profile: Profile, made: Design, **_: object) -> dict[str, TensorCosts]:
-        nbytes, seconds = of_codecs[made.up.id]
-        costs = TensorCosts(
-            encode_s=seconds,
-            decode_s=seconds,
-            push_nbytes=3000 * nbytes,
-            pull_nbytes=3000 * nbytes,
-            server_push_s=seconds,
-            server_update_s=seconds,
-        )
-        return {tensor.name: costs for tensor in profile.tensors}
-
-    monkeypatch.setattr(planning, "measure_costs", costs)
-    setting = Setting(link="1gbit", workers=4, mode="collective")
-    fixed = [f"local-sgd[h=4,codec={name}]" for name in ("bf16", "int8", "3lc")]
-    made = known(setting, "local-sgd[h=4,codec=auto]", "local-sgd[h=4,codec=auto,target=bytes]", *fixed)
-    fastest, fewest = list(made.designs)[1:3]
-    for bps, chosen in ((1e9, "bf16"), (5e6, "int8"), (1e6, "3lc[s=1]")):
-        there = made.predict(fastest, 4, bps)
-        assert (there.chosen, there.step_s) == (chosen, min(made.step_s(name, 4, bps) for name in fixed))
-        assert made.predict(fewest, 4, bps).chosen == "3lc[s=1]" and made.predict(fixed[0], 4, bps).chosen is None
-    _, auto, bytes_, bf16, _, ternary = made.summaries()
-    assert (auto.bits_up, auto.encode_s) == (bf16.bits_up, bf16.encode_s)
-    assert (bytes_.bits_down, bytes_.exchange_share) == (ternary.bits_down, ternary.exchange_share)
-    said = verdict(made)
-    assert "codec=auto takes bf16 there" in said[1] and "codec=auto takes" not in said[3]
-
-
 def test_a_plan_of_the_digits_is_measured_shown_and_drawn() -> None:
     measured = profile_workload("mlp", "digits", steps=2)
     told: list[str] = []

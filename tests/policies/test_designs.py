@@ -90,7 +90,7 @@ def test_what_is_no_design() -> None:
         "fp32[consistency=later]": "later",
         "terngrad[consistency=ssp[5]]": r"'terngrad\[consistency=ssp\[5\]\]'",
         "4lc": r"'4lc' \(did you mean '3lc'\?\); there are fp32, .*3lc",
-        "auto": "'auto' is a codec",
+        "auto": "'auto' is no design",
         "": "design ''; expected an id",
         "3lc[s=2]": "sparsity=2",
         "3lc[clip=0.4]": "clip=0.4",

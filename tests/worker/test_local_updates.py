@@ -74,9 +74,6 @@ def test_what_differs_is_told_by_the_options_of_a_design() -> None:
     for saved, here, told in (
         ("local-sgd[h=4]", "local-sgd[h=8]", "the state is of h=4 and this training has h=8: resume with the same"),
         ("local-sgd[h=4]", "local-sgd[h=4,s=1.5]", "codec.sparsity=1.0, codec_down.sparsity=1.0 and"),
-        ("update[codec=auto]", "update", "the state is of codec=auto and this training has codec=3lc:"),
-        ("update", "update[codec=auto]", "the state is of codec=3lc and this training has codec=auto:"),
-        ("update[codec=auto]", "update[codec=auto,target=bytes]", "codec='auto=5,target=bytes'"),
         ("diloco", "diloco[small=bf16]", "compression='by-shape[small=bf16]'"),
     ):
         check_same(position(saved), design(saved))

@@ -95,9 +95,8 @@ class Registry:
             self._load_plugins()
         if codec_id == "auto" and codec_id not in self._schemes:
             raise ConfigError(
-                "'auto' is no codec: it decides for a whole model, as codec='auto' of ddp.compress and fsdp.compress, "
-                "and of local updates, as in tw.distribute(…, design='update[codec=auto]'); "
-                f"here name one of {self.ids()}, of which `thinwire plan` says what pays"
+                "codec='auto' is of ddp.compress and fsdp.compress; all else, local updates too, takes a codec by its "
+                f"name, one of {self.ids()}, and tw.distribute(model, optimizer) chooses H by itself"
             )
         if codec_id not in self._schemes:
             if codec_id in self._broken:

@@ -24,7 +24,7 @@ from thinwire.hooks.optimizer import DistributedOptimizer
 from thinwire.hooks.quiet_ddp import check_quiet, keep_quiet, reducing
 from thinwire.hooks.resuming import Resumable, load_agreed
 from thinwire.hooks.several import as_one
-from thinwire.policies.auto_codec import AUTO
+from thinwire.policies.auto.levels import AUTO
 from thinwire.policies.compression import Compression, as_codec
 from thinwire.policies.consistency import Consistency
 from thinwire.policies.consistency import consistency as find_consistency
@@ -98,8 +98,8 @@ def distribute(
         codec: of the pushes; an id with `**options`, or a codec; with servers by default `"3lc"`.
         codec_down: of the pulls; by default the same. `**options` are the other's; give `tw.codec(…)` with its own.
         design: a complete configuration in place of the codecs, as in `"terngrad"`; the arguments below override it.
-            In `"update[codec=auto]"` a controller chooses the codec of every exchange. `"auto"`, the default in a group
-            where no codec is given, chooses by the optimizer and the link, and takes no argument that it decides.
+            `"auto"`, the default in a group where no codec is given, chooses by the optimizer and the link, and takes
+            no argument that it decides.
         consistency: when gradients are exchanged, as in `"ssp[staleness=5]"`; by default bulk-synchronous.
         placement: which shard holds what, as in `"uniform"`; by default largest first onto the least loaded.
         min_numel: tensors with fewer values travel uncompressed, as do biases and norm layers.
@@ -306,8 +306,6 @@ def _without_codecs(
     if not options and codec is None and codec_down is None:
         return design
     name = design if isinstance(design, str) else design.name
-    if codec == AUTO:
-        raise ConfigError(f"design={name!r} brings its codecs; {name.partition('[')[0] + '[codec=auto]'!r} has auto")
     if codec is not None or codec_down is not None:
         would = "codec" if codec is not None else "codec_down"
         raise ConfigError(f"design={name!r} brings its codecs; {would}=… would change them: leave one of the two out")

@@ -110,7 +110,6 @@ def prepare(
     )
     outer = None if local is None else local.outer_groups(inner_lr=optimizer.param_groups[0]["lr"])
     groups = optimizer.param_groups if outer is None else outer
-    own_shard = {"own_shard": None if shards is None else rank} if local is not None else {}
     worker = (Worker if local is None else LocalWorker)(
         planned.plans,
         planned.tensors,
@@ -122,7 +121,6 @@ def prepare(
         chunk_nbytes=chunk_nbytes or (WHOLE_NBYTES if shards is not None and local is not None else CHUNK_NBYTES),
         seed=seed,
         measures=measures,
-        **own_shard,
     )
     return Prepared(
         model=model,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,7 +13,6 @@ from thinwire.cautions import caution
 from thinwire.errors import ConfigError, ProtocolError, check_keys
 from thinwire.hooks.moments import forget_what_is_not_finite
 from thinwire.hooks.optimizer import DistributedOptimizer
-from thinwire.hooks.report import TrainingReport
 from thinwire.hooks.resuming import check_inner_state, check_state
 from thinwire.hooks.several import parts
 from thinwire.hooks.steering import KINDS, Steering
@@ -96,10 +94,6 @@ class LocalUpdateOptimizer(DistributedOptimizer):
         self.sync()
         with self._worker.model.shared_weights():
             yield
-
-    def report(self) -> TrainingReport:
-        auto = self._local.auto
-        return super().report() if auto is None else replace(super().report(), auto=str(auto))
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what `DistributedOptimizer.state_dict` does, and the inner optimizer's state.

@@ -140,8 +140,6 @@ def make_plan(
             sends_some[part.server] |= choices[key].up.scheme.sends_some
         tensors.append(PlannedTensor(key, parameter, False, choices[key].up, tuple(placed), local is not None))
     check_none_idle(placing, assignment)
-    for codec in () if design.auto is None else design.auto.codecs:  # what an exchange may have in place of it
-        index_of(codec)
     plain, exchanged = index_of(PLAIN), _statistics(model)
     for key, buffer in ((plain_name(name), each) for name, each in model.named_buffers()):
         if id(buffer) in exchanged if buffers is None else key in buffers:
@@ -171,7 +169,7 @@ def make_plan(
             state_interval=state_interval,
             consistency=name_of(policy),
             downlink="momentum" if local is not None and local.nesterov else design.downlink,
-            local=_agreement(design),
+            local="" if local is None else local.agreement(),
             settings=agreed,
         )
         for specs, some in zip(tables, sends_some, strict=True)
@@ -181,12 +179,6 @@ def make_plan(
 
 def _named(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _agreement(design: Design) -> str:
-    """What workers that push updates agree on besides."""
-    said = [each.agreement() for each in (design.local, design.auto) if each is not None]
-    return ",".join(said)
 
 
 def _statistics(model: nn.Module) -> set[int]:

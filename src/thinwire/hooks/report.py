@@ -25,7 +25,6 @@ class TrainingReport:
         uncompressed_nbytes: of the trained parameters in their own dtypes, which a training that exchanges every step
             uncompressed would send, and receive.
         void_rounds: exchanges that went without this worker.
-        auto: with `codec=auto`, the setting in use, in words; else empty.
         warm_up: how many first steps are in no mean.
         warm_up_s: seconds a step that exchanges took in those, compiling included.
         compiling: the means are of the first two exchanges too, in which kernels may have compiled: there were no more.
@@ -49,7 +48,6 @@ class TrainingReport:
     received_nbytes: float
     uncompressed_nbytes: int
     void_rounds: int
-    auto: str = ""
     warm_up: int = 0
     warm_up_s: float = 0.0
     compiling: bool = False
@@ -69,7 +67,6 @@ class TrainingReport:
         if not self.steps:
             return "thinwire: no step yet after the first"
         void = f", {self.void_rounds} void rounds" if self.void_rounds else ""
-        auto = (f"  auto             {self.auto}",) if self.auto else ()
         return "\n".join(
             (
                 f"thinwire: {self.steps} steps, {ms_text(self.seconds)} each, "
@@ -80,7 +77,6 @@ class TrainingReport:
                 f"  sent, received   {nbytes_text(self.sent_nbytes)}, {nbytes_text(self.received_nbytes)} a step: "
                 f"{self.ratio:.1f}× less than uncompressed at every step",
                 *self._left_out(),
-                *auto,
             )
         )
 

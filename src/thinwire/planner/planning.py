@@ -22,7 +22,6 @@ from thinwire.planner.predictions import WORKERS, Prediction, Setting, Summary
 from thinwire.planner.profile import Profile
 from thinwire.planner.rounds import EXCHANGE_SHARE, Round, check_share
 from thinwire.planner.transport_costs import TCP_HEADERS_NBYTES, TCP_PAYLOAD_NBYTES, Sharing, TransportCosts
-from thinwire.planner.variants import choice, variants
 from thinwire.policies.designs import Design, design
 from thinwire.worker.transmit_buffer import CHUNK_NBYTES
 
@@ -55,8 +54,7 @@ def plannable(designs: Sequence[str | Design]) -> dict[str, Design]:
         raise ConfigError(f"designs are {designs!r}; expected a list of names, as in [{designs!r}]")
     if "auto" in designs:
         raise ConfigError(
-            "'auto' is no design: codec='auto' chooses among none, bf16, int8 and 3lc while it trains. Plan those; in "
-            "the brackets of local updates, as in 'local-sgd[h=4,codec=auto]', what it takes there is planned"
+            "'auto' is no design: codec='auto' chooses among none, bf16, int8 and 3lc while it trains. Plan those"
         )
     given = [each if isinstance(each, Design) else design(each) for each in (UNCOMPRESSED, *designs)]
     for each in given:
@@ -107,19 +105,17 @@ class Plan:
         self.exchange_share = check_share(exchange_share)
         self._peers, self._sharing = peers, sharing
         self.designs = plannable(designs)
-        self._variants = {name: variants(each) for name, each in self.designs.items()}
         self._rounds: dict[tuple[str, int, float], Round] = {}
         self._shares: dict[tuple[str, int], float] = {}
-        self._all = {each.name: each for found in self._variants.values() for each in found.values()}
         # Before anything is measured: training refuses servers that would hold nothing.
-        several = [] if setting.servers == 1 else self._all.values()
+        several = [] if setting.servers == 1 else self.designs.values()
         self._servers = {each.name: on_servers(profile, each, setting.servers) for each in several}
 
     @cached_property
     def costs(self) -> Mapping[str, Mapping[str, TensorCosts]]:
-        """Of the tensors of every design, and of every setting of `codec=auto`; measured when first asked for."""
+        """Of the tensors of every design; measured when first asked for."""
         found = {}
-        for name, each in self._all.items():
+        for name, each in self.designs.items():
             self._tell(f"codecs of {name}")
             collective = self.setting.mode == "collective"
             found[name] = measure_costs(self.profile, each, workers=self.setting.workers, collective=collective)
@@ -129,9 +125,9 @@ class Plan:
     def works(self) -> Mapping[str, ExchangeWork]:
         """Of an exchange with a server, besides its codecs, likewise; measured when they are first asked for."""
         if self.setting.mode == "collective":
-            return dict.fromkeys(self._all, NONE)
+            return dict.fromkeys(self.designs, NONE)
         found = {}
-        for name, each in self._all.items():
+        for name, each in self.designs.items():
             costs = self.costs[name]
             self._tell(f"an exchange of {name}")
             found[name] = measure_exchange_work(self.profile, each, costs)
@@ -152,32 +148,11 @@ class Plan:
 
     def round_of(self, name: str, workers: int, bps: float) -> Round:
         """Returns what the steps from one exchange to the next are predicted to take; arguments as for `step_s`."""
-        return self._round_of(self._taken(name, workers, bps)[1], workers, bps)
-
-    def _taken(self, name: str, workers: int, bps: float) -> tuple[str | None, Design]:
-        """Returns what stands for a design there: itself, or the setting that `codec=auto` takes, with its name."""
         if name not in self.designs:
             raise ConfigError(f"{name!r} is not in this plan, which is of {', '.join(self.designs)}")
-        made = self.designs[name]
-        if made.auto is None:
-            return None, made
-        found = list(self._variants[name].items())
-        return found[
-            choice(
-                made.auto,
-                made.auto.settings(),
-                step_s=lambda place: self._round_of(found[place][1], workers, bps).step_s,
-                bits=lambda place: sum(self._bits(found[place][1])),
-            )
-        ]
-
-    def _bits(self, made: Design) -> tuple[float, float]:
-        return mean_bits(self.costs[made.name], self.profile)
-
-    def _round_of(self, made: Design, workers: int, bps: float) -> Round:
-        asked = made.name, workers, bps
+        asked = name, workers, bps
         if asked not in self._rounds:
-            self._rounds[asked] = self._predicted_round(made, workers, bps)
+            self._rounds[asked] = self._predicted_round(self.designs[name], workers, bps)
         return self._rounds[asked]
 
     def _predicted_round(self, made: Design, workers: int, bps: float) -> Round:
@@ -221,23 +196,22 @@ class Plan:
             link_bps=known,
             step_s=seconds,
             speedup=baseline / seconds,
-            chosen=self._taken(name, workers, bps)[0],
         )
 
     def summaries(self) -> list[Summary]:
         """Returns every design in the cluster that was asked about, uncompressed training first."""
         found = []
-        for name in self.designs:
-            taken = self._taken(name, self.setting.workers, self.setting.bps)[1]
-            bits_up, bits_down = self._bits(taken)
-            made = None if taken.local is None else self._round_of(taken, self.setting.workers, self.setting.bps)
+        asked = self.setting.workers, self.setting.bps
+        for name, each in self.designs.items():
+            bits_up, bits_down = mean_bits(self.costs[name], self.profile)
+            made = None if each.local is None else self.round_of(name, *asked)
             found.append(
                 Summary(
-                    at=self.predict(name, self.setting.workers, self.setting.bps),
+                    at=self.predict(name, *asked),
                     bits_up=bits_up,
                     bits_down=bits_down,
-                    encode_s=sum(each.encode_s for each in self.costs[taken.name].values()),
-                    decode_s=sum(each.decode_s for each in self.costs[taken.name].values()),
+                    encode_s=sum(cost.encode_s for cost in self.costs[name].values()),
+                    decode_s=sum(cost.decode_s for cost in self.costs[name].values()),
                     free_above_bps=self.free_above_bps(name),
                     pays_below_bps=self.pays_below_bps(name),
                     exchange_share=None if made is None else made.exchange_share,

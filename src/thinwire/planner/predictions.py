@@ -76,7 +76,6 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
         link_bps: bits a second of every link; None: no limit.
         step_s: predicted seconds of a step, the mean over steps with and without an exchange.
         speedup: over uncompressed training in the same cluster.
-        chosen: of a design with `codec=auto`, the setting that is taken there; of other designs None.
     """
 
     design: str
@@ -84,7 +83,6 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     link_bps: float | None
     step_s: float
     speedup: float
-    chosen: str | None = None
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,8 +90,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         at: seconds and speed-up there.
-        bits_up, bits_down: of a value, frames' heads and uncompressed tensors included; with `codec=auto` those of the
-            setting that is taken there, as all below.
+        bits_up, bits_down: of a value, frames' heads and uncompressed tensors included.
         encode_s, decode_s: of a worker at each exchange, as measured.
         free_above_bps: the rate above which the link stops mattering: a step takes at most 1.05 times as long as
             without a limit; None where latency or messages alone keep it above that at any rate, 0 where it never

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from thinwire.planner.planning import UNCOMPRESSED, WORTH, Plan
 from thinwire.planner.predictions import Setting, Summary
-from thinwire.policies.autopilot.levels import steps_of
+from thinwire.policies.auto.levels import steps_of
 from thinwire.presentation.charts import Chart, Panel, Series, to_matplotlib
 from thinwire.presentation.tables import Table
 from thinwire.quantities import counted, rate_text, seconds_text
@@ -97,8 +97,6 @@ def _remarks(plan: Plan) -> list[str]:
 
 def _sentence(summary: Summary, allowed: float) -> str:
     said = [f"{summary.at.design} {summary.at.speedup:.3g}×"]
-    if summary.at.chosen is not None:
-        said.append(f"codec=auto takes {summary.at.chosen} there, without the first exchanges that find out")
     if summary.free_above_bps is None:
         said.append("the link matters at any rate")
     elif summary.free_above_bps:

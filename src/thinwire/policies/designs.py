@@ -17,7 +17,6 @@ from thinwire.codecs.stochastic import TernGrad
 from thinwire.errors import ConfigError, guess
 from thinwire.extras import in_lab
 from thinwire.plugins import load, load_or_warn
-from thinwire.policies.auto_codec import AutoCodec
 from thinwire.policies.compression import MIN_NUMEL, Compression, Exclude, check_pull_codec
 from thinwire.policies.compression import compression as find_compression
 from thinwire.policies.consistency import consistency
@@ -58,8 +57,6 @@ class Design:
         reduce: the mean over the gradients that came, or their sum. Of codecs that send some of the values also
             `mean-of-senders`, each value's mean over those who sent it, and `clipped-mean-of-senders`, in which every
             worker's message is first scaled down to the median of their norms, table by table.
-        auto: local updates whose codec is chosen anew for every exchange; `up` and `down` are then what residuals are
-            made for.
         cite: what it is, and where it comes from.
 
     Raises:
@@ -82,7 +79,6 @@ class Design:
     ema: float = 0.0
     local: LocalUpdates | None = None
     reduce: Reduce = "mean"
-    auto: AutoCodec | None = None
     cite: str = ""
 
     def __post_init__(self) -> None:
@@ -136,8 +132,6 @@ class Design:
             )
         if self.local is not None and self.ema:
             raise ConfigError("ema averages the weights of all steps, and with local updates each worker has its own")
-        if self.auto is not None and self.local is None:
-            raise ConfigError("codec=auto is of local updates, as in design='update[codec=auto]'")
         self._check_reduce()
         if policy.criterion() is not None and self.downlink == "weights":
             raise ConfigError("adaptive communication accumulates gradients; whole weights cannot be accumulated")
@@ -211,7 +205,7 @@ class Design:
         for name, value in values.items():
             if isinstance(value, Codec):
                 values[name] = value.config()
-            elif isinstance(value, LocalUpdates | AutoCodec):
+            elif isinstance(value, LocalUpdates):
                 values[name] = asdict(value)
         return values
 
@@ -285,7 +279,7 @@ def _by_id(design_id: str, name: str, options: dict[str, Any]) -> Design:
                 raise ConfigError(f"design {name!r}: {point.value} returned {found!r:.80}, which is no Design")
             return replace(found, name=name)
     if design_id == "auto":
-        raise ConfigError("'auto' is a codec: with tw.distribute write design='local-sgd[h=4,codec=auto]'")
+        raise ConfigError("'auto' is no design: tw.distribute(model, optimizer) chooses one when a training begins")
     if absent := in_lab("design", design_id):
         raise absent
     raise ConfigError(f"unknown design {design_id!r}{guess(design_id, designs())}; there are {', '.join(designs())}")

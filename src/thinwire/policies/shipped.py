@@ -8,7 +8,6 @@ from typing import Any
 
 from thinwire.codecs.registry import codec
 from thinwire.errors import ConfigError
-from thinwire.policies.auto_codec import AUTO, auto_codec
 from thinwire.policies.compression import codec_by_name
 from thinwire.policies.local_updates import KINDS as LOCAL_KINDS
 from thinwire.policies.local_updates import OPTIONS, STEERS_FROM, Kind, split_options
@@ -88,22 +87,6 @@ def _local(kind: Kind) -> Callable[..., dict[str, Any]]:
         local = replace(kind.updates, **{"steer": 0.0, **timetable})
         if "steer" not in timetable and reduce != "sum" and local.sends_means and local.sync_every >= STEERS_FROM:
             local = replace(local, steer=kind.updates.steer)
-        if codec == AUTO:
-            if local.fragments > 1 or local.delay:
-                raise ConfigError(
-                    "codec=auto decides between two exchanges of the whole model: fragments=1 and delay=0 go with it"
-                )
-            auto = auto_codec({**own, **({} if codec_down is None else {"codec_down": codec_down})})
-            return {
-                "up": replace(auto.codec, nonfinite="skip"),
-                "down": auto.codec,
-                "compression": f"by-shape[small={small or 'bf16'}]",
-                "local": local,
-                "consistency": local.consistency,
-                "placement": "balanced",
-                "reduce": reduce,
-                "auto": auto,
-            }
         _check_options(codec or kind.codec, own)
         given = {**_options_of(kind, codec, own), **own}
         pushes = codec_by_name(codec or kind.codec, **{"nonfinite": "skip", **given})
@@ -151,8 +134,6 @@ def _check_options(of: str, given: Mapping[str, Any]) -> None:
     codec_id = parse_name(of, "codec", short={"s": "sparsity"})[0]
     known = [name for name in codec(codec_id).config() if name != "id"]
     if unknown := [name for name in given if name not in known]:
-        if unknown[0] in ("lag_limit", "target"):
-            raise ConfigError(f"only codec=auto takes {unknown[0]}, and the codec here is {codec_id}")
         raise ConfigError(
             f"unknown option {unknown[0]!r}; local updates have {', '.join(OPTIONS)}, codec, codec_down, small and "
             f"reduce, and their codec {codec_id} has {', '.join(known)}"

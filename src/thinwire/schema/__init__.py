@@ -10,13 +10,11 @@ from __future__ import annotations
 from typing import TypeAlias, get_args
 
 from thinwire.schema.exchange import (
-    MAX_NOTE_NBYTES,
     Abort,
     Ahead,
     BatchSizes,
     Changes,
     Delta,
-    Echo,
     Join,
     Leave,
     Push,
@@ -24,8 +22,6 @@ from thinwire.schema.exchange import (
     Scalars,
     Shard,
     Skip,
-    TunedDelta,
-    TunedPush,
     Values,
     Welcome,
 )
@@ -57,7 +53,6 @@ __all__ = [
     "KINDS",
     "MAX_CODECS",
     "MAX_GROUPS",
-    "MAX_NOTE_NBYTES",
     "MAX_RANK",
     "MAX_STEPS",
     "MAX_TABLES",
@@ -68,7 +63,6 @@ __all__ = [
     "Changes",
     "Config",
     "Delta",
-    "Echo",
     "Join",
     "Leave",
     "Members",
@@ -87,8 +81,6 @@ __all__ = [
     "Shard",
     "Skip",
     "TableSpec",
-    "TunedDelta",
-    "TunedPush",
     "Values",
     "Welcome",
 ]
@@ -112,11 +104,8 @@ Message: TypeAlias = (
     | Offer
     | Resume
     | Saved
-    | TunedPush
-    | TunedDelta
-    | Echo
     | Ahead
 )
 
-KINDS: dict[int, type[Message]] = dict(enumerate(get_args(Message), start=1))
-"""Messages by the number that travels: a message's place in the union above, from 1. New ones come last."""
+KINDS: dict[int, type[Message]] = dict(zip([*range(1, 19), 22], get_args(Message), strict=True))
+"""Messages by the number that travels, in the order of the union above. New ones come last; 19 to 21 stay unused."""

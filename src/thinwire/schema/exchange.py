@@ -17,9 +17,6 @@ are its own, in order, or 0 where it has a frame of its own. Empty where no tabl
 Changes: TypeAlias = tuple[tuple[int, Config], ...]
 """Options of an optimizer that changed: the index of a parameter group, and its new values by name."""
 
-MAX_NOTE_NBYTES = 64
-"""Of what a worker tells the others with a push."""
-
 
 class Join(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Worker → server, first.
@@ -96,8 +93,6 @@ class Ahead(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 class Push(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Worker → server: gradients of `tables` at `step`, one frame each; an empty frame says "no gradient this step".
 
-    It has no field more, ever: the next element of a `TunedPush` is that one's own. More to say is another message.
-
     Args:
         rates: the learning rate of every parameter group at this step, so that any scheduler on the worker works.
         last: this worker ends the training with this step, unless another has ended it.
@@ -117,8 +112,6 @@ class Push(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Server → worker: what leads `tables` to `version`, one frame each; empty: unchanged.
-
-    It has no field more, ever: the next element of a `TunedDelta` is that one's own. More to say is another message.
 
     Args:
         version: that the tables have afterwards.
@@ -174,43 +167,6 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     reason: str
     lost: bool = False
     step: int = -1
-
-
-class TunedPush(Push, frozen=True, kw_only=True, array_like=True):
-    """A worker's first push of an exchange to a shard, where workers choose the codec anew for each.
-
-    Args:
-        replaced: index into `Plan.codecs`: tables whose pulls were planned with it have another codec.
-        codec: index of that, which these tables have both ways in this exchange. Of several workers' the lowest rank's
-            counts for the pulls; frames of pushes name theirs themselves.
-        sparsity: the largest multiplier s of the pulls, in [1, 2).
-        note: for all workers, which the shard does not look into; or nothing.
-    """
-
-    replaced: int = 0
-    codec: int = 0
-    sparsity: float = 1.0
-    note: Annotated[bytes, Meta(max_length=MAX_NOTE_NBYTES)] = b""
-
-
-class TunedDelta(Delta, frozen=True, kw_only=True, array_like=True):
-    """The first delta of a version, where workers sent notes with their pushes.
-
-    Args:
-        notes: pairs of a rank and its note, by rank.
-    """
-
-    notes: tuple[tuple[int, bytes], ...] = ()
-
-
-class Echo(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Worker → server, which sends it back with its frames, so that the worker knows how long bytes take.
-
-    Args:
-        number: of the worker's echoes, from 1.
-    """
-
-    number: int
 
 
 class Shard(msgspec.Struct, frozen=True, kw_only=True, array_like=True):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from typing import Any
 
 import msgspec
@@ -30,8 +29,6 @@ _OF_SHARDS = (
     ". Where the model is the same, the servers are not: name all of them on every worker, in one order, and give each "
     "the checkpoint that it wrote"
 )
-_AUTO = re.compile(r"auto=(?P<lag_limit>[^,]+),target=(?P<target>\w+)")
-"""What `AutoCodec.agreement` writes."""
 TRIAL = 2.0**-60
 """What a plan's codecs are tried out with: a value below every scale that their options may fix."""
 
@@ -135,7 +132,6 @@ def difference(ours: Plan, theirs: Plan, *, begun: bool = False) -> str | None:
         )
     return (
         _kind_difference(ours.local, theirs.local)
-        or _auto_difference(ours.local, theirs.local)
         or _table_difference(ours.tables, theirs.tables)
         or _field_difference(ours, theirs)
         or _setting_difference(ours.settings, theirs.settings)
@@ -172,24 +168,6 @@ def _kind_difference(ours: str, theirs: str) -> str | None:
         return None
     some, others = ("updates (local updates)", "gradients") if theirs else ("gradients", "updates (local updates)")
     return f"this worker's design pushes {some}, the others' {others}: start all workers with the same"
-
-
-def _auto_difference(ours: str, theirs: str) -> str | None:
-    """Of what workers that push updates agree on besides, whether and how codecs are chosen for every exchange."""
-    here, there = (_AUTO.search(each) for each in (ours, theirs))
-    if not (ours and theirs):
-        return None
-    if here and there:
-        for name in ("lag_limit", "target"):
-            if here[name] != there[name]:
-                return (
-                    f"{name}: this worker has {there[name]}, the others {here[name]}; start all workers with the same"
-                )
-        return None
-    if not (here or there):
-        return None
-    some, others = ("codec=auto", "a fixed codec") if there else ("a fixed codec", "codec=auto")
-    return f"this worker's design has {some}, the others' {others}: start all workers with the same"
 
 
 def _field_difference(ours: Plan, theirs: Plan) -> str | None:

@@ -108,12 +108,6 @@ class Copies:
         seen = values.copy() if self._keep_seen else None
         self._copies.append(Copy(values, seen, set(ranks), self._lag_bound()))
 
-    def ask(self, sparsity: float) -> None:
-        """Sets the largest multiplier of the bounds on the lag."""
-        for copy in self._copies:
-            if copy.lag is not None:
-                copy.lag.ask(sparsity)
-
     def admit(self, rank: int) -> None:
         """A further worker holds what most others do."""
         if not any(rank in copy.owners for copy in self._copies):

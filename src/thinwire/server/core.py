@@ -14,7 +14,7 @@ from typing import Any
 
 from thinwire.errors import ConfigError, FrameError, NonFiniteError, ProtocolError
 from thinwire.packets import EncodedTensor
-from thinwire.schema import Echo, Join, Leave, Message, Push, Saved, Scalars, Values
+from thinwire.schema import Join, Leave, Message, Push, Saved, Scalars, Values
 from thinwire.server.effects import Close, Effect, Send, refused
 from thinwire.server.participants import Participants
 from thinwire.server.state import engine_of, state_of
@@ -170,8 +170,6 @@ class ServerCore(Participants):
             case Saved():
                 self._saved.add(self._ranks[peer], message)
                 return self._tell_saved()
-            case Echo():
-                return [Send((peer,), message, frames)]
             case Leave():
                 if message.failure:
                     return [Close(peer), *self.closed(peer, f"it failed with {message.failure}")]

@@ -137,19 +137,6 @@ class ModelDelta(Downlink):
         if copy.lag is not None:
             copy.lag.follow_model(self.values.reshape(-1), copy.values.reshape(-1))
 
-    def recode(self, codec: Codec, sparsity: float) -> bool:
-        """Gives the updates to come another codec that keeps a residual; returns whether it is another.
-
-        What copies lack is sent with it, whatever was in use before.
-
-        Args:
-            codec: a deterministic one.
-            sparsity: the largest multiplier s, where a bound on the lag chooses it.
-        """
-        self.copies.ask(sparsity)
-        changed, self.codec = codec != self.codec, codec
-        return changed
-
     def snapshot(self, rank: int) -> FloatArray:
         return self.copies.of(rank)
 

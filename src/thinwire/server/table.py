@@ -76,8 +76,6 @@ class Table:
         self.aggregate = GradientSums(flat) if plain else SenderMeans(flat, clip=clip)
         self.given = dict.fromkeys(range(terms.workers), 0)
         """The version that each worker was led to last."""
-        self.accepted = {up.id}
-        """Codecs that a gradient's frame may name."""
         self._up = up
         self._batched, self._wide = is_batched(up, spec.shape), up == PLAIN
         self._scale: float | None = None
@@ -113,7 +111,7 @@ class Table:
             return self._checked(frame), True
         if frame == NO_GRADIENT:
             return None, True
-        if (opened := self._open(frame, self.accepted)) is None:
+        if (opened := self._open(frame, self._up.id)) is None:
             return None, False
         if opened.frame.scales:
             self._scale = opened.frame.scales[0]
@@ -138,7 +136,7 @@ class Table:
         """
         if isinstance(frame, BatchedTensor):
             raise ProtocolError(f"{self.spec.name}: whole values came in a batch; they have a frame of their own")
-        if (opened := self._open(frame, {PLAIN.id})) is None:
+        if (opened := self._open(frame, PLAIN.id)) is None:
             raise ProtocolError(f"{self.spec.name}: whole values that are not finite")
         if opened.frame.dtype != "fp32":  # kernels read these values as float32, wherever they lie
             raise ProtocolError(f"{self.spec.name}: whole values came in {opened.frame.dtype}; they travel in fp32")
@@ -236,13 +234,12 @@ class Table:
             )
         return tensor
 
-    def _open(self, frame: bytes | memoryview, accepted: set[str]) -> CheckedFrame | None:
+    def _open(self, frame: bytes | memoryview, codec: str) -> CheckedFrame | None:
         """Checks a frame; None where it says that its sender's tensor was not finite."""
         try:
             parsed = frames.parse(frame, copy=False)
-            if parsed.codec not in accepted:
-                agreed = " or ".join(map(repr, sorted(accepted)))
-                raise ProtocolError(f"{self.spec.name}: codec {parsed.codec!r} came, {agreed} was agreed on")
+            if parsed.codec != codec:
+                raise ProtocolError(f"{self.spec.name}: codec {parsed.codec!r} came, {codec!r} was agreed on")
             if parsed.shape != self.spec.shape:
                 raise ProtocolError(
                     f"{self.spec.name}: a frame of shape {parsed.shape} came, the table is {self.spec.shape}"

@@ -39,12 +39,8 @@ class TableGroups:
         self._tables = tables
         self._groups: dict[tuple[int, ...], TableGroup] = {}
         self.up = Ternary(tables, {index: table.codec for index, table in enumerate(tables)})
-        self.recode()
-
-    def recode(self) -> None:
-        """Takes note of the codecs that updates now have."""
-        deltas = {index: t.downlink for index, t in enumerate(self._tables) if isinstance(t.downlink, ModelDelta)}
-        self.down = Ternary(self._tables, {index: downlink.codec for index, downlink in deltas.items()})
+        deltas = {index: t.downlink for index, t in enumerate(tables) if isinstance(t.downlink, ModelDelta)}
+        self.down = Ternary(tables, {index: downlink.codec for index, downlink in deltas.items()})
 
     def of(self, indices: Iterable[int]) -> TableGroup:
         """Returns some of them together."""
@@ -68,8 +64,6 @@ class TableGroup:
     def __init__(self, groups: TableGroups, indices: tuple[int, ...], tables: Sequence[Table]) -> None:
         self.indices, self.tables = indices, tables
         self._groups = groups
-        self._coded_by: Ternary | None = None
-        self._selected = Selected((), None)
 
     def part(self, places: Iterable[int]) -> TableGroup:
         """Returns some of these, by their places."""
@@ -85,12 +79,9 @@ class TableGroup:
     def _up(self) -> Selected:
         return self._groups.up.select(self.indices)
 
-    @property
+    @cached_property
     def _down(self) -> Selected:
-        if self._coded_by is not self._groups.down:  # codecs of updates may change
-            self._coded_by = self._groups.down
-            self._selected = self._coded_by.select(self.indices)
-        return self._selected
+        return self._groups.down.select(self.indices)
 
     @cached_property
     def _vectors(self) -> list[int]:

@@ -19,7 +19,7 @@ from thinwire.packets import EncodedTensor
 from thinwire.policies.compression import PLAIN
 from thinwire.policies.consistency import consistency
 from thinwire.quantities import moment_text
-from thinwire.schema import Delta, Plan, Push, TunedPush, Welcome
+from thinwire.schema import Delta, Plan, Push, Welcome
 from thinwire.server.aggregation import Aggregation
 from thinwire.server.rounds import LEFT_BEFORE
 from thinwire.server.table import Table
@@ -162,9 +162,6 @@ class UpdateEngine(TableUpdates):
         # As one that is late pushes before its time: what others say of the clock counts.
         silent = self.terms.others_speak and not any(frame_of[index] for index in frame_of.keys() - self._buffers)
         settings = self._settings_of(rank, push, silent=silent)
-        if isinstance(push, TunedPush):
-            self.check_step(push.step)
-        self.tuning.take(rank, push)
         if push.last and self.final is None:  # of whoever is first: worker 0 may have died, or have come late
             # Where updates are made without this worker, they may be ahead of it.
             self.final = max(push.step, *(lane.clock for lane in self.lanes), 0) + 1

@@ -24,7 +24,6 @@ from thinwire.server.lanes import Lanes
 from thinwire.server.membership import Membership
 from thinwire.server.table import Table
 from thinwire.server.table_group import TableGroups
-from thinwire.server.tuning import Tuning, with_notes
 
 
 class CannotGoOn(Exception):
@@ -79,7 +78,6 @@ class TableUpdates:
         self._groups = TableGroups(self.tables)
         self.lanes = self._new_lanes()
         """The gradients that come in."""
-        self.tuning = Tuning(plan, codecs, self.tables)
 
     def _stepped_by(self, groups: tuple[Options, ...]) -> tuple[Options, ...]:
         """Returns the options of the shard's own steps: without the momentum that each end adds itself."""
@@ -240,9 +238,6 @@ class TableUpdates:
         here = self.plan.shard_steps  # the optimizer runs here, and nobody else need know
         messages: dict[tuple[int, int, tuple[int, ...]], list[tuple[int, EncodedTensor]]] = {}
         targets = None if rank is None else {rank}
-        recoded, notes = self.tuning.begin(ready[0].clock)
-        if recoded:
-            self._groups.recode()
         for lane, taken in zip(ready, self._aggregate(ready, settings), strict=True):
             made: list[EncodedTensor | None] = [None] * len(taken)
             if here and rank is None:
@@ -269,6 +264,5 @@ class TableUpdates:
                     rates=() if here else settings.rates,
                     options=() if here else changes(self.plan.groups, settings.groups),
                 )
-                delta, notes = (with_notes(delta, notes) if notes else delta), ()
                 outgoing.append(Outgoing(delta, tuple(frame for _, frame in frames[part]), rank))
         return outgoing

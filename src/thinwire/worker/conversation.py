@@ -15,7 +15,6 @@ from thinwire.policies.sampling import Memberships, extended
 from thinwire.schema import (
     Ahead,
     Delta,
-    Echo,
     Join,
     Leave,
     Members,
@@ -26,7 +25,6 @@ from thinwire.schema import (
     Resume,
     Saved,
     Scalars,
-    TunedDelta,
     Values,
     Welcome,
 )
@@ -55,8 +53,6 @@ class Conversation:
         num_missed: exchanges that were made without this worker, which was late.
         saved: the steps that the shard and all its workers have checkpoints of; None where it writes none.
         notices: what the shard said of workers that came or went, to be told and taken from here.
-        notes: what workers told each other with the pushes of the last exchange that has ended, by rank; to be taken
-            from here.
     """
 
     def __init__(
@@ -72,8 +68,6 @@ class Conversation:
         self.last_version: int | None = None
         self.notices: list[Members] = []
         self.saved: tuple[int, ...] | None = None
-        self.notes: dict[int, bytes] = {}
-        self._echoed = 0
         self.memberships: Memberships = ((0, tuple(range(plan.workers))),)
         self.gone: set[int] = set()
         self.begin, self.num_missed, self._missed = 0, 0, -1
@@ -192,15 +186,6 @@ class Conversation:
             yield Receive(self.shard, f"the shared scales of step {clock}")
         return self._maxima.pop(clock)
 
-    def echo(self, number: int, nbytes: int) -> Procedure[None]:
-        """Sends bytes that the shard sends back; `echoed` waits for them."""
-        yield Send(self.shard, Echo(number=number), (bytes(nbytes),))
-
-    def echoed(self, number: int) -> Procedure[None]:
-        """Waits until an echo has come back."""
-        while self._echoed < number:
-            yield Receive(self.shard, "bytes that tell how fast the link is")
-
     def announce_saved(self, steps: tuple[int, ...] | None, safe: int) -> Procedure[None]:
         """Says which checkpoints this worker has, as `Saved` does."""
         yield Send(self.shard, Saved(steps=steps, safe=safe))
@@ -253,8 +238,6 @@ class Conversation:
                 # Statistics are relayed when they come, before anybody knows whether the exchange is the last.
                 if self._buffers_alone or not all(self.plan.tables[table].state for table in message.tables):
                     self._newest = max(self._newest, message.version)
-                if isinstance(message, TunedDelta):
-                    self.notes = dict(message.notes)
                 if message.last and self.last_version is None:
                     self.last_version = message.version
                 if message.ranks and self.rank not in message.ranks and message.ranks != (-1,):
@@ -275,8 +258,6 @@ class Conversation:
                     self._changed = True
             case Saved():
                 self.saved = message.steps
-            case Echo():
-                self._echoed = message.number
             case Offer():
                 self._offer = message
             case Refused():

@@ -19,7 +19,6 @@ from thinwire.optimizers.options import ParameterGroups
 from thinwire.policies.designs import Design
 from thinwire.schema import Plan
 from thinwire.worker.apply_buffer import Update
-from thinwire.worker.autopilot import RoundAutopilot
 from thinwire.worker.core import Worker
 from thinwire.worker.effects import Procedure
 from thinwire.worker.fragment import Fragment, Pulled
@@ -64,10 +63,8 @@ class LocalWorker(Worker):
 
     Args:
         plans, tensors, design, groups, **settings: as for `Worker`; the design has `local` set.
-        own_shard: the shard that this worker's process serves, if it serves one.
 
     Attributes:
-        auto: chooses the codec of every exchange; None where it is fixed.
         void: whether the last exchange went without this worker, whose parameters held NaN or Inf.
         steering: leads the momenta of the worker's own optimizer at updates that this worker had a part in; None: they
             are left alone.
@@ -79,24 +76,10 @@ class LocalWorker(Worker):
         tensors: Sequence[PlannedTensor],
         design: Design,
         groups: ParameterGroups,
-        *,
-        own_shard: int | None = None,
         **settings: Any,
     ) -> None:
         super().__init__(plans, tensors, design, groups, **settings)
         assert design.local is not None
-        self.auto: RoundAutopilot | None = None
-        if design.auto is not None:
-            self.auto = RoundAutopilot(
-                design,
-                self.model.tensors,
-                self.conversations,
-                rank=self.rank,
-                workers=plans[0].workers,
-                own_shard=own_shard,
-                counters=self.counters,
-                now=self._now,
-            )
         self.void = False
         self.steering: Steers | None = None
         self._updates = design.local
@@ -287,8 +270,6 @@ class LocalWorker(Worker):
         if any(self._rounds[tensor.name].merges_at is not None for tensor in tensors):
             yield from self._pull(tensors)  # an answer that no forward pass has waited for
         self.check_options()
-        if self.auto is not None and (yield from self.auto.begin()):
-            self._fragments.clear()  # which know the codecs that tables had
         fragment = self._fragment(tensors)
         finite = fragment.changes.look()
         self.void = not all(finite)
@@ -348,15 +329,13 @@ class LocalWorker(Worker):
             "offsets": {
                 each.name: offset.clone() for each in self.model.tensors if (offset := each.held_back()) is not None
             },
-            **({} if self.auto is None else {"auto": self.auto.state()}),
         }
 
     def check_position(self, state: Mapping[str, Any]) -> None:
         """Raises ConfigError where what `position` returned is of other local updates, or lacks something."""
         super().check_position(state)
         check_same(state, self._design)
-        own = ["flushed_at", "rounds", "offsets", *([] if self.auto is None else ["auto"])]
-        check_keys(state, own, "the state's 'position'")
+        check_keys(state, ["flushed_at", "rounds", "offsets"], "the state's 'position'")
 
     def restore_position(self, state: Mapping[str, Any]) -> None:
         """Restores what `position` returned.
@@ -366,9 +345,6 @@ class LocalWorker(Worker):
         """
         super().restore_position(state)
         self._flushed_at = int(state["flushed_at"])
-        if self.auto is not None:
-            self.auto.load_state(state["auto"])
-            self._fragments.clear()  # which know the codecs that tables had
         self._rounds = {name: Round(**each) for name, each in state["rounds"].items()}
         for tensor in self.model.tensors:
             offset = state["offsets"].get(tensor.name)

@@ -16,17 +16,8 @@ Differing = list[tuple[str, Any, Any]]
 
 
 def coded_by(design: Design) -> dict[str, Any]:
-    """Returns what a design codes exchanges by, for a state.
-
-    Example:
-        >>> from thinwire.policies.designs import design
-        >>> coded_by(design("local-sgd[codec=auto]"))
-        {'codec': 'auto=5,target=time', 'compression': 'by-shape[small=bf16]'}
-    """
-    small = {"compression": design.compression}
-    if design.auto is not None:
-        return {"codec": design.auto.agreement(), **small}
-    return {"codec": design.up.config(), "codec_down": design.down.config(), **small}
+    """Returns what a design codes exchanges by, for a state."""
+    return {"codec": design.up.config(), "codec_down": design.down.config(), "compression": design.compression}
 
 
 def check_same(state: Mapping[str, Any], design: Design) -> None:
@@ -54,8 +45,4 @@ def _planned_otherwise(saved: Mapping[str, Any], design: Design) -> Differing:
 def _coded_otherwise(saved: Mapping[str, Any], design: Design) -> Differing:
     mine = coded_by(design)
     check_keys(saved, ["codec", "compression"])
-    there, here = saved["codec"], mine["codec"]
-    if isinstance(there, str) != isinstance(here, str):
-        there, here = ("auto" if isinstance(each, str) else each.get("id") for each in (there, here))
-        return [("codec", there, here)]
     return [(path.removeprefix("."), there, here) for path, there, here in differences(saved, mine, "")]

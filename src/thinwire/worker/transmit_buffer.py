@@ -6,11 +6,9 @@ would leave a slow link idle during the backward pass.
 
 from __future__ import annotations
 
-from typing import Any
-
 from thinwire.errors import ProtocolError
 from thinwire.packets import PORTION_NBYTES, EncodedTensor
-from thinwire.schema import Changes, Plan, Push, TunedPush
+from thinwire.schema import Changes, Plan, Push
 
 CHUNK_NBYTES = 32 * 1024
 """A push leaves as soon as this much is ready: 3 ms at 100 Mbit/s, and a few chunks a step for small models."""
@@ -31,7 +29,6 @@ class TransmitBuffer:
         self._frames: list[tuple[int, EncodedTensor]] = []
         self._nbytes = 0
         self._options: Changes = ()
-        self._tuned: dict[str, Any] = {}
         self._pushed: set[int] = set()
 
     def add(self, clock: int, table: int, frame: EncodedTensor) -> bool:
@@ -63,10 +60,6 @@ class TransmitBuffer:
         """These options changed: the next push carries them, before its gradients count."""
         self._options = options
 
-    def tune(self, *, replaced: int, codec: int, sparsity: float, note: bytes) -> None:
-        """Says with the next push what codec the exchange has; see `schema.TunedPush`."""
-        self._tuned = {"replaced": replaced, "codec": codec, "sparsity": sparsity, "note": note}
-
     def take(
         self, clock: int, rates: tuple[float, ...], *, last: bool = False, digest: str = ""
     ) -> tuple[Push, tuple[EncodedTensor, ...]] | None:
@@ -83,9 +76,7 @@ class TransmitBuffer:
         tables, frames = zip(*self._frames, strict=True) if self._frames else ((), ())
         self._frames, self._nbytes = [], 0
         options, self._options = self._options, ()
-        tuned, self._tuned = self._tuned, {}
-        kind = TunedPush if tuned else Push
-        push = kind(step=clock, tables=tables, rates=rates, last=last, digest=digest, options=options, **tuned)
+        push = Push(step=clock, tables=tables, rates=rates, last=last, digest=digest, options=options)
         return push, frames
 
     def end_step(self) -> None:

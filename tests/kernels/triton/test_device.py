@@ -14,7 +14,7 @@ from tests.kernels.triton.both_sides import check_refused
 from thinwire.codecs import decode_all, encode_all
 from thinwire.codecs.device import why_not_encoded
 from thinwire.kernels.triton.workspace import DeviceWorkspace
-from thinwire.policies.auto_codec import AutoCodec
+from thinwire.policies.auto.levels import Limits
 
 pytestmark = pytest.mark.gpu
 
@@ -97,7 +97,7 @@ def test_one_tensor_encodes_and_decodes_as_on_the_cpu(device: torch.device) -> N
 
 
 def test_all_settings_of_the_controller_have_kernels(device: torch.device) -> None:
-    for level in AutoCodec().settings():
+    for level in Limits().levels()[1:]:
         assert level.codec is not None and why_not_encoded(level.codec.scheme, device) is None
 
 

@@ -14,7 +14,6 @@ from tests.collective import ranks
 from tests.collective.ranks import bucket_of, collectives, play
 from thinwire.codecs import device as dispatch
 from thinwire.codecs import tensors
-from thinwire.policies.autopilot.pilot import Pilot
 from thinwire.runtime.serving import serving
 from thinwire.server.core import ServerCore
 from thinwire.transports.memory import MemoryServer
@@ -108,17 +107,14 @@ def train(where: torch.device, **options: Any) -> tuple[list[Any], list[bool]]:
     [
         {"codec": "3lc"},
         {"design": "terngrad"},
-        {"design": "update[codec=auto,h=1]"},
+        {"design": "update[h=1]"},
         {"design": "local-sgd[codec=int8,h=1]"},
         {"design": "diloco[codec=blocktopk,h=1,outer_momentum=0.6]"},
         {"design": "sparseloco[h=1]"},
     ],
     ids=str,
 )
-def test_distribute_trains_to_the_same_bits(
-    options: dict[str, Any], device: torch.device, on_host: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Pilot, "_choose", lambda *_: None)  # by how long exchanges take: each time another choice
+def test_distribute_trains_to_the_same_bits(options: dict[str, Any], device: torch.device, on_host: Any) -> None:
     ours, our_sides = train(device, **options)
     scope = on_host()
     theirs, their_sides = train(HOST, **options)

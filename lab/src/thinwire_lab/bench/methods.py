@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.hooks import ddp
 from thinwire.hooks.distribute import distribute
-from thinwire.policies.auto_codec import AUTO
+from thinwire.policies.auto.levels import AUTO
 from thinwire.policies.designs import Design
 from thinwire_lab.bench.cells import HookCell
 from thinwire_lab.bench.names import POWERSGD, hook

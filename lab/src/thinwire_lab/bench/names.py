@@ -15,7 +15,7 @@ from typing import Any
 from thinwire.codecs import Codec, ids
 from thinwire.codecs import codec as make_codec
 from thinwire.errors import ConfigError
-from thinwire.policies.auto_codec import AUTO
+from thinwire.policies.auto.levels import AUTO
 from thinwire.policies.designs import Design, designs
 from thinwire.policies.designs import design as find_design
 from thinwire.policies.naming import parse_name
@@ -59,7 +59,7 @@ class Hook:
     @property
     def chooses(self) -> bool:
         """Whether a controller chooses its codec during the training."""
-        return self.auto is not None or (self.design is not None and self.design.auto is not None)
+        return self.auto is not None
 
     @property
     def recipe(self) -> str | None:

@@ -151,7 +151,6 @@ METHODS = (
     *("none", "int8", "3lc[s=1.0]", "3lc[s=1.75]", "auto"),
     *("server:fp32", "server:int8", "server:3lc[s=1.0]", "server:3lc[s=1.75]"),
     *("local-sgd[h=4,codec=fp32]", "local-sgd[h=4,codec=int8]", "local-sgd[h=4,codec=3lc]"),
-    "local-sgd[h=4,codec=auto]",
 )
 """Of each kind the uncompressed one comes first."""
 

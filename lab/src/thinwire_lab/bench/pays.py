@@ -18,14 +18,13 @@ from typing import Any, ClassVar
 from thinwire.codecs import Codec
 from thinwire.engines.engine import ENVIRONMENT
 from thinwire.errors import ConfigError
-from thinwire.planner.costs import exchange_every, mean_bits
+from thinwire.planner.costs import exchange_every
 from thinwire.planner.models import torch_threads
 from thinwire.planner.peer_costs import PeerCosts
 from thinwire.planner.planning import UNCOMPRESSED, Plan
 from thinwire.planner.predictions import Setting
 from thinwire.planner.transport_costs import TransportCosts
-from thinwire.planner.variants import choice, fixed_codec
-from thinwire.policies.auto_codec import AutoCodec
+from thinwire.policies.adaptive import is_adaptive_name
 from thinwire.policies.designs import Design, design
 from thinwire.presentation.tables import Table
 from thinwire.transports.links import first_thin, parse_rate
@@ -64,6 +63,8 @@ WARM_EXCHANGES = 3
 """Before the first link: whatever is compiled when it is first called has been by then."""
 AUTO_SETTLES = 10
 """Exchanges in which `auto` finds out about a link that has changed, and which are not counted."""
+AUTO_SETTINGS, WIDE = (UNCOMPRESSED, "bf16", "int8", "3lc[s=1.0]", "3lc[s=1.75,entropy=zstd]"), 3
+"""What is predicted of `auto`: its settings, of which adaptive optimizers have the first few."""
 PROFILED_STEPS = 160
 """Some seconds of most models: a pause of the machine is in few of them."""
 STEPS = 5000
@@ -216,11 +217,7 @@ def _planned(name: str) -> list[Design]:
     if named.start_step and (named.auto is not None or named.codec is not None):
         raise ConfigError(f"method {name!r}: start_step: every step that is measured is compressed; leave it out")
     if named.auto is not None:
-        settings = AutoCodec(**named.auto).settings(uncompressed=True)
-        return [
-            design(UNCOMPRESSED) if each.codec is None else _coded(f"{name}: {each.name}", fixed_codec(each))
-            for each in settings
-        ]
+        return [design(each) for each in AUTO_SETTINGS]
     if named.design is not None:
         return [named.design]
     if named.id == "none":
@@ -236,15 +233,6 @@ def _coded(name: str, codec: Codec) -> Design:
 
 
 def _predicted_s(plan: Plan, cell: SweptMethod, bps: float) -> float:
-    """The predicted step; of DDP's controller that of the setting that it is to find, whatever else is measured."""
-    names = [each.name for each in _planned(cell.method)]
-    place = 0
-    if (options := hook(cell.method).auto) is not None:
-        auto = AutoCodec(**options)
-        place = choice(
-            auto,
-            auto.settings(uncompressed=True),
-            step_s=lambda place: plan.step_s(names[place], cell.ranks, bps),
-            bits=lambda place: sum(mean_bits(plan.costs[names[place]], plan.profile)),
-        )
-    return plan.step_s(names[place], cell.ranks, bps)
+    """The predicted step; of DDP's controller that of the fastest setting that it may take."""
+    found = [plan.step_s(each.name, cell.ranks, bps) for each in _planned(cell.method)]
+    return min(found[:WIDE] if is_adaptive_name(plan.profile.trainer.name) else found)
