@@ -43,6 +43,7 @@ class AutoExchange:
     Attributes:
         choice: what was chosen.
         clock: times the first steps.
+        closed: whether it has ended.
         replicas: average gradients; None with local updates, and where there is one rank.
         exchange: the hook's state with coded gradients, the optimizer with local updates; else None.
     """
@@ -64,11 +65,13 @@ class AutoExchange:
         self._rank, self._size = dist.get_rank(group), dist.get_world_size(group)
         self._wrapped = check_training(model, inner, group)
         self.replicas: Replicas | None = None
+        self.closed = False
         self.exchange: Any = None
         self.clock = StepClock()
         self._link_bps = 0.0
         self._peers: PeerGroup | None = None
         self._handles: list[Any] = []
+        self._speak: Callable[[], None] = lambda: None
         self._who = who = class_names(inner)
         self.choice = Choice(kind="plain", name="nothing is exchanged", why=f"auto: {who}, one rank alone")
         if self._size == 1:
@@ -81,15 +84,14 @@ class AutoExchange:
         self.choice = Choice(kind="measuring", name="nothing yet", why=f"auto: {who}, measuring the first steps")
         self._handles = [_tell_of_others(inner)]
         if self._wrapped is not None:
-            silence(self._wrapped, quiet=True)
+            self._speak = silence(self._wrapped, self)
         self._link_bps = ranks.measure_link(self._peers) if saved is None else float(saved["link_bps"])
 
     def begin(self, choice: Choice, state: Mapping[str, Any] | None = None) -> None:
         """Begins the exchange that was chosen, with local updates from a state of theirs, if there is one."""
         measured, wrapped = self.choice.kind == "measuring", self._wrapped
         self.choice = choice
-        if measured and wrapped is not None:
-            silence(wrapped, quiet=False)
+        self._speak()
         if choice.kind == "local":
             self.exchange = self._local(choice.name, state)
         else:
@@ -130,9 +132,10 @@ class AutoExchange:
 
     def close(self) -> None:
         """Ends it. The model and its wrapper stay usable."""
+        self.closed = True
         self._stop_telling()
-        if self.choice.kind == "measuring" and self._wrapped is not None:
-            silence(self._wrapped, quiet=False)
+        if self.choice.kind == "measuring":
+            self._speak()
         if self.replicas is not None:
             self.replicas.close()
         if self.exchange is not None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.errors import ConfigError
-from thinwire.hooks.quiet_ddp import speak_again
+from thinwire.hooks.quiet_ddp import Training, keep_quiet, speak_again
 from thinwire.hooks.wrapping import inside_compiled
 from thinwire.runtime.peers import gather
 from thinwire.transports.peers import PeerGroup
@@ -95,13 +96,23 @@ def _of_copy() -> Replicas:
     return replicas
 
 
-def silence(wrapped: DistributedDataParallel, *, quiet: bool) -> None:
-    """Has a wrapper leave every rank its own gradients, as within `no_sync`, or average them again."""
-    wrapped.require_backward_grad_sync = not quiet
-    if wrapped.static_graph:  # whose first backward pass would average them even so
-        wrapped._static_graph_delay_allreduce_enqueued = quiet
-    if not quiet:
+def silence(wrapped: DistributedDataParallel, training: Training) -> Callable[[], None]:
+    """Has a wrapper leave every rank its own gradients; returns what has it average them again.
+
+    Args:
+        wrapped: the script's. With a static graph it learns that in its first backward pass, which has to be whole.
+        training: for whose time.
+    """
+    if wrapped.static_graph:
+        keep_quiet(wrapped, training)
+        return partial(speak_again, wrapped)
+    wrapped.require_backward_grad_sync = False  # as within `no_sync`, and no hook is left behind
+
+    def speak() -> None:
+        wrapped.require_backward_grad_sync = True
         speak_again(wrapped)
+
+    return speak
 
 
 def follow_rank_0(

@@ -31,6 +31,7 @@ from tests.hooks.local_runs import adamw, batch, mlp, sgd, values, weights
 from thinwire.hooks.auto_choice import LinkWatch
 from thinwire.hooks.auto_optimizer import AutoOptimizer
 from thinwire.hooks.local_optimizer import LocalUpdateOptimizer
+from thinwire.hooks.resuming import KeptSteps
 
 STEPS = 11
 LINKS = {"plain all-reduce": 1e12, "local-sgd[h=4]": 2.2e6, "local-sgd[h=16]": 1.7e5}
@@ -160,6 +161,24 @@ def scaled(rank: int) -> tuple[str, int, float]:
         return opt.chosen, opt.steps_done, spread(model)
 
 
+def again(rank: int) -> list[tuple[str, int, float]]:
+    """One static wrapper in a training after the other, the first of which keeps it quiet; then back to kept steps."""
+    model: Any = DistributedDataParallel(mlp(rank), static_graph=True)
+    found: list[tuple[str, int, float]] = []
+    for link in ("local-sgd[h=4]", "plain all-reduce"):
+        kept = KeptSteps(model.module)
+        for begins in (0, 7):
+            with measured(LINKS[link]), tw.distribute(model, adamw(model), resume=kept) as opt:
+                assert opt.steps_done == begins
+                for number in range(begins, 9):
+                    step(model, opt, rank, number)
+                    if opt.steps_done == 7:
+                        kept.add(opt)
+                opt.flush()
+                found.append((cast("Any", opt).chosen, opt.steps_done, spread(model.module)))
+    return found
+
+
 def frameworks(rank: int) -> list[tuple[str, float, bool]]:
     """The callbacks without a codec, beside classes that stand for the frameworks."""
     found = []
@@ -203,7 +222,7 @@ def compiled(rank: int) -> float:
 
 
 def several(rank: int) -> tuple[str, str, float]:
-    """Two optimizers of which one is adaptive, whose scheduler is another's; `KeptSteps`; what only some ranks use."""
+    """Two optimizers of which one is adaptive, and parameters that one rank alone uses."""
     model = nn.ModuleDict({"one": mlp(0), "other": mlp(0)})
     model.forward = lambda x: model["one"](x) + (model["other"](x) if rank else 0.0)
     both = [torch.optim.SGD(model["one"].parameters(), lr=0.1), torch.optim.AdamW(model["other"].parameters())]
@@ -264,7 +283,9 @@ def ranks() -> dict[str, list[Any]]:
         cases[f"{link} {stop=}"] = (train, stop == 7, link, stop)
     cases |= {"accumulated": (train, False, "plain all-reduce", 0, 2), "scaled": (scaled,), "compiled": (compiled,)}
     cases |= {f"sgd {wrapped}": (train_sgd, wrapped) for wrapped in (False, True)}
-    return run_cases(2, {**cases, "several": (several,), "frameworks": (frameworks,), "misuse": (misuse,)})
+    return run_cases(
+        2, {**cases, "several": (several,), "frameworks": (frameworks,), "again": (again,), "misuse": (misuse,)}
+    )
 
 
 @pytest.mark.parametrize("link", LINKS)
@@ -320,6 +341,7 @@ def test_sgd_has_its_gradients_coded_from_the_first_step(ranks: dict[str, list[A
 def test_a_scaler_a_compiled_model_and_several_optimizers_work(ranks: dict[str, list[Any]]) -> None:
     assert ranks["scaled"] == [("local-sgd[h=4]", 8, 0.0)] * 2, "its scale may differ, so that nothing is summed"
     assert ranks["compiled"] == [0.0, 0.0]
+    assert ranks["again"] == [[(link, 9, 0.0) for link in ("local-sgd[h=4]", "plain all-reduce") for _ in range(2)]] * 2
     assert ranks["frameworks"] == [[("local-sgd[h=4]", 0.0, True)] * 2] * 2
     for chosen, choice, apart in ranks["several"]:
         assert chosen == "plain all-reduce" and choice.startswith("auto: SGD and AdamW, link 1000 Gbit/s") and not apart
