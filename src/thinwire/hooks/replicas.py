@@ -23,8 +23,8 @@ from thinwire.transports.peers import PeerGroup
 class Replicas:
     """Averages the gradients of a model over the ranks, whether the script calls the model or a wrapper.
 
-    A bare model's forward pass runs what DistributedDataParallel does around it, as torch's composable `replicate`
-    has it, but not without gradients: rank 0 may evaluate alone.
+    A bare model's forward pass runs the wrapper's work before and after it, as torch's composable `replicate` does,
+    but not without gradients: rank 0 may evaluate alone.
 
     Args:
         model: as the script calls it.
@@ -86,7 +86,7 @@ class Replicas:
         self._handles = []
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy of the model, such as one of averaged weights, or one that is saved, takes part in nothing."""
+        """Leaves a copy of the model, such as one of averaged weights or one that is saved, without hooks that act."""
         return _of_copy, ()
 
 
@@ -97,7 +97,7 @@ def _of_copy() -> Replicas:
 
 
 def silence(wrapped: DistributedDataParallel, training: Training) -> Callable[[], None]:
-    """Has a wrapper leave every rank its own gradients; returns what has it average them again.
+    """Has a wrapper leave every rank its own gradients; returns a function that ends this.
 
     Args:
         wrapped: the script's. With a static graph it learns that in its first backward pass, which has to be whole.
@@ -118,10 +118,10 @@ def silence(wrapped: DistributedDataParallel, training: Training) -> Callable[[]
 def follow_rank_0(
     module: nn.Module, optimizer: torch.optim.Optimizer, peers: PeerGroup, group: dist.ProcessGroup
 ) -> None:
-    """Gives every rank what rank 0 has: parameters, buffers, and what its optimizer keeps of each parameter.
+    """Gives every rank the parameters and buffers of rank 0, and its optimizer's state of each parameter.
 
-    Where ranks keep different things of a parameter, as one has not used it yet, none of them keeps any. All ranks call
-    it.
+    Where ranks have states of different kinds, as one has not used a parameter yet, the state is emptied. All ranks
+    call it.
 
     Args:
         module: of the training.
@@ -154,7 +154,7 @@ def follow_rank_0(
 
 
 def _kept(state: dict[str, Any]) -> list[tuple[str, str, float | None]]:
-    """What an optimizer keeps of a parameter: names, kinds, and numbers that are no tensors."""
+    """Describes an optimizer's state of a parameter: names, kinds, and numbers that are no tensors."""
     return [
         (name, f"{value.dtype} {tuple(value.shape)}", None)
         if isinstance(value, torch.Tensor)

@@ -37,6 +37,8 @@ STEPS = 11
 LINKS = {"plain all-reduce": 1e12, "local-sgd[h=4]": 2.2e6, "local-sgd[h=16]": 1.7e5}
 """Bits per second with which each is chosen where a step of `mlp` takes 10 ms."""
 
+DECIDED = ("codec_down", "consistency", "placement", "reduce", "overlap", "compression", "sparsity", "steps_per_epoch")
+
 
 @contextmanager
 def measured(link_bps: float, step_s: float = 0.01) -> Iterator[mock.Mock]:
@@ -68,7 +70,7 @@ def made(rank: int, wrapped: bool) -> tuple[nn.Module, Any]:
 
 
 def train(rank: int, wrapped: bool, link: str, stop: int = 0, passes: int = 1, make: Any = adamw) -> dict[str, Any]:
-    """A training; where it is to stop after some steps, one that went on from what each rank saved."""
+    """A training; where it stops after some steps, one that went on from what each rank saved."""
     saved: dict[str, Any] = {}
     found: dict[str, Any] = {}
     for begin, end in ((0, stop), (stop, STEPS)) if stop else ((0, STEPS),):
@@ -104,7 +106,6 @@ def train(rank: int, wrapped: bool, link: str, stop: int = 0, passes: int = 1, m
 
 
 def spread(module: nn.Module) -> float:
-    """How far the ranks' weights are apart."""
     own = weights(module)
     most, least = own.clone(), own.clone()
     dist.all_reduce(most, dist.ReduceOp.MAX)
@@ -212,7 +213,6 @@ def frameworks(rank: int) -> list[tuple[str, float, bool]]:
 
 
 def compiled(rank: int) -> float:
-    """What torch compiles, of a bare model."""
     module = mlp(rank)
     model: Any = torch.compile(module, backend="eager")
     with tw.distribute(model, sgd(module)) as opt:
@@ -233,22 +233,10 @@ def several(rank: int) -> tuple[str, str, float]:
 
 
 def misuse(rank: int) -> dict[str, str]:
-    """What is refused, on all ranks."""
     model = mlp(0)
     made = {"adamw": adamw(model), "sgd": sgd(model)}
     auto = partial(tw.distribute, model, made["adamw"])
-    given: dict[str, Any] = {
-        "codec_down": "int8",
-        "consistency": "bsp",
-        "placement": "uniform",
-        "reduce": "sum",
-        "overlap": False,
-        "compression": "by-shape",
-        "chunk_nbytes": 1,
-        "steps_per_epoch": 5,
-        "sparsity": 1.75,
-    }
-    found = {name: refusal(partial(auto, **{name: value})) for name, value in given.items()}
+    found = {name: refusal(partial(auto, **{name: 1})) for name in DECIDED}
     found["codec"] = refusal(partial(auto, design="auto", codec="3lc"))
     found["classes"] = refusal(partial(tw.distribute, model, [made["adamw"], made["sgd"]][rank]))
     found["torch"] = refusal(partial(auto, resume=made["adamw"].state_dict()))
@@ -349,10 +337,8 @@ def test_a_scaler_a_compiled_model_and_several_optimizers_work(ranks: dict[str, 
 
 def test_what_cannot_be_is_named(ranks: dict[str, list[Any]]) -> None:
     for rank, found in enumerate(ranks["misuse"]):
-        for name in ("codec", "codec_down", "consistency", "placement", "reduce", "overlap", "compression"):
+        for name in ("codec", *DECIDED):
             assert f"design='auto' decides {name} itself; leave it out, or name a design" in found[name], found[name]
-        for name in ("chunk_nbytes", "steps_per_epoch", "sparsity"):
-            assert f"decides {name} itself" in found[name]
         assert "rank 1 has optimizer = 'SGD' and rank 0 has 'AdamW'" in found["classes"]
         assert "load it into that one, before tw.distribute" in found["torch"]
         assert "the state is of AdamW, and this optimizer is SGD" in found["other"]
@@ -370,8 +356,9 @@ def run_alone(_rank: int) -> tuple[str, list[str], str]:
     said: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("thinwire").addHandler(handler)
-    logging.getLogger("thinwire").setLevel(logging.INFO)
+    logger = logging.getLogger("thinwire")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
     model = mlp(0)
     with tw.distribute(model, adamw(model)) as opt:
         for number in range(6):
