@@ -1,4 +1,4 @@
-"""What `tw.distribute` without a design refuses before it changes anything, and what ranks tell each other first."""
+"""Checks of `tw.distribute` without a design: arguments, models, optimizers and states, and that all ranks agree."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from thinwire.runtime.peers import agree
 from thinwire.transports.peers import PeerGroup
 
 KEY = "auto"
-"""In a state: what was chosen, beside the optimizer's own state."""
+"""In a state: the choice, beside the optimizer's own state."""
 
 
 def adapts(optimizer: torch.optim.Optimizer) -> bool:
@@ -79,7 +79,7 @@ def check_training(
 
 
 def check_state(state: Mapping[str, Any], optimizer: torch.optim.Optimizer, rank: int) -> Mapping[str, Any]:
-    """Returns what a state says of the choice.
+    """Returns the part of a state that describes the choice.
 
     Raises:
         ConfigError: it is of something else.
@@ -112,7 +112,7 @@ def meet_alike(
     saved: Mapping[str, Any] | None,
     settings: Mapping[str, Any],
 ) -> PeerGroup:
-    """Returns the way to the other ranks, once all have said the same of the training; all of them call it.
+    """Returns the way to the other ranks, once all have the same settings; all of them call it.
 
     Raises:
         ProtocolError: they differ; the message names rank and setting.

@@ -1,4 +1,4 @@
-"""What `tw.distribute` chooses for an adaptive optimizer: measured steps, the choice, and the watch over the link."""
+"""The choice of `tw.distribute` for an adaptive optimizer: measured steps, the rule, and the watch over the link."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ WARM_UP, TIMED = 1, 3
 CODED = 40
 """How many times less than float32 a coded value of `local-sgd` takes, each way."""
 CODING_S = 8e-9
-"""What a rank takes for coding and decoding a value of it, in seconds."""
+"""Time of a rank for coding and decoding a value of it, in seconds."""
 _EXCHANGING = "exchange_seconds"
 SLOW_SHARE, SLOW_ROUNDS = 0.5, 8
-"""What exchanges take of the time where a link is called much slower than it was, in each of so many rounds."""
+"""A link is called slow where exchanges take more than this share of the time in each of so many rounds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """What was chosen.
+    """The chosen exchange.
 
     Args:
         kind: `measuring`, `gradients`, `local` or `plain`.
@@ -44,7 +44,7 @@ class Choice:
 def choose(
     who: str, compute_s: float, link_bps: float, ranks: int, parameters: Sequence[torch.Tensor], *, least: int = 1
 ) -> Choice:
-    """Returns what fits an adaptive optimizer; the same on all ranks, from the same numbers.
+    """Returns the choice for an adaptive optimizer; the same numbers give the same choice on all ranks.
 
     Args:
         who: the optimizer's class.
@@ -116,17 +116,17 @@ class StepClock:
         return median(self.seconds)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what the steps so far have told."""
+        """Returns the measurements so far."""
         return {"seconds": list(self.seconds), "uses_all": self.uses_all, "scaled": self.scaled}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from there; the time between is no step's."""
+        """Restores measurements; the time in between counts for no step."""
         self.seconds, self.uses_all, self.scaled = list(state["seconds"]), state["uses_all"], state["scaled"]
         self._ended = None
 
 
 class LinkWatch:
-    """Looks whether exchanges of local updates have come to take much more of the time than when they were chosen.
+    """Detects that exchanges of local updates take most of the time, as on a link that has become slower.
 
     On a busy machine ranks wait for each other, but hardly one for the others in every round.
     """
@@ -137,7 +137,7 @@ class LinkWatch:
         self._told = False
 
     def step_ended(self, optimizer: DistributedOptimizer) -> str:
-        """Returns what to tell the user, once; else nothing."""
+        """Returns a warning, once; else nothing."""
         if self._told or optimizer.clock == self._sums[0]:
             return ""
         now = [optimizer.clock, optimizer.steps_done, time.perf_counter(), optimizer.traffic().get(_EXCHANGING, 0.0)]

@@ -1,4 +1,4 @@
-"""What `tw.distribute` without a design runs: steps that are measured, then the exchange that was chosen."""
+"""The exchange of `tw.distribute` without a design: first measured steps, then the chosen exchange."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from thinwire.transports.peers import PeerGroup
 
 _log = logging.getLogger(__name__)
 _MEASURED = struct.Struct("<d??")
-"""What ranks tell each other: seconds, whether all parameters are used, whether a GradScaler is there."""
+"""Measurements of a rank: seconds, whether all parameters are used, whether there is a GradScaler."""
 
 
 class AutoExchange:
@@ -36,13 +36,14 @@ class AutoExchange:
     Args:
         model, inner, group, local: of `AutoOptimizer`.
         metrics: take records of every step, where the exchange has some.
-        settings: what else ranks must have in common.
+        settings: must be equal on all ranks.
         compress: of `ddp.compress`.
-        saved: what a state says of the choice, if there is one.
+        saved: the choice of a state, if there is one.
 
     Attributes:
-        choice: what was chosen.
+        choice: of the exchange.
         clock: times the first steps.
+        closed: whether it has ended.
         replicas: average gradients; None with local updates, and where there is one rank.
         exchange: the hook's state with coded gradients, the optimizer with local updates; else None.
     """
@@ -64,11 +65,13 @@ class AutoExchange:
         self._rank, self._size = dist.get_rank(group), dist.get_world_size(group)
         self._wrapped = check_training(model, inner, group)
         self.replicas: Replicas | None = None
+        self.closed = False
         self.exchange: Any = None
         self.clock = StepClock()
         self._link_bps = 0.0
         self._peers: PeerGroup | None = None
         self._handles: list[Any] = []
+        self._speak: Callable[[], None] = lambda: None
         self._who = who = class_names(inner)
         self.choice = Choice(kind="plain", name="nothing is exchanged", why=f"auto: {who}, one rank alone")
         if self._size == 1:
@@ -81,15 +84,14 @@ class AutoExchange:
         self.choice = Choice(kind="measuring", name="nothing yet", why=f"auto: {who}, measuring the first steps")
         self._handles = [_tell_of_others(inner)]
         if self._wrapped is not None:
-            silence(self._wrapped, quiet=True)
+            self._speak = silence(self._wrapped, self)
         self._link_bps = ranks.measure_link(self._peers) if saved is None else float(saved["link_bps"])
 
     def begin(self, choice: Choice, state: Mapping[str, Any] | None = None) -> None:
-        """Begins the exchange that was chosen, with local updates from a state of theirs, if there is one."""
+        """Begins the chosen exchange; local updates resume from a state of theirs, if there is one."""
         measured, wrapped = self.choice.kind == "measuring", self._wrapped
         self.choice = choice
-        if measured and wrapped is not None:
-            silence(wrapped, quiet=False)
+        self._speak()
         if choice.kind == "local":
             self.exchange = self._local(choice.name, state)
         else:
@@ -108,7 +110,7 @@ class AutoExchange:
             _log.info("%s", choice.why)
 
     def decide(self) -> None:
-        """Chooses, from what all ranks have measured."""
+        """Chooses, from the measurements of all ranks."""
         assert self._peers is not None
         mine = _MEASURED.pack(self.clock.step_s, self.clock.uses_all, self.clock.scaled)
         told = [_MEASURED.unpack(each) for each in ranks.gather(self._peers, mine)]
@@ -124,15 +126,16 @@ class AutoExchange:
             follow_rank_0(self._model, self._inner, self._peers, self._group)
 
     def report(self) -> Any:
-        """Returns what the exchange has cost; None of a plain all-reduce, and while steps are measured."""
+        """Returns the costs of the exchange; None of a plain all-reduce, and while steps are measured."""
         kind = self.choice.kind
         return self.exchange.report() if kind == "local" else ddp.report(self.exchange) if kind == "gradients" else None
 
     def close(self) -> None:
         """Ends it. The model and its wrapper stay usable."""
+        self.closed = True
         self._stop_telling()
-        if self.choice.kind == "measuring" and self._wrapped is not None:
-            silence(self._wrapped, quiet=False)
+        if self.choice.kind == "measuring":
+            self._speak()
         if self.replicas is not None:
             self.replicas.close()
         if self.exchange is not None:
@@ -148,7 +151,7 @@ class AutoExchange:
         self._handles = []
 
     def state_dict(self, taken: int) -> dict[str, Any]:
-        """Returns what was chosen and measured, and the state of that.
+        """Returns the choice, the measurements and the state of the exchange.
 
         Args:
             taken: steps so far.
@@ -167,7 +170,7 @@ class AutoExchange:
         }
 
     def load_state_dict(self, state: Mapping[str, Any], inner: dict[str, Any]) -> None:
-        """Goes on from a state.
+        """Resumes from a state.
 
         Args:
             state: that `check` has returned.
@@ -195,12 +198,12 @@ class AutoExchange:
             self.exchange.load_state_dict(state["exchange"])
 
     def check(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Returns what a state says of the choice. Raises ConfigError where it is of something else."""
+        """Returns the choice of a state. Raises ConfigError for a state of another kind."""
         return check_state(state, self._inner, self._rank)
 
 
 def _tell_of_others(inner: torch.optim.Optimizer) -> Any:
-    """Has torch look at every step of every optimizer, and warns once of another one of the same parameters."""
+    """Looks at every step of every optimizer, and warns once of another one of the same parameters."""
     ours, told = weakref.ref(inner), False
 
     def look(optimizer: torch.optim.Optimizer, *_: Any) -> None:

@@ -1,4 +1,4 @@
-"""`tw.distribute(model, optimizer)`: one line that is right for most, as it measures before it chooses.
+"""`tw.distribute(model, optimizer)`: one line that measures the step and the link, and then chooses the exchange.
 
 SGD has its gradients coded, step by step as the link asks for it. An optimizer that divides gradients by their own size
 takes local steps between exchanges, as many as the link asks for, or none where the link is fast enough for a plain
@@ -31,11 +31,11 @@ from thinwire.runtime.metrics import MetricsWriter
 
 @dataclass(frozen=True, kw_only=True)
 class AutoReport:
-    """What was chosen, and what it cost so far; print it.
+    """The choice and its costs so far; print it.
 
     Attributes:
-        choice: in words, with why.
-        report: of what was chosen: a `TrainingReport` of local updates, or a report as of `ddp.report`; None without.
+        choice: the chosen exchange and the figures that led to it, as a line of text.
+        report: a `TrainingReport` of local updates, or a report of coded gradients as `ddp.report` returns; else None.
 
     Example:
         >>> print(AutoReport(choice="auto: AdamW, one rank: nothing is exchanged"))
@@ -54,12 +54,12 @@ class AutoOptimizer(torch.optim.Optimizer):
 
     With SGD (and ASGD) gradients are exchanged from the first step, as `ddp.compress(model, "auto")` does, and the step
     is the user's optimizer's own. With every other optimizer, or a list of several of which one is another, the first
-    four steps are taken without any exchange: one to warm up, and three that are timed. Then all ranks choose alike,
-    from the slowest rank's time and the slowest link:
+    four steps are taken without any exchange: one to warm up, and three that are timed. Then all ranks make the same
+    choice, from the slowest rank's time and the slowest link:
 
     * **local updates**, `design="local-sgd[h=4]"`, or with 8, 16 or 32 steps, the first with which exchanges take a
-      quarter of the time at most. Rank 0's weights become everybody's at that point, so what the other ranks' measured
-      steps have changed is given up; the moments stay each rank's own.
+      quarter of the time at most. All ranks take rank 0's weights at that point and give up the changes of their own
+      measured steps; the moments stay each rank's own.
     * **a plain all-reduce** of all gradients, DistributedDataParallel without a hook, where that takes less than a
       tenth of a step. Weights and moments are rank 0's then.
 
@@ -70,8 +70,8 @@ class AutoOptimizer(torch.optim.Optimizer):
     parameters have no gradient at some steps with SGD, wrap it with `find_unused_parameters=True`. With a GradScaler,
     whose scale each rank finds by itself while steps are measured, there are always local updates; for SGD and a
     GradScaler write `ddp.compress(model, "auto", nonfinite="skip", scaler=scaler)`. To train on with another optimizer,
-    close this one and call `tw.distribute` again; one warning tells of another that takes steps meanwhile. Every rank
-    saves its own `state_dict()`, and goes on from it: moments are its own, and with local updates weights too.
+    close this one and call `tw.distribute` again; a step of another optimizer causes one warning. Every rank saves
+    its own `state_dict()` and resumes from it: it has moments of its own, and with local updates weights too.
 
     Args:
         model: bare, or in DistributedDataParallel.
@@ -82,7 +82,7 @@ class AutoOptimizer(torch.optim.Optimizer):
 
     Attributes:
         inner: the user's optimizer.
-        chosen: the name of what was chosen.
+        chosen: the name of the choice.
 
     Raises:
         ConfigError: a model or an optimizer that cannot be trained so, or a state of something else.
@@ -155,7 +155,7 @@ class AutoOptimizer(torch.optim.Optimizer):
     # ---- the optimizer's interface
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Takes the user's optimizer's step, and exchanges what is due."""
+        """Takes a step of the user's optimizer, and exchanges gradients or updates that are due."""
         if self.closed:
             raise ConfigError("this optimizer is closed: its training is over")
         if self._held != (held := num_held(self.inner)):
@@ -212,7 +212,7 @@ class AutoOptimizer(torch.optim.Optimizer):
         return self._kind in ("measuring", "local")
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refused: ranks were told of all tensors when the training began.
+        """Refused: the ranks agreed on all tensors when the training began.
 
         Raises:
             ConfigError: always, once the training has begun.
@@ -237,9 +237,9 @@ class AutoOptimizer(torch.optim.Optimizer):
             self._auto.exchange.sync()
 
     def flush(self) -> None:
-        """Exchanges what waits; all ranks call it after the same step, at the end. They have the same weights then.
+        """Exchanges updates that wait, after which all ranks have the same weights; all call it after the same step.
 
-        While steps are measured rank 0's weights and moments become everybody's.
+        While steps are measured all ranks take rank 0's weights and moments.
         """
         if self._kind == "local":
             self._auto.exchange.flush()
@@ -259,11 +259,11 @@ class AutoOptimizer(torch.optim.Optimizer):
 
     @property
     def chosen(self) -> str:
-        """What was chosen, by name, as in `local-sgd[h=4]`."""
+        """The name of the choice, as in `local-sgd[h=4]`."""
         return self._auto.choice.name
 
     def report(self) -> AutoReport:
-        """Returns what was chosen and why, and what it has cost so far."""
+        """Returns the choice with its reason, and its costs so far."""
         return AutoReport(choice=self._auto.choice.why, report=self._auto.report())
 
     def close(self) -> None:
@@ -281,13 +281,13 @@ class AutoOptimizer(torch.optim.Optimizer):
         self.close()
 
     def __getattr__(self, name: str) -> Any:
-        """What only local updates have, as `traffic()`, where they were chosen."""
+        """Looks up methods that local updates alone have, such as `traffic()`, where they were chosen."""
         if not name.startswith("_") and "closed" in self.__dict__ and self._kind == "local":
             return getattr(self._auto.exchange, name)
         raise AttributeError(f"no {name!r}: of tw.distribute without a design, local updates alone may have it")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Refused: what is copied or pickled would take part in no training.
+        """Refused: a copy would belong to no training.
 
         Raises:
             ConfigError: always.
@@ -299,17 +299,17 @@ class AutoOptimizer(torch.optim.Optimizer):
     # ---- its state
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the user's optimizer's state, which that one can load by itself too, and what was chosen beside it.
+        """Returns the user's optimizer's state, which that optimizer can load too, and the choice beside it.
 
-        Together with the model's own, taken at the same time on every rank, `tw.distribute(…, resume=state)` goes on
-        from it bit for bit, and measures nothing again.
+        Together with the model's own, taken at the same time on every rank, `tw.distribute(…, resume=state)` resumes
+        bit for bit, and measures nothing again.
         """
         state = self._auto.state_dict(self._steps)
         own = state["exchange"].pop("inner") if self._kind == "local" else self.inner.state_dict()
         return {**own, KEY: state}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Goes on from what `state_dict` returned on this rank; all ranks call it together.
+        """Resumes from the `state_dict()` of this rank; all ranks call it together.
 
         Raises:
             ConfigError: it is of another optimizer, rank or choice.
@@ -325,9 +325,9 @@ class AutoOptimizer(torch.optim.Optimizer):
 
     @property
     def clock(self) -> int:
-        """By what states are known: the steps taken so far."""
+        """The number by which `KeptSteps` finds a state: the steps taken so far."""
         return self._steps
 
     def announce_checkpoints(self, _steps: Collection[int]) -> int | None:
-        """Every rank's state holds its own shard: nothing has to be told."""
+        """Does nothing: every rank's state holds its own shard."""
         return None

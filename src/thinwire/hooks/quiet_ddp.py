@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -13,9 +13,16 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.cautions import caution
 from thinwire.errors import ConfigError
-from thinwire.hooks.optimizer import DistributedOptimizer
 from thinwire.hooks.wrapping import inside_compiled
 from thinwire.policies.designs import Design
+
+
+class Training(Protocol):
+    """For whose time a wrapper is quiet."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether it has ended."""
 
 
 class _Quiet:
@@ -23,11 +30,13 @@ class _Quiet:
 
     Attributes:
         optimizer: trains with them.
+        broadcasts: whether the wrapper sent rank 0's buffers to all before.
         group: averages them, as DDP does without a hook, where the wrapper is to send again: it takes no second hook.
     """
 
     def __init__(self) -> None:
-        self.optimizer: weakref.ref[DistributedOptimizer] | None = None
+        self.optimizer: weakref.ref[Training] | None = None
+        self.broadcasts = True
         self.group: dist.ProcessGroup | None = None
 
     @property
@@ -88,20 +97,21 @@ def check_silent(model: nn.Module, wrapped: DistributedDataParallel, group: dist
         )
 
 
-def keep_quiet(wrapped: DistributedDataParallel, optimizer: DistributedOptimizer) -> None:
+def keep_quiet(wrapped: DistributedDataParallel, optimizer: Training) -> None:
     """Has every rank keep its own gradients and buffers from now on; what local steps change is exchanged instead."""
-    wrapped.broadcast_buffers = False  # those of worker 0 travel with the exchanges
     ours = _hooks(wrapped)
     quiet = ours[0] if ours else _Quiet()
     if not ours:  # also of a wrapper that was copied, whose reducer has no hook
+        quiet.broadcasts = wrapped.broadcast_buffers
         wrapped.register_comm_hook(quiet, _own_gradients)
+    wrapped.broadcast_buffers = False  # those of worker 0 travel with the exchanges
     quiet.optimizer, quiet.group = weakref.ref(optimizer), None
 
 
 def speak_again(wrapped: DistributedDataParallel) -> None:
     """Has a wrapper that an earlier training kept quiet average gradients again; any other stays as it is."""
     for quiet in _hooks(wrapped):
-        quiet.group, wrapped.broadcast_buffers = wrapped.process_group, True
+        quiet.group, wrapped.broadcast_buffers = wrapped.process_group, quiet.broadcasts
 
 
 def _hooks(wrapped: DistributedDataParallel) -> list[_Quiet]:

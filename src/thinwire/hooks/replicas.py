@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.errors import ConfigError
-from thinwire.hooks.quiet_ddp import speak_again
+from thinwire.hooks.quiet_ddp import Training, keep_quiet, speak_again
 from thinwire.hooks.wrapping import inside_compiled
 from thinwire.runtime.peers import gather
 from thinwire.transports.peers import PeerGroup
@@ -22,8 +23,8 @@ from thinwire.transports.peers import PeerGroup
 class Replicas:
     """Averages the gradients of a model over the ranks, whether the script calls the model or a wrapper.
 
-    A bare model's forward pass runs what DistributedDataParallel does around it, as torch's composable `replicate`
-    has it, but not without gradients: rank 0 may evaluate alone.
+    A bare model's forward pass runs the wrapper's work before and after it, as torch's composable `replicate` does,
+    but not without gradients: rank 0 may evaluate alone.
 
     Args:
         model: as the script calls it.
@@ -85,7 +86,7 @@ class Replicas:
         self._handles = []
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy of the model, such as one of averaged weights, or one that is saved, takes part in nothing."""
+        """Leaves a copy of the model, such as one of averaged weights or one that is saved, without hooks that act."""
         return _of_copy, ()
 
 
@@ -95,22 +96,32 @@ def _of_copy() -> Replicas:
     return replicas
 
 
-def silence(wrapped: DistributedDataParallel, *, quiet: bool) -> None:
-    """Has a wrapper leave every rank its own gradients, as within `no_sync`, or average them again."""
-    wrapped.require_backward_grad_sync = not quiet
-    if wrapped.static_graph:  # whose first backward pass would average them even so
-        wrapped._static_graph_delay_allreduce_enqueued = quiet
-    if not quiet:
+def silence(wrapped: DistributedDataParallel, training: Training) -> Callable[[], None]:
+    """Has a wrapper leave every rank its own gradients; returns a function that ends this.
+
+    Args:
+        wrapped: the script's. With a static graph it learns that in its first backward pass, which has to be whole.
+        training: for whose time.
+    """
+    if wrapped.static_graph:
+        keep_quiet(wrapped, training)
+        return partial(speak_again, wrapped)
+    wrapped.require_backward_grad_sync = False  # as within `no_sync`, and no hook is left behind
+
+    def speak() -> None:
+        wrapped.require_backward_grad_sync = True
         speak_again(wrapped)
+
+    return speak
 
 
 def follow_rank_0(
     module: nn.Module, optimizer: torch.optim.Optimizer, peers: PeerGroup, group: dist.ProcessGroup
 ) -> None:
-    """Gives every rank what rank 0 has: parameters, buffers, and what its optimizer keeps of each parameter.
+    """Gives every rank the parameters and buffers of rank 0, and its optimizer's state of each parameter.
 
-    Where ranks keep different things of a parameter, as one has not used it yet, none of them keeps any. All ranks call
-    it.
+    Where ranks have states of different kinds, as one has not used a parameter yet, the state is emptied. All ranks
+    call it.
 
     Args:
         module: of the training.
@@ -143,7 +154,7 @@ def follow_rank_0(
 
 
 def _kept(state: dict[str, Any]) -> list[tuple[str, str, float | None]]:
-    """What an optimizer keeps of a parameter: names, kinds, and numbers that are no tensors."""
+    """Describes an optimizer's state of a parameter: names, kinds, and numbers that are no tensors."""
     return [
         (name, f"{value.dtype} {tuple(value.shape)}", None)
         if isinstance(value, torch.Tensor)

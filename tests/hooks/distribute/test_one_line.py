@@ -31,10 +31,13 @@ from tests.hooks.local_runs import adamw, batch, mlp, sgd, values, weights
 from thinwire.hooks.auto_choice import LinkWatch
 from thinwire.hooks.auto_optimizer import AutoOptimizer
 from thinwire.hooks.local_optimizer import LocalUpdateOptimizer
+from thinwire.hooks.resuming import KeptSteps
 
 STEPS = 11
 LINKS = {"plain all-reduce": 1e12, "local-sgd[h=4]": 2.2e6, "local-sgd[h=16]": 1.7e5}
 """Bits per second with which each is chosen where a step of `mlp` takes 10 ms."""
+
+DECIDED = ("codec_down", "consistency", "placement", "reduce", "overlap", "compression", "sparsity", "steps_per_epoch")
 
 
 @contextmanager
@@ -67,7 +70,7 @@ def made(rank: int, wrapped: bool) -> tuple[nn.Module, Any]:
 
 
 def train(rank: int, wrapped: bool, link: str, stop: int = 0, passes: int = 1, make: Any = adamw) -> dict[str, Any]:
-    """A training; where it is to stop after some steps, one that went on from what each rank saved."""
+    """A training; where it stops after some steps, one that went on from what each rank saved."""
     saved: dict[str, Any] = {}
     found: dict[str, Any] = {}
     for begin, end in ((0, stop), (stop, STEPS)) if stop else ((0, STEPS),):
@@ -103,7 +106,6 @@ def train(rank: int, wrapped: bool, link: str, stop: int = 0, passes: int = 1, m
 
 
 def spread(module: nn.Module) -> float:
-    """How far the ranks' weights are apart."""
     own = weights(module)
     most, least = own.clone(), own.clone()
     dist.all_reduce(most, dist.ReduceOp.MAX)
@@ -160,6 +162,24 @@ def scaled(rank: int) -> tuple[str, int, float]:
         return opt.chosen, opt.steps_done, spread(model)
 
 
+def again(rank: int) -> list[tuple[str, int, float]]:
+    """One static wrapper in a training after the other, the first of which keeps it quiet; then back to kept steps."""
+    model: Any = DistributedDataParallel(mlp(rank), static_graph=True)
+    found: list[tuple[str, int, float]] = []
+    for link in ("local-sgd[h=4]", "plain all-reduce"):
+        kept = KeptSteps(model.module)
+        for begins in (0, 7):
+            with measured(LINKS[link]), tw.distribute(model, adamw(model), resume=kept) as opt:
+                assert opt.steps_done == begins
+                for number in range(begins, 9):
+                    step(model, opt, rank, number)
+                    if opt.steps_done == 7:
+                        kept.add(opt)
+                opt.flush()
+                found.append((cast("Any", opt).chosen, opt.steps_done, spread(model.module)))
+    return found
+
+
 def frameworks(rank: int) -> list[tuple[str, float, bool]]:
     """The callbacks without a codec, beside classes that stand for the frameworks."""
     found = []
@@ -193,7 +213,6 @@ def frameworks(rank: int) -> list[tuple[str, float, bool]]:
 
 
 def compiled(rank: int) -> float:
-    """What torch compiles, of a bare model."""
     module = mlp(rank)
     model: Any = torch.compile(module, backend="eager")
     with tw.distribute(model, sgd(module)) as opt:
@@ -203,7 +222,7 @@ def compiled(rank: int) -> float:
 
 
 def several(rank: int) -> tuple[str, str, float]:
-    """Two optimizers of which one is adaptive, whose scheduler is another's; `KeptSteps`; what only some ranks use."""
+    """Two optimizers of which one is adaptive, and parameters that one rank alone uses."""
     model = nn.ModuleDict({"one": mlp(0), "other": mlp(0)})
     model.forward = lambda x: model["one"](x) + (model["other"](x) if rank else 0.0)
     both = [torch.optim.SGD(model["one"].parameters(), lr=0.1), torch.optim.AdamW(model["other"].parameters())]
@@ -214,22 +233,10 @@ def several(rank: int) -> tuple[str, str, float]:
 
 
 def misuse(rank: int) -> dict[str, str]:
-    """What is refused, on all ranks."""
     model = mlp(0)
     made = {"adamw": adamw(model), "sgd": sgd(model)}
     auto = partial(tw.distribute, model, made["adamw"])
-    given: dict[str, Any] = {
-        "codec_down": "int8",
-        "consistency": "bsp",
-        "placement": "uniform",
-        "reduce": "sum",
-        "overlap": False,
-        "compression": "by-shape",
-        "chunk_nbytes": 1,
-        "steps_per_epoch": 5,
-        "sparsity": 1.75,
-    }
-    found = {name: refusal(partial(auto, **{name: value})) for name, value in given.items()}
+    found = {name: refusal(partial(auto, **{name: 1})) for name in DECIDED}
     found["codec"] = refusal(partial(auto, design="auto", codec="3lc"))
     found["classes"] = refusal(partial(tw.distribute, model, [made["adamw"], made["sgd"]][rank]))
     found["torch"] = refusal(partial(auto, resume=made["adamw"].state_dict()))
@@ -264,7 +271,9 @@ def ranks() -> dict[str, list[Any]]:
         cases[f"{link} {stop=}"] = (train, stop == 7, link, stop)
     cases |= {"accumulated": (train, False, "plain all-reduce", 0, 2), "scaled": (scaled,), "compiled": (compiled,)}
     cases |= {f"sgd {wrapped}": (train_sgd, wrapped) for wrapped in (False, True)}
-    return run_cases(2, {**cases, "several": (several,), "frameworks": (frameworks,), "misuse": (misuse,)})
+    return run_cases(
+        2, {**cases, "several": (several,), "frameworks": (frameworks,), "again": (again,), "misuse": (misuse,)}
+    )
 
 
 @pytest.mark.parametrize("link", LINKS)
@@ -320,6 +329,7 @@ def test_sgd_has_its_gradients_coded_from_the_first_step(ranks: dict[str, list[A
 def test_a_scaler_a_compiled_model_and_several_optimizers_work(ranks: dict[str, list[Any]]) -> None:
     assert ranks["scaled"] == [("local-sgd[h=4]", 8, 0.0)] * 2, "its scale may differ, so that nothing is summed"
     assert ranks["compiled"] == [0.0, 0.0]
+    assert ranks["again"] == [[(link, 9, 0.0) for link in ("local-sgd[h=4]", "plain all-reduce") for _ in range(2)]] * 2
     assert ranks["frameworks"] == [[("local-sgd[h=4]", 0.0, True)] * 2] * 2
     for chosen, choice, apart in ranks["several"]:
         assert chosen == "plain all-reduce" and choice.startswith("auto: SGD and AdamW, link 1000 Gbit/s") and not apart
@@ -327,10 +337,8 @@ def test_a_scaler_a_compiled_model_and_several_optimizers_work(ranks: dict[str, 
 
 def test_what_cannot_be_is_named(ranks: dict[str, list[Any]]) -> None:
     for rank, found in enumerate(ranks["misuse"]):
-        for name in ("codec", "codec_down", "consistency", "placement", "reduce", "overlap", "compression"):
+        for name in ("codec", *DECIDED):
             assert f"design='auto' decides {name} itself; leave it out, or name a design" in found[name], found[name]
-        for name in ("chunk_nbytes", "steps_per_epoch", "sparsity"):
-            assert f"decides {name} itself" in found[name]
         assert "rank 1 has optimizer = 'SGD' and rank 0 has 'AdamW'" in found["classes"]
         assert "load it into that one, before tw.distribute" in found["torch"]
         assert "the state is of AdamW, and this optimizer is SGD" in found["other"]
@@ -348,8 +356,9 @@ def run_alone(_rank: int) -> tuple[str, list[str], str]:
     said: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("thinwire").addHandler(handler)
-    logging.getLogger("thinwire").setLevel(logging.INFO)
+    logger = logging.getLogger("thinwire")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
     model = mlp(0)
     with tw.distribute(model, adamw(model)) as opt:
         for number in range(6):
