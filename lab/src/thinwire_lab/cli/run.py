@@ -51,7 +51,7 @@ def run(
         ]
         try:
             began = time.monotonic()
-            while any(each.poll() is None for each in started) and not any(each.returncode for each in started):
+            while None in (ended := [each.poll() for each in started]) and not any(ended):
                 time.sleep(course.poll_s or 0.1)
                 if (now := course.rate(time.monotonic() - began, [])) != rate:
                     rate = now
