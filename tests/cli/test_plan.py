@@ -14,9 +14,7 @@ import torch
 from torch import nn
 
 from tests.cli.commands import Result
-from thinwire.cli.plan import FOR_ADAM
 from thinwire.planner import other_work, planning
-from thinwire.planner.verdict import LOCAL
 
 Command = Callable[..., Result]
 MODEL = ("--model", "tests.cli.test_plan:make")
@@ -123,7 +121,7 @@ while True:
 """
 
 
-def test_for_adam_local_updates_are_compared_too(tmp_path: Path) -> None:
+def test_an_adaptive_optimizer_is_told_the_line_and_its_designs_suit_it(tmp_path: Path) -> None:
     script, data = tmp_path / "train.py", tmp_path / "plan.json"
     script.write_text(SCRIPT.replace("optim.SGD", "optim.AdamW"))
     asked = ["--steps", "2", "--link", "100kbit", "--servers", "1", "--json", str(data)]
@@ -132,9 +130,9 @@ def test_for_adam_local_updates_are_compared_too(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     written = json.loads(data.read_text())
     assert written["setting"]["mode"] == "server", "who names servers has them"
-    assert tuple(each["at"]["design"] for each in written["summaries"])[-2:] == FOR_ADAM and LOCAL in FOR_ADAM
-    of = {each.partition(" ")[0]: each for each in written["verdict"]}
-    assert "it takes some 1.18 times the steps of s = 1" in of["3lc[s=1.75]"] and "times the steps" not in of["update"]
+    assert [each["at"]["design"] for each in written["summaries"]] == ["fp32", "int8", "update", "local-sgd[h=4]"]
+    line = 'write tw.distribute(model, optimizer, server=…, design="local-sgd[h='
+    assert written["verdict"][0].startswith(line) and " a step of AdamW is " in written["verdict"][0]
 
 
 def test_what_a_script_prints_is_not_in_json_on_standard_output(tmp_path: Path) -> None:

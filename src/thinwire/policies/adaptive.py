@@ -10,6 +10,8 @@ from collections.abc import Sequence
 
 import torch
 
+from thinwire.codecs import Codec
+
 ROUNDS = (4, 8, 16, 32)
 """Local steps of a round that `auto` chooses among."""
 EXCHANGE_SHARE = 0.25
@@ -37,6 +39,26 @@ def is_adaptive_name(name: str) -> bool:
     (True, False)
     """
     return name not in [kind.__name__ for kind in _SGD]
+
+
+def takes_few_bits(codec: Codec) -> bool:
+    """Returns whether a codec keeps fewer than 8 bits of a value.
+
+    >>> from thinwire.codecs.registry import codec
+    >>> takes_few_bits(codec("3lc")), takes_few_bits(codec("int8"))
+    (True, False)
+    """
+    return codec.id not in ("fp32", "fp16", "bf16", "int8")
+
+
+def few_bits_warning(optimizer: str, codec: str) -> str:
+    """Returns what to tell of a codec of few bits for the gradients of an adaptive optimizer."""
+    return (
+        f"{codec} codes gradients in fewer than 8 bits, and {optimizer} divides them by their own size: with ternary "
+        "gradients and AdamW a byte transformer ended its first 60 steps at a loss of 2.97 where uncompressed training "
+        "has 2.58. optimizer = tw.distribute(model, optimizer) exchanges what the optimizer does, in as few bits; "
+        "codec='int8' keeps the loss too"
+    )
 
 
 def local_steps(compute_s: float, all_reduce_s: float, exchange_s: float, rounds: Sequence[int] = ROUNDS) -> int:
