@@ -119,3 +119,9 @@ def test_of_a_training_that_is_watched_the_optimizer_is_known() -> None:
         model(torch.ones(2, 4)).sum().backward()
 
     assert profile(model, without, steps=1).trainer == Trainer(), "SGD with momentum stands in"
+
+    class Own(torch.optim.AdamW):
+        """None of torch's own."""
+
+    optimizer = Own(groups)
+    assert profile(model, step, steps=1).trainer == Trainer(own="Own"), "as it may adapt, it does"

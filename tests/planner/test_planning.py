@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -16,10 +17,12 @@ from thinwire.errors import ConfigError
 from thinwire.planner import planning
 from thinwire.planner.costs import TensorCosts, exchange_every, measure_costs
 from thinwire.planner.exchange_work import ExchangeWork
+from thinwire.planner.optimizers import Trainer
 from thinwire.planner.planning import UNCOMPRESSED, Plan
 from thinwire.planner.predictions import Setting
 from thinwire.planner.profile import Profile, TensorSeconds, profile
 from thinwire.planner.verdict import designs_table, picture, verdict, workers_table
+from thinwire.policies.adaptive import ROUNDS
 from thinwire.policies.designs import Design, design
 from thinwire_lab.workloads.profiling import profile_workload
 
@@ -139,6 +142,25 @@ def test_the_verdict_says_which_and_from_which_rate_on(known: Known) -> None:
     free = compressed.free_above_bps
     assert free is not None
     assert thin.step_s("3lc", 4, free) <= 1.06 * thin.step_s("3lc", 4, math.inf) < thin.step_s("3lc", 4, free / 2)
+
+
+def test_the_verdict_names_the_line_and_what_it_chooses_for_the_optimizer(known: Known) -> None:
+    def said(link: str, optimizer: str, **setting: Any) -> list[str]:
+        where = Setting(link=link, mode="collective", **setting)
+        return verdict(Plan(replace(known(where).profile, trainer=Trainer(name=optimizer)), ["3lc"], where))
+
+    for optimizer in ("SGD", "AdamW"):
+        assert said("10gbit", optimizer)[0].startswith("plain DDP is enough: at 4 workers, 10gbit an all-reduce takes ")
+        assert said("1mbit", optimizer, workers=1)[0].startswith("plain DDP is enough")
+    first, ternary = said("1mbit", "SGD")
+    assert first.endswith("; write tw.distribute(model, optimizer), which chooses a codec for gradients")
+    assert "loses accuracy" not in ternary
+    first, ternary, local = said("1mbit", "AdamW")
+    found = re.match(r"write tw.+, which takes local-sgd\[h=(\d+)\]: at 4 workers, 1mbit a step", first)
+    enough = re.search(r"h=(\d+) is enough", local)
+    assert found and enough and local.startswith("local-sgd[h=4] ")
+    assert int(found[1]) == min(h for h in ROUNDS if h >= int(enough[1])), "the rule of both is one"
+    assert ternary.endswith("AdamW loses accuracy by gradients in fewer than 8 bits")
 
 
 def paying(monkeypatch: pytest.MonkeyPatch, speedup: Callable[[float], float]) -> None:

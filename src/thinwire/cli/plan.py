@@ -17,16 +17,18 @@ from thinwire.cli.options import split_names, was_given
 from thinwire.cli.outputs import STANDARD_OUTPUT, check_apart, picture
 from thinwire.errors import ConfigError
 from thinwire.extras import require
-from thinwire.planner.rounds import EXCHANGE_SHARE, check_share
+from thinwire.planner.rounds import check_share
 from thinwire.planner.transport_costs import TransportCosts
 from thinwire.quantities import seconds_text
 
 if TYPE_CHECKING:
     from thinwire.planner import models, planning, predictions, script, verdict
     from thinwire.planner import other_work as other_working
+    from thinwire.policies import adaptive
 else:
     planning, verdict = lazy("thinwire.planner.planning"), lazy("thinwire.planner.verdict")
     predictions = lazy("thinwire.planner.predictions")
+    adaptive = lazy("thinwire.policies.adaptive")
     models, script = lazy("thinwire.planner.models"), lazy("thinwire.planner.script")
     other_working = lazy("thinwire.planner.other_work")
 
@@ -37,7 +39,7 @@ STANDARD_ERROR = 2
 """A file descriptor: a script that is run prints without `sys.stderr`."""
 LATENCY_MS = 1e3 * TransportCosts().latency_s
 DESIGNS = "3lc[s=1.0],3lc[s=1.75],int8,local2"
-FOR_ADAM = ("update", "local-sgd[h=4]")
+FOR_ADAPTIVE = "int8,update"
 
 
 @app.command(
@@ -59,12 +61,13 @@ def plan(
     ] = None,
     data: Annotated[str | None, typer.Option(help="The data set of a bundled model.")] = None,
     designs: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="NAMES",
-            help="Designs beside fp32, with commas between; by default two of local updates more where Adam steps.",
+            help="Designs beside fp32, with commas between; by default such as suit the optimizer. Where that is "
+            "adaptive, local-sgd[h=4] is planned too.",
         ),
-    ] = DESIGNS,
+    ] = None,
     link: Annotated[
         str, typer.Option(help="Rate of every process's link, both ways: 10mbit, 1gbit; none.")
     ] = "100mbit",
@@ -84,8 +87,9 @@ def plan(
     ] = None,
     compute: Annotated[float, typer.Option(help="How many times as fast as this machine workers compute.")] = 1.0,
     exchange_share: Annotated[
-        float, typer.Option(help="Of the time, what exchanges of local updates may take: which h is enough for that?")
-    ] = EXCHANGE_SHARE,
+        float | None,
+        typer.Option(help="Of the time, what exchanges of local updates may take: which h is enough? By default 0.25."),
+    ] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="A bundled model's examples per worker and step.")] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps that are measured.")] = 32,
     out: Annotated[
@@ -102,7 +106,7 @@ def plan(
     if out is not None:
         require("the picture of --out", "matplotlib")
     check_apart(json, [out], "the picture is drawn")
-    check_share(exchange_share)
+    exchange_share = adaptive.EXCHANGE_SHARE if exchange_share is None else check_share(exchange_share)
     if mode is None:
         mode = "server" if was_given(context, "servers") else "collective"
     setting = predictions.Setting(
@@ -114,7 +118,8 @@ def plan(
         cores=cores,
         compute=compute,
     )
-    planning.plannable(split_names(designs))  # what is wrong with them is said before a script has run
+    given = None if designs is None else split_names(designs)
+    planning.plannable(given or [])  # what is wrong with them is said before a script has run
     other_work = other_working.OtherWork()
     threads = None if cores is None else 1  # processes that share processors have one thread each
     if command and model:
@@ -132,13 +137,11 @@ def plan(
             "say what trains: a script, as in thinwire plan -- torchrun --nproc-per-node 1 train.py; or "
             "--model MODULE:FUNCTION, which returns a model and what makes its next step"
         )
-    compared = split_names(designs)
-    if measured.trainer.name in verdict.ADAPTIVE and not was_given(context, "designs"):
-        compared += FOR_ADAM
+    suited = FOR_ADAPTIVE if adaptive.is_adaptive_name(measured.trainer.kind) else DESIGNS
     with busy("") as tell:
         made = planning.Plan(
             measured,
-            compared,
+            split_names(suited) if given is None else given,
             setting,
             exchange_share=exchange_share,
             tell=lambda what: tell(f"measuring {what}"),

@@ -184,7 +184,7 @@ def _as_dict(profile: Profile) -> dict[str, Any]:
         }
         for each in profile.tensors
     ]
-    trainer = {"name": profile.trainer.name, "options": profile.trainer.options}
+    trainer = {name: getattr(profile.trainer, name) for name in ("name", "options", "own")}
     return {
         "tensors": tensors,
         "step_s": profile.step_s,

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from thinwire.policies.adaptive import is_adaptive
+
 NAMES = ("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop", "Adagrad", "Adadelta", "ASGD", "Rprop")
 """Of `torch.optim`: one tensor's step needs nothing of the others, nor a closure."""
 _STANDS_IN: Mapping[str, Any] = {"lr": 0.01, "momentum": 0.9}
@@ -25,6 +27,7 @@ class Trainer:
     Args:
         name: one of `NAMES`; by default SGD with momentum, which stands in where a training's own is not known.
         options: of its parameter group, by tensor.
+        own: the class of the training's own, where it is adaptive and another one stands in.
 
     Example:
         >>> parameter = torch.zeros(2, requires_grad=True)
@@ -36,6 +39,12 @@ class Trainer:
 
     name: str = "SGD"
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    own: str = ""
+
+    @property
+    def kind(self) -> str:
+        """The class of the training's own optimizer, as far as it matters."""
+        return self.own or self.name
 
     def optimizer(self, tensor: str, parameter: torch.Tensor) -> torch.optim.Optimizer:
         """Returns the optimizer of one tensor, which begins with no state."""
@@ -46,7 +55,7 @@ class Trainer:
 
 
 def trainer_of(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> Trainer | None:
-    """Returns what is known of an optimizer; None for one that is not torch's own, and one that trains nothing here.
+    """Returns what is known of an optimizer; None for one that trains nothing here, or does as SGD.
 
     Args:
         optimizer: whose steps were seen.
@@ -57,11 +66,15 @@ def trainer_of(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> Tr
         >>> names = {id(each): name for name, each in layer.named_parameters()}
         >>> trainer_of(torch.optim.SGD(layer.parameters(), lr=0.5), names).options["bias"]["lr"]
         0.5
-        >>> trainer_of(torch.optim.LBFGS(layer.parameters()), names)
+        >>> trainer_of(torch.optim.LBFGS(layer.parameters()), names).kind
+        'LBFGS'
     """
     kind = type(optimizer)
-    if kind.__name__ not in NAMES or kind is not getattr(torch.optim, kind.__name__):
+    if not any(id(each) in names for group in optimizer.param_groups for each in group["params"]):
         return None
+    unknown = Trainer(own=kind.__name__) if is_adaptive(optimizer) else None
+    if kind.__name__ not in NAMES or kind is not getattr(torch.optim, kind.__name__):
+        return unknown
     taken = inspect.signature(kind).parameters.keys()
     options = {}
     for group in optimizer.param_groups:
@@ -75,8 +88,8 @@ def trainer_of(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> Tr
         for each in options:
             found.optimizer(each, torch.zeros(1))
     except (TypeError, ValueError):  # a schedule may set what no optimizer can be made with
-        return None
-    return found if options else None
+        return unknown
+    return found
 
 
 def _plain(value: Any) -> Any:

@@ -20,12 +20,22 @@ from thinwire.planner.peer_costs import PeerCosts
 from thinwire.planner.places import among_ranks, largest_share, on_servers
 from thinwire.planner.predictions import WORKERS, Prediction, Setting, Summary
 from thinwire.planner.profile import Profile
-from thinwire.planner.rounds import EXCHANGE_SHARE, Round, check_share
+from thinwire.planner.rounds import Round, check_share
 from thinwire.planner.transport_costs import TCP_HEADERS_NBYTES, TCP_PAYLOAD_NBYTES, Sharing, TransportCosts
+from thinwire.policies.adaptive import (
+    EXCHANGE_SHARE,
+    PLAIN_SHARE,
+    ROUNDS,
+    is_adaptive_name,
+    local_steps,
+    takes_few_bits,
+)
 from thinwire.policies.designs import Design, design
 from thinwire.worker.transmit_buffer import CHUNK_NBYTES
 
 UNCOMPRESSED = "fp32"
+LOCAL = f"local-sgd[h={ROUNDS[0]}]"
+"""What is planned of every adaptive optimizer; its exchange takes as long with any h."""
 MATTERS = 1.05
 """A link has stopped mattering where a step takes at most this many times as long as without a limit."""
 WORTH = 1.02
@@ -54,7 +64,8 @@ def plannable(designs: Sequence[str | Design]) -> dict[str, Design]:
         raise ConfigError(f"designs are {designs!r}; expected a list of names, as in [{designs!r}]")
     if "auto" in designs:
         raise ConfigError(
-            "'auto' is no design: codec='auto' chooses among none, bf16, int8 and 3lc while it trains. Plan those"
+            "'auto' is no design: codec='auto' chooses among none, bf16, int8 and 3lc while it trains. Plan those; of "
+            "tw.distribute(model, optimizer) the verdict says what it chooses"
         )
     given = [each if isinstance(each, Design) else design(each) for each in (UNCOMPRESSED, *designs)]
     for each in given:
@@ -67,7 +78,7 @@ class Plan:
 
     Args:
         profile: of the model.
-        designs: to compare; uncompressed training is always among them, first.
+        designs: to compare; uncompressed training is always among them, and with an adaptive optimizer `LOCAL`.
         setting: the cluster that is asked about.
         transport: what a message costs between a worker and a server.
         peers: what messages cost between equal ranks.
@@ -104,7 +115,8 @@ class Plan:
         self.profile, self.setting, self._transport, self._tell = profile, setting, transport, tell
         self.exchange_share = check_share(exchange_share)
         self._peers, self._sharing = peers, sharing
-        self.designs = plannable(designs)
+        self.adaptive = is_adaptive_name(profile.trainer.kind)
+        self.designs = plannable(designs) | (plannable([LOCAL]) if self.adaptive else {})
         self._rounds: dict[tuple[str, int, float], Round] = {}
         self._shares: dict[tuple[str, int], float] = {}
         # Before anything is measured: training refuses servers that would hold nothing.
@@ -184,6 +196,28 @@ class Plan:
             alone *= max(1.0, workers / setting.cores)
         exchanged = step_s(layers, cluster) if workers > 1 or setting.mode == "server" else alone
         return Round(steps=exchange_every(made), alone_s=alone, exchanged_s=exchanged)
+
+    @property
+    def plain_share(self) -> float:
+        """What a plain all-reduce takes on the link that was asked about, hidden or not, over a step's computation."""
+        setting, nbytes = self.setting, sum(4 * math.prod(each.shape) for each in self.profile.tensors)
+        seconds = 2 * (setting.workers - 1) / setting.workers * 8 * nbytes / setting.bps
+        return seconds / max(1e-9, self.round_of(UNCOMPRESSED, setting.workers, setting.bps).alone_s)
+
+    @property
+    def is_plain_enough(self) -> bool:
+        """Whether ranks have so fast a link that `tw.distribute` leaves gradients to a plain all-reduce."""
+        return self.setting.mode == "collective" and self.plain_share < PLAIN_SHARE
+
+    def local_round(self) -> Round:
+        """Returns the round of local updates that `tw.distribute` chooses for an adaptive optimizer in that cluster."""
+        begun = self.round_of(LOCAL, self.setting.workers, self.setting.bps)
+        return replace(begun, steps=local_steps(begun.alone_s, math.inf, begun.exchange_s))
+
+    def loses_by(self, name: str) -> bool:
+        """Returns whether a design codes gradients in fewer bits than the training's optimizer bears."""
+        made = self.designs[name]
+        return self.adaptive and made.local is None and takes_few_bits(made.up)
 
     def predict(self, name: str, workers: int, bps: float) -> Prediction:
         """Returns the prediction of one design in one cluster; arguments as for `step_s`."""

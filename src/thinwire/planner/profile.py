@@ -326,8 +326,9 @@ class Watch:
         return note
 
     def _steps_by(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        """Of several, the first that trains the model."""
-        self._trainer = self._trainer or trainer_of(optimizer, self._names)
+        """Of several, the first that trains the model; one of torch's own rather than what wraps it."""
+        if self._trainer is None or self._trainer.own:
+            self._trainer = trainer_of(optimizer, self._names) or self._trainer
 
     def _forward_ends(self) -> None:
         if not torch.compiler.is_compiling():

@@ -7,9 +7,6 @@ from dataclasses import dataclass
 
 from thinwire.errors import ConfigError
 
-EXCHANGE_SHARE = 0.25
-"""Of the time, what exchanges of local updates may take unless told otherwise."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Round:

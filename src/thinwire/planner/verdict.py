@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from thinwire.planner.planning import UNCOMPRESSED, WORTH, Plan
@@ -17,19 +18,19 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-ADAPTIVE = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax")
-"""Optimizers of whose gradients codes lose more than of what they make of them."""
-LOCAL = "local-sgd[h=4]"
-"""What such a training exchanges in place of gradients, a design to begin with."""
+ONE_LINE = "tw.distribute(model, optimizer)"
+SERVED = 'tw.distribute(model, optimizer, server=…, design="{}")'
+"""What to write in a script: among ranks, and with servers."""
 UNEVEN = 1.5
 """By how much the middle half of the measured steps may differ before a plan says so."""
 
 
 def verdict(plan: Plan) -> list[str]:
-    """Returns sentences: what is fastest in the cluster that was asked about, then each design by itself, then what of
-    the training is not planned, and a warning where the measured steps differ much.
+    """Returns sentences: the line to write and what it chooses in the cluster that was asked about, then each design by
+    itself, then what of the training is not planned, and a warning where the measured steps differ much.
 
-    The fastest is the one whose seconds a step, times how many steps it takes to the same accuracy, are fewest.
+    Adaptive optimizers are to exchange local updates. Of gradients the fastest design is the one whose seconds a step,
+    times how many steps it takes to the same accuracy, are fewest.
 
     Args:
         plan: with at least one design beside uncompressed training.
@@ -41,35 +42,48 @@ def verdict(plan: Plan) -> list[str]:
         >>> measured = plan.profile(model, lambda: model(torch.ones(4, 100)).sum().backward(), steps=3)
         >>> made = plan.Plan(measured, ["3lc[s=1.0]"], plan.Setting(link="1mbit", workers=8))
         >>> print(plan.verdict(made)[0])  # doctest: +ELLIPSIS
-        compress: at 8 workers, 1mbit 3lc[s=1.0] is ...× faster than uncompressed
+        compress: at 8 workers, 1mbit 3lc[s=1.0] is ...× faster than uncompressed; write tw.distribute(model, ...
     """
-    setting, found = plan.setting, plan.summaries()
-    where = f"{counted(setting.workers, 'worker')}, {link_text(setting.bps)}"
-    others = [each for each in found if each.at.design != UNCOMPRESSED]
+    others = [each for each in plan.summaries() if each.at.design != UNCOMPRESSED]
+    sentences = [_sentence(plan, each) for each in others]
+    return [_advice(plan, others), *sentences, *_remarks(plan)]
+
+
+def _advice(plan: Plan, others: Sequence[Summary]) -> str:
+    """The line to write, and what it chooses."""
+    setting, ranks = plan.setting, plan.setting.mode == "collective"
+    where = f"at {counted(setting.workers, 'worker')}, {link_text(setting.bps)}"
+    plain = plan.round_of(UNCOMPRESSED, setting.workers, setting.bps)
+    if plan.is_plain_enough:
+        return (
+            f"plain DDP is enough: {where} an all-reduce takes {100 * plan.plain_share:.2g} % of a step's computation, "
+            f"and {ONE_LINE} leaves it as it is"
+        )
+    if plan.adaptive:
+        chosen, kind = plan.local_round(), plan.profile.trainer.kind
+        name, speedup = f"local-sgd[h={chosen.steps}]", plain.step_s / chosen.step_s
+        line = f"{ONE_LINE}, which takes {name}" if ranks else SERVED.format(name)
+        return f"write {line}: {where} a step of {kind} is {speedup:.3g}× as fast as with uncompressed gradients"
     if not others:
-        return [f"at {where} a step takes {seconds_text(found[0].at.step_s)} uncompressed", *_remarks(plan)]
+        return f"{where} a step takes {seconds_text(plain.step_s)} uncompressed"
     best = max(others, key=lambda each: each.at.speedup / _steps(plan, each))
     worth = best.at.speedup / _steps(plan, best)
     if worth >= WORTH:
-        first = f"compress: at {where} {best.at.design} is {best.at.speedup:.3g}× faster than uncompressed"
-    elif worth > 1 / WORTH:
-        first = f"it makes no difference: at {where} {best.at.design} and uncompressed take the same time"
+        line = f"{ONE_LINE}, which chooses a codec for gradients" if ranks else SERVED.format(best.at.design)
+        return f"compress: {where} {best.at.design} is {best.at.speedup:.3g}× faster than uncompressed; write {line}"
+    if worth > 1 / WORTH:
+        said = f"it makes no difference: {where} {best.at.design} and uncompressed take the same time"
     elif best.at.speedup > 1 / WORTH:
-        first = (
-            f"do not compress: at {where} a step of {best.at.design} is {best.at.speedup:.3g}× as fast as uncompressed "
+        said = (
+            f"do not compress: {where} a step of {best.at.design} is {best.at.speedup:.3g}× as fast as uncompressed "
             f"ones, and it takes some {_steps(plan, best):g} times the steps"
         )
     else:
-        first = (
-            f"do not compress: at {where} uncompressed is {1 / best.at.speedup:.3g}× faster than {best.at.design}, the "
+        said = (
+            f"do not compress: {where} uncompressed is {1 / best.at.speedup:.3g}× faster than {best.at.design}, the "
             "best of the others"
         )
-    if plan.profile.trainer.name in ADAPTIVE and best.exchange_share is None and worth >= WORTH:
-        first += (
-            f". Its steps are {plan.profile.trainer.name}'s, of whose gradients codes lose more: {LOCAL} learns more"
-        )
-    sentences = [_sentence(each, plan.exchange_share) + _more_steps(_steps(plan, each)) for each in others]
-    return [first, *sentences, *_remarks(plan)]
+    return said + (f"; {ONE_LINE} leaves gradients uncompressed" if ranks else "")
 
 
 def _steps(plan: Plan, summary: Summary) -> float:
@@ -77,10 +91,6 @@ def _steps(plan: Plan, summary: Summary) -> float:
     up = plan.designs[summary.at.design].up
     known = up.id == "3lc" and summary.exchange_share is None
     return steps_of(up.config()["sparsity"]) if known else 1.0
-
-
-def _more_steps(times: float) -> str:
-    return f"; it takes some {times:g} times the steps of s = 1, which are not planned" if times > 1 else ""
 
 
 def _remarks(plan: Plan) -> list[str]:
@@ -95,8 +105,8 @@ def _remarks(plan: Plan) -> list[str]:
     ]
 
 
-def _sentence(summary: Summary, allowed: float) -> str:
-    said = [f"{summary.at.design} {summary.at.speedup:.3g}×"]
+def _sentence(plan: Plan, summary: Summary) -> str:
+    allowed, said = plan.exchange_share, [f"{summary.at.design} {summary.at.speedup:.3g}×"]
     if summary.free_above_bps is None:
         said.append("the link matters at any rate")
     elif summary.free_above_bps:
@@ -117,6 +127,10 @@ def _sentence(summary: Summary, allowed: float) -> str:
             said.append(f"no h makes that {100 * allowed:.3g} % or less")
         else:
             said.append(f"h={summary.enough_h} is enough for {100 * allowed:.3g} % or less")
+    elif plan.loses_by(summary.at.design):
+        said.append(f"{plan.profile.trainer.kind} loses accuracy by gradients in fewer than 8 bits")
+    elif (times := _steps(plan, summary)) > 1:
+        said.append(f"it takes some {times:g} times the steps of s = 1, which are not planned")
     return "; ".join(said)
 
 
