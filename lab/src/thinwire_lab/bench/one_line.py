@@ -13,6 +13,7 @@ import json
 import statistics
 import time
 from dataclasses import replace
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -59,8 +60,8 @@ def main() -> None:
         local = optimizer = tw.distribute(model, optimizer, seed=args.seed)
     elif args.method in ("none", "auto") or hook(args.method).codec is not None:
         model = DistributedDataParallel(model)
-        codec = args.method if args.method in ("none", "auto") else hook(args.method).codec
-        state = None if codec == "none" else ddp.compress(model, codec, seed=args.seed)
+        codec = hook(args.method).codec or "auto"
+        state = None if args.method == "none" else ddp.compress(model, codec, seed=args.seed)
     else:
         local = optimizer = tw.distribute(model, optimizer, group=dist.group.WORLD, design=args.method, seed=args.seed)
     losses, ends, cpu = [], [time.perf_counter()], time.process_time()
@@ -86,7 +87,7 @@ def main() -> None:
     means = torch.tensor(losses)
     dist.all_reduce(means)
     if rank == 0:
-        seconds = [after - before for before, after in zip(ends, ends[1:], strict=False)]
+        seconds = [after - before for before, after in pairwise(ends)]
         kept = seconds[WARM_UP:] or seconds
         print(
             json.dumps(
