@@ -72,6 +72,7 @@ print(np.allclose(residual, values - sent), largest_magnitude._cache.cache_path,
 """,
         both=True,
         NUMBA_CACHE_DIR=str(tmp_path),
+        PYTHONDONTWRITEBYTECODE="1",  # what it imports is compiled under the limit, too: half files would stay
     )
     told, found = printed.splitlines()  # told once, of all kernels
     assert f"kernels cannot be kept in {tmp_path}" in told and "File too large" in told and "NUMBA_CACHE_DIR" in told
