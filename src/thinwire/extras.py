@@ -46,7 +46,7 @@ def in_lab(kind: str, name: object) -> ConfigError | None:
 
 LAB = "comes with thinwire-lab, which is not installed: pip install ./lab"
 """The end of a sentence about what the second distribution of this repository brings."""
-LAB_COMMANDS = frozenset({"demo", "train", "worker", "compare", "reproduce", "bench", "race", "chaos"})
+LAB_COMMANDS = frozenset({"demo", "train", "run", "worker", "compare", "reproduce", "bench", "race", "chaos"})
 
 
 def missing(what: str, *modules: str) -> ConfigError:

@@ -256,7 +256,7 @@ def test_what_cannot_be_is_refused_by_name() -> None:
         (lambda: select(SHAPES, ByShape(up=POLICY.up, down=random)), "first.weight: 'terngrad'"),
         (lambda: check_pull_codec(random, "pulls"), "pulls: "),
         (lambda: as_codec(POLICY.up, {"sparsity": 1.0}), r"options \['sparsity'\]"),
-        (lambda: as_codec("auto", {}), "codec='auto' of ddp.compress"),
+        (lambda: as_codec("auto", {}), "codec='auto' is of ddp.compress"),
     ):
         with pytest.raises(ConfigError) as caught:
             call()

@@ -65,7 +65,7 @@ def plan(
         typer.Option(
             metavar="NAMES",
             help="Designs beside fp32, with commas between; by default such as suit the optimizer. Where that is "
-            "adaptive, local-sgd[h=4] is planned too.",
+            "adaptive, local-sgd\\[h=4] is planned too.",
         ),
     ] = None,
     link: Annotated[
