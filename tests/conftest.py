@@ -18,7 +18,6 @@ LONG = [
         "bench/test_ranks.py",
         "jobs/test_processes.py",
         "planner/test_script.py",
-        "studies/test_grid.py",
         "test_imports.py",
         "designs/test_bars.py",
         "hooks/test_examples.py",

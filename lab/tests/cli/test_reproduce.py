@@ -39,8 +39,8 @@ def test_a_run_is_shown_and_an_interrupted_one_says_how_to_go_on(
     assert result.status == 130
     again = f"go on with: thinwire reproduce 3lc-figure-99 --scale quick --out '{tmp_path}/my out'"
     assert f"{again}\n" in result.out
-    result = command(*asked, "--jobs", 4, "--json", tmp_path / "my shown.json")
-    assert f"{again} --jobs 4 --json '{tmp_path}/my shown.json'\n" in result.out
+    result = command(*asked, "--json", tmp_path / "my shown.json")
+    assert f"{again} --json '{tmp_path}/my shown.json'\n" in result.out
     chosen[:] = [entry()]
     result = command(*asked, "--json", tmp_path / "shown.json")
     assert (result.status, result.err) == (0, "")
@@ -48,10 +48,6 @@ def test_a_run_is_shown_and_an_interrupted_one_says_how_to_go_on(
     [shown] = json.loads((tmp_path / "shown.json").read_text())["entries"]
     assert (shown["id"], shown["title"]) == ("3lc-figure-99", entry().title)
     assert shown["tables"][0]["lines"][0][:3] == ["a < b", "1", "10"]
-    chosen[:] = [entry(), replace(entry(), item="figure-98", study=replace(toss_study, cells=_more))]
-    result = command(*asked, "3lc-figure-98", "--kept")
-    assert (result.status, result.err) == (0, "") and "not all runs are there of 3lc-figure-98" in result.out
-    assert "1/2" not in result.out
 
 
 def test_json_is_not_written_over_what_the_folder_keeps(

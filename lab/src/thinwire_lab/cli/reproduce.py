@@ -51,17 +51,6 @@ Seeds = Annotated[
     int | None,
     typer.Option(min=1, help="Only so many of the scale's seeds; the rest can be added later. By default all."),
 ]
-Kept = Annotated[
-    bool,
-    typer.Option(
-        "--kept", help="Run nothing: show the items whose runs the folder holds, with as many seeds as it has of them."
-    ),
-]
-
-Jobs = Annotated[
-    int,
-    typer.Option(min=1, help="Runs at a time, a process and about 1 GB each; what measures seconds runs alone anyway."),
-]
 Join = Annotated[
     list[Path] | None,
     typer.Option(
@@ -73,17 +62,12 @@ Join = Annotated[
 ]
 
 
-@app.command(
-    epilog="Example: thinwire reproduce 3lc-table-2 --scale quick --out out/3lc; "
-    "thinwire reproduce all --kept --out out/3lc"
-)
+@app.command(epilog="Example: thinwire reproduce 3lc-table-2 --scale quick --out out/3lc")
 def reproduce(
     what: What,
     scale: Length = Scale.quick,
     seeds: Seeds = None,
-    kept: Kept = False,
     join: Join = None,
-    jobs: Jobs = 1,
     out: Out = Path("thinwire-reproduce"),
     json: options.Json = None,
 ) -> None:
@@ -98,12 +82,12 @@ def reproduce(
         _list(json)
         return
     chosen = list({entry.id: entry for name in what for entry in catalog.entries(name)}.values())
-    if not kept and any(entry.study is not None and entry.study.links for entry in chosen):
+    if any(entry.study is not None and entry.study.links for entry in chosen):
         with_privileges("10mbit", "auto")
     writable_folder(out)
     check_apart(json, [out / RESULTS, out / REPORT], "the runs are kept, or the page is written")
     check_apart(json, join or [], "runs to join are")
-    fewer = ("" if seeds is None else f" --seeds {seeds}") + (" --kept" if kept else "")
+    fewer = "" if seeds is None else f" --seeds {seeds}"
     fewer += "".join(f" --join {shlex.quote(str(path))}" for path in join or [])
     command = f"thinwire reproduce {' '.join(what)} --scale {scale.value}{fewer} --out {shlex.quote(str(out))}"
     bars = RunBars()
@@ -116,20 +100,18 @@ def reproduce(
                 kinds=catalog.finding_kinds(),
                 command=command,
                 seeds=seeds,
-                kept=kept,
                 join=join or [],
-                jobs=jobs,
                 on_cell=bars.began,
                 on_progress=bars.told,
             )
     except KeyboardInterrupt:
-        more = ("" if jobs == 1 else f" --jobs {jobs}") + ("" if json is None else f" --json {shlex.quote(str(json))}")
+        more = "" if json is None else f" --json {shlex.quote(str(json))}"
         console.print(f"what is done is kept; go on with: {escape(command + more)}", soft_wrap=True)
         raise
     named = ("id", "title", "status", "why")
     shown = [{name: getattr(entry, name) for name in named} | vars(each) for entry, each in made.shown]
     # Before anything else is printed: standard output may take nothing.
-    write_json(json, {"command": command, "entries": shown, "left_out": [entry.id for entry in made.left_out]})
+    write_json(json, {"command": command, "entries": shown})
     for entry, each in made.shown:
         console.print(f"\n[bold]{entry.id}[/] {escape(entry.title)}", soft_wrap=True)
         why = f" {entry.why}" if entry.status == "scaled" else ""
@@ -138,9 +120,6 @@ def reproduce(
             show(table)
         for note in each.notes:
             console.print(escape(note), highlight=False)
-    if made.left_out:
-        left = ", ".join(entry.id for entry in made.left_out)
-        console.print(f"\nnot all runs are there of {left}", soft_wrap=True, highlight=False)
     _say_wrote(made.files)
     if pictures := making.draw_charts(made, out):  # last: where there is no room for them, all else is there
         _say_wrote(pictures)
@@ -151,26 +130,25 @@ def _say_wrote(files: Sequence[Path]) -> None:
 
 
 class RunBars:
-    """A bar for each run that is going on; runs that are over are lines above, so that they do not fill the screen."""
+    """A bar for the run that is going on; runs that are over are lines above it."""
 
     def __init__(self) -> None:
         self.progress = bars()
         self._lines = Lines()
-        self._tasks: dict[Cell, TaskID] = {}
+        self._task = TaskID(0)
 
     def began(self, number: int, total: int, cell: Cell) -> None:
         """Shows a run; see `run.OnCell`."""
         self._lines.say(f"{number}/{total} {cell}", always=True)
-        self._tasks[cell] = self.progress.add_task(escape(f"{number}/{total} {cell}"), total=1.0, text="starting")
+        self._task = self.progress.add_task(escape(f"{number}/{total} {cell}"), total=1.0, text="starting")
 
     def told(self, cell: Cell, share: float, text: str) -> None:
         """Moves a run's bar, or ends it; see `run.OnCellProgress`."""
         if share < 1 or text:
-            self.progress.update(self._tasks[cell], completed=share, text=text)
+            self.progress.update(self._task, completed=share, text=text)
             return
-        task = self._tasks.pop(cell)
-        [over] = [each for each in self.progress.tasks if each.id == task]
-        self.progress.remove_task(task)
+        [over] = self.progress.tasks
+        self.progress.remove_task(self._task)
         if console.is_terminal:
             took = timedelta(seconds=int(over.elapsed or 0))
             console.print(f"{over.description}: {took}", highlight=False, soft_wrap=True)

@@ -74,9 +74,9 @@ class Results(Generic[R]):
         """Returns what a job came to, or None where no run of it is stored."""
         return next((run.outcome for run in self.runs if run.job == job), None)
 
-    def add(self, job: Mapping[str, Any], outcome: R, on: Machine | None = None) -> None:
-        """Stores what a job came to, on this machine or another, in place of an earlier outcome."""
-        self._take([Run(job=dict(job), machine=on or machine(), outcome=outcome)])
+    def add(self, job: Mapping[str, Any], outcome: R) -> None:
+        """Stores what a job came to on this machine, in place of an earlier outcome."""
+        self._take([Run(job=dict(job), machine=machine(), outcome=outcome)])
 
     def join(self, runs: Sequence[Run[R]]) -> int:
         """Stores runs that were made elsewhere, of jobs that no run is stored of; returns how many."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -17,7 +17,7 @@ from thinwire_lab.jobs.results import Results
 from thinwire_lab.studies.files import RESULTS
 from thinwire_lab.studies.reproduce.catalog import CATALOG, PAPERS, entries, finding_kinds
 from thinwire_lab.studies.reproduce.entry import Cell, Entry, Finding, OnProgress, Scale, Shown, Study
-from thinwire_lab.studies.reproduce.run import Reproduced, draw_charts, reproduce
+from thinwire_lab.studies.reproduce.run import Reproduced, draw_charts, found, make, reproduce
 
 pytestmark = pytest.mark.timeout(900)
 """All reproductions together are half a minute of a processor, which may have much else to do."""
@@ -28,6 +28,10 @@ RUNNABLE = [entry for entry in CATALOG if entry.study is not None and not entry.
 
 class Tossed(Finding, frozen=True, kw_only=True):
     value: float
+
+
+class WhenTossed(Tossed, frozen=True, kw_only=True):
+    second: float
 
 
 class Toss(Cell, frozen=True, kw_only=True):
@@ -55,8 +59,8 @@ def tosses(scale: Scale, kind: type[Toss] = Toss) -> list[Toss]:
     return [kind(number=number) for number in range(2 if scale == "quick" else 3)]
 
 
-def show(found: Mapping[Toss, Tossed]) -> Shown:
-    values = [finding.value for finding in found.values()]
+def show(findings: Mapping[Toss, Tossed]) -> Shown:
+    values = [finding.value for finding in findings.values()]
     series = [
         Series(label="ours", x=list(range(len(values))), y=values, error=[1.0] * len(values)),
         Series(label="paper", x=[0.0, 1.0], y=[1.0, 2.0], role="paper"),
@@ -95,32 +99,21 @@ def test_a_cell_is_run_once_and_an_interrupted_run_goes_on(tmp_path: Path) -> No
     assert [each["job"] for each in stored["runs"]] == [{"kind": "Toss", "number": number} for number in range(3)]
 
 
-class Seeded(Toss, frozen=True, kw_only=True):
-    seed: int
+class Dated(Toss, frozen=True, kw_only=True, tag="Toss"):
+    """Has the settings of a toss, and a larger finding."""
+
+    finding = WhenTossed
+
+    def run(self, on_progress: OnProgress) -> WhenTossed:
+        return WhenTossed(value=10.0 * self.number, second=1.0)
 
 
-def test_what_is_kept_is_shown_without_a_run(tmp_path: Path) -> None:
-    def cells(scale: Scale) -> list[Toss]:
-        return [Seeded(number=number, seed=seed) for seed in range(3) for number in (2 * seed, 2 * seed + 1)]
-
-    study = Study(cells=cells, show=show)
-    seeded = Entry(paper="3lc", item="figure-98", shows="tosses", status="done", study=study)
-    made: list[str] = []
-    with pytest.raises(
-        ConfigError, match=r"holds all runs of none of these items .*of the first seed it lacks 2 of 2, such as toss 0"
-    ):
-        reproduce([seeded], "quick", tmp_path, kinds=[Tossed], command="x", kept=True)
-    run(tmp_path, "quick", made, of=seeded)
-    stored = json.loads((tmp_path / RESULTS).read_text())
-    for dropped, values in ((1, [0, 1, 2, 3]), (2, [0, 1, 2, 3]), (3, [0, 1])):  # a seed counts when it is whole
-        kept = {**stored, "runs": stored["runs"][:-dropped]}
-        (tmp_path / RESULTS).write_text(json.dumps(kept))
-        told = [each for each in stored["runs"] if each["job"]["number"] in values]
-        found = reproduce([seeded, entry()], "quick", tmp_path, kinds=[Tossed], command="x", kept=True)
-        [(shown, page)] = found.shown
-        assert shown is seeded and [each.id for each in found.left_out] == ["3lc-figure-99"]
-        assert float(page.tables[0].lines[0][2]) == sum(each["outcome"]["value"] for each in told)
-        assert len(json.loads((tmp_path / RESULTS).read_text())["runs"]) == 6 - dropped, "nothing was run"
+@pytest.mark.parametrize("kinds", [(Toss, Dated), (Dated, Toss)])
+def test_the_larger_finding_of_equal_settings_serves_both(kinds: Sequence[type[Toss]], tmp_path: Path) -> None:
+    results = Results[Finding](tmp_path / RESULTS, [Tossed, WhenTossed])
+    cells = [kind(number=3) for kind in kinds]
+    make(cells, results, on_cell=lambda *_: None, on_progress=lambda *_: None)
+    assert len(results.runs) == 1 and all(isinstance(found(results, cell), WhenTossed) for cell in cells)
 
 
 def test_another_folder_goes_on_from_joined_results(tmp_path: Path) -> None:

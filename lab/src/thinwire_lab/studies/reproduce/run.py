@@ -14,11 +14,10 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from thinwire.errors import ConfigError
 from thinwire.presentation.charts import PICTURES, Picture, draw
 from thinwire.presentation.interactive import chart_html, interactive_document, require_plotly
 from thinwire.presentation.page import table_html, write_page
-from thinwire_lab.jobs.grid import Grid, Measured, Tell, make_parallel, run
+from thinwire_lab.jobs.grid import Grid, Measured, Tell, run
 from thinwire_lab.jobs.results import Machine, Results, read_runs
 from thinwire_lab.studies.files import REPORT, RESULTS
 from thinwire_lab.studies.machines import mixed, mixed_versions
@@ -32,10 +31,9 @@ OnCellProgress = Callable[[Cell, float, str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Reproduced:
-    """The pages of entries, the entries without all their runs, and the written files but for pictures."""
+    """The pages of entries, and the written files but for pictures."""
 
     shown: Sequence[tuple[Entry, Shown]]
-    left_out: Sequence[Entry]
     files: Sequence[Path]
 
 
@@ -47,16 +45,13 @@ def reproduce(
     kinds: Sequence[type[Finding]],
     command: str,
     seeds: int | None = None,
-    kept: bool = False,
     join: Sequence[Path] = (),
-    jobs: int = 1,
     on_cell: OnCell = lambda *_: None,
     on_progress: OnCellProgress = lambda *_: None,
 ) -> Reproduced:
     """Makes the runs that the folder lacks, then tables and the page; `command` makes the same again.
 
-    With `kept` it makes none, and shows the entries whose runs are there, with as many seeds as the folder has of all
-    of them. `join` names files of results from elsewhere, whose runs the folder takes where it lacks them.
+    `join` names files of results from elsewhere, whose runs the folder takes where it lacks them.
     """
     require_plotly()
     kinds = list(dict.fromkeys(kinds))
@@ -65,20 +60,8 @@ def reproduce(
         results.save({})
     studies = [(entry, entry.study) for entry in entries if entry.study is not None]
     asked = {entry.id: _of_seeds(study.cells(scale), seeds) for entry, study in studies}
-    left_out = []
-    if kept:
-        first = list(dict.fromkeys(cell for cells in asked.values() for cell in cells if cell.seed_index() == 0))
-        asked = {name: _kept(cells, results) for name, cells in asked.items()}
-        left_out = [entry for entry, _ in studies if not asked[entry.id]]
-        studies = [(entry, study) for entry, study in studies if asked[entry.id]]
-        if not studies:
-            lacking = [cell for cell in first if found(results, cell) is None]
-            raise ConfigError(
-                f"{folder / RESULTS} holds all runs of none of these items at this scale, on the data that is here; "
-                f"of the first seed it lacks {len(lacking)} of {len(first)}, such as {lacking[0]}"
-            )
     needed = list(dict.fromkeys(cell for entry, _ in studies for cell in asked[entry.id]))
-    make(needed, results, jobs=jobs, on_cell=on_cell, on_progress=on_progress)
+    make(needed, results, on_cell=on_cell, on_progress=on_progress)
     shown = []
     for entry, study in studies:
         cells = asked[entry.id]
@@ -88,19 +71,13 @@ def reproduce(
     machines = list(dict.fromkeys(run.machine for run in results.runs if run.job in keys))
     date = datetime.now(UTC).date().isoformat()
     write_page(folder / REPORT, page(shown, scale, machines, command=command, date=date))
-    return Reproduced(shown=shown, left_out=left_out, files=[folder / RESULTS, folder / REPORT])
+    return Reproduced(shown=shown, files=[folder / RESULTS, folder / REPORT])
 
 
-def make(
-    needed: Sequence[Cell], results: Results[Finding], *, jobs: int, on_cell: OnCell, on_progress: OnCellProgress
-) -> None:
-    """Makes every run that the results lack: those without seconds in parallel, then the others one by one."""
-    if not needed:
-        return
-    grid = _Runs(needed, on_progress)
-    if jobs > 1:
-        make_parallel(grid, results, lambda cell: not cell.timed, jobs, on_cell=on_cell, on_progress=on_progress)
-    run(grid, results, {}, on_cell=on_cell)
+def make(needed: Sequence[Cell], results: Results[Finding], *, on_cell: OnCell, on_progress: OnCellProgress) -> None:
+    """Makes every run that the results lack."""
+    if needed:
+        run(_Runs(needed, on_progress), results, {}, on_cell=on_cell)
 
 
 class _Runs(Grid[Cell, Finding]):
@@ -151,12 +128,6 @@ def _mixed(cells: Sequence[Cell], results: Results[Finding]) -> list[str]:
 
 def _of_seeds(cells: Sequence[Cell], seeds: int | None) -> list[Cell]:
     return [cell for cell in cells if seeds is None or cell.seed_index() < seeds]
-
-
-def _kept(cells: Sequence[Cell], results: Results[Finding]) -> list[Cell]:
-    """Returns the cells of the seeds before the first that lacks a run."""
-    missing = [cell.seed_index() for cell in cells if found(results, cell) is None]
-    return _of_seeds(cells, min(missing, default=None))
 
 
 def page(
