@@ -16,7 +16,6 @@ from thinwire.presentation.tables import Table
 from thinwire.quantities import counted, seconds_text
 from thinwire_lab.jobs.describe import choices, servers_of
 from thinwire_lab.jobs.outcome import RunOutcome
-from thinwire_lab.jobs.results import Run
 from thinwire_lab.studies.compare import Failure, Findings
 from thinwire_lab.studies.compare_rows import Row
 from thinwire_lab.workloads.models import TEXT_MODELS
@@ -38,7 +37,6 @@ def page(findings: Findings) -> str:
     if findings.failures:
         parts.append("<h2>Runs that failed</h2>")
         parts += [_failure(failure) for failure in findings.failures]
-    parts += ["<h2>Every run</h2>", table_html(runs_table(findings.runs))]
     return document(title, parts)
 
 
@@ -97,32 +95,6 @@ def links_table(rows: Sequence[Row]) -> Table:
         for row in sorted(rows, key=lambda row: [other.link for other in rows].index(row.link))
     ]
     return Table(["link", "design", "runs", "timed steps", "s/step", "speed-up", "full run", "shaped by"], lines)
-
-
-def runs_table(runs: Sequence[Run[RunOutcome]]) -> Table:
-    header = ["design", "model", "data", "link", "seed", "workers", "servers", "steps", "batch", "rate", "chosen"]
-    lines = [
-        [
-            *(_of(job, "design"), _of(job, "model"), _data_of(job), f"{outcome.link} ({outcome.shaping})"),
-            *(_of(job, "seed"), _of(job, "workers"), servers_of(job)),
-            *(f"{outcome.steps:,}", _of(job, "batch"), _of(job, "lr"), choices(job) or "–"),
-            *(f"{outcome.seconds:.1f}", f"{100 * outcome.test_accuracy:.2f}"),
-        ]
-        for job, outcome in ((run.job, run.outcome) for run in runs)
-    ]
-    return Table([*header, "seconds", "accuracy %"], lines)
-
-
-def _of(job: dict[str, Any], name: str) -> str:
-    value = job[name]
-    if value is None:
-        return "–"
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _data_of(job: dict[str, Any]) -> str:
-    name, where, digest = _of(job, "data"), job.get("data_root"), job.get("data_digest")
-    return name + ("" if where is None else f" in {where}") + ("" if digest is None else f", digest {digest}")
 
 
 def figure(row: Row, name: str, digits: int, scale: float = 1.0, *, std: bool = True, sign: str = "") -> str:
