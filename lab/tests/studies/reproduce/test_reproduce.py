@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import ClassVar
 from xml.etree import ElementTree
 
 import pytest
@@ -35,7 +36,7 @@ class WhenTossed(Tossed, frozen=True, kw_only=True):
 
 
 class Toss(Cell, frozen=True, kw_only=True):
-    finding = Tossed
+    finding: ClassVar[type[Tossed]] = Tossed
     number: int
 
     def __str__(self) -> str:
