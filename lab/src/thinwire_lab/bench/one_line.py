@@ -1,6 +1,6 @@
 """One training of a bundled model with one method, under `thinwire run` or torchrun; prints what came out as JSON.
 
-    thinwire run --link 100mbit -m thinwire_lab.bench.one_line --model byte-transformer-1m --method one-line
+    thinwire run --link 100mbit -- -m thinwire_lab.bench.one_line --model byte-transformer-1m --method one-line
 
 A method is `none`, `auto`, `one-line` (`tw.distribute(model, optimizer)`), a codec, or a design of local updates. The
 link is thin from the beginning: what a method measures before it chooses is part of the run.
