@@ -23,7 +23,8 @@ PORT = "29400"
 @app.command(
     context_settings={"allow_interspersed_args": False},
     epilog="Example: thinwire run --link 20mbit --ranks 4 examples/one_line.py --optimizer adamw; a link that steps: "
-    "thinwire run --link 100mbit/5mbit@30 examples/one_line.py; a module: thinwire run -- -m thinwire_lab.bench.one_line",
+    "thinwire run --link 100mbit/5mbit@30 examples/one_line.py; a module: "
+    "thinwire run -- -m thinwire_lab.bench.one_line",
 )
 def run(
     script: Annotated[list[str], typer.Argument(help="The script, as after `torchrun`, and its arguments.")],

@@ -21,8 +21,9 @@ from thinwire.errors import ConfigError, check_keys
 from thinwire.policies.auto.levels import Level, Limits
 from thinwire.quantities import ms_text, rate_text
 
-NEAR, GAIN = 1.03, 1.05
-"""Settings that cost so many times the least are as good; a change saves at least this."""
+NEAR, GAIN, UNTRIED = 1.03, 1.05, 1.05
+"""Settings that cost so many times the least are as good; a change saves at least this; what a setting that was not in
+use yet is expected to cost counts so many times."""
 SETTLING, STAY, MOST_STAY = 2, 8, 512
 """Steps after a change that are not measured, as buffers and kernels are made; and until the next change, at least. It
 is twice as many with every return to a setting that was in use before, where measurements contradict each other."""
@@ -34,7 +35,7 @@ OTHER_LINK = 1.25
 """By this factor a link differs from what it was."""
 UNMEASURED_S = 0.05
 """Before any step is measured, uncompressed exchanges that take longer than this are not tried."""
-NOTE_S, NOTE_SHARE, MOST_STEPS = 5e-4, 0.005, 64
+NOTE_S, NOTE_SHARE, MOST_STEPS = 2e-3, 0.005, 64
 """What a note takes, and of the time; steps from one note to the next, at most."""
 PROBE_S, PROBE_BITS, PROBE_SHARE, MOST_PROBES = 0.05, 8 * 65536, 0.005, 4096
 """What a measurement of the link takes, in seconds and bits, and of the time; steps between two of them, at most."""
@@ -319,8 +320,10 @@ class Controller:
         memory.window = [*memory.window, (step_s, exposed_s, overlap_s)][-WINDOW:]
         if len(memory.window) >= ENOUGH and memory.link_bps:
             step_s, exposed_s, memory.overlap_s = (median(column) for column in zip(*memory.window, strict=True))
-            seen = exposed_s if setting.codec is None and exposed_s else self._communication_s(setting)
-            memory.compute_s = max(1e-6, step_s - seen)
+            seen_s = self._communication_s(setting)
+            if setting.codec is None and exposed_s:  # what the link does not explain, fewer bytes do not save
+                seen_s = min(exposed_s, self._link_s(setting))
+            memory.compute_s = max(1e-6, step_s - seen_s)
             memory.seen_s[setting.name] = step_s
 
     def _step_s(self) -> float:
@@ -331,7 +334,7 @@ class Controller:
     def costs_s(self) -> list[float]:
         """Returns what a step is expected to cost at each level, in seconds of a step with s = 1."""
         memory = self.memory
-        expected_s = [memory.compute_s + self._communication_s(level) for level in self.levels]
+        expected_s = [UNTRIED * (memory.compute_s + self._communication_s(level)) for level in self.levels]
         return [
             level.steps * memory.seen_s.get(level.name, step_s)
             for level, step_s in zip(self.levels, expected_s, strict=True)
@@ -340,11 +343,14 @@ class Controller:
     def _communication_s(self, level: Level) -> float:
         """Returns the seconds that a step takes for its exchange: coding, and what of the link does not hide."""
         memory, work, setting = self.memory, self._work, self.setting
-        link_s = 8 * work.nbytes(level, memory.bits.get(level.name, level.bits)) / memory.link_bps
         if (codec_s := memory.codec_s.get(level.name)) is None:
             known_s = memory.codec_s.get(setting.name)
             codec_s = work.codec_s(level) * (1.0 if known_s is None else known_s / work.codec_s(setting))
-        return codec_s + max(0.0, link_s - work.hidden_s(level, memory.overlap_s))
+        return codec_s + max(0.0, self._link_s(level) - work.hidden_s(level, memory.overlap_s))
+
+    def _link_s(self, level: Level) -> float:
+        memory = self.memory
+        return 8 * self._work.nbytes(level, memory.bits.get(level.name, level.bits)) / memory.link_bps
 
     def _decide(self) -> None:
         memory = self.memory
