@@ -190,9 +190,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def shared_weights(self) -> Iterator[None]:
         """Inside the block the model has the parameters that all workers share: evaluate and save those.
 
-        After every exchange it has them anyway; with local updates it has this worker's own in between, which are back
-        after the block.
-
         Example::
 
             with opt.shared_weights():
@@ -346,13 +343,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             group.update(saved)
 
     def load_residuals(self, state_dict: Mapping[str, Any]) -> None:
-        """Restores what was not sent in the state of an earlier step, and no more.
-
-        For a worker that died and takes its rank again where the others have gone on: parameters and position are
-        theirs. The residual is as old as the state; it is sent with the next gradients.
-
-        Args:
-            state_dict: what `state_dict` returned.
+        """Restores the residuals of an earlier step's state, for a worker that takes its rank again after a crash.
 
         Raises:
             ConfigError: a parameter of this model is missing in the state.
@@ -362,10 +353,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def announce_checkpoints(self, steps: Collection[int]) -> int | None:
         """Tells the shards which exchanges (`opt.clock`) this worker has states of, to go back to with all others.
 
-        To be called before the first step, and after every step from then on; a message is sent where there is news.
-
-        Args:
-            steps: all of them.
+        Call it before the first step and after every step; a message is sent where `steps` holds news.
 
         Returns:
             From which one on they are still needed, by somebody who has no later ones; None: the last two are.
@@ -398,19 +386,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return self._costs.report()
 
     def record_scores(self, *, loss: SupportsFloat | None = None, accuracy: SupportsFloat | None = None) -> None:
-        """Gives the metrics writers the latest step's scores, so that a report shows them over time.
-
-        Args:
-            loss: of this worker's training step.
-            accuracy: on the test set, 0 … 1.
+        """Gives the metrics writers the latest step's loss on this worker, or a test accuracy, 0 … 1.
 
         Raises:
             ConfigError: neither a number nor a tensor with one value.
-
-        Example::
-
-            opt.step()
-            opt.record_scores(loss=loss)
         """
         self._recorder.record_scores(max(0, self.steps_done - 1), loss, accuracy)
 

@@ -1,8 +1,4 @@
-"""How one worker begins, goes back with the others after a shard was lost, and goes on where they went on without it.
-
-And what is needed for that at any time: which of the model is too old, and how to wait for it. What is pushed in a
-step, and when, is `core.py`'s.
-"""
+"""How one worker begins, rejoins after a shard was lost, and waits for parts of the model that are too old."""
 
 from __future__ import annotations
 
@@ -41,20 +37,19 @@ class Participant:
         groups: rates and options, read at every step.
         rank: this worker's number, 0 … workers − 1.
         now: returns a time in seconds.
-        policy: of consistency, where the plans' name is of none that is installed here.
-        chunk_nbytes: how many bytes of frames make a push leave.
+        policy: of consistency, where the plans name one that is not installed here.
+        chunk_nbytes: a push leaves with so many bytes of frames.
         seed: of random codecs; each rank derives its own stream.
         measures: whether steps are recorded; see `WorkerTable`.
 
     Attributes:
         iteration: steps taken so far, exchanged or not.
-        clock: exchanges that this worker has taken part in, or was carried past.
-        began: whether a step was taken here: a resumed worker has an iteration before it has one.
-        began_late: whether it began where the others were, with no state of its own: it can go back to any step.
-        began_bare: whether it began so though it was expected: the shards were resumed, and it was not.
+        clock: exchanges so far.
+        began: whether a step was taken here.
+        began_late: whether it began without a state, where the others were.
+        began_bare: whether it began so though the shards were resumed.
         closed: whether this worker has left.
-        counters: bytes, steps and seconds.
-        conversations: one for each shard.
+        counters, conversations: bytes, steps and seconds; one for each shard.
         model: every tensor's copy.
         memberships: who divides the data from which iteration on; those of an iteration are known before it begins.
     """
