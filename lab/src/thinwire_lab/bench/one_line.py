@@ -32,6 +32,9 @@ from thinwire_lab.workloads.training import training
 WARM_UP = 20
 """Steps that are in no median of seconds."""
 
+WINDOW = 20
+"""A training loss is the mean of the ranks' last 20 steps."""
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -40,6 +43,7 @@ def main() -> None:
     parser.add_argument("--method", default="one-line")
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=0.0, help="end after so many seconds; 0: after all steps")
+    parser.add_argument("--target", type=float, default=None, help="end where the training loss has come down to this")
     parser.add_argument("--lr", type=float, default=None)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--eval-examples", type=int, default=512)
@@ -74,6 +78,8 @@ def main() -> None:
         losses.append(float(made.backward(through=model)))
         optimizer.step()
         ends.append(time.perf_counter())
+        if args.target is not None and step % 5 == 4 and _mean_of_ranks(losses[-WINDOW:]) <= args.target:
+            break
         if args.seconds and _over(ends[-1] - ends[0] > args.seconds and step >= WARM_UP):
             break
     cpu = time.process_time() - cpu
@@ -96,6 +102,8 @@ def main() -> None:
                 {
                     **{name: getattr(args, name) for name in ("model", "method", "steps", "seed")},
                     "lr": found.lr,
+                    "steps_taken": len(seconds),
+                    "training_loss": float(means[-WINDOW:].mean()) / ranks,
                     "loss": score.loss,
                     "accuracy": score.accuracy,
                     "seconds_per_step": statistics.fmean(kept),
@@ -110,7 +118,15 @@ def main() -> None:
         )
     if local is not None:
         local.close()
+    # torch joins gloo's threads holding the interpreter's lock where a model in DDP outlives the group: it can hang.
+    del model, state
     dist.destroy_process_group()
+
+
+def _mean_of_ranks(losses: list[float]) -> float:
+    mean = torch.tensor(statistics.fmean(losses))
+    dist.all_reduce(mean)
+    return float(mean) / dist.get_world_size()
 
 
 def _over(over: bool) -> bool:
