@@ -158,26 +158,6 @@ def test_coefficients_that_may_overflow_are_refused() -> None:
             tw.decode(tw.frames.pack(lie))
 
 
-def test_coefficients_are_of_what_was_not_sent_too() -> None:
-    """What is kept of the residual is added before the transform, value by value."""
-    for dtype in (np.float32, np.float64):
-        context = tw.codec(
-            "blocktopk", block=64, k=5, bits=3, layout="tiles", transform="dct", error_scale=0.7
-        ).context(np.zeros((16, 40), dtype))
-        dice = np.random.default_rng(6)
-        held: Any = np.zeros((16, 40), dtype)
-        for step in range(6):
-            values = dice.standard_normal((16, 40)).astype(dtype)
-            whole = dtype(0.7) * held + values
-            sent = tw.decode(context.encode(values)).numpy()
-            assert context.residual is not None
-            held = context.residual.numpy().copy()
-            with naming(f"{dtype.__name__}, step {step}"):
-                assert np.array_equal(held, whole - sent)
-                stateless = tw.codec("blocktopk", block=64, k=5, bits=3, layout="tiles", transform="dct")
-                assert np.array_equal(sent, tw.decode(stateless.encode(whole)).numpy())
-
-
 def test_bytes_that_no_encoder_writes() -> None:
     frame = tw.frames.parse(tw.codec("blocktopk", block=16, k=4).encode(V))
     payload = bytes(frame.payload)

@@ -20,7 +20,6 @@ from thinwire.kernels.contract import (
     Floats,
     Key,
     check_codes,
-    check_layout,
     check_length,
     check_residual,
     check_scale,
@@ -36,24 +35,19 @@ def max_magnitude(values: Floats) -> float:
     return float(np.max(np.abs(values))) if values.size else 0.0
 
 
-def pack_base243(trits: NDArray[np.int8], *, layout: str = "stride") -> Bytes:
+def pack_base243(trits: NDArray[np.int8]) -> Bytes:
     """Five trits to a byte, ``81*d0 + 27*d1 + 9*d2 + 3*d3 + d4`` with d = trit + 1 (3LC, section 3.2)."""
-    check_layout(layout)
-    num_codes = -(-trits.size // 5)
-    digits = np.ones(5 * num_codes, dtype=np.uint8)  # a quantised zero fills the last group(s)
+    digits = np.ones(5 * -(-trits.size // 5), dtype=np.uint8)  # a quantised zero fills the last group
     digits[: trits.size] = trits + 1
-    groups = digits.reshape(5, num_codes).T if layout == "partition" else digits.reshape(num_codes, 5)
-    packed: Bytes = (groups * WEIGHTS).sum(axis=1, dtype=np.uint8)
+    packed: Bytes = (digits.reshape(-1, 5) * WEIGHTS).sum(axis=1, dtype=np.uint8)
     return packed
 
 
-def unpack_base243(codes: Bytes, *, out: NDArray[np.int8], layout: str = "stride") -> NDArray[np.int8]:
+def unpack_base243(codes: Bytes, *, out: NDArray[np.int8]) -> NDArray[np.int8]:
     """The trits of `pack_base243`, written into `out` (int8[n]) and returned; padding is cut off."""
-    check_layout(layout)
     check_codes(codes, out.size)
     digits = codes[:, None] // WEIGHTS % 3
-    flat = digits.T.reshape(-1) if layout == "partition" else digits.reshape(-1)
-    out[:] = flat[: out.size].astype(np.int8) - 1
+    out[:] = digits.reshape(-1)[: out.size].astype(np.int8) - 1
     return out
 
 
@@ -89,13 +83,11 @@ def encode_ternary(
     values: Floats,
     *,
     sparsity: float,
-    layout: str = "stride",
     zero_run: bool = True,
     residual: Floats | None = None,
     residual_scale: float = 1.0,
 ) -> tuple[float, Bytes]:
     """3LC of one flat array: see `kernels.numba.ternary`."""
-    check_layout(layout)
     if residual is not None:
         check_residual(residual, values)
     dtype = values.dtype.type
@@ -108,7 +100,7 @@ def encode_ternary(
     q = (v > m / dtype(2)).astype(np.int8) - (v < -m / dtype(2)).astype(np.int8)
     if residual is not None:
         residual[:] = v - m * q.astype(values.dtype)
-    codes = pack_base243(q, layout=layout)
+    codes = pack_base243(q)
     return float(m), zero_run_encode(codes) if zero_run else codes
 
 
@@ -117,7 +109,6 @@ def decode_ternary(
     *,
     scale: float,
     out: Floats,
-    layout: str = "stride",
     zero_run: bool = True,
     accumulate: bool = False,
 ) -> None:
@@ -126,7 +117,7 @@ def decode_ternary(
     codes = np.frombuffer(payload, dtype=np.uint8)
     if zero_run:
         codes = zero_run_decode(payload, -(-out.size // 5))
-    q = unpack_base243(codes, out=np.empty(out.size, dtype=np.int8), layout=layout)
+    q = unpack_base243(codes, out=np.empty(out.size, dtype=np.int8))
     m = out.dtype.type(scale)
     if accumulate:
         with np.errstate(over="ignore", invalid="ignore"):
@@ -240,20 +231,6 @@ def pack_integers(values: Any, *, offset: int = 0, width: int) -> Bytes:
     return np.packbits(bits.astype(np.uint8).reshape(-1), bitorder="little")
 
 
-def round_to_integers(values: Any, *, scale: float, top: int) -> NDArray[np.int32]:
-    numbers: NDArray[np.int32] = np.clip(np.rint(values.astype(np.float64) / scale * top), -top, top).astype(np.int32)
-    return numbers
-
-
-def scale_integers(numbers: Any, *, scale: float, top: int, dtype: Any) -> Any:
-    return (scale * (numbers.astype(np.float64) / top)).astype(dtype)
-
-
-def to_half(values: Any) -> NDArray[np.uint16]:
-    halves: NDArray[np.uint16] = values.astype(np.float16).view(np.uint16)
-    return halves
-
-
 def to_bfloat(values: Any) -> NDArray[np.uint16]:
     """Half of a unit is added, and a little less where that is a tie."""
     bits = values.astype(np.float32).view(np.uint32)
@@ -262,9 +239,7 @@ def to_bfloat(values: Any) -> NDArray[np.uint16]:
     return halves
 
 
-def widen(halves: NDArray[np.uint16], kind: str) -> NDArray[np.float32]:
-    if kind == "half":
-        return halves.view(np.float16).astype(np.float32)
+def widen(halves: NDArray[np.uint16]) -> NDArray[np.float32]:
     wide: NDArray[np.float32] = (halves.astype(np.uint32) << np.uint32(16)).view(np.float32)
     return wide
 
@@ -273,13 +248,6 @@ def select_top(values: Any, k: int) -> NDArray[np.int64]:
     chosen = np.sort(np.argsort(-np.abs(values), kind="stable")[:k])
     nonzero: NDArray[np.int64] = chosen[values[chosen] != 0]
     return nonzero
-
-
-def bin_values(values: Any, *, low: float, high: float, num_bits: int) -> NDArray[np.int32]:
-    """For ranges that do not overflow."""
-    place = (values.astype(np.float64) - low) / (high - low) * 2.0**num_bits
-    bins: NDArray[np.int32] = np.minimum(np.floor(place), 2.0**num_bits - 1).astype(np.int32)
-    return bins
 
 
 def bits_of_symbols(symbols: Any, lengths: Any) -> str:

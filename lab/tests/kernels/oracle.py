@@ -7,12 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.kernels.oracle import draws, uniforms
+from tests.kernels.oracle import uniforms
 from thinwire.kernels.contract import Key
-
-
-def kept_positions(size: int, *, key: Key, kept: int) -> NDArray[np.int64]:
-    return np.flatnonzero(draws(key, size) >> np.uint32(8) < kept)
 
 
 def bucket_norms(values: Any, *, bucket: int, unit: float = 1.0) -> NDArray[np.float64]:

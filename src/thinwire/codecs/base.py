@@ -121,8 +121,6 @@ class Codec(CodecOptions):
             >>> tw.codec("terngrad", clip=0).local_scale(torch.tensor([0.5, -2.0]))
             2.0
         """
-        if device.encodes(tensor, self.scheme) and tensor.numel():
-            return device.local_scale(self.scheme, flatten_on_device(tensor).values, self.pool)
         return self.scheme.local_scale(flatten(tensor).values)
 
     # ---- what contexts and servers call

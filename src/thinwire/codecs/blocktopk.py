@@ -10,24 +10,23 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from thinwire.codecs.blocks import round_to_bins, select_blocks
 from thinwire.codecs.dct import transform_tiles
 from thinwire.codecs.options import Between
 from thinwire.codecs.scheme import Explained, Payload, Scheme, Sent, Step, finite_magnitude
 from thinwire.codecs.scratch import Scratch
-from thinwire.codecs.tensors import Flat, FloatArray, compute_dtype
+from thinwire.codecs.tensors import Flat, FloatArray, compute_dtype, put, put_some
 from thinwire.errors import ConfigError, FrameError, NonFiniteError
 from thinwire.frames import Flags, Frame
 from thinwire.frames.layout import pack_varint, parse_varint
 from thinwire.kernels.contract import Bytes
-from thinwire.kernels.numba.bins import round_to_bins
-from thinwire.kernels.numba.blocktopk import Blocks, Selected, positions_of, put, select_blocks, take_from
-from thinwire.kernels.numba.positions import decode_positions, encode_positions
+from thinwire.kernels.numba.positions import Blocks, decode_positions, encode_positions
 
 TILES = int(Flags.OPTION_A)
 """Blocks are tiles of a matrix; without it, stretches of neighbouring values."""
@@ -60,7 +59,6 @@ class BlockTopK(Scheme):
     checks_finite: ClassVar[bool] = True
     keeps_residual: ClassVar[bool] = True
     sends_some: ClassVar[bool] = True
-    fuses: ClassVar[bool] = True
     option_flags: ClassVar[int] = TILES | DCT
 
     block: Annotated[int, Between(MIN_BLOCK, MAX_BLOCK)] = 4096
@@ -81,29 +79,18 @@ class BlockTopK(Scheme):
         return (TILES if self.layout == "tiles" else 0) | (DCT if self.transform else 0)
 
     def encode(self, flat: Flat, step: Step, space: Scratch) -> Payload:
-        values, residual = flat.values, step.residual
-        largest = finite_magnitude(flat, step)
+        values, largest = flat.values, finite_magnitude(flat)
         blocks = blocks_of(flat.shape, self.block, self.k, self.layout == "tiles")
         dct = _Dct.of(blocks, self.flags)
-        most = largest_allowed(values.dtype)
-        require_below(largest, most if dct is None else most / (2 * blocks.block**1.5))
-        if dct is None:
-            selected = select_blocks(values, blocks, residual=residual, residual_scale=step.residual_scale)
-        else:
-            if residual is not None:
-                np.multiply(residual, values.dtype.type(step.residual_scale), out=residual)
-                residual += values
-            selected = select_blocks(transform_tiles(values if residual is None else residual, blocks), blocks)
+        most = float(np.finfo(values.dtype).max) / 2 / (1 if dct is None else 2 * blocks.block**1.5)
+        if largest > most:
+            raise NonFiniteError(
+                f"largest magnitude {largest:g} is above {most:g}: what is not sent, or what a transform adds up, may "
+                "overflow; nothing was changed: scale the values down"
+            )
+        selected = select_blocks(values if dct is None else transform_tiles(values, blocks), blocks)
         codes = space.array("blocktopk.codes", selected.values.size, np.uint8)
         book = round_to_bins(selected.values, self.bits, codes)
-        if residual is not None and dct is None:
-            take_from(residual, blocks, selected, codes, book)
-        elif residual is not None and dct is not None:
-            residual -= dct.inverse_of(positions_of(selected, blocks), codes, book)
-        return self.coded(blocks, selected, codes, book)
-
-    def coded(self, blocks: Blocks, selected: Selected, codes: Bytes, book: FloatArray) -> Payload:
-        """The payload of selected values, of which `codes` says the levels and `book` what these are worth."""
         coded = encode_positions(selected.counts, selected.places, codes, bits=self.bits, blocks=blocks)
         head = b"".join((*map(pack_varint, (self.block, self.k, self.bits, codes.size)),))
         told = len(head) + coded.size
@@ -116,13 +103,9 @@ class BlockTopK(Scheme):
     def decode(cls, frame: Frame, out: FloatArray, accumulate: bool, space: Scratch) -> None:
         sent, book = _read(frame), np.array(frame.scales, out.dtype)
         if sent.dct is None:
-            put(out, sent.positions, sent.codes, book, accumulate)
-            return
-        values = sent.dct.inverse_of(sent.positions, sent.codes, book)
-        if accumulate:
-            out += values
+            put_some(book[sent.codes], sent.positions, out, accumulate)
         else:
-            out[...] = values
+            put(sent.dct.inverse_of(sent.positions, sent.codes, book), out, accumulate)
 
     @classmethod
     def sent(cls, frame: Frame, space: Scratch) -> Sent:
@@ -200,22 +183,8 @@ class _Dct:
         size = self.blocks.rows * self.blocks.columns
         # torch's memory, as a product's bits may depend on how its factors are aligned.
         coefficients = torch.zeros(size, dtype=torch.from_numpy(book).dtype, device="cpu").numpy()
-        put(coefficients, positions, codes, book, False)
+        coefficients[positions] = book[codes]
         return transform_tiles(coefficients, self.blocks, inverse=True)
-
-
-def largest_allowed(dtype: np.dtype[Any]) -> float:
-    """The largest magnitude of values that are sent without a transform: a value less its level may be twice that."""
-    return float(np.finfo(dtype).max) / 2
-
-
-def require_below(largest: float, most: float) -> None:
-    """Raises NonFiniteError where a tensor's largest magnitude is above `most`."""
-    if largest > most:
-        raise NonFiniteError(
-            f"largest magnitude {largest:g} is above {most:g}: what is not sent, or what a transform adds up, may "
-            "overflow; nothing was changed: scale the values down"
-        )
 
 
 def blocks_of(shape: tuple[int, ...], block: int, k: int, tiles: bool) -> Blocks:

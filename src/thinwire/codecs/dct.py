@@ -8,7 +8,7 @@ from functools import cache
 import torch
 
 from thinwire.codecs.tensors import FloatArray
-from thinwire.kernels.numba.blocktopk import Blocks
+from thinwire.kernels.numba.positions import Blocks
 
 
 @cache

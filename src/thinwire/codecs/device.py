@@ -90,15 +90,6 @@ def why_not_decoded(scheme: type[Scheme], frame: Frame, device: torch.device) ->
     return None if coder and coder.decodes(frame) else f"{scheme.id} (as configured by the sender) has no GPU kernels"
 
 
-def local_scale(scheme: Scheme, values: torch.Tensor, pool: ScratchPool) -> float:
-    """As `scheme.local_scale`, where the values lie; only the scale comes to the host."""
-    workspace = pool.take_on(values.device)
-    try:
-        return coders()[type(scheme)].local_scale(scheme, values, workspace)
-    finally:
-        pool.give_back_on(workspace)
-
-
 def largest(
     addresses: NDArray[np.int64], sizes: NDArray[np.int64], dtype: torch.dtype, device: torch.device, pool: ScratchPool
 ) -> list[float] | None:
@@ -156,8 +147,8 @@ def decode(received: Sequence[Received], pool: ScratchPool) -> None:
         FrameError: a payload is damaged. Its tensor, and those that are decoded with it, are untouched.
     """
     alike: dict[tuple[object, ...], list[Received]] = defaultdict(list)
-    for place, each in enumerate(received):
-        alike[(*each.alike, place) if coders()[each.scheme].alone else each.alike].append(each)
+    for each in received:
+        alike[each.alike].append(each)
     for group in alike.values():
         for piece in [group] if group[0].direct else _pieces(group):
             _decode_alike(piece, pool)
@@ -183,8 +174,7 @@ def _decode_alike(received: Sequence[Received], pool: ScratchPool) -> None:
         outs = [torch.empty(frame.size, dtype=one.dtype, device=out.device) for frame in frames]
     workspace = pool.take_on(out.device)
     try:
-        with pool.lend() as space:
-            coders()[scheme].decode(frames, space, outs=outs, accumulate=accumulate and one.direct, workspace=workspace)
+        coders()[scheme].decode(frames, outs=outs, accumulate=accumulate and one.direct, workspace=workspace)
     finally:
         pool.give_back_on(workspace)
     if not one.direct:

@@ -7,17 +7,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 
 from thinwire.codecs.scheme import Encoded, Payload, Scheme, Step
-from thinwire.codecs.scratch import Scratch, ScratchPool
+from thinwire.codecs.scratch import ScratchPool
 from thinwire.codecs.tensors import DeviceFlat
-from thinwire.errors import ConfigError, NonFiniteError
+from thinwire.errors import NonFiniteError
 from thinwire.frames import Frame
 from thinwire.kernels.contract import require_finite_magnitude
-from thinwire.kernels.triton.workspace import DeviceWorkspace
 
 _Scheme = TypeVar("_Scheme", bound=Scheme)
 
@@ -103,21 +102,12 @@ class DeviceCoder(ABC, Generic[_Scheme]):
         require_finite_magnitude(sent.largest)
         return Payload(sent.payload, (sent.scale,), scheme.flags)
 
-    alone: ClassVar[bool] = False
-    """Whether it decodes one frame at a time."""
-
     @abstractmethod
-    def decode(self, frames: Sequence[Frame], space: Scratch, *, outs: Sequence[torch.Tensor], **into: Any) -> None:
+    def decode(self, frames: Sequence[Frame], *, outs: Sequence[torch.Tensor], **into: Any) -> None:
         """Fills tensors, or adds into them. Raises FrameError before any of them is touched.
 
         Args:
-            frames: checked, alike but for their shapes and scales; one where `alone`.
-            space: scratch memory of the host's.
+            frames: checked, alike but for their shapes and scales.
             outs: flat, of one type.
             **into: what every kernel takes beside them: `accumulate`, and a `workspace`.
         """
-
-    def local_scale(self, scheme: _Scheme, values: torch.Tensor, workspace: DeviceWorkspace) -> float:
-        """As `scheme.local_scale`, of flat, non-empty values."""
-        del values, workspace
-        raise ConfigError(f"{scheme.id}: workers share no scale")

@@ -23,7 +23,7 @@ from thinwire.codecs.options import Between
 from thinwire.codecs.scheme import Explained, Payload, Scheme, Step
 from thinwire.codecs.scratch import Scratch
 from thinwire.codecs.sparse import VALUES_PER_BYTE
-from thinwire.codecs.tensors import Flat, FloatArray
+from thinwire.codecs.tensors import Flat, FloatArray, put
 from thinwire.errors import FrameError
 from thinwire.frames import Flags, Frame
 from thinwire.frames.layout import pack_varint, parse_varint
@@ -34,7 +34,6 @@ from thinwire.kernels.numba.huffman import (
     code_lengths,
     decode_symbols,
     encode_symbols,
-    histogram,
     length_limit,
     read_lengths,
     room_nbytes,
@@ -42,8 +41,7 @@ from thinwire.kernels.numba.huffman import (
 )
 from thinwire.kernels.numba.integers import pack_integers, packed_nbytes, unpack_integers
 from thinwire.kernels.numba.moments import moments
-from thinwire.kernels.numba.rounding import bin_values, entropy_of, value_of_bins
-from thinwire.kernels.numba.select import sample_of
+from thinwire.kernels.numba.stochastic import sample_of
 
 HUFFMAN = int(Flags.OPTION_A)
 """Bins are Huffman coded; without it, N bits each."""
@@ -98,10 +96,8 @@ class Entropy(Scheme):
             target = math.log2(self._gradient_rms(values, rms) + 1) + c
         else:
             sample = sample_of(values, max(MIN_SAMPLE, math.ceil(self.sample * values.size)))
-            bins = np.empty(sample.size, np.int32)
             low, high = float(values.min()), float(values.max())
-            bin_values(sample, low=low, high=high, num_bits=self.histogram_bits, out=bins)
-            target = entropy_of(bins) + c
+            target = entropy_of(bin_values(sample, low=low, high=high, num_bits=self.histogram_bits)) + c
         # An entropy of whole bits may come out an ulp above, which is no reason for another bit.
         num_bits = math.ceil(target - 1e-9) if self.rounding == "ceil" else round(target)
         return min(max(1, num_bits), MOST_BITS)
@@ -123,8 +119,7 @@ class Entropy(Scheme):
             payload.fill(0)
             return Payload(payload, (low, high))
         num_bits = self.num_bits(values, step.rms)
-        bins = space.array("entropy.bins", values.size, _dtype(num_bits))
-        bin_values(values, low=low, high=high, num_bits=num_bits, out=bins)
+        bins = bin_values(values, low=low, high=high, num_bits=num_bits)
         coded = None if self.mode == "fixed" or num_bits > MAX_BITS else _code(bins, num_bits, space)
         raw_nbytes = 1 + packed_nbytes(values.size, num_bits)
         if coded is not None and 1 + len(coded) < raw_nbytes:
@@ -154,7 +149,9 @@ class Entropy(Scheme):
             unpack_integers(rest, width=num_bits, out=bins)
         else:
             raise FrameError(f"entropy: {len(rest)} bytes came for {out.size} values of {num_bits} bits")
-        value_of_bins(bins, low=low, high=high, num_bits=num_bits, out=out, accumulate=accumulate)
+        share = ((np.arange(1 << num_bits) if num_bits <= MOST_BITS else bins) + 0.5) / 2.0**num_bits
+        middles = (low * (1.0 - share) + high * share).astype(out.dtype)
+        put(middles[bins] if num_bits <= MOST_BITS else middles, out, accumulate)
 
     @classmethod
     def explain(cls, frame: Frame, space: Scratch) -> Explained:
@@ -206,6 +203,30 @@ class Entropy(Scheme):
         return 1 + packed_nbytes(frame.size, 1 if frame.flags & HUFFMAN else num_bits)
 
 
+def bin_values(values: FloatArray, *, low: float, high: float, num_bits: int) -> NDArray[Any]:
+    """Returns the bins, 0 … 2**num_bits − 1, of values between `low` and `high`, which differ.
+
+    Example:
+        >>> bin_values(np.array([-1.0, 0.0, 1.0]), low=-1.0, high=1.0, num_bits=2).tolist()
+        [0, 2, 3]
+    """
+    half = 1.0 if math.isfinite(float(high) - float(low)) else 0.5
+    place = (values.astype(np.float64) * half - low * half) / (high * half - low * half) * 2.0**num_bits
+    return np.minimum(place, 2.0**num_bits - 1).astype(_dtype(num_bits))
+
+
+def entropy_of(bins: NDArray[Any]) -> float:
+    """Returns the zero-order entropy of the bins, in bits.
+
+    Example:
+        >>> entropy_of(np.array([0, 0, 1, 1], np.int32))
+        1.0
+    """
+    counts = np.unique(bins, return_counts=True)[1]
+    shares = counts / bins.size
+    return max(0.0, -math.fsum((shares * np.log2(shares)).tolist()))
+
+
 def _dtype(num_bits: int) -> type[np.uint16] | type[np.int32]:
     """The narrowest type of the bins."""
     return np.uint16 if num_bits <= MOST_BITS else np.int32
@@ -220,7 +241,7 @@ def _range(frame: Frame) -> tuple[float, float]:
 def _code(bins: NDArray[Any], num_bits: int, space: Scratch) -> bytes:
     """Code lengths, stream sizes, streams."""
     limit = length_limit(num_bits)
-    lengths = code_lengths(histogram(bins, 1 << num_bits), limit)
+    lengths = code_lengths(np.bincount(bins, minlength=1 << num_bits), limit)
     room = space.array("entropy.room", room_nbytes(bins.size, limit), np.uint8)
     streams = encode_symbols(bins, lengths, room=room)
     sizes = b"".join(pack_varint(stream.size) for stream in streams[:-1])

@@ -6,16 +6,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 
 from thinwire.codecs.scheme import Explained, Payload, Scheme, Step
 from thinwire.codecs.scratch import Scratch
-from thinwire.codecs.tensors import Flat, FloatArray
+from thinwire.codecs.tensors import Flat, FloatArray, put
 from thinwire.errors import FrameError, NonFiniteError
 from thinwire.frames import Frame
-from thinwire.kernels.numba.casts import BFLOAT_MAX, to_bfloat, to_half, widen
+from thinwire.kernels.numba.casts import BFLOAT_MAX, finite_halves, to_bfloat, widen
 from thinwire.kernels.numba.jit import max_magnitude
 
 _FP16_MAX = 65504.0
@@ -33,14 +35,11 @@ def require_finite(values: FloatArray) -> float:
     return largest
 
 
-def put(values: FloatArray, out: FloatArray, accumulate: bool) -> None:
-    """Stores or adds finite values: no sender of ours lets NaN or Inf out, and they would spread over the model."""
+def put_finite(values: NDArray[Any], out: FloatArray, accumulate: bool) -> None:
+    """Stores or adds values. Raises FrameError for NaN and Inf, which no sender lets out and a model would keep."""
     if not np.isfinite(max_magnitude(values)):
         raise FrameError("the payload holds NaN or Inf")
-    if accumulate:
-        out += values
-    else:
-        out[:] = values
+    put(values, out, accumulate)
 
 
 class _Cast(Scheme):
@@ -76,7 +75,7 @@ class FP32(_Cast):
 
     @classmethod
     def decode(cls, frame: Frame, out: FloatArray, accumulate: bool, space: Scratch) -> None:
-        put(np.frombuffer(frame.payload, out.dtype), out, accumulate)
+        put_finite(np.frombuffer(frame.payload, out.dtype), out, accumulate)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,18 +88,21 @@ class FP16(_Cast):
     precision: ClassVar[str] = "IEEE half precision: 1 sign, 5 exponent, 10 mantissa bits; at most 65,504"
 
     def encode(self, flat: Flat, step: Step, space: Scratch) -> Payload:
-        halves = space.array("floats.halves", flat.values.size, np.uint16)
-        largest = to_half(flat.values, halves)
+        largest = max_magnitude(flat.values)
         if not largest < _FP16_ROUNDS_TO_INF:
             require_finite(flat.values)
             raise NonFiniteError(
                 f"has a value of magnitude {largest:g}; float16 ends at {_FP16_MAX:g}. Use bf16 or fp32"
             )
-        return Payload(halves.view(np.uint8))
+        if flat.values.dtype == np.float64:  # which torch would round twice
+            return Payload(flat.values.astype(np.float16).view(np.uint8))
+        values = flat.values if flat.values.flags.writeable else flat.values.copy()
+        return Payload(torch.from_numpy(values).half().numpy().view(np.uint8))
 
     @classmethod
     def decode(cls, frame: Frame, out: FloatArray, accumulate: bool, space: Scratch) -> None:
-        widen(frame.payload, kind="half", out=out, accumulate=accumulate)
+        halves = torch.from_numpy(finite_halves(frame.payload, size=out.size, infinite=0x7C00).view(np.float16).copy())
+        put(halves.to(torch.from_numpy(out).dtype).numpy(), out, accumulate)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,4 +123,4 @@ class BF16(_Cast):
 
     @classmethod
     def decode(cls, frame: Frame, out: FloatArray, accumulate: bool, space: Scratch) -> None:
-        widen(frame.payload, kind="bfloat", out=out, accumulate=accumulate)
+        widen(frame.payload, out=out, accumulate=accumulate)

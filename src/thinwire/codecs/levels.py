@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 from thinwire.codecs.options import Between
 from thinwire.codecs.scheme import Explained, Payload, Scheme, Step, finite_magnitude
 from thinwire.codecs.scratch import Scratch
-from thinwire.codecs.tensors import Flat, FloatArray, in_dtype
+from thinwire.codecs.tensors import Flat, FloatArray, in_dtype, put
 from thinwire.errors import ConfigError, FrameError
 from thinwire.frames import Frame
 from thinwire.kernels.numba.integers import pack_integers, packed_nbytes, unpack_integers
-from thinwire.kernels.numba.rounding import round_to_integers, scale_integers
 
 MAX_WORKERS = 1 << 20
 """A float32 mean of more than this does not tell neighbouring counts apart any more."""
@@ -107,17 +106,14 @@ class Votes(Levels):
         scale = largest if asked is None else in_dtype("votes: scale", asked, flat.values.dtype)
         if largest > scale * (1 + SLACK):
             raise ConfigError(f"votes: scale={asked!r} is below {largest:g}, the tensor's largest magnitude")
-        counts = space.array("levels.counts", flat.values.size, np.int32)
-        if scale == 0:
-            counts[:] = 0
-        else:
-            round_to_integers(flat.values, scale=scale, top=workers, out=counts)
-        return self.packed(counts, scale, workers, space)
+        votes = np.rint(flat.values / np.float64(scale or 1.0) * workers)
+        return self.packed(np.clip(votes, -workers, workers).astype(np.int32), scale, workers, space)
 
     @classmethod
     def decode(cls, frame: Frame, out: FloatArray, accumulate: bool, space: Scratch) -> None:
         counts, workers = cls.unpacked(frame, space)
-        scale_integers(counts, scale=frame.scales[0], top=workers, out=out, accumulate=accumulate)
+        worth = frame.scales[0] * (np.arange(-workers, workers + 1) / workers)
+        put(worth.astype(out.dtype)[counts + workers], out, accumulate)
 
     @classmethod
     def explain(cls, frame: Frame, space: Scratch) -> Explained:

@@ -20,12 +20,11 @@ from numpy.typing import NDArray
 
 from thinwire.codecs.scheme import Explained, Payload, Scheme, Sent
 from thinwire.codecs.scratch import Scratch
-from thinwire.codecs.tensors import FloatArray, compute_dtype
+from thinwire.codecs.tensors import FloatArray, compute_dtype, put_some
 from thinwire.errors import ConfigError, FrameError
 from thinwire.frames import Flags, Frame
 from thinwire.frames.layout import pack_varint, parse_varint
 from thinwire.kernels.contract import Bytes
-from thinwire.kernels.numba.bits import positions_of
 from thinwire.kernels.numba.integers import MAX_WIDTH, pack_integers, packed_nbytes, unpack_integers
 from thinwire.kernels.numba.jit import max_magnitude
 
@@ -75,16 +74,15 @@ class Sparse(Scheme):
         count = positions.size
         words = space.array("sparse.words", -(-count * index_width(size) // 32), np.uint32)
         packed = pack_integers(positions, width=index_width(size), words=words)
-        return Payload(index_payload(size, count, packed, body))
+        payload = np.zeros(_index_nbytes(size, count, body.size), np.uint8)
+        told = np.concatenate((np.frombuffer(pack_varint(count), np.uint8), packed, body))
+        payload[: told.size] = told
+        return Payload(payload)
 
     @classmethod
     def decode(cls, frame: Frame, out: FloatArray, accumulate: bool, space: Scratch) -> None:
         positions, values = cls.read(frame, space)
-        if accumulate:
-            out[positions] += values
-        else:
-            out.fill(0)
-            out[positions] = values
+        put_some(values, positions, out, accumulate)
 
     @classmethod
     def read(cls, frame: Frame, space: Scratch) -> tuple[Positions, FloatArray]:
@@ -146,14 +144,6 @@ class Sparse(Scheme):
         return _index_nbytes(frame.size, count, cls.body_nbytes(frame, count))
 
 
-def index_payload(size: int, count: int, indices: Bytes, body: Bytes) -> Bytes:
-    """The payload of positions that are packed indices already."""
-    payload = np.zeros(_index_nbytes(size, count, body.size), np.uint8)
-    told = np.concatenate((np.frombuffer(pack_varint(count), np.uint8), indices, body))
-    payload[: told.size] = told
-    return payload
-
-
 def index_width(size: int) -> int:
     """Bits of an index."""
     return max(1, (size - 1).bit_length())
@@ -184,7 +174,7 @@ def _read_positions(frame: Frame, space: Scratch) -> tuple[Positions, memoryview
     payload = memoryview(frame.payload)
     if frame.flags & BITMAP:
         at = _bitmap_nbytes(frame.size)
-        positions = positions_of(np.frombuffer(payload[:at], np.uint8))
+        positions = np.flatnonzero(np.unpackbits(np.frombuffer(payload[:at], np.uint8)))
         if positions.size and int(positions[-1]) >= frame.size:
             raise FrameError(f"{frame.codec}: the bitmap marks values behind the last")
         return positions, payload[at:]

@@ -32,15 +32,6 @@ MIN_SPREAD = 1e-6
 """Below this share of the largest magnitude σ is rounding noise, and a constant tensor is not clipped to nothing."""
 
 
-def check_covers(asked: float | None, scale: float, limit: float) -> None:
-    """Raises ConfigError where the scale that `terngrad` was given (here in the type of the values) is too small."""
-    if scale < limit:
-        raise ConfigError(
-            f"terngrad: scale={asked!r} is below {limit:g}, the tensor's largest magnitude after clipping; "
-            "share the largest of all workers' local_scale"
-        )
-
-
 class Trits(Scheme):
     """The packed form of random trits."""
 
@@ -115,14 +106,14 @@ class TernGrad(Trits):
     def step_options(self) -> frozenset[str]:
         return frozenset({"scale"})
 
-    def asked_scale(self, step: Step) -> float | None:
-        """The scale that was given from outside, for this step or for all."""
-        return self.scale if step.scale is None else step.scale
-
     def encode(self, flat: Flat, step: Step, space: Scratch) -> Payload:
-        limit, asked = self.local_scale(flat.values), self.asked_scale(step)
+        limit, asked = self.local_scale(flat.values), self.scale if step.scale is None else step.scale
         scale = limit if asked is None else in_dtype("terngrad: scale", asked, flat.values.dtype)
-        check_covers(asked, scale, limit)
+        if scale < limit:
+            raise ConfigError(
+                f"terngrad: scale={asked!r} is below {limit:g}, the tensor's largest magnitude after clipping; "
+                "share the largest of all workers' local_scale"
+            )
         return self.trits(flat, scale, limit, step, space)[0]
 
     def local_scale(self, values: FloatArray) -> float:

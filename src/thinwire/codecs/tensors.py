@@ -71,6 +71,21 @@ def off_host(tensor: object) -> TypeGuard[torch.Tensor]:
     return tensor.device.type not in HOST_DEVICES
 
 
+def put(values: NDArray[Any], out: FloatArray, accumulate: bool) -> None:
+    """Fills a flat array, or adds to it."""
+    if accumulate:
+        out += values
+    else:
+        out[:] = values
+
+
+def put_some(values: FloatArray, positions: NDArray[np.integer[Any]], out: FloatArray, accumulate: bool) -> None:
+    """Fills a flat array with values at some positions and zeros elsewhere, or adds them; no position comes twice."""
+    if not accumulate:
+        out.fill(0)
+    out[positions] = out[positions] + values if accumulate else values
+
+
 def flatten(tensor: Tensor, name: str = "the tensor") -> Flat:
     """Returns the tensor's values in C order, in the compute dtype, in the host's memory.
 

@@ -20,7 +20,7 @@ from thinwire.codecs.scratch import Scratch
 from thinwire.codecs.tensors import Flat, FloatArray
 from thinwire.errors import ConfigError
 from thinwire.frames import Flags, Frame
-from thinwire.kernels.contract import FIRST_RUN
+from thinwire.kernels.contract import FIRST_RUN, Floats
 from thinwire.kernels.numba.ternary import decode_ternary, encode_ternary
 
 ZERO_RUN = int(Flags.OPTION_A)
@@ -96,15 +96,19 @@ class ThreeLC(Scheme):
         return self.layout == "stride" and self.zero_run
 
     def encode(self, flat: Flat, step: Step, space: Scratch) -> Payload:
+        values, residual = flat.values, step.residual
+        if self.layout == "partition":
+            values, residual = _by_fifths(values), None if residual is None else _by_fifths(residual)
         scale, payload = encode_ternary(
-            flat.values,
+            values,
             sparsity=self.multiplier_at(step),
-            layout=self.layout,
             zero_run=self.zero_run,
-            residual=step.residual,
+            residual=residual,
             residual_scale=step.residual_scale,
             workspace=space.kernel,
         )
+        if self.layout == "partition" and step.residual is not None and residual is not None:
+            step.residual[:] = _in_order(residual)[: flat.values.size]
         return Payload(payload, (scale,), self.flags)
 
     @property
@@ -113,15 +117,20 @@ class ThreeLC(Scheme):
 
     @classmethod
     def decode(cls, frame: Frame, out: FloatArray, accumulate: bool, space: Scratch) -> None:
+        into, adds, partition = out, accumulate, frame.flags & PARTITION
+        if partition:
+            into, adds = space.array("3lc.values", TRITS_PER_BYTE * -(-out.size // TRITS_PER_BYTE), out.dtype), False
         decode_ternary(
             frame.payload,
             scale=frame.scales[0],
-            out=out,
-            layout="partition" if frame.flags & PARTITION else "stride",
+            out=into,
             zero_run=frame.flags & ZERO_RUN != 0,
-            accumulate=accumulate,
+            accumulate=adds,
             workspace=space.kernel,
         )
+        if partition:
+            sent = _in_order(into)[: out.size]
+            np.add(out, sent, out=out, where=sent != 0) if accumulate else np.copyto(out, sent)
 
     @classmethod
     def explain(cls, frame: Frame, space: Scratch) -> Explained:
@@ -147,3 +156,15 @@ class ThreeLC(Scheme):
     def min_payload_nbytes(cls, frame: Frame) -> int:
         groups = -(-frame.size // TRITS_PER_BYTE)
         return -(-groups // MAX_RUN) if frame.flags & ZERO_RUN else groups
+
+
+def _by_fifths(values: Floats) -> Floats:
+    """Returns the values with one of each fifth side by side; zeros stand for what is missing of the last."""
+    padded = np.zeros(TRITS_PER_BYTE * -(-values.size // TRITS_PER_BYTE), values.dtype)
+    padded[: values.size] = values
+    return padded.reshape(TRITS_PER_BYTE, -1).T.reshape(-1)
+
+
+def _in_order(values: Floats) -> Floats:
+    """Returns what `_by_fifths` was given, with its zeros."""
+    return values.reshape(-1, TRITS_PER_BYTE).T.reshape(-1)

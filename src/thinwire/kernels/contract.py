@@ -19,7 +19,6 @@ Floats = NDArray[Any]  # float32 or float64, flat
 ZERO_CODE = 121  # five quantised zeros: 81 + 27 + 9 + 3 + 1
 FIRST_RUN = 243  # base-3^5 ends at 242; the bytes above mean runs of zero codes
 LONGEST_RUN = 14  # zero codes in one byte: 255 = 243 + (14 - 2)
-LAYOUTS = ("stride", "partition")
 DIGITS_PER_CODE = {"base243": 5, "2bit": 4}
 """Trits in a byte, by packing."""
 
@@ -39,12 +38,6 @@ def num_codes_of(num_values: int) -> int:
         [0, 1, 1, 2]
     """
     return -(-num_values // 5)
-
-
-def check_layout(layout: str) -> None:
-    """Refuse a layout that does not exist (`ConfigError`)."""
-    if layout not in LAYOUTS:
-        raise ConfigError(f"layout {layout!r} does not exist; choose one of: {', '.join(LAYOUTS)}")
 
 
 def check_residual(residual: Floats, values: Floats) -> None:

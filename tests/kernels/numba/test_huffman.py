@@ -12,21 +12,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.kernels import oracle
+from thinwire.codecs.entropy import bin_values, entropy_of
 from thinwire.kernels.numba.huffman import (
     code_lengths,
     decode_symbols,
     encode_symbols,
-    histogram,
     length_limit,
     room_nbytes,
     stream_edges,
 )
-from thinwire.kernels.numba.rounding import bin_values, entropy_of, value_of_bins
 
 
 def coded(symbols: Any, num_bits: int) -> tuple[Any, list[bytes]]:
     limit = length_limit(num_bits)
-    lengths = code_lengths(histogram(symbols, 1 << num_bits), limit)
+    lengths = code_lengths(np.bincount(symbols, minlength=1 << num_bits), limit)
     room = np.empty(room_nbytes(symbols.size, limit), np.uint8)
     return lengths, [stream.tobytes() for stream in encode_symbols(symbols, lengths, room=room)]
 
@@ -46,32 +45,14 @@ def test_codes_of_the_worked_example() -> None:
     """Its bins are those of `tests/codecs/test_entropy.py`."""
     bins = np.array([0, 1, 1, 2, 2, 2, 3, 3], np.uint16)
     assert entropy_of(bins) == pytest.approx(1.905639, abs=1e-6)
-    lengths = code_lengths(histogram(bins, 4), 12)
+    lengths = code_lengths(np.bincount(bins), 12)
     assert lengths.tolist() == [2, 2, 2, 2]
     assert oracle.bits_of_symbols(bins, lengths) == "0001011010101111"
 
 
-def test_bins_equal_the_oracle() -> None:
-    for dtype, num_bits in product((np.float32, np.float64), (1, 4, 10, 16, 30)):
-        values = np.random.default_rng(0).standard_t(3, 10_007).astype(dtype)
-        low, high = float(values.min()), float(values.max())
-        bins = np.empty(values.size, np.int32)
-        bin_values(values, low=low, high=high, num_bits=num_bits, out=bins)
-        assert np.array_equal(bins, oracle.bin_values(values, low=low, high=high, num_bits=num_bits)), (dtype, num_bits)
-        out = np.ones(values.size, np.float64)
-        value_of_bins(bins, low=low, high=high, num_bits=num_bits, out=out, accumulate=True)
-        half_a_bin = (high - low) / 2 ** (num_bits + 1)
-        assert float(np.abs(out - 1 - values).max()) <= half_a_bin * (1 + 1e-6) + 1e-14, (dtype, num_bits)
-
-
 def test_bins_of_a_range_that_overflows() -> None:
     top = np.finfo(np.float64).max
-    bins = np.empty(3, np.int32)
-    bin_values(np.array([-top, 0.0, top]), low=-top, high=top, num_bits=3, out=bins)
-    assert bins.tolist() == [0, 4, 7]
-    out = np.empty(3)
-    value_of_bins(bins, low=-top, high=top, num_bits=3, out=out, accumulate=False)
-    assert out == pytest.approx([-top / 8 * 7, top / 8, top / 8 * 7])
+    assert bin_values(np.array([-top, 0.0, top]), low=-top, high=top, num_bits=3).tolist() == [0, 4, 7]
 
 
 def huffman_cost(counts: Any) -> int:

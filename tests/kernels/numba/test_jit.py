@@ -105,8 +105,8 @@ def test_a_change_in_any_file_of_the_package_makes_new_machine_code(tmp_path: Pa
             """
 import numpy as np
 from thinwire.kernels.numba import casts
-largest = casts._to_half_64(np.array([1.0, -3.0 - 2.0**-51]), np.empty(2, np.uint16))
-stats = casts._to_half_64.stats
+largest = casts._to_bfloat(np.array([1.0, -3.0 - 2.0**-22], np.float32), np.empty(2, np.uint16))
+stats = casts._to_bfloat.stats
 print(float(largest), "|", "compiled" if stats.cache_misses else "loaded", len(stats.cache_hits))
 """,
             PYTHONPATH=str(tmp_path),
@@ -116,7 +116,7 @@ print(float(largest), "|", "compiled" if stats.cache_misses else "loaded", len(s
         largest, origin = printed.split(" | ")
         return largest, origin.strip()
 
-    wanted = str(3.0 + 2.0**-51)
+    wanted = str(3.0 + 2.0**-22)
     assert compiled() == (wanted, "compiled 0")
     assert compiled() == (wanted, "loaded 1")  # a second process does not compile again
     compiled_in = package / "jit.py"

@@ -20,7 +20,6 @@ from thinwire.kernels.numba.zero_run import zero_run_decode, zero_run_encode
 
 SIZES = [*range(11), 39, 40, 41, 63, 64, 65, 319, 1000, 4095, 4096, 4097, 20479, 20480, 20481]
 DTYPES: list[Any] = [np.float32, np.float64]
-LAYOUTS = ["stride", "partition"]
 WORKSPACE = Workspace()
 
 encode, decode = partial(encode_ternary, workspace=WORKSPACE), partial(decode_ternary, workspace=WORKSPACE)
@@ -48,7 +47,7 @@ def check(values: Any, residual: Any, **options: Any) -> None:
     assert np.array_equal(payload, expected[1]), case
     if theirs is not None and ours is not None:
         assert theirs.tobytes() == ours.tobytes(), case
-    same = {key: options[key] for key in ("layout", "zero_run") if key in options}
+    same = {"zero_run": options.get("zero_run", True)}
     start = np.where(np.arange(values.size) % 3, values, -0.0).astype(values.dtype)
     for accumulate in (False, True):
         out, wanted = start.copy(), start.copy()
@@ -59,23 +58,22 @@ def check(values: Any, residual: Any, **options: Any) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_equals_the_oracle_at_every_size_and_flag(dtype: Any) -> None:
-    flags = itertools.product(LAYOUTS, (True, False), (1.0, 1.75), (None, 1.0, 0.1))
-    for seed, (layout, zero_run, sparsity, scale) in enumerate(flags):
+    flags = itertools.product((True, False), (1.0, 1.75), (None, 1.0, 0.1))
+    for seed, (zero_run, sparsity, scale) in enumerate(flags):
         for size in SIZES:
             check(
                 gradient(size, dtype, 0.9, seed),
                 None if scale is None else gradient(size, dtype, 0.5, seed + 100),
                 sparsity=sparsity,
-                layout=layout,
                 zero_run=zero_run,
                 residual_scale=scale or 1.0,
             )
 
 
 def test_equals_the_oracle_at_a_million() -> None:
-    for layout, zero_fraction in (("stride", 0.8), ("stride", 0.995), ("partition", 0.9)):
+    for zero_fraction in (0.8, 0.995):
         values = gradient(1_000_003, np.float32, zero_fraction, 2)
-        check(values, gradient(1_000_003, np.float32, 1.0, 3), sparsity=1.0, layout=layout)
+        check(values, gradient(1_000_003, np.float32, 1.0, 3), sparsity=1.0)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -91,9 +89,8 @@ def test_equals_the_oracle_at_the_ends_of_the_range(dtype: Any) -> None:
         rng.standard_cauchy(5001).astype(dtype),
         np.full(11, -2.5, dtype=dtype),
     ):
-        for layout in LAYOUTS:
-            check(values, None, sparsity=1.0, layout=layout)
-            check(values, np.zeros_like(values), sparsity=1.0, layout=layout)
+        check(values, None, sparsity=1.0)
+        check(values, np.zeros_like(values), sparsity=1.0)
         if np.abs(values).max() < largest:
             check(values, values[::-1].copy() / 2, sparsity=1.5)
 
@@ -101,16 +98,14 @@ def test_equals_the_oracle_at_the_ends_of_the_range(dtype: Any) -> None:
 @given(
     values=hnp.arrays(np.float32, st.integers(0, 300), elements=st.floats(-100, 100, width=32)),
     sparsity=st.floats(0.5, 1.96875, width=32),
-    layout=st.sampled_from(LAYOUTS),
     zero_run=st.booleans(),
 )
 @settings(max_examples=60, deadline=None)
-def test_what_is_sent_and_what_stays_make_the_value(values: Any, sparsity: float, layout: str, zero_run: bool) -> None:
+def test_what_is_sent_and_what_stays_make_the_value(values: Any, sparsity: float, zero_run: bool) -> None:
     residual = np.zeros_like(values)
-    form: dict[str, Any] = {"layout": layout, "zero_run": zero_run}
-    scale, payload = encode(values, sparsity=sparsity, residual=residual, **form)
+    scale, payload = encode(values, sparsity=sparsity, residual=residual, zero_run=zero_run)
     out = np.empty_like(values)
-    decode(payload, scale=scale, out=out, **form)
+    decode(payload, scale=scale, out=out, zero_run=zero_run)
     assert set((out / scale).tolist() if scale else [0.0]) <= {-1.0, 0.0, 1.0}
     np.testing.assert_array_equal(values - out, residual)
     largest = np.abs(values).max(initial=0.0)
@@ -164,8 +159,8 @@ def test_refuses_payloads_of_another_size() -> None:
     ):
         out = gradient(size, np.float32, 0.5, 9)
         before = out.tobytes()
-        for accumulate, layout in itertools.product((False, True), LAYOUTS):
-            form: dict[str, Any] = {"layout": layout, "zero_run": zero_run, "accumulate": accumulate}
+        for accumulate in (False, True):
+            form: dict[str, Any] = {"zero_run": zero_run, "accumulate": accumulate}
             for decoder in (decode, oracle.decode_ternary):
                 with pytest.raises(FrameError, match=r"the shape asks for|which end at 242"):
                     decoder(payload, scale=1.0, out=out, **form)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,25 +20,12 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import JITFunction, driver
 
 from thinwire.kernels.numba import Workspace, encode_ternary
-from thinwire.kernels.numba.blocktopk import Blocks
-from thinwire.kernels.triton import (
-    batch,
-    blocks,
-    dense,
-    halves,
-    integers,
-    moments,
-    order,
-    select,
-    stochastic,
-    ternary,
-    ternary_decode,
-)
+from thinwire.kernels.triton import batch, dense, halves, moments, ternary, ternary_decode
 from thinwire.kernels.triton.workspace import DeviceWorkspace
 
 SIZES = (7, 3000)
 CPU = torch.device("cpu")
-MODULES = (batch, blocks, dense, halves, integers, moments, order, select, stochastic, ternary, ternary_decode)
+MODULES = (batch, dense, halves, moments, ternary, ternary_decode)
 
 
 class Driver:
@@ -92,44 +78,19 @@ def launch_all(dtype: torch.dtype) -> None:
     values, residuals, out = tensors(dtype), tensors(dtype), tensors(dtype)[1]
     every = dtype == torch.float32
     forms, ways = ((None, residuals), (False, True)) if every else ((residuals,), (True,))
-    host = Workspace()
-    for layout in ("stride", "partition"):
-        for kept in forms:
-            ternary.encode_ternary(values, sparsity=1.0, layout=layout, residuals=kept, workspace=space)
-        scale, payload = encode_ternary(out.numpy(), sparsity=1.0, layout=layout, workspace=host)
-        for accumulate in ways:
-            into: dict[str, Any] = {"outs": [out], "accumulate": accumulate, "workspace": space}
-            ternary_decode.decode_ternary([payload], scales=[scale], layout=layout, **into)
+    for kept in forms:
+        ternary.encode_ternary(values, sparsity=1.0, residuals=kept, workspace=space)
+    scale, payload = encode_ternary(out.numpy(), sparsity=1.0, workspace=Workspace())
+    for accumulate in ways:
+        into: dict[str, Any] = {"outs": [out], "accumulate": accumulate, "workspace": space}
+        ternary_decode.decode_ternary([payload], scales=[scale], **into)
     for kept in forms:
         halves.encode_bfloat(values, most=1.0, residuals=kept, workspace=space)
         dense.encode_int8(values, largest_scale=1.0, residuals=kept, workspace=space)
         for norm in ("l1", "l2"):
             dense.encode_signs(values, norm=norm, residuals=kept, workspace=space)
-    for packing, kept in (("2bit", None), ("base243", residuals)):
-        keys = [(1, 2)] * len(values)
-        stochastic.encode_stochastic(values, keys=keys, packing=packing, clip=2.5, residuals=kept, workspace=space)
-    for kept in forms:
-        select.Selected(
-            values, ks=[1, 100], form=lambda size, _: select.Form(size == 7, 12), residuals=kept, workspace=space
-        ).finish()
-    for block, kept in product((64, 4096), forms):
-        blocks.SelectedBlocks(
-            values,
-            blocks=[Blocks(1, size, 1, min(size, block), 3, block) for size in SIZES],
-            most=1.0,
-            levels=lambda chosen, codes: np.zeros(4, chosen.dtype),
-            num_levels=4,
-            residuals=kept,
-            workspace=space,
-        ).finish()
-    numbers, positions = np.ones(5, out.numpy().dtype), np.arange(5)
     for accumulate in ways:
-        integers.decode_integers(
-            bytes(1125), width=3, top=2, scale=1.0, out=out, accumulate=accumulate, workspace=space
-        )
         halves.decode_bfloat([np.zeros(3000, np.uint16)], outs=[out], accumulate=accumulate, workspace=space)
-        select.scatter(positions, numbers, out=out, accumulate=accumulate, workspace=space)
-        stochastic.decode_two_bit([bytes(750)], scales=[1.0], outs=[out], accumulate=accumulate, workspace=space)
         for per_byte, nbytes in ((1, 3000), (8, 375)):
             form: dict[str, Any] = {"per_byte": per_byte, "accumulate": accumulate}
             dense.decode_dense([bytes(nbytes)], scales=[1.0], outs=[out], workspace=space, **form)

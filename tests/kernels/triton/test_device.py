@@ -18,30 +18,16 @@ from thinwire.policies.auto.levels import Limits
 
 pytestmark = pytest.mark.gpu
 
-
-def feedback(codec_id: str, **options: Any) -> tw.Codec:
-    """An unbiased codec with a residual, which warns."""
-    with pytest.warns(UserWarning, match="is unbiased"):
-        return tw.codec(codec_id, error_feedback=True, **options)
-
-
 CODECS = [
     tw.codec("3lc", sparsity=1.75),
-    tw.codec("3lc", layout="partition", error_scale=0.1, entropy="zstd"),
-    tw.codec("3lc", zero_run=False, error_feedback=False),
+    tw.codec("3lc", error_scale=0.1, entropy="zstd"),
+    tw.codec("3lc", error_feedback=False),
     tw.codec("bf16"),
     tw.codec("bf16", error_feedback=True, error_scale=0.5),
     tw.codec("int8"),
     tw.codec("int8", error_feedback=True),
     tw.codec("onebit"),
     tw.codec("onebit", norm="l1", error_scale=0.5),
-    tw.codec("terngrad"),
-    feedback("terngrad", sigma="rms", clip=1.0, packing="base243"),
-    tw.codec("terngrad", clip=0, scale=100.0),
-    tw.codec("topk", fraction=0.1, error_scale=0.5),
-    tw.codec("topk", k=3, positions="index", error_feedback=False),
-    tw.codec("blocktopk", block=64, k=5, error_scale=0.5),
-    tw.codec("blocktopk", block=100, k=20, bits=1, layout="tiles", error_feedback=False),
 ]
 SHAPES = ((), (0,), (3, 7), (5, 1, 13), (700,))
 
@@ -131,7 +117,7 @@ def test_tensors_that_need_memory_of_their_own_are_decoded_in_pieces(
 
 
 def test_a_damaged_frame_leaves_alone_what_is_decoded_with_it(device: torch.device) -> None:
-    for codec, nonsense in ((CODECS[0], b"\xff"), (CODECS[2], b"\xff"), (tw.codec("int8"), b"\x80")):
+    for codec, nonsense in ((CODECS[0], b"\xff"), (tw.codec("int8"), b"\x80")):
         frames = [codec.encode(gradient.numpy()) for gradient in gradients(5)[2:]]
         whole = tw.frames.parse(frames[1])
         frames[1] = tw.frames.pack(replace(whole, payload=nonsense * len(whole.payload)))
@@ -145,7 +131,7 @@ def test_a_damaged_frame_leaves_alone_what_is_decoded_with_it(device: torch.devi
 
 def test_what_is_not_finite_is_refused_with_its_batch_or_skipped_alone(device: torch.device) -> None:
     bad = np.array([1.0, np.nan], np.float32)
-    for codec in (tw.codec("3lc"), tw.codec("int8", error_feedback=True), tw.codec("onebit"), tw.codec("topk", k=2)):
+    for codec in (tw.codec("3lc"), tw.codec("int8", error_feedback=True), tw.codec("onebit")):
         check_refused(codec, np.ones(4, np.float32), bad, "the values", device)
 
 

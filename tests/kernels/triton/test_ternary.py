@@ -54,8 +54,7 @@ def check(values: list[Floats], residuals: list[Floats] | None, space: DeviceWor
         assert on_device[at].cpu().numpy().tobytes() == value.tobytes()
         if kept is not None and residual is not None:
             assert kept[at].cpu().numpy().tobytes() == residual.tobytes()
-        form: dict[str, Any] = {name: options[name] for name in ("layout", "zero_run") if name in options}
-        form["accumulate"] = at % 2 == 1
+        form: dict[str, Any] = {"accumulate": at % 2 == 1}
         expected = np.linspace(-1, 1, value.size).astype(value.dtype)
         expected[::3] = -0.0
         out = torch.from_numpy(expected.copy()).to(space.device)
@@ -67,21 +66,16 @@ def check(values: list[Floats], residuals: list[Floats] | None, space: DeviceWor
 
 
 def test_bytes_residuals_and_values_are_the_oracles(space: DeviceWorkspace) -> None:
-    for turn, (dtype, layout) in enumerate(product(("float32", "float64"), ("stride", "partition"))):
+    for turn, dtype in enumerate(("float32", "float64")):
         # One batch, so that tensors of every size and share of zeros are neighbours.
         drawn = [draw(size, ZERO_FRACTIONS[(at + turn) % 6], dtype, turn) for at, size in enumerate(SIZES)]
         # Three blocks of the interpreter's, which takes a second for each turn's; whole blocks and a last one in part.
         size = SIZES[-1] if space.device.type == "cuda" else 700
         drawn += [draw(size, zero_fraction, dtype, seed=1) for zero_fraction in ZERO_FRACTIONS]
-        sparsity = (1.2, 0.7, 0.7, 1.2)[turn]  # below 1 the largest values are sent in part
-        check([v for v, _ in drawn], [r for _, r in drawn], space, sparsity=sparsity, layout=layout)
-
-
-@pytest.mark.parametrize("options", [{"zero_run": False}, {"residual_scale": 0.1}], ids=str)
-@pytest.mark.parametrize("layout", ["stride", "partition"])
-def test_options(space: DeviceWorkspace, layout: str, options: dict[str, Any]) -> None:
+        sparsity = (1.2, 0.7)[turn]  # below 1 the largest values are sent in part
+        check([v for v, _ in drawn], [r for _, r in drawn], space, sparsity=sparsity)
     drawn = [draw(size, 0.97, "float32", seed=2) for size in (1, 7, 71, 321)]
-    check([v for v, _ in drawn], [r for _, r in drawn], space, sparsity=1.75, layout=layout, **options)
+    check([v for v, _ in drawn], [r for _, r in drawn], space, sparsity=1.75, residual_scale=0.1)
 
 
 def test_runs_that_meet_at_block_borders(space: DeviceWorkspace) -> None:

@@ -12,20 +12,22 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from thinwire.codecs.options import Between
 from thinwire.codecs.scheme import Explained, Payload, Scheme, Step, finite_magnitude
 from thinwire.codecs.scratch import Scratch
-from thinwire.codecs.tensors import Flat, FloatArray
+from thinwire.codecs.tensors import Flat, FloatArray, put_some
 from thinwire.errors import FrameError, NonFiniteError
 from thinwire.frames import Frame
-from thinwire.kernels.numba.jit import max_magnitude
-from thinwire_lab.kernels.thinning import collect_kept, kept_positions
+from thinwire.kernels.contract import Key
+from thinwire.kernels.numba.stochastic import high_bits
 
 UNITS = 1 << 24  # p is a multiple of its inverse
 MIN_P = 2**-12  # smaller probabilities would let a few bytes claim a tensor that fills the memory
 
 _HEAD = struct.Struct("<III")
+_AT_ONCE = 1 << 18
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,35 +63,20 @@ class RandomK(Scheme):
         with np.errstate(over="ignore"):
             if not np.isfinite(kind(largest) * factor):
                 raise NonFiniteError(f"{largest:g} / p overflows; nothing was changed. Set scaled=False")
-        key = step.key
-        size, itemsize = flat.values.size, flat.values.itemsize
-        # The values begin where their type may, the head before them.
-        held = space.array("randomk.payload", 16 + (size + 1) * itemsize, np.uint8)
-        sent = held[16:].view(flat.values.dtype)
-        count = collect_kept(flat.values, key=key, kept=kept, factor=factor, sent=sent)
-        payload = held[16 - _HEAD.size : 16 + count * itemsize]
-        payload[: _HEAD.size] = np.frombuffer(_HEAD.pack(*key, kept), np.uint8)
-        return Payload(payload)
+        sent = flat.values[kept_positions(flat.values.size, step.key, kept)] * factor
+        return Payload(_HEAD.pack(*step.key, kept) + sent.tobytes())
 
     @classmethod
     def decode(cls, frame: Frame, out: FloatArray, accumulate: bool, space: Scratch) -> None:
         low, high, kept = _HEAD.unpack_from(frame.payload)
         received = np.frombuffer(frame.payload, np.uint8)[_HEAD.size :]
-        count, left = divmod(received.size, out.itemsize)
-        index = np.int32 if out.size < 1 << 31 else np.int64
-        positions = space.array("randomk.positions", count + 1, index)
-        chosen = kept_positions(out.size, key=(low, high), kept=kept, positions=positions)
-        if left or chosen != count:
-            raise FrameError(f"randomk: the key chooses {chosen} values, {received.size} bytes came")
-        values = space.array("randomk.values", count, out.dtype)
-        values[:] = received.view(out.dtype)
-        if not np.isfinite(max_magnitude(values)):
+        positions = kept_positions(out.size, (low, high), kept)
+        if received.size != positions.size * out.itemsize:
+            raise FrameError(f"randomk: the key chooses {positions.size} values, {received.size} bytes came")
+        values = received.view(out.dtype)
+        if not np.isfinite(values).all():
             raise FrameError("randomk: a value is NaN or Inf")
-        if accumulate:
-            out[positions[:count]] += values
-        else:
-            out.fill(0)
-            out[positions[:count]] = values
+        put_some(values, positions, out, accumulate)
 
     @classmethod
     def explain(cls, frame: Frame, space: Scratch) -> Explained:
@@ -116,3 +103,12 @@ class RandomK(Scheme):
         expected = frame.size * kept / UNITS
         least = max(0, math.floor(expected - 8 * math.sqrt(expected) - 8))
         return _HEAD.size + least * frame.itemsize
+
+
+def kept_positions(size: int, key: Key, kept: int) -> NDArray[np.int64]:
+    """Returns the positions, ascending, whose 24 random bits are below `kept`."""
+    found, random = [], np.empty(min(size, _AT_ONCE), np.int32)
+    for first in range(0, size, _AT_ONCE):
+        high_bits(key, first, random)
+        found.append(first + np.flatnonzero(random[: size - first] < kept))
+    return np.concatenate(found)

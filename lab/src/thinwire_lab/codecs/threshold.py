@@ -19,9 +19,7 @@ from thinwire.codecs.sparse import BITMAP, Sparse
 from thinwire.codecs.tensors import Flat, FloatArray, compute_dtype, in_dtype
 from thinwire.errors import FrameError
 from thinwire.frames import Flags, Frame
-from thinwire.kernels.numba.bits import positions_of
-from thinwire.kernels.numba.select import sample_of
-from thinwire_lab.kernels.thinning import take
+from thinwire.kernels.numba.stochastic import sample_of
 
 SIGNS = int(Flags.OPTION_B)  # every value sent is ±scale, one bit each; without it, values in full precision
 
@@ -45,7 +43,6 @@ class Threshold(Sparse):
     checks_finite: ClassVar[bool] = True
     option_flags: ClassVar[int] = BITMAP | SIGNS
     num_scales: ClassVar[int | None] = None
-    fuses: ClassVar[bool] = True
 
     fraction: Annotated[float, Between(0, 1, above=True)] = 0.05
     sample: Annotated[int | None, Between(1)] = None
@@ -54,19 +51,16 @@ class Threshold(Sparse):
 
     def encode(self, flat: Flat, step: Step, space: Scratch) -> Payload:
         values, signs = flat.values, self.send == "tau"
-        size = values.size
-        self.check_positions(size)
-        finite_magnitude(flat, step)
-        bound = self._sampled(values, step) if self.tau is None else self.least(values.dtype)
-        bitmap = space.array("threshold.bitmap", -(-size // 8), np.uint8)
-        room = space.array("threshold.values", size + 1, values.dtype)
-        kept: dict[str, Any] = {"residual": step.residual, "residual_scale": step.residual_scale}
-        taken = take(values, bound, bitmap=bitmap, room=room, tau=bound if signs else None, **kept)
+        self.check_positions(values.size)
+        finite_magnitude(flat)
+        bound = self._sampled(values) if self.tau is None else self.least(values.dtype)
+        reaches = np.abs(values) >= values.dtype.type(bound)
+        taken = values[reaches]
         body = np.packbits(taken > 0) if signs else taken.view(np.uint8)
-        if self.takes_bitmap(size, taken.size, body.size):
-            made = self.with_bitmap(bitmap, body, space)
+        if self.takes_bitmap(values.size, taken.size, body.size):
+            made = self.with_bitmap(np.packbits(reaches), body, space)
         else:
-            made = self.with_indices(size, positions_of(bitmap), body, space)
+            made = self.with_indices(values.size, np.flatnonzero(reaches), body, space)
         return made._replace(scales=(bound,), flags=made.flags | SIGNS) if signs else made
 
     @classmethod
@@ -98,10 +92,8 @@ class Threshold(Sparse):
         assert self.tau is not None
         return max(in_dtype("threshold: tau", self.tau, dtype), float(np.finfo(dtype).smallest_subnormal))
 
-    def _sampled(self, values: FloatArray, step: Step) -> float:
+    def _sampled(self, values: FloatArray) -> float:
         """The magnitude that the given fraction of a sample reaches."""
-        if step.residual is not None:
-            values = values.dtype.type(step.residual_scale) * step.residual + values
         magnitudes = np.abs(sample_of(values, self.sample or max(MIN_SAMPLE, math.ceil(SAMPLE_SHARE * values.size))))
         k = max(1, round(self.fraction * magnitudes.size))
         bound = np.partition(magnitudes, magnitudes.size - k)[magnitudes.size - k]

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 
 from thinwire.codecs import Between, Flat, FloatArray, Payload, Scheme, Scratch, Step, finite_magnitude
-from thinwire.codecs.floats import put
+from thinwire.codecs.floats import put_finite
 from thinwire.codecs.scheme import Explained
 from thinwire.errors import FrameError
 from thinwire.frames import Frame
@@ -66,7 +66,7 @@ class Truncate(Scheme):
             bits |= part.view(np.uint32).astype(whole) << whole(shift)
             payload, shift = payload[nbytes:], shift + width
         bits <<= whole(dropped)
-        put(bits.view(out.dtype), out, accumulate)
+        put_finite(bits.view(out.dtype), out, accumulate)
 
     @classmethod
     def explain(cls, frame: Frame, space: Scratch) -> Explained:

@@ -1,17 +1,14 @@
 """Floats to base-3^5 codes and back (3LC, sections 3.1 and 3.2), and the scratch memory of a 3LC call.
 
-A code is five trits, ``81*d0 + 27*d1 + 9*d2 + 3*d3 + d4`` with d = trit + 1. Layout "stride" groups five neighbours;
-"partition" takes one trit from each fifth of the array.
+A code is five neighbouring trits, ``81*d0 + 27*d1 + 9*d2 + 3*d3 + d4`` with d = trit + 1.
 
 Packing takes a block of 4,096 codes at a time: first one plain loop turns values into digits 0, 1, 2 (two comparisons
 with the threshold, no division) and leaves what was not sent in the residual; then the digits, still in the cache,
-become codes. With the partition layout, digits of one fifth of the array at a time are added to the codes.
+become codes.
 
-Unpacking the stride layout, a table holds, for each code, its five values already multiplied by the scale; a code is
-one table row, written at its place (the three fillers behind it are overwritten by the next row). With the partition
-layout the digits are taken out one place at a time by multiplication: ``code / 243``, rounded up to a 256th, is a
-fraction whose digits in base 3 come out above the point one after the other. The zero of the addition tables is -0.0:
-adding it changes no bit of any number, +0.0 and -0.0 included.
+To unpack, a table holds, for each code, its five values already multiplied by the scale; a code is one table row,
+written at its place (the three fillers behind it are overwritten by the next row). The zero of the addition tables is
+-0.0: adding it changes no bit of any number, +0.0 and -0.0 included.
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thinwire.kernels.contract import FIRST_RUN, LONGEST_RUN, ZERO_CODE, Bytes, Floats
-from thinwire.kernels.numba.jit import copy, frozen, jit, wide_vectors, words_apart
+from thinwire.kernels.numba.jit import frozen, jit, wide_vectors, words_apart
 
 BLOCK_CODES = 4096  # codes per block: 20,480 values, so that a block's digits stay in the first-level cache
 SLACK = 64  # bytes behind the last code: kernels write whole words
@@ -99,7 +96,6 @@ def pack_trits(
     unsent: Any,
     m: Any,
     codes: Any,
-    partition: bool,
     digits: Any,
 ) -> None:
     """Makes the codes of ``sign(v) where |v| > m / 2, else 0``; quantised zeros fill the last group(s).
@@ -111,21 +107,16 @@ def pack_trits(
         residual_scale, m: in the type of the values; m is the scale.
         unsent: the share of the residual that the others began without, see `local_steps`; None: none.
         codes: uint8[ceil(n / 5)], to be filled.
-        partition: the layout.
         digits: uint8[5 * BLOCK_CODES], scratch.
     """
-    num_values, num_codes = values.size, codes.size
-    for start in range(0, num_codes, BLOCK_CODES):
-        size = min(BLOCK_CODES, num_codes - start)
-        for place in range(5 if partition else 1):
-            # The values whose digits of this place (of all five places, with the stride layout) make the block's codes.
-            first = place * num_codes + start if partition else 5 * start
-            last = min(first + (size if partition else 5 * size), num_values)
-            first = min(first, num_values)
-            held = None if residual is None else residual[first:last]
-            less = None if others is None else others[first:last]
-            _digits(values[first:last], less, held, residual_scale, unsent, m, digits)
-            _collect(digits, last - first, codes[start : start + size], place, partition)
+    for start in range(0, codes.size, BLOCK_CODES):
+        size, first = min(BLOCK_CODES, codes.size - start), 5 * start
+        last = min(first + 5 * size, values.size)
+        held = None if residual is None else residual[first:last]
+        less = None if others is None else others[first:last]
+        _digits(values[first:last], less, held, residual_scale, unsent, m, digits)
+        digits[last - first : 5 * size] = 1  # quantised zeros
+        _join(digits, codes[start : start + size])
 
 
 @jit
@@ -143,20 +134,6 @@ def _digits(values: Any, others: Any, residual: Any, residual_scale: Any, unsent
 
 
 @jit
-def _collect(digits: Any, known: int, codes: Any, place: int, partition: bool) -> None:
-    """Pad the block's `known` digits and make codes of them; a place of the partition layout is added to the codes."""
-    size = codes.size
-    digits[known : size if partition else 5 * size] = 1
-    if not partition:
-        _join(digits, codes)
-    elif place == 0:
-        copy(digits[:size], codes)
-    else:
-        for i in range(size):
-            codes[i] = np.uint8(3) * codes[i] + digits[i]
-
-
-@jit
 def _join(digits: Any, codes: Any) -> None:
     """Five neighbouring digits to a code: plain bytes with a stride, which compilers make shuffles of."""
     wide_vectors()
@@ -165,27 +142,17 @@ def _join(digits: Any, codes: Any) -> None:
         codes[i] = np.uint8(a + b + c + np.uint8(3) * digits[5 * i + 3] + digits[5 * i + 4])
 
 
-def unpack_trits(
-    codes: Bytes,
-    *,
-    scale: float,
-    out: Floats,
-    layout: str,
-    accumulate: bool,
-    workspace: Workspace,
-) -> None:
+def unpack_trits(codes: Bytes, *, scale: float, out: Floats, accumulate: bool, workspace: Workspace) -> None:
     """``out = scale * q``, or ``out += scale * q``, for codes that were checked."""
     zero, m = out.dtype.type(-0.0 if accumulate else 0.0), out.dtype.type(scale)
-    if layout == "partition":
-        _unpack_partition(frozen(codes), m, zero, accumulate, out)
-    elif accumulate:
+    if accumulate:
         _add_stride(frozen(codes), m, zero, workspace.digits, workspace.groups, out)
     else:
         _store_stride(frozen(codes), _scaled_table(m, zero, workspace), out)
 
 
 def add_sparse(payload: Bytes, *, scale: float, out: Floats, workspace: Workspace) -> None:
-    """``out += scale * q`` for a checked zero-run payload of the stride layout; runs of zeros cost nothing."""
+    """``out += scale * q`` for a checked zero-run payload; runs of zeros cost nothing."""
     kind = out.dtype.type
     _add_sparse(frozen(payload), _scaled_table(kind(scale), kind(-0.0), workspace), workspace.found, out)
 
@@ -264,27 +231,3 @@ def _add_found(found: Any, table: Any, out: Any) -> None:
         else:
             for place in range(out.size - at):
                 out[at + place] += table[row + place]
-
-
-@jit
-def _unpack_partition(codes: Any, m: Any, zero: Any, accumulate: bool, out: Any) -> None:
-    for place in range(5):
-        begin = min(place * codes.size, out.size)
-        end = min(begin + codes.size, out.size)
-        _unpack_place(codes[: end - begin], 3**place, m, zero, accumulate, out[begin:end])
-
-
-@jit
-def _unpack_place(codes: Any, power: int, m: Any, zero: Any, accumulate: bool, out: Any) -> None:
-    for i in range(codes.size):
-        digit = _digit(codes[i], power)
-        value = m if digit == 2 else (-m if digit == 0 else zero)
-        out[i] = out[i] + value if accumulate else value
-
-
-@jit
-def _digit(code: Any, power: int) -> Any:
-    """Digit `place` of a code, with power = 3**place: exact for codes 0..242."""
-    # In [256 * code / 243, 256 * (code + 1) / 243) for every code, which is all that the digits need.
-    fraction = (np.int32(1079) * np.int32(code) + np.int32(1024)) >> np.int32(10)
-    return (((fraction * np.int32(power)) & np.int32(255)) * np.int32(3)) >> np.int32(8)

@@ -1,6 +1,6 @@
-"""One bit a value, eight to a byte with the first in the highest bit (as `numpy.packbits`): signs, flags, positions.
+"""Signs, one bit a value, eight to a byte with the first in the highest bit (as `numpy.packbits`).
 
-Signs go a block at a time: comparisons first, then eight flags become a byte. With a residual, the same loop leaves v
+They go a block at a time: comparisons first, then eight flags become a byte. With a residual, the same loop leaves v
 minus what the bit will be decoded to.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from thinwire.kernels.contract import Bytes
 from thinwire.kernels.numba.jit import frozen, jit, wide_vectors
@@ -61,7 +60,9 @@ def _pack_signs(values: Any, residual: Any, scale: Any, low: Any, high: Any, fla
         stop = min(start + _BLOCK, values.size)
         held = None if residual is None else residual[start:stop]
         _flag(values[start:stop], held, scale, low, high, flags)
-        gather(flags, words, stop - start, bits[start // 8 : (stop + 7) // 8])
+        made = bits[start // 8 : (stop + 7) // 8]
+        flags[stop - start : 8 * made.size] = 0
+        _gather(words, made)
 
 
 @jit
@@ -73,6 +74,14 @@ def _flag(values: Any, residual: Any, scale: Any, low: Any, high: Any, flags: An
         if residual is not None:
             residual[i] = v - (high if set_ else low)
         flags[i] = np.uint8(set_)
+
+
+@jit
+def _gather(words: Any, bits: Any) -> None:
+    """Eight flags, read as one word, to a byte by one multiplication."""
+    wide_vectors()
+    for i in range(bits.size):
+        bits[i] = np.uint8((words[i] * _GATHER) >> _56)
 
 
 @jit
@@ -91,58 +100,3 @@ def _unpack_signs(bits: Any, table: Any, accumulate: bool, out: Any) -> None:
     for at in range(8 * whole, out.size):
         value = table[bits[at // 8], at % 8]
         out[at] = out[at] + value if accumulate else value
-
-
-def set_bits(positions: NDArray[np.int64], bitmap: Bytes) -> None:
-    """Clears `bitmap` and sets the bits of the positions.
-
-    Example:
-        >>> bitmap = np.empty(2, np.uint8)
-        >>> set_bits(np.array([1, 3]), bitmap)
-        >>> bitmap.tolist(), positions_of(bitmap).tolist()
-        ([80, 0], [1, 3])
-    """
-    bitmap.fill(0)
-    _set_bits(frozen(positions), bitmap)
-
-
-def positions_of(bitmap: Bytes) -> NDArray[np.int64]:
-    """The positions of the bits that are set, ascending."""
-    count = int(np.bitwise_count(bitmap).sum())
-    positions = np.empty(count + 1, np.int64)
-    _positions(frozen(bitmap), positions)
-    return positions[:count]
-
-
-@jit
-def gather(flags: Any, words: Any, known: int, bits: Any) -> None:
-    """In a kernel: eight flags, read as one of `words`, to a byte by one multiplication.
-
-    Args:
-        flags: uint8, 0 or 1 each; those behind the first `known` are cleared.
-        words: the same memory as uint64.
-        bits: uint8[ceil(known / 8)], filled.
-    """
-    wide_vectors()
-    flags[known : 8 * bits.size] = 0
-    for i in range(bits.size):
-        bits[i] = np.uint8((words[i] * _GATHER) >> _56)
-
-
-@jit
-def _set_bits(positions: Any, bitmap: Any) -> None:
-    for i in range(positions.size):
-        position = positions[i]
-        bitmap[position >> 3] |= np.uint8(128 >> (position & 7))
-
-
-@jit
-def _positions(bitmap: Any, positions: Any) -> None:
-    """In a byte that is not zero every position is written, and kept where it counts. One slot is spare."""
-    at: Any = 0
-    for i in range(bitmap.size):
-        byte = np.int64(bitmap[i])
-        if byte:
-            for j in range(8):
-                positions[at] = 8 * i + j
-                at += byte >> (7 - j) & 1

@@ -1,14 +1,14 @@
-"""Symbols 0 … 2**N − 1, N ≤ 13, as canonical Huffman codes in four streams that are written and read side by side.
+"""Symbols 0 … 2**N − 1, N ≤ 13, as canonical Huffman codes in four streams.
 
 Code lengths are optimal under a limit (package-merge), so that a decoder's table fits the cache; codes follow from
 the lengths, shortest first and then by symbol, so only lengths travel. This is done once a tensor, in NumPy.
 
-Within a stream a code's first bit comes first, bit 0 of the stream being the lowest bit of the first byte. Four symbols
-are read or written per memory access.
+Within a stream a code's first bit comes first, bit 0 of the stream being the lowest bit of the first byte.
 """
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ _REPEAT = 16
 NUM_STREAMS = 4
 _SLACK = 16
 _SHIFT = 6
-"""Table entries have a length in their low 6 bits: all that a shift looks at, and room for the sum of four."""
+"""Table entries have a length in their low 6 bits."""
 _3, _6, _7, _63 = np.uint64(3), np.uint64(_SHIFT), np.uint64(7), np.uint64(63)
 
 
@@ -136,14 +136,6 @@ def reversed_codes(lengths: NDArray[np.uint8]) -> NDArray[np.int64]:
     return flipped >> (int(lengths.max()) - lengths.astype(np.int64))
 
 
-def histogram(symbols: NDArray[np.uint16], num_symbols: int) -> NDArray[np.int64]:
-    """How often each symbol comes."""
-    counts = np.zeros((4, num_symbols), np.int64)
-    _count(frozen(symbols), counts[0], counts[1], counts[2], counts[3])
-    total: NDArray[np.int64] = counts.sum(axis=0)
-    return total
-
-
 def stream_edges(size: int) -> list[int]:
     """Where the four streams begin in `size` symbols, and the end."""
     quarter = -(-size // NUM_STREAMS)
@@ -154,13 +146,10 @@ def encode_symbols(symbols: NDArray[np.uint16], lengths: NDArray[np.uint8], *, r
     """Encodes the four streams into `room`, which has `room_nbytes` bytes, a quarter each; returns views of it."""
     table = (reversed_codes(lengths) << _SHIFT | lengths).astype(np.uint64)
     given, words, part = frozen(symbols), words_apart(room, 1), room.size // NUM_STREAMS
-    edges, streams = stream_edges(symbols.size), []
-    for first in range(0, NUM_STREAMS, 2):
-        (a, b, c), at, then = edges[first : first + 3], first * part, (first + 1) * part
-        for begin, num_bits in zip(
-            (at, then), _encode(given[a:b], given[b:c], table, words[at:], words[then:]), strict=True
-        ):
-            streams.append(room[begin : begin + -(-num_bits // 8)])
+    streams = []
+    for at, (start, stop) in enumerate(itertools.pairwise(stream_edges(symbols.size))):
+        num_bits = _encode(given[start:stop], table, words[at * part :])
+        streams.append(room[at * part : at * part + -(-num_bits // 8)])
     return streams
 
 
@@ -184,21 +173,15 @@ def decode_symbols(
     Raises:
         FrameError: a stream does not end where its last symbol does. The content of `out` is then undefined.
     """
-    starts, at = [], 0
-    for stream in streams:
-        starts.append(at)
+    table, edges, at = _table(lengths, limit), stream_edges(out.size), 0
+    words = words_apart(room, 1)
+    for stream, start, stop in zip(streams, edges, edges[1:], strict=False):
         room[at : at + len(stream)] = np.frombuffer(stream, np.uint8)
         room[at + len(stream) : at + len(stream) + _SLACK] = 0
-        at += len(stream) + _SLACK
-    ends = np.zeros(NUM_STREAMS, np.uint64)
-    words = words_apart(room[:at], 1)
-    edges = np.array(stream_edges(out.size), np.int64)
-    begins = np.array(starts, np.uint64)
-    limits = begins + np.array([len(stream) + _SLACK - 8 for stream in streams], np.uint64)
-    _decode(words, begins, limits, _table(lengths, limit), limit, edges, ends, out)
-    for stream, end in zip(streams, ends.tolist(), strict=True):
+        end = int(_decode(words[at:], len(stream) + _SLACK - 8, table, limit, out[start:stop]))
         if -(-end // 8) != len(stream) or (end % 8 and stream[-1] >> end % 8):
             raise FrameError(f"a stream of {len(stream)} bytes ends at bit {end}: the payload is damaged")
+        at += len(stream) + _SLACK
 
 
 def _table(lengths: NDArray[np.uint8], limit: int) -> NDArray[np.uint64]:
@@ -213,52 +196,9 @@ def _table(lengths: NDArray[np.uint8], limit: int) -> NDArray[np.uint64]:
 
 
 @jit
-def _count(symbols: Any, first: Any, second: Any, third: Any, fourth: Any) -> None:
-    whole = symbols.size // 4 * 4
-    for i in range(0, whole, 4):
-        first[symbols[i]] += 1
-        second[symbols[i + 1]] += 1
-        third[symbols[i + 2]] += 1
-        fourth[symbols[i + 3]] += 1
-    for i in range(whole, symbols.size):
-        first[symbols[i]] += 1
-
-
-@jit
-def _encode(symbols: Any, others: Any, table: Any, words: Any, other_words: Any) -> tuple[Any, Any]:
-    """Encodes two streams side by side, since each is a chain of dependent steps; returns the bits of each."""
+def _encode(symbols: Any, table: Any, words: Any) -> Any:
+    """Returns how many bits the codes take."""
     held, filled, at = np.uint64(0), np.uint64(0), np.uint64(0)
-    other_held, other_filled, other_at = np.uint64(0), np.uint64(0), np.uint64(0)
-    both = min(symbols.size, others.size) // 4 * 4
-    for i in range(0, both, 4):
-        bits, more = _four(symbols[i], symbols[i + 1], symbols[i + 2], symbols[i + 3], table)
-        held |= bits << filled
-        filled += more
-        words[at] = held
-        at += filled >> _3
-        held >>= filled & ~_7
-        filled &= _7
-        bits, more = _four(others[i], others[i + 1], others[i + 2], others[i + 3], table)
-        other_held |= bits << other_filled
-        other_filled += more
-        other_words[other_at] = other_held
-        other_at += other_filled >> _3
-        other_held >>= other_filled & ~_7
-        other_filled &= _7
-    num_bits = _encode_rest(symbols[both:], table, words, held, filled, at)
-    return num_bits, _encode_rest(others[both:], table, other_words, other_held, other_filled, other_at)
-
-
-@jit
-def _four(first: Any, second: Any, third: Any, fourth: Any, table: Any) -> tuple[Any, Any]:
-    """The codes of four symbols one behind the other, and their bits; in two pairs, for shorter chains."""
-    e0, e1, e2, e3 = table[first], table[second], table[third], table[fourth]
-    low, high = e0 >> _6 | (e1 >> _6) << (e0 & _63), e2 >> _6 | (e3 >> _6) << (e2 & _63)
-    return low | high << ((e0 + e1) & _63), (e0 + e1 + e2 + e3) & _63
-
-
-@jit
-def _encode_rest(symbols: Any, table: Any, words: Any, held: Any, filled: Any, at: Any) -> Any:
     for i in range(symbols.size):
         entry = table[symbols[i]]
         held |= (entry >> _6) << filled
@@ -267,45 +207,15 @@ def _encode_rest(symbols: Any, table: Any, words: Any, held: Any, filled: Any, a
         at += filled >> _3
         held >>= filled & ~_7
         filled &= _7
-    words[at] = held
     return np.int64(at << _3) + np.int64(filled)
 
 
 @jit
-def _decode(words: Any, starts: Any, limits: Any, table: Any, limit: int, edges: Any, ends: Any, out: Any) -> None:
-    """Positions are unsigned: Numba looks twice at an index that may be negative."""
-    mask = np.uint64((1 << limit) - 1)
-    s0, s1, s2, s3 = starts[0], starts[1], starts[2], starts[3]
-    l0, l1, l2, l3 = limits[0], limits[1], limits[2], limits[3]
-    p0, p1, p2, p3 = np.uint64(0), np.uint64(0), np.uint64(0), np.uint64(0)
-    out0, out1, out2, out3 = (
-        out[edges[0] : edges[1]],
-        out[edges[1] : edges[2]],
-        out[edges[2] : edges[3]],
-        out[edges[3] : edges[4]],
-    )
-    whole = out3.size // 4 * 4
-    for i in range(0, whole, 4):
-        w0 = words[min(s0 + (p0 >> _3), l0)] >> (p0 & _7)
-        w1 = words[min(s1 + (p1 >> _3), l1)] >> (p1 & _7)
-        w2 = words[min(s2 + (p2 >> _3), l2)] >> (p2 & _7)
-        w3 = words[min(s3 + (p3 >> _3), l3)] >> (p3 & _7)
-        n0, n1, n2, n3 = np.uint64(0), np.uint64(0), np.uint64(0), np.uint64(0)
-        for j in range(i, i + 4):
-            e0, e1, e2, e3 = table[w0 & mask], table[w1 & mask], table[w2 & mask], table[w3 & mask]
-            out0[j], out1[j], out2[j], out3[j] = e0 >> _6, e1 >> _6, e2 >> _6, e3 >> _6
-            w0, w1, w2, w3 = w0 >> (e0 & _63), w1 >> (e1 & _63), w2 >> (e2 & _63), w3 >> (e3 & _63)
-            n0, n1, n2, n3 = n0 + e0, n1 + e1, n2 + e2, n3 + e3
-        p0 += n0 & _63
-        p1 += n1 & _63
-        p2 += n2 & _63
-        p3 += n3 & _63
-    ends[0], ends[1], ends[2], ends[3] = p0, p1, p2, p3
-    for k in range(4):
-        position = ends[k]
-        for j in range(edges[k] + whole, edges[k + 1]):
-            word = words[min(starts[k] + (position >> _3), limits[k])] >> (position & _7)
-            entry = table[word & mask]
-            out[j] = entry >> _6
-            position += entry & _63
-        ends[k] = position
+def _decode(words: Any, last: int, table: Any, limit: int, out: Any) -> Any:
+    """Returns the bit behind the last code. No word behind `last` is read."""
+    mask, most, position = np.uint64((1 << limit) - 1), np.uint64(last), np.uint64(0)
+    for i in range(out.size):
+        entry = table[(words[min(position >> _3, most)] >> (position & _7)) & mask]
+        out[i] = entry >> _6
+        position += entry & _63
+    return np.int64(position)

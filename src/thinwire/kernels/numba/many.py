@@ -1,4 +1,4 @@
-"""3LC of many small arrays in one call, float32 and the stride layout: the same arithmetic as `ternary`, byte for byte.
+"""3LC of many small float32 arrays in one call: the same arithmetic as `ternary`, byte for byte.
 
 A call of a kernel, and the conversion of its arguments, costs more than the arithmetic of a small tensor. So arrays are
 given by their addresses, all of them in one table. The caller keeps them alive, contiguous and of the size it states.
@@ -203,9 +203,9 @@ def _encode_many(
         own, less = codes[:num_codes], None if others is None else array_at(others[i], sizes[i], ONE)
         if residuals[i]:
             held = array_at(residuals[i], sizes[i], ONE)
-            pack_trits(given, less, held, residual_scales[i], unsent, m, own, False, digits)
+            pack_trits(given, less, held, residual_scales[i], unsent, m, own, digits)
         else:
-            pack_trits(given, less, None, residual_scales[i], None, m, own, False, digits)
+            pack_trits(given, less, None, residual_scales[i], None, m, own, digits)
         size = _encode(words, num_codes, words_at, scratch)
         for byte in heads[head_spans[i, 0] : head_spans[i, 1]]:
             frames[at] = byte

@@ -12,14 +12,13 @@ this takes 0.1 bits a position more than their entropy; positions of real gradie
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from thinwire.errors import FrameError
 from thinwire.kernels.contract import Bytes
-from thinwire.kernels.numba.blocktopk import Blocks, position_of
 from thinwire.kernels.numba.jit import frozen, jit
 
 _HALF, _RATE = 1 << 15, 5
@@ -40,6 +39,35 @@ _MESSAGES = (
     "a position lies behind the last of its block",
     "another number of values is coded than the payload says",
 )
+
+
+class Blocks(NamedTuple):
+    """How a tensor is cut into blocks: a matrix into tiles. A flat tensor is one row, whose last tile may be short.
+
+    Attributes:
+        rows: of the matrix.
+        columns: likewise.
+        tile_rows: of a tile; divides `rows`.
+        tile_columns: of a tile; divides `columns`, unless a tile is one row.
+        k: how many values of a whole block are selected.
+        block: values of a whole block; of a smaller tile k/block of its values are selected, rounded up.
+
+    Example:
+        >>> Blocks(1, 10_000, 1, 4096, 64, 4096).number, Blocks(128, 192, 64, 64, 64, 4096).number
+        (3, 6)
+    """
+
+    rows: int
+    columns: int
+    tile_rows: int
+    tile_columns: int
+    k: int
+    block: int
+
+    @property
+    def number(self) -> int:
+        """How many blocks there are."""
+        return self.rows // self.tile_rows * -(-self.columns // self.tile_columns)
 
 
 def encode_positions(
@@ -244,7 +272,8 @@ def _decode(data: Any, bits: int, blocks: Any, probabilities: Any, positions: An
                 place += 1 + (high << low_bits) + (upper << (low_bits - modelled)) + lower
                 if place >= size:
                     return 2, 0
-                positions[i] = position_of(place, first, blocks)
+                row = place // blocks.tile_columns
+                positions[i] = first + row * (blocks.columns - blocks.tile_columns) + place
                 state, code = _read_tree(state, data, probabilities, _CODE, bits)
                 codes[i] = code
             at += count

@@ -7,9 +7,9 @@ encoder's choices again. The numbers repeat after 2**32 values.
 
     t = sign(v) with probability min(|v|, limit) / scale, else 0
 
-Trits are packed in the same pass, a block at a time: its random numbers and digits t + 1, then codes of five digits
-(base-3^5) or four (two bits each, the first value in the low bits). A value is kept where its magnitude exceeds
-u·scale, u uniform on multiples of 2**-24 in [0, 1): a value of the full scale is always kept, a zero never.
+Digits t + 1 are packed five to a byte (base-3^5) or four (two bits each, the first value in the low bits). A value is
+kept where its magnitude exceeds u·scale, u uniform on multiples of 2**-24 in [0, 1): a value of the full scale is
+always kept, a zero never.
 """
 
 from __future__ import annotations
@@ -20,16 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thinwire.errors import FrameError
-from thinwire.kernels.contract import DIGITS_PER_CODE, UNIT, Bytes, Key
-from thinwire.kernels.numba.jit import frozen, jit, wide_vectors, words_apart
+from thinwire.kernels.contract import UNIT, Bytes, Key
+from thinwire.kernels.numba.jit import frozen, jit, wide_vectors
 
-_BLOCK_CODES = 2048
-_PLACES = {
-    "base243": (np.uint64(1 + (3 << 8) + (9 << 16) + (27 << 24) + (81 << 32)), np.uint64(32)),
-    "2bit": (np.uint64(64 + (16 << 8) + (4 << 16) + (1 << 24)), np.uint64(24)),
-}
-"""Multiplying a word of digits by the first number adds the place values up in the byte at the second."""
-_255 = np.uint64(255)
+_WEIGHTS = {"base243": np.array([81, 27, 9, 3, 1], np.uint8), "2bit": np.array([1, 4, 16, 64], np.uint8)}
 
 
 def high_bits(key: Key, first: int, out: NDArray[np.int32]) -> None:
@@ -56,7 +50,7 @@ def fill_draws(start: Any, key1: Any, out: Any) -> None:
 
 @jit
 def draw(counter: Any, key1: Any) -> Any:
-    """The 24 high bits of one draw, int32. `triton.stochastic.draw` has the same lines."""
+    """The 24 high bits of one draw, int32."""
     x = np.uint32((counter ^ (counter >> np.uint32(16))) * np.uint32(0x7FEB352D))
     x = np.uint32((x ^ (x >> np.uint32(15))) * np.uint32(0x846CA68B))
     x = np.uint32(x ^ (x >> np.uint32(16)) ^ key1)
@@ -87,25 +81,13 @@ def pack_stochastic(values: Any, *, scale: float, limit: float, key: Key, packin
         >>> pack_stochastic(values, scale=1.0, limit=1.0, key=(1, 2), packing="2bit", codes=codes), codes.tolist()
         (2, [70])
     """
-    kind = values.dtype.type
-    per_code = DIGITS_PER_CODE[packing]
-    places, byte = _PLACES[packing]
+    kind, weights = values.dtype.type, _WEIGHTS[packing]
     lift, step = _steps(scale, kind)
-    num_codes = min(_BLOCK_CODES, codes.size)
-    digits = np.empty(num_codes * per_code + 8, np.uint8)
-    return _pack_trits(  # type: ignore[no-any-return]
-        frozen(values),
-        kind(limit),
-        kind(lift),
-        kind(step),
-        *start_of(key),
-        digits,
-        words_apart(digits, per_code),
-        per_code,
-        places,
-        byte,
-        codes,
-    )
+    digits = np.ones((codes.size, weights.size), np.uint8)
+    given = frozen(values), *start_of(key), kind(limit), kind(lift), kind(step)
+    num_nonzero = int(_draw_trits(*given, digits.reshape(-1)))
+    np.matmul(digits, weights, out=codes)
+    return num_nonzero
 
 
 def _steps(scale: float, kind: Any) -> tuple[float, float]:
@@ -116,53 +98,20 @@ def _steps(scale: float, kind: Any) -> tuple[float, float]:
 
 
 @jit
-def _pack_trits(
-    values: Any,
-    limit: Any,
-    lift: Any,
-    step: Any,
-    key0: Any,
-    key1: Any,
-    digits: Any,
-    words: Any,
-    per_code: int,
-    places: Any,
-    byte: Any,
-    codes: Any,
-) -> int:
-    num_values, num_nonzero = values.size, 0
-    for start in range(0, codes.size, _BLOCK_CODES):
-        num_codes = min(_BLOCK_CODES, codes.size - start)
-        first = start * per_code
-        size = min(num_codes * per_code, num_values - first)
-        num_nonzero += _draw_trits(values[first : first + size], first, key0, key1, limit, lift, step, digits)
-        digits[size : num_codes * per_code] = 1
-        _collect_codes(words, places, byte, codes[start : start + num_codes])
-    return num_nonzero
-
-
-@jit
-def _draw_trits(values: Any, first: int, key0: Any, key1: Any, limit: Any, lift: Any, step: Any, digits: Any) -> Any:
+def _draw_trits(values: Any, start: Any, key1: Any, limit: Any, lift: Any, step: Any, digits: Any) -> Any:
     """Digits t + 1; returns how many are not 1. Drawing here, not ahead, hides the wait for memory behind the draws."""
     wide_vectors()
     kind = values.dtype.type
-    start = np.uint32(np.uint32(first) + key0)
-    num_nonzero = np.int32(0)
+    num_nonzero = np.int64(0)
     for i in range(values.size):
         u = kind(draw(np.uint32(start + np.uint32(i)), key1)) * step
         v = values[i]
         v = v if v < limit else limit
         v = (v if v > -limit else -limit) * lift
         above, below = v > u, v < -u
-        num_nonzero = np.int32(num_nonzero + np.int32(above | below))  # a plain sum would widen to 64 bits
+        num_nonzero += above | below
         digits[i] = np.uint8(1) + np.uint8(above) - np.uint8(below)
     return num_nonzero
-
-
-@jit
-def _collect_codes(words: Any, places: Any, byte: Any, codes: Any) -> None:
-    for i in range(codes.size):
-        codes[i] = np.uint8(((words[i] * places) >> byte) & _255)
 
 
 def unpack_two_bit(codes: Bytes, *, scale: float, out: Any, accumulate: bool) -> None:
@@ -176,19 +125,17 @@ def unpack_two_bit(codes: Bytes, *, scale: float, out: Any, accumulate: bool) ->
     zero = out.dtype.type(-0.0 if accumulate else 0.0)
     worth = np.array([-scale, zero, scale, zero], out.dtype)
     table = worth[np.arange(256)[:, None] >> np.array([0, 2, 4, 6]) & 3]
-    _unpack_two_bit(frozen(codes), table, accumulate, out)
+    values = np.take(table, codes, axis=0).reshape(-1)[: out.size]
+    np.add(out, values, out=out) if accumulate else np.copyto(out, values)
 
 
-@jit
-def _unpack_two_bit(codes: Any, table: Any, accumulate: bool, out: Any) -> None:
-    """A byte is one row of the table, read whole before any of it is written (see `bits`)."""
-    whole = out.size // 4
-    for i in range(whole):
-        code, at = codes[i], 4 * i
-        v0, v1, v2, v3 = table[code, 0], table[code, 1], table[code, 2], table[code, 3]
-        if accumulate:
-            v0, v1, v2, v3 = v0 + out[at], v1 + out[at + 1], v2 + out[at + 2], v3 + out[at + 3]
-        out[at], out[at + 1], out[at + 2], out[at + 3] = v0, v1, v2, v3
-    for at in range(4 * whole, out.size):
-        value = table[codes[whole], at % 4]
-        out[at] = out[at] + value if accumulate else value
+def sample_of(values: Any, size: int) -> Any:
+    """`size` of the values without replacement, one from a random place of each of equal stretches; or all of them.
+
+    The places depend on the two sizes alone, so that equal tensors give equal samples everywhere.
+    """
+    if size >= values.size:
+        return values
+    edges, random = np.arange(size + 1) * values.size // size, np.empty(size, np.int32)
+    high_bits((0, 0), 0, random)
+    return values[edges[:-1] + (random * np.diff(edges) >> 24)]

@@ -18,7 +18,6 @@ from thinwire.kernels.contract import (
     Bytes,
     Floats,
     check_codes,
-    check_layout,
     check_length,
     check_residual,
     check_scale,
@@ -39,7 +38,6 @@ def encode_ternary(
     values: Floats,
     *,
     sparsity: float,
-    layout: str = "stride",
     zero_run: bool = True,
     residual: Floats | None = None,
     residual_scale: float = 1.0,
@@ -54,7 +52,6 @@ def encode_ternary(
         values: float32[n] or float64[n], C-contiguous; never written.
         sparsity: the paper's s, 1 <= s < 2 in the arrays' type, as the caller has checked; or less, where the largest
             values are sent in part.
-        layout: "stride" or "partition", see `base243`.
         zero_run: False leaves the codes as they are (the paper's "No ZRE").
         residual: what earlier calls did not send, same type and length, updated in place; None: nothing is kept.
         residual_scale: what the residual is multiplied by before adding (ECQ-SGD: 0.1).
@@ -65,7 +62,7 @@ def encode_ternary(
 
     Raises:
         NonFiniteError: NaN or Inf in v, or m overflows. The residual is bit for bit what it was.
-        ConfigError: no such layout, or a residual of another type or length.
+        ConfigError: a residual of another type or length.
 
     Example:
         >>> values = np.array([0.4, 0.1, -0.2, 0.0, 0.3, -0.4], dtype=np.float32)
@@ -74,14 +71,13 @@ def encode_ternary(
         >>> round(m, 6), payload.tolist(), residual.round(6).tolist()[:2]
         (0.7, [202, 40], [-0.30000001192092896, 0.10000000149011612])
     """
-    check_layout(layout)
     if residual is not None:
         check_residual(residual, values)
     given, r, size = frozen(values), _rounded(residual_scale, values.dtype), num_codes_of(values.size)
     workspace.payload.reserve(size)
     codes = workspace.payload.bytes[:size]
     m = _scale_of(largest_magnitude(given, residual, r), sparsity, values.dtype)
-    pack_trits(given, None, residual, r, None, m, codes, layout == "partition", workspace.digits)
+    pack_trits(given, None, residual, r, None, m, codes, workspace.digits)
     return float(m), zero_run_encode(codes, workspace=workspace) if zero_run else codes
 
 
@@ -90,7 +86,6 @@ def decode_ternary(
     *,
     scale: float,
     out: Floats,
-    layout: str = "stride",
     zero_run: bool = True,
     accumulate: bool = False,
     workspace: Workspace,
@@ -101,7 +96,6 @@ def decode_ternary(
         payload: any buffer of bytes, trusted in nothing.
         scale: m.
         out: float32[n] or float64[n], C-contiguous; n says how many values to expect.
-        layout: as encoded.
         zero_run: as encoded.
         accumulate: add instead of store; where q is 0 no bit of `out` changes, -0.0 included.
         workspace: scratch.
@@ -109,7 +103,6 @@ def decode_ternary(
     Raises:
         FrameError: the payload does not hold exactly ceil(n / 5) valid codes, or the scale is no finite number >= 0.
             `out` is untouched.
-        ConfigError: no such layout.
 
     Example:
         >>> out = np.ones(6, dtype=np.float32)
@@ -117,19 +110,18 @@ def decode_ternary(
         >>> out.tolist()
         [1.5, 1.0, 1.0, 1.0, 1.0, 0.5]
     """
-    check_layout(layout)
     check_scale(scale, out.dtype)
     received = frozen(np.frombuffer(payload, dtype=np.uint8))
     num_codes = num_codes_of(out.size)
     if zero_run:
         check_length(num_expanded(received), num_codes)
-        if accumulate and layout == "stride" and received.size < SPARSE_BELOW * num_codes:
+        if accumulate and received.size < SPARSE_BELOW * num_codes:
             add_sparse(received, scale=scale, out=out, workspace=workspace)
             return
         received = zero_run_decode(received, num_codes, workspace=workspace)
     else:
         check_codes(received, out.size)
-    unpack_trits(received, scale=scale, out=out, layout=layout, accumulate=accumulate, workspace=workspace)
+    unpack_trits(received, scale=scale, out=out, accumulate=accumulate, workspace=workspace)
 
 
 def _scale_of(largest: float, sparsity: float, dtype: np.dtype[Any]) -> Any:

@@ -88,7 +88,7 @@ class Batch:
         values: float32[n] or float64[n] each, contiguous, n > 0; never written by encoders.
         residuals: of the same sizes and type; None: no error feedback.
         factors: what residuals are multiplied by, or each tensor's scale in decoding.
-        per_byte: values that make a byte of payload: 1, 4, 5 or 8.
+        per_byte: values that make a byte of payload: 1, 5 or 8.
         workspace: of the tensors' device.
         name: of the table's memory; two batches in use at once need two.
         tile: values per program; by default `TILE`.
@@ -201,14 +201,12 @@ class Sent(NamedTuple):
         finite: False where NaN, Inf or an overflowing scale was met.
         largest: the largest magnitude.
         scale: the scale to send.
-        limit: what the scale must reach; 0 where it is the tensor's own.
         payload: a view into pinned memory, valid until the workspace's next use.
     """
 
     finite: bool
     largest: float
     scale: float
-    limit: float
     payload: NDArray[np.uint8]
 
 
@@ -223,29 +221,21 @@ class Arrived(NamedTuple):
     finite: NDArray[np.bool_]
     largest: NDArray[np.float64]
     scales: NDArray[np.float64]
-    limits: NDArray[np.float64]
     payloads: NDArray[np.uint8]
     ends: NDArray[np.int64]
 
 
-def allow(
-    largest: torch.Tensor, scales: torch.Tensor, limits: torch.Tensor | None = None, *, together: bool
-) -> torch.Tensor:
-    """Which tensors may change their residual, int8[num_tensors]: finite ones; if `together`, all of them or none.
-
-    A scale below its limit is the caller's mistake, so it stops all of them.
-    """
+def allow(largest: torch.Tensor, scales: torch.Tensor, *, together: bool) -> torch.Tensor:
+    """Which tensors may change their residual, int8[num_tensors]: finite ones; if `together`, all of them or none."""
     finite = torch.isfinite(largest) & torch.isfinite(scales)
     if together:
         finite &= finite.all()
-    if limits is not None:
-        finite &= ~(scales < limits).any()
     return finite.to(torch.int8)
 
 
 def _facts(batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Memory for four numbers of each tensor, on the device and on the host: float64 is exact for sizes to 2**53."""
-    workspace, size = batch.workspace, 4 * batch.num_tensors
+    """Memory for three numbers of each tensor, on the device and on the host: float64 is exact for sizes to 2**53."""
+    workspace, size = batch.workspace, 3 * batch.num_tensors
     return workspace.array("pending.facts", size, torch.float64), workspace.host("pending.facts", size, torch.float64)
 
 
@@ -258,7 +248,6 @@ class Pending:
         scales: [num_tensors].
         payload: uint8 on the device, the payloads of all tensors one behind the other.
         ends: int64[num_tensors] on the device, where each payload ends; None: as many bytes as the batch has.
-        limits: [num_tensors], what scales must reach; None: nothing.
     """
 
     def __init__(
@@ -269,12 +258,11 @@ class Pending:
         scales: torch.Tensor,
         payload: torch.Tensor,
         ends: torch.Tensor | None = None,
-        limits: torch.Tensor | None = None,
     ) -> None:
         self._batch, self._payload, self._sized = batch, payload, ends is not None
         size = batch.num_tensors
         facts, self._facts = _facts(batch)
-        for row, fact in zip(facts.view(4, size), (largest, scales, limits, ends), strict=True):
+        for row, fact in zip(facts.view(3, size), (largest, scales, ends), strict=True):
             row.zero_() if fact is None else row.copy_(fact)
         self._facts.copy_(facts, non_blocking=True)
 
@@ -282,20 +270,20 @@ class Pending:
         """Waits for the sizes, then for the compressed bytes. Call once, this or `finish`."""
         workspace = self._batch.workspace
         workspace.synchronize()
-        largest, scales, limits, ends = self._facts.numpy().reshape(4, -1)
+        largest, scales, ends = self._facts.numpy().reshape(3, -1)
         stops = ends.astype(np.int64) if self._sized else self._batch.ends
         host = workspace.host("pending.payload", int(stops[-1]), torch.uint8)
         with workspace.running():
             host.copy_(self._payload[: int(stops[-1])], non_blocking=True)
         workspace.synchronize()
-        return Arrived(np.isfinite(largest) & np.isfinite(scales), largest, scales, limits, host.numpy(), stops)
+        return Arrived(np.isfinite(largest) & np.isfinite(scales), largest, scales, host.numpy(), stops)
 
     def finish(self) -> list[Sent]:
         """As `arrive`, for each tensor."""
-        finite, largest, scales, limits, payloads, ends = self.arrive()
+        finite, largest, scales, payloads, ends = self.arrive()
         stops = ends.tolist()
         parts = [payloads[start:stop] for start, stop in zip([0, *stops[:-1]], stops, strict=True)]
-        facts = zip(finite.tolist(), largest.tolist(), scales.tolist(), limits.tolist(), parts, strict=True)
+        facts = zip(finite.tolist(), largest.tolist(), scales.tolist(), parts, strict=True)
         return [Sent(*sent) for sent in facts]
 
 

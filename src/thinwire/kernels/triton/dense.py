@@ -12,7 +12,7 @@ division by a number does that on a GPU.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, Unpack
+from typing import Any, Literal, Unpack
 
 import numpy as np
 import torch
@@ -43,25 +43,11 @@ DECODE_BLOCK = 4096  # values per program, in decoding
 _TOP = tl.constexpr(127)
 
 
-class Scaled(NamedTuple):
-    """What a codec's rule says of a batch.
-
-    Attributes:
-        scales: [num_tensors], in the type of the values; what is sent.
-        arguments: of the kernel, beyond those that every kernel takes.
-        limits: [num_tensors], what scales must reach for any tensor to be sent; None: nothing.
-    """
-
-    scales: torch.Tensor
-    arguments: dict[str, Any]
-    limits: torch.Tensor | None = None
-
-
 def encode_dense(
     values: Sequence[torch.Tensor],
     *,
     kernel: Any,
-    rule: Callable[[Batch, torch.Tensor], Scaled],
+    rule: Callable[[Batch, torch.Tensor], torch.Tensor],
     per_byte: int,
     **given: Unpack[Given],
 ) -> Pending:
@@ -69,22 +55,21 @@ def encode_dense(
 
     Args:
         values: as in `thinwire.kernels.triton.ternary.encode_ternary`, and so is what is `given`.
-        kernel: takes `scales`, `allowed`, `payload`, the rule's arguments and the batch's.
+        kernel: takes `scales`, `allowed`, `payload` and the batch's arguments.
         rule: finds the scales, from the batch and its largest magnitudes, on the device.
         per_byte: values that make a byte.
     """
     with encoding(values, per_byte=per_byte, **given) as batch:
         largest = batch.largest()
-        scales, arguments, limits = rule(batch, largest)
+        scales = rule(batch, largest)
         payload = batch.workspace.array("dense.payload", batch.num_bytes, torch.uint8)
         kernel[(batch.num_blocks,)](
             scales=scales,
-            allowed=allow(largest, scales, limits, together=given.get("together", False)),
+            allowed=allow(largest, scales, together=given.get("together", False)),
             payload=payload,
-            **arguments,
             **batch.launch,
         )
-        return Pending(batch, largest=largest, scales=scales, payload=payload, limits=limits)
+        return Pending(batch, largest=largest, scales=scales, payload=payload)
 
 
 def decode_dense(
@@ -100,7 +85,7 @@ def decode_dense(
 
     Args:
         payloads: any buffers of bytes, one for each tensor.
-        per_byte: how many q are in a byte: 1, signed levels; 4, two-bit trits; 8, bits that stand for 1 and -1.
+        per_byte: how many q are in a byte: 1, signed levels; 8, bits that stand for 1 and -1.
         scales: finite in the type of the tensors.
         outs: float32[n] or float64[n] each, of one type, contiguous, n > 0.
         workspace: of their device; its next use must `synchronize` first.
@@ -121,9 +106,8 @@ def encode_int8(values: Sequence[torch.Tensor], *, largest_scale: float, **given
     Args and returns as `thinwire.kernels.triton.ternary.encode_ternary`.
     """
 
-    def rule(batch: Batch, largest: torch.Tensor) -> Scaled:
-        scales = torch.clamp(largest / torch.full_like(largest, 127), max=largest_scale)
-        return Scaled(scales, {"ROUNDS": 1.5 * 2**52 if batch.dtype == torch.float64 else 1.5 * 2**23})
+    def rule(batch: Batch, largest: torch.Tensor) -> torch.Tensor:
+        return torch.clamp(largest / torch.full_like(largest, 127), max=largest_scale)
 
     return encode_dense(values, kernel=_round, rule=rule, per_byte=1, **given)
 
@@ -134,18 +118,19 @@ def encode_signs(values: Sequence[torch.Tensor], *, norm: Literal["l2", "l1"], *
     Args and returns as `thinwire.kernels.triton.ternary.encode_ternary`.
     """
 
-    def rule(batch: Batch, largest: torch.Tensor) -> Scaled:
+    def rule(batch: Batch, largest: torch.Tensor) -> torch.Tensor:
         sums = moments(batch, largest, signed=norm == "l1", squares=norm == "l2")
         mean = (sums.positive - sums.negative if norm == "l1" else sums.squares) / batch.sizes.to(torch.float64)
         scale = (mean if norm == "l1" else root(mean)) * sums.unit
         # Rounding must not lift the scale above the largest magnitude.
-        return Scaled(torch.minimum(scale.to(batch.dtype), largest), {})
+        return torch.minimum(scale.to(batch.dtype), largest)
 
     return encode_dense(values, kernel=_pack_signs, rule=rule, per_byte=8, **given)
 
 
 @triton.jit
-def _round(scales: tl.tensor, allowed: tl.tensor, payload: tl.tensor, batch: Tables, ROUNDS: tl.constexpr) -> None:
+def _round(scales: tl.tensor, allowed: tl.tensor, payload: tl.tensor, batch: Tables) -> None:
+    ROUNDS: tl.constexpr = 6755399441055744.0 if tl.float64 == batch.DTYPE else 12582912.0  # 1.5 · 2**52, 1.5 · 2**23
     tensor, byte = find_block(batch)
     index, known, v = load_block(batch, tensor, byte)
     scale = tl.load(scales + tensor)
@@ -205,8 +190,6 @@ def decode_tile(
     byte = tl.load(payload + at // batch.PER_BYTE, mask=known, other=None if WHOLE else 0)
     if batch.PER_BYTE == 1:
         put(out, at, byte.to(batch.DTYPE) * m, known, ACCUMULATE)
-    elif batch.PER_BYTE == 4:
-        put_digit(out, at, (byte.to(tl.int32) >> (2 * (at & 3))) & 3, m, known, ACCUMULATE)
     else:
         positive = (byte.to(tl.int32) >> (7 - (at & 7))) & 1
         put(out, at, tl.where(positive != 0, m, 0.0 - m), known, ACCUMULATE)

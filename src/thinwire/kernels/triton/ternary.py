@@ -20,7 +20,7 @@ import torch
 import triton
 import triton.language as tl
 
-from thinwire.kernels.contract import FIRST_RUN, LONGEST_RUN, ZERO_CODE, check_layout
+from thinwire.kernels.contract import FIRST_RUN, LONGEST_RUN, ZERO_CODE
 from thinwire.kernels.triton.batch import (
     Arrays,
     Batch,
@@ -45,11 +45,9 @@ def encode_ternary(
     values: Sequence[torch.Tensor] | Arrays,
     *,
     sparsity: float,
-    layout: str = "stride",
-    zero_run: bool = True,
     **given: Unpack[Given],
 ) -> Pending:
-    """Encodes a batch as `thinwire.kernels.encode_ternary` does each tensor: same bytes, same residual bits.
+    """Encodes a batch as `thinwire.kernels.numba.encode_ternary` does each tensor: same bytes, same residual bits.
 
     Args:
         values: float32[n] or float64[n] each, all of one type, contiguous, n > 0; never written.
@@ -57,19 +55,17 @@ def encode_ternary(
         together: leave all residuals alone if one tensor is refused, not only its own.
         workspace: not to be used again before `finish` was called.
 
-    The other arguments are those of `thinwire.kernels.encode_ternary`.
+    The other arguments are those of `thinwire.kernels.numba.encode_ternary`.
 
     Returns:
         The payloads to come. A tensor with NaN or Inf, or whose scale overflows, is marked there; its residual is bit
         for bit what it was.
     """
-    check_layout(layout)
     with encoding(values, per_byte=5, **given) as batch:
         workspace, largest = batch.workspace, batch.largest()
         scales = largest * sparsity
         codes = workspace.array("ternary.codes", batch.num_bytes, torch.uint8)
-        if zero_run:
-            _room_for_runs(batch)
+        _room_for_runs(batch)
         num_windows = -(-batch.num_blocks // WINDOW.value)
         # Of every window of blocks, then of every block: where its last code is that is no zero.
         last_nonzero = workspace.array("ternary.last", num_windows + batch.num_blocks, torch.int64)
@@ -80,11 +76,8 @@ def encode_ternary(
             codes,
             last_nonzero,
             num_windows,
-            PARTITION=layout == "partition",
             **batch.launch,
         )
-        if not zero_run:
-            return Pending(batch, largest=largest, scales=scales, payload=codes)
         payload, ends = _zero_run_encode(batch, codes, last_nonzero, num_windows)
         return Pending(batch, largest=largest, scales=scales, payload=payload, ends=ends)
 
@@ -135,7 +128,6 @@ def _quantise(
     last_nonzero: tl.tensor,
     num_windows: tl.tensor,
     batch: Tables,
-    PARTITION: tl.constexpr,
 ) -> None:
     tensor, start = find_start(batch)
     m = tl.load(scales + tensor)
@@ -147,27 +139,17 @@ def _quantise(
     byte = tl.zeros([batch.BLOCK], tl.int32)
     # One place of all codes at a time: every lane has a value to work on, and none asks its neighbours for digits.
     for place in tl.static_range(5):
-        if PARTITION:
-            before, apart = place * num_codes + start, 1
-            count = tl.minimum(size - before, left)
-        else:
-            before, apart = 5 * start + place, 5
-            count = (size - before + 4) // 5
-        known = at < tl.minimum(count, batch.BLOCK).to(tl.int32)
-        v = load_sum(batch, tensor, before, apart * at, known)
+        before = 5 * start + place
+        known = at < tl.minimum((size - before + 4) // 5, batch.BLOCK).to(tl.int32)
+        v = load_sum(batch, tensor, before, 5 * at, known)
         byte = 3 * byte + tl.where(known, tl.where(v > half, 2, tl.where(v < -half, 0, 1)), 1)
     if batch.RESIDUAL:
         # Values again, now by rows of neighbours, and from the cache: five places apart, residuals would reach memory
         # one by one, which takes twice as long as all of this.
         tl.debug_barrier()
         for row in tl.static_range(5):
-            if PARTITION:
-                before = row * num_codes + start
-                count = tl.minimum(size - before, left)
-            else:
-                before = 5 * start + row * batch.BLOCK
-                count = size - before
-            known = at < tl.minimum(count, batch.BLOCK).to(tl.int32)
+            before = 5 * start + row * batch.BLOCK
+            known = at < tl.minimum(size - before, batch.BLOCK).to(tl.int32)
             v = load_sum(batch, tensor, before, at, known)
             unsent = v - tl.where(v > half, m, tl.where(v < -half, -m, 0.0))
             store_residual(batch, tensor, before, at, known, allowed, unsent)

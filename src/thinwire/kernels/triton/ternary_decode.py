@@ -19,8 +19,6 @@ from numpy.typing import NDArray
 from thinwire.kernels.contract import (
     FIRST_RUN,
     ZERO_CODE,
-    check_codes,
-    check_layout,
     check_length,
     check_scale,
     num_codes_of,
@@ -52,12 +50,10 @@ def decode_ternary(
     *,
     scales: Sequence[float],
     outs: Sequence[torch.Tensor],
-    layout: str = "stride",
-    zero_run: bool = True,
     accumulate: bool = False,
     workspace: DeviceWorkspace,
 ) -> None:
-    """``out = scale * q``, or ``out += scale * q``, as `thinwire.kernels.decode_ternary` does it; does not wait.
+    """``out = scale * q``, or ``out += scale * q``, as `thinwire.kernels.numba.decode_ternary` does it; does not wait.
 
     Args:
         payloads: any buffers of bytes, one for each tensor.
@@ -69,16 +65,11 @@ def decode_ternary(
         FrameError: a payload does not hold exactly ceil(n / 5) valid codes, or a scale is no finite number >= 0. No
             tensor was touched.
     """
-    check_layout(layout)
     received = [np.frombuffer(payload, np.uint8) for payload in payloads]
     for codes, scale, out in zip(received, scales, outs, strict=True):
         check_scale(scale, NUMPY_TYPES[out.dtype])
-        if zero_run:
-            check_length(num_expanded(frozen(codes)), num_codes_of(out.numel()))
-        else:
-            check_codes(codes, out.numel())
-    form: dict[str, Any] = {"layout": layout, "zero_run": zero_run, "accumulate": accumulate}
-    decode_checked(received, scales=scales, outs=outs, workspace=workspace, **form)
+        check_length(num_expanded(frozen(codes)), num_codes_of(out.numel()))
+    decode_checked(received, scales=scales, outs=outs, accumulate=accumulate, workspace=workspace)
 
 
 def decode_checked(
@@ -86,19 +77,14 @@ def decode_checked(
     *,
     scales: Sequence[float] | NDArray[np.float64],
     outs: Sequence[torch.Tensor] | Arrays,
-    layout: str = "stride",
-    zero_run: bool = True,
     accumulate: bool = False,
     workspace: DeviceWorkspace,
 ) -> None:
     """As `decode_ternary`, of payloads that the caller has checked, and in as many pieces as they come."""
     with decoding(outs, scales, per_byte=5, tile=TILE, workspace=workspace) as batch:
         _dequantise[(batch.num_blocks,)](
-            _zero_run_decode(payloads, batch.num_bytes, workspace)
-            if zero_run
-            else workspace.upload_all("ternary.received", payloads),
+            _zero_run_decode(payloads, batch.num_bytes, workspace),
             batch.tables,
-            PARTITION=layout == "partition",
             ACCUMULATE=accumulate,
             enable_fp_fusion=False,
         )
@@ -121,16 +107,13 @@ def _zero_run_decode(payloads: Sequence[NDArray[np.uint8]], num_codes: int, work
 
 
 @triton.jit
-def _dequantise(codes: tl.tensor, batch: Tables, PARTITION: tl.constexpr, ACCUMULATE: tl.constexpr) -> None:
+def _dequantise(codes: tl.tensor, batch: Tables, ACCUMULATE: tl.constexpr) -> None:
     tensor, start = find_start(batch)
     _, first = byte_span(batch, tensor)
-    if PARTITION:
-        decode_rows(codes + first + start, batch, tensor, start, PARTITION, ACCUMULATE, False)
+    if 5 * (start + batch.BLOCK) <= num_values(batch, tensor):  # neighbours are one access where none is masked
+        decode_rows(codes + first + start, batch, tensor, start, ACCUMULATE, True)
     else:
-        if 5 * (start + batch.BLOCK) <= num_values(batch, tensor):  # neighbours are one access where none is masked
-            decode_rows(codes + first + start, batch, tensor, start, PARTITION, ACCUMULATE, True)
-        else:
-            decode_rows(codes + first + start, batch, tensor, start, PARTITION, ACCUMULATE, False)
+        decode_rows(codes + first + start, batch, tensor, start, ACCUMULATE, False)
 
 
 @triton.jit
@@ -139,24 +122,16 @@ def decode_rows(
     batch: Tables,
     tensor: tl.tensor,
     start: tl.tensor,
-    PARTITION: tl.constexpr,
     ACCUMULATE: tl.constexpr,
     WHOLE: tl.constexpr,
 ) -> None:
     """Writes what the block's codes stand for, BLOCK neighbouring values at once; WHOLE: no value is missing."""
     m, out, size = factor_of(batch, tensor), values_of(batch, tensor), num_values(batch, tensor)
-    num_codes, _ = byte_span(batch, tensor)
     at = tl.arange(0, batch.BLOCK)
     for row in tl.static_range(5):
-        if PARTITION:
-            place, code = 4 - row + tl.zeros([batch.BLOCK], tl.int32), at
-            before = row * num_codes + start
-            count = tl.minimum(size - before, num_codes - start)
-        else:
-            place, code = 4 - (at + row * batch.BLOCK) % 5, (at + row * batch.BLOCK) // 5
-            before = 5 * start + row * batch.BLOCK
-            count = size - before
-        known = None if WHOLE else at < tl.minimum(count, batch.BLOCK).to(tl.int32)
+        place, code = 4 - (at + row * batch.BLOCK) % 5, (at + row * batch.BLOCK) // 5
+        before = 5 * start + row * batch.BLOCK
+        known = None if WHOLE else at < tl.minimum(size - before, batch.BLOCK).to(tl.int32)
         byte = tl.load(codes + code, mask=known, other=None if WHOLE else 0).to(tl.int32)
         # byte / 243, rounded up to a 256th, has the digits in base 3 behind its point (see `unpack`).
         fraction = (1079 * byte + 1024) >> 10

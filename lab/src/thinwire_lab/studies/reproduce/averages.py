@@ -15,9 +15,8 @@ from typing import Any, Literal
 import numpy as np
 from torch import nn
 
-from thinwire.codecs.entropy import MIN_SAMPLE, Entropy
-from thinwire.kernels.numba.rounding import bin_values, entropy_of
-from thinwire.kernels.numba.select import sample_of
+from thinwire.codecs.entropy import MIN_SAMPLE, Entropy, bin_values, entropy_of
+from thinwire.kernels.numba.stochastic import sample_of
 from thinwire.presentation.charts import Series
 from thinwire_lab.jobs import in_process
 from thinwire_lab.jobs.history import HistoryRecorder
@@ -145,9 +144,7 @@ def entropy(weights: np.ndarray[tuple[int, ...], np.dtype[np.float32]], num_bits
     2.0
     """
     sample = sample_of(weights, sample_size(weights.size, share))
-    bins = np.empty(sample.size, np.int32)
-    bin_values(sample, low=float(weights.min()), high=float(weights.max()), num_bits=num_bits, out=bins)
-    return entropy_of(bins)
+    return entropy_of(bin_values(sample, low=float(weights.min()), high=float(weights.max()), num_bits=num_bits))
 
 
 def sample_size(numel: int, share: float) -> int:
