@@ -1,15 +1,19 @@
 """Imports that wait: a command's module until the command is chosen, and what it computes with until it runs.
 
-Strategy: importing torch takes longer than everything else that `--help` and a misspelt option need, so neither may
-import it. The table of commands in `main` names modules and one-line descriptions; `add_lazy` adds a command whose
-module is imported when the command is chosen. A command's module declares options only, and `lazy` stands for the
-modules that its body computes with. This is the one place of thinwire that imports inside a function; files that
-use `lazy` name the same modules under TYPE_CHECKING, where the type checker and the import contract read them.
+Importing torch takes longer than everything else that `--help` and a misspelt option need, so neither may import it.
+The table of commands in `main` names modules and one-line descriptions; `add_lazy` adds a command whose module is
+imported when the command is chosen. A command's module declares options only, and imports what its body computes with
+inside `with lazily()`.
 """
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import LazyLoader
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import typer
@@ -17,21 +21,37 @@ from rich.markup import escape
 from typer.core import TyperCommand
 from typer.main import get_group
 
-from thinwire.extras import LazyModule
-
 if TYPE_CHECKING:
     from types import ModuleType
 
 
-def lazy(name: str) -> Any:
-    """Returns what stands for a module until it is used.
+class _LazyFinder:
+    """Finds modules of ours, which then wait for the first use of one of their names."""
+
+    @staticmethod
+    def find_spec(name: str, path: Sequence[str] | None, target: object = None) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(name, path) if path is not None and name.startswith("thinwire") else None
+        if spec is not None and spec.loader is not None:
+            spec.loader = LazyLoader(spec.loader)
+        return spec
+
+
+@contextmanager
+def lazily() -> Iterator[None]:
+    """Within it, an imported module of ours waits until one of its names is used.
 
     Example:
-        >>> fractions = lazy("fractions")
-        >>> fractions.Fraction(1, 3)
-        Fraction(1, 3)
+        >>> with lazily():
+        ...     from thinwire.reports import codec_sample
+        >>> codec_sample.recorded()[0].codec
+        'fp32'
     """
-    return LazyModule(name)
+    finder: Any = _LazyFinder
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
 
 
 class LazyCommand(TyperCommand):

@@ -26,17 +26,12 @@ from thinwire.runtime.record_files import RecordAddress, RecordFile
 
 app = typer.Typer()
 
-_ADDRESS = re.compile(r"[^/]+:\d+(/.*)?")
+_ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://.*|[^/]+:\d+(/.*)?", re.IGNORECASE)
 """Of a server, and hardly of a file."""
-
-_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
-
 SILENT_S, SILENT_STEPS = 30.0, 10
-"""After so long, and so many recorded steps' time, without a new one it is said since when."""
-
+"""After so long, and so many recorded steps' time, without a new one `watch` says since when."""
 NEWEST_NBYTES = 1 << 25
 """Of a long file only the end is read: some 80,000 records, in less than a second."""
-
 LEFT_OUT = ("line is no step record and was left out", "lines are no step records and were left out")
 
 Source = Annotated[
@@ -71,11 +66,14 @@ def watch(
     if not is_url:
         source = _file(source)
         check_apart(json, [Path(source)], "the step records are")
+    missing = not is_url and not Path(source).exists()
+    if once and missing:
+        raise ConfigError(f"{source}: there is no such file; start a training with --telemetry {source} first")
     records = RecordAddress(source) if is_url else RecordFile(Path(source), NEWEST_NBYTES)
     recorded, ended = RecordedSteps(), None
 
     def look() -> Group:
-        word = ""
+        word = f"waiting for {source}, which is not there yet" if not is_url and not Path(source).exists() else ""
         try:
             for record in records.read():
                 recorded.add(record)
@@ -84,21 +82,17 @@ def watch(
             if once:
                 raise
             word = str(error)
-        if not is_url and not Path(source).exists():
-            word = f"waiting for {source}, which is not there yet"
         figures = recorded.figures(leave_out=1)
         return frame(figures, source, tensors, damaged=records.damaged, word=word or silence(figures, time.time()))
 
     if once:
-        if not is_url and not Path(source).exists():
-            raise ConfigError(f"{source}: there is no such file; start a training with --telemetry {source} first")
         shown = look()
         if records.damaged and not recorded.steps:
             lines = "its line is" if records.damaged == 1 else f"its {records.damaged:,} lines are"
             raise ConfigError(f"{source}: {lines} no step record; give what --telemetry wrote")
         console.print(shown)
     else:
-        if not console.is_terminal:  # where figures cannot be written over, only the last ones are
+        if not console.is_terminal:  # figures cannot be written over there: only the last ones are
             hint = "no terminal: figures are written once, at the end; --once writes those of now"
             errors.print(hint, soft_wrap=True)
         try:
@@ -121,8 +115,6 @@ def _file(source: str) -> str:
     Raises:
         ConfigError: the folder has none or several, or an address lacks its http://, or has another.
     """
-    if _SCHEME.match(source):
-        raise ConfigError(f"{source}: a file is watched, by its path or by http:// or https://")
     path = Path(source)
     if path.is_dir():
         found = sorted(path.glob("*.jsonl"))
@@ -131,7 +123,8 @@ def _file(source: str) -> str:
             raise ConfigError(f"{source}: a folder is watched for its one *.jsonl, and there are: {there}; name a file")
         return str(found[0])
     if _ADDRESS.fullmatch(source) and not path.exists():
-        raise ConfigError(f"{source}: there is no such file; an address begins with http://, as in http://{source}")
+        address = source.rpartition("://")[2]
+        raise ConfigError(f"{source}: a file is watched, by its path or by http:// or https://, as in http://{address}")
     return source
 
 

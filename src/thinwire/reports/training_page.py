@@ -1,7 +1,6 @@
-"""One training as a page: what its step records say, charts to zoom in, and a verdict from the measured figures.
+"""One training as a page: what its step records say, charts, and a verdict from the measured figures.
 
-It reads what `--telemetry` wrote, and beside it, in a folder, the run's outcome (`train --json`), which has the test
-accuracy over time. It measures nothing itself, and says "not recorded" where a file has no such field.
+It reads what `--telemetry` wrote, measures nothing itself, and says "not recorded" where a file has no such field.
 """
 
 from __future__ import annotations
@@ -11,10 +10,9 @@ from html import escape
 from typing import Any
 
 from thinwire.presentation.charts import Chart, Panel, Series, smooth
-from thinwire.presentation.interactive import chart_html, interactive_document
-from thinwire.presentation.page import table_html
+from thinwire.presentation.page import chart_html, document, table_html
 from thinwire.presentation.tables import Table
-from thinwire.quantities import counted, ms_text, nbytes_text, number_text, rate_text
+from thinwire.quantities import ms_text, nbytes_text, number_text, rate_text
 from thinwire.reports.recorded_run import RecordedRun
 from thinwire.reports.step_figures import Figures
 from thinwire.reports.step_sums import RankStep
@@ -85,37 +83,31 @@ def page(run: RecordedRun, command: str) -> str:
         command: that makes the page again.
 
     Raises:
-        ConfigError: plotly is not installed.
+        ConfigError: matplotlib is not installed.
     """
-    figures, title = run.figures(), f"Training: {run.name}"
-    parts = [f"<h1>{escape(title)}</h1>", *(f"<p>{escape(text)}</p>" for text in _how(run, command))]
+    figures, title = run.recorded.figures(), f"Training: {run.name}"
+    parts = [f"<h1>{escape(title)}</h1>", f"<p>{escape(_how(run, command))}</p>"]
     parts.append(f'<p class="verdict"><b>Verdict.</b> {escape(" ".join(verdict(figures)))}</p>')
     parts += [table_html(figures_table(run)), "<h2>Over the steps</h2>"]
     parts += [chart_html(chart, chart.caption) for chart in charts(run)]
     shown = f", the largest {_ROWS}" if len(figures.tables) > _ROWS else ""
     parts += [f"<h2>Tensors{shown}</h2>", table_html(tensors_table(figures))]
-    return interactive_document(title, parts)
+    return document(title, parts)
 
 
-def _how(run: RecordedRun, command: str) -> list[str]:
-    files = ", ".join(str(file) for file in (*run.files, *filter(None, [run.outcome_file])))
-    told = f"Read from {files}. Made by: {command}."
+def _how(run: RecordedRun, command: str) -> str:
+    told = f"Read from {', '.join(map(str, run.files))}. Made by: {command}."
     if run.recorded.runs > 1:
         told += f" The records are of {run.recorded.runs} runs, one after the other; this is the last."
     if run.damaged:
         several = "lines are no step records and were" if run.damaged > 1 else "line is no step record and was"
         told += f" {run.damaged:,} {several} left out."
-    told += f" {run.remark}" if run.remark else ""
-    if (done := run.outcome) is None:
-        return [told]
-    asked = f"{done.design}, {done.model} on {done.data}, {counted(done.workers, 'worker')}"
-    asked += f", {counted(done.steps, 'step')}"
-    return [f"{asked}, link {done.link}, seed {done.seed}.", told]
+    return told
 
 
 def figures_table(run: RecordedRun) -> Table:
     """Returns a line for each figure: of the first steps, in which everything compiles, and of the others."""
-    rest, first = run.figures(), run.recorded.figures(newest=False)
+    rest, first = run.recorded.figures(), run.recorded.figures(newest=False)
     lines: list[tuple[str, Callable[[Figures], str]]] = [
         ("steps", lambda f: f"{f.steps:,}"),
         ("seconds a step, mean", lambda f: "not recorded" if f.step_s is None else f"{f.step_s:.4g}"),
@@ -154,7 +146,7 @@ def tensors_table(figures: Figures) -> Table:
 
 def charts(run: RecordedRun) -> list[Chart]:
     """Returns the charts of what was recorded."""
-    recorded, figures = run.recorded, run.figures()
+    recorded, figures = run.recorded, run.recorded.figures()
     steps = recorded.steps
 
     def curve(label: str, figure: Callable[[RankStep], float | None]) -> Series:
@@ -203,14 +195,10 @@ def charts(run: RecordedRun) -> list[Chart]:
         caption = f"What waits in the residual, in steps of updates, of the {len(series)} tensors with the most."
         panels = [_panel("lag", "steps of updates", series)]
         found.append(Chart(name="lag", caption=caption, panels=panels))
-    scores = {
-        "training loss": [(seconds, loss) for _, seconds, loss in recorded.scores("loss")],
-        "test accuracy": run.accuracies(),
-    }
     panels = [
-        Panel(title=name, x_label="seconds", y_label=name, series=[_series(name, points)])
-        for name, points in scores.items()
-        if points
+        Panel(title=f"{kind} {name}", x_label="seconds", y_label=name, series=[_series(name, points)])
+        for kind, name in (("training", "loss"), ("test", "accuracy"))
+        if (points := [(seconds, value) for _, seconds, value in recorded.scores(name)])
     ]
     if panels:
         found.append(Chart(name="scores", caption="Over the time of training.", panels=panels))
