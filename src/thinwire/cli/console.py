@@ -6,7 +6,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -193,19 +193,24 @@ def _widths(table: Table, room: int) -> list[int] | None:
     return None
 
 
-def show(table: Table) -> None:
-    """Prints a table; where its figures have no room, every cell on a line of its own."""
-    widths = _widths(table, console.width - 1 - 3 * len(table.header))
-    if widths is None:
-        cells = [
-            "\n".join(": ".join(filter(None, each)) for each in zip(table.header, line, strict=True))
-            for line in table.lines
-        ]
-        console.print("\n\n".join(filter(None, [table.title, *cells])), markup=False, highlight=False, soft_wrap=True)
-        return
-    shown = rich.table.Table(title=table.title and escape(table.title), title_justify="left")
-    for at, (name, width) in enumerate(zip(table.header, widths, strict=True)):
-        shown.add_column(escape(name), justify="left" if at < table.left else "right", overflow="fold", width=width)
-    for line in table.lines:
+def table(given: Table, widths: Sequence[int | None] | None = None) -> rich.table.Table:
+    """Returns a table as the terminal shows it; without widths, its columns find their own."""
+    shown = rich.table.Table(title=given.title and escape(given.title), title_justify="left")
+    for at, (name, width) in enumerate(zip(given.header, widths or [None] * len(given.header), strict=True)):
+        shown.add_column(escape(name), justify="left" if at < given.left else "right", overflow="fold", width=width)
+    for line in given.lines:
         shown.add_row(*map(escape, line))
-    console.print(shown)
+    return shown
+
+
+def show(given: Table) -> None:
+    """Prints a table; where its figures have no room, every cell on a line of its own."""
+    if (widths := _widths(given, console.width - 1 - 3 * len(given.header))) is not None:
+        console.print(table(given, widths))
+        return
+    cells = (
+        "\n".join(": ".join(filter(None, each)) for each in zip(given.header, line, strict=True))
+        for line in given.lines
+    )
+    text = "\n\n".join(filter(None, [given.title, *cells]))
+    console.print(text, markup=False, highlight=False, soft_wrap=True)

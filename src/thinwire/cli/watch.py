@@ -17,11 +17,12 @@ from rich.markup import escape
 from rich.text import Text
 
 from thinwire.cli import options
-from thinwire.cli.console import console, errors, write_json
+from thinwire.cli.console import console, errors, table, write_json
 from thinwire.cli.outputs import check_apart
 from thinwire.errors import ConfigError, TransportError
-from thinwire.quantities import counted, ms_text, nbytes_text, number_text, rate_text, seconds_text
+from thinwire.quantities import counted, ms_text, nbytes_text, rate_text, seconds_text
 from thinwire.reports.step_figures import Figures, RecordedSteps
+from thinwire.reports.training_page import tensors_table
 from thinwire.runtime.record_files import RecordAddress, RecordFile
 
 app = typer.Typer()
@@ -148,7 +149,9 @@ def frame(figures: Figures, source: str, tensors: int, *, damaged: int = 0, word
     for name, value in _lines(figures):
         grid.add_row(f"[bold]{name}[/]", escape(value))
     title = Text(f"{source}: step {figures.last_step:,}, {counted(figures.ranks, 'worker')}", style="bold")
-    listed = _tensors(figures, tensors)
+    listed = table(tensors_table(figures, tensors))
+    if (more := len(figures.tables) - tensors) > 0:
+        listed.caption = f"{more} more, which are smaller"
     return Group(title, grid, *([listed] if tensors else []), *below)
 
 
@@ -187,23 +190,3 @@ def _lines(figures: Figures) -> list[tuple[str, str]]:
     if figures.accuracy is not None:
         lines.append(("accuracy", f"{figures.accuracy:.2%}"))
     return lines
-
-
-def _tensors(figures: Figures, most: int) -> rich.table.Table:
-    listed = rich.table.Table()
-    for index, name in enumerate(("tensor", "codec", "values", "up", "down", "ratio", "lag", "residual norm")):
-        listed.add_column(name, justify="left" if index < 2 else "right", overflow="fold")
-    for each in figures.tables[:most]:
-        listed.add_row(
-            escape(each.table),
-            escape(each.codec) or "–",
-            f"{each.numel:,}",
-            nbytes_text(each.push_nbytes),
-            nbytes_text(each.pull_nbytes),
-            f"{each.ratio:.1f}×",
-            number_text(each.lag, ".1f"),
-            number_text(each.residual_norm, ".3g"),
-        )
-    if len(figures.tables) > most:
-        listed.caption = f"{len(figures.tables) - most} more, which are smaller"
-    return listed

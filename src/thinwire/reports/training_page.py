@@ -130,16 +130,15 @@ def figures_table(run: RecordedRun) -> Table:
     )
 
 
-def tensors_table(figures: Figures) -> Table:
+def tensors_table(figures: Figures, most: int = _ROWS) -> Table:
     """Returns a line for each of the largest tensors by bytes."""
     lines = [
         [
             *(each.table, each.codec or "–", f"{each.numel:,}"),
             *(nbytes_text(each.push_nbytes), nbytes_text(each.pull_nbytes), f"{each.ratio:.1f}×"),
-            number_text(each.lag, ".1f"),
-            number_text(each.residual_norm, ".3g"),
+            *(number_text(each.lag, ".1f"), number_text(each.residual_norm, ".3g")),
         ]
-        for each in figures.tables[:_ROWS]
+        for each in figures.tables[:most]
     ]
     return Table(["tensor", "codec", "values", "up", "down", "ratio", "lag", "residual norm"], lines, left=2)
 
