@@ -204,7 +204,7 @@ def _draw_panel(axes: Axes, panel: Panel, looks: dict[str, _Look]) -> dict[str, 
             axes.set_xticks(ticks, [f"{x:g}" for x in ticks])
             axes.set_xticks([], minor=True)
     axes.set(xlabel=panel.x_label, ylabel=panel.y_label, title=panel.title)
-    if panel.y_log:
+    if panel.y_log and any(y > 0 for series in panel.series for y in series.y):
         axes.set_yscale("log")
     axes.grid(alpha=0.3, axis="y" if panel.kind == "bars" else "both")
     return handles

@@ -203,11 +203,6 @@ class RecordedSteps:
         """The steps of which a table was recorded, in order."""
         return sorted(step for step, ranks in self._steps.items() if any(each.recorded for each in ranks.values()))
 
-    @property
-    def last_steps(self) -> dict[int, int]:
-        """The newest step of which each rank recorded a table, by rank."""
-        return dict(self._latest)
-
     def mean(self, step: int, figure: Callable[[RankStep], float | None]) -> float | None:
         """Returns a figure's mean over the ranks of one step that have it."""
         values = [value for each in self._steps[step].values() if (value := figure(each)) is not None]
