@@ -8,50 +8,41 @@ inside `with lazily()`.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Sequence
+import builtins
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from importlib.machinery import ModuleSpec, PathFinder
-from importlib.util import LazyLoader
-from typing import TYPE_CHECKING, Any, ClassVar
+from types import ModuleType, SimpleNamespace
+from typing import Any, ClassVar
 
 import typer
 from rich.markup import escape
 from typer.core import TyperCommand
 from typer.main import get_group
 
-if TYPE_CHECKING:
-    from types import ModuleType
+from thinwire.extras import LazyModule
 
 
-class _LazyFinder:
-    """Finds modules of ours, which then wait for the first use of one of their names."""
-
-    @staticmethod
-    def find_spec(name: str, path: Sequence[str] | None, target: object = None) -> ModuleSpec | None:
-        spec = PathFinder.find_spec(name, path) if path is not None and name.startswith("thinwire") else None
-        if spec is not None and spec.loader is not None:
-            spec.loader = LazyLoader(spec.loader)
-        return spec
+def _stand_in(name: str, _: Any = None, __: Any = None, names: tuple[str, ...] = (), ___: int = 0) -> SimpleNamespace:
+    return SimpleNamespace(**{each: LazyModule(f"{name}.{each}") for each in names})
 
 
 @contextmanager
 def lazily() -> Iterator[None]:
-    """Within it, an imported module of ours waits until one of its names is used.
+    """Within it, `from package import module` imports the module when one of its names is first used.
 
     Example:
         >>> with lazily():
-        ...     from thinwire.reports import codec_sample
-        >>> codec_sample.recorded()[0].codec
-        'fp32'
+        ...     from importlib import metadata
+        >>> type(metadata).__name__, callable(metadata.version)
+        ('LazyModule', True)
     """
-    finder: Any = _LazyFinder
-    sys.meta_path.insert(0, finder)
+    real = builtins.__import__
+    builtins.__import__ = _stand_in  # type: ignore[assignment]
     try:
         yield
     finally:
-        sys.meta_path.remove(finder)
+        builtins.__import__ = real
 
 
 class LazyCommand(TyperCommand):
