@@ -17,6 +17,9 @@ from thinwire.reports.step_sums import RankStep, TableSums
 from thinwire.telemetry import WARM_UP_EXCHANGES, StepRecord, warm_up_steps
 
 
+_MEANS = ("push_nbytes", "pull_nbytes", "plain_nbytes", "plain_way_nbytes", "encode_s", "decode_s", "wait_s")
+
+
 @dataclass(frozen=True, kw_only=True)
 class TableFigures:
     """One table: means over ranks and the steps since its codec changed last, and the latest residual.
@@ -177,10 +180,8 @@ class RecordedSteps:
     def _go_back(self, rank: int, step: int) -> None:
         if step == 0:
             self.runs += 1
-            self._steps.clear()
-            self._tables.clear()
-            self._latest.clear()
-            self._recorded.clear()
+            for each in (self._steps, self._tables, self._latest, self._recorded):
+                each.clear()
         for later in [each for each in self._steps if each >= step]:
             self._steps[later].pop(rank, None)
         for sums in self._tables.values():
@@ -256,10 +257,8 @@ class RecordedSteps:
         link = self.newest("link_bps")[0]
         links = [] if link is None else [each.link_bps for each in self._steps[link].values() if each.link_bps]
 
-        def mean(figure: Callable[[RankStep], float]) -> float:
-            return sum(map(figure, chosen)) / max(1, len(chosen))
-
-        push, pull, plain = mean(lambda e: e.push_nbytes), mean(lambda e: e.pull_nbytes), mean(lambda e: e.plain_nbytes)
+        means = {name: sum(map(attrgetter(name), chosen)) / max(1, len(chosen)) for name in _MEANS}
+        travelled = means["push_nbytes"] + means["pull_nbytes"]
         return Figures(
             steps=len(steps),
             warm_up=warm_up if newest else 0,
@@ -267,14 +266,8 @@ class RecordedSteps:
             ranks=len(self._latest),
             step_s=statistics.fmean(seconds) if seconds else None,
             median_step_s=statistics.median(seconds) if seconds else None,
-            push_nbytes=push,
-            pull_nbytes=pull,
-            plain_nbytes=plain,
-            plain_way_nbytes=mean(lambda each: each.plain_way_nbytes),
-            ratio=plain / (push + pull) if push + pull else 0.0,
-            encode_s=mean(lambda each: each.encode_s),
-            decode_s=mean(lambda each: each.decode_s),
-            wait_s=mean(lambda each: each.wait_s),
+            **means,
+            ratio=means["plain_nbytes"] / travelled if travelled else 0.0,
             lag=None if lagging is None else lagging.lag,
             lag_table="" if lagging is None else lagging.table,
             loss=self.newest("loss")[1],

@@ -146,13 +146,13 @@ def tensors_table(figures: Figures, most: int = _ROWS) -> Table:
 def charts(run: RecordedRun) -> list[Chart]:
     """Returns the charts of what was recorded."""
     recorded, figures = run.recorded, run.recorded.figures()
-    steps = recorded.steps
+    steps, seconds = recorded.steps, list(recorded.step_seconds().items())
 
     def curve(label: str, figure: Callable[[RankStep], float | None]) -> Series:
         return _series(label, [(step, value) for step in steps if (value := recorded.mean(step, figure)) is not None])
 
-    seconds = [_series("step", list(recorded.step_seconds().items()))] if recorded.step_seconds() else []
-    parts = [
+    times = [
+        *([_series("step", seconds)] if seconds else []),
         curve("encode", lambda each: each.encode_s),
         curve("decode and apply", lambda each: each.decode_s),
         curve("wait", lambda each: each.wait_s),
@@ -169,39 +169,35 @@ def charts(run: RecordedRun) -> list[Chart]:
         Series(label="up", x=names, y=[each.push_nbytes for each in largest]),
         Series(label="down", x=names, y=[each.pull_nbytes for each in largest]),
     ]
-    found = [
-        Chart(
-            name="time",
-            caption="Seconds a step, means over workers: between the ends of two steps, and what exchanges took of it. "
-            "The first steps compile, hence the logarithm.",
-            panels=[_panel("time of a step", "seconds", [*seconds, *parts], y_log=True)],
-        ),
-        Chart(
-            name="bytes",
-            caption="Payload of a worker's step by direction, and how many times more its values take uncompressed.",
-            panels=[_panel("payload", "bytes", ways, y_log=True), _panel("ratio", "times less", [ratio])],
-        ),
-        Chart(
-            name="tensors",
-            caption=f"The {len(largest)} largest of {len(figures.tables)} tensors by payload a step.",
-            panels=[Panel(title="by tensor", x_label="", y_label="bytes a step", series=bars, kind="bars")],
-        ),
-    ]
     lags = recorded.lag_curves()
-    worst = sorted((each for each in figures.tables if each.table in lags), key=lambda each: -(each.lag or 0))
-    if worst:
-        series = [_series(each.table, lags[each.table]) for each in worst[:_CURVES]]
-        caption = f"What waits in the residual, in steps of updates, of the {len(series)} tensors with the most."
-        panels = [_panel("lag", "steps of updates", series)]
-        found.append(Chart(name="lag", caption=caption, panels=panels))
-    panels = [
+    worst = sorted((each for each in figures.tables if each.table in lags), key=lambda each: -(each.lag or 0))[:_CURVES]
+    waiting = [_series(each.table, lags[each.table]) for each in worst]
+    scores = [
         Panel(title=f"{kind} {name}", x_label="seconds", y_label=name, series=[_series(name, points)])
         for kind, name in (("training", "loss"), ("test", "accuracy"))
         if (points := [(seconds, value) for _, seconds, value in recorded.scores(name)])
     ]
-    if panels:
-        found.append(Chart(name="scores", caption="Over the time of training.", panels=panels))
-    return found
+    found = {
+        "time": (
+            "Seconds a step, means over workers: between the ends of two steps, and the parts of its exchange. The "
+            "first steps compile, hence the logarithm.",
+            [_panel("time of a step", "seconds", times, y_log=True)],
+        ),
+        "bytes": (
+            "Payload of a worker's step by direction, and how many times more its values take uncompressed.",
+            [_panel("payload", "bytes", ways, y_log=True), _panel("ratio", "times less", [ratio])],
+        ),
+        "tensors": (
+            f"The {len(largest)} largest of {len(figures.tables)} tensors by payload a step.",
+            [Panel(title="by tensor", x_label="", y_label="bytes a step", series=bars, kind="bars")],
+        ),
+        "lag": (
+            f"The part that waits in the residual, in steps of updates, of the {len(worst)} tensors with the most.",
+            [_panel("lag", "steps of updates", waiting)] if waiting else [],
+        ),
+        "scores": ("Over the time of training.", scores),
+    }
+    return [Chart(name=name, caption=said, panels=panels) for name, (said, panels) in found.items() if panels]
 
 
 def _panel(title: str, unit: str, series: Sequence[Series], *, y_log: bool = False) -> Panel:

@@ -28,10 +28,7 @@ _LOOK_S = 0.1
 
 @contextmanager
 def claimed(path: Path, *, resumes: bool = False) -> Iterator[None]:
-    """Keeps a path of checkpoints for this process while the context lasts.
-
-    Where no lock can be made at all, as on a disk that is full, it does without: whether checkpoints can be written
-    is found out by whoever writes them.
+    """Keeps a path of checkpoints for this process while the context lasts; without a lock where none can be made.
 
     Args:
         path: of the file.
@@ -39,15 +36,6 @@ def claimed(path: Path, *, resumes: bool = False) -> Iterator[None]:
 
     Raises:
         ConfigError: another process writes there.
-
-    Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "state"
-        >>> with claimed(path):
-        ...     os.listdir(path.parent)
-        ['state.lock']
-        >>> os.listdir(path.parent)
-        []
     """
     lock, began, told = path.with_name(path.name + LOCK), time.monotonic(), False
     with ExitStack() as stack:
