@@ -58,7 +58,8 @@ def write_json(path: Path | None, data: object) -> None:
     """
     if path is None:
         return
-    text = msgspec.json.format(_json(data), indent=2) + b"\n"  # not by json, which writes NaN
+    # Not by json, which writes NaN.
+    text = msgspec.json.format(msgspec.json.encode(_printable(msgspec.to_builtins(data))), indent=2) + b"\n"
     if path != STANDARD_OUTPUT:
         write_file(path, text)
         say_wrote(path)
@@ -70,14 +71,8 @@ def write_json(path: Path | None, data: object) -> None:
         sys.stdout.buffer.flush()
 
 
-def _json(data: object) -> bytes:
-    try:
-        return msgspec.json.encode(data)
-    except UnicodeEncodeError:  # of a file whose name is not UTF-8
-        return msgspec.json.encode(_printable(msgspec.to_builtins(data)))
-
-
 def _printable(value: Any) -> Any:
+    """Returns data whose texts UTF-8 can hold, such as names of files."""
     if isinstance(value, dict):
         return {_printable(key): _printable(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
@@ -110,11 +105,11 @@ class Told:
             print(line, flush=True, file=sys.stderr if console.stderr else sys.stdout)
         except OSError as error:
             self._ended = True
-            if console.stderr:
-                return
-            drop_output()
-            with suppress(OSError):
-                errors.print(f"standard output takes no more lines ({error.strerror}); all else goes on", markup=False)
+            if not console.stderr:
+                drop_output()
+                with suppress(OSError):
+                    said = f"standard output takes no more lines ({error.strerror}); all else goes on"
+                    errors.print(said, markup=False)
 
 
 class Lines:

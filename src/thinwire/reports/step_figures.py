@@ -16,7 +16,6 @@ from operator import attrgetter
 from thinwire.reports.step_sums import RankStep, TableSums
 from thinwire.telemetry import WARM_UP_EXCHANGES, StepRecord, warm_up_steps
 
-
 _MEANS = ("push_nbytes", "pull_nbytes", "plain_nbytes", "plain_way_nbytes", "encode_s", "decode_s", "wait_s")
 
 
