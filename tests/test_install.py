@@ -73,11 +73,10 @@ print(command("demo", "--link", "none", "--png", "demo.png"))
 print(command("compare"))
 print(command("reproduce", "3lc-table-1"))
 
-from thinwire.presentation.charts import Chart, Panel, Series, to_matplotlib, to_plotly
+from thinwire.presentation.charts import Chart, Panel, Series, to_matplotlib
 
 panel = Panel(title="", x_label="", y_label="", series=[Series(label="a", x=[1.0], y=[1.0])])
-for drawn in (to_matplotlib, to_plotly):
-    print(told(lambda: drawn(Chart(name="one", caption="", panels=[panel]))))
+print(told(lambda: to_matplotlib(Chart(name="one", caption="", panels=[panel]))))
 """
 
 
@@ -91,10 +90,8 @@ def test_without_the_extras_hooks_work_and_everything_else_says_what_to_install(
         "error: the command thinwire needs typer and rich, which are not installed: pip install typer rich",
         *["error: a parameter server needs grpc, which is not installed: pip install grpcio"] * 2,
         "error: the picture of --png needs matplotlib, which is not installed: pip install matplotlib",
-        "error: report.html needs matplotlib, which is not installed: pip install matplotlib",
-        "error: report.html needs plotly and matplotlib, which are not installed: pip install plotly matplotlib",
+        *["error: report.html needs matplotlib, which is not installed: pip install matplotlib"] * 2,
         "a picture needs matplotlib, which is not installed: pip install matplotlib",
-        "an interactive chart needs plotly, which is not installed: pip install plotly",
     ]
     assert done.stdout.splitlines() == expected
 
@@ -200,7 +197,7 @@ def test_wheel_and_source_archive_install_into_a_fresh_environment(tmp_path: Pat
     [folder] = fresh.glob("lib/python*/site-packages")
     run(python, "-m", "pip", "install", "--no-deps", "--no-index", direct)
     base = closure(PROJECT["dependencies"])
-    assert not base.keys() & {"grpcio", "typer", "rich", "matplotlib", "plotly", "prometheus-client"}
+    assert not base.keys() & {"grpcio", "typer", "rich", "matplotlib", "prometheus-client"}
     link(base, folder)
     code = """
 import importlib.util as find, thinwire.hooks.ddp, thinwire.hooks.fsdp, thinwire.hooks.distribute, thinwire as tw

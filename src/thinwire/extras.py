@@ -17,7 +17,6 @@ from thinwire.errors import ConfigError
 DISTRIBUTIONS = {
     "grpc": "grpcio",
     "matplotlib": "matplotlib",
-    "plotly": "plotly",
     "prometheus_client": "prometheus-client",
     "ray": "ray[train]",
     "rich": "rich",
@@ -55,8 +54,8 @@ def missing(what: str, *modules: str) -> ConfigError:
     Example:
         >>> print(missing("a parameter server", "grpc"))
         a parameter server needs grpc, which is not installed: pip install grpcio
-        >>> print(missing("report.html", "plotly", "matplotlib"))
-        report.html needs plotly and matplotlib, which are not installed: pip install plotly matplotlib
+        >>> print(missing("a server", "grpc", "typer"))
+        a server needs grpc and typer, which are not installed: pip install grpcio typer
     """
     packages = " ".join(shlex.quote(DISTRIBUTIONS[module]) for module in modules)
     needed, are = " and ".join(modules), "is" if len(modules) == 1 else "are"

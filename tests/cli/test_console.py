@@ -23,18 +23,6 @@ def test_names_stay_whole_where_there_is_room_and_figures_always(
     assert ("3lc[sparsity=1.75]" in shown, shown.count("22.8")) == (whole, columns)
 
 
-def test_a_table_that_is_too_wide_is_turned_where_that_helps(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    workers = [str(2**power) for power in range(11)]
-    lines = [[name, *(f"{number} ms" for number in workers)] for name in ("fp32", "3lc[s=1.75]", "local2")]
-    monkeypatch.setattr(printing, "console", Console(width=80))
-    printing.show(Table(["workers", *workers], lines, "A step"))
-    shown = capsys.readouterr().out
-    assert "1024 ms" in shown and "3lc[s=1.75]" in shown and "A step" in shown
-    assert max(map(len, shown.splitlines())) <= 80 and len(shown.splitlines()) == 4 + 1 + len(workers)
-
-
 def test_where_no_table_has_room_every_cell_has_a_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

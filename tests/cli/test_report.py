@@ -6,8 +6,6 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from tests.cli.commands import Result
 from tests.reports.test_step_figures import training
 from thinwire.runtime.metrics import JsonLines
@@ -23,7 +21,6 @@ def record_steps(file: Path) -> None:
 
 
 def test_the_page_is_written_and_the_verdict_printed(command: Command, tmp_path: Path) -> None:
-    pytest.importorskip("plotly")
     steps = tmp_path / "run" / "steps.jsonl"
     steps.parent.mkdir()
     record_steps(steps)

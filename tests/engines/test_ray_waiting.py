@@ -86,7 +86,7 @@ def test_time_is_over_though_actors_answer_that_they_have_nothing_to_say(monkeyp
         monkeypatch.setattr(ray_engine, "ray", StandIn())
         with RayEngine([Up], {"server": {"CPU": 1.0}, "worker 0": {"CPU": 1.0}}) as engine:
             engine.start(role, [sys.executable, "-c", "import time; time.sleep(600)"], host=role)
-            engine.wait_started()
+            assert set(engine.pids) == {role}
             began = time.monotonic()
             if ends:
                 with pytest.raises(EngineError, match=ends):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,12 +11,11 @@ from torch import nn
 
 from thinwire.errors import ConfigError
 from thinwire.planner import exchange_work, other_work
-from thinwire.planner.costs import TensorCosts
 from thinwire.planner.exchange_work import NONE, measure_exchange_work
 from thinwire.planner.other_work import OtherWork
+from thinwire.planner.predictions import Round, check_share
 from thinwire.planner.profile import Profile, profile
-from thinwire.planner.rounds import Round, check_share
-from thinwire.planner.utilisation import Sample
+from thinwire.planner.step_time import TensorCosts
 from thinwire.policies.designs import design
 
 
@@ -58,20 +58,15 @@ def test_nothing_is_said_of_local_updates_and_of_very_large_models(
 def test_others_are_told_of_where_they_are_in_the_way(
     busy_s: float, own_s: float, told: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    samples = iter([Sample(0.0, 7.0, 100.0, {}, {}), Sample(10.0, 7.0 + busy_s, 120.0, {}, {})])
-    own = iter([3.0, 3.0 + own_s])
-    monkeypatch.setattr(other_work, "_machine", lambda: next(samples))
-    monkeypatch.setattr(other_work, "_own_s", lambda: next(own))
+    seconds = iter([(100.0, 7.0, 3.0), (120.0, 7.0 + busy_s, 3.0 + own_s)])
+    monkeypatch.setattr(other_work, "_seconds", lambda: next(seconds))
     remark = OtherWork().remark()
     assert (remark is None) == (told is None)
     assert told is None or f"took {told} of this machine's processors" in (remark or "")
 
 
-def test_a_system_that_does_not_say_is_no_reason_to_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(_: object) -> Sample:
-        raise FileNotFoundError
-
-    monkeypatch.setattr(other_work, "sample", missing)
+def test_a_system_that_does_not_say_is_no_reason_to_fail(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(other_work, "Path", lambda _: tmp_path / "missing")
     assert OtherWork().remark() is None
 
 

@@ -12,9 +12,9 @@ from thinwire import plan
 from thinwire.collective.residuals import Partitions
 from thinwire.errors import ConfigError
 from thinwire.hooks.planning import make_plan
-from thinwire.planner.costs import TensorCosts
 from thinwire.planner.places import among_ranks, largest_share, on_servers
 from thinwire.planner.profile import Profile, TensorSeconds, profile
+from thinwire.planner.step_time import TensorCosts
 from thinwire.policies.designs import design
 
 
@@ -67,13 +67,8 @@ def test_servers_that_training_refuses_are_refused_before_anything_is_measured()
 
 
 def costs_of(measured: Profile, bits: float) -> dict[str, TensorCosts]:
-    found = {}
-    for each in measured.tensors:
-        nbytes = math.prod(each.shape) * bits / 8
-        found[each.name] = TensorCosts(
-            encode_s=0, decode_s=0, push_nbytes=nbytes, pull_nbytes=nbytes, server_push_s=0, server_update_s=0
-        )
-    return found
+    nbytes = {each.name: math.prod(each.shape) * bits / 8 for each in measured.tensors}
+    return {name: TensorCosts(push_nbytes=each, pull_nbytes=each) for name, each in nbytes.items()}
 
 
 def owners(owned: Partitions) -> list[list[int]]:

@@ -5,20 +5,18 @@ from __future__ import annotations
 import shlex
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from thinwire.cli import options
 from thinwire.cli.console import console, write_json
-from thinwire.cli.lazy import lazy
+from thinwire.cli.lazy import lazily
 from thinwire.cli.outputs import check_apart
 from thinwire.errors import ConfigError
 
-if TYPE_CHECKING:
+with lazily():
     from thinwire.security import certificates, starter
-else:
-    certificates, starter = lazy("thinwire.security.certificates"), lazy("thinwire.security.starter")
 
 app = typer.Typer()
 

@@ -6,7 +6,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from thinwire.cli.outputs import STANDARD_OUTPUT
 from thinwire.engines.events import Event
 from thinwire.errors import ConfigError, ThinwireError
-from thinwire.presentation.charts import Chart, to_matplotlib
+from thinwire.presentation.charts import Chart, draw
 from thinwire.presentation.tables import Table
-from thinwire.presentation.whole_files import printable, write_whole
+from thinwire.presentation.whole_files import printable, write_file
 
 
 class Interrupted(ThinwireError):
@@ -56,32 +56,23 @@ def write_json(path: Path | None, data: object) -> None:
     Raises:
         ConfigError: the file cannot be written, or standard output is closed.
     """
-    if path is not None:
-        # msgspec's own JSON, for it writes null where json would write NaN, which most readers refuse.
-        text = msgspec.json.format(_json(data), indent=2) + b"\n"
-        if path == STANDARD_OUTPUT:
-            if sys.stdout is None:
-                raise ConfigError("--json -: standard output is closed; open it, or give --json a file")
-            sys.stdout.flush()
-            sys.stdout.buffer.write(text)  # JSON is UTF-8, whatever a terminal shows
-            sys.stdout.buffer.flush()
-            return
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(path, text)
-        except OSError as error:
-            raise ConfigError(f"{path} cannot be written: {error.strerror}. Choose another --json file") from error
+    if path is None:
+        return
+    # Not by json, which writes NaN.
+    text = msgspec.json.format(msgspec.json.encode(_printable(msgspec.to_builtins(data))), indent=2) + b"\n"
+    if path != STANDARD_OUTPUT:
+        write_file(path, text)
         say_wrote(path)
-
-
-def _json(data: object) -> bytes:
-    try:
-        return msgspec.json.encode(data)
-    except UnicodeEncodeError:  # of a file whose name is not UTF-8
-        return msgspec.json.encode(_printable(msgspec.to_builtins(data)))
+    elif sys.stdout is None:
+        raise ConfigError("--json -: standard output is closed; open it, or give --json a file")
+    else:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(text)  # JSON is UTF-8, whatever a terminal shows
+        sys.stdout.buffer.flush()
 
 
 def _printable(value: Any) -> Any:
+    """Returns data whose texts UTF-8 can hold, such as names of files."""
     if isinstance(value, dict):
         return {_printable(key): _printable(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
@@ -114,11 +105,11 @@ class Told:
             print(line, flush=True, file=sys.stderr if console.stderr else sys.stdout)
         except OSError as error:
             self._ended = True
-            if console.stderr:
-                return
-            drop_output()
-            with suppress(OSError):
-                errors.print(f"standard output takes no more lines ({error.strerror}); all else goes on", markup=False)
+            if not console.stderr:
+                drop_output()
+                with suppress(OSError):
+                    said = f"standard output takes no more lines ({error.strerror}); all else goes on"
+                    errors.print(said, markup=False)
 
 
 class Lines:
@@ -163,11 +154,7 @@ def busy(text: str) -> Iterator[Callable[[str], None]]:
 
 def save_picture(chart: Chart, path: Path) -> None:
     """Draws a chart, writes it to `path` and says so. Raises ConfigError where it cannot be written."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        to_matplotlib(chart).savefig(path)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}. Choose another file for the picture") from error
+    draw(chart, path)
     say_wrote(path)
 
 
@@ -177,76 +164,48 @@ def report(event: Event) -> None:
     sys.stdout.flush()
 
 
-def _word(text: str) -> int:
-    return max(map(cell_len, text.split()), default=0)
+def _longest(texts: Iterable[str]) -> int:
+    return max(map(cell_len, texts), default=0)
 
 
-def _least(table: Table) -> list[int]:
-    """Returns how wide columns are at least: figures stay whole, names are broken between words."""
-    return [
-        max([(_word if at < table.left else cell_len)(line[at]) for line in table.lines], default=0)
-        for at in range(len(table.header))
-    ]
+def _widths(table: Table, room: int) -> list[int] | None:
+    """Returns the columns' widths, in which figures stay whole and names break between words; None: there is no room.
 
-
-def _fits(table: Table, width: int) -> bool:
-    """Whether there is room for all cells, their heads broken where need be."""
-    return sum(_least(table)) + 3 * len(table.header) < width
-
-
-def _turned(table: Table, width: int) -> Table:
-    """Returns a table as it is, or with lines as columns where only so all figures fit and no word is broken.
-
-    >>> table = Table(["design", "1", "2", "4"], [["3lc", "10.5 ms", "11.5 ms", "12.5 ms"]])
-    >>> _turned(table, width=80) is table, _turned(table, width=24).lines[0]
-    (True, ['1', '10.5 ms'])
+    >>> _widths(Table(["a", "two words"], [["name", "1.5"]]), room=74), _widths(Table(["a", "b"], [["name", "1"]]), 4)
+    ([4, 9], None)
+    >>> _widths(Table(["", ""], [["ten words " * 2, "ten words " * 4]], left=2), room=30)
+    [11, 19]
     """
-    if table.left != 1 or _fits(table, width):
-        return table
-    lines = [[name, *(line[at] for line in table.lines)] for at, name in enumerate(table.header) if at]
-    turned = Table(["", *(line[0] for line in table.lines)], lines, table.title)
-    needed = map(max, _least(turned), map(_word, turned.header))
-    return turned if sum(needed) + 3 * len(turned.header) < width else table
+    columns = [[line[at] for line in table.lines] for at in range(len(table.header))]
+    figures = [_longest(" ".join(cells).split() if at < table.left else cells) for at, cells in enumerate(columns)]
+    heads = [max(least, _longest(name.split())) for least, name in zip(figures, table.header, strict=True)]
+    whole = [max(cell_len(name), _longest(cells)) for name, cells in zip(table.header, columns, strict=True)]
+    for least in (heads, figures):
+        if (left := room - sum(least)) >= 0:
+            lacks = [full - now for full, now in zip(whole, least, strict=True)]
+            share = min(1.0, left / max(1, sum(lacks)))
+            return [now + int(share * lack) for now, lack in zip(least, lacks, strict=True)]
+    return None
 
 
-def _widths(table: Table, width: int) -> list[int | None]:
-    """Returns the columns' widths, none where they find themselves.
-
-    >>> _widths(Table(["a", "two words"], [["name", "1.5"]]), width=80)
-    [None, None]
-    >>> _widths(Table(["a", "two words"], [["name", "1.5"]]), width=17)
-    [4, 6]
-    >>> _widths(Table(["", ""], [["ten words " * 2, "ten words " * 4]], left=2), width=37)
-    [10, 20]
-    """
-    found, words = _least(table), [_word(name) for name in table.header]
-    whole = [max(map(cell_len, [name, *(line[at] for line in table.lines)])) for at, name in enumerate(table.header)]
-    room = width - 1 - sum(found) - 3 * len(found)
-    if sum(whole) - sum(found) <= room:
-        return [None] * len(found)
-    for _ in range(room):  # whole words first, then as few lines as there can be
-        lacks = [(max(0, word - now), most / max(1, now)) for word, most, now in zip(words, whole, found, strict=True)]
-        found[lacks.index(max(lacks))] += 1
-    return list(found)
-
-
-def show(table: Table) -> None:
-    """Prints a table. Where there is room for all cells but not for all heads, heads alone are broken.
-
-    Where there is room for the cells only with lines as columns, it is turned; where neither way, every cell has a
-    line of its own.
-    """
-    table = _turned(table, console.width)
-    if not _fits(table, console.width):
-        cells = [
-            "\n".join(": ".join(filter(None, each)) for each in zip(table.header, line, strict=True))
-            for line in table.lines
-        ]
-        console.print("\n\n".join(filter(None, [table.title, *cells])), markup=False, highlight=False, soft_wrap=True)
-        return
-    shown = rich.table.Table(title=table.title and escape(table.title), title_justify="left")
-    for index, (name, width) in enumerate(zip(table.header, _widths(table, console.width), strict=True)):
-        shown.add_column(escape(name), justify="left" if index < table.left else "right", overflow="fold", width=width)
-    for line in table.lines:
+def table(given: Table, widths: Sequence[int | None] | None = None) -> rich.table.Table:
+    """Returns a table as the terminal shows it; without widths, its columns find their own."""
+    shown = rich.table.Table(title=given.title and escape(given.title), title_justify="left")
+    for at, (name, width) in enumerate(zip(given.header, widths or [None] * len(given.header), strict=True)):
+        shown.add_column(escape(name), justify="left" if at < given.left else "right", overflow="fold", width=width)
+    for line in given.lines:
         shown.add_row(*map(escape, line))
-    console.print(shown)
+    return shown
+
+
+def show(given: Table) -> None:
+    """Prints a table; where its figures have no room, every cell on a line of its own."""
+    if (widths := _widths(given, console.width - 1 - 3 * len(given.header))) is not None:
+        console.print(table(given, widths))
+        return
+    cells = (
+        "\n".join(": ".join(filter(None, each)) for each in zip(given.header, line, strict=True))
+        for line in given.lines
+    )
+    text = "\n\n".join(filter(None, [given.title, *cells]))
+    console.print(text, markup=False, highlight=False, soft_wrap=True)

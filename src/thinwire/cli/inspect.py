@@ -9,14 +9,14 @@ from __future__ import annotations
 from dataclasses import asdict
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from thinwire import frames
 from thinwire.cli import options
 from thinwire.cli.console import console, show, write_json
-from thinwire.cli.lazy import lazy
+from thinwire.cli.lazy import lazily
 from thinwire.cli.outputs import check_apart
 from thinwire.errors import ConfigError, FrameError
 from thinwire.extras import LAB
@@ -26,11 +26,9 @@ from thinwire.presentation.tables import Table
 from thinwire.reports import codec_sample
 from thinwire.version import VERSION
 
-if TYPE_CHECKING:
+with lazily():
     from thinwire import codecs as registered
     from thinwire.policies import designs as shipped
-else:
-    registered, shipped = lazy("thinwire.codecs"), lazy("thinwire.policies.designs")
 
 app = typer.Typer()
 
@@ -77,22 +75,19 @@ def _frame(file: Path, json: Path | None) -> None:
         parsed = frames.parse(content)
     except FrameError as error:
         raise FrameError(f"{file}: {error}") from error
-    set_flags = [flag.name or "" for flag in Flags if flag & parsed.flags]
+    flags = [flag.name or "" for flag in Flags if flag & parsed.flags]
+    scales, payload = parsed.scales, len(parsed.payload)
     rows: list[tuple[str, Any, str]] = [
         ("codec", parsed.codec, f"number {CODEC_NUMBERS.get(parsed.codec, 0)} on the wire; 0 is a codec sent by name"),
         ("version", parsed.version, "of the frame format"),
         ("dtype", parsed.dtype, "of the tensor that was encoded, and of the one that comes out"),
         ("shape", list(parsed.shape), "of the tensor"),
         ("values", parsed.size, "their number"),
-        ("flags", set_flags, "; ".join(_FLAGS.get(name, "the codec's own, see below") for name in set_flags)),
-        (
-            "scales",
-            list(parsed.scales[:8]),
-            f"numbers in full precision beside the payload; {len(parsed.scales)} in all",
-        ),
+        ("flags", flags, "; ".join(_FLAGS.get(name, "the codec's own, see below") for name in flags)),
+        ("scales", list(scales[:8]), f"numbers in full precision beside the payload; {len(scales)} in all"),
         ("frame_bytes", len(content), "header, payload and checksum"),
-        ("header_bytes", len(content) - len(parsed.payload), "all but the payload; 8 of them are the checksum"),
-        ("payload_bytes", len(parsed.payload), "what the papers count"),
+        ("header_bytes", len(content) - payload, "all but the payload; 8 of them are the checksum"),
+        ("payload_bytes", payload, "as papers count"),
         ("bits_per_value", parsed.bits_per_value, "of the payload"),
         ("payload_head", bytes(parsed.payload[:16]).hex(" "), "its first bytes"),
     ]
@@ -102,8 +97,7 @@ def _frame(file: Path, json: Path | None) -> None:
         if parsed.zstd:
             rows.append(("payload_before_zstd", len(opened.frame.payload), "bytes; the codec's fields are in these"))
         values = registered.decode(content).double()
-        for name, (value, meaning) in opened.explain().items():
-            fields.append({"name": name, "value": value, "meaning": meaning})
+        fields = [{"name": name, "value": each[0], "meaning": each[1]} for name, each in opened.explain().items()]
         rows += [
             ("decoded_min", float(values.min()), "the smallest decoded value"),
             ("decoded_max", float(values.max()), "the largest decoded value"),

@@ -1,16 +1,19 @@
 """Imports that wait: a command's module until the command is chosen, and what it computes with until it runs.
 
-Strategy: importing torch takes longer than everything else that `--help` and a misspelt option need, so neither may
-import it. The table of commands in `main` names modules and one-line descriptions; `add_lazy` adds a command whose
-module is imported when the command is chosen. A command's module declares options only, and `lazy` stands for the
-modules that its body computes with. This is the one place of thinwire that imports inside a function; files that
-use `lazy` name the same modules under TYPE_CHECKING, where the type checker and the import contract read them.
+Importing torch takes longer than everything else that `--help` and a misspelt option need, so neither may import it.
+The table of commands in `main` names modules and one-line descriptions; `add_lazy` adds a command whose module is
+imported when the command is chosen. A command's module declares options only, and imports what its body computes with
+inside `with lazily()`.
 """
 
 from __future__ import annotations
 
+import builtins
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar
+from types import ModuleType, SimpleNamespace
+from typing import Any, ClassVar
 
 import typer
 from rich.markup import escape
@@ -19,19 +22,27 @@ from typer.main import get_group
 
 from thinwire.extras import LazyModule
 
-if TYPE_CHECKING:
-    from types import ModuleType
+
+def _stand_in(name: str, _: Any = None, __: Any = None, names: tuple[str, ...] = (), ___: int = 0) -> SimpleNamespace:
+    return SimpleNamespace(**{each: LazyModule(f"{name}.{each}") for each in names})
 
 
-def lazy(name: str) -> Any:
-    """Returns what stands for a module until it is used.
+@contextmanager
+def lazily() -> Iterator[None]:
+    """Within it, `from package import module` imports the module when one of its names is first used.
 
     Example:
-        >>> fractions = lazy("fractions")
-        >>> fractions.Fraction(1, 3)
-        Fraction(1, 3)
+        >>> with lazily():
+        ...     from importlib import metadata
+        >>> type(metadata).__name__, callable(metadata.version)
+        ('LazyModule', True)
     """
-    return LazyModule(name)
+    real = builtins.__import__
+    builtins.__import__ = _stand_in  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        builtins.__import__ = real
 
 
 class LazyCommand(TyperCommand):

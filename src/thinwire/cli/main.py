@@ -9,7 +9,7 @@ import sys
 import warnings
 from contextlib import suppress
 from importlib.metadata import entry_points
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.markup import escape
@@ -42,31 +42,35 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-COMMANDS: dict[str, dict[str, str]] = {
-    "server": {
-        "server": "Serve one training: the first worker brings the model and the optimizer; ends when all workers "
-        "have left.",
-    },
-    "certs": {
-        "certs": "Make a certificate authority, a server's and workers' certificates, and tokens. Nothing is "
-        "overwritten.",
-    },
-    "plan": {"plan": "Predict the seconds of a step by design, link and workers, and say whether compression pays."},
-    "watch": {"watch": "Show a training while it runs: speed, bytes, ratio, lag and its largest tensors."},
-    "report": {
-        "report": "Make one page of a training's step records: times, bytes, ratio, lag, accuracy, and a verdict.",
-    },
-    "inspect": {
-        "inspect": "Explain the bytes of a frame; list codecs, models or data sets. (Designs: `thinwire designs`.)",
-        "codecs": "List every codec with its ratio and relative error on real gradients, as recorded.",
-        "designs": "List designs with every choice spelled out: codecs both ways, consistency, placement and the rest.",
-    },
+COMMANDS: dict[str, tuple[str, str]] = {
+    "server": (
+        "server",
+        "Serve one training: the first worker brings the model and the optimizer; ends when all workers have left.",
+    ),
+    "certs": (
+        "certs",
+        "Make a certificate authority, a server's and workers' certificates, and tokens. Nothing is overwritten.",
+    ),
+    "plan": ("plan", "Predict the seconds of a step by design, link and workers, and say whether compression pays."),
+    "watch": ("watch", "Show a training while it runs: speed, bytes, ratio, lag and its largest tensors."),
+    "report": (
+        "report",
+        "Make one page of a training's step records: times, bytes, ratio, lag, accuracy, and a verdict.",
+    ),
+    "inspect": (
+        "inspect",
+        "Explain the bytes of a frame; list codecs, models or data sets. (Designs: `thinwire designs`.)",
+    ),
+    "codecs": ("inspect", "List every codec with its ratio and relative error on real gradients, as recorded."),
+    "designs": (
+        "inspect",
+        "List designs with every choice spelled out: codecs both ways, consistency, placement and the rest.",
+    ),
 }
-"""Module of `thinwire.cli` and, by the command's name, the first paragraph of its description."""
+"""By the command's name: its module in `thinwire.cli`, and the first paragraph of its description."""
 
-for _module, _described in COMMANDS.items():
-    for _name, _about in _described.items():
-        add_lazy(app, _name, _about, f"thinwire.cli.{_module}")
+for _name, (_module, _about) in COMMANDS.items():
+    add_lazy(app, _name, _about, f"thinwire.cli.{_module}")
 for _point in entry_points(group="thinwire.commands"):
     load(_point)(app)
 
@@ -142,6 +146,11 @@ def _output_fails() -> bool:
     return False
 
 
+def _fail(said: object, status: int) -> NoReturn:
+    errors.print(f"[red]error:[/] {escape(str(said))}", highlight=False, soft_wrap=True)
+    sys.exit(status)
+
+
 def run() -> None:
     """Runs the command; an error that we raised on purpose is one line on standard error, not a traceback."""
     warnings.showwarning = _show_warning
@@ -152,24 +161,17 @@ def run() -> None:
     except ModuleNotFoundError as error:
         if (library := (error.name or "").partition(".")[0]) not in DISTRIBUTIONS:
             raise
-        errors.print(f"[red]error:[/] {escape(str(missing('this command', library)))}", highlight=False, soft_wrap=True)
-        sys.exit(2)
-    except ConfigError as error:
-        errors.print(f"[red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
-        sys.exit(2)
+        _fail(missing("this command", library), 2)
     except ThinwireError as error:
-        errors.print(f"[red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
-        sys.exit(INTERRUPTED if isinstance(error, Interrupted) else 1)
+        status = 2 if isinstance(error, ConfigError) else INTERRUPTED if isinstance(error, Interrupted) else 1
+        _fail(error, status)
     except PermissionError as error:  # of a folder that was looked into; where files are written says more
-        errors.print(f"[red]error:[/] {escape(f'{error.filename}: {error.strerror}')}", highlight=False, soft_wrap=True)
-        sys.exit(2)
+        _fail(f"{error.filename}: {error.strerror}", 2)
     except OSError as error:
         if not _output_fails():
             raise
         drop_output()
-        said = f"standard output cannot be written: {error.strerror}"
-        errors.print(f"[red]error:[/] {escape(said)}", highlight=False, soft_wrap=True)
-        sys.exit(2)
+        _fail(f"standard output cannot be written: {error.strerror}", 2)
     except SystemExit as end:
         if end.code == INTERRUPTED:
             errors.print("interrupted; every process was stopped")

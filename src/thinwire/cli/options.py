@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +10,9 @@ import typer
 
 from thinwire.cli.outputs import STANDARD_OUTPUT, writable
 from thinwire.errors import ConfigError
+
+_NAME = r"(?:[^,\[\]]|\[(?:[^\[\]]|\[[^\[\]]*\])*\])*"
+"""Anything without a comma but in brackets, which may hold brackets."""
 
 
 def split_names(text: str) -> tuple[str, ...]:
@@ -23,27 +27,13 @@ def split_names(text: str) -> tuple[str, ...]:
         >>> split_names("update[codec=3lc[s=1.5]],fp32")
         ('update[codec=3lc[s=1.5]]', 'fp32')
     """
-    names, depth = [""], 0
-    for letter in text:
-        depth += (letter == "[") - (letter == "]")
-        if depth not in (0, 1, 2):
-            break
-        if letter == "," and depth == 0:
-            names.append("")
-        else:
-            names[-1] += letter
-    if depth != 0:
+    if not re.fullmatch(f"{_NAME}(?:,{_NAME})*", text):
         raise ConfigError(f"{text!r}: its brackets do not match; expected names as in fp32,3lc[s=1.75,entropy=zstd]")
-    return tuple(name.strip() for name in names if name.strip())
+    return tuple(name for each in re.findall(_NAME, text) if (name := each.strip()))
 
 
 def was_given(context: typer.Context, name: str) -> bool:
-    """Returns whether whoever called a command gave an option, be its value the default's too.
-
-    Args:
-        context: of the command.
-        name: of the option, as its parameter is called.
-    """
+    """Returns whether the command line gave an option, by its parameter's name, be its value the default's too."""
     source = context.get_parameter_source(name)
     return source is not None and source.name != "DEFAULT"
 

@@ -5,32 +5,25 @@ from __future__ import annotations
 import math
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import msgspec
 import typer
 
 from thinwire.cli import options
 from thinwire.cli.console import busy, console, save_picture, show, write_json
-from thinwire.cli.lazy import lazy
+from thinwire.cli.lazy import lazily
 from thinwire.cli.options import split_names, was_given
 from thinwire.cli.outputs import STANDARD_OUTPUT, check_apart, picture
 from thinwire.errors import ConfigError
 from thinwire.extras import require
-from thinwire.planner.rounds import check_share
 from thinwire.planner.transport_costs import TransportCosts
 from thinwire.quantities import seconds_text
 
-if TYPE_CHECKING:
+with lazily():
     from thinwire.planner import models, planning, predictions, script, verdict
     from thinwire.planner import other_work as other_working
     from thinwire.policies import adaptive
-else:
-    planning, verdict = lazy("thinwire.planner.planning"), lazy("thinwire.planner.verdict")
-    predictions = lazy("thinwire.planner.predictions")
-    adaptive = lazy("thinwire.policies.adaptive")
-    models, script = lazy("thinwire.planner.models"), lazy("thinwire.planner.script")
-    other_working = lazy("thinwire.planner.other_work")
 
 app = typer.Typer()
 
@@ -106,7 +99,7 @@ def plan(
     if out is not None:
         require("the picture of --out", "matplotlib")
     check_apart(json, [out], "the picture is drawn")
-    exchange_share = adaptive.EXCHANGE_SHARE if exchange_share is None else check_share(exchange_share)
+    exchange_share = adaptive.EXCHANGE_SHARE if exchange_share is None else predictions.check_share(exchange_share)
     if mode is None:
         mode = "server" if was_given(context, "servers") else "collective"
     setting = predictions.Setting(
@@ -119,24 +112,20 @@ def plan(
         compute=compute,
     )
     given = None if designs is None else split_names(designs)
-    planning.plannable(given or [])  # what is wrong with them is said before a script has run
+    planning.plannable(given or [])  # before a script has run
     other_work = other_working.OtherWork()
     threads = None if cores is None else 1  # processes that share processors have one thread each
-    if command and model:
-        raise ConfigError(f"--model {model} and a script: give one of them")
+    if bool(command) == bool(model):
+        raise ConfigError(
+            "say what trains, and once: a script, as in thinwire plan -- torchrun --nproc-per-node 1 train.py; or "
+            "--model MODULE:FUNCTION, which returns a model and what makes its next step"
+        )
     if command:
         printed = STANDARD_ERROR if json == STANDARD_OUTPUT else None  # where the JSON goes, it goes alone
         measured = script.profile_script(command, os.environ, STARTUP, steps=steps, threads=threads, stdout=printed)
-        what = "the script"
-    elif model:
-        with busy(f"making {steps} steps of {model}"):
-            measured = models.profile_model(model, data=data, batch=batch, steps=steps, threads=threads)
-        what = model
     else:
-        raise ConfigError(
-            "say what trains: a script, as in thinwire plan -- torchrun --nproc-per-node 1 train.py; or "
-            "--model MODULE:FUNCTION, which returns a model and what makes its next step"
-        )
+        with busy(f"making {steps} steps of {model}"):
+            measured = models.profile_model(str(model), data=data, batch=batch, steps=steps, threads=threads)
     suited = FOR_ADAPTIVE if adaptive.is_adaptive_name(measured.trainer.kind) else DESIGNS
     with busy("") as tell:
         made = planning.Plan(
@@ -148,6 +137,11 @@ def plan(
         )
         said = verdict.verdict(made)
     said += filter(None, [other_work.remark()])
+    summaries = [
+        # JSON has no infinity: "at any rate" is a field of its own
+        msgspec.structs.asdict(each) | {"pays_at_any_rate": each.pays_below_bps == math.inf}
+        for each in made.summaries()
+    ]
     write_json(  # before anything else is printed: standard output may take nothing
         json,
         {
@@ -156,12 +150,12 @@ def plan(
             "exchange_share": exchange_share,
             "compute_s": measured.step_s,
             "verdict": said,
-            "summaries": [_as_data(each) for each in made.summaries()],
+            "summaries": summaries,
             "by_workers": made.by_workers(),
             "by_link": made.by_link(),
         },
     )
-    seconds = seconds_text(measured.step_s)
+    what, seconds = model or "the script", seconds_text(measured.step_s)
     console.print(f"measured: a step of {what} computes {seconds} here; all else is predicted")
     show(verdict.designs_table(made))
     show(verdict.workers_table(made))
@@ -169,8 +163,3 @@ def plan(
         console.print(sentence, highlight=False, soft_wrap=True, markup=False)
     if out is not None:
         save_picture(verdict.chart(made), out)
-
-
-def _as_data(summary: predictions.Summary) -> dict[str, Any]:
-    """Returns a summary for JSON, which has no infinity: "at any rate" is a field of its own."""
-    return msgspec.structs.asdict(summary) | {"pays_at_any_rate": summary.pays_below_bps == math.inf}

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from thinwire.cli import options
-from thinwire.cli.lazy import lazy
+from thinwire.cli.lazy import lazily
 from thinwire.errors import ConfigError
 
-if TYPE_CHECKING:
+with lazily():
     from thinwire.runtime import checkpoint as checkpoint_files
     from thinwire.runtime import claim
-else:
-    checkpoint_files, claim = lazy("thinwire.runtime.checkpoint"), lazy("thinwire.runtime.claim")
 
 
 @dataclass(frozen=True, slots=True)

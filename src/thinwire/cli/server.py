@@ -9,14 +9,14 @@ import time
 from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from thinwire.cautions import caution
 from thinwire.cli import options
 from thinwire.cli.console import Interrupted, Told, report
-from thinwire.cli.lazy import lazy
+from thinwire.cli.lazy import lazily
 from thinwire.cli.outputs import check_apart
 from thinwire.cli.resuming import checkpoint_names, resuming
 from thinwire.cli.serving_progress import ServingProgress
@@ -27,17 +27,12 @@ from thinwire.transports.grpc import GrpcOptions
 from thinwire.transports.links import parse_rate
 from thinwire.transports.shaped import Shaping
 
-if TYPE_CHECKING:
+with lazily():
     from thinwire.runtime import checkpoint as checkpoint_files
     from thinwire.runtime import claim, serving, shard_checkpoints
     from thinwire.runtime import journal as journals
     from thinwire.server import core as cores
     from thinwire.transports.grpc import server as grpc_server
-else:
-    checkpoint_files, claim = lazy("thinwire.runtime.checkpoint"), lazy("thinwire.runtime.claim")
-    shard_checkpoints, journals = lazy("thinwire.runtime.shard_checkpoints"), lazy("thinwire.runtime.journal")
-    serving, cores = lazy("thinwire.runtime.serving"), lazy("thinwire.server.core")
-    grpc_server = lazy("thinwire.transports.grpc.server")
 
 app = typer.Typer()
 

@@ -1,9 +1,9 @@
-"""What `thinwire server` tells a person: who joins and goes, how far the training is, and what it came to."""
+"""What `thinwire server` tells a person: who joins and goes, how far the training is, and its sums at the end."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any
 
 from thinwire.quantities import counted, moment_text, nbytes_text
 from thinwire.runtime.clock import MOMENT_S
@@ -12,35 +12,11 @@ PROGRESS_S = 10.0
 """Between two lines on how far the training is."""
 
 
-class Served(Protocol):
-    """What is looked at of a shard, see `ServerCore`."""
-
-    @property
-    def here(self) -> tuple[int, ...]: ...
-
-    @property
-    def interrupted_ranks(self) -> tuple[int, ...]: ...
-
-    @property
-    def left(self) -> tuple[int, ...]: ...
-
-    @property
-    def step(self) -> int: ...
-
-    @property
-    def steps_each(self) -> int: ...
-
-    @property
-    def missing(self) -> tuple[int, ...]: ...
-
-
 class ServingProgress:
     """Looks at a shard from time to time, and says what has changed.
 
-    It reads values that the server's thread changes, and changes none.
-
     Args:
-        core: the shard.
+        core: the shard, a `ServerCore`, whose values the server's thread changes.
         tell: takes a line.
         now: a time in seconds.
         grace_s: how long a worker whose connection broke is waited for, in seconds.
@@ -49,7 +25,7 @@ class ServingProgress:
 
     def __init__(
         self,
-        core: Served,
+        core: Any,
         tell: Callable[[str], None],
         now: Callable[[], float],
         grace_s: float = 0.0,
@@ -71,74 +47,69 @@ class ServingProgress:
         Args:
             received, sent: bytes of the whole training so far.
         """
-        here, step = set(self._core.here), self._core.step
-        for rank in sorted(here - self._here):
-            # A look may come many steps after the first one: only who was not there at a later one came so late.
-            again, at = (
-                " again" if rank in self._seen else "",
-                f" at {self._moment(step)}" if self._looked > self._first else "",
-            )
-            self._tell(f"worker {rank} joined{again}{at}; {len(here)} here")
-        for rank in sorted(self._here - here):
-            how = "has reached the end" if rank in self._core.left else "is gone"
-            self._tell(f"worker {rank} {how} at {self._moment(step)}; {len(here)} here")
-        for rank in sorted(set(self._core.left) - here - self._seen):  # between two looks: nothing was left to do
-            self._tell(f"worker {rank} joined, and has reached the end at {self._moment(step)}; {len(here)} here")
-        self._tell_who_is_cut_off(here, step)
-        self._looked = step
-        self._seen |= here | set(self._core.left)
-        self._here = here
+        core, now = self._core, self._now()
+        here, left, step = set(core.here), set(core.left), core.step
+        at = f" at {moment_text(step, core.steps_each)}"
+        # A look may come many steps after the first one: only a later one knows who came late.
+        late = at if self._looked > self._first else ""
+        lines = [
+            f"worker {rank} joined{' again' if rank in self._seen else ''}{late}" for rank in sorted(here - self._here)
+        ]
+        lines += [
+            f"worker {rank} {'has reached the end' if rank in left else 'is gone'}{at}"
+            for rank in sorted(self._here - here)
+        ]
+        # Between two looks: nothing was left to do.
+        lines += [f"worker {rank} joined, and has reached the end{at}" for rank in sorted(left - here - self._seen)]
+        for line in lines:
+            self._tell(f"{line}; {len(here)} here")
+        self._tell_broken(here, at, now)
+        self._looked, self._here = step, here
+        self._seen |= here | left
         if self._seen and self._began is None:
-            self._began = self._told = self._now()
-        if (waited := self._now() - self._told) >= PROGRESS_S and step > self._step:
-            rate = (step - self._step) / waited
-            self._tell(f"{self._moment(step)}  {rate:.1f} {self._unit}s/s  {_traffic(received, sent)}")
-            self._told, self._step = self._now(), step
-        self._tell_who_is_missing(here)
+            self._began = self._told = now
+        if (waited := now - self._told) >= PROGRESS_S and step > self._step:
+            rate, unit = (step - self._step) / waited, self._unit
+            self._tell(f"{at.removeprefix(' at ')}  {rate:.1f} {unit}s/s  {_traffic(received, sent)}")
+            self._told, self._step = now, step
+        self._tell_missing(here, left, now)
 
-    def _tell_who_is_cut_off(self, here: set[int], step: int) -> None:
-        """Once of each break that is longer than a moment, and once of its end where the worker is back."""
-        broken, now = set(self._core.interrupted_ranks), self._now()
+    def _tell_broken(self, here: set[int], at: str, now: float) -> None:
+        """Tells once of each break that is longer than a moment, and of its end where the worker is back."""
+        broken = set(self._core.interrupted_ranks)
         for rank in sorted(self._told_broken - broken):
-            self._told_broken.discard(rank)
             if rank in here:
-                self._tell(f"worker {rank} is connected again at {self._moment(step)}")
+                self._tell(f"worker {rank} is connected again{at}")
+        self._told_broken &= broken
         self._broken = {rank: self._broken.get(rank, now) for rank in broken}
-        for rank in sorted(broken - self._told_broken):
-            if now - self._broken[rank] >= MOMENT_S:
-                self._told_broken.add(rank)
-                at = self._moment(step)
-                self._tell(f"worker {rank} lost its connection at {at}; waited for, {self._grace_s:g} s at most")
+        for rank in sorted(rank for rank in broken - self._told_broken if now - self._broken[rank] >= MOMENT_S):
+            self._told_broken.add(rank)
+            self._tell(f"worker {rank} lost its connection{at}; waited for, {self._grace_s:g} s at most")
 
-    def _tell_who_is_missing(self, here: set[int]) -> None:
-        """Every ten seconds in which workers are here, and others have never come, or too few are here."""
+    def _tell_missing(self, here: set[int], left: set[int], now: float) -> None:
+        """Tells every ten seconds of workers that never came, or that too few are here, where some are."""
         never = sorted(set(self._core.missing) - here - self._seen)
-        too_few = len(here | set(self._core.left)) < self._least
+        too_few = len(here | left) < self._least
         if not (here and (never or too_few)):
-            self._waited = self._now()
-        elif self._now() - self._waited >= PROGRESS_S:
-            self._waited = self._now()
+            self._waited = now
+        elif now - self._waited >= PROGRESS_S:
+            self._waited = now
             if too_few:
+                few = f"{counted(len(here), 'worker')} here, and --min-workers is {self._least}"
+                self._tell(f"{few}: nothing is updated until more come")
+            else:
+                told = ", ".join(map(str, never[:8])) + (", …" if len(never) > 8 else "")
+                one = len(never) == 1
                 self._tell(
-                    f"{counted(len(here), 'worker')} here, and --min-workers is {self._least}: nothing is updated "
-                    "until more come"
+                    f"waiting for worker{'' if one else 's'} {told}, which {'has' if one else 'have'} not come yet"
                 )
-                return
-            told = ", ".join(map(str, never[:8])) + (", …" if len(never) > 8 else "")
-            self._tell(
-                f"waiting for worker{'s' * (len(never) > 1)} {told}, which {'has' if len(never) == 1 else 'have'} "
-                "not come yet"
-            )
-
-    def _moment(self, step: int) -> str:
-        return moment_text(step, self._core.steps_each)
 
     @property
     def _unit(self) -> str:
         return "step" if self._core.steps_each == 1 else "exchange"
 
     def summary(self, received: int, sent: int) -> str:
-        """Returns what the training came to, in one line."""
+        """Returns the training's sums in one line."""
         if self._began is None:
             return "no worker has joined"
         done = counted(self._core.step - self._first, self._unit)

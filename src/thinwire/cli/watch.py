@@ -17,26 +17,22 @@ from rich.markup import escape
 from rich.text import Text
 
 from thinwire.cli import options
-from thinwire.cli.console import console, errors, write_json
+from thinwire.cli.console import console, errors, table, write_json
 from thinwire.cli.outputs import check_apart
 from thinwire.errors import ConfigError, TransportError
-from thinwire.quantities import counted, ms_text, nbytes_text, number_text, rate_text, seconds_text
+from thinwire.quantities import counted, ms_text, nbytes_text, rate_text, seconds_text
 from thinwire.reports.step_figures import Figures, RecordedSteps
+from thinwire.reports.training_page import tensors_table
 from thinwire.runtime.record_files import RecordAddress, RecordFile
 
 app = typer.Typer()
 
-_ADDRESS = re.compile(r"[^/]+:\d+(/.*)?")
+_ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://.*|[^/]+:\d+(/.*)?", re.IGNORECASE)
 """Of a server, and hardly of a file."""
-
-_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
-
 SILENT_S, SILENT_STEPS = 30.0, 10
-"""After so long, and so many recorded steps' time, without a new one it is said since when."""
-
+"""After so long, and so many recorded steps' time, without a new one `watch` says since when."""
 NEWEST_NBYTES = 1 << 25
 """Of a long file only the end is read: some 80,000 records, in less than a second."""
-
 LEFT_OUT = ("line is no step record and was left out", "lines are no step records and were left out")
 
 Source = Annotated[
@@ -71,11 +67,14 @@ def watch(
     if not is_url:
         source = _file(source)
         check_apart(json, [Path(source)], "the step records are")
+    missing = not is_url and not Path(source).exists()
+    if once and missing:
+        raise ConfigError(f"{source}: there is no such file; start a training with --telemetry {source} first")
     records = RecordAddress(source) if is_url else RecordFile(Path(source), NEWEST_NBYTES)
     recorded, ended = RecordedSteps(), None
 
     def look() -> Group:
-        word = ""
+        word = f"waiting for {source}, which is not there yet" if not is_url and not Path(source).exists() else ""
         try:
             for record in records.read():
                 recorded.add(record)
@@ -84,21 +83,17 @@ def watch(
             if once:
                 raise
             word = str(error)
-        if not is_url and not Path(source).exists():
-            word = f"waiting for {source}, which is not there yet"
         figures = recorded.figures(leave_out=1)
         return frame(figures, source, tensors, damaged=records.damaged, word=word or silence(figures, time.time()))
 
     if once:
-        if not is_url and not Path(source).exists():
-            raise ConfigError(f"{source}: there is no such file; start a training with --telemetry {source} first")
         shown = look()
         if records.damaged and not recorded.steps:
             lines = "its line is" if records.damaged == 1 else f"its {records.damaged:,} lines are"
             raise ConfigError(f"{source}: {lines} no step record; give what --telemetry wrote")
         console.print(shown)
     else:
-        if not console.is_terminal:  # where figures cannot be written over, only the last ones are
+        if not console.is_terminal:  # figures cannot be written over there: only the last ones are
             hint = "no terminal: figures are written once, at the end; --once writes those of now"
             errors.print(hint, soft_wrap=True)
         try:
@@ -121,8 +116,6 @@ def _file(source: str) -> str:
     Raises:
         ConfigError: the folder has none or several, or an address lacks its http://, or has another.
     """
-    if _SCHEME.match(source):
-        raise ConfigError(f"{source}: a file is watched, by its path or by http:// or https://")
     path = Path(source)
     if path.is_dir():
         found = sorted(path.glob("*.jsonl"))
@@ -131,7 +124,8 @@ def _file(source: str) -> str:
             raise ConfigError(f"{source}: a folder is watched for its one *.jsonl, and there are: {there}; name a file")
         return str(found[0])
     if _ADDRESS.fullmatch(source) and not path.exists():
-        raise ConfigError(f"{source}: there is no such file; an address begins with http://, as in http://{source}")
+        address = source.rpartition("://")[2]
+        raise ConfigError(f"{source}: a file is watched, by its path or by http:// or https://, as in http://{address}")
     return source
 
 
@@ -155,7 +149,9 @@ def frame(figures: Figures, source: str, tensors: int, *, damaged: int = 0, word
     for name, value in _lines(figures):
         grid.add_row(f"[bold]{name}[/]", escape(value))
     title = Text(f"{source}: step {figures.last_step:,}, {counted(figures.ranks, 'worker')}", style="bold")
-    listed = _tensors(figures, tensors)
+    listed = table(tensors_table(figures, tensors))
+    if (more := len(figures.tables) - tensors) > 0:
+        listed.caption = f"{more} more, which are smaller"
     return Group(title, grid, *([listed] if tensors else []), *below)
 
 
@@ -194,23 +190,3 @@ def _lines(figures: Figures) -> list[tuple[str, str]]:
     if figures.accuracy is not None:
         lines.append(("accuracy", f"{figures.accuracy:.2%}"))
     return lines
-
-
-def _tensors(figures: Figures, most: int) -> rich.table.Table:
-    listed = rich.table.Table()
-    for index, name in enumerate(("tensor", "codec", "values", "up", "down", "ratio", "lag", "residual norm")):
-        listed.add_column(name, justify="left" if index < 2 else "right", overflow="fold")
-    for each in figures.tables[:most]:
-        listed.add_row(
-            escape(each.table),
-            escape(each.codec) or "–",
-            f"{each.numel:,}",
-            nbytes_text(each.push_nbytes),
-            nbytes_text(each.pull_nbytes),
-            f"{each.ratio:.1f}×",
-            number_text(each.lag, ".1f"),
-            number_text(each.residual_norm, ".3g"),
-        )
-    if len(figures.tables) > most:
-        listed.caption = f"{len(figures.tables) - most} more, which are smaller"
-    return listed

@@ -1,8 +1,8 @@
 """What an engine is: it starts roles by name, reads the events that they report, and starts again those that fail.
 
-A role is whatever an engine starts under a name, a server or a worker as a rule. What engines differ in is how a role
-is started and heard of (`local`: processes of this machine; `ray`: actors of a cluster); what follows from an end is
-here. The first role to fail for good ends the run: the others are stopped, and an EngineError says who and why.
+A role is a process or actor that an engine starts under a name, a server or a worker as a rule. Engines differ in how a
+role is started and heard of: `local` has processes of this machine, `ray` actors of a cluster. What follows from an end
+is here: the first role to fail for good ends the run; the engine stops all roles and raises an EngineError.
 """
 
 from __future__ import annotations
@@ -12,17 +12,16 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import Generic, NoReturn, Self, TypeVar
 
 from thinwire.engines.events import Event, Lost, Restarted
 from thinwire.errors import ConfigError, EngineError
 
 TAIL_LINES = 20  # of a role's output, kept for the error message
-_SETTLE_S = 0.5  # after a failure: how long others may take to fail of the same cause, to be named too
+_SETTLE_S = 0.5  # after a failure: other roles that fail of the same cause within it are named too
 
 # Workers that share a machine slow each other down several times over when each takes every core. Unbuffered, so that
-# what a process reports is read when it happens.
+# a report is read when it happens.
 ENVIRONMENT = {
     "PYTHONUNBUFFERED": "1",
     **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),
@@ -32,18 +31,11 @@ E = TypeVar("E", bound=Event)
 Command = Sequence[str] | Callable[[], object]
 """A program and its arguments; or a call, for an engine that runs a role in a process of its own."""
 Again = Callable[[], Command | None]
-"""The command of a later start; None where there is none yet."""
+"""Returns the command of a later start; None where there is none yet."""
 
 
 class Role:
-    """What an engine keeps of one role.
-
-    Args:
-        name: what it is called.
-        again: the command of a later start.
-        restarts: how often it is started again where it fails.
-        optional: the run goes on where it fails for good.
-    """
+    """What an engine keeps of one role; arguments as for `Engine.start`."""
 
     def __init__(self, name: str, again: Again, restarts: int, optional: bool) -> None:
         self.name, self.again, self.restarts, self.optional = name, again, restarts, optional
@@ -64,15 +56,7 @@ class Engine(ABC, Generic[R]):
     @property
     @abstractmethod
     def pids(self) -> Mapping[str, int]:
-        """The process ids of everything started, by name."""
-
-    def wait_started(self) -> None:
-        """Waits until everything started has a process: on a cluster that takes until there is room, and libraries.
-
-        Raises:
-            EngineError: something could not be started, or not in time.
-        """
-        dict(self.pids)
+        """The process ids of all roles, by name; waits until each has one."""
 
     @property
     def running(self) -> set[str]:
@@ -101,7 +85,7 @@ class Engine(ABC, Generic[R]):
             command: what to run.
             host: where, among the hosts that the engine was given; None where it was given none.
             restarts: how often it is started again where it fails, before that ends the run.
-            again: returns the command of a later start, or None where it cannot be started again; by default the same.
+            again: returns the command of a later start, or None where there can be none; by default the same command.
             optional: the run goes on where it fails for good.
 
         Raises:
@@ -115,9 +99,9 @@ class Engine(ABC, Generic[R]):
 
     @abstractmethod
     def receive(self, timeout_s: float | None) -> tuple[str, Event | int] | None:
-        """Returns what is heard next, an event or how a role ended, which is noted; None if nothing is in time.
+        """Returns the next event, or a role's exit status, which is noted; None if nothing comes in time.
 
-        Nothing follows from an end here: `poll`, `events` and `wait_for` start again what failed, or raise.
+        Nothing follows from an end here: `poll`, `events` and `wait_for` start a failed role again, or raise.
         """
 
     @abstractmethod
@@ -125,7 +109,7 @@ class Engine(ABC, Generic[R]):
         """Starts a role that failed again, which takes one of its restarts."""
 
     def wait_for(self, name: str, kind: type[E], timeout_s: float) -> E:
-        """Waits until a role reports an event of one kind, such as a server its address. Others are kept.
+        """Waits until a role reports an event of one kind, such as a server its address; keeps all other events.
 
         Raises:
             ConfigError: no such role.
@@ -134,7 +118,7 @@ class Engine(ABC, Generic[R]):
         if name not in self._roles:
             raise ConfigError(f"no process called {name}; there are {list(self._roles)}")
         deadline = time.monotonic() + timeout_s
-        others: list[tuple[str, Event]] = []
+        later: list[tuple[str, Event]] = []
         try:
             while self._unread or self._roles[name].status is None:
                 came = self._next(max(0.0, deadline - time.monotonic()))
@@ -144,13 +128,13 @@ class Engine(ABC, Generic[R]):
                 if whose == name and isinstance(event, kind):
                     return event
                 if isinstance(event, Event):
-                    others.append((whose, event))
+                    later.append((whose, event))
             self._fail(f"{name} ended before it reported {kind.__name__}", [name])
         finally:
-            self._unread.extendleft(reversed(others))
+            self._unread.extendleft(reversed(later))
 
     def events(self, *, silence_s: float | None = None, besides: Collection[str] = ()) -> Iterator[tuple[str, Event]]:
-        """Yields what the roles report, each with its role, until all have ended well.
+        """Yields the events of all roles, each with its role, until all have ended well.
 
         Args:
             silence_s: how long all may be silent before the run counts as stuck, in seconds; None is for ever.
@@ -167,7 +151,7 @@ class Engine(ABC, Generic[R]):
                 yield came[0], came[1]
 
     def poll(self, timeout_s: float) -> tuple[str, Event] | None:
-        """Returns what a role reports next; None where nobody does in time, or one ended well meanwhile.
+        """Returns the next event with its role; None where none comes in time, or a role ended well meanwhile.
 
         Raises:
             EngineError: a role failed that is not optional; everything has been stopped.
@@ -178,35 +162,30 @@ class Engine(ABC, Generic[R]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def _next(self, timeout_s: float | None) -> tuple[str, Event | int] | None:
-        """What came next, or None if nothing did in time. Raises EngineError if it is a failure."""
+        """Returns as `receive`; starts a failed role again, or raises EngineError."""
         if self._unread:
             return self._unread.popleft()
         came = self.receive(timeout_s)
         if came is not None and isinstance(came[1], int) and came[1] != 0:
-            if settled := self._restart(came[0]):
-                return came[0], settled
+            role = self._roles[came[0]]
+            end = _describe(role.status)
+            if role.restarts and (command := role.again()) is not None:
+                left = role.restarts - 1
+                self._start_again(role, command)
+                return came[0], Restarted(reason=end, left=left)
+            if role.optional:
+                return came[0], Lost(reason=_end_of(role, end))
             # When one dies, its peers may be heard of before it is: the first to be heard of is not named alone.
             deadline = time.monotonic() + _SETTLE_S
-            while (left := deadline - time.monotonic()) > 0 and self.receive(left) is not None:
+            while (left_s := deadline - time.monotonic()) > 0 and self.receive(left_s) is not None:
                 pass
             failed = [name for name, role in self._roles.items() if role.status and not role.optional]
             self._fail(None, sorted(failed, key=lambda name: name != came[0]))
         return came
-
-    def _restart(self, name: str) -> Restarted | Lost | None:
-        """Starts a role that failed again, or gives it up; None where that ends the run."""
-        role = self._roles[name]
-        if role.restarts and (command := role.again()) is not None:
-            left, reason = role.restarts - 1, _describe(role.status)
-            self._start_again(role, command)
-            return Restarted(reason=reason, left=left)
-        return Lost(reason=_end_of(role)) if role.optional else None
 
     def _fail(self, what: str | None, names: Collection[str]) -> NoReturn:
         """Stops everything and raises, saying how each of these ended and the last lines that it wrote."""
@@ -220,14 +199,13 @@ class Engine(ABC, Generic[R]):
         raise EngineError("\n".join(parts))
 
 
-def _end_of(role: Role, end: str = "") -> str:
-    """How a role ended, and the last lines that it wrote."""
+def _end_of(role: Role, end: str) -> str:
     lines = "".join(f"\n    {line}" for line in list(role.tail)) or " none"
-    return f"{end or _describe(role.status)}; last lines:{lines}"
+    return f"{end}; last lines:{lines}"
 
 
 def _describe(status: int | None) -> str:
-    """An exit status in words.
+    """Returns an exit status in words.
 
     Example:
         >>> _describe(3), _describe(-9)

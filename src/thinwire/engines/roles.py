@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.cautions import caution
-from thinwire.engines.engine import Command, Engine
+from thinwire.engines.engine import Again, Command, Engine
 from thinwire.engines.events import Event, Listening, Lost, Restarted, Said
 from thinwire.errors import ConfigError, EngineError
 
@@ -70,12 +70,12 @@ class Roles:
 
     @property
     def server_names(self) -> list[str]:
-        """What the shards are called, by index."""
+        """Names of the shards, by index."""
         return [f"server {index}" for index in range(self.servers)]
 
     @property
     def worker_names(self) -> list[str]:
-        """What the workers are called, by rank."""
+        """Names of the workers, by rank."""
         return [f"worker {rank}" for rank in range(self.workers)]
 
     @property
@@ -96,55 +96,49 @@ class RunningRoles:
 
     def __init__(self, roles: Roles, engine: Engine[Any], options: Options, *, on_hosts: bool) -> None:
         self._roles, self._engine, self._options, self._on_hosts = roles, engine, options, on_hosts
-        self._servers, self._workers, self._hosts = roles.server_names, roles.worker_names, roles.hosts
         self._addresses: list[str] = []
 
     def start_servers(self) -> None:
         """Starts the shards, and waits until all listen."""
-        for index, (name, host) in enumerate(zip(self._servers, self._hosts, strict=False)):
-            self._engine.start(
-                name,
-                self._server(index, self._engine.listen_at(host), again=False),
-                host=host if self._on_hosts else None,
-                restarts=self._roles.max_restarts,
-                again=partial(self._server_again, index),
-            )
-        self._engine.wait_started()
-        for name in self._servers:
+        names = self._roles.server_names
+        for index, (name, host) in enumerate(zip(names, self._roles.hosts, strict=False)):
+            command = self._server(index, self._engine.listen_at(host), again=False)
+            self._start(name, host, command, partial(self._server_again, index))
+        _ = self._engine.pids  # waits until all are placed, which may take longer than to listen
+        for name in names:
             self._addresses.append(self._engine.wait_for(name, Listening, START_TIMEOUT_S).address)
 
     def start_workers(self) -> None:
         """Starts the workers with the shards' addresses."""
-        for rank, name in enumerate(self._workers):
-            self._engine.start(
-                name,
-                self._worker(rank, again=False),
-                host=name if self._on_hosts else None,
-                restarts=self._roles.max_restarts,
-                again=partial(self._worker, rank, again=True),
-                optional=self._roles.min_workers is not None,
-            )
+        optional = self._roles.min_workers is not None
+        for rank, name in enumerate(self._roles.worker_names):
+            again = partial(self._worker, rank, again=True)
+            self._start(name, name, self._worker(rank, again=False), again, optional=optional)
 
     def follow(self, on_event: OnEvent) -> None:
-        """Passes on what is reported until all have ended, or fewer workers are left than are needed."""
+        """Passes on events until all have ended, or fewer workers are left than are needed."""
         lost = []
         alone: set[str] = set()
         """Servers that were started again: they know nothing of a worker that had left before, and wait for it."""
         for process, event in self._engine.events(besides=alone):
             if isinstance(event, Said):
-                if event.text.startswith(WARNING):  # what it says of the run; all processes may say the same
+                if event.text.startswith(WARNING):  # of the run; all processes may say the same
                     caution(event.text.removeprefix(WARNING).strip())
                 continue
             on_event(process, event)
-            if isinstance(event, Restarted) and process in self._servers:
+            if isinstance(event, Restarted) and process in self._roles.server_names:
                 alone.add(process)
             if isinstance(event, Listening):  # again, and perhaps elsewhere: workers started later look there
-                self._addresses[self._servers.index(process)] = event.address
+                self._addresses[self._roles.server_names.index(process)] = event.address
             if isinstance(event, Lost):
                 lost.append(f"{process} {event.reason}")
                 needed = self._roles.min_workers
                 if self._roles.workers - len(lost) < (needed or self._roles.workers):
                     raise EngineError("\n".join([f"fewer than {needed} workers are left", *lost]))
+
+    def _start(self, name: str, host: str, command: Command, again: Again, *, optional: bool = False) -> None:
+        where, restarts = host if self._on_hosts else None, self._roles.max_restarts
+        self._engine.start(name, command, host=where, restarts=restarts, again=again, optional=optional)
 
     def _server(self, index: int, listen: str, *, again: bool) -> Command:
         return self._complete([*self._roles.server(index, again), "--listen", listen], None)
@@ -152,7 +146,7 @@ class RunningRoles:
     def _server_again(self, index: int) -> Command | None:
         if not self._roles.servers_return or index >= len(self._addresses):
             return None
-        before, now = self._addresses[index], self._engine.listen_at(self._hosts[index])
+        before, now = self._addresses[index], self._engine.listen_at(self._roles.hosts[index])
         same = before.rpartition(":")[0] == now.rpartition(":")[0]  # else it is on another machine
         return self._server(index, before if same else now, again=True)
 
@@ -160,5 +154,5 @@ class RunningRoles:
         return self._complete(self._roles.worker(rank, self._addresses, again), rank)
 
     def _complete(self, command: Command, rank: int | None) -> Command:
-        """Returns what is started: a call as it is, a `thinwire` command with what every role is told."""
+        """Returns a call as it is, and a `thinwire` command with the options of every role."""
         return command if callable(command) else own_command(*command, "--events", *self._options(rank))

@@ -57,11 +57,10 @@ def _call(name: str) -> Made:
 
 
 def _known(name: str, **given: Any) -> Made:
-    sources = tuple(entry_points(group="thinwire.models"))
-    if not sources:
-        raise ConfigError(f"--model {name} is not MODULE:FUNCTION; a bundled model {LAB}")
-    made: Made = load(sources[0])(name, **{key: value for key, value in given.items() if value is not None})
-    return made
+    for source in entry_points(group="thinwire.models"):
+        made: Made = load(source)(name, **{key: value for key, value in given.items() if value is not None})
+        return made
+    raise ConfigError(f"--model {name} is not MODULE:FUNCTION; a bundled model {LAB}")
 
 
 @contextmanager

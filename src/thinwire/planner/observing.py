@@ -9,8 +9,9 @@ rank 0 writes what it found, or why it found nothing, and all ranks end.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
+from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
@@ -66,11 +67,8 @@ class Observer:
         _leave_out_ours()
 
     def _call(self, module: nn.Module, _: Any) -> None:
-        if (
-            torch.compiler.is_compiling()
-        ):  # inside a graph, which must not change what is outside; its wrapper was called
-            return
-        self._called.setdefault(id(module), module)
+        if not torch.compiler.is_compiling():  # inside a graph nothing outside may change; its wrapper was called
+            self._called.setdefault(id(module), module)
 
     def _stepped(self, optimizer: Optimizer, *_: Any) -> None:
         if self._finished:  # a script that catches SystemExit goes on: what was found stays as it is
@@ -108,7 +106,6 @@ class Observer:
         return [module for module, _ in found]
 
     def _finish(self, watch: Watch) -> None:
-        self._finished = True
         own = {id(each): each.numel() for each in watch.parameters()}
         if left_out := sum(numel for each, numel in self._others.items() if each not in own):
             watch.remarks.append(
@@ -119,19 +116,18 @@ class Observer:
             found = watch.profile()
         except ConfigError as error:
             self._refuse(error)
-        if self._path is not None:
-            part = self._path.with_suffix(".part")
-            torch.save(_as_dict(found), part)
-            part.replace(self._path)
-        raise SystemExit(0)
+        self._end(lambda part: torch.save(_as_dict(found), part), lambda path: path)
 
     def _refuse(self, error: ConfigError) -> NoReturn:
         """Writes why there can be no profile, and ends the script."""
+        self._end(lambda part: part.write_text(str(error)), refusal)
+
+    def _end(self, write: Callable[[Path], object], name: Callable[[Path], Path]) -> NoReturn:
         self._finished = True
         if self._path is not None:
             part = self._path.with_suffix(".part")
-            part.write_text(str(error))
-            part.replace(refusal(self._path))
+            write(part)
+            part.replace(name(self._path))
         raise SystemExit(0)
 
 
@@ -161,38 +157,13 @@ def refusal(path: Path) -> Path:
 def load(path: Path) -> Profile:
     """Returns the profile that a script left behind."""
     saved = torch.load(path, weights_only=True)
-    tensors = tuple(TensorSeconds(**{**each, "shape": tuple(each["shape"])}) for each in saved["tensors"])
-    return Profile(
-        tensors=tensors,
-        step_s=saved["step_s"],
-        gradients=tuple(saved["gradients"]),
-        trainer=Trainer(**saved["trainer"]),
-        steps_s=tuple(saved["steps_s"]),
-        remarks=tuple(saved["remarks"]),
-    )
+    tensors = tuple(TensorSeconds(**each) for each in saved.pop("tensors"))
+    return Profile(tensors=tensors, trainer=Trainer(**saved.pop("trainer")), **saved)
 
 
 def _as_dict(profile: Profile) -> dict[str, Any]:
-    tensors = [
-        {
-            "name": each.name,
-            "shape": list(each.shape),
-            "forward_s": each.forward_s,
-            "backward_s": each.backward_s,
-            "itemsize": each.itemsize,
-            "number": each.number,
-        }
-        for each in profile.tensors
-    ]
-    trainer = {name: getattr(profile.trainer, name) for name in ("name", "options", "own")}
-    return {
-        "tensors": tensors,
-        "step_s": profile.step_s,
-        "gradients": list(profile.gradients),
-        "trainer": trainer,
-        "steps_s": list(profile.steps_s),
-        "remarks": list(profile.remarks),
-    }
+    tensors = [asdict(each) for each in profile.tensors]
+    return {**vars(profile), "tensors": tensors, "trainer": vars(profile.trainer)}
 
 
 def _leave_out_exchanges() -> None:

@@ -1,4 +1,4 @@
-"""Where training would place a planned model's values: on which server, or on which of some equal ranks."""
+"""Where training would place a planned model's values: on which server, or on which rank."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from collections.abc import Mapping
 import torch
 
 from thinwire.collective.residuals import Partitions, TrainedTensor, partition
-from thinwire.planner.costs import TensorCosts, choices
+from thinwire.planner.costs import choices
 from thinwire.planner.profile import Profile
+from thinwire.planner.step_time import TensorCosts
 from thinwire.policies.assignment import Assignment, Sized
 from thinwire.policies.designs import Design
 from thinwire.policies.placement import check_none_idle, placement
@@ -17,11 +18,6 @@ from thinwire.policies.placement import check_none_idle, placement
 
 def on_servers(profile: Profile, design: Design, servers: int) -> Partitions:
     """Returns which server holds which values of every tensor, by its name, as `tw.distribute` decides it.
-
-    Args:
-        profile: of the model.
-        design: says by which policy.
-        servers: how many there are.
 
     Raises:
         ConfigError: a server would hold nothing, which training refuses as well.
@@ -32,7 +28,7 @@ def on_servers(profile: Profile, design: Design, servers: int) -> Partitions:
 
 
 def among_ranks(profile: Profile, design: Design, ranks: int) -> Partitions:
-    """Returns which of some equal ranks owns which values of every tensor, by its name.
+    """Returns which rank owns which values of every tensor, by its name.
 
     Args:
         profile: of the model.
@@ -41,7 +37,7 @@ def among_ranks(profile: Profile, design: Design, ranks: int) -> Partitions:
     """
     if design.local is not None:
         return _by_name(_placed(profile, design, ranks))
-    _, chosen = choices(profile, design)
+    chosen = choices(profile, design)
     tensors = [
         TrainedTensor(each.name, math.prod(each.shape), torch.float32, chosen[each.name])
         for each in profile.in_model_order
@@ -50,18 +46,11 @@ def among_ranks(profile: Profile, design: Design, ranks: int) -> Partitions:
 
 
 def largest_share(owned: Partitions, costs: Mapping[str, TensorCosts], ranks: int) -> float:
-    """Returns what of the model's bytes, as they travel, lies on the rank that owns most of them.
-
-    Args:
-        owned: which rank owns which values of every tensor.
-        costs: of every tensor, by name.
-        ranks: how many there are.
+    """Returns the share of the model's bytes, as they travel, on the rank that owns most of them.
 
     Example:
         >>> from thinwire.policies.assignment import Partition
-        >>> costs = TensorCosts(
-        ...     encode_s=0, decode_s=0, push_nbytes=60, pull_nbytes=40, server_push_s=0, server_update_s=0
-        ... )
+        >>> costs = TensorCosts(push_nbytes=60, pull_nbytes=40)
         >>> owned = {"weight": (Partition(0, 0, 10), Partition(1, 10, 20)), "bias": (Partition(0, 0, 5),)}
         >>> largest_share(owned, {"weight": costs, "bias": costs}, 2)
         0.75
@@ -75,7 +64,7 @@ def largest_share(owned: Partitions, costs: Mapping[str, TensorCosts], ranks: in
 
 
 def _placed(profile: Profile, design: Design, places: int) -> Assignment:
-    # By what is trained and not by what travels: who places tables knows nothing of a codec.
+    # By what is trained and not by what travels: placement of tables knows nothing of a codec.
     sizes = [(each.name, math.prod(each.shape)) for each in profile.in_model_order]
     return placement(design.placement).place([Sized(name, numel, 4.0 * numel) for name, numel in sizes], places)
 

@@ -1,27 +1,31 @@
 """A plan: how long a step takes with each design, link and number of workers, and whether compression pays there.
 
-Everything that can be measured on one machine is (`profile`, `costs`); the cluster around it is the model's
-(`parameter_server`). All seconds of a plan are therefore predictions, and say so.
+What one machine can measure is measured (`profile`, `costs`, `exchange_work`); the cluster around it is a model
+(`step_time`). All seconds of a plan are therefore predictions, and say so.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cached_property
 
 from thinwire.errors import ConfigError
 from thinwire.hooks.exchange.options import GATHER_MB
-from thinwire.planner.costs import TensorCosts, all_reduces, exchange_every, mean_bits, measure_costs, with_workers
+from thinwire.planner.costs import all_reduces, exchange_every, mean_bits, measure_costs, with_workers
 from thinwire.planner.exchange_work import NONE, ExchangeWork, measure_exchange_work
-from thinwire.planner.parameter_server import SHARED_USE, Cluster, Layer, Link, step_s
-from thinwire.planner.peer_costs import PeerCosts
 from thinwire.planner.places import among_ranks, largest_share, on_servers
-from thinwire.planner.predictions import WORKERS, Prediction, Setting, Summary
+from thinwire.planner.predictions import WORKERS, Prediction, Round, Setting, Summary, check_share
 from thinwire.planner.profile import Profile
-from thinwire.planner.rounds import Round, check_share
-from thinwire.planner.transport_costs import TCP_HEADERS_NBYTES, TCP_PAYLOAD_NBYTES, Sharing, TransportCosts
+from thinwire.planner.step_time import SHARED_USE, Cluster, Layer, TensorCosts, step_s
+from thinwire.planner.transport_costs import (
+    TCP_HEADERS_NBYTES,
+    TCP_PAYLOAD_NBYTES,
+    PeerCosts,
+    Sharing,
+    TransportCosts,
+)
 from thinwire.policies.adaptive import (
     EXCHANGE_SHARE,
     PLAIN_SHARE,
@@ -35,7 +39,7 @@ from thinwire.worker.transmit_buffer import CHUNK_NBYTES
 
 UNCOMPRESSED = "fp32"
 LOCAL = f"local-sgd[h={ROUNDS[0]}]"
-"""What is planned of every adaptive optimizer; its exchange takes as long with any h."""
+"""Planned for every adaptive optimizer; its exchange takes as long with any h."""
 MATTERS = 1.05
 """A link has stopped mattering where a step takes at most this many times as long as without a limit."""
 WORTH = 1.02
@@ -43,11 +47,9 @@ WORTH = 1.02
 TRANSPORT = TransportCosts()
 PEERS = PeerCosts()
 SHARING = Sharing(use=SHARED_USE)
-"""What is assumed of processes that share processors, where it was not measured."""
+"""Assumed of processes that share processors, where it was not measured."""
 GATHERED_NBYTES = 1e6 * GATHER_MB
 """Of gradients that ranks exchange together, as `ddp.compress` has it unless told otherwise."""
-CODEC_SECONDS = ("encode_s", "decode_s", "server_push_s", "server_update_s")
-"""Of `TensorCosts` and `Layer`."""
 DRAWN_BPS, POINTS = (1e6, 1e11), 61
 """Rates that `by_link` has: twelve a decade."""
 SLOWEST_BPS, FASTEST_BPS = 1e3, 1e12
@@ -55,7 +57,7 @@ SLOWEST_BPS, FASTEST_BPS = 1e3, 1e12
 
 
 def plannable(designs: Sequence[str | Design]) -> dict[str, Design]:
-    """Returns what is compared, by name: uncompressed training, and these designs.
+    """Returns the designs to compare, by name: uncompressed training, and these.
 
     Raises:
         ConfigError: an unknown design, or one that no plan can be made of, or one text in place of a list.
@@ -81,8 +83,8 @@ class Plan:
         designs: to compare; uncompressed training is always among them, and with an adaptive optimizer `LOCAL`.
         setting: the cluster that is asked about.
         transport: what a message costs between a worker and a server.
-        peers: what messages cost between equal ranks.
-        sharing: what workers that share processors take from each other; where each has its own, it says nothing.
+        peers: what messages cost between ranks.
+        sharing: what workers that share processors take from each other.
         exchange_share: of the time, what exchanges of local updates may take; the plan says with which h they do.
         tell: is called with the name of what is measured next, as codecs of large models take a while.
 
@@ -112,9 +114,10 @@ class Plan:
         exchange_share: float = EXCHANGE_SHARE,
         tell: Callable[[str], object] = lambda _: None,
     ) -> None:
-        self.profile, self.setting, self._transport, self._tell = profile, setting, transport, tell
+        self.profile, self.setting, self._tell = profile, setting, tell
+        self._transport, self._peers, self._sharing = transport, peers, sharing
         self.exchange_share = check_share(exchange_share)
-        self._peers, self._sharing = peers, sharing
+        self.collective = setting.mode == "collective"
         self.adaptive = is_adaptive_name(profile.trainer.kind)
         self.designs = plannable(designs) | (plannable([LOCAL]) if self.adaptive else {})
         self._rounds: dict[tuple[str, int, float], Round] = {}
@@ -129,17 +132,14 @@ class Plan:
         found = {}
         for name, each in self.designs.items():
             self._tell(f"codecs of {name}")
-            collective = self.setting.mode == "collective"
-            found[name] = measure_costs(self.profile, each, workers=self.setting.workers, collective=collective)
+            found[name] = measure_costs(self.profile, each, workers=self.setting.workers, collective=self.collective)
         return found
 
     @cached_property
     def works(self) -> Mapping[str, ExchangeWork]:
-        """Of an exchange with a server, besides its codecs, likewise; measured when they are first asked for."""
-        if self.setting.mode == "collective":
-            return dict.fromkeys(self.designs, NONE)
-        found = {}
-        for name, each in self.designs.items():
+        """Of an exchange with a server, besides its codecs; measured when first asked for."""
+        found = dict.fromkeys(self.designs, NONE)
+        for name, each in {} if self.collective else self.designs.items():
             costs = self.costs[name]
             self._tell(f"an exchange of {name}")
             found[name] = measure_exchange_work(self.profile, each, costs)
@@ -159,47 +159,45 @@ class Plan:
         return self.round_of(name, workers, bps).step_s
 
     def round_of(self, name: str, workers: int, bps: float) -> Round:
-        """Returns what the steps from one exchange to the next are predicted to take; arguments as for `step_s`."""
+        """Returns the predicted round of a design; arguments as for `step_s`."""
         if name not in self.designs:
             raise ConfigError(f"{name!r} is not in this plan, which is of {', '.join(self.designs)}")
+        if not (workers >= 1 and bps > 0):
+            raise ConfigError(f"{workers} workers on links of {bps} bit/s; expected 1 or more, and a positive rate")
         asked = name, workers, bps
         if asked not in self._rounds:
             self._rounds[asked] = self._predicted_round(self.designs[name], workers, bps)
         return self._rounds[asked]
 
     def _predicted_round(self, made: Design, workers: int, bps: float) -> Round:
-        setting, collective = self.setting, self.setting.mode == "collective"
-        layers = self._layers(made, workers)
-        ring = collective and all_reduces(made)
+        setting, collective, peers, transport = self.setting, self.collective, self._peers, self._transport
+        layers, ring = self._layers(made, workers), collective and all_reduces(made)
         # Both ways are in use at once, and every other packet that comes is acknowledged by one that goes.
         payload = TCP_PAYLOAD_NBYTES / (TCP_PAYLOAD_NBYTES + 1.5 * TCP_HEADERS_NBYTES)
-        link = Link(bytes_per_s=bps / 8 * payload, latency_s=setting.latency_ms / 2e3)
         cluster = Cluster(
             workers=workers,
-            worker_link=link,
-            server_link=link,
+            bytes_per_s=bps / 8 * payload,
+            latency_s=setting.latency_ms / 1e3,
             shards=setting.servers,
             cores=setting.cores,
             overlap=made.transmission == "wait-free" and made.local is None,
             collective=collective,
-            chunk_nbytes=self._gathered_nbytes(layers) if collective else CHUNK_NBYTES,
-            message_s=self._transport.server_message_s,
-            worker_message_s=self._peers.message_s if collective else self._transport.worker_message_s,
-            byte_s=(self._peers.byte_s if made.local else 0.0) if collective else self._transport.byte_s,
             ring=ring,
-            ring_hop_s=self._peers.hop_s,
+            chunk_nbytes=self._gathered_nbytes(layers) if collective else CHUNK_NBYTES,
+            message_s=transport.server_message_s,
+            worker_message_s=peers.message_s if collective else transport.worker_message_s,
+            byte_s=(peers.byte_s if made.local else 0.0) if collective else transport.byte_s,
+            hop_s=peers.hop_s,
             use=self._sharing.use,
             largest_share=self._largest_share(made, workers) if collective and not ring else None,
         )
-        alone = sum(layer.forward_s + layer.backward_s for layer in layers)
-        if setting.cores is not None:
-            alone *= max(1.0, workers / setting.cores)
-        exchanged = step_s(layers, cluster) if workers > 1 or setting.mode == "server" else alone
+        alone = cluster.crowded * sum(layer.forward_s + layer.backward_s for layer in layers)
+        exchanged = step_s(layers, cluster) if workers > 1 or not collective else alone
         return Round(steps=exchange_every(made), alone_s=alone, exchanged_s=exchanged)
 
     @property
     def plain_share(self) -> float:
-        """What a plain all-reduce takes on the link that was asked about, hidden or not, over a step's computation."""
+        """Seconds of a plain all-reduce on the link that was asked about, over those of a step's computation."""
         setting, nbytes = self.setting, sum(4 * math.prod(each.shape) for each in self.profile.tensors)
         seconds = 2 * (setting.workers - 1) / setting.workers * 8 * nbytes / setting.bps
         return seconds / max(1e-9, self.round_of(UNCOMPRESSED, setting.workers, setting.bps).alone_s)
@@ -207,7 +205,7 @@ class Plan:
     @property
     def is_plain_enough(self) -> bool:
         """Whether ranks have so fast a link that `tw.distribute` leaves gradients to a plain all-reduce."""
-        return self.setting.mode == "collective" and self.plain_share < PLAIN_SHARE
+        return self.collective and self.plain_share < PLAIN_SHARE
 
     def local_round(self) -> Round:
         """Returns the round of local updates that `tw.distribute` chooses for an adaptive optimizer in that cluster."""
@@ -222,37 +220,33 @@ class Plan:
     def predict(self, name: str, workers: int, bps: float) -> Prediction:
         """Returns the prediction of one design in one cluster; arguments as for `step_s`."""
         seconds = self.step_s(name, workers, bps)
-        baseline = self.step_s(UNCOMPRESSED, workers, bps)
-        known = bps if math.isfinite(bps) else None
         return Prediction(
             design=name,
             workers=workers,
-            link_bps=known,
+            link_bps=bps if math.isfinite(bps) else None,
             step_s=seconds,
-            speedup=baseline / seconds,
+            speedup=self.step_s(UNCOMPRESSED, workers, bps) / seconds,
         )
 
     def summaries(self) -> list[Summary]:
         """Returns every design in the cluster that was asked about, uncompressed training first."""
-        found = []
-        asked = self.setting.workers, self.setting.bps
-        for name, each in self.designs.items():
-            bits_up, bits_down = mean_bits(self.costs[name], self.profile)
-            made = None if each.local is None else self.round_of(name, *asked)
-            found.append(
-                Summary(
-                    at=self.predict(name, *asked),
-                    bits_up=bits_up,
-                    bits_down=bits_down,
-                    encode_s=sum(cost.encode_s for cost in self.costs[name].values()),
-                    decode_s=sum(cost.decode_s for cost in self.costs[name].values()),
-                    free_above_bps=self.free_above_bps(name),
-                    pays_below_bps=self.pays_below_bps(name),
-                    exchange_share=None if made is None else made.exchange_share,
-                    enough_h=None if made is None else made.steps_for(self.exchange_share),
-                )
-            )
-        return found
+        return [self._summary(name) for name in self.designs]
+
+    def _summary(self, name: str) -> Summary:
+        asked, costs = (self.setting.workers, self.setting.bps), self.costs[name]
+        bits_up, bits_down = mean_bits(costs, self.profile)
+        made = None if self.designs[name].local is None else self.round_of(name, *asked)
+        return Summary(
+            at=self.predict(name, *asked),
+            bits_up=bits_up,
+            bits_down=bits_down,
+            encode_s=sum(cost.encode_s for cost in costs.values()),
+            decode_s=sum(cost.decode_s for cost in costs.values()),
+            free_above_bps=self.free_above_bps(name),
+            pays_below_bps=self.pays_below_bps(name),
+            exchange_share=None if made is None else made.exchange_share,
+            enough_h=None if made is None else made.steps_for(self.exchange_share),
+        )
 
     def by_workers(self) -> list[Prediction]:
         """Returns every design with 1 to 1,024 workers, on the link that was asked about."""
@@ -286,14 +280,14 @@ class Plan:
 
         if name == UNCOMPRESSED or not pays(SLOWEST_BPS):
             return None
-        # From the link that was asked about on, or back from it: what is said of that one is not contradicted.
+        # From the link that was asked about on, or back from it: nothing contradicts its own figures.
         asked = min(self.setting.bps, FASTEST_BPS)
         if not pays(asked):
             return _threshold(pays, SLOWEST_BPS, asked)
         return math.inf if pays(FASTEST_BPS) else _threshold(pays, asked, FASTEST_BPS)
 
     def _largest_share(self, made: Design, workers: int) -> float:
-        """What of a model's bytes lies on the rank that owns most of them."""
+        """Returns the share of a model's bytes on the rank that owns most of them."""
         asked = made.name, workers
         if asked not in self._shares:
             owned = among_ranks(self.profile, made, workers)
@@ -306,35 +300,33 @@ class Plan:
         return GATHERED_NBYTES * sum(layer.push_nbytes for layer in layers) / whole
 
     def _layers(self, made: Design, workers: int) -> list[Layer]:
-        tensors, setting = self.profile.tensors, self.setting
+        tensors, setting, work = self.profile.tensors, self.setting, self.works[made.name]
         costs = with_workers(self.costs[made.name], self.profile, made, measured=setting.workers, workers=workers)
-        shards = self._servers.get(made.name, {})
-        slowdown = 1.0 if setting.cores is None else self._sharing.slowdown
-        work, portion = self.works[made.name], 1 / len(tensors)
+        slow = 1.0 if setting.cores is None else self._sharing.slowdown
         layers = []
         for number, tensor in enumerate(tensors):
             cost, other_s = costs[tensor.name], 0.0 if number else self.profile.other_s
-            # Half of a worker's is before its push, and half behind its pull.
-            own = {"encode_s": work.worker_s / 2, "decode_s": work.worker_s / 2, "server_push_s": work.server_s}
+            worker_s, server_s = work.worker_s / len(tensors), work.server_s / len(tensors)
             whole = Layer(
-                name=tensor.name,
-                forward_s=slowdown * (tensor.forward_s + other_s) / setting.compute,
-                backward_s=slowdown * tensor.backward_s / setting.compute,
                 push_nbytes=cost.push_nbytes,
                 pull_nbytes=cost.pull_nbytes,
-                **{each: slowdown * (getattr(cost, each) + portion * own.get(each, 0.0)) for each in CODEC_SECONDS},
+                encode_s=slow * (cost.encode_s + worker_s / 2),  # half before its push, and half behind its pull
+                decode_s=slow * (cost.decode_s + worker_s / 2),
+                server_push_s=slow * (cost.server_push_s + server_s),
+                server_update_s=slow * cost.server_update_s,
+                forward_s=slow * (tensor.forward_s + other_s) / setting.compute,
+                backward_s=slow * tensor.backward_s / setting.compute,
             )
-            parts = shards.get(tensor.name, ())
-            if not parts:
-                layers.append(whole)
-            for part in parts:
-                share = part.numel / max(1, math.prod(tensor.shape))
-                scaled = {
-                    each: share * getattr(whole, each)
-                    for each in ("forward_s", "backward_s", *TensorCosts.__dataclass_fields__)
-                }
-                layers.append(replace(whole, shard=part.server, **scaled))
+            parts = self._servers.get(made.name, {}).get(tensor.name, ())
+            layers += [_part(whole, part.numel / max(1, math.prod(tensor.shape)), part.server) for part in parts]
+            layers += [] if parts else [whole]
         return layers
+
+
+def _part(whole: Layer, share: float, shard: int) -> Layer:
+    """Returns the part of a layer that lies on one of several servers."""
+    scaled = {each.name: share * getattr(whole, each.name) for each in fields(Layer) if each.name != "shard"}
+    return Layer(**scaled, shard=shard)
 
 
 def _threshold(holds: Callable[[float], bool], low: float, high: float) -> float:

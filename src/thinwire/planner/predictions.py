@@ -14,7 +14,7 @@ from thinwire.policies.naming import check_count
 from thinwire.transports.links import parse_rate
 
 WORKERS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-"""Numbers of workers that every plan answers for; the last is the most that one is made of."""
+"""Numbers of workers that every plan answers for; the last is the largest possible."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +67,64 @@ class Setting:
         return parse_rate(self.link).bps or math.inf
 
 
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """The steps from one exchange to the next, the last of which exchanges, as predicted.
+
+    Args:
+        steps: how many.
+        alone_s: of a step without an exchange, in seconds.
+        exchanged_s: of the step with it.
+
+    Example:
+        >>> made = Round(steps=4, alone_s=1.0, exchanged_s=7.0)
+        >>> made.step_s, made.exchange_share, made.steps_for(0.25)
+        (2.5, 0.6, 18)
+    """
+
+    steps: int
+    alone_s: float
+    exchanged_s: float
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step, the mean over those with and without an exchange."""
+        return ((self.steps - 1) * self.alone_s + self.exchanged_s) / self.steps
+
+    @property
+    def exchange_s(self) -> float:
+        """Seconds that the exchange adds to the round."""
+        return max(0.0, self.exchanged_s - self.alone_s)
+
+    @property
+    def exchange_share(self) -> float:
+        """Share of the round's time that the exchange adds."""
+        return self.exchange_s / (self.steps * self.step_s) if self.exchange_s else 0.0
+
+    def steps_for(self, share: float) -> int | None:
+        """Returns with how many steps a round the same exchange takes at most a share of the time.
+
+        None: no number is enough, as steps take no time.
+        """
+        if not self.exchange_s:
+            return 1
+        if not self.alone_s:
+            return None
+        # A share that is met exactly must not ask for a step more because of the last bit of a product.
+        return max(1, math.ceil(self.exchange_s * (1 - share) / (share * self.alone_s) * (1 - 1e-12)))
+
+
+def check_share(share: float) -> float:
+    """Returns a share of the time that exchanges may take.
+
+    Raises:
+        ConfigError: it is not above 0 and below 1.
+    """
+    if not 0 < share < 1:
+        raise ConfigError(f"exchange_share={share}: exchanges may take a share of the time above 0 and below 1")
+    return share
+
+
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     """A design in a cluster.
 
@@ -92,12 +150,11 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         at: seconds and speed-up there.
         bits_up, bits_down: of a value, frames' heads and uncompressed tensors included.
         encode_s, decode_s: of a worker at each exchange, as measured.
-        free_above_bps: the rate above which the link stops mattering: a step takes at most 1.05 times as long as
-            without a limit; None where latency or messages alone keep it above that at any rate, 0 where it never
-            matters.
+        free_above_bps: the rate above which a step takes at most 1.05 times as long as without a limit; None where
+            latency or messages keep it above that at any rate, 0 where the link never matters.
         pays_below_bps: the rate below which it is faster than uncompressed; infinity: at any. None: not on the
             thinnest link that a plan is of; `at` says whether it is on the one that was asked about.
-        exchange_share: of local updates, what exchanges add to the time, as a share of it; of other designs None.
+        exchange_share: of local updates, the share of the time that exchanges add; of other designs None.
         enough_h: of local updates, with how many inner steps that would be at most the share that was asked about; of
             other designs None.
     """

@@ -107,9 +107,8 @@ def profile(model: nn.Module, step: Callable[[], object], *, steps: int = STEPS)
         >>> [each.name for each in measured.tensors], measured.step_s > 0, len(measured.gradients)
         (['weight', 'bias'], True, 3)
     """
-    given: tuple[object, object] = model, step
-    if not (isinstance(given[0], nn.Module) and callable(given[1])):
-        kinds = " and ".join(type(each).__name__ for each in given)
+    if not (isinstance(model, nn.Module) and callable(step)):
+        kinds = f"{type(model).__name__} and {type(step).__name__}"  # type: ignore[unreachable]
         raise ConfigError(f"expected a torch.nn.Module and a function that makes a step; {kinds} came")
     watch = Watch(model, steps)
     with watch.watching():
@@ -146,13 +145,12 @@ class _Step:
     forward_end_s: float = 0.0
     begun: list[tuple[str, float]] = field(default_factory=list)
     ready: dict[str, float] = field(default_factory=dict)
-    order: list[str] = field(default_factory=list)
     accumulated: dict[str, torch.Tensor] = field(default_factory=dict)
     gradients: dict[str, torch.Tensor] = field(default_factory=dict)
 
     @property
     def forward_over_s(self) -> float:
-        """When the model's forward pass was over; where its parts are called one by one, when the last one began."""
+        """The end of the model's forward pass; where its parts are called one by one, the last one's begin."""
         return self.forward_end_s or max((when for _, when in self.begun), default=self.begin_s)
 
     def forward_s(self, name: str) -> float:
@@ -218,8 +216,6 @@ class Watch:
         if self._left_out < WARM_UP:
             self._left_out += 1
             return
-        heads = dict.fromkeys([*(name for name, _ in noted.begun), *self._trained])
-        noted.order = list(dict.fromkeys(name for head in heads for name in self._siblings(head)))
         there = {name: each.grad for name, each in self._trained.items() if each.grad is not None}
         there = noted.accumulated | there
         noted.gradients = {name: there[name].detach().float().cpu().clone() for name in self._trained if name in there}
@@ -234,15 +230,12 @@ class Watch:
         Raises:
             ConfigError: no step made a gradient, one holds NaN, or all were zeroed before their step was over.
         """
-        found = self._found
-        # Of a tensor that is trained so seldom that no gradient was kept nothing could be coded.
-        silent = {name for name in self._trained if all(name not in each.gradients for each in found[-self._kept :])}
-        if len(silent) == len(self._trained):
+        found, kept = self._found, [each.gradients for each in self._found[-self._kept :]]
+        if not any(kept):
             raise ConfigError(
                 "no step made a gradient: each must call loss.backward(), and train the model it is given"
             )
-        kept = [each for step in found[-self._kept :] for each in step.gradients.items()]
-        for name, gradient in kept:
+        for name, gradient in (each for step in kept for each in step.items()):
             if gradient.layout != torch.strided:
                 raise ConfigError(
                     f"{name} makes sparse gradients, which have no fixed values to compress; build its embedding with "
@@ -250,13 +243,16 @@ class Watch:
                 )
             if not gradient.isfinite().all():
                 raise ConfigError(f"the gradient of {name} holds NaN or Inf; codecs are measured on it: lower the rate")
-        if not any(gradient.any() for _, gradient in kept):
+        if not any(gradient.any() for step in kept for gradient in step.values()):
             raise ConfigError(
                 "every gradient is 0 at the end of its step, and codecs are measured on them: call zero_grad() before "
                 "loss.backward(), or without set_to_none=False"
             )
         steps_s = tuple(each.end_s - each.begin_s for each in found)
         numbers = {name: number for number, name in enumerate(self._trained)}
+        # Modules in the order of the forward pass, each with its own tensors.
+        heads = dict.fromkeys([*(name for name, _ in found[-1].begun), *self._trained])
+        order = dict.fromkeys(name for head in heads for name in self._siblings(head))
         return Profile(
             tensors=tuple(
                 TensorSeconds(
@@ -267,11 +263,11 @@ class Watch:
                     itemsize=self._trained[name].element_size(),
                     number=numbers[name],
                 )
-                for name in found[-1].order
-                if name not in silent
+                for name in order
+                if any(name in each for each in kept)  # without a kept gradient nothing could be coded
             ),
             step_s=median(steps_s),
-            gradients=tuple(each.gradients for each in found[-self._kept :]),
+            gradients=tuple(kept),
             trainer=self._trainer or Trainer(),
             steps_s=steps_s,
             remarks=tuple(self.remarks),
@@ -280,7 +276,7 @@ class Watch:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Within it, the model's modules and gradients are noted."""
-        handles = [each.register_forward_hook(lambda *_: self._forward_ends()) for each in self._called]
+        handles = [each.register_forward_hook(self._forward_ends) for each in self._called]
         for name, each in self._trained.items():
             handle = each.register_post_accumulate_grad_hook(self._ready(name))  # type: ignore[no-untyped-call]
             handles.append(handle)
@@ -325,11 +321,11 @@ class Watch:
 
         return note
 
+    def _forward_ends(self, *_: object) -> None:
+        if not torch.compiler.is_compiling():
+            self._step.forward_end_s = self._now()
+
     def _steps_by(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Of several, the first that trains the model; one of torch's own rather than what wraps it."""
         if self._trainer is None or self._trainer.own:
             self._trainer = trainer_of(optimizer, self._names) or self._trainer
-
-    def _forward_ends(self) -> None:
-        if not torch.compiler.is_compiling():
-            self._step.forward_end_s = self._now()

@@ -1,7 +1,7 @@
-"""What several workers would send of one tensor, and what they would be answered, made of one worker's gradients.
+"""What several workers would send of one tensor, and their answer, made of one worker's gradients.
 
 A worker's gradients of different steps stand in for different workers' of one step. Local updates are what a worker's
-own optimizer makes of some gradients; an answer is the mean of what was sent, or what a server's optimizer makes of it.
+own optimizer makes of some gradients; an answer is the mean of the pushes, or what a server's optimizer makes of it.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class Senders:
 
     Args:
         name: of the tensor.
-        gradients: of a worker's steps, in order; they come again from the first.
+        gradients: of a worker's steps, in order; they repeat.
         design: how the workers train.
         trainer: the training's own optimizer.
         workers: how many stand for all.
-        collective: workers are equals, and all of them step by the mean.
+        collective: ranks average, and all of them step by the mean.
     """
 
     def __init__(
@@ -44,32 +44,31 @@ class Senders:
         workers: int,
         collective: bool,
     ) -> None:
-        self._inner = 1 if design.local is None else min(design.local.sync_every, INNER_STEPS)
+        local, like = design.local, gradients[0]
+        self._inner = 1 if local is None else min(local.sync_every, INNER_STEPS)
         self._gradients = itertools.cycle(gradients)
-        like = gradients[0]
-        # Of plain SGD, which a design may demand, a step is the gradient; how large values are no codec sees.
-        steps = design.local is not None and design.local.inner == "any"
 
         def trained() -> Stepping:
             parameter = torch.zeros_like(like)
             return _stepping(parameter, trainer.optimizer(name, parameter))
 
+        # A step of plain SGD, which a design may demand, is the gradient; no codec sees how large values are.
+        steps = local is not None and local.inner == "any"
         self._workers = [trained() if steps else _unchanged for _ in range(workers)]
-        if design.local is not None:
-            self._answer = _outer(torch.zeros_like(like), design.local)
+        if local is not None:
+            self._answer = _outer(torch.zeros_like(like), local)
         else:
             self._answer = _unchanged if collective or design.downlink != "delta" else trained()
 
     def pushed(self) -> list[torch.Tensor]:
         """Returns what each worker sends next."""
-        return [self._pushed(step) for step in self._workers]
-
-    def _pushed(self, step: Stepping) -> torch.Tensor:
-        changes = (step(next(self._gradients)) for _ in range(self._inner))
-        return functools.reduce(torch.add, changes)
+        return [
+            functools.reduce(torch.add, [step(next(self._gradients)) for _ in range(self._inner)])
+            for step in self._workers
+        ]
 
     def pulled(self, mean: torch.Tensor) -> torch.Tensor:
-        """Returns what all are answered, where this is the mean of what came of them."""
+        """Returns the answer to all, where this is the mean of the decoded pushes."""
         return self._answer(mean)
 
 

@@ -95,39 +95,33 @@ def _steps(plan: Plan, summary: Summary) -> float:
 
 def _remarks(plan: Plan) -> list[str]:
     """Returns what is to be known of the measured steps."""
-    low, high = plan.profile.middle_s
-    if high <= UNEVEN * low:
-        return [*plan.profile.remarks]
-    return [
-        *plan.profile.remarks,
-        f"measured steps are uneven: of the middle half, the shortest took {seconds_text(low)} and the longest "
-        f"{seconds_text(high)}. Where batches are alike, something else was running: plan again when nothing is",
-    ]
+    (low, high), remarks = plan.profile.middle_s, [*plan.profile.remarks]
+    if high > UNEVEN * low:
+        remarks.append(
+            f"measured steps are uneven: of the middle half, the shortest took {seconds_text(low)} and the longest "
+            f"{seconds_text(high)}. Where batches are alike, something else was running: plan again when nothing is"
+        )
+    return remarks
 
 
 def _sentence(plan: Plan, summary: Summary) -> str:
-    allowed, said = plan.exchange_share, [f"{summary.at.design} {summary.at.speedup:.3g}×"]
-    if summary.free_above_bps is None:
-        said.append("the link matters at any rate")
-    elif summary.free_above_bps:
-        said.append(f"the link stops mattering above {rate_text(summary.free_above_bps, 2)}")
+    at, free, pays = summary.at, summary.free_above_bps, summary.pays_below_bps
+    if free is None:
+        matters = "the link matters at any rate"
     else:
-        said.append("the link matters at no rate")
-    if summary.pays_below_bps is None and summary.at.speedup >= WORTH:
-        said.append("it pays here, and not on the thinnest links")
-    elif summary.pays_below_bps is None:
-        said.append("it pays neither here nor on the thinnest links")
-    elif math.isfinite(summary.pays_below_bps):
-        said.append(f"it pays below {rate_text(summary.pays_below_bps, 2)}")
+        matters = f"the link stops mattering above {rate_text(free, 2)}" if free else "the link matters at no rate"
+    if pays is None:
+        here = "here, and not" if at.speedup >= WORTH else "neither here nor"
+        paying = f"it pays {here} on the thinnest links"
     else:
-        said.append("it pays at any rate")
+        paying = f"it pays below {rate_text(pays, 2)}" if math.isfinite(pays) else "it pays at any rate"
+    said = [f"{at.design} {at.speedup:.3g}×", matters, paying]
     if summary.exchange_share is not None:
+        allowed = f"{100 * plan.exchange_share:.3g} % or less"
         said.append(f"exchanges take {100 * summary.exchange_share:.2g} % of the time")
-        if summary.enough_h is None:
-            said.append(f"no h makes that {100 * allowed:.3g} % or less")
-        else:
-            said.append(f"h={summary.enough_h} is enough for {100 * allowed:.3g} % or less")
-    elif plan.loses_by(summary.at.design):
+        enough = summary.enough_h
+        said.append(f"no h makes that {allowed}" if enough is None else f"h={enough} is enough for {allowed}")
+    elif plan.loses_by(at.design):
         said.append(f"{plan.profile.trainer.kind} loses accuracy by gradients in fewer than 8 bits")
     elif (times := _steps(plan, summary)) > 1:
         said.append(f"it takes some {times:g} times the steps of s = 1, which are not planned")
@@ -136,17 +130,7 @@ def _sentence(plan: Plan, summary: Summary) -> str:
 
 def designs_table(plan: Plan) -> Table:
     """Returns a line for each design in the cluster that was asked about."""
-    header = [
-        "design",
-        "step",
-        "speed-up",
-        "bits up",
-        "bits down",
-        "encode",
-        "decode",
-        "link matters below",
-        "pays below",
-    ]
+    header = ["design", "step", "speed-up", "bits up", "bits down", "encode", "decode", "link matters below"]
     lines = []
     for each in plan.summaries():
         free, pays = each.free_above_bps, each.pays_below_bps
@@ -161,16 +145,16 @@ def designs_table(plan: Plan) -> Table:
         )
     setting = plan.setting
     where = f"{counted(setting.workers, 'worker')}, {link_text(setting.bps)}, {mode_text(setting)}"
-    return Table(header, lines, f"Predicted: {where}", left=1)
+    return Table([*header, "pays below"], lines, f"Predicted: {where}", left=1)
 
 
 def workers_table(plan: Plan) -> Table:
-    """Returns the step's seconds by the number of workers."""
+    """Returns a line for each number of workers: the step's seconds with each design."""
     found = plan.by_workers()
-    numbers = list(dict.fromkeys(each.workers for each in found))
+    numbers = dict.fromkeys(each.workers for each in found)
     return Table(
-        ["design", *(f"{workers:,}" for workers in numbers)],
-        [[name, *(seconds_text(each.step_s) for each in found if each.design == name)] for name in plan.designs],
+        ["workers", *plan.designs],
+        [[f"{each:,}", *(seconds_text(one.step_s) for one in found if one.workers == each)] for each in numbers],
         f"Predicted: a step by the number of workers, {link_text(plan.setting.bps)}, {mode_text(plan.setting)}",
         left=1,
     )

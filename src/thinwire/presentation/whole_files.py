@@ -1,4 +1,4 @@
-"""Files that are written whole: whoever reads one finds the old or the new, and never a part."""
+"""Files that are written whole: a reader finds the old one or the new one, and never a part."""
 
 from __future__ import annotations
 
@@ -7,17 +7,25 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
+from thinwire.errors import ConfigError
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Writes a whole file in place of another, which stays where there is no room for the new one.
 
-    Args:
-        path: of the file, in a folder that is there. A link stays, and what it leads to is written.
-        content: all of it.
+def write_file(path: Path, content: bytes) -> None:
+    """Writes a whole file, and makes its folder. An old file stays until the new one is whole, or if there is no room.
+
+    A link stays, and its target is written.
 
     Raises:
-        OSError: it cannot be written.
+        ConfigError: it cannot be written.
     """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _replace(path, content)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}. Choose another place") from error
+
+
+def _replace(path: Path, content: bytes) -> None:
     if path.is_symlink() or (path.exists() and not path.is_file()):  # of another place, a device or a pipe
         path.write_bytes(content)
         return

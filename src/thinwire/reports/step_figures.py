@@ -1,7 +1,7 @@
 """Figures of a training from its step records: what `thinwire watch` shows of the latest steps and a report of all.
 
-Records are summed as they come, so that a long run takes memory by its steps and ranks; of a table a hundred sums a
-rank are kept. The first steps, in which everything compiles, are left out of every mean as soon as there are others.
+Records are summed as they come; of each 32 bytes are kept. The first steps, in which everything compiles, are left out
+of every mean as soon as there are others.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from operator import attrgetter
 
 from thinwire.reports.step_sums import RankStep, TableSums
 from thinwire.telemetry import WARM_UP_EXCHANGES, StepRecord, warm_up_steps
+
+_MEANS = ("push_nbytes", "pull_nbytes", "plain_nbytes", "plain_way_nbytes", "encode_s", "decode_s", "wait_s")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,8 +127,6 @@ class RecordedSteps:
         self._tables: defaultdict[str, TableSums] = defaultdict(TableSums)
         self._latest: dict[int, int] = {}
         self._recorded: defaultdict[int, set[str]] = defaultdict(set)  # tables of that step
-        self._before: dict[str, float] = {}
-        self._lost_before: int | None = None
         for record in records:
             self.add(record)
 
@@ -147,22 +147,24 @@ class RecordedSteps:
     def keep(self, newest: int) -> None:
         """Forgets all but so many of the newest steps that tables were recorded of.
 
-        What was scored or measured last stays known, however long ago.
+        The latest scores and link rate stay known, however long ago.
         """
-        recorded = self.steps
-        if not (oldest := recorded[-newest:]):
+        if not (recorded := self.steps[-newest:]):
             return
         for sums in self._tables.values():
-            sums.keep(oldest[0])
-        for step in sorted(each for each in self._steps if each < oldest[0]):
-            if any(not each.loss_finite for each in self._steps[step].values()):
-                self._lost_before = step if self._lost_before is None else self._lost_before
-            elif self.mean(step, attrgetter("loss")) is not None:
-                self._lost_before = None
-            for name in ("loss", "accuracy", "link_bps"):
-                if (value := self.mean(step, attrgetter(name))) is not None:
-                    self._before[name] = value
-            del self._steps[step]
+            sums.keep(recorded[0])
+        known = {self.newest(name)[0] for name in ("loss", "accuracy", "link_bps")} | {self._lost_at()}
+        for step in [each for each in self._steps if each < recorded[0]]:
+            if step not in known:
+                del self._steps[step]
+            else:
+                for each in self._steps[step].values():
+                    each.recorded = False
+
+    def newest(self, name: str) -> tuple[int | None, float | None]:
+        """Returns the newest step with a `loss`, `accuracy` or `link_bps`, and its mean over ranks."""
+        found = ((step, self.mean(step, attrgetter(name))) for step in sorted(self._steps, reverse=True))
+        return next((each for each in found if each[1] is not None), (None, None))
 
     def _lost_at(self) -> int | None:
         found = None
@@ -171,18 +173,14 @@ class RecordedSteps:
             if any(not each.loss_finite for each in ranks):
                 found = step
             elif any(each.loss is not None for each in ranks):
-                return found
-        return found if self._lost_before is None else self._lost_before
+                break
+        return found
 
     def _go_back(self, rank: int, step: int) -> None:
         if step == 0:
             self.runs += 1
-            self._steps.clear()
-            self._tables.clear()
-            self._latest.clear()
-            self._recorded.clear()
-            self._before.clear()
-            self._lost_before = None
+            for each in (self._steps, self._tables, self._latest, self._recorded):
+                each.clear()
         for later in [each for each in self._steps if each >= step]:
             self._steps[later].pop(rank, None)
         for sums in self._tables.values():
@@ -204,11 +202,6 @@ class RecordedSteps:
     def steps(self) -> list[int]:
         """The steps of which a table was recorded, in order."""
         return sorted(step for step, ranks in self._steps.items() if any(each.recorded for each in ranks.values()))
-
-    @property
-    def last_steps(self) -> dict[int, int]:
-        """The newest step of which each rank recorded a table, by rank."""
-        return dict(self._latest)
 
     def mean(self, step: int, figure: Callable[[RankStep], float | None]) -> float | None:
         """Returns a figure's mean over the ranks of one step that have it."""
@@ -260,13 +253,11 @@ class RecordedSteps:
             key=lambda each: (-(each.push_nbytes + each.pull_nbytes), each.table),
         )
         lagging = max((each for each in tables if each.lag is not None), key=lambda each: each.lag or 0, default=None)
-        losses, accuracies = self.scores("loss"), self.scores("accuracy")
-        links = [[e.link_bps for e in self._steps[step].values() if e.link_bps is not None] for step in steps]
+        link = self.newest("link_bps")[0]
+        links = [] if link is None else [each.link_bps for each in self._steps[link].values() if each.link_bps]
 
-        def mean(figure: Callable[[RankStep], float]) -> float:
-            return sum(map(figure, chosen)) / max(1, len(chosen))
-
-        push, pull, plain = mean(lambda e: e.push_nbytes), mean(lambda e: e.pull_nbytes), mean(lambda e: e.plain_nbytes)
+        means = {name: sum(map(attrgetter(name), chosen)) / max(1, len(chosen)) for name in _MEANS}
+        travelled = means["push_nbytes"] + means["pull_nbytes"]
         return Figures(
             steps=len(steps),
             warm_up=warm_up if newest else 0,
@@ -274,20 +265,14 @@ class RecordedSteps:
             ranks=len(self._latest),
             step_s=statistics.fmean(seconds) if seconds else None,
             median_step_s=statistics.median(seconds) if seconds else None,
-            push_nbytes=push,
-            pull_nbytes=pull,
-            plain_nbytes=plain,
-            plain_way_nbytes=mean(lambda each: each.plain_way_nbytes),
-            ratio=plain / (push + pull) if push + pull else 0.0,
-            encode_s=mean(lambda each: each.encode_s),
-            decode_s=mean(lambda each: each.decode_s),
-            wait_s=mean(lambda each: each.wait_s),
+            **means,
+            ratio=means["plain_nbytes"] / travelled if travelled else 0.0,
             lag=None if lagging is None else lagging.lag,
             lag_table="" if lagging is None else lagging.table,
-            loss=losses[-1][2] if losses else self._before.get("loss"),
+            loss=self.newest("loss")[1],
             lost_at=self._lost_at(),
-            accuracy=accuracies[-1][2] if accuracies else self._before.get("accuracy"),
-            link_bps=next((min(each) for each in reversed(links) if each), self._before.get("link_bps")),
+            accuracy=self.newest("accuracy")[1],
+            link_bps=min(links, default=None),
             tables=tuple(tables),
             shared=any(each.shared for each in chosen),
             serving_ranks=max((each.serving_ranks for each in chosen), default=0),
@@ -297,15 +282,14 @@ class RecordedSteps:
 
 
 def _table_figures(name: str, sums: TableSums, first: int) -> TableFigures:
-    found = sums.since(first)
-    nbytes = found.push_nbytes + found.pull_nbytes
+    records, push, pull, plain = sums.since(first)
     return TableFigures(
         table=name,
         codec=sums.codec,
         numel=sums.numel,
-        push_nbytes=found.push_nbytes / max(1, found.records),
-        pull_nbytes=found.pull_nbytes / max(1, found.records),
-        ratio=found.plain_nbytes / nbytes if nbytes else 0.0,
+        push_nbytes=push / max(1, records),
+        pull_nbytes=pull / max(1, records),
+        ratio=plain / (push + pull) if push + pull else 0.0,
         lag=max(sums.lags.values(), default=None),
         residual_norm=max(sums.norms.values(), default=None),
     )

@@ -1,46 +1,37 @@
-"""What is kept of a training's step records: sums by step and rank, and by tensor, and thinned curves."""
+"""What is kept of a training's step records: sums by step and rank, and bytes by tensor, rank and step."""
 
 from __future__ import annotations
 
 import math
+from array import array
+from bisect import bisect_left
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
 
 from thinwire.telemetry import StepRecord
 
 _MOST_POINTS = 1000
-_RANK_POINTS = 128, 32
-"""Of one table and rank, and of these the first, among which the warm-up ends."""
 
 
-V = TypeVar("V")
-
-
-class Thinned(Generic[V]):
+class Thinned:
     """A curve of any length kept in at most a thousand points: every second one goes when there are more.
 
-    Args:
-        most: points.
-        whole: of the first so many none goes.
-
-    >>> curve = Thinned[float]()
+    >>> curve = Thinned()
     >>> for step in range(5000): curve.add(step, 2.0 * step)
     >>> len(curve.points) <= 1000, curve.points[1]
     (True, (8, 16.0))
     """
 
-    def __init__(self, most: int = _MOST_POINTS, whole: int = 0) -> None:
-        self.points: list[tuple[int, V]] = []
-        self._most, self._whole = most, whole
+    def __init__(self) -> None:
+        self.points: list[tuple[int, float]] = []
         self._every, self._count = 1, 0
 
-    def add(self, step: int, value: V) -> None:
+    def add(self, step: int, value: float) -> None:
         """Takes the next point."""
         if self._count % self._every == 0:
             self.points.append((step, value))
-            if len(self.points) > self._most:
-                self.points[self._whole :], self._every = self.points[self._whole :: 2], 2 * self._every
+            if len(self.points) > _MOST_POINTS:
+                self.points, self._every = self.points[::2], 2 * self._every
         self._count += 1
 
 
@@ -58,7 +49,6 @@ class RankStep:
     encode_s: float = 0.0
     decode_s: float = 0.0
     wait_s: float = 0.0
-    lag: float | None = None
     loss: float | None = None
     loss_finite: bool = True
     accuracy: float | None = None
@@ -77,7 +67,6 @@ class RankStep:
         self.encode_s += record.encode_s
         self.decode_s += record.decode_s
         self.wait_s += record.wait_s
-        self.lag = _larger(self.lag, record.residual_lag)
         self.loss = self.loss if record.loss is None else record.loss
         if not record.loss_finite or (record.loss is not None and not math.isfinite(record.loss)):
             self.loss, self.loss_finite = None, False
@@ -86,76 +75,34 @@ class RankStep:
         self.recorded = self.recorded or bool(record.table)
 
 
-@dataclass(frozen=True, slots=True)
-class TableSum:
-    """What a number of records of one table come to."""
+class _RankTable:
+    """One table's records of one rank since its codec changed last, in the order of the steps."""
 
-    records: int = 0
-    push_nbytes: int = 0
-    pull_nbytes: int = 0
-    plain_nbytes: int = 0
-
-    @classmethod
-    def of(cls, record: StepRecord) -> TableSum:
-        """Returns what one record comes to."""
-        plain = record.ways * record.plain_way_nbytes
-        return cls(1, record.payload_bytes_push, record.payload_bytes_pull, plain)
-
-    def __add__(self, other: TableSum) -> TableSum:
-        return TableSum(
-            self.records + other.records,
-            self.push_nbytes + other.push_nbytes,
-            self.pull_nbytes + other.pull_nbytes,
-            self.plain_nbytes + other.plain_nbytes,
-        )
-
-    def __sub__(self, other: TableSum) -> TableSum:
-        return TableSum(
-            self.records - other.records,
-            self.push_nbytes - other.push_nbytes,
-            self.pull_nbytes - other.pull_nbytes,
-            self.plain_nbytes - other.plain_nbytes,
-        )
-
-
-@dataclass(slots=True)
-class _RankSums:
-    """One table's records of one rank, which come in the order of its steps; those of several ranks do not."""
-
-    codec: str = ""
-    whole: TableSum = field(default_factory=TableSum)
-    changed: TableSum = field(default_factory=TableSum)
-    """Of all records until the codec was what it is now."""
-    before: Thinned[TableSum] = field(default_factory=lambda: Thinned(*_RANK_POINTS))
-    """Of all records until that of a step."""
+    def __init__(self) -> None:
+        self.codec = ""
+        self._columns = [array("q") for _ in range(4)]  # step; bytes pushed, pulled and of both uncompressed
 
     def add(self, record: StepRecord) -> None:
         if record.codec != self.codec:
-            self.codec, self.changed = record.codec, self.whole
-        self.before.add(record.step, self.whole)
-        self.whole += TableSum.of(record)
+            self.codec = record.codec
+            self.cut(slice(None))
+        plain = record.ways * record.plain_way_nbytes
+        row = record.step, record.payload_bytes_push, record.payload_bytes_pull, plain
+        for column, value in zip(self._columns, row, strict=True):
+            column.append(value)
 
-    def since(self, step: int) -> TableSum:
-        """Returns the sum of the records from a step on, as far as they are of the newest codec."""
-        first = next((before for at, before in self.before.points if at >= step), self.whole)
-        return self.whole - max(first, self.changed, key=lambda each: each.records)
+    def at(self, step: int) -> int:
+        """Returns how many records are of earlier steps."""
+        return bisect_left(self._columns[0], step)
 
-    def keep(self, first: int, last: int | None = None) -> None:
-        """Forgets where sums of other steps than these began."""
-        points = self.before.points
-        if last is None and (not points or first <= points[0][0]):
-            return
-        kept = [each for each in points if first <= each[0] and (last is None or each[0] < last)]
-        if len(kept) < len(points):
-            self.before = Thinned(*_RANK_POINTS)
-            for at, value in kept:
-                self.before.add(at, value)
+    def cut(self, rows: slice) -> None:
+        for column in self._columns:
+            del column[rows]
 
-    def go_back(self, step: int) -> None:
-        """Takes out what came of a step and those after it: it comes again."""
-        self.whole = next((before for at, before in self.before.points if at >= step), self.whole)
-        self.changed = min(self.changed, self.whole, key=lambda each: each.records)
-        self.keep(0, step)
+    def since(self, step: int) -> list[int]:
+        """Returns the number of records from a step on, and the sums of their bytes."""
+        first = self.at(step)
+        return [len(self._columns[0]) - first, *(sum(column[first:]) for column in self._columns[1:])]
 
 
 @dataclass(slots=True)
@@ -166,8 +113,8 @@ class TableSums:
     numel: int = 0
     lags: dict[int, float] = field(default_factory=dict)
     norms: dict[int, float] = field(default_factory=dict)
-    curve: Thinned[float] = field(default_factory=Thinned)
-    ranks: defaultdict[int, _RankSums] = field(default_factory=lambda: defaultdict(_RankSums))
+    curve: Thinned = field(default_factory=Thinned)
+    ranks: defaultdict[int, _RankTable] = field(default_factory=lambda: defaultdict(_RankTable))
 
     def add(self, record: StepRecord) -> None:
         """Takes one record."""
@@ -180,22 +127,18 @@ class TableSums:
         if record.residual_norm is not None:
             self.norms[record.rank] = record.residual_norm
 
-    def since(self, step: int) -> TableSum:
-        """Returns the sum of the records from a step on, as far as they are of the newest codec; of all of that codec
-        where there is none."""
+    def since(self, step: int) -> tuple[int, int, int, int]:
+        """Returns how many records of the newest codec are from a step on, and their bytes pushed, pulled and of both
+        uncompressed; of all records of that codec where there is none."""
         now = [each for each in self.ranks.values() if each.codec == self.codec]
-        found = sum((each.since(step) for each in now), TableSum())
-        return found if found.records else sum((each.whole - each.changed for each in now), TableSum())
+        records, push, pull, plain = (sum(column) for column in zip(*(each.since(step) for each in now), strict=True))
+        return (records, push, pull, plain) if records or not step else self.since(0)
 
     def keep(self, step: int) -> None:
-        """Forgets what came of earlier steps, but for what is now."""
+        """Forgets bytes of earlier steps."""
         for each in self.ranks.values():
-            each.keep(step)
+            each.cut(slice(each.at(step)))
 
     def go_back(self, rank: int, step: int) -> None:
-        """Takes out what came of a rank's step and those after it: it comes again."""
-        self.ranks[rank].go_back(step)
-
-
-def _larger(one: float | None, other: float | None) -> float | None:
-    return other if one is None else one if other is None else max(one, other)
+        """Forgets a rank's step and those after it: they come again."""
+        self.ranks[rank].cut(slice(self.ranks[rank].at(step), None))

@@ -1,7 +1,6 @@
-"""One training as a page: what its step records say, charts to zoom in, and a verdict from the measured figures.
+"""One training as a page: what its step records say, charts, and a verdict from the measured figures.
 
-It reads what `--telemetry` wrote, and beside it, in a folder, the run's outcome (`train --json`), which has the test
-accuracy over time. It measures nothing itself, and says "not recorded" where a file has no such field.
+It reads what `--telemetry` wrote, measures nothing itself, and says "not recorded" where a file has no such field.
 """
 
 from __future__ import annotations
@@ -11,10 +10,9 @@ from html import escape
 from typing import Any
 
 from thinwire.presentation.charts import Chart, Panel, Series, smooth
-from thinwire.presentation.interactive import chart_html, interactive_document
-from thinwire.presentation.page import table_html
+from thinwire.presentation.page import chart_html, document, table_html
 from thinwire.presentation.tables import Table
-from thinwire.quantities import counted, ms_text, nbytes_text, number_text, rate_text
+from thinwire.quantities import ms_text, nbytes_text, number_text, rate_text
 from thinwire.reports.recorded_run import RecordedRun
 from thinwire.reports.step_figures import Figures
 from thinwire.reports.step_sums import RankStep
@@ -85,37 +83,31 @@ def page(run: RecordedRun, command: str) -> str:
         command: that makes the page again.
 
     Raises:
-        ConfigError: plotly is not installed.
+        ConfigError: matplotlib is not installed.
     """
-    figures, title = run.figures(), f"Training: {run.name}"
-    parts = [f"<h1>{escape(title)}</h1>", *(f"<p>{escape(text)}</p>" for text in _how(run, command))]
+    figures, title = run.recorded.figures(), f"Training: {run.name}"
+    parts = [f"<h1>{escape(title)}</h1>", f"<p>{escape(_how(run, command))}</p>"]
     parts.append(f'<p class="verdict"><b>Verdict.</b> {escape(" ".join(verdict(figures)))}</p>')
     parts += [table_html(figures_table(run)), "<h2>Over the steps</h2>"]
     parts += [chart_html(chart, chart.caption) for chart in charts(run)]
     shown = f", the largest {_ROWS}" if len(figures.tables) > _ROWS else ""
     parts += [f"<h2>Tensors{shown}</h2>", table_html(tensors_table(figures))]
-    return interactive_document(title, parts)
+    return document(title, parts)
 
 
-def _how(run: RecordedRun, command: str) -> list[str]:
-    files = ", ".join(str(file) for file in (*run.files, *filter(None, [run.outcome_file])))
-    told = f"Read from {files}. Made by: {command}."
+def _how(run: RecordedRun, command: str) -> str:
+    told = f"Read from {', '.join(map(str, run.files))}. Made by: {command}."
     if run.recorded.runs > 1:
         told += f" The records are of {run.recorded.runs} runs, one after the other; this is the last."
     if run.damaged:
         several = "lines are no step records and were" if run.damaged > 1 else "line is no step record and was"
         told += f" {run.damaged:,} {several} left out."
-    told += f" {run.remark}" if run.remark else ""
-    if (done := run.outcome) is None:
-        return [told]
-    asked = f"{done.design}, {done.model} on {done.data}, {counted(done.workers, 'worker')}"
-    asked += f", {counted(done.steps, 'step')}"
-    return [f"{asked}, link {done.link}, seed {done.seed}.", told]
+    return told
 
 
 def figures_table(run: RecordedRun) -> Table:
     """Returns a line for each figure: of the first steps, in which everything compiles, and of the others."""
-    rest, first = run.figures(), run.recorded.figures(newest=False)
+    rest, first = run.recorded.figures(), run.recorded.figures(newest=False)
     lines: list[tuple[str, Callable[[Figures], str]]] = [
         ("steps", lambda f: f"{f.steps:,}"),
         ("seconds a step, mean", lambda f: "not recorded" if f.step_s is None else f"{f.step_s:.4g}"),
@@ -138,30 +130,29 @@ def figures_table(run: RecordedRun) -> Table:
     )
 
 
-def tensors_table(figures: Figures) -> Table:
+def tensors_table(figures: Figures, most: int = _ROWS) -> Table:
     """Returns a line for each of the largest tensors by bytes."""
     lines = [
         [
             *(each.table, each.codec or "–", f"{each.numel:,}"),
             *(nbytes_text(each.push_nbytes), nbytes_text(each.pull_nbytes), f"{each.ratio:.1f}×"),
-            number_text(each.lag, ".1f"),
-            number_text(each.residual_norm, ".3g"),
+            *(number_text(each.lag, ".1f"), number_text(each.residual_norm, ".3g")),
         ]
-        for each in figures.tables[:_ROWS]
+        for each in figures.tables[:most]
     ]
     return Table(["tensor", "codec", "values", "up", "down", "ratio", "lag", "residual norm"], lines, left=2)
 
 
 def charts(run: RecordedRun) -> list[Chart]:
     """Returns the charts of what was recorded."""
-    recorded, figures = run.recorded, run.figures()
-    steps = recorded.steps
+    recorded, figures = run.recorded, run.recorded.figures()
+    steps, seconds = recorded.steps, list(recorded.step_seconds().items())
 
     def curve(label: str, figure: Callable[[RankStep], float | None]) -> Series:
         return _series(label, [(step, value) for step in steps if (value := recorded.mean(step, figure)) is not None])
 
-    seconds = [_series("step", list(recorded.step_seconds().items()))] if recorded.step_seconds() else []
-    parts = [
+    times = [
+        *([_series("step", seconds)] if seconds else []),
         curve("encode", lambda each: each.encode_s),
         curve("decode and apply", lambda each: each.decode_s),
         curve("wait", lambda each: each.wait_s),
@@ -178,43 +169,35 @@ def charts(run: RecordedRun) -> list[Chart]:
         Series(label="up", x=names, y=[each.push_nbytes for each in largest]),
         Series(label="down", x=names, y=[each.pull_nbytes for each in largest]),
     ]
-    found = [
-        Chart(
-            name="time",
-            caption="Seconds a step, means over workers: between the ends of two steps, and what exchanges took of it. "
-            "The first steps compile, hence the logarithm.",
-            panels=[_panel("time of a step", "seconds", [*seconds, *parts], y_log=True)],
-        ),
-        Chart(
-            name="bytes",
-            caption="Payload of a worker's step by direction, and how many times more its values take uncompressed.",
-            panels=[_panel("payload", "bytes", ways, y_log=True), _panel("ratio", "times less", [ratio])],
-        ),
-        Chart(
-            name="tensors",
-            caption=f"The {len(largest)} largest of {len(figures.tables)} tensors by payload a step.",
-            panels=[Panel(title="by tensor", x_label="", y_label="bytes a step", series=bars, kind="bars")],
-        ),
-    ]
     lags = recorded.lag_curves()
-    worst = sorted((each for each in figures.tables if each.table in lags), key=lambda each: -(each.lag or 0))
-    if worst:
-        series = [_series(each.table, lags[each.table]) for each in worst[:_CURVES]]
-        caption = f"What waits in the residual, in steps of updates, of the {len(series)} tensors with the most."
-        panels = [_panel("lag", "steps of updates", series)]
-        found.append(Chart(name="lag", caption=caption, panels=panels))
-    scores = {
-        "training loss": [(seconds, loss) for _, seconds, loss in recorded.scores("loss")],
-        "test accuracy": run.accuracies(),
-    }
-    panels = [
-        Panel(title=name, x_label="seconds", y_label=name, series=[_series(name, points)])
-        for name, points in scores.items()
-        if points
+    worst = sorted((each for each in figures.tables if each.table in lags), key=lambda each: -(each.lag or 0))[:_CURVES]
+    waiting = [_series(each.table, lags[each.table]) for each in worst]
+    scores = [
+        Panel(title=f"{kind} {name}", x_label="seconds", y_label=name, series=[_series(name, points)])
+        for kind, name in (("training", "loss"), ("test", "accuracy"))
+        if (points := [(seconds, value) for _, seconds, value in recorded.scores(name)])
     ]
-    if panels:
-        found.append(Chart(name="scores", caption="Over the time of training.", panels=panels))
-    return found
+    found = {
+        "time": (
+            "Seconds a step, means over workers: between the ends of two steps, and the parts of its exchange. The "
+            "first steps compile, hence the logarithm.",
+            [_panel("time of a step", "seconds", times, y_log=True)],
+        ),
+        "bytes": (
+            "Payload of a worker's step by direction, and how many times more its values take uncompressed.",
+            [_panel("payload", "bytes", ways, y_log=True), _panel("ratio", "times less", [ratio])],
+        ),
+        "tensors": (
+            f"The {len(largest)} largest of {len(figures.tables)} tensors by payload a step.",
+            [Panel(title="by tensor", x_label="", y_label="bytes a step", series=bars, kind="bars")],
+        ),
+        "lag": (
+            f"The part that waits in the residual, in steps of updates, of the {len(worst)} tensors with the most.",
+            [_panel("lag", "steps of updates", waiting)] if waiting else [],
+        ),
+        "scores": ("Over the time of training.", scores),
+    }
+    return [Chart(name=name, caption=said, panels=panels) for name, (said, panels) in found.items() if panels]
 
 
 def _panel(title: str, unit: str, series: Sequence[Series], *, y_log: bool = False) -> Panel:

@@ -11,7 +11,7 @@ import fcntl
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 
@@ -28,10 +28,7 @@ _LOOK_S = 0.1
 
 @contextmanager
 def claimed(path: Path, *, resumes: bool = False) -> Iterator[None]:
-    """Keeps a path of checkpoints for this process while the context lasts.
-
-    Where no lock can be made at all, as on a disk that is full, it does without: whether checkpoints can be written
-    is found out by whoever writes them.
+    """Keeps a path of checkpoints for this process while the context lasts; without a lock where none can be made.
 
     Args:
         path: of the file.
@@ -39,57 +36,41 @@ def claimed(path: Path, *, resumes: bool = False) -> Iterator[None]:
 
     Raises:
         ConfigError: another process writes there.
-
-    Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "state"
-        >>> with claimed(path):
-        ...     os.listdir(path.parent)
-        ['state.lock']
-        >>> os.listdir(path.parent)
-        []
     """
-    lock = path.with_name(path.name + LOCK)
-    began, told = time.monotonic(), False
-    while True:
-        try:
-            held = _take(lock)
-            break
-        except BlockingIOError:
-            said = f"another process writes checkpoints to {str(path)!r}"
-            waited = time.monotonic() - began
-            if waited >= (LEASE_S if resumes else ENDING_S):
-                raise ConfigError(
-                    f"{said}: wait until that training has ended, or give this one another place"
-                ) from None
-            if waited >= ENDING_S and not told:
-                told = True
-                caution(f"{said}, or has died on another machine: this one waits for it, {LEASE_S:.0f} s at most")
-            time.sleep(_LOOK_S)
-        except OSError:
-            held = None
-            break
-    try:
+    lock, began, told = path.with_name(path.name + LOCK), time.monotonic(), False
+    with ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(_held(lock))
+                break
+            except BlockingIOError:
+                said, waited = f"another process writes checkpoints to {str(path)!r}", time.monotonic() - began
+                if waited >= (LEASE_S if resumes else ENDING_S):
+                    raise ConfigError(
+                        f"{said}: wait until that training has ended, or give this one another place"
+                    ) from None
+                if waited >= ENDING_S and not told:
+                    told = True
+                    caution(f"{said}, or has died on another machine: this one waits for it, {LEASE_S:.0f} s at most")
+                time.sleep(_LOOK_S)
+            except OSError:
+                break
         yield
-    finally:
-        if held is not None:
-            with held, suppress(OSError):
-                if _is_at(held, lock):
-                    lock.unlink()
 
 
-def _take(lock: Path) -> FileIO:
-    """Returns the file, locked. Raises BlockingIOError where another process has it, OSError where there is none."""
-    while True:
-        file = FileIO(lock, "ab")
+@contextmanager
+def _held(lock: Path) -> Iterator[None]:
+    """Holds the lock, then removes it. Raises BlockingIOError where another process has it, OSError without locks."""
+    with FileIO(lock, "ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not _is_at(file, lock):  # whoever held it has removed it since it was opened
+            raise BlockingIOError
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_at(file, lock):
-                return file
-        except BaseException:
-            file.close()
-            raise
-        file.close()  # whoever held it has removed it since it was opened
+            yield
+        finally:
+            with suppress(OSError):
+                if _is_at(file, lock):
+                    lock.unlink()
 
 
 def _is_at(file: FileIO, path: Path) -> bool:

@@ -1,8 +1,7 @@
 """Where step records go: a file of JSON lines, a Prometheus endpoint, TensorBoard.
 
-A metrics writer takes one record at a time, from one thread, and is closed when training ends. It passes numbers on and
-does nothing else: what is measured, and how often, is for whoever makes the records. The libraries behind a writer are
-imported when it is made, so that those who use none pay for none.
+A metrics writer takes one record at a time, from one thread, and is closed when training ends. The library behind a
+writer is imported when it is made.
 """
 
 from __future__ import annotations
@@ -89,8 +88,7 @@ class Prometheus:
 
     All names begin with `thinwire_` and carry the labels `table` and `rank`: the counters `payload_bytes_total`
     (`direction` push or pull), `seconds_total` (`phase` encode, decode or wait), `steps_total` and
-    `skipped_steps_total`; gauges are named as in `StepRecord`. What belongs to a step as a whole has an empty `table`,
-    which to Prometheus is no such label. The registry is this writer's own.
+    `skipped_steps_total`; gauges are named as in `StepRecord`. Values of a step as a whole have an empty `table`.
 
     Args:
         port: TCP port; 0 takes a free one, see `port`.
@@ -104,16 +102,16 @@ class Prometheus:
         require("serving metrics", "prometheus_client")
         from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 
-        registry = CollectorRegistry()
-        labels = ("table", "rank")
-
-        def counter(name: str, about: str, *further: str) -> Counter:
-            return Counter(f"thinwire_{name}", about, (*labels, *further), registry=registry)
-
-        self._bytes = counter("payload_bytes", "Bytes of codec payload", "direction")
-        self._seconds = counter("seconds", "Seconds spent encoding, decoding and waiting", "phase")
-        self._steps = counter("steps", "Steps recorded")
-        self._skipped = counter("skipped_steps", "Steps that did not change the table")
+        registry, labels = CollectorRegistry(), ("table", "rank")
+        self._bytes, self._seconds, self._steps, self._skipped = (
+            Counter(f"thinwire_{name}", about, (*labels, *further), registry=registry)
+            for name, about, *further in (
+                ("payload_bytes", "Bytes of codec payload", "direction"),
+                ("seconds", "Seconds spent encoding, decoding and waiting", "phase"),
+                ("steps", "Steps recorded"),
+                ("skipped_steps", "Steps that did not change the table"),
+            )
+        )
         self._gauges = {
             name: Gauge(f"thinwire_{name}", about, labels, registry=registry)
             for name, about in (_GAUGES | _SIZES | _SCORES).items()
@@ -146,8 +144,8 @@ class Prometheus:
 class TensorBoard:
     """Writes scalars for TensorBoard, one chart per quantity and table: `bits_per_value_push/fc.weight`, …
 
-    What belongs to a step as a whole is called by its quantity alone: `loss`. A disk that takes no more is one warning:
-    the training goes on, and the charts end there.
+    A quantity of the step as a whole has its name alone: `loss`. A full disk is one warning: the training goes on, and
+    the charts end there.
 
     Args:
         folder: where the event file goes; one folder per run and worker.

@@ -56,16 +56,13 @@ class Admission:
             return None
         if shown is None:
             raise ProtocolError(
-                "it showed no token; give it --token-file (in Python Credentials(token_file=…)) with a token that is "
-                "in the server's file"
+                "it showed no token; give it --token-file (in Python Credentials(token_file=…)) with a token of the "
+                "server's"
             )
         try:
             token = self._tokens.find(shown)
         except ConfigError as error:
             raise ProtocolError("the server cannot read its token file; whoever runs the server can mend it") from error
         if token is None:
-            raise ProtocolError(
-                "its token is none of the server's; copy a line of the server's token file, the new one where tokens "
-                "were replaced"
-            )
+            raise ProtocolError("its token is none of the server's; copy the newest line of the server's token file")
         return token.rank

@@ -1,8 +1,4 @@
-"""Makes certificates: an authority for tests and first steps, and throw-away ones for the ranks of a process group.
-
-Keys are on the curve P-256. `cryptography` does the work; it is imported where it is used, because that takes 0.1 s
-and most processes only read certificates.
-"""
+"""Makes certificates: an authority for tests and first steps, and throw-away ones. Keys are on the curve P-256."""
 
 from __future__ import annotations
 
@@ -10,15 +6,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-if TYPE_CHECKING:
-    from cryptography import x509
-    from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 Usage = Literal["server", "worker", "both"]
 """Which end of a session a certificate is for."""
-
+_USES = {
+    "server": [ExtendedKeyUsageOID.SERVER_AUTH],
+    "worker": [ExtendedKeyUsageOID.CLIENT_AUTH],
+    "both": [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH],
+}
+_OTHER_USES = dict.fromkeys(
+    ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "encipher_only", "decipher_only"),
+    False,
+)
 _SKEW = timedelta(days=1)
 """A certificate holds from yesterday: clocks differ."""
 
@@ -48,12 +54,8 @@ class Authority:
     """
 
     def __init__(self, name: str, *, days: float = 365.0) -> None:
-        from cryptography.hazmat.primitives.asymmetric import ec
-
-        self._days = days
-        self._key = ec.generate_private_key(ec.SECP256R1())
-        self._certificate = _sign(name, [], None, days, self._key, self._key, None)
-        self.issued = _as_pem(self._certificate, self._key)
+        self._name, self._days, self._key = name, days, ec.generate_private_key(ec.SECP256R1())
+        self.issued = _sign(name, [], None, days, self._key, name, self._key)
 
     def issue(self, name: str, hosts: Sequence[str], usage: Usage, *, days: float | None = None) -> Issued:
         """Returns a certificate that this authority has signed.
@@ -64,24 +66,14 @@ class Authority:
             usage: which end of a session it is for.
             days: for how long, in place of the authority's own.
         """
-        from cryptography.hazmat.primitives.asymmetric import ec
-
         key = ec.generate_private_key(ec.SECP256R1())
-        certificate = _sign(name, hosts, usage, self._days if days is None else days, key, self._key, self._certificate)
-        return _as_pem(certificate, key)
+        return _sign(name, hosts, usage, self._days if days is None else days, key, self._name, self._key)
 
 
 def self_signed(name: str, host: str, *, days: float) -> Issued:
-    """Returns a certificate that vouches for itself alone: for those who know that very certificate.
-
-    Args:
-        name, days: as in `Authority.issue`.
-        host: the name that it holds for.
-    """
-    from cryptography.hazmat.primitives.asymmetric import ec
-
+    """Returns a certificate for one host that vouches for itself alone; for ends that know that very certificate."""
     key = ec.generate_private_key(ec.SECP256R1())
-    return _as_pem(_sign(name, [host], "both", days, key, key, None), key)
+    return _sign(name, [host], "both", days, key, name, key)
 
 
 def _sign(
@@ -90,67 +82,41 @@ def _sign(
     usage: Usage | None,
     days: float,
     key: ec.EllipticCurvePrivateKey,
+    signer: str,
     signing: ec.EllipticCurvePrivateKey,
-    signer: x509.Certificate | None,
-) -> x509.Certificate:
-    """Signs a certificate of `key`; without a usage it is an authority's, without a signer its own."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes
-    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
-
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+) -> Issued:
+    """Signs a certificate of `key`; without a usage it is an authority's."""
     now = datetime.now(UTC)
     last = now + timedelta(days=days)
     authority = usage is None
+    subject, issuer = (x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, each)]) for each in (name, signer))
+    uses = x509.KeyUsage(digital_signature=not authority, key_cert_sign=authority, crl_sign=authority, **_OTHER_USES)
     builder = (
         x509.CertificateBuilder()
         .subject_name(subject)
-        .issuer_name(subject if signer is None else signer.subject)
+        .issuer_name(issuer)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(min(now, last) - _SKEW)
         .not_valid_after(last)
         .add_extension(x509.BasicConstraints(ca=authority, path_length=0 if authority else None), critical=True)
-        .add_extension(
-            x509.KeyUsage(
-                digital_signature=not authority,
-                key_cert_sign=authority,
-                crl_sign=authority,
-                content_commitment=False,
-                key_encipherment=False,
-                data_encipherment=False,
-                key_agreement=False,
-                encipher_only=False,
-                decipher_only=False,
-            ),
-            critical=True,
-        )
+        .add_extension(uses, critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signing.public_key()), critical=False)
     )
-    if not authority:
-        server, worker = ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH
-        uses = [server] if usage == "server" else [worker] if usage == "worker" else [server, worker]
-        builder = builder.add_extension(x509.ExtendedKeyUsage(uses), critical=False)
+    if usage is not None:
+        builder = builder.add_extension(x509.ExtendedKeyUsage(_USES[usage]), critical=False)
     if hosts:
         names = x509.SubjectAlternativeName([_general_name(host) for host in hosts])
         builder = builder.add_extension(names, critical=False)
-    return builder.sign(signing, hashes.SHA256())
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    return Issued(builder.sign(signing, hashes.SHA256()).public_bytes(Encoding.PEM), private)
 
 
 def _general_name(host: str) -> x509.GeneralName:
-    from cryptography import x509
-
     try:
         return x509.IPAddress(ip_address(host.strip("[]")))
     except ValueError:
         if not set(":/ ").isdisjoint(host):
             raise ValueError(f"{host!r} has a port, a path or a space in it") from None
         return x509.DNSName(host)
-
-
-def _as_pem(certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> Issued:
-    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-
-    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    return Issued(certificate.public_bytes(Encoding.PEM), private)

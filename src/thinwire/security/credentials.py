@@ -19,10 +19,9 @@ class Credentials:
     """A server's or worker's certificate, key and token, and the authority that it trusts. `thinwire certs` makes them.
 
     Args:
-        ca: PEM file of the certificates that sign the other end's. A server with it asks workers for a certificate; a
-            worker with a certificate and without this trusts the public authorities that gRPC brings with it, or those
-            in the file that `GRPC_DEFAULT_SSL_ROOTS_FILE_PATH` names, not the system's; with neither it speaks in the
-            clear.
+        ca: PEM file of the certificates that sign the other end's. A server with it asks workers for a certificate. A
+            worker with a certificate alone trusts gRPC's public authorities, or those in the file that
+            `GRPC_DEFAULT_SSL_ROOTS_FILE_PATH` names; with neither it speaks in the clear.
         cert: PEM file of this process's certificate. A worker of rank 3 whose certificate's name is `worker-3` can
             join as rank 3 alone.
         key: PEM file of the certificate's private key.

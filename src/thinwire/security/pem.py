@@ -1,25 +1,29 @@
 """What is in PEM files, and whether it can be used: found out where they are read.
 
-Of a file that is not taken gRPC says to a worker that no server answered, and to a server nothing.
+For a bad file gRPC tells a worker that no server answered, and a server nothing.
 """
 
 from __future__ import annotations
 
 import codecs
-import ssl
+import warnings
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from thinwire.errors import ConfigError
 from thinwire.transports.trust import Tls
+
+if TYPE_CHECKING:
+    from cryptography.x509 import Certificate
 
 _PEM = b"-----BEGIN "
 _MINUTE = "%Y-%m-%d %H:%M"
 
 
 def read_tls(ca: str | Path | None, cert: str | Path | None, key: str | Path | None) -> Tls:
-    """Reads one end's files; None of what it does not have.
+    """Reads one end's files; None stands for one that it does not have.
 
     Raises:
         ConfigError: one cannot be read, is damaged or holds something else; `cert` and `key` do not belong together;
@@ -28,7 +32,7 @@ def read_tls(ca: str | Path | None, cert: str | Path | None, key: str | Path | N
     root, certificate, private = (_read(*each) for each in (("ca", ca), ("cert", cert), ("key", key)))
     tls = Tls(root=root, certificate=certificate, key=private)
     if root is not None:
-        _check_authorities(f"ca {str(ca)!r}", root)
+        _check_dates(f"ca {str(ca)!r}", _certificates(f"ca {str(ca)!r}", root, "give what signed the other end's"))
     if certificate is not None and private is not None:
         _check_own(f"cert {str(cert)!r}", certificate, f"key {str(key)!r}", private)
     return tls
@@ -46,48 +50,39 @@ def _read(name: str, path: str | Path | None) -> bytes | None:
     return content.removeprefix(codecs.BOM_UTF8)  # an editor's, which gRPC stumbles over
 
 
-def _check_authorities(ca: str, root: bytes) -> None:
-    # Not with `cryptography`, which warns of old authorities. Names beside the PEM may be no ASCII.
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+def _certificates(name: str, content: bytes, hint: str) -> list[Certificate]:
+    from cryptography import x509  # takes 0.1 s, and most processes have no certificate
+
     try:
-        context.load_verify_locations(cadata=root.decode("ascii", "ignore"))
-    except ssl.SSLError as error:
-        raise ConfigError(f"{ca} holds no certificate, or a damaged one; give what signed the other end's") from error
-    held = context.cert_store_stats()
-    if held["x509"] > held["x509_ca"]:
-        return  # one that is trusted for itself: `ssl` tells the dates of authorities alone
-    dates = [(_date(each["notBefore"]), _date(each["notAfter"])) for each in context.get_ca_certs()]
-    now = datetime.now(UTC)
-    nearest = min(dates, key=lambda each: max(each[0] - now, now - each[1]))
-    _check_dates(ca, *nearest)  # if it is not valid now, none is
-
-
-def _date(text: Any) -> datetime:
-    return datetime.fromtimestamp(ssl.cert_time_to_seconds(text), UTC)
+        with warnings.catch_warnings():  # of what old authorities are signed with
+            warnings.simplefilter("ignore")
+            # Names beside the PEM may be no ASCII.
+            return x509.load_pem_x509_certificates(content.decode("ascii", "ignore").encode())
+    except ValueError as error:
+        raise ConfigError(f"{name} holds no certificate, or a damaged one; {hint}") from error
 
 
 def _check_own(cert: str, certificate: bytes, key: str, private: bytes) -> None:
-    from cryptography import x509
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
+    own, *_ = _certificates(cert, certificate, "`thinwire certs DIR` makes some")
     try:
-        own = x509.load_pem_x509_certificate(certificate)
-    except ValueError as error:
-        raise ConfigError(f"{cert} holds no certificate, or a damaged one; `thinwire certs DIR` makes some") from error
-    try:
-        theirs = load_pem_private_key(private, None).public_key()
+        public = load_pem_private_key(private, None).public_key()
     except TypeError as error:
         raise ConfigError(f"{key} is encrypted, and there is no password; `openssl pkey` decrypts it") from error
     except (ValueError, UnsupportedAlgorithm) as error:
         raise ConfigError(f"{key} holds no private key, or a damaged one; give the one of {cert}") from error
-    if theirs != own.public_key():
+    if public != own.public_key():
         raise ConfigError(f"{key} is not the key of {cert}; give the two that were made together")
-    _check_dates(cert, own.not_valid_before_utc, own.not_valid_after_utc)
+    _check_dates(cert, [own])
 
 
-def _check_dates(name: str, first: datetime, last: datetime) -> None:
+def _check_dates(name: str, certificates: Sequence[Certificate]) -> None:
+    """Raises ConfigError where no certificate is valid now."""
     now = datetime.now(UTC)
+    dates = [(each.not_valid_before_utc, each.not_valid_after_utc) for each in certificates]
+    first, last = min(dates, key=lambda each: max(each[0] - now, now - each[1]))
     if last < now:
         raise ConfigError(
             f"{name} has run out: it was valid until {last:{_MINUTE}}, and now it is {now:{_MINUTE}} (UTC); make new "

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from thinwire.errors import ConfigError
 from thinwire.security.admission import worker_name
-from thinwire.security.certificates import Authority
 from thinwire.security.credentials import Credentials
 from thinwire.security.tokens import new_token
+
+if TYPE_CHECKING:  # which imports what makes certificates
+    from thinwire.security.certificates import Authority
 
 SERVER = "server"
 
@@ -70,13 +73,9 @@ def files_in(folder: Path, workers: int) -> list[Path]:
 
 def in_starter(folder: Path, rank: int | None = None) -> Credentials:
     """Returns the credentials of worker `rank`, or the server's, in a folder that `make_starter` wrote."""
-    name = SERVER if rank is None else worker_name(rank)
-    return Credentials(
-        ca=folder / "ca.pem",
-        cert=folder / f"{name}.pem",
-        key=folder / f"{name}.key",
-        token_file=folder / f"{name}.token",
-    )
+    own = folder / (SERVER if rank is None else worker_name(rank))
+    cert, key, token = (own.with_name(f"{own.name}.{ending}") for ending in ("pem", "key", "token"))
+    return Credentials(ca=folder / "ca.pem", cert=cert, key=key, token_file=token)
 
 
 def options_in(folder: Path, rank: int | None = None) -> list[str]:

@@ -40,20 +40,12 @@ class Token:
 
 
 def new_token() -> str:
-    """Returns a random secret of 256 bits as text.
-
-    >>> len(new_token()), new_token() == new_token()
-    (43, False)
-    """
+    """Returns a random secret of 256 bits as text."""
     return secrets.token_urlsafe(TOKEN_NBYTES)
 
 
 def parse_tokens(text: str, origin: str) -> tuple[Token, ...]:
-    """Reads the lines of a token file. No message holds a secret.
-
-    Args:
-        text: the file's content.
-        origin: what to call it in messages.
+    """Reads the lines of a token file, which messages call `origin`. No message holds a secret.
 
     Raises:
         ConfigError: a line of another form, a secret that is too short or that of another rank, more than two for one
@@ -67,22 +59,22 @@ def parse_tokens(text: str, origin: str) -> tuple[Token, ...]:
     for number, line in enumerate(text.splitlines(), 1):
         if not (line := re.sub(r"(^|\s)#.*", "", line).strip()):
             continue
-        match = _LINE.fullmatch(line)
+        at, match = f"{origin}, line {number}:", _LINE.fullmatch(line)
         if match is None or match[2].startswith("rank="):
-            raise ConfigError(f"{origin}, line {number}: expected TOKEN or rank=3 TOKEN, a token without blanks")
-        if not MIN_CHARACTERS <= len(match[2]) <= MAX_CHARACTERS:
+            raise ConfigError(f"{at} expected TOKEN or rank=3 TOKEN, a token without blanks")
+        rank, secret = None if match[1] is None else int(match[1]), match[2]
+        if not MIN_CHARACTERS <= len(secret) <= MAX_CHARACTERS:
             raise ConfigError(
-                f"{origin}, line {number}: a token of {len(match[2])} characters; {MIN_CHARACTERS} to {MAX_CHARACTERS} "
-                "are expected, and random ones: `thinwire certs DIR` makes them"
+                f"{at} a token of {len(secret)} characters; {MIN_CHARACTERS} to {MAX_CHARACTERS} are expected, and "
+                "random ones: `thinwire certs DIR` makes them"
             )
-        rank = None if match[1] is None else int(match[1])
-        before, of = first.setdefault(match[2], (number, rank))
+        before, of = first.setdefault(secret, (number, rank))
         if rank != of:
             raise ConfigError(
-                f"{origin}, line {number}: the token of line {before} again, for {_whose(rank)} and not "
-                f"{_whose(of)}; give each a token of its own, or all of them one without a rank"
+                f"{at} the token of line {before} again, for {_whose(rank)} and not {_whose(of)}; give each a token of "
+                "its own, or all of them one without a rank"
             )
-        tokens.append(Token(match[2], rank))
+        tokens.append(Token(secret, rank))
     if not tokens:
         raise ConfigError(f"{origin} holds no token; one a line is expected")
     for rank, count in Counter(token.rank for token in tokens).items():
@@ -99,9 +91,6 @@ def _whose(rank: int | None) -> str:
 
 class TokenFile:
     """The tokens in a file, as it is now.
-
-    Args:
-        path: of the file.
 
     Raises:
         ConfigError: it cannot be read, or holds something else.
@@ -149,25 +138,18 @@ class TokenFile:
             ConfigError: there is none for this rank; or as `tokens`.
         """
         tokens = self.tokens()
-        for wanted in (rank, None):
-            for token in tokens:
-                if token.rank == wanted:
-                    return token.secret
-        raise ConfigError(f"token file {str(self._path)!r} has no token for rank {rank}")
+        found = [token.secret for wanted in (rank, None) for token in tokens if token.rank == wanted]
+        if not found:
+            raise ConfigError(f"token file {str(self._path)!r} has no token for rank {rank}")
+        return found[0]
 
     def find(self, secret: str) -> Token | None:
-        """Returns the token with this secret, or None; how long it takes says nothing about the secrets.
+        """Returns the token with this secret, or None; how long it takes says nothing about the secrets, not even
+        their lengths.
 
         Raises:
             ConfigError: as `tokens`.
         """
-        shown, found = _digest(secret), None
-        for token in self.tokens():
-            if hmac.compare_digest(_digest(token.secret), shown):
-                found = token
-        return found
-
-
-def _digest(secret: str) -> bytes:
-    """Equally long for every secret, so that not even its length shows."""
-    return hashlib.sha256(secret.encode()).digest()
+        shown, *own = (hashlib.sha256(each.encode()).digest() for each in (secret, *(t.secret for t in self.tokens())))
+        same = [hmac.compare_digest(each, shown) for each in own]
+        return next((token for token, is_it in zip(self._tokens, same, strict=True) if is_it), None)

@@ -20,10 +20,9 @@ from thinwire.engines.engine import ENVIRONMENT
 from thinwire.errors import ConfigError
 from thinwire.planner.costs import exchange_every
 from thinwire.planner.models import torch_threads
-from thinwire.planner.peer_costs import PeerCosts
 from thinwire.planner.planning import UNCOMPRESSED, Plan
 from thinwire.planner.predictions import Setting
-from thinwire.planner.transport_costs import TransportCosts
+from thinwire.planner.transport_costs import PeerCosts, TransportCosts
 from thinwire.policies.adaptive import is_adaptive_name
 from thinwire.policies.designs import Design, design
 from thinwire.presentation.tables import Table

@@ -29,8 +29,7 @@ import torch
 import torch.distributed as dist
 
 from thinwire.engines.events import Event
-from thinwire.planner.peer_costs import PeerCosts
-from thinwire.planner.transport_costs import Sharing
+from thinwire.planner.transport_costs import PeerCosts, Sharing
 from thinwire.runtime.rank_shards import own_host, private_options
 from thinwire.transports import sockets
 from thinwire.transports.sockets import Loop

@@ -5,13 +5,13 @@ from __future__ import annotations
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import msgspec
 import typer
 
 from thinwire.cli.console import console, report, show, write_json
-from thinwire.cli.lazy import lazy
+from thinwire.cli.lazy import lazily
 from thinwire.cli.options import was_given
 from thinwire.cli.outputs import writable
 from thinwire.cli.server import grpc_options
@@ -29,7 +29,7 @@ from thinwire_lab.cli import options
 from thinwire_lab.cli.measuring import measure
 from thinwire_lab.cli.options import takes
 
-if TYPE_CHECKING:
+with lazily():
     from thinwire.reports import codec_sample
     from thinwire_lab.bench import cells, peer_costs, ranks, roles, transport_costs
     from thinwire_lab.bench import clock as clock_bench
@@ -40,14 +40,6 @@ if TYPE_CHECKING:
     from thinwire_lab.bench import pays as pays_bench
     from thinwire_lab.bench import sample as samples
     from thinwire_lab.bench import updates as updates_bench
-else:
-    clock_bench, codecs_bench = lazy("thinwire_lab.bench.clock"), lazy("thinwire_lab.bench.codecs")
-    fsdp_bench, hooks_bench = lazy("thinwire_lab.bench.fsdp"), lazy("thinwire_lab.bench.hooks")
-    memory_bench, pays_bench = lazy("thinwire_lab.bench.memory"), lazy("thinwire_lab.bench.pays")
-    samples, updates_bench = lazy("thinwire_lab.bench.sample"), lazy("thinwire_lab.bench.updates")
-    cells, ranks, roles = (lazy(f"thinwire_lab.bench.{name}") for name in ("cells", "ranks", "roles"))
-    peer_costs, transport_costs = lazy("thinwire_lab.bench.peer_costs"), lazy("thinwire_lab.bench.transport_costs")
-    codec_sample = lazy("thinwire.reports.codec_sample")
 
 app = typer.Typer(help="Measure codecs, hooks and whole trainings on this machine.", no_args_is_help=True)
 

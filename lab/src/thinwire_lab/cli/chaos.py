@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from thinwire.cli.lazy import lazy
+from thinwire.cli.lazy import lazily
 from thinwire_lab.chaos.faults import KINDS
 from thinwire_lab.chaos.options import SoakOptions, StormsOptions
 from thinwire_lab.cli import options
 from thinwire_lab.cli.measuring import measure
 
-if TYPE_CHECKING:
+with lazily():
     from thinwire_lab.chaos import soak as soaks
     from thinwire_lab.chaos import storms as many_storms
-else:
-    soaks, many_storms = lazy("thinwire_lab.chaos.soak"), lazy("thinwire_lab.chaos.storms")
 
 app = typer.Typer(no_args_is_help=True, help="Kill, freeze and cut off real processes, and see the training end right.")
 

@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 
 from thinwire.cli.console import Told, console, show, write_json
-from thinwire.cli.lazy import lazy
+from thinwire.cli.lazy import lazily
 from thinwire.cli.outputs import check_apart, writable_folder
 from thinwire.errors import ConfigError, EngineError
 from thinwire.extras import require
@@ -24,16 +24,13 @@ from thinwire_lab.studies.files import REPORT, RESULTS
 from thinwire_lab.studies.options import ComparisonOptions
 
 if TYPE_CHECKING:
+    from thinwire_lab.jobs.job import Job
+with lazily():
     from thinwire.presentation import page
     from thinwire_lab.cli import running
     from thinwire_lab.jobs import cluster
-    from thinwire_lab.jobs.job import Job
     from thinwire_lab.studies import compare as comparing
     from thinwire_lab.studies import compare_page
-else:
-    running, cluster = lazy("thinwire_lab.cli.running"), lazy("thinwire_lab.jobs.cluster")
-    comparing, compare_page = lazy("thinwire_lab.studies.compare"), lazy("thinwire_lab.studies.compare_page")
-    page = lazy("thinwire.presentation.page")
 
 app = typer.Typer()
 

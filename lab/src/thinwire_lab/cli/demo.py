@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from thinwire.cli.console import console, save_picture, show, write_json
-from thinwire.cli.lazy import lazy
+from thinwire.cli.lazy import lazily
 from thinwire.cli.options import was_given
 from thinwire.cli.outputs import check_apart
 from thinwire.errors import ConfigError
@@ -17,13 +17,10 @@ from thinwire.quantities import counted
 from thinwire_lab.cli import options
 from thinwire_lab.cli.privileges import with_privileges
 
-if TYPE_CHECKING:
+with lazily():
     from thinwire_lab.cli import running
     from thinwire_lab.jobs import job as job_module
     from thinwire_lab.studies import compare_page
-else:
-    running = lazy("thinwire_lab.cli.running")
-    job_module, compare_page = lazy("thinwire_lab.jobs.job"), lazy("thinwire_lab.studies.compare_page")
 
 app = typer.Typer()
 

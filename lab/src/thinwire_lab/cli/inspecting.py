@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.markup import escape
 from rich.progress import Progress
 
 from thinwire.cli.console import console, show, write_json
-from thinwire.cli.lazy import lazy
+from thinwire.cli.lazy import lazily
 from thinwire.presentation.tables import Table
 
-if TYPE_CHECKING:
+with lazily():
     from thinwire_lab.workloads import data as data_sets
     from thinwire_lab.workloads import download as downloading
     from thinwire_lab.workloads import models as bundled
-else:
-    data_sets, bundled = lazy("thinwire_lab.workloads.data"), lazy("thinwire_lab.workloads.models")
-    downloading = lazy("thinwire_lab.workloads.download")
 
 
 def models(json: Path | None) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.markup import escape
 
 from thinwire.cli.console import Lines, bars, console, save_picture, say_wrote, show
-from thinwire.cli.lazy import lazy
+from thinwire.cli.lazy import lazily
 from thinwire.cli.outputs import STANDARD_OUTPUT, check_apart
 from thinwire.errors import ConfigError, EngineError
 from thinwire.extras import require
@@ -16,11 +16,9 @@ from thinwire.presentation.page import write_page
 from thinwire.presentation.tables import markdown as as_markdown
 from thinwire_lab.cli.privileges import with_privileges
 
-if TYPE_CHECKING:
+with lazily():
     from thinwire_lab.bench import harness
     from thinwire_lab.jobs import cluster, grid, results
-else:
-    grid, cluster, results = (lazy(f"thinwire_lab.jobs.{name}") for name in ("grid", "cluster", "results"))
 
 
 def measure(

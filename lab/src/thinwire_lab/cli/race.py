@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from thinwire.cli.lazy import lazy
+from thinwire.cli.lazy import lazily
 from thinwire.cli.options import was_given
 from thinwire.errors import ConfigError
 from thinwire_lab.bench.options import RaceOptions
 from thinwire_lab.cli import options
 from thinwire_lab.cli.measuring import measure
 
-if TYPE_CHECKING:
+with lazily():
     from thinwire_lab.bench import race as races
-else:
-    races = lazy("thinwire_lab.bench.race")
 
 app = typer.Typer()
 

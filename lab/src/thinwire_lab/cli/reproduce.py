@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.progress import TaskID
 
 from thinwire.cli.console import Lines, bars, console, show, write_json
-from thinwire.cli.lazy import lazy
+from thinwire.cli.lazy import lazily
 from thinwire.cli.outputs import check_apart, writable_folder
 from thinwire.errors import ConfigError
 from thinwire.presentation.tables import Table
@@ -23,11 +23,10 @@ from thinwire_lab.cli.privileges import with_privileges
 from thinwire_lab.studies.files import REPORT, RESULTS
 
 if TYPE_CHECKING:
+    from thinwire_lab.studies.reproduce.entry import Cell
+with lazily():
     from thinwire_lab.studies.reproduce import catalog
     from thinwire_lab.studies.reproduce import run as making
-    from thinwire_lab.studies.reproduce.entry import Cell
-else:
-    catalog, making = lazy("thinwire_lab.studies.reproduce.catalog"), lazy("thinwire_lab.studies.reproduce.run")
 
 app = typer.Typer()
 

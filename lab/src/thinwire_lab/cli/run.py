@@ -10,11 +10,14 @@ from typing import Annotated
 
 import typer
 
-from thinwire.cli.lazy import lazy
+from thinwire.cli.lazy import lazily
 from thinwire.quantities import nbytes_text
 from thinwire_lab.cli.privileges import with_privileges
 
-courses, namespaces = lazy("thinwire_lab.bench.courses"), lazy("thinwire_lab.engines.namespaces")
+with lazily():
+    from thinwire_lab.bench import courses
+    from thinwire_lab.engines import namespaces
+
 app = typer.Typer()
 
 PORT = "29400"
@@ -39,7 +42,7 @@ def run(
     """
     with_privileges(link.partition("/")[0], "kernel")
     course = courses.course(link)
-    rate = course.rate(0.0, [])
+    rate = course.links[0]
     hosts = [f"rank {rank}" for rank in range(ranks)]
     with namespaces.Fabric(dict.fromkeys(hosts, rate)) as fabric:
         shared = {"WORLD_SIZE": str(ranks), "LOCAL_RANK": "0", "MASTER_PORT": PORT, "GLOO_SOCKET_IFNAME": "eth0"}
@@ -54,7 +57,7 @@ def run(
             began = time.monotonic()
             while None in (ended := [each.poll() for each in started]) and not any(ended):
                 time.sleep(course.poll_s or 0.1)
-                if (now := course.rate(time.monotonic() - began, [])) != rate:
+                if (now := course.rate(time.monotonic() - began, []) or rate) != rate:
                     rate = now
                     fabric.set_rates(dict.fromkeys(hosts, rate))
         finally:

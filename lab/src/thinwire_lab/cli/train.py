@@ -6,12 +6,12 @@ import math
 import os
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from thinwire.cli.console import errors, show, write_json
-from thinwire.cli.lazy import lazy
+from thinwire.cli.lazy import lazily
 from thinwire.cli.outputs import check_apart, writable_folder
 from thinwire.errors import ConfigError, EngineError
 from thinwire.quantities import counted
@@ -21,18 +21,12 @@ from thinwire_lab.cli.privileges import with_privileges
 from thinwire_lab.jobs.describe import choices
 from thinwire_lab.jobs.options import JobOptions
 
-if TYPE_CHECKING:
+with lazily():
     from thinwire.engines import ray_cluster
     from thinwire.runtime import metrics
     from thinwire_lab.cli import running
     from thinwire_lab.jobs import checkpoints, cluster, processes
     from thinwire_lab.jobs import job as jobs
-else:
-    running = lazy("thinwire_lab.cli.running")
-    checkpoints, processes = lazy("thinwire_lab.jobs.checkpoints"), lazy("thinwire_lab.jobs.processes")
-    jobs, ray_cluster = lazy("thinwire_lab.jobs.job"), lazy("thinwire.engines.ray_cluster")
-    cluster = lazy("thinwire_lab.jobs.cluster")
-    metrics = lazy("thinwire.runtime.metrics")
 
 app = typer.Typer()
 

@@ -14,7 +14,7 @@ from msgspec import UnsetType
 
 from thinwire.cautions import caution
 from thinwire.cli.console import Told, report, write_json
-from thinwire.cli.lazy import lazy
+from thinwire.cli.lazy import lazily
 from thinwire.cli.outputs import STANDARD_OUTPUT, check_apart
 from thinwire.cli.resuming import checkpoint_names, resuming
 from thinwire.cli.server import grpc_options
@@ -26,16 +26,12 @@ from thinwire_lab.jobs.options import JobOptions
 
 if TYPE_CHECKING:
     from thinwire.engines.events import Event
+    from thinwire_lab.jobs.outcome import WorkerOutcome
+with lazily():
     from thinwire.runtime import claim, connection, metrics
     from thinwire_lab.jobs import checkpoints, training
     from thinwire_lab.jobs import events as told
     from thinwire_lab.jobs import job as jobs
-    from thinwire_lab.jobs.outcome import WorkerOutcome
-else:
-    checkpoints, told = lazy("thinwire_lab.jobs.checkpoints"), lazy("thinwire_lab.jobs.events")
-    jobs, training = lazy("thinwire_lab.jobs.job"), lazy("thinwire_lab.jobs.training")
-    claim, connection = lazy("thinwire.runtime.claim"), lazy("thinwire.runtime.connection")
-    metrics = lazy("thinwire.runtime.metrics")
 
 app = typer.Typer()
 

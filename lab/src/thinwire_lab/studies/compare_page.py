@@ -5,13 +5,12 @@ It shows what `compare` returned and computes nothing of its own but units.
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from thinwire.presentation.charts import Chart, Panel, Series, to_svg
-from thinwire.presentation.page import document, table_html
+from thinwire.presentation.charts import Chart, Panel, Series
+from thinwire.presentation.page import chart_html, document, table_html
 from thinwire.presentation.tables import Table
 from thinwire.quantities import counted, seconds_text
 from thinwire_lab.jobs.describe import choices, servers_of
@@ -31,7 +30,8 @@ def page(findings: Findings) -> str:
         if (times := times_table(rows)) is not None:
             parts.append(table_html(times))
         if any(row.training_seconds for row in rows):
-            parts.append(_image(accuracies(rows), "accuracy against training time"))
+            chart = accuracies(rows)
+            parts.append(chart_html(chart, chart.caption))
         parts += ["<h3>By link</h3>", table_html(links_table(rows))]
     parts += [f"<p>{escape(note)}</p>" for note in findings.notes]
     if findings.failures:
@@ -147,11 +147,6 @@ def accuracies(rows: Sequence[Row]) -> Chart:
         axes: dict[str, Any] = {"x_label": "seconds of a full run", "y_label": "test accuracy (%)"}
         panels.append(Panel(title=link, series=series, kind="points", x_log=True, **axes))
     return Chart(name="accuracies", caption="Test accuracy by the time of a full run.", panels=panels)
-
-
-def _image(chart: Chart, alt: str) -> str:
-    data = base64.b64encode(to_svg(chart).encode()).decode()
-    return f'<img alt="{escape(alt)}" src="data:image/svg+xml;base64,{data}">'
 
 
 def curves(runs: Sequence[RunOutcome], title: str) -> Chart:

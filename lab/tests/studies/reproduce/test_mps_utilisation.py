@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from thinwire.planner.utilisation import Sample
 from thinwire_lab.studies.reproduce.entry import Found
-from thinwire_lab.studies.reproduce.mps_processes import ENTRIES, utilisation
+from thinwire_lab.studies.reproduce.mps_processes import ENTRIES, Sample, utilisation
 
 
 def told(second: int) -> Sample:

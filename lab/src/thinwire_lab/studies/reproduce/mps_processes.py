@@ -6,16 +6,19 @@ for the GPU. Modelled is every number of machines. The two never share a column.
 
 from __future__ import annotations
 
+import os
 import statistics
 import threading
+import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from thinwire.engines.events import Event
 from thinwire.engines.roles import OnEvent
-from thinwire.planner.utilisation import Sample, sample
 from thinwire.presentation.charts import Chart, Panel, Series
 from thinwire.presentation.tables import Table
 from thinwire.transports.links import parse_rate
@@ -145,6 +148,31 @@ class UtilisationFinding(Finding, frozen=True, kw_only=True):
     network: list[float]  # of the links' rate, sent and received, the mean; zeros without a link
     link: str  # rate of every machine's link
     shaping: str  # who made it
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Sums at a time: processor seconds of all processors, busy and whole; and by process, with its interface's bytes,
+    sent and received, headers included."""
+
+    time_s: float
+    machine_busy_s: float
+    machine_s: float
+    processor_s: Mapping[str, float]
+    nbytes: Mapping[str, tuple[int, int]]
+
+
+def sample(pids: Mapping[str, int], proc: Path = Path("/proc")) -> Sample:
+    """Reads processes by name; those that have ended are left out."""
+    tick_s, seconds, nbytes = 1 / os.sysconf("SC_CLK_TCK"), {}, {}
+    for name, pid in pids.items():
+        with suppress(OSError):
+            fields = (proc / str(pid) / "stat").read_text().rpartition(")")[2].split()
+            lines = (line.split() for line in (proc / str(pid) / "net/dev").read_text().replace(":", " ").splitlines())
+            seconds[name] = (int(fields[11]) + int(fields[12])) * tick_s
+            nbytes[name] = next(((int(each[9]), int(each[1])) for each in lines if each[0] == "eth0"), (0, 0))
+    machine = [int(each) * tick_s for each in (proc / "stat").read_text().partition("\n")[0].split()[1:9]]
+    return Sample(time.monotonic(), sum(machine) - machine[3] - machine[4], sum(machine), seconds, nbytes)
 
 
 class Sampler:

@@ -14,9 +14,9 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from thinwire.presentation.charts import PICTURES, Picture, draw
-from thinwire.presentation.interactive import chart_html, interactive_document, require_plotly
-from thinwire.presentation.page import table_html, write_page
+from thinwire.extras import require
+from thinwire.presentation.charts import draw
+from thinwire.presentation.page import chart_html, document, table_html, write_page
 from thinwire_lab.jobs.grid import Grid, Measured, Tell, run
 from thinwire_lab.jobs.results import Machine, Results, read_runs
 from thinwire_lab.studies.files import REPORT, RESULTS
@@ -53,7 +53,7 @@ def reproduce(
 
     `join` names files of results from elsewhere, whose runs the folder takes where it lacks them.
     """
-    require_plotly()
+    require("report.html", "matplotlib")
     kinds = list(dict.fromkeys(kinds))
     results = Results(folder / RESULTS, kinds)
     if sum([results.join(read_runs(path, kinds)) for path in join]):
@@ -113,8 +113,12 @@ def found(results: Results[Finding], cell: Cell) -> Finding | None:
     return finding if isinstance(finding, cell.finding) else None
 
 
-def draw_charts(made: Reproduced, folder: Path, pictures: Sequence[Picture] = PICTURES) -> list[Path]:
-    return [path for _, each in made.shown for chart in each.charts for path in draw(chart, folder, pictures)]
+def draw_charts(made: Reproduced, folder: Path, endings: Sequence[str] = ("png", "svg")) -> list[Path]:
+    charts = [chart for _, each in made.shown for chart in each.charts]
+    paths = [[folder / f"{chart.name}.{ending}" for ending in endings] for chart in charts]
+    for chart, files in zip(charts, paths, strict=True):
+        draw(chart, *files)
+    return [path for files in paths for path in files]
 
 
 def _mixed(cells: Sequence[Cell], results: Results[Finding]) -> list[str]:
@@ -140,7 +144,7 @@ def page(
     parts = [f"<h1>{escape(title)}</h1>", f"<p>{escape(about)}</p>"]
     for entry, each in shown:
         parts += _section(entry, each)
-    return interactive_document(title, parts)
+    return document(title, parts)
 
 
 def _section(entry: Entry, shown: Shown) -> list[str]:

@@ -5,26 +5,22 @@ from typing import Any
 
 import pytest
 
-from thinwire.errors import ConfigError
-from thinwire.planner.parameter_server import SHARED_USE, Cluster, Layer, Link, step_s
+from thinwire.planner.step_time import SHARED_USE, Cluster, Layer, step_s
 
-LAYERS = [
-    Layer(name=str(index), forward_s=0.001, backward_s=0.002, push_nbytes=1000.0, pull_nbytes=500.0)
-    for index in range(4)
-]
-FREE = Cluster(workers=8, worker_link=Link(), server_link=Link())
+LAYERS = [Layer(forward_s=0.001, backward_s=0.002, push_nbytes=1000.0, pull_nbytes=500.0) for _ in range(4)]
+FREE = Cluster(workers=8)
 
 
 def test_the_scarce_resource_is_the_steps_length() -> None:
-    slow = Link(bytes_per_s=1e4)
+    slow = replace(FREE, bytes_per_s=1e4)
     computing = 4 * 0.003
     cases = {
         "nothing": (FREE, computing),
         "two cores for eight workers": (replace(FREE, cores=2), 4 * computing / SHARED_USE),
         # A server of eight workers takes in eight times what one sends; what goes out meanwhile crosses the other way.
-        "the server's link": (replace(FREE, server_link=slow), 8 * 4 * 1000 / 1e4),
-        "the workers' links": (replace(FREE, worker_link=slow), 4 * 1000 / 1e4),
-        "two servers' links": (replace(FREE, server_link=slow, shards=2), 8 * 2 * 1000 / 1e4),
+        "the server's link": (slow, 8 * 4 * 1000 / 1e4),
+        "the one worker's link": (replace(slow, workers=1), 4 * 1000 / 1e4),
+        "two servers' links": (replace(slow, shards=2), 8 * 2 * 1000 / 1e4),
     }
     for scarce, (cluster, seconds) in cases.items():
         layers = [replace(layer, shard=index % cluster.shards) for index, layer in enumerate(LAYERS)]
@@ -35,7 +31,7 @@ def test_the_scarce_resource_is_the_steps_length() -> None:
 
 
 def test_more_work_of_any_kind_never_makes_a_step_shorter() -> None:
-    at = replace(FREE, worker_link=Link(bytes_per_s=1e5, latency_s=1e-4), server_link=Link(bytes_per_s=5e5))
+    at = replace(FREE, bytes_per_s=1e5, latency_s=1e-4)
     before = step_s(LAYERS, at)
     more: dict[str, Any]
     for kind in ("forward_s", "backward_s", "encode_s", "decode_s", "server_push_s", "server_update_s"):
@@ -48,14 +44,13 @@ def test_more_work_of_any_kind_never_makes_a_step_shorter() -> None:
 
 
 def test_among_equals_every_link_carries_all_but_its_own_share_both_ways() -> None:
-    slow = Link(bytes_per_s=1e4)
     for workers in (1, 2, 8, 1024):
-        at = replace(FREE, workers=workers, worker_link=slow, collective=True)
+        at = replace(FREE, workers=workers, bytes_per_s=1e4, collective=True)
         crossing = (1 - 1 / workers) * 4 * (1000 + 500) / 1e4
         assert crossing <= step_s(LAYERS, at) <= crossing + 4.001 * 0.003, workers
     adding = [replace(layer, server_push_s=0.1) for layer in LAYERS]
     assert step_s(adding, replace(FREE, workers=2, collective=True)) == pytest.approx(4 * 0.1 / 2, rel=0.1)
-    uneven = replace(FREE, workers=8, worker_link=slow, collective=True, largest_share=0.5)
+    uneven = replace(FREE, bytes_per_s=1e4, collective=True, largest_share=0.5)
     assert step_s(LAYERS, uneven) == pytest.approx(7 * 0.5 * 4 * (1000 + 500) / 1e4, rel=0.05)
 
 
@@ -68,16 +63,3 @@ def test_cores_that_all_share_are_busy_with_servers_and_messages_too() -> None:
     assert step_s(adding, costly) == pytest.approx((busy + messages) / SHARED_USE, rel=0.1)
     measured = replace(FREE, cores=2, use=0.6)
     assert step_s(adding, measured) == pytest.approx(busy / 0.6, rel=0.2), "what was measured, where it was"
-
-
-def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(ConfigError, match="2 shards in the collective mode"):
-        replace(FREE, shards=2, collective=True)
-    with pytest.raises(ConfigError, match=r"a largest share of 0\.1; of 8 workers it is"):
-        replace(FREE, collective=True, largest_share=0.1)
-    with pytest.raises(ConfigError, match="a layer lies on shard 1, and there are 1"):
-        step_s([replace(LAYERS[0], shard=1)], FREE)
-    with pytest.raises(ConfigError, match="no layers"):
-        step_s([], FREE)
-    with pytest.raises(ConfigError, match="a rate is positive"):
-        Link(bytes_per_s=0.0)
