@@ -19,7 +19,6 @@ from contextlib import contextmanager
 from typing import TypeAlias
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from thinwire import frames as framing
@@ -64,22 +63,16 @@ class TensorSet:
 
     # ---- encode
 
-    def encode(self, values: Flats, minus: Flats | None = None) -> list[EncodedTensor]:
+    def encode(self, values: Flats) -> list[EncodedTensor]:
         """Encodes the values, and keeps what was not sent in the contexts' residuals.
-
-        Args:
-            values: float32 or float64.
-            minus: is subtracted first.
 
         Raises:
             NonFiniteError: NaN or Inf in one of them. Nothing of those that are encoded with it has changed.
         """
-        made = self.encode_together(values, minus)
+        made = self.encode_together(values)
         left = [place for place, frame in enumerate(made) if frame is None]
         if left:
             given = values.at(left).tensors()
-            if minus is not None:
-                given = list(torch._foreach_sub(given, minus.at(left).tensors()))
             for place, each in zip(left, given, strict=True):
                 if (narrow := self._is_narrow.get(place)) is not None:  # the error says whose
                     BatchedTensor.of(each.cpu().numpy(), self.contexts[place].name, narrow=narrow)
@@ -100,7 +93,8 @@ class TensorSet:
         """As `encode`, without tensors that go one by one and ways that find NaN or Inf: their frames are None.
 
         Args:
-            values, minus: as for `encode`.
+            values: to encode.
+            minus: tensors that are subtracted from them first.
             outs: tensors in the host's memory that add the decoded frames, as a receiver does; may be those of `minus`.
             bounds: on the lag, which say the sparsity multipliers in place of the contexts' own.
         """
@@ -173,7 +167,8 @@ class TensorSet:
         for places, ternary in self._ternary:
             at = into.at(places)
             if at.device == ternary.device and not at.is_wide:
-                nbytes = ternary.decode([_bytes(checked[place]) for place in places], at.addresses, begun[places])
+                raw = [each if isinstance(each := checked[p], bytes | memoryview) else b"" for p in places]
+                nbytes = ternary.decode(raw, at.addresses, begun[places])
                 for place, size in zip(places, nbytes, strict=True):
                     done[place] = size
         self._add_vectors(checked, into, begun, done)
