@@ -154,9 +154,9 @@ class Changes:
             tables, frames = [table for _, table in places], None
             parts = [self._part(place, table) for place, table in places]
             begin = self._now()
-            if coder.encodes:
+            if all(table.context and table.context.lag_bound is None for table in tables):
                 parts = prepare_all(tables, parts)
-                frames = coder.encode_on(parts[0].device, addresses(parts))
+                frames = coder.encode(addresses(parts))
             if frames is None:  # or a scale overflows, and an error is to say whose
                 for table, part in zip(tables, parts, strict=True):
                     yield from batching.add(table, part.view(table.spec.shape))

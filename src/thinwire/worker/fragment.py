@@ -83,7 +83,7 @@ class Fragment:
         if self._tables.batch is None:
             return set()
         begin, deltas = self._now(), self._ternary_frames(found)
-        decoded = self._tables.batch.decode(deltas, self._tables.coded.shared, [True] * len(deltas))
+        decoded = self._tables.batch.decode(deltas, self._tables.coded.shared, np.ones(len(deltas), np.bool_))
         return self._count_ternary(decoded, begin, step)
 
     def _ternary_frames(self, found: dict[int, Sequence[Update]]) -> list[bytes | memoryview]:
@@ -134,9 +134,7 @@ class Fragment:
         for places, coder in self._tables.on_device:
             tables = [table for _, table in places]
             outs = [table.values for table in tables]
-            decoded = coder.decode_on(
-                outs[0].device, _frames(tables, found), addresses(outs), np.ones(len(outs), np.bool_)
-            )
+            decoded = coder.decode(_frames(tables, found), addresses(outs), np.ones(len(outs), np.bool_))
             done += [(table, nbytes) for table, nbytes in zip(tables, decoded, strict=True) if nbytes]
         return done
 

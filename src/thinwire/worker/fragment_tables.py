@@ -10,7 +10,6 @@ import torch
 from thinwire.codecs.tensors import off_host
 from thinwire.codecs.ternary_batch import TernaryBatch, takes
 from thinwire.codecs.ternary_device import DeviceTernary
-from thinwire.codecs.ternary_frames import takes_codec
 from thinwire.worker.model import WorkerTensor
 from thinwire.worker.rows import Places, Rows
 from thinwire.worker.table import WorkerTable
@@ -65,7 +64,7 @@ class FragmentTables:
 
 
 def _is_ternary(table: WorkerTable) -> bool:
-    return table.on_host and table.context is not None and table.context.size > 0 and takes(table.context)
+    return table.on_host and table.context is not None and table.context.on_host and takes(table.context)
 
 
 def _on_device(places: Places) -> list[tuple[Places, DeviceTernary]]:
@@ -73,6 +72,6 @@ def _on_device(places: Places) -> list[tuple[Places, DeviceTernary]]:
     alike: dict[object, list[tuple[int, WorkerTable]]] = defaultdict(list)
     for place, table in places:
         context = table.context
-        if context is not None and context.size > 0 and not context.on_host and takes_codec(context.codec):
+        if context is not None and not context.on_host and takes(context):
             alike[context.codec, context.device].append((place, table))
     return [(some, DeviceTernary([t.context for _, t in some if t.context is not None])) for some in alike.values()]

@@ -6,7 +6,7 @@ import numpy as np
 
 from thinwire import frames
 from thinwire.codecs import codec
-from thinwire.codecs.ternary_frames import TernaryFrames
+from thinwire.codecs.ternary_batch import TernaryBatch
 from thinwire.kernels.contract import Floats
 from thinwire.kernels.numba.addresses import Addresses
 from thinwire.kernels.numba.local_steps import Continued, continue_many
@@ -51,7 +51,7 @@ def test_local_values_and_moments_go_on_from_the_shared_ones() -> None:
 def test_frames_are_added_and_gone_on_from_as_if_one_after_the_other() -> None:
     """One of them is damaged, and everything of it stays as it was."""
     encoder = codec("3lc", entropy="zstd")
-    made = TernaryFrames([encoder] * len(SIZES), [(size,) for size in SIZES])
+    made = TernaryBatch([encoder.context(np.zeros(size, np.float32)) for size in SIZES])
     updates = arrays(0)
     sent = made.encode(addresses(updates))
     assert sent is not None
@@ -72,7 +72,7 @@ def test_frames_are_added_and_gone_on_from_as_if_one_after_the_other() -> None:
         parsed = frames.parse(frame)
         assert found[place] == len(parsed.payload)
         change = np.zeros(SIZES[place], np.float32)
-        TernaryFrames([encoder], [(SIZES[place],)]).decode([frame], addresses([change]), [False])
+        TernaryBatch([encoder.context(change)]).decode([frame], addresses([change]), np.zeros(1, np.bool_))
         assert np.array_equal(shared[place], were[0][place] + change)
         assert np.array_equal(local[place], shared[place] - unsent[place])
         moved = led(were[2][place], seconds[place], -change, shared[place], NUMBERS[place], 0.6)
