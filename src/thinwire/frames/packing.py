@@ -1,9 +1,8 @@
 """Frame ↔ bytes.
 
 `pack` takes values as they are, because its caller is one of our codecs. `parse` takes bytes from anyone: every number
-is checked before it is used, and nothing is allocated beyond the bytes that came. Any fault is a `FrameError` that says
-what came and what was expected. Whether the payload fits the shape is the codec's to say: `thinwire.decode` asks it
-before it allocates the tensor.
+is checked before it is used, nothing is allocated beyond the bytes that came, and any fault is a `FrameError`. The
+codec says whether the payload fits the shape, before `thinwire.decode` allocates the tensor.
 """
 
 from __future__ import annotations
