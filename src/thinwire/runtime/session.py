@@ -1,8 +1,8 @@
 """A session that outlives its connections: what each end keeps to send again, and how a worker comes back. Sans-IO.
 
-`ReplayBuffer` is one end's count of what was sent and received. `WorkerSession` is the worker's end; where a connection
-breaks, `reconnect` is a procedure that yields what is to be done with connections and is told what came of it. Its
-caller has the sockets, threads and clocks.
+`ReplayBuffer` counts the messages that one end sent and received. `WorkerSession` is the worker's end; where a
+connection breaks, its procedure `reconnect` yields effects on connections, and receives their results. The caller has
+the sockets, threads and clocks.
 """
 
 from __future__ import annotations
