@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from thinwire.errors import ConfigError
 from thinwire.policies.consistency import Asp, Backup, Bsp, Consistency, Local, Ssp, consistency, name_of
-from thinwire.policies.criteria import CRITERIA, Pending, criterion
+from thinwire.policies.criteria import CRITERIA, Criterion, Pending
 from thinwire.policies.naming import parse_name
 
 VALUES = st.one_of(
@@ -163,27 +163,27 @@ def pending(*, gradient: float = 1.0, weights: float = 1.0, iterations: int = 1,
 
 def test_norm_compares_the_update_with_the_weights() -> None:
     for gradient, sends in ((0.09, False), (0.1, True), (0.5, True), (0.0, False)):
-        assert criterion("norm", 0.0999999).send(pending(gradient=gradient)) is sends, gradient
+        assert Criterion("norm", 0.0999999).send(pending(gradient=gradient)) is sends, gradient
     # A fresh bias: any gradient is significant beside nothing.
-    assert criterion("norm", 0.5).send(pending(gradient=1e-6, weights=0.0))
+    assert Criterion("norm", 0.5).send(pending(gradient=1e-6, weights=0.0))
 
 
 def test_variance_sends_gradients_that_agree_and_not_those_that_cancel() -> None:
-    wanted = criterion("variance", 2.0)
+    wanted = Criterion("variance", 2.0)
     assert not wanted.send(pending(iterations=1))
     assert wanted.send(pending(iterations=2)) and wanted.send(pending(iterations=9))
     gradients = np.random.default_rng(0).standard_normal((50, 1000)).astype(np.float32)
     total = gradients.sum(0)
     cancelling = Pending(total, total, 50, float((gradients**2).sum()), 0.0)
     assert not wanted.send(cancelling), "‖Σg‖² is about Σ‖g‖²"
-    assert criterion("variance", 0.5).send(cancelling)
+    assert Criterion("variance", 0.5).send(cancelling)
 
 
 def test_period_counts_iterations_and_time_seconds() -> None:
-    assert [criterion("period", 3).send(pending(iterations=n)) for n in (1, 2, 3, 4)] == [False, False, True, True]
+    assert [Criterion("period", 3).send(pending(iterations=n)) for n in (1, 2, 3, 4)] == [False, False, True, True]
     seconds = (0.0, 0.49, 0.5, 2.0)
-    assert [criterion("time", 0.5).send(pending(seconds=s)) for s in seconds] == [False, False, True, True]
-    assert all(criterion(name, 0).send(pending()) for name in CRITERIA), "a threshold of 0 always sends"
+    assert [Criterion("time", 0.5).send(pending(seconds=s)) for s in seconds] == [False, False, True, True]
+    assert all(Criterion(name, 0).send(pending()) for name in CRITERIA), "a threshold of 0 always sends"
 
 
 def test_what_is_no_criterion() -> None:
@@ -192,4 +192,4 @@ def test_what_is_no_criterion() -> None:
     ]
     for name, threshold, named in refused:
         with pytest.raises(ConfigError, match=named):
-            criterion(name, threshold)
+            Criterion(name, threshold)

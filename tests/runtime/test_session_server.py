@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 
 import pytest
 
@@ -16,7 +17,6 @@ from thinwire.runtime.session import (
     ACKNOWLEDGE_MESSAGES,
     ACKNOWLEDGE_NBYTES,
     LEAVING_S,
-    Abandon,
     Dial,
     Pause,
     ReplayBuffer,
@@ -163,13 +163,12 @@ class Time:
 def in_vain(session: WorkerSession, time: Time, pauses: list[float]) -> None:
     """Reconnects to a server that does not answer."""
     procedure = session.reconnect(CUT)
-    next(procedure)
-    effect = procedure.throw(CUT)
+    effect = next(procedure)
     while True:
         if isinstance(effect, Pause):
             time.now += effect.seconds
             pauses.append(effect.seconds)
-        assert isinstance(effect, Pause | Dial | Abandon)
+        assert isinstance(effect, Pause | Dial)
         dials = isinstance(effect, Dial)
         effect = procedure.throw(TransportError("nobody")) if dials else procedure.send(None)
 
@@ -195,21 +194,16 @@ def test_a_refusal_ends_the_session_before_and_after_the_break() -> None:
         (Refused(reason="enough", step=3), StepMismatchError),
     ):
         session = Time().session()
-        procedure = session.reconnect(CUT)
-        next(procedure)
+        procedure = session.reconnect(CUT, partial(list, [pack(refused)]))
         with pytest.raises((ProtocolError, StepMismatchError), match="the server ended the session: enough") as ended:
-            procedure.send(pack(refused))
+            next(procedure)
         assert ended.type is said
     for lost, kind in ((False, ProtocolError), (True, SessionLostError)):
         session = Time().session()
         procedure = session.reconnect(CUT)
         next(procedure)
-        procedure.throw(CUT)
-        procedure.send(None)
-        procedure.send(None)
-        assert procedure.send(pack(Refused(reason="who?", lost=lost))) == Abandon()
         with pytest.raises(ProtocolError, match=r"who\?") as caught:
-            procedure.send(None)
+            procedure.send(pack(Refused(reason="who?", lost=lost)))
         assert type(caught.value) is kind and session.over is not None
 
 

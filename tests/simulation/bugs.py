@@ -6,7 +6,7 @@ Each replaces one method of the real code by one with a mistake that a programme
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from statistics import median
 from typing import Any, TypeAlias
 from unittest import mock
@@ -18,7 +18,7 @@ from thinwire.packets import EncodedTensor, parse
 from thinwire.policies.compression import PLAIN
 from thinwire.runtime.checkpoint import Snapshot
 from thinwire.runtime.checkpointing import CheckpointWriter
-from thinwire.runtime.session import Await, Dial, Drain, Reconnection, ReplayBuffer, Transmit, WorkerSession
+from thinwire.runtime.session import Dial, Reconnection, Repeat, ReplayBuffer, WorkerSession
 from thinwire.runtime.session_server import SessionServer
 from thinwire.schema import Push, Refused, SessionAccepted
 from thinwire.server.aggregation import Aggregation
@@ -65,16 +65,13 @@ def planted(name: str) -> Iterator[None]:
 
 
 def _resume(self: WorkerSession, left: float, sent: Callable[[ReplayBuffer, int], Sequence[bytes]]) -> Reconnection:
-    yield Dial(left)
-    yield Transmit(self.opening())
-    packet = yield Await(left)
+    packet = yield Dial(left, self.opening())
     message = None if packet is None else parse(packet)[0]
     if isinstance(message, Refused):
         raise (SessionLostError if message.lost else ProtocolError)(message.reason)
     if not isinstance(message, SessionAccepted):
         raise TransportError("not taken up again")
-    for each in sent(self.buffer, message.received):
-        yield Transmit(each)
+    yield Repeat(sent(self.buffer, message.received))
 
 
 @bug("a push applied twice on resend", WorkerSession, "_resume")
@@ -94,12 +91,10 @@ def _(right: Right, self: WorkerSession, left: float) -> Reconnection:
     return _resume(self, left, repeats)
 
 
-@bug("messages counted that were dropped", WorkerSession, "_look_for_refusal")
-def _(right: Right, self: WorkerSession, error: TransportError) -> Reconnection:
+@bug("messages counted that were dropped", WorkerSession, "_look_for_end")
+def _(right: Right, self: WorkerSession, error: TransportError, arrived: Sequence[bytes | None]) -> None:
     """A worker counts the messages that it drops while it reconnects, which the server then does not repeat."""
-    with suppress(TransportError):
-        while (yield Drain()) is not None:
-            self.buffer.received += 1
+    self.buffer.received += sum(packet is not None for packet in arrived)
 
 
 @bug("a replaced connection speaks on", SessionServer, "_replace")

@@ -27,8 +27,8 @@ from thinwire.packets import kind_of, pack, parse
 from thinwire.policies.designs import Design
 from thinwire.policies.designs import design as find_design
 from thinwire.runtime.driver import LOOK_S
-from thinwire.runtime.session import Abandon, Await, Dial, Drain, Pause, Transmit, WorkerSession
-from thinwire.schema import Join, Push, SessionOpen, Values, Welcome
+from thinwire.runtime.session import Dial, Pause, Repeat, WorkerSession
+from thinwire.schema import Join, Push, Values, Welcome
 from thinwire.worker.core import Worker
 from thinwire.worker.effects import Poll, Procedure, Receive, Send
 from thinwire.worker.local_updates import LocalWorker
@@ -113,8 +113,8 @@ class Connection:
                 return packet
 
     def _replace(self, error: TransportError) -> Steps[None]:
-        procedure = self.session.reconnect(error)
         broken, candidate = self.link, None
+        procedure = self.session.reconnect(error, partial(_arrived, broken))
         answer: bytes | None = None
         failure: TransportError | None = None
         self.process.note(f"shard {self.shard}: {error}; reconnects")
@@ -126,29 +126,27 @@ class Connection:
                 self.link = candidate
                 broken.abort()
                 return
+            except BaseException:
+                if candidate is not None:
+                    candidate.abort()
+                raise
             answer = failure = None
             try:
                 match effect:
-                    case Drain():
-                        try:
-                            answer = broken.receive()
-                        except BlockingIOError:
-                            failure = TransportError("nothing is there")
-                    case Dial(within_s):
-                        self.process.reached("resend.dial")
-                        candidate = yield from self.process.dial(self.shard, within_s)
-                    case Transmit(packet):
-                        assert candidate is not None
-                        opens = kind_of(packet) is SessionOpen
-                        self.process.reached("resend.opening" if opens else "resend.packet", candidate)
-                        candidate.send(packet)
-                    case Await(within_s):
-                        assert candidate is not None
-                        answer = yield from self._first(candidate, within_s)
-                        self.process.reached("resend.accepted", candidate)
-                    case Abandon():
+                    case Dial(within_s, opening):
                         if candidate is not None:
                             candidate.abort()
+                        self.process.reached("resend.dial")
+                        candidate = yield from self.process.dial(self.shard, within_s)
+                        self.process.reached("resend.opening", candidate)
+                        candidate.send(opening)
+                        answer = yield from self._first(candidate, within_s)
+                        self.process.reached("resend.accepted", candidate)
+                    case Repeat(packets):
+                        assert candidate is not None
+                        for packet in packets:
+                            self.process.reached("resend.packet", candidate)
+                            candidate.send(packet)
                     case Pause(seconds):
                         yield Wait(seconds, deaf=True)
             except TransportError as raised:
@@ -164,6 +162,14 @@ class Connection:
                 if left <= 0:
                     raise DeadlineError("nothing came") from None
                 yield Wait(left)
+
+
+def _arrived(broken: Link) -> list[bytes | None]:
+    found: list[bytes | None] = []
+    with suppress(TransportError, BlockingIOError):
+        while not found or found[-1] is not None:
+            found.append(broken.receive())
+    return found
 
 
 class WorkerProcess:

@@ -24,27 +24,12 @@ VERSION = 1
 NAMED_CODEC = 0
 """Codec number of a codec that thinwire does not ship: its id follows, as a length byte and ASCII."""
 
-CODEC_NUMBERS: dict[str, int] = {
-    "fp32": 1,
-    "fp16": 2,
-    "bf16": 3,
-    "int8": 4,
-    "3lc": 5,
-    "stoch3": 6,
-    "terngrad": 7,
-    "mqe1": 8,
-    "onebit": 9,
-    "topk": 10,
-    "randomk": 11,
-    "threshold": 12,
-    "qsgd": 13,
-    "dithering": 14,
-    "truncate": 15,
-    "entropy": 16,
-    "votes": 17,
-    "qsgd-ds": 18,
-    "blocktopk": 19,
-}
+_IDS = (
+    "fp32 fp16 bf16 int8 3lc stoch3 terngrad mqe1 onebit topk randomk threshold qsgd dithering truncate entropy votes "
+    "qsgd-ds blocktopk"
+)
+CODEC_NUMBERS: dict[str, int] = {codec: number for number, codec in enumerate(_IDS.split(), 1)}
+"""By id, counted from 1: new ids come at the end."""
 
 DTYPE_NUMBERS: dict[str, int] = {"fp32": 1, "fp16": 2, "bf16": 3, "fp64": 4}
 
@@ -85,8 +70,7 @@ class Frame:
 
     Args:
         codec: the codec's id, as in `tw.codecs()`.
-        dtype: of the tensor that was encoded: `fp32`, `fp16`, `bf16` or `fp64`.
-        shape: of the tensor that was encoded; `()` for a 0-d tensor.
+        dtype, shape: of the tensor that was encoded: `fp32`, `fp16`, `bf16` or `fp64`; `()` for a 0-d tensor.
         scales: the full-precision scalars that the codec sends beside the payload.
         flags: see `Flags`.
         payload: the codec's bytes: what the papers count.
@@ -148,9 +132,7 @@ def pack_varint(number: int) -> bytes:
 
 
 def parse_varint(data: memoryview, at: int, what: str) -> tuple[int, int]:
-    """Returns (number, position after it). Raises FrameError where it is cut, too long or not the shortest form,
-    which is the only form.
-    """
+    """Returns (number, position after it). Raises FrameError where it is cut, too long or not in its shortest form."""
     if at < len(data) and data[at] < 0x80:  # most numbers in a frame
         return data[at], at + 1
     number = 0

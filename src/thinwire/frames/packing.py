@@ -1,9 +1,8 @@
 """Frame ↔ bytes.
 
 `pack` takes values as they are, because its caller is one of our codecs. `parse` takes bytes from anyone: every number
-is checked before it is used, and nothing is allocated beyond the bytes that came. Any fault is a `FrameError` that says
-what came and what was expected. Whether the payload fits the shape is the codec's to say: `thinwire.decode` asks it
-before it allocates the tensor.
+is checked before it is used, nothing is allocated beyond the bytes that came, and any fault is a `FrameError`. The
+codec says whether the payload fits the shape, before `thinwire.decode` allocates the tensor.
 """
 
 from __future__ import annotations
@@ -141,7 +140,13 @@ def parse(data: bytes | bytearray | memoryview, *, copy: bool = True) -> Frame:
         raise FrameError(f"frame version {view[2]}; this thinwire reads version {VERSION}")
     at = _end_of_head(view, end)
     codec, flags, dtype, shape = _read_head(bytes(view[:at]))
-    num_scales, scales_at, at = _find_scales(view, at, dtype)
+    num_scales, scales_at = parse_varint(view, at, "the number of scales")
+    at = scales_at + num_scales * (8 if dtype == "fp64" else 4)
+    if num_scales > MAX_SCALES:
+        raise FrameError(f"{num_scales} scales are more than {MAX_SCALES}")
+    if num_scales and at > end:
+        need, left = at - scales_at, max(0, end - scales_at)
+        raise FrameError(f"the frame ends inside {num_scales} scales: {need} bytes needed, {left} left")
     length, at = parse_varint(view, at, "the payload length")
     if length != end - at:
         raise FrameError(f"the payload is declared as {length} bytes and {end - at} came")
@@ -154,7 +159,10 @@ def parse(data: bytes | bytearray | memoryview, *, copy: bool = True) -> Frame:
             "the frame says that its tensor held NaN or Inf, and nothing else is then expected: "
             f"{num_scales} scales and a payload of {length} bytes came"
         )
-    scales = _read_scales(view, scales_at, num_scales, dtype)  # not before: as objects they take eight times the bytes
+    # Not before: as objects they take eight times the bytes.
+    scales = _scales_form(num_scales, dtype).unpack_from(view, scales_at) if num_scales else ()
+    if not all(map(math.isfinite, scales)):
+        raise FrameError("a scale is NaN or Inf")
     return Frame(codec, dtype, shape, scales, flags, bytes(payload) if copy else payload, VERSION)
 
 
@@ -213,26 +221,3 @@ def _read_codec(head: memoryview) -> tuple[str, int]:
     if name in CODEC_NUMBERS:
         raise FrameError(f"codec {name!r} has a number of its own and is not sent by name")
     return name, 5 + length
-
-
-def _find_scales(view: memoryview, at: int, dtype: str) -> tuple[int, int, int]:
-    """Returns how many scales there are, where they begin, and where they end."""
-    count, at = parse_varint(view, at, "the number of scales")
-    if count == 0:
-        return 0, at, at
-    width = 8 if dtype == "fp64" else 4
-    if count > MAX_SCALES:
-        raise FrameError(f"{count} scales are more than {MAX_SCALES}")
-    left = len(view) - CHECKSUM_NBYTES - at
-    if count * width > left:
-        raise FrameError(f"the frame ends inside {count} scales: {count * width} bytes needed, {max(0, left)} left")
-    return count, at, at + count * width
-
-
-def _read_scales(view: memoryview, at: int, count: int, dtype: str) -> tuple[float, ...]:
-    if count == 0:
-        return ()
-    scales = _scales_form(count, dtype).unpack_from(view, at)
-    if not all(map(math.isfinite, scales)):
-        raise FrameError("a scale is NaN or Inf")
-    return scales

@@ -1,9 +1,9 @@
 """An optimizer's options as JSON values: which travel, which may change while training runs, and within what bounds.
 
-`ParameterGroups` reads a worker's optimizer at every step; `apply_changes` is what a shard does with what it is sent.
-Schedulers move more than the learning rate (OneCycleLR cycles a momentum). What moved travels as **changes**: pairs of
-a parameter group's index and the options that differ from what was sent last. Only the numbers listed in `CHANGEABLE`
-may change; an option that decides what an optimizer stores (`amsgrad`, `centered`) stays as the plan has it.
+`ParameterGroups` reads a worker's optimizer at every step; a shard calls `apply_changes` on what it is sent. Schedulers
+move more than the learning rate (OneCycleLR cycles a momentum). These **changes** travel as pairs of a parameter
+group's index and the options that differ from those sent last. Only the numbers in `CHANGEABLE` may change; an option
+that decides what an optimizer stores (`amsgrad`, `centered`) stays as the plan has it.
 """
 
 from __future__ import annotations
@@ -22,20 +22,13 @@ LOCAL_OPTIONS = frozenset({"params", "lr", "foreach", "fused", "capturable", "di
 """Options that do not travel with the plan: how a machine computes, and the learning rate, which every push carries."""
 
 CHANGEABLE: Mapping[str, float] = {
-    "momentum": math.inf,
-    "betas": 1.0,
-    "weight_decay": math.inf,
-    "eps": math.inf,
-    "alpha": math.inf,
-    "rho": 1.0,
-    "dampening": math.inf,
-    "lr_decay": math.inf,
-    "momentum_decay": math.inf,
+    **dict.fromkeys(("momentum", "weight_decay", "eps", "alpha", "dampening", "lr_decay", "momentum_decay"), math.inf),
+    **dict.fromkeys(("betas", "rho"), 1.0),
 }
 """Options that may change, each with its exclusive upper bound; the lower bound is 0."""
 LARGEST = torch.finfo(torch.float32).max
 """Of rates and options: torch computes in float32, and refuses numbers beyond."""
-ADDED = "what has been added is exchanged by nobody. Close this one, and distribute model and optimizer anew"
+ADDED = "no worker sends what has been added. Close this one, and distribute model and optimizer anew"
 
 Options = Mapping[str, Any]
 
@@ -98,8 +91,10 @@ class ParameterGroups:
         """
         options = self.settings.groups
         if len(options) != len(self._sent):
-            counts = f"{len(options)} parameter groups and tw.distribute was given {len(self._sent)}"
-            raise ConfigError(f"the optimizer has {counts}: {ADDED}")
+            raise ConfigError(
+                f"the optimizer has {len(options)} parameter groups and tw.distribute was given {len(self._sent)}: "
+                f"{ADDED}"
+            )
         found = changes(self._sent, options)
         try:
             apply_changes(self._optimizer, self._sent, found)
@@ -130,11 +125,9 @@ def changes(before: Iterable[Options], after: Iterable[Options]) -> Changes:
     >>> changes([{"momentum": 0.9, "eps": 1}, {"momentum": 0.5}], [{"momentum": 0.8, "eps": 1}, {"momentum": 0.5}])
     ((0, {'momentum': 0.8}),)
     """
-    found = []
-    for index, (old, new) in enumerate(zip(before, after, strict=True)):
-        if differing := {key: value for key, value in new.items() if old.get(key) != value}:
-            found.append((index, differing))
-    return tuple(found)
+    pairs = zip(before, after, strict=True)
+    found = [{key: value for key, value in new.items() if old.get(key) != value} for old, new in pairs]
+    return tuple((index, differing) for index, differing in enumerate(found) if differing)
 
 
 def apply_changes(optimizer: str, groups: Sequence[Options], received: Changes) -> tuple[Options, ...]:

@@ -1,11 +1,10 @@
 """Nesterov momentum of an outer optimizer, at every worker and at the shard: the same bits, from what was sent.
 
-A shard that takes momentum into what it sends has much more to send, and what its codec leaves for later is as much
-more: DiLoCo lost .08 nats to that in 33 rounds. So what is sent is the mean of the updates, scaled by the rate, and
-each end adds the momentum itself. With s the sum of what was sent, from the parameters a that training began with on,
-Nesterov's parameters (Sutskever et al. 2013) are θ = s + w with w ← m · (w + s − a) after every update: the sum of all
-momenta so far. w follows from the copy alone that workers and shard have in common bit for bit, by single operations
-that are rounded alike on every processor.
+Momentum in what a shard sends would make both that and what its codec leaves for later much larger: DiLoCo lost .08
+nats to it in 33 rounds. So the shard sends the mean of the updates, scaled by the rate, and each end adds the momentum
+itself. With s the sum of all that was sent, from the first parameters a on, Nesterov's parameters (Sutskever et al.
+2013) are θ = s + w with w ← m · (w + s − a) after every update. w follows from the copy alone that workers and shard
+have in common bit for bit, by single operations that are rounded alike on every processor.
 """
 
 from __future__ import annotations
@@ -48,17 +47,17 @@ class OuterMomentum:
         self.anchor, self.ahead = values.clone(), torch.zeros_like(values)
 
     def begin_once(self, values: torch.Tensor) -> None:
-        """As `begin`, unless it has begun."""
+        """As `begin`, unless training has begun."""
         if self.anchor is None:
             self.begin(values)
 
     def follow(self, values: torch.Tensor) -> None:
-        """Takes note of an update that led to these values."""
+        """Adds the momentum of an update that led to these values."""
         assert self.anchor is not None and self.ahead is not None
         self.ahead.add_(values - self.anchor).mul_(self._momentum)
 
     def load(self, anchor: torch.Tensor, ahead: torch.Tensor) -> None:
-        """Goes on where another end is. Raises ProtocolError where what it sent is not finite."""
+        """Goes on from another end's state. Raises ProtocolError where that is not finite."""
         if not bool(torch.isfinite(anchor).all() and torch.isfinite(ahead).all()):
             raise ProtocolError("a momentum that is not finite")
         self.anchor, self.ahead = anchor, ahead

@@ -1,8 +1,7 @@
 """A stock torch optimizer over tables, chosen by name from an allow-list, with JSON options.
 
-Nothing is unpickled: a worker names its optimizer and its options, and only what `ALLOWED` lists is built. Torch
-checks some options in the constructor, some at the first step and some never; so options are tried out on one value
-before they are accepted.
+Nothing is unpickled: a worker names its optimizer and its options, and only optimizers of `ALLOWED` are made. Torch
+checks some options in the constructor, some at the first step and some never; so options are tried out on one value.
 """
 
 from __future__ import annotations
@@ -18,21 +17,9 @@ from thinwire.errors import ProtocolError
 from thinwire.optimizers.options import LOCAL_OPTIONS, Options, Settings
 from thinwire.optimizers.sign_sgd import SignSGD
 
-ALLOWED: dict[str, type[torch.optim.Optimizer]] = {
-    kind.__name__: kind
-    for kind in (
-        torch.optim.SGD,
-        torch.optim.Adam,
-        torch.optim.AdamW,
-        torch.optim.Adagrad,
-        torch.optim.Adadelta,
-        torch.optim.Adamax,
-        torch.optim.NAdam,
-        torch.optim.RAdam,
-        torch.optim.RMSprop,
-        SignSGD,
-    )
-}
+_NAMES = ("SGD", "Adam", "AdamW", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "RMSprop")
+ALLOWED: dict[str, type[torch.optim.Optimizer]] = {name: getattr(torch.optim, name) for name in _NAMES}
+ALLOWED["SignSGD"] = SignSGD
 
 
 class OptimizerRunner:

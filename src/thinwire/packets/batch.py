@@ -1,15 +1,15 @@
 """Small uncompressed tensors of one message share a frame: the batch.
 
-A frame has a head, a checksum, and checks on both sides, which cost more than a bias or a norm layer is worth: thirty
-frames from each of four workers were half of a step in which nothing is computed. So tensors that travel uncompressed
-are concatenated in one `fp32` frame, or `bf16` where all of them are rounded to that; the message says how many values
-belong to each.
+A frame's head, checksum and checks cost more than a bias is worth: thirty frames from each of four workers were half of
+an empty step. So tensors that travel uncompressed are concatenated in one `fp32` frame, or `bf16` where all of them are
+rounded to that; the message says how many values belong to each.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Self, TypeAlias
 
 import numpy as np
@@ -29,27 +29,19 @@ _DTYPES = {np.dtype(np.float32): "fp32", np.dtype(np.float64): "fp64"}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchedTensor:
-    """One tensor's values, before or after their way in a shared frame.
-
-    Args:
-        values: float32[n] or float64[n], n ≥ 1, flat; nobody writes to them.
-        narrow: they are bfloat16 numbers, and travel in 16 bits where all of their batch are.
-    """
+    """One tensor's values, before or after their way in a shared frame."""
 
     values: NDArray[Any]
+    """float32[n] or float64[n], n ≥ 1, flat, read only."""
     narrow: bool = False
+    """Whether they are bfloat16 numbers, which travel in 16 bits where all of their batch are."""
 
     @classmethod
     def of(cls, values: NDArray[Any], name: str, *, narrow: bool = False) -> Self:
-        """Returns a copy of float32[n] or float64[n].
-
-        Args:
-            values: flat.
-            name: the tensor's, for the error.
-            narrow: rounds float32 to bfloat16, half to even.
+        """Returns a copy of float32[n] or float64[n]; `narrow` rounds float32 to bfloat16, half to even.
 
         Raises:
-            NonFiniteError: a value is NaN or Inf, or rounds to Inf.
+            NonFiniteError: a value of the tensor, which `name` names, is NaN or Inf, or rounds to Inf.
 
         Example:
             >>> BatchedTensor.of(np.array([1.0, 1.003, 1.0079], np.float32), "w", narrow=True).values.tolist()
@@ -100,24 +92,15 @@ def join(tensors: Sequence[BatchedTensor]) -> bytes:
 
 
 def split(frame: bytes | memoryview, sizes: Sequence[int], dtype: DTypeLike = np.float32) -> list[BatchedTensor]:
-    """Returns the tensors of a frame, as views of one copy of its values.
-
-    Args:
-        frame: any bytes.
-        sizes: how many values belong to each, each at least 1.
-        dtype: of the values, float32 or float64.
+    """Returns the tensors of a frame, of `sizes` values each, as views of one copy of its values.
 
     Raises:
-        FrameError: no valid frame of as many finite values of that dtype.
+        FrameError: no valid frame of as many finite values of that dtype, float32 or float64.
     """
     parsed, count, dtype = frames.parse(frame, copy=False), sum(sizes), np.dtype(dtype)
     narrow = parsed.codec == NARROW and dtype == np.float32
-    if (CODEC if narrow else parsed.codec, parsed.dtype, parsed.shape, parsed.flags) != (
-        CODEC,
-        _DTYPES[dtype],
-        (count,),
-        0,
-    ):
+    found = CODEC if narrow else parsed.codec, parsed.dtype, parsed.shape, parsed.flags
+    if found != (CODEC, _DTYPES[dtype], (count,), 0):
         raise FrameError(
             f"a batch of {count} values came as {parsed.codec!r} of {parsed.dtype}, shape {parsed.shape}, flags "
             f"{parsed.flags:#06x}; it is an {CODEC!r} frame of {_DTYPES[dtype]}, shape ({count},), without flags"
@@ -134,11 +117,7 @@ def split(frame: bytes | memoryview, sizes: Sequence[int], dtype: DTypeLike = np
         values = np.frombuffer(parsed.payload, dtype).copy()  # the payload lies anywhere in the packet: not aligned
     if not np.isfinite(values).all():  # no sender of ours lets them out, and they would spread over the model
         raise FrameError("the payload holds NaN or Inf")
-    tensors, begin = [], 0
-    for size in sizes:
-        tensors.append(BatchedTensor(values[begin : begin + size], narrow))
-        begin += size
-    return tensors
+    return [BatchedTensor(values[end - size : end], narrow) for size, end in zip(sizes, accumulate(sizes), strict=True)]
 
 
 def rounded(values: NDArray[Any]) -> NDArray[Any]:

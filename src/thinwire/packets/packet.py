@@ -41,18 +41,11 @@ PORTION_NBYTES = 64 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class PacketLimits:
-    """What a packet's head may declare, where a reader knows of less than the format could hold.
-
-    Args:
-        frames: number of frames.
-        message_nbytes: size of the message.
-    """
+    """What a packet's head may declare, where a reader knows of less than the format could hold."""
 
     frames: int = MAX_FRAMES
     message_nbytes: int = MAX_MESSAGE_NBYTES
 
-
-WIDEST = PacketLimits()
 
 _NUMBERS = {kind: number for number, kind in KINDS.items()}
 _encode = msgspec.msgpack.Encoder().encode
@@ -60,11 +53,7 @@ _decoders = {number: msgspec.msgpack.Decoder(kind).decode for number, kind in KI
 
 
 def pack(message: Message, tensors: Sequence[EncodedTensor] = ()) -> bytes:
-    """Returns the packet of a message and its encoded tensors.
-
-    Args:
-        message: one of the schema's.
-        tensors: a frame each; in `Push` and `Delta` also batched tensors, which share one frame.
+    """Returns the packet of a message and its encoded tensors; in `Push` and `Delta` batched ones share one frame.
 
     Raises:
         ConfigError: more or larger frames than a packet can hold.
@@ -79,11 +68,7 @@ def pack(message: Message, tensors: Sequence[EncodedTensor] = ()) -> bytes:
 
 
 def portions(tensors: Sequence[EncodedTensor], nbytes: int | None = None) -> Iterator[slice]:
-    """Yields the messages that tensors are to be sent in, as slices: one larger than a portion has one of its own.
-
-    Args:
-        tensors: in their order; none have no message.
-        nbytes: of a portion; by default `PORTION_NBYTES`.
+    """Yields the messages that tensors travel in, as slices of at most `nbytes`: a larger tensor has its own.
 
     Example:
         >>> list(portions([b"abc", b"de", b"fghijk", b"l"], nbytes=5))
@@ -120,7 +105,7 @@ def segments(message: Message, tensors: Sequence[EncodedTensor] = ()) -> list[by
 
 
 def parse(
-    data: bytes | bytearray | memoryview, *, exact: bool = True, limits: PacketLimits = WIDEST
+    data: bytes | bytearray | memoryview, *, exact: bool = True, limits: PacketLimits = PacketLimits()
 ) -> tuple[Message, tuple[EncodedTensor, ...]]:
     """Reads the packet at the start of `data`.
 
@@ -177,25 +162,18 @@ def parse(
 
 
 def kind_of(data: bytes | memoryview) -> type[Message] | None:
-    """Returns the kind of message that a packet claims to hold, without a look at the rest; None for no packet."""
+    """Returns the kind of message that a packet claims to hold, whatever the rest is; None for no packet."""
     return KINDS.get(data[3]) if len(data) >= HEAD_NBYTES else None
 
 
 def _batch(message: Push | Delta, tensors: Sequence[EncodedTensor]) -> tuple[Push | Delta, list[bytes | memoryview]]:
     """Puts batched tensors in one last frame, and their sizes in the message."""
-    frames: list[bytes | memoryview] = []
-    batched: list[BatchedTensor] = []
-    sizes: list[int] = []
-    for tensor in tensors:
-        if isinstance(tensor, BatchedTensor):
-            batched.append(tensor)
-            sizes.append(tensor.values.size)
-        else:
-            frames.append(tensor)
-            sizes.append(0)
+    batched = [tensor for tensor in tensors if isinstance(tensor, BatchedTensor)]
+    frames = [tensor for tensor in tensors if not isinstance(tensor, BatchedTensor)]
     if batched:
         frames.append(join(batched))
-        message = msgspec.structs.replace(message, batch=tuple(sizes))
+        sizes = tuple(tensor.values.size if isinstance(tensor, BatchedTensor) else 0 for tensor in tensors)
+        message = msgspec.structs.replace(message, batch=sizes)
     return message, frames
 
 

@@ -1,7 +1,6 @@
 """Where every value of a model lives among several servers, how even that is, and a digest to compare it by.
 
-An `Assignment` is checked when it is made, whoever decided it: every value of every table lies on one server, once.
-It knows neither the policy that led to it (see `placement`) nor what the tables hold.
+An `Assignment` is checked when it is made: every value of every table lies on one server, once.
 """
 
 from __future__ import annotations
@@ -40,13 +39,7 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class Sized:
-    """One table as placement sees it.
-
-    Args:
-        name: the table's name; no two tables share one.
-        numel: how many values it holds.
-        nbytes: its weight: bytes, or predicted compressed bytes.
-    """
+    """One table as placement sees it: its own name, its number of values, and its weight in bytes, as they travel."""
 
     name: str
     numel: int
@@ -61,7 +54,7 @@ class Sized:
 
     def share(self, part: Partition) -> float:
         """Returns the weight of one of the table's partitions, in bytes: its part of the values."""
-        # Exactly all of it for a whole table: equal loads, to which the next one may go, would differ by rounding.
+        # Exactly all of it for a whole table: loads that are equal would differ by rounding.
         return self.nbytes if part.numel == self.numel else self.nbytes * part.numel / self.numel
 
 
@@ -114,10 +107,7 @@ class Assignment:
         return tuple(loads)
 
     def standard_deviation(self) -> float:
-        """Returns the standard deviation of the servers' loads, in bytes (Wu 2018, ch. 5).
-
-        With N − 1 in the denominator: only so are Wu's own figures reproduced. One server deviates by 0.
-        """
+        """Returns the standard deviation of the servers' loads, in bytes, with N − 1 as in Wu 2018, ch. 5."""
         return statistics.stdev(self.loads()) if self.servers > 1 else 0.0
 
     def coefficient_of_variation(self) -> float:
@@ -126,10 +116,7 @@ class Assignment:
         return 100 * self.standard_deviation() / mean if mean else 0.0
 
     def digest(self) -> str:
-        """Returns 32 hexadecimal digits that are equal where the decision is: servers, tables, sizes, partitions.
-
-        Weights are left out: they led to the decision and are no part of it.
-        """
+        """Returns 32 hexadecimal digits of the decision: servers, tables, sizes, partitions, and no weights."""
         decision = [
             self.servers,
             [[table.name, table.numel] for table in self.tables],

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 from typing import ClassVar, Literal
 
 from thinwire.errors import ConfigError
-from thinwire.policies.criteria import Criterion, criterion
+from thinwire.policies.criteria import Criterion
 from thinwire.policies.naming import Family, check_count
 
 
@@ -258,7 +258,7 @@ class Adaptive(Consistency):
     _criterion: Criterion = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_criterion", criterion(self.when, self.threshold))
+        object.__setattr__(self, "_criterion", Criterion(self.when, self.threshold))
 
     def criterion(self) -> Criterion | None:
         return self._criterion

@@ -5,8 +5,9 @@ A criterion computes from what its caller passes, the time included, and keeps n
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,70 +34,43 @@ class Pending:
     seconds: float
 
 
-class Criterion(Protocol):
-    """Answers whether to send."""
-
-    def send(self, pending: Pending) -> bool:
-        """True sends the tensor now."""
-        ...
-
-
-@dataclass(frozen=True)
-class Norm:
+def _norm(pending: Pending, threshold: float) -> bool:
     """‖pending‖ / ‖weights‖ ≥ threshold: small updates wait until they add up (Gaia's significance, per tensor)."""
-
-    threshold: float
-
-    def send(self, pending: Pending) -> bool:
-        weights = float(np.linalg.norm(pending.weights))
-        return float(np.linalg.norm(pending.gradient)) >= self.threshold * weights
+    return float(np.linalg.norm(pending.gradient)) >= threshold * float(np.linalg.norm(pending.weights))
 
 
-@dataclass(frozen=True)
-class Variance:
+def _variance(pending: Pending, threshold: float) -> bool:
     """‖Σg‖² ≥ threshold · Σ‖g‖²: sends once the gradients agree rather than cancel (Tsuzuku et al., per tensor).
 
     For n gradients that cancel, the left side is about Σ‖g‖²; for equal ones n times that.
     """
-
-    threshold: float
-
-    def send(self, pending: Pending) -> bool:
-        return float(np.vdot(pending.gradient, pending.gradient)) >= self.threshold * pending.squares
+    return float(np.vdot(pending.gradient, pending.gradient)) >= threshold * pending.squares
 
 
-@dataclass(frozen=True)
-class Period:
-    """Every `threshold` iterations."""
-
-    threshold: float
-
-    def send(self, pending: Pending) -> bool:
-        return pending.iterations >= self.threshold
-
-
-@dataclass(frozen=True)
-class Time:
-    """When `threshold` seconds have gone by since the tensor was sent."""
-
-    threshold: float
-
-    def send(self, pending: Pending) -> bool:
-        return pending.seconds >= self.threshold
-
-
-CRITERIA: dict[str, type[Norm] | type[Variance] | type[Period] | type[Time]] = {
-    "norm": Norm,
-    "variance": Variance,
-    "period": Period,
-    "time": Time,
+CRITERIA: dict[str, Callable[[Pending, float], bool]] = {
+    "norm": _norm,
+    "variance": _variance,
+    "period": lambda pending, threshold: pending.iterations >= threshold,
+    "time": lambda pending, threshold: pending.seconds >= threshold,
 }
+"""By name: whether to send. A period's threshold is in iterations, a time's in seconds since the last time."""
 
 
-def criterion(name: str, threshold: float) -> Criterion:
-    """Returns a criterion by name. Raises ConfigError where there is none, or the threshold is below 0."""
-    if not isinstance(name, str) or name not in CRITERIA:
-        raise ConfigError(f"unknown criterion {name!r}; there are {', '.join(CRITERIA)}")
-    if not isinstance(threshold, int | float) or not 0 <= threshold < float("inf"):
-        raise ConfigError(f"criterion {name}: threshold={threshold!r}; it must be a finite number of at least 0")
-    return CRITERIA[name](float(threshold))
+@dataclass(frozen=True)
+class Criterion:
+    """A criterion by name, with its threshold. Raises ConfigError where there is none, or the threshold is below 0."""
+
+    name: str
+    threshold: float
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or self.name not in CRITERIA:
+            raise ConfigError(f"unknown criterion {self.name!r}; there are {', '.join(CRITERIA)}")
+        if not isinstance(self.threshold, int | float) or not 0 <= self.threshold < float("inf"):
+            raise ConfigError(
+                f"criterion {self.name}: threshold={self.threshold!r}; it must be a finite number of at least 0"
+            )
+
+    def send(self, pending: Pending) -> bool:
+        """Whether to send the tensor now."""
+        return CRITERIA[self.name](pending, self.threshold)

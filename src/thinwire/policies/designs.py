@@ -7,7 +7,7 @@ cannot work are refused here, with the reason. The designs themselves are in `sh
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, get_args
 
@@ -19,7 +19,7 @@ from thinwire.extras import in_lab
 from thinwire.plugins import load, load_or_warn
 from thinwire.policies.compression import MIN_NUMEL, Compression, Exclude, check_pull_codec
 from thinwire.policies.compression import compression as find_compression
-from thinwire.policies.consistency import consistency
+from thinwire.policies.consistency import Consistency, consistency
 from thinwire.policies.local_updates import LocalUpdates
 from thinwire.policies.naming import parse_name, plugins
 from thinwire.policies.placement import placement
@@ -27,9 +27,15 @@ from thinwire.policies.shipped import SHIPPED
 from thinwire.schema import Reduce
 
 _POLICIES = ("consistency", "placement", "compression", "transmission")
-"""What a design's name may replace of it, in brackets."""
+"""Fields that a design's name may replace, in brackets."""
 
 Downlink = Literal["delta", "gradient", "weights"]
+_ALLOWED: dict[str, tuple[str, ...]] = {
+    "downlink": get_args(Downlink),
+    "transmission": ("wait-free", "traditional"),
+    "last_layer": ("same", "fp32"),
+    "reduce": get_args(Reduce),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,59 +88,73 @@ class Design:
     cite: str = ""
 
     def __post_init__(self) -> None:
-        policy = consistency(self.consistency)
         placement(self.placement)
         self.compress()
-        if self.downlink not in ("delta", "gradient", "weights"):
-            raise ConfigError(f"downlink {self.downlink!r}; there are delta, gradient and weights")
-        if self.transmission not in ("wait-free", "traditional"):
-            raise ConfigError(f"transmission {self.transmission!r}; there are wait-free and traditional")
-        if self.last_layer not in ("same", "fp32"):
-            raise ConfigError(f"last_layer {self.last_layer!r}; there are same and fp32")
+        for field, allowed in _ALLOWED.items():
+            if (chosen := getattr(self, field)) not in allowed:
+                raise ConfigError(f"{field} {chosen!r}; there are {', '.join(allowed)}")
         check_pull_codec(self.down, self.name)
+        for reason in self._conflicts(consistency(self.consistency)):
+            raise ConfigError(reason)
+
+    def _conflicts(self, policy: Consistency) -> Iterator[str]:
+        """Yields why choices do not go together."""
+        up, down, weights = self.up.scheme, self.down.scheme, self.downlink == "weights"
         if self.downlink != "delta" and policy.immediate:
-            raise ConfigError(
-                f"{policy.id} applies each push to the server's model, and with downlink={self.downlink} it has none"
-            )
-        if self.downlink == "weights" and self.transmission == "wait-free":
-            raise ConfigError(
+            yield f"{policy.id} applies each push to the server's model, and with downlink={self.downlink} it has none"
+        if weights and self.transmission == "wait-free":
+            yield (
                 "with downlink=weights a worker sends what its step has made of its weights: it needs "
                 "transmission=traditional (overlap=False), as the backward pass comes before that"
             )
-        if self.downlink == "weights" and policy.quorum(8) < 8:
-            raise ConfigError("an average of weights needs every worker's; backup workers would drop some")
-        if self.downlink == "weights" and (self.up.residual_by_default or self.down.residual_by_default):
-            raise ConfigError("whole weights carry no residual; use error_feedback=false with downlink=weights")
+        if weights and policy.quorum(8) < 8:
+            yield "an average of weights needs every worker's; backup workers would drop some"
+        if weights and (self.up.residual_by_default or self.down.residual_by_default):
+            yield "whole weights carry no residual; use error_feedback=false with downlink=weights"
+        if weights and policy.criterion() is not None:
+            yield "adaptive communication accumulates gradients; whole weights cannot be accumulated"
         if self.downlink == "delta" and self.down.error_scale != 1:
-            raise ConfigError(
+            yield (
                 f"the pulls' error_scale is {self.down.error_scale:g}, and with downlink=delta nothing is multiplied "
                 "by it: what a pull leaves out is what the model is ahead of the workers' copy; leave it at 1"
             )
-        if isinstance(self.down.scheme, Votes) and self.down.scheme != Votes():
-            raise ConfigError(
-                "votes are counted with the workers' shared scale and their number: neither can be given in a design"
-            )
-        if self.share_scales and isinstance(self.up.scheme, TernGrad) and self.up.scheme.scale is not None:
-            raise ConfigError(f"scale={self.up.scheme.scale:g}: workers share the largest of theirs; leave it out")
-        if isinstance(self.down.scheme, Votes) and not (self.downlink == "gradient" and self.share_scales):
-            raise ConfigError("votes are counted trits of one scale: they need downlink=gradient and share_scales")
-        if self.share_scales and not isinstance(self.up.scheme, TernGrad):
-            raise ConfigError(f"scales are shared by terngrad alone; the pushes are {self.up.id}")
+        if isinstance(down, Votes) and down != Votes():
+            yield "votes are counted with the workers' shared scale and their number: neither can be given in a design"
+        if isinstance(down, Votes) and not (self.downlink == "gradient" and self.share_scales):
+            yield "votes are counted trits of one scale: they need downlink=gradient and share_scales"
+        if self.share_scales and not isinstance(up, TernGrad):
+            yield f"scales are shared by terngrad alone; the pushes are {self.up.id}"
+        if self.share_scales and isinstance(up, TernGrad) and up.scale is not None:
+            yield f"scale={up.scale:g}: workers share the largest of theirs; leave it out"
         if self.share_scales and (self.transmission == "wait-free" or policy.id != "bsp"):
-            raise ConfigError(
+            yield (
                 "sharing scales is a round trip of all workers at the end of backward: it needs bsp and "
                 "transmission=traditional"
             )
         if self.local is not None and (self.downlink != "delta" or self.consistency != self.local.consistency):
-            raise ConfigError(
+            yield (
                 f"design {self.name!r} trains locally for {self.local.sync_every} steps: its consistency is "
                 f"{self.local.consistency} and its downlink delta; {self.consistency} and {self.downlink} were given"
             )
         if self.local is not None and self.ema:
-            raise ConfigError("ema averages the weights of all steps, and with local updates each worker has its own")
-        self._check_reduce()
-        if policy.criterion() is not None and self.downlink == "weights":
-            raise ConfigError("adaptive communication accumulates gradients; whole weights cannot be accumulated")
+            yield "ema averages the weights of all steps, and with local updates each worker has its own"
+        if self.reduce == "sum" and weights:
+            yield "reduce='sum' with downlink=weights: the sum of the workers' weights is no model; use reduce='mean'"
+        if self.reduce == "sum" and self.local is not None and self.local.steer:
+            yield (
+                "reduce='sum' with steer: momenta are led by the mean of what all workers did; use reduce='mean', or "
+                "steer=0"
+            )
+        if self.reduce == "sum" and isinstance(down, Votes):
+            yield (
+                "reduce='sum' with votes: votes are counted and their mean is what travels; use reduce='mean', and a "
+                "learning rate that is larger by the number of workers"
+            )
+        if self.reduce not in ("mean", "sum") and not up.sends_some:
+            yield (
+                f"reduce={self.reduce!r} is of codecs that send some of the values (blocktopk, topk); the "
+                f"pushes are {self.up.id}, which sends all of them: use reduce='mean'"
+            )
 
     def compress(self, exclude: Exclude | None = None) -> Compression:
         """Returns the policy that decides for each tensor.
@@ -146,7 +166,7 @@ class Design:
 
     @property
     def sends_early(self) -> bool:
-        """Whether gradients leave during the backward pass, after which nobody can clip them.
+        """Whether gradients leave during the backward pass, so that the script cannot clip them after it.
 
         Example:
             >>> [design(name).sends_early for name in ("3lc", "3lc[transmission=traditional]", "update")]
@@ -175,29 +195,6 @@ class Design:
                 "worker takes in an epoch (or a consistency of your own, such as 'local[steps=100]')"
             )
         return replace(self, every="step", consistency=f"local[steps={steps}]")
-
-    def _check_reduce(self) -> None:
-        if self.reduce not in get_args(Reduce):
-            raise ConfigError(f"reduce={self.reduce!r}; there are {', '.join(get_args(Reduce))}")
-        if self.reduce == "sum" and self.downlink == "weights":
-            raise ConfigError(
-                "reduce='sum' with downlink=weights: the sum of the workers' weights is no model; use reduce='mean'"
-            )
-        if self.reduce == "sum" and self.local is not None and self.local.steer:
-            raise ConfigError(
-                "reduce='sum' with steer: momenta are led by the mean of what all workers did; use reduce='mean', or "
-                "steer=0"
-            )
-        if self.reduce == "sum" and isinstance(self.down.scheme, Votes):
-            raise ConfigError(
-                "reduce='sum' with votes: votes are counted and their mean is what travels; use reduce='mean', and a "
-                "learning rate that is larger by the number of workers"
-            )
-        if self.reduce not in ("mean", "sum") and not self.up.scheme.sends_some:
-            raise ConfigError(
-                f"reduce={self.reduce!r} is of codecs that send some of the values (blocktopk, topk); the "
-                f"pushes are {self.up.id}, which sends all of them: use reduce='mean'"
-            )
 
     def choices(self) -> dict[str, Any]:
         """Returns every choice spelled out, as JSON values."""
@@ -245,39 +242,26 @@ def design(name: str | Design, **replacements: Any) -> Design:
     return _replace(made, {key: value for key, value in replacements.items() if value is not None})
 
 
+def _replace(made: Design, given: dict[str, Any]) -> Design:
+    """Returns the design with other choices; one that is given its consistency counts its exchanges by it."""
+    return replace(made, **({"every": "step"} if "consistency" in given else {}) | given)
+
+
 def _make(name: str) -> Design:
     design_id, options = parse_name(name, "design", short={"s": "sparsity"})
     policies = {key: options.pop(key) for key in _POLICIES if key in options}
-    made = _by_id(design_id, name, options)
     try:
-        return _replace(made, policies) if policies else made
-    except ConfigError as error:
+        if design_id in SHIPPED:
+            make, about = SHIPPED[design_id]
+            return _replace(Design(name=name, cite=about, **make(**options)), policies)
+        for point in plugins("thinwire.designs"):
+            if point.name == design_id:
+                found = load(point)(**options)
+                if not isinstance(found, Design):
+                    raise ConfigError(f"{point.value} returned {found!r:.80}, which is no Design")
+                return _replace(replace(found, name=name), policies)
+    except (TypeError, ConfigError) as error:
         raise ConfigError(f"design {name!r}: {error}") from error
-
-
-def _replace(made: Design, given: Mapping[str, Any]) -> Design:
-    """Returns the design with other choices; one that is given its consistency counts its exchanges by it."""
-    counted: dict[str, Any] = {"every": "step"} if "consistency" in given else {}
-    return replace(made, **{**counted, **given})
-
-
-def _by_id(design_id: str, name: str, options: dict[str, Any]) -> Design:
-    if design_id in SHIPPED:
-        make, about = SHIPPED[design_id]
-        try:
-            return Design(name=name, cite=about, **make(**options))
-        except (TypeError, ConfigError) as error:
-            raise ConfigError(f"design {name!r}: {error}") from error
-    for point in plugins("thinwire.designs"):
-        if point.name == design_id:
-            make = load(point)
-            try:
-                found = make(**options)
-            except (TypeError, ConfigError) as error:
-                raise ConfigError(f"design {name!r}: {error}") from error
-            if not isinstance(found, Design):
-                raise ConfigError(f"design {name!r}: {point.value} returned {found!r:.80}, which is no Design")
-            return replace(found, name=name)
     if design_id == "auto":
         raise ConfigError("'auto' is no design: tw.distribute(model, optimizer) chooses one when a training begins")
     if absent := in_lab("design", design_id):

@@ -1,7 +1,4 @@
-"""How policies and designs are named, an id with options in brackets, as in `ssp[staleness=5]`; and who offers them.
-
-Other packages offer theirs under our entry points. Nothing here knows what a policy is.
-"""
+"""Names of policies and designs, an id with options in brackets, as in `ssp[staleness=5]`; and the packages' own."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ _EXAMPLES = {
 }
 _FORM = re.compile(r"^(?P<id>[\w.-]+)(?:\[(?P<options>(?:[^\[\]]|(?<=[a-z0-9])\[[^\[\]]*\])*)\])?$")
 MAX_NAME = 2000
-"""Characters of a name. A name is written by people; what takes longer to read than this was not."""
+"""Characters of a name that a person has written."""
 _COMMA = re.compile(r",(?![^\[]*\])")
 """A comma between options, not one within the brackets of an option's value, as in `diloco[codec=topk[k=2,seed=1]]`."""
 
@@ -95,15 +92,14 @@ def check_count(what: str, value: object, least: int, most: float = math.inf) ->
 
 
 _signature = cache(signature)
-"""A training names policies hundreds of times, and to look at how one is made takes longer than to make it."""
+"""Cached, because a training names policies hundreds of times."""
 
 
 @cache
 def plugins(group: str) -> tuple[EntryPoint, ...]:
     """Returns the entry points of a group, such as `thinwire.placement`, as they were at the first call.
 
-    Reading the metadata of every installed package takes tens of milliseconds and a training names policies many times,
-    so the list is kept. It holds names alone: an entry is imported by whoever wants it.
+    Nothing is imported. Cached, because reading the metadata of all packages takes tens of milliseconds.
 
     >>> plugins("thinwire.none-of-ours")
     ()
@@ -135,11 +131,7 @@ class Family(Generic[T]):
         self._short, self._bare = short, bare or {}
 
     def known(self) -> dict[str, Callable[..., T]]:
-        """Returns what makes each policy, by id.
-
-        Raises:
-            ConfigError: two policies of one id.
-        """
+        """Returns what makes each policy, by id. Raises ConfigError where two have one id."""
         found = dict(self.shipped)
         for point in plugins(f"thinwire.{self.what}"):
             if (kind := load_or_warn(point)) is None:
@@ -150,11 +142,7 @@ class Family(Generic[T]):
         return found
 
     def make(self, name: str, **given: Any) -> T:
-        """Returns a policy by name, made with the options in brackets.
-
-        Args:
-            name: as a user wrote it.
-            **given: what a design decides and the name may not.
+        """Returns a policy by name, made with the options in brackets, and with those `given`, which are a design's.
 
         Raises:
             ConfigError: an unknown policy or option, listing what there is.

@@ -3,7 +3,6 @@
 A policy sees every table's size and weight and returns an `Assignment`: for each table the partitions that cover it,
 each on one server. The weight is the caller's: bytes, or bytes as they are predicted to travel. The decision depends
 on its arguments alone and ties are broken by number, so that every process that decides for itself decides the same.
-Nothing here knows what a table holds or where a server runs.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from heapq import heapify, heapreplace
 from typing import ClassVar
 
 from thinwire.errors import ConfigError
@@ -24,8 +22,6 @@ _ALIGN = 40
 """Values: whole groups of five, and whole cache lines of packed bytes."""
 _HEAVY = 1.5
 """Times the mean load of a server: what weighs less is worth no further frames."""
-_NEARLY = 1 + 1e-9
-"""Sums of the same loads in another order are equal but for this factor."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +47,8 @@ class RoundRobin(Placement):
 
     def place(self, tables: Sequence[Sized], servers: int) -> Assignment:
         check_placeable(tables, servers)
-        return _whole(tables, servers, [table % servers for table in range(len(tables))])
+        parts = [_cut(table.numel, [index % servers], 1) for index, table in enumerate(tables)]
+        return Assignment(servers, tuple(tables), tuple(parts))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +58,7 @@ class Greedy(Placement):
     id: ClassVar[str] = "greedy"
 
     def place(self, tables: Sequence[Sized], servers: int) -> Assignment:
-        check_placeable(tables, servers)
-        return _whole(tables, servers, _least_loaded(tables, range(len(tables)), servers))
+        return _deal(tables, servers, range(len(tables)), [1] * len(tables))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,8 +76,7 @@ class Heuristic(Placement):
     id: ClassVar[str] = "heuristic"
 
     def place(self, tables: Sequence[Sized], servers: int) -> Assignment:
-        check_placeable(tables, servers)
-        return _whole(tables, servers, _least_loaded(tables, _largest_first(tables), servers))
+        return _deal(tables, servers, _largest_first(tables), [1] * len(tables))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,10 +84,9 @@ class Uniform(Placement):
     """Every table split evenly over all servers (Wu 2018, ch. 5).
 
     Args:
-        min_numel: the fewest values a partition may hold, `min` for short. 0 is Wu's own split: no bound, and
-            a table with fewer values than servers leaves some servers without a part. Otherwise a table gets as
-            many parts as there is room for, and the smaller tables go, largest first, to the least loaded servers.
-            A bound spares partitions that are smaller than the headers they travel with.
+        min_numel: the fewest values of a partition, `min` for short; it spares partitions that are smaller than their
+            headers. 0 is Wu's own split, without a bound. Otherwise a table gets as many parts as there is room for,
+            and the smaller tables go, largest first, to the least loaded servers.
 
     Example:
         >>> Uniform(min_numel=4).place([Sized("a", 8, 8.0), Sized("b", 6, 6.0)], 2).partitions
@@ -107,46 +101,25 @@ class Uniform(Placement):
         check_count(f"{self.id}: min_numel", self.min_numel, 0)
 
     def place(self, tables: Sequence[Sized], servers: int) -> Assignment:
-        check_placeable(tables, servers)
-        partitions: list[tuple[Partition, ...]] = [()] * len(tables)
-        loads = [0.0] * servers
-
-        def split(index: int, among: Sequence[int]) -> None:
-            table = tables[index]
-            cuts = [table.numel * part // len(among) for part in range(len(among) + 1)]
-            ranges = zip(among, cuts[:-1], cuts[1:], strict=True)
-            partitions[index] = tuple(Partition(*part) for part in ranges if part[1] < part[2])
-            for part in partitions[index]:
-                loads[part.server] += table.share(part)
-
-        small = []
-        for index in range(len(tables)):
-            if self._parts(tables[index], servers) == servers:
-                split(index, range(servers))
-            else:
-                small.append(index)
-        for index in _largest_first(tables, small):
-            lightest = sorted(range(servers), key=loads.__getitem__)[: self._parts(tables[index], servers)]
-            split(index, sorted(lightest))
-        return Assignment(servers, tuple(tables), tuple(partitions))
-
-    def _parts(self, table: Sized, servers: int) -> int:
-        return min(servers, max(1, table.numel // self.min_numel)) if self.min_numel else servers
+        rooms = [table.numel // self.min_numel if self.min_numel else servers for table in tables]
+        counts = [min(servers, max(1, room)) for room in rooms]
+        cut = [index for index, count in enumerate(counts) if count == servers]
+        small = [index for index, count in enumerate(counts) if count < servers]
+        return _deal(tables, servers, [*cut, *_largest_first(tables, small)], counts)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sharded(Placement):
     """Large tables cut evenly over all servers, small ones whole on the least loaded: how ranks own a model.
 
-    It depends on names, sizes and the order of the tables alone. Servers hold a part of every large table, so that
-    every bucket of a collective exchange keeps every link busy; each part of a small one would cost a frame's header.
-    A table between the two that weighs over 1.5 times a server's mean load is cut into as few parts as weigh no more
-    than that load, on the least loaded: whole, it would keep one link busy while the others wait. Where there are such
-    tables, the small ones are dealt out as `heuristic` does it, else in the model's order.
+    Servers hold a part of every large table, so that every bucket of a collective exchange keeps every link busy; each
+    part of a small one would cost a frame's header. A table between the two that weighs over 1.5 times a server's mean
+    load is cut into as few parts as weigh no more than that load: whole, it would keep one link busy while the others
+    wait. Where there are such tables, all small ones are dealt out largest first, else in the model's order.
 
     Args:
-        min_numel: of values, that every part of a table has at least, `min` for short. A part of fewer values than the
-            default would spend a fifth of its bytes on its frame's header.
+        min_numel: the fewest values of a part, `min` for short. A part of fewer values than the default would spend a
+            fifth of its bytes on its frame's header.
         align: parts begin at multiples of so many values: whole groups of five, and whole cache lines of packed bytes.
 
     Example:
@@ -169,21 +142,12 @@ class Sharded(Placement):
     def place(self, tables: Sequence[Sized], servers: int) -> Assignment:
         check_placeable(tables, servers)
         mean = sum(table.nbytes for table in tables) / servers
-        loads = [0.0] * servers
-        partitions: list[tuple[Partition, ...]] = [()] * len(tables)
         counts = [self._parts(table, servers, mean) for table in tables]
-        for index, table in enumerate(tables):
-            if counts[index] == servers:  # as much on every server, or nearly so: it is no load to compare
-                partitions[index] = _cut(table.numel, range(servers), self.align)
-        rest = [index for index, parts in enumerate(counts) if parts < servers]
+        cut = [index for index, count in enumerate(counts) if count == servers]
+        rest = [index for index, count in enumerate(counts) if count < servers]
         if any(counts[index] > 1 for index in rest):
             rest = _largest_first(tables, rest)
-        for index in rest:
-            lightest = sorted(range(servers), key=loads.__getitem__)[: counts[index]]
-            partitions[index] = _cut(tables[index].numel, sorted(lightest), self.align)
-            for part in partitions[index]:
-                loads[part.server] += tables[index].share(part)
-        return Assignment(servers, tuple(tables), tuple(partitions))
+        return _deal(tables, servers, [*cut, *rest], counts, self.align, weigh_cut=False)
 
     def _parts(self, table: Sized, servers: int, mean: float) -> int:
         room = table.numel // self.min_numel
@@ -218,37 +182,17 @@ class Balanced(Placement):
 
     def place(self, tables: Sequence[Sized], servers: int) -> Assignment:
         check_placeable(tables, servers)
-        order = _largest_first(tables)
+        order, counts = _largest_first(tables), [1] * len(tables)
         most = (1 + self.excess) * sum(table.nbytes for table in tables) / servers
-        pieces = [0.0] * servers  # what the tables that are cut put on each server
-        for cut, index in enumerate(order):
-            # A table that has no room for an aligned piece on every server is as whole as it can be.
+        for index in order:
             if tables[index].numel < _ALIGN * servers:
-                return self._place(tables, servers, order, cut)
-            # Most numbers of cuts leave one server with far too much, and that is soon seen.
-            whole = [tables[each].nbytes for each in order[cut:] if tables[each].numel]
-            if _fullest(pieces, whole, most) <= _NEARLY * most:
-                placed = self._place(tables, servers, order, cut)
+                break  # no room for an aligned piece on every server: it stays whole, and so do all that follow
+            if tables[index].nbytes <= most:
+                placed = _deal(tables, servers, order, counts, _ALIGN)
                 if max(placed.loads()) <= most:
                     return placed
-            for part in _cut(tables[index].numel, range(servers), _ALIGN):
-                pieces[part.server] += tables[index].share(part)
-        return self._place(tables, servers, order, len(tables))
-
-    @staticmethod
-    def _place(tables: Sequence[Sized], servers: int, order: Sequence[int], cut: int) -> Assignment:
-        """Cuts the first so many tables of an order, and deals out the others in it."""
-        loads, partitions = [0.0] * servers, [tuple[Partition, ...]()] * len(tables)
-        for index in order[:cut]:
-            partitions[index] = _cut(tables[index].numel, range(servers), _ALIGN)
-            for part in partitions[index]:
-                loads[part.server] += tables[index].share(part)
-        for index in order[cut:]:
-            if tables[index].numel:
-                server = loads.index(min(loads))
-                loads[server] += tables[index].nbytes
-                partitions[index] = (Partition(server, 0, tables[index].numel),)
-        return Assignment(servers, tuple(tables), tuple(partitions))
+            counts[index] = servers
+        return _deal(tables, servers, order, counts, _ALIGN)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,8 +200,8 @@ class Rows(Placement):
     """Tables cut into rows of one size, counted through the model: row i on server i mod N (GeePS; Wu 2018, §2.3.1).
 
     GeePS is "Scalable deep learning on distributed GPUs with a GPU-specialized parameter server" (Cui et al., 2016).
-    Each server holds as many rows of every table as there, but rows that lie together, in one part: each part has a
-    frame of its own.
+    Each server holds as many rows of every table as there, but rows that lie together: each part has a frame of its
+    own.
 
     Args:
         size: values of a row; 128 in GeePS's code. The last row of a table may be shorter.
@@ -316,11 +260,9 @@ def placement(name: str | Placement) -> Placement:
 def check_none_idle(placing: Placement, placed: Assignment) -> None:
     """Raises ConfigError for a server without parameters: no update moves it from step 0, so nothing can be resumed.
 
-    A table without values is on the first server.
-
     Args:
         placing: the policy, which the error names.
-        placed: what it decided for a model's parameters.
+        placed: what it decided for a model's parameters; a table without values counts for the first server.
     """
     holding = {part.server for parts in placed.partitions for part in parts or (Partition(0, 0, 0),)}
     if idle := placed.servers - len(holding):
@@ -331,40 +273,41 @@ def check_none_idle(placing: Placement, placed: Assignment) -> None:
         )
 
 
-def _cut(numel: int, among: Sequence[int], align: int) -> tuple[Partition, ...]:
+def _deal(
+    tables: Sequence[Sized],
+    servers: int,
+    order: Iterable[int],
+    counts: Sequence[int],
+    align: int | None = None,
+    *,
+    weigh_cut: bool = True,
+) -> Assignment:
+    """Deals tables out in `order`, table i as `counts[i]` even parts on the least loaded servers.
+
+    Equal loads go to the lower number. A table on all servers is a load of about the same weight on each; where
+    `weigh_cut` is False, it counts as none.
+    """
+    check_placeable(tables, servers)
+    loads, partitions = [0.0] * servers, [tuple[Partition, ...]()] * len(tables)
+    for index in order:
+        lightest = sorted(range(servers), key=loads.__getitem__)[: counts[index]]
+        partitions[index] = _cut(tables[index].numel, sorted(lightest), align)
+        if weigh_cut or len(lightest) < servers:
+            for part in partitions[index]:
+                loads[part.server] += tables[index].share(part)
+    return Assignment(servers, tuple(tables), tuple(partitions))
+
+
+def _cut(numel: int, among: Sequence[int], align: int | None) -> tuple[Partition, ...]:
     """A table cut evenly over some servers, at multiples of `align` values; it may be too small for the last ones."""
-    size = -(-numel // (len(among) * align)) * align
-    edges = [min(piece * size, numel) for piece in range(len(among) + 1)]
+    pieces = range(len(among) + 1)
+    if align is None:
+        edges = [numel * piece // len(among) for piece in pieces]
+    else:
+        size = -(-numel // (len(among) * align)) * align
+        edges = [min(piece * size, numel) for piece in pieces]
     ranges = zip(among, edges[:-1], edges[1:], strict=True)
     return tuple(Partition(*part) for part in ranges if part[1] < part[2])
-
-
-def _fullest(loads: Sequence[float], weights: Iterable[float], most: float) -> float:
-    """The fullest server's load once tables are dealt out in order; or one above `_NEARLY * most`, as soon as it is."""
-    heap = list(loads)
-    heapify(heap)
-    fullest = max(heap)
-    for weight in weights:
-        fullest = max(fullest, heap[0] + weight)
-        if fullest > _NEARLY * most:
-            break
-        heapreplace(heap, heap[0] + weight)
-    return fullest
-
-
-def _whole(tables: Sequence[Sized], servers: int, on: Sequence[int]) -> Assignment:
-    """Tables in one piece: table i on server `on[i]`."""
-    parts = [((Partition(on[i], 0, table.numel),) if table.numel else ()) for i, table in enumerate(tables)]
-    return Assignment(servers, tuple(tables), tuple(parts))
-
-
-def _least_loaded(tables: Sequence[Sized], order: Iterable[int], servers: int) -> list[int]:
-    """The server of each table, where they are dealt out in `order`; equal loads go to the lower number."""
-    loads, on = [0.0] * servers, [0] * len(tables)
-    for index in order:
-        on[index] = loads.index(min(loads))
-        loads[on[index]] += tables[index].nbytes
-    return on
 
 
 def _largest_first(tables: Sequence[Sized], which: Iterable[int] | None = None) -> list[int]:

@@ -1,10 +1,9 @@
 """Which examples a worker reads at a step: a function of the seed and of who took part from which step on.
 
-Strategy: every epoch all workers draw the same permutation from the seed and the epoch's number, and each takes its own
-slice; or the slices are the same in all epochs, and their order alone is drawn. When the membership changes, what the
-slices still hold is divided anew among those who take part from then on, in the same epoch. Nothing is drawn from a
-running generator, so all workers agree without a word, and a position is a step. It refuses to know of data, models and
-messages.
+Every epoch all workers draw the same permutation from the seed and the epoch's number, and each takes its own slice; or
+the slices are the same in all epochs, and only their order is drawn. When the membership changes, the rest of the
+slices is divided anew, in the same epoch, among those who take part from then on. No random generator runs on, so all
+workers agree without a message, and a position is a step.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ Segments: TypeAlias = Literal["drawn", "fixed"]
 """Whether a worker's part of the data is drawn anew each epoch, or the same in all of them."""
 
 MAX_MEMBERSHIPS = 256
-"""Of a training without an end, which is not to remember all who ever came. Then a new pass over the data begins."""
+"""A training without an end forgets older ones, and begins a new pass over the data."""
 
 
 def extended(memberships: Memberships, step: int, ranks: tuple[int, ...]) -> Memberships:
-    """Returns the memberships with those who take part from `step` on, in place of what was said of that step before.
+    """Returns the memberships with those who take part from `step` on, in place of a former change at that step.
 
-    Whoever hears the same changes in the same order has the same memberships.
+    Workers that hear of the same changes in the same order have the same memberships.
 
     >>> extended(((0, (0, 1, 2)),), 7, (0, 2))
     ((0, (0, 1, 2)), (7, (0, 2)))
@@ -103,8 +102,8 @@ class SharedEpochs:
     def rows(self, rank: int, step: int) -> torch.Tensor:
         """Returns the numbers of a worker's examples at a step.
 
-        One that pushes already, and is not among those who divide the data yet, draws at random from all of it. So does
-        everybody where there are more workers than batches.
+        A worker that pushes already, and is not among those who divide the data yet, draws at random from all of it. So
+        do all where there are more workers than batches.
 
         Raises:
             ConfigError: a rank that takes no part.
@@ -183,6 +182,6 @@ class SharedEpochs:
 
 
 def generator(*key: int) -> torch.Generator:
-    """Returns a source of chance whose stream depends on all of `key`, well mixed."""
+    """Returns a random generator whose stream depends on all of `key`, well mixed."""
     seed = np.random.SeedSequence([number % (1 << 63) for number in key]).generate_state(1, np.uint64)[0]
     return torch.Generator().manual_seed(int(seed) >> 1)

@@ -1,22 +1,21 @@
-"""Time as the runtime asks for it: what time it is, and a call at a later one. A test or a simulator brings its own."""
+"""The runtime's time: what time it is, and calls at a later one. A test or a simulator brings its own."""
 
 from __future__ import annotations
 
 import threading
 import time
+from bisect import insort
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import partial
-from heapq import heapify, heappop, heappush
+from contextlib import suppress
 from typing import Protocol
 
 from thinwire.errors import ConfigError
 
 MOMENT_S = 1.0
-"""A worker whose connection is broken for longer is told of: to the others, and by whoever runs the server."""
+"""Where a worker's connection is broken for longer, the other workers and the server's log are told."""
 
 MAX_WAIT_S = 1e6
-"""Eleven days: longer than anybody is waited for, and far below what the system's waits can take."""
+"""Eleven days: longer than any wait of a training, and far below what the system's waits can take."""
 _LONGEST_SLEEP_S = 3600.0
 
 Cancel = Callable[[], None]
@@ -47,15 +46,6 @@ class Clock(Protocol):
         """Calls `callback` once, `delay_s` seconds from now, on any thread; returns what cancels that."""
 
 
-@dataclass(order=True, slots=True)
-class _Later:
-    """A call at a time; the number keeps those of one time in order. None: it was cancelled."""
-
-    when: float
-    number: int
-    callback: Callable[[], None] | None = field(compare=False)
-
-
 class SystemClock:
     """The machine's monotonic clock. However many calls wait, one thread makes them, and it ends with the last.
 
@@ -66,8 +56,9 @@ class SystemClock:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._waiting: list[_Later] = []
-        self._num_made = self._num_cancelled = 0
+        self._waiting: list[tuple[float, int, Callable[[], None]]] = []
+        """Times and calls, in order; the number keeps calls of one time in order."""
+        self._num_made = 0
         self._running = False
 
     def now(self) -> float:
@@ -75,25 +66,20 @@ class SystemClock:
 
     def call_later(self, delay_s: float, callback: Callable[[], None]) -> Cancel:
         with self._changed:
-            later = _Later(self.now() + delay_s, self._num_made, callback)
+            later = self.now() + delay_s, self._num_made, callback
             self._num_made += 1
-            heappush(self._waiting, later)
+            insort(self._waiting, later)
             if not self._running:
                 self._running = True
                 threading.Thread(target=self._run, name="thinwire-clock", daemon=True).start()
             self._changed.notify()
-        return partial(self._cancel, later)
 
-    def _cancel(self, later: _Later) -> None:
-        with self._changed:
-            if later.callback is not None:
-                later.callback = None
-                self._num_cancelled += 1
-                if 2 * self._num_cancelled > len(self._waiting):  # most of it is of calls that will not be made
-                    self._waiting = [each for each in self._waiting if each.callback is not None]
-                    heapify(self._waiting)
-                    self._num_cancelled = 0
-                    self._changed.notify()
+        def cancel() -> None:
+            with self._changed, suppress(ValueError):
+                self._waiting.remove(later)
+                self._changed.notify()
+
+        return cancel
 
     def _run(self) -> None:
         while (callback := self._next()) is not None:
@@ -103,14 +89,10 @@ class SystemClock:
         """Waits for the next call's time; None where no call waits."""
         with self._changed:
             while self._waiting:
-                first = self._waiting[0]
-                if first.callback is not None and (left := first.when - self.now()) > 0:
-                    self._changed.wait(min(left, _LONGEST_SLEEP_S))  # the system refuses very long waits
-                    continue
-                heappop(self._waiting)
-                if (callback := first.callback) is not None:
-                    first.callback = None
+                when, _, callback = self._waiting[0]
+                if (left := when - self.now()) <= 0:
+                    del self._waiting[0]
                     return callback
-                self._num_cancelled -= 1
+                self._changed.wait(min(left, _LONGEST_SLEEP_S))  # the system refuses very long waits
             self._running = False
             return None

@@ -1,8 +1,8 @@
 """The worker's connection to a server: opened by address, and replaced where it breaks.
 
-To its user it is one connection that is slow at times. After a break another connection is opened, with growing pauses
-between the attempts; both ends then repeat what the other has not received, so that every message arrives once, and the
-cores are not told. Without a server that waits (`SessionAccepted.grace_s`), a break is the end, at once.
+To its user it is one connection that is slow at times. After a break it opens another, with growing pauses between the
+attempts; both ends then repeat what the other has not received, so that every message arrives once, and the cores are
+not told. Where the server does not wait (`SessionAccepted.grace_s`), a break is the end, at once.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from thinwire.errors import ConfigError, DeadlineError, SessionLostError, TransportError
 from thinwire.packets import kind_of
 from thinwire.runtime.clock import check_seconds
 from thinwire.runtime.limits import JOIN_WITHIN_S
-from thinwire.runtime.session import Abandon, Await, Dial, Drain, Pause, Reconnection, Transmit, WorkerSession
+from thinwire.runtime.session import Dial, Pause, Reconnection, Repeat, WorkerSession
 from thinwire.schema import Refused
 from thinwire.transports.addresses import parse_address
 from thinwire.transports.base import MAX_MESSAGE_NBYTES, Connection, check_packet
@@ -181,11 +182,11 @@ class ReconnectingConnection(Connection):
     Args:
         connect: opens a connection to the server, always the same one.
         connect_timeout_s: how long the server may take to appear at first, in seconds.
-        reconnect_s: for how long a broken connection is tried to be replaced, in seconds.
+        reconnect_s: for how long this end tries to replace a broken connection, in seconds.
         max_message_nbytes: largest packet that the transport takes.
 
     Raises:
-        DeadlineError: nobody answers.
+        DeadlineError: the server does not answer.
     """
 
     def __init__(
@@ -204,7 +205,7 @@ class ReconnectingConnection(Connection):
         self._counting = threading.Lock()
         self._connection = connect(connect_timeout_s)
         self._counted: Connection | None = self._connection
-        """The connection whose packets count; None while another is sought, on which the server repeats them."""
+        """The connection whose packets count; None while this end seeks another, on which the server repeats them."""
         self.address = self._connection.address
         self._session = WorkerSession(
             secrets.token_hex(SESSION_NBYTES), self.address, reconnect_s=reconnect_s, now=time.monotonic
@@ -258,7 +259,7 @@ class ReconnectingConnection(Connection):
                     continue  # another thread is replacing it, or has: the server repeats this packet
                 mine, answer = self._session.receive(packet)
             if answer is not None:
-                with contextlib.suppress(TransportError):  # noticed by whoever sends or receives next
+                with contextlib.suppress(TransportError):  # the next send or receive notices
                     connection.send(answer)
             if mine:
                 return packet
@@ -270,7 +271,7 @@ class ReconnectingConnection(Connection):
         self._end().abort()
 
     def _end(self) -> Connection:
-        """Ends the session, and returns the connection that it leaves: none takes that one's place any more."""
+        """Ends the session, and returns the connection that it leaves; no other takes that one's place any more."""
         with self._counting:
             self._session.over = self._session.over or f"this end has closed the session with {self.address}"
             return self._connection
@@ -280,10 +281,10 @@ class ReconnectingConnection(Connection):
         with self._sending:
             if self._connection is not broken:
                 return
-            reconnection = self._session.reconnect(error)
+            reconnection = self._session.reconnect(error, partial(_arrived, broken))
             with self._counting:
                 self._counted = None
-            connection = self._carry_out(reconnection, broken, error)
+            connection = self._carry_out(reconnection, error)
             with self._counting:
                 ended = self._session.over is not None  # by another thread, in the meantime
                 if not ended:
@@ -291,18 +292,17 @@ class ReconnectingConnection(Connection):
                     self._sent += broken.bytes_sent
                     self._received += broken.bytes_received
             if ended:
-                self._abandon(connection)
+                _abandon(connection)
                 self._session.check()
             _log.warning("connected to %s again", self.address)
-            with contextlib.suppress(TransportError):
-                broken.abort()
+            _abandon(broken)
 
-    def _carry_out(self, reconnection: Reconnection, broken: Connection, why: TransportError) -> Connection:
+    def _carry_out(self, reconnection: Reconnection, why: TransportError) -> Connection:
         """Runs the procedure; returns the connection that takes the place of the one that `why` broke."""
         candidate: Connection | None = None
-        told = False
         answer: bytes | None = None
         failure: TransportError | None = None
+        told = False
         try:
             while True:
                 try:
@@ -310,34 +310,30 @@ class ReconnectingConnection(Connection):
                 except StopIteration:
                     assert candidate is not None
                     return candidate
+                if not told:  # not before: where the server has ended the session, that is what the procedure raises
+                    told = True
+                    _log.warning(
+                        "the connection to %s broke: %s. It is tried again, for %g s at most",
+                        *(self.address, why, self._patience_s),
+                    )
                 answer = failure = None
                 try:
                     match effect:
-                        case Drain():
-                            answer = broken.receive(0)
-                        case Dial(within_s):
-                            if not told:  # not before: where the server has ended the session, that is what is raised
-                                told = True
-                                _log.warning(
-                                    "the connection to %s broke: %s. It is tried again, for %g s at most",
-                                    *(self.address, why, self._patience_s),
-                                )
+                        case Dial(within_s, opening):
+                            _abandon(candidate)
                             candidate = self._dial(within_s)
-                        case Transmit(packet):
-                            assert candidate is not None
-                            candidate.send(packet)
-                        case Await(within_s):
-                            assert candidate is not None
+                            candidate.send(opening)
                             answer = candidate.receive(within_s)
-                        case Abandon():
-                            self._abandon(candidate)
-                            candidate = None
+                        case Repeat(packets):
+                            assert candidate is not None
+                            for packet in packets:
+                                candidate.send(packet)
                         case Pause(seconds):
                             time.sleep(seconds)
                 except TransportError as error:
                     failure = error
         except BaseException:
-            self._abandon(candidate)
+            _abandon(candidate)
             raise
 
     def _dial(self, within_s: float) -> Connection:
@@ -346,7 +342,17 @@ class ReconnectingConnection(Connection):
         except ConfigError as error:  # all of it was right at first: a token file that is being replaced is back soon
             raise TransportError(str(error)) from error
 
-    def _abandon(self, candidate: Connection | None) -> None:
-        if candidate is not None:
-            with contextlib.suppress(TransportError):
-                candidate.abort()
+
+def _arrived(broken: Connection) -> list[bytes | None]:
+    """What a broken connection received before it broke."""
+    found: list[bytes | None] = []
+    with contextlib.suppress(TransportError):
+        while not found or found[-1] is not None:
+            found.append(broken.receive(0))
+    return found
+
+
+def _abandon(connection: Connection | None) -> None:
+    if connection is not None:
+        with contextlib.suppress(TransportError):
+            connection.abort()

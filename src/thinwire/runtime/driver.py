@@ -1,8 +1,8 @@
 """Runs a worker's procedures on connections to the shards: how messages are sent and waited for.
 
-When, is for `model_hooks.py` to say, and what is then sent and applied for the worker. Messages are read by the thread
-that needs them, when it needs them. The transport's own threads move bytes meanwhile, so nothing waits on this one; and
-the cores need no lock, as one procedure runs at a time.
+`model_hooks` says when a procedure runs, and the worker what it sends and applies. The thread that needs a message
+reads it. The transport's own threads move bytes meanwhile, so nothing waits on this one; and the cores need no lock, as
+one procedure runs at a time.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from thinwire.worker.conversation import Conversation
 from thinwire.worker.effects import Poll, Procedure, Receive, Send, T
 
 LOOK_S = 1.0
-"""How long one shard is waited for before the connections to the others are looked at: a shard that was lost is noticed
-wherever its workers are."""
+"""After so many seconds of waiting for one shard the connections to the others are read, too: wherever a worker waits,
+it notices a shard that was lost."""
 
 GOODBYE_S = 0.5
 """How long the end of a connection may take, where there is no time left to wait for its shard."""
@@ -66,9 +66,7 @@ class WorkerDriver:
             ProtocolError: a shard refused this worker, or broke the conversation.
             TransportError: a connection is lost.
         """
-        if (
-            torch.is_inference_mode_enabled()
-        ):  # an evaluation, in which nothing is to be made that training changes later
+        if torch.is_inference_mode_enabled():  # an evaluation: training could not change later what is made in it
             with torch.inference_mode(False), torch.no_grad():
                 return self.run(procedure)
         with self._running:
@@ -105,50 +103,41 @@ class WorkerDriver:
     def close(self, within_s: float | None = None, failure: str = "") -> None:
         """Leaves every shard in good order, where one was lost to come again. A session that broke is only dropped.
 
+        All shards are told before the answer of any is waited for: one that is silent keeps no other from it.
+
         Args:
-            failure: what went wrong here, in words, for the others; given with `within_s` alone.
             within_s: where something went wrong here, for how long the shards together may take to answer, in seconds;
-                nothing is raised then. None: each as long as in a step.
+                nothing is raised then, and a shard that has not let this worker in is told nothing: the worker may come
+                again. None: as long as in a step.
+            failure: what went wrong here, in words, for the other workers; given with `within_s` alone.
 
         Raises:
             DeadlineError: a shard did not confirm the end, and all have been left; not with `within_s`.
         """
-        if within_s is not None:
-            self._close_soon(time.perf_counter() + within_s, failure)
-            return
+        until = time.perf_counter() + (self._timeout_s if within_s is None else within_s)
+
+        def left() -> float:
+            return max(0.0, until - time.perf_counter())
+
         failures: list[Exception] = []
-        for conversation, connection in zip(self._conversations, self._connections, strict=True):
-            try:
-                with suppress(TransportError, ProtocolError):
-                    self.run(conversation.leave(returning=self._lost))
-                    while connection.receive(self._timeout_s) is not None:
-                        pass
-                connection.close()
-            except Exception as error:  # the other shards are to know as well
-                failures.append(error)
-        if failures:
-            raise failures[0]
-
-    def _close_soon(self, until: float, failure: str) -> None:
-        """Says goodbye to all shards before any answer is waited for: one that is silent keeps no other from it.
-
-        A shard that has not let this worker in is told nothing: it may come again. Nor is any where another thread
-        waits for an answer for longer.
-        """
-        if self._running.acquire(timeout=max(0.0, until - time.perf_counter())):
+        if self._running.acquire(timeout=left()):  # unless another thread waits for an answer for longer
             try:
                 for conversation in self._conversations:
-                    if conversation.welcomed:
+                    if within_s is None or conversation.welcomed:
                         with suppress(TransportError, ProtocolError):
                             self.run(conversation.leave(returning=self._lost, failure="" if self._lost else failure))
             finally:
                 self._running.release()
         for connection in self._connections:
             with suppress(TransportError, ProtocolError):
-                while connection.receive(max(0.0, until - time.perf_counter())) is not None:
+                while connection.receive(left()) is not None:
                     pass
-            with suppress(TransportError):
-                connection.close(max(GOODBYE_S, until - time.perf_counter()))
+            try:
+                connection.close(*(() if within_s is None else (max(GOODBYE_S, left()),)))
+            except TransportError as error:  # the other shards are left as well
+                failures.append(error)
+        if failures and within_s is None:
+            raise failures[0]
 
     @property
     def timeout_s(self) -> float:

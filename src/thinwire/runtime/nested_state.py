@@ -22,7 +22,7 @@ DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-"""What a tensor may be of, and the names that safetensors has for it."""
+"""The dtypes that a state may hold, by the names that safetensors has for them."""
 
 
 def take_apart(value: Any, tensors: Tensors) -> Any:

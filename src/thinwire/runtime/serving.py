@@ -8,15 +8,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from thinwire.errors import ConfigError, ProtocolError
-from thinwire.packets import PacketLimits, kind_of, pack, parse
+from thinwire.packets import EncodedTensor, PacketLimits, kind_of, pack, parse
 from thinwire.runtime.clock import MOMENT_S, Cancel, Clock, SystemClock, check_seconds
 from thinwire.runtime.journal import Journal
 from thinwire.runtime.limits import MAX_JOIN_NBYTES, Allowance, allowance, join_too_large
 from thinwire.runtime.session_server import SessionServer
 from thinwire.runtime.shard_checkpoints import Checkpointer
-from thinwire.schema import Join, Leave, Plan, Refused
+from thinwire.schema import Join, Leave, Message, Plan, Refused
 from thinwire.server.core import ServerCore
 from thinwire.server.effects import Close, Effect, Send
 from thinwire.transports.base import Sender
@@ -51,54 +52,38 @@ def serving(
         ConfigError: `grace_s` is no time that can be waited for.
     """
     check_seconds(grace_s=grace_s)
-    shared = clock or SystemClock()
-
-    def handler(sender: Sender) -> ServerHandler:
-        return ServerHandler(
-            core,
-            sender,
-            on_end,
-            checkpointer,
-            journal,
-            max_join_nbytes=max_join_nbytes,
-            clock=shared,
-            grace_s=grace_s,
-        )
-
-    return Serving(handler, grace_s, shared, max_join_nbytes)
+    shared: dict[str, Any] = {"clock": clock or SystemClock(), "grace_s": grace_s, "max_join_nbytes": max_join_nbytes}
+    handler = partial(ServerHandler, core, on_end=on_end, checkpointer=checkpointer, journal=journal, **shared)
+    return Serving(handler, partial(SessionServer, **shared))
 
 
 class Serving:
-    """Makes the handler of one transport's server, and may end its training. Args as for `serving`, but:
+    """Makes the handler of one transport's server, and may end its training.
 
     Args:
-        inner: makes the handler of sessions.
+        handler: makes the handler of sessions, of their sender.
+        sessions: makes what stands between that and the transport, of the maker of the one and the sender of the other.
     """
 
     def __init__(
-        self, inner: Callable[[Sender], ServerHandler], grace_s: float, clock: Clock, max_join_nbytes: int
+        self, handler: Callable[[Sender], ServerHandler], sessions: Callable[[Any, Sender], SessionServer]
     ) -> None:
-        self._inner, self._grace_s, self._clock, self._max_join_nbytes = inner, grace_s, clock, max_join_nbytes
-        self._ends: list[Callable[[str], None]] = []
+        self._make, self._sessions = handler, sessions
+        self._handler: ServerHandler | None = None
 
     def __call__(self, sender: Sender) -> SessionServer:
         """Returns the handler of a server with this sender; a transport calls it."""
 
         def handler(sessions: Sender) -> ServerHandler:
-            made = self._inner(sessions)
-            self._ends.append(lambda reason: sessions.call(partial(made.end, reason)))
-            return made
+            self._handler = self._make(sessions)
+            return self._handler
 
-        return SessionServer(handler, sender, self._grace_s, self._clock, max_join_nbytes=self._max_join_nbytes)
+        return self._sessions(handler, sender)
 
     def end(self, reason: str) -> None:
-        """Ends the training before its end, where workers are here: they hear why. For any thread.
-
-        Args:
-            reason: what ended it, in words.
-        """
-        for end in self._ends:
-            end(reason)
+        """Ends the training before its end, where workers are here: they hear why. For any thread."""
+        if self._handler is not None:
+            self._handler.end(reason)
 
 
 class ServerHandler:
@@ -122,26 +107,22 @@ class ServerHandler:
         clock: Clock | None = None,
         grace_s: float = 0.0,
     ) -> None:
-        self._clock, self._grace_s = clock or SystemClock(), grace_s
+        self._core, self._sender, self._checkpointer, self._journal = core, sender, checkpointer, journal
+        self._clock, self._grace_s, self._max_join_nbytes = clock or SystemClock(), grace_s, max_join_nbytes
+        self._on_end: Callable[[], None] | None = on_end
+        self._allowance: Allowance | None = None
+        self._joined: dict[int, int] = {}
+        """The rank of every session that has joined."""
+        self._interrupted: dict[int, Cancel] = {}
         self._ticking = self._awaiting = False
         self._away: frozenset[int] = frozenset()
-        self._core, self._sender, self._checkpointer, self._journal = core, sender, checkpointer, journal
-        self._max_join_nbytes = max_join_nbytes
-        self._allowance: Allowance | None = None
-        self._on_end: Callable[[], None] | None = on_end
-        self._joined: dict[int, int] = {}
-        self._interrupted: dict[int, Cancel] = {}
 
     def opened(self, peer: int) -> None:
         """Nothing to do: a worker speaks first."""
 
     def received(self, peer: int, packet: bytes) -> None:
         try:
-            if peer not in self._joined or self._allowance is None:
-                self._check_first(packet)
-                message, frames = parse(packet, limits=PacketLimits(0, self._max_join_nbytes))
-            else:
-                message, frames = parse(packet, limits=self._allowance.head)
+            message, frames = self._read(peer, packet)
             if isinstance(message, Join):
                 self._check_rank(peer, message.rank)
                 if self._checkpointer is not None:
@@ -160,6 +141,17 @@ class ServerHandler:
             self._admit(peer, self._core.plan)
         if isinstance(message, Join | Leave):
             self._await()
+
+    def _read(self, peer: int, packet: bytes) -> tuple[Message, tuple[EncodedTensor, ...]]:
+        """Decodes a packet; of a peer that has not joined, only a `Join` of a size that is allowed."""
+        if peer in self._joined and self._allowance is not None:
+            return parse(packet, limits=self._allowance.head)
+        kind = kind_of(packet)
+        if kind is not None and kind is not Join:
+            raise ProtocolError(f"{kind.__name__} came before Join")
+        if len(packet) > self._max_join_nbytes:
+            raise ProtocolError(join_too_large(self._max_join_nbytes))
+        return parse(packet, limits=PacketLimits(0, self._max_join_nbytes))
 
     def closed(self, peer: int, error: str | None) -> None:
         self._joined.pop(peer, None)
@@ -193,14 +185,6 @@ class ServerHandler:
         if self._joined:
             self._begin_to_tick()
 
-    def _check_first(self, packet: bytes) -> None:
-        """Looks at a packet of a peer that has not joined before anything in it is decoded."""
-        kind = kind_of(packet)
-        if kind is not None and kind is not Join:
-            raise ProtocolError(f"{kind.__name__} came before Join")
-        if len(packet) > self._max_join_nbytes:
-            raise ProtocolError(join_too_large(self._max_join_nbytes))
-
     def _admit(self, peer: int, plan: Plan) -> None:
         """Lets a worker that has joined send what the plan's shapes allow."""
         self._allowance = self._allowance or allowance(plan)
@@ -217,8 +201,8 @@ class ServerHandler:
             )
 
     def end(self, reason: str) -> None:
-        """Ends the training early, see `ServerCore.end`."""
-        self._do(self._core.end(reason))
+        """Ends the training early, see `ServerCore.end`. For any thread."""
+        self._sender.call(lambda: self._do(self._core.end(reason)))
 
     def interrupted(self, peer: int) -> bool:
         """A session's connection broke; it may come back where it has joined."""

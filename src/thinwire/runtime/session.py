@@ -1,15 +1,14 @@
 """A session that outlives its connections: what each end keeps to send again, and how a worker comes back. Sans-IO.
 
-`ReplayBuffer` is one end's count of what was sent and received. `WorkerSession` is the worker's end: what goes out,
-what of that which comes in is for the worker, and, where a connection breaks, `reconnect`: a procedure that yields what
-is to be done with connections and is told what came of it. Sockets, threads and clocks are for whoever runs it.
+`ReplayBuffer` counts the messages that one end sent and received. `WorkerSession` is the worker's end; where a
+connection breaks, its procedure `reconnect` yields effects on connections, and receives their results. The caller has
+the sockets, threads and clocks.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator
-from contextlib import suppress
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -18,66 +17,39 @@ from thinwire.packets import kind_of, pack, parse
 from thinwire.schema import Acknowledged, Leave, Refused, SessionAccepted, SessionOpen
 from thinwire.transports.base import wire_nbytes
 
-FIRST_PAUSE_S = 0.05
-LONGEST_PAUSE_S = 3.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 3.0
 LEAVING_S = 5.0
-"""For how long one that has sent its `Leave` tries to receive the answer."""
-ACKNOWLEDGE_MESSAGES = 64
-ACKNOWLEDGE_NBYTES = 2**20
+"""For how long a worker that has sent its `Leave` tries to receive the answer."""
+ACKNOWLEDGE_MESSAGES, ACKNOWLEDGE_NBYTES = 64, 2**20
 """After so many messages or bytes a receiver acknowledges them, so that the sender may drop its copies."""
 
 
 @dataclass(frozen=True, slots=True)
-class Drain:
-    """Return the next packet that the broken connection received before it broke, without waiting."""
-
-
-@dataclass(frozen=True, slots=True)
 class Dial:
-    """Open another connection, the candidate; raise TransportError where nobody answers.
+    """Open another connection, the candidate, send its opening, and return its first packet, within so many seconds.
 
-    Args:
-        within_s: how long the server may take.
+    A candidate before it is given up. The answer is None where the server ended this one in good order.
     """
 
     within_s: float
+    opening: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Transmit:
-    """Send a packet on the candidate."""
+class Repeat:
+    """Send these packets on the candidate."""
 
-    packet: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Await:
-    """Return the candidate's next packet; None where the server ended it in good order.
-
-    Args:
-        within_s: how long it may take.
-    """
-
-    within_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Abandon:
-    """Break the candidate, if there is one."""
+    packets: Sequence[bytes]
 
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Do nothing for a while.
-
-    Args:
-        seconds: how long.
-    """
+    """Do nothing for so many seconds."""
 
     seconds: float
 
 
-Effect: TypeAlias = Drain | Dial | Transmit | Await | Abandon | Pause
+Effect: TypeAlias = Dial | Repeat | Pause
 """What `reconnect` wants done. Where it cannot be, TransportError is thrown into the procedure."""
 Reconnection: TypeAlias = Generator[Effect, bytes | None, None]
 
@@ -116,10 +88,10 @@ class ReplayBuffer:
         self.received += 1
         self._due_messages += 1
         self._due_nbytes += len(packet)
-        if self._due_messages < ACKNOWLEDGE_MESSAGES and self._due_nbytes < ACKNOWLEDGE_NBYTES:
-            return False
-        self._due_messages = self._due_nbytes = 0
-        return True
+        due = self._due_messages >= ACKNOWLEDGE_MESSAGES or self._due_nbytes >= ACKNOWLEDGE_NBYTES
+        if due:
+            self._due_messages = self._due_nbytes = 0
+        return due
 
     def acknowledge(self, count: int) -> None:
         """Drops what the other end has: `count` messages since the session began.
@@ -148,7 +120,7 @@ class WorkerSession:
     Args:
         name: by which the server knows the session again.
         address: the server's, for messages to people.
-        reconnect_s: for how long a broken connection is tried to be replaced, in seconds.
+        reconnect_s: for how long the worker tries to replace a broken connection, in seconds.
         now: returns a time in seconds.
 
     Attributes:
@@ -173,10 +145,14 @@ class WorkerSession:
 
     def opening(self) -> bytes:
         """The first packet of every connection."""
-        received, acknowledged = self.buffer.received, self.buffer.acknowledged
-        connection, self._num_opened = self._num_opened, self._num_opened + 1
+        self._num_opened += 1
         return pack(
-            SessionOpen(session=self._name, received=received, acknowledged=acknowledged, connection=connection)
+            SessionOpen(
+                session=self._name,
+                received=self.buffer.received,
+                acknowledged=self.buffer.acknowledged,
+                connection=self._num_opened - 1,
+            )
         )
 
     def send(self, packet: bytes) -> None:
@@ -186,10 +162,7 @@ class WorkerSession:
             self.buffer.append(packet)
 
     def receive(self, packet: bytes) -> tuple[bool, bytes | None]:
-        """Takes a packet of the connection that counts.
-
-        Returns:
-            Whether it is the worker's, and what to answer at once.
+        """Notes a packet that came; returns whether it belongs to the worker, and what to answer at once.
 
         Raises:
             ProtocolError: a packet about the session that cannot be.
@@ -207,8 +180,13 @@ class WorkerSession:
         due = self.buffer.record(packet) and self.server_waits
         return True, pack(Acknowledged(count=self.buffer.received)) if due else None
 
-    def reconnect(self, error: TransportError) -> Reconnection:
+    def reconnect(self, error: TransportError, arrived: Callable[[], Sequence[bytes | None]] = tuple) -> Reconnection:
         """Returns the procedure that replaces a connection which `error` broke: once it returns, the candidate counts.
+
+        Args:
+            error: what broke the connection.
+            arrived: takes from that connection what it had received; None comes last where the server ended it. The
+                server repeats all that it returns.
 
         Raises:
             ProtocolError, StepMismatchError: by the procedure: the server refuses to go on with this session.
@@ -217,10 +195,21 @@ class WorkerSession:
         self.check()
         if not self.server_waits:
             raise error
-        return self._reconnect(error)
+        return self._reconnect(error, arrived)
 
-    def _reconnect(self, error: TransportError) -> Reconnection:
-        yield from self._look_for_refusal(error)
+    def _look_for_end(self, error: TransportError, arrived: Sequence[bytes | None]) -> None:
+        """Raises the server's reason where it has ended the session."""
+        for packet in arrived:
+            if packet is None:
+                self.over = str(error)
+                raise error
+            if kind_of(packet) is Refused:
+                refusal = _refusal(parse(packet)[0])
+                self.over = str(refusal)
+                raise refusal
+
+    def _reconnect(self, error: TransportError, arrived: Callable[[], Sequence[bytes | None]]) -> Reconnection:
+        self._look_for_end(error, arrived())
         patience = min(self._reconnect_s, LEAVING_S) if self._left else self._reconnect_s
         deadline, pause, last = self._now() + patience, FIRST_PAUSE_S, str(error)
         while (left := deadline - self._now()) > 0:
@@ -229,10 +218,8 @@ class WorkerSession:
                 yield from self._resume(left)
             except TransportError as failed:
                 last = str(failed)
-                yield Abandon()
             except (ProtocolError, StepMismatchError) as refused:
                 self.over = str(refused)
-                yield Abandon()
                 raise
             else:
                 self.reconnections += 1
@@ -242,37 +229,21 @@ class WorkerSession:
         self.over = f"{error}; no way back to {self._address} within {patience:g} s: {last}"
         raise TransportError(self.over) from error
 
-    def _look_for_refusal(self, error: TransportError) -> Reconnection:
-        """Raises the server's reason where it has ended the session. Anything else that came will be repeated."""
-        with suppress(TransportError):
-            while (packet := (yield Drain())) is not None:
-                if kind_of(packet) is Refused:
-                    message, _ = parse(packet)
-                    assert isinstance(message, Refused)
-                    refusal = _refusal(message)
-                    self.over = str(refusal)
-                    raise refusal
-            self.over = str(error)
-        if self.over is not None:
-            raise error
-
     def _resume(self, left: float) -> Reconnection:
         """Opens another connection, within `left` seconds, and repeats what the server has not received."""
-        yield Dial(left)
-        yield Transmit(self.opening())
-        packet = yield Await(left)
+        packet = yield Dial(left, self.opening())
         message = None if packet is None else parse(packet)[0]
         if isinstance(message, Refused):
             raise _refusal(message)
         if not isinstance(message, SessionAccepted):
             raise TransportError(f"{self._address} did not take the session up again")
         self.buffer.acknowledge(message.received)
-        for sent in self.buffer.unacknowledged:
-            yield Transmit(sent)
+        yield Repeat(self.buffer.unacknowledged)
 
 
-def _refusal(message: Refused) -> ProtocolError | StepMismatchError:
-    """What a server's last message means to its worker, as where the conversation hears it."""
+def _refusal(message: object) -> ProtocolError | StepMismatchError:
+    """The error that a server's last message is to its worker."""
+    assert isinstance(message, Refused)
     reason = f"the server ended the session: {message.reason}"
     if message.step >= 0:
         return StepMismatchError(reason, message.step)

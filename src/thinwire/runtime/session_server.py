@@ -1,8 +1,8 @@
-"""Sessions that outlive their connections, between a transport and a handler whose peers they are.
+"""Sessions that outlive their connections: between a transport and a handler, whose peers are sessions.
 
 A connection that breaks is not reported for as long as its worker may come back, and what is sent meanwhile is kept and
-sent then. A worker that does not begin with `SessionOpen` has a session of one connection. Whoever has not joined is
-held to the limits of strangers.
+sent then. A worker that does not begin with `SessionOpen` has a session of one connection. A peer that has not joined
+is held to the limits of strangers.
 """
 
 from __future__ import annotations
@@ -43,42 +43,35 @@ class SessionHandler(Handler, Protocol):
 
 @dataclass(eq=False, slots=True)
 class _Session:
-    """One peer, as the handler sees it.
-
-    Args:
-        number: the handler's number of it.
-        name: the worker's, by which it comes back; None where it cannot.
-        peer: the transport's number of its connection; None while it has none.
-        identity: of its worker, which every connection of the session must prove.
-        ended: whether the handler has ended it.
-        last: the packet that ended it.
-        cancel: makes the server not give up the worker that it waits for.
-        breaks: how often its connection broke.
-        limit: once it has joined, what each of its connections is limited to.
-        kept_nbytes: how much may wait for its acknowledgement.
-        newest: how many connections the worker had opened before the last of which the server knows.
-    """
+    """One peer, as the handler sees it."""
 
     number: int
     name: str | None
+    """The worker's, by which it comes back; None where it cannot."""
     peer: int | None
+    """The transport's number of its connection; None while it has none."""
     identity: Identity
+    """Which every connection of the session must prove."""
     buffer: ReplayBuffer = field(default_factory=ReplayBuffer)
     ended: bool = False
+    """Whether the handler has ended it."""
     last: bytes | None = None
+    """The packet that ended it."""
     cancel: Cancel | None = None
-    breaks: int = 0
+    """Makes the server not give up the worker that it waits for."""
     limit: tuple[int, Callable[[], None]] | None = None
+    """Once it has joined, what each of its connections is limited to."""
     kept_nbytes: int = field(default_factory=lambda: MAX_KEPT_NBYTES)
+    """How much may wait for its acknowledgement."""
     newest: int = 0
+    """How many connections the worker had opened before the last of which the server knows."""
 
 
 class SessionServer(Sender):
-    """A transport's handler, and the sender of another handler whose peers are sessions.
+    """A transport's handler, and the sender of the handler of sessions, which `inner` makes.
 
     Args:
-        inner: makes the handler of sessions.
-        sender: the transport's.
+        inner, sender: of sessions; of the transport.
         grace_s: how long a worker may take to come back, in seconds; 0 reports every break at once.
         clock: by default the system's.
         max_join_nbytes: of a packet of a worker that has not joined.
@@ -107,7 +100,7 @@ class SessionServer(Sender):
     # ---- what the transport calls
 
     def opened(self, peer: int) -> None:
-        """Gives the worker some time to join; the first packet says whose connection it is."""
+        """Gives the worker some time to join; its first packet names the session."""
         late = partial(self._sender.call, partial(self._is_late, peer))
         self._joining[peer] = self._clock.call_later(JOIN_WITHIN_S, late)
         large = partial(self._refuse, peer, join_too_large(self._max_join_nbytes))
@@ -153,12 +146,15 @@ class SessionServer(Sender):
         if error is None or session.ended or not self._outlives_breaks(session):
             self._end(session, error)
             return
-        session.breaks += 1
         if not self._inner.interrupted(session.number):
             self._end(session, error)
         elif not session.ended:  # the handler's answer may be to end it
-            over = partial(self._give_up, session, session.breaks, error)
-            session.cancel = self._clock.call_later(self._grace_s, partial(self._sender.call, over))
+
+            def give_up() -> None:
+                if session.cancel is cancel and not session.ended:
+                    self._end(session, f"{error}; it did not come back within {self._grace_s:g} s")
+
+            session.cancel = cancel = self._clock.call_later(self._grace_s, partial(self._sender.call, give_up))
 
     # ---- what the handler calls, with a session's number in place of a peer's
 
@@ -192,15 +188,13 @@ class SessionServer(Sender):
 
     def limit(self, peer: int, nbytes: int, exceeded: Callable[[], None]) -> None:
         """Limits a session's packets; the handler does so once its worker has joined."""
-        session = self._numbered.get(peer)
-        if session is not None:
+        if session := self._numbered.get(peer):
             session.limit = nbytes, exceeded
             self._admit(session)
 
     def reserve(self, peer: int, nbytes: int) -> None:
         """Lets so much wait for a session's acknowledgement, where that is more than for any."""
-        session = self._numbered.get(peer)
-        if session is not None:
+        if session := self._numbered.get(peer):
             session.kept_nbytes = max(session.kept_nbytes, nbytes)
             self._reserve(session)
 
@@ -231,12 +225,12 @@ class SessionServer(Sender):
             self._reserve(session)
 
     def _reserve(self, session: _Session) -> None:
-        """Lets all that is kept wait to be sent: it may have to be repeated at once, behind a word on the session."""
+        """Lets all that is kept wait to be sent: it may have to be repeated at once, behind a `SessionAccepted`."""
         if session.peer is not None:
             self._sender.reserve(session.peer, session.kept_nbytes + MAX_OPENING_NBYTES)
 
     def _is_late(self, peer: int) -> None:
-        """The time to join is over; where the server was busy meanwhile, the worker may have joined before this."""
+        """The time to join is over; the worker of a server that was busy meanwhile may have joined before this call."""
         if peer in self._joining:
             self._refuse(peer, f"no Join came within {JOIN_WITHIN_S:g} s")
 
@@ -294,10 +288,6 @@ class SessionServer(Sender):
         self._replaced.add(session.peer)
         self._sender.close(session.peer, packet)
         session.peer = None
-
-    def _give_up(self, session: _Session, breaks: int, error: str) -> None:
-        if session.breaks == breaks and session.peer is None and not session.ended:
-            self._end(session, f"{error}; it did not come back within {self._grace_s:g} s")
 
     def _abandon(self, session: _Session, error: str) -> None:
         """Ends a session whose worker, connected or not, does not keep to the conversation."""

@@ -28,11 +28,7 @@ def parse_address(address: str) -> tuple[str, int]:
 
 
 def parse_dialled(address: str) -> tuple[str, int]:
-    """Splits the address of a server to connect to, as `parse_address` does.
-
-    Raises:
-        ConfigError: no address, or port 0, at which a server takes a free port and nobody can be reached.
-    """
+    """Splits the address of a server to connect to. Raises ConfigError as `parse_address` does, and for port 0."""
     host, port = parse_address(address)
     if port == 0:
         raise ConfigError(f"{address!r} has port 0; connect to the port that the server reports")

@@ -1,9 +1,7 @@
-"""What a thin link is: a rate, and the queue that makes the kernel keep to it.
+"""A thin link: its rate, in the words that `tc` uses (`10mbit`), and the queue that makes the kernel keep to it.
 
-A rate is read from the words that `tc` uses (`10mbit`), kept in bits per second, and turned into one
-queueing discipline per direction. The numbers in it are measured: small enough that a pause earns hardly any
-free bytes, deep enough that several senders at once lose little. This file runs nothing; `namespaces` applies
-it.
+The queue's sizes are measured: small enough that a pause earns hardly any free bytes, deep enough that several senders
+at once lose little.
 """
 
 from __future__ import annotations
@@ -48,12 +46,11 @@ class Rate:
     def qdisc(self, largest_nbytes: int | None = None) -> str:
         """The arguments that `tc qdisc replace … root` takes for one direction of this link.
 
-        An unlimited link gets a plain queue, because a queue counts bytes as they leave, header by header; a bare
-        device counts a large segment's headers once. A limited one lets a burst pass after a pause, and drops what
-        does not fit its queue.
+        An unlimited link gets a plain queue, because a queue counts the headers of every packet; a bare device counts
+        those of a large segment once.
 
         Args:
-            largest_nbytes: cut up packets that are larger than this, not only those above the burst.
+            largest_nbytes: packets that are larger are cut up, not only those above the burst.
 
         Example:
             >>> Rate(10_000_000).qdisc()
@@ -66,8 +63,8 @@ class Rate:
         # Measured good with three senders to one receiver: 256 KiB at 10 Mbit/s, 1 MiB at 100 Mbit/s and 4 MiB at
         # 1 Gbit/s. Never below 64 KiB, the largest segment that TCP hands down at once.
         limit_nbytes = max(65536, round(262144 * 4 ** math.log10(self.bps / 10e6)))
-        # A second bucket cuts up what comes from now on. What waits already, and is larger, would not pass it, but that
-        # at this rate any packet takes less than a nanosecond, the clock's unit: it costs no token.
+        # A second bucket cuts up what comes from now on. Larger packets that wait already pass it, because at this rate
+        # a packet takes less than a nanosecond, the clock's unit, and costs no token.
         smaller = f" peakrate {_INSTANT_BPS}bit mtu {largest_nbytes}" if largest_nbytes else ""
         return f"tbf rate {self.bps}bit burst {burst_nbytes(self.bps)} limit {limit_nbytes}{smaller}"
 
@@ -79,11 +76,7 @@ class Rate:
 
 
 def parse_rate(text: str) -> Rate:
-    """Read a link's rate.
-
-    Args:
-        text: a number and a unit (`kbit`, `mbit`, `gbit`: powers of 1000 bits per second), in any case,
-            with or without a space; or `none` or `unlimited`.
+    """Reads a link's rate: a number with `kbit`, `mbit` or `gbit`, powers of 1000; or `none` or `unlimited`.
 
     Raises:
         ConfigError: anything else, or a rate out of range.

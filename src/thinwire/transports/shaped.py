@@ -1,11 +1,9 @@
 """A thin link on purpose, where the kernel cannot make one: token buckets inside the transport.
 
-The arithmetic is sans-IO. A caller says how many bytes and what time it is, and is told how long to wait;
-it sleeps in its own way (`time.sleep`, `asyncio.sleep`). A bucket may go into debt, so a message larger than
-the burst is delayed by the time that the link would have taken, and the next one queues behind it.
-
-Buckets know nothing of sockets, packets or clocks. They count the bytes they are told of: TCP/IP headers
-(about 4 % on a real link), retransmits and slow start do not exist here, and two messages never interleave.
+The arithmetic is sans-IO: a caller says how many bytes and what time it is, is told how long to wait, and sleeps in its
+own way. A bucket may go into debt, so a message larger than the burst takes the time that the link would have taken,
+and the next one queues behind it. Buckets count the bytes they are told of: TCP/IP headers (about 4 % on a real link),
+retransmits and slow start do not exist here, and two messages never interleave.
 """
 
 from __future__ import annotations
@@ -22,12 +20,8 @@ BITS_PER_BYTE = 8
 def burst_nbytes(rate_bps: float) -> int:
     """The burst that suits a rate, in bytes: 1–3 ms of it, and never below two Ethernet frames.
 
-    A full bucket is free bytes after each pause, so it must be small beside a message; above 100 Mbit/s a
-    burst below 1 ms costs throughput, because timers are not that fine. Measured good: 4 KiB at 10 Mbit/s,
-    16 KiB at 100 Mbit/s, 128 KiB at 1 Gbit/s; the power law below passes through all three.
-
-    Args:
-        rate_bps: bits per second, finite and positive.
+    A full bucket is free bytes after each pause, so it must be small beside a message; above 100 Mbit/s a burst below
+    1 ms costs throughput, because timers are not that fine. The power law passes through what measured well.
 
     Raises:
         ConfigError: the rate is not a positive finite number.
@@ -43,8 +37,7 @@ def burst_nbytes(rate_bps: float) -> int:
 class TokenBucket:
     """One direction of a link: `rate_bps` bits a second, with at most `burst_bytes` sent ahead of it.
 
-    Several connections of one process may share a bucket, from several threads: that is what sharing a link
-    means.
+    Connections of one process that share a link share a bucket, from several threads.
 
     Args:
         rate_bps: bits per second.
@@ -75,14 +68,11 @@ class TokenBucket:
         return nbytes * BITS_PER_BYTE / self.rate_bps
 
     def delay(self, nbytes: int, now: float) -> float:
-        """Book `nbytes` for sending and say how long to wait before handing them on.
+        """Books a message of `nbytes` bytes, and returns how many seconds to wait before it is sent.
 
         Args:
-            nbytes: size of the message, >= 0.
+            nbytes: of the message; they are booked whether or not the caller waits.
             now: seconds on any clock that does not run backwards, the same one on each call.
-
-        Returns:
-            Seconds to wait, >= 0. The bytes are booked whether or not the caller waits.
 
         Raises:
             ConfigError: `nbytes` is negative.
@@ -90,11 +80,10 @@ class TokenBucket:
         return self._book(nbytes, started=now, now=now)
 
     def arrival_delay(self, nbytes: int, now: float) -> float:
-        """Book `nbytes` that have just arrived whole over another shaped link, and say how long to hold them.
+        """Books `nbytes` that have just arrived over another shaped link, and returns for how long to hold them.
 
-        A real message flows through both links at once, packet by packet; adding up two `delay`s would make
-        it pay twice. Here the message is taken to have begun `seconds(nbytes)` ago: alone it waits no more,
-        and several senders at once queue, as they would on the link of the receiver.
+        A real message flows through both links at once. So it counts as begun `seconds(nbytes)` ago: alone it waits no
+        more, and messages of several senders queue, as on the receiver's link.
         """
         return self._book(nbytes, started=now - self.seconds(nbytes), now=now)
 
@@ -112,10 +101,7 @@ class TokenBucket:
 
 @dataclass(frozen=True, slots=True)
 class Shaping:
-    """Both directions of one process's link.
-
-    A sender waits `egress.delay(n, now)` before it hands `n` bytes to the socket; a receiver waits
-    `ingress.arrival_delay(n, now)` before it hands them up.
+    """Both directions of one process's link: a sender waits `egress.delay`, a receiver `ingress.arrival_delay`.
 
     Example:
         >>> Shaping.symmetric(10e6)

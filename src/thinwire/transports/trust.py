@@ -1,7 +1,4 @@
-"""What the ends of a session show each other: certificates, tokens, and who a server then takes its caller for.
-
-Values alone, the same on every wire: each turns them into its own library's, and `security` decides on them.
-"""
+"""What the ends of a session show each other: certificates and tokens. `security` decides on them."""
 
 from __future__ import annotations
 
@@ -16,10 +13,10 @@ from thinwire.transports.base import Identity
 class Tls:
     """Encryption, with everything PEM-encoded.
 
-    Over gRPC a server needs `certificate` and `key`; with `root` it also demands a certificate of its workers. A
-    worker without `root` trusts the public authorities that gRPC brings with it, or those in the file that the
-    environment variable GRPC_DEFAULT_SSL_ROOTS_FILE_PATH names, never the system's; it needs `certificate` and
-    `key` only where the server demands them. Over sockets both ends need everything.
+    A server needs `certificate` and `key`; with `root` it also demands a certificate of its workers. A worker without
+    `root` trusts the public authorities that gRPC brings with it, or those in the file that the environment variable
+    GRPC_DEFAULT_SSL_ROOTS_FILE_PATH names, never the system's; it needs `certificate` and `key` only where the server
+    demands them.
 
     Attributes:
         root: certificates that sign the other end's.
@@ -48,15 +45,12 @@ def check_pair(certificate: object, key: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """What a worker shows before its first message.
-
-    Attributes:
-        token: a secret; None where none came.
-        names: in its certificate, the common name first; empty without a certificate. The handshake has checked it.
-    """
+    """What a worker shows before its first message."""
 
     token: str | None = field(repr=False)
+    """A secret; None where none came."""
     names: tuple[str, ...] = ()
+    """In its certificate, the common name first; empty without a certificate. The handshake has checked it."""
 
 
 Authenticate = Callable[[Caller], Identity]

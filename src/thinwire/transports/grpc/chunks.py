@@ -1,7 +1,7 @@
 """A packet as gRPC messages: chunks of one size, and a shorter message that ends it.
 
-gRPC reads a message whole before anybody sees it, so its limit is one chunk's size, and whoever receives decides after
-every chunk whether the packet may go on. Small packets, nearly all of them, are one message as they are.
+gRPC reads a message whole before it passes it on, so its limit is one chunk's size, and a receiver decides after every
+chunk whether the packet may go on. Small packets, nearly all of them, are one message as they are.
 """
 
 from __future__ import annotations

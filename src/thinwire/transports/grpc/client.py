@@ -1,9 +1,8 @@
 """The worker's end of a gRPC session: a blocking connection over one bidirectional stream.
 
-Strategy: two threads per connection stand between the caller and gRPC. gRPC's own thread takes packets from
-the outbox through a generator; a reader thread fills the inbox, so that `receive` can have a deadline. Both
-boxes are bounded in bytes: a full outbox blocks `send`, a full inbox stops reading, and HTTP/2's flow
-control then slows the server down. Shaping, where asked for, sleeps in these threads, never in the caller's.
+Two threads stand between the caller and gRPC. gRPC's own takes packets from the outbox through a generator; a reader
+thread fills the inbox, so that `receive` can have a deadline. Both boxes are bounded in bytes: a full outbox blocks
+`send`, a full inbox stops reading, and HTTP/2's flow control then slows the server down. Shaping sleeps in the threads.
 """
 
 from __future__ import annotations
@@ -42,11 +41,11 @@ _log = logging.getLogger(__name__)
 ASK_AFTER_S, ASK_S = 1.0, 0.5
 """A connection that is not there after so many seconds is asked why, for so many seconds at most each time."""
 FINAL = ("handshake failed", "verification check failed", "is not in peer certificate")
-"""What gRPC says where one end does not trust the other; the last two, old and new, of a host of another name."""
+"""gRPC's texts where one end does not trust the other; the last two, old and new, for a host of another name."""
 HUNG_UP = ("Socket closed", "Connection reset")
-"""And where a server ends what it had accepted."""
+"""And where a server ends a connection that it had accepted."""
 NO_METHOD = "None"
-"""No server has it: whoever answers has ended its handshake."""
+"""No server has it: one that answers has ended its handshake."""
 
 
 def connect(address: str, *, connect_timeout_s: float = 10.0, options: GrpcOptions | None = None) -> Connection:
@@ -76,8 +75,7 @@ class GrpcConnection(Connection):
         # Before anything is opened: the token's file may not be readable.
         metadata = None if options.token is None else ((TOKEN_KEY, TOKEN_SCHEME + options.token()),)
         self._channel = self._open_channel()
-        self._outbox: deque[bytes] = deque()
-        self._outbox_nbytes = 0
+        self._outbox, self._outbox_nbytes = deque[bytes](), 0
         self._out = threading.Condition()
         self._assembly = Assembly()
         self._inbox = Inbox(self.address, options.max_pending_nbytes)  # over when the stream is, for whatever reason
@@ -94,15 +92,14 @@ class GrpcConnection(Connection):
     def send(self, packet: bytes) -> None:
         check_packet(packet, self._options.max_message_nbytes)
         limit = self._options.max_pending_nbytes
+        nbytes = wire_nbytes(packet)
         with self._out:
             self._out.wait_for(
-                lambda: (
-                    self._inbox.ended or self._outbox_nbytes == 0 or self._outbox_nbytes + wire_nbytes(packet) <= limit
-                )
+                lambda: self._inbox.ended or not self._outbox_nbytes or self._outbox_nbytes + nbytes <= limit
             )
             self._inbox.check_open()
             self._outbox.append(packet)
-            self._outbox_nbytes += wire_nbytes(packet)
+            self._outbox_nbytes += nbytes
             self._out.notify_all()
 
     def receive(self, timeout_s: float | None = None) -> bytes | None:
@@ -161,7 +158,7 @@ class GrpcConnection(Connection):
         )
 
     def _last_failure(self) -> str:
-        """Why there is no connection, which the session's call does not say while it waits; empty if there is one."""
+        """Returns why there is no connection, which the session's call does not tell; empty where there is one."""
         ask = self._channel.unary_unary(
             f"/{SERVICE}/{NO_METHOD}", request_serializer=bytes, response_deserializer=bytes
         )
@@ -172,7 +169,7 @@ class GrpcConnection(Connection):
         return ""
 
     def _refusal(self, failure: str) -> str:
-        """Why waiting is of no use, in words for people; empty where it may be."""
+        """Returns why waiting is of no use, in words for people; empty where it may be of use."""
         if any(text in failure for text in FINAL):
             return (
                 f"{self.address} and this worker do not trust each other: {failure}. The server must use TLS and have "
@@ -195,7 +192,7 @@ class GrpcConnection(Connection):
         )
 
     def _outgoing(self) -> Iterator[bytes]:
-        """What gRPC's thread sends: it asks for the next message once it has passed on the last."""
+        """Yields what gRPC's thread sends, which asks for the next message once it has passed on the last."""
         shaping = self._options.shaping
         while True:
             with self._out:

@@ -1,8 +1,4 @@
-"""How many connections a server's process has file descriptors for.
-
-Each connection takes one, also a stranger's that says nothing. Where they ran out before the limit on connections is
-reached, a server could open nothing else either: no checkpoint, no token file.
-"""
+"""How many connections a server's process has file descriptors for: without any left it could open no checkpoint."""
 
 from __future__ import annotations
 
@@ -14,17 +10,10 @@ KEPT_BACK = 192
 
 
 def room_for(connections: int) -> int:
-    """Returns for how many connections there are descriptors; the process's soft limit is raised where it may be.
+    """Returns for how many of so many connections there are descriptors; raises the process's soft limit if it may.
 
-    Args:
-        connections: so many are wanted.
-
-    Returns:
-        As many, or what is left of the hard limit; of a very low one half.
-
-    Example:
-        >>> room_for(10)
-        10
+    >>> room_for(10)
+    10
     """
     wanted = connections + KEPT_BACK
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

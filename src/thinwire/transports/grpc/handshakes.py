@@ -1,10 +1,8 @@
 """Why a server hangs up on a worker, which gRPC does not tell from no server at all.
 
-gRPC's servers hang up on whom they refuse, without the alert that TLS has for it. What is left is when they do. In
-TLS 1.3 a worker's handshake is over before the server has looked at what the worker shows; in TLS 1.2 it is not, and
-breaks off. Whatever else hangs up, such as a proxy whose server is not there yet, does so in both or in neither.
-
-Handshakes are made here, and nothing is sent after them: whose certificate the server has does not matter.
+gRPC's servers hang up on a worker that they refuse, without the alert that TLS has for it; but in TLS 1.3 after the
+worker's handshake, and in TLS 1.2 within it. Anything else that hangs up, such as a proxy whose server is not there
+yet, does so in both or in neither. After these handshakes nothing is sent, so the server's certificate is not checked.
 """
 
 from __future__ import annotations
@@ -15,12 +13,7 @@ from ssl import TLSVersion
 
 
 def wants_tls(host: str, port: int, timeout_s: float) -> bool:
-    """Whether a server uses TLS; False also where that is not sure.
-
-    Args:
-        host, port: where it listens; IPv6 in brackets.
-        timeout_s: how long it may take to answer, in seconds.
-    """
+    """Whether a server uses TLS; False also where that is not sure, or it takes longer to answer."""
     try:
         return _completes(host, port, timeout_s, TLSVersion.TLSv1_3)
     except (OSError, ValueError):  # a host that cannot be a name is a ValueError
@@ -28,13 +21,7 @@ def wants_tls(host: str, port: int, timeout_s: float) -> bool:
 
 
 def wants_certificate(host: str, port: int, timeout_s: float, server_name: str | None = None) -> bool:
-    """Whether a server refuses who shows no certificate; False also where that is not sure.
-
-    Args:
-        host, port: where it listens; IPv6 in brackets.
-        timeout_s: how long it may take to answer, each time, in seconds.
-        server_name: the name that it is asked for; None: its host.
-    """
+    """Whether a server refuses a worker without a certificate; False also where that is not sure."""
 
     def completes(version: TLSVersion) -> bool:
         return _completes(host, port, timeout_s, version, server_name)

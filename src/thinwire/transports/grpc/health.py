@@ -1,8 +1,7 @@
 """`grpc.health.v1` beside a server: whether its loop still answers, on a port of its own, for probes that speak no TLS.
 
 The answer comes from the loop that serves the workers, so a server that hangs gives none, though it still accepts
-connections. Whoever asks learns that a server is there, and nothing else: the request is not read beyond the name in
-it. Both messages are written out here (a name, and one number), for they would be all that protobuf is needed for.
+connections. Both messages are written out here (a name, and one number): they are all that protobuf is needed for.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What both ends of a gRPC session agree on: limits, keepalive, encryption, who is let in.
-
-Holds values and turns them into gRPC's own; opens nothing.
-"""
+"""What both ends of a gRPC session agree on: limits, keepalive, encryption, admission."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ GOODBYE = b""
 """The worker's last message, when it leaves in good order; not of a packet, and not counted as one. A stream that ends
 without it has crashed, which HTTP/2 alone does not tell apart."""
 
-# What one server lets its callers have. docs/security.md lists them with all other limits.
+# What one server lets its callers have; docs/security.md lists them with all other limits.
 MAX_CONNECTIONS = 4096
 MAX_STREAMS = 8
 """Calls at a time on one connection."""
