@@ -36,23 +36,16 @@ class TernaryBatch(TernaryFrames):
         bounds = [context.lag_bound for context in contexts]
         self._bounds = bounds_at(bounds) if any(bounds) else None
 
-    @property
-    def finds_unsent(self) -> bool:
-        """Whether `scales` and `encode` take a share that is unsent: a bound on the lag reads whole differences."""
-        return self._bounds is None
-
     def scales(
         self,
         tensors: Addresses,
         others: Addresses | None = None,
         multipliers: NDArray[np.float32] | None = None,
-        *,
-        unsent: float | None = None,
     ) -> NDArray[np.float32] | None:
         if self._bounds is not None:
             multipliers = self._sparsities.copy() if multipliers is None else multipliers
             set_multipliers(self._bounds, multipliers)
-        return super().scales(tensors, others, multipliers, unsent=unsent)
+        return super().scales(tensors, others, multipliers)
 
     def encode(
         self,
@@ -62,9 +55,8 @@ class TernaryBatch(TernaryFrames):
         *,
         others: Addresses | None = None,
         scales: NDArray[np.float32] | None = None,
-        unsent: float | None = None,
     ) -> list[bytes] | None:
-        made = super().encode(tensors, outs, multipliers, others=others, scales=scales, unsent=unsent)
+        made = super().encode(tensors, outs, multipliers, others=others, scales=scales)
         if made is not None and self._bounds is not None:
             assert outs is None or outs is not others  # which are not any more what was subtracted
             follow_many(self._bounds, tensors, self._residuals, self._sizes, others)

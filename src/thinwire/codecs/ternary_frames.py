@@ -25,7 +25,6 @@ from thinwire.kernels.numba.addresses import Addresses
 from thinwire.kernels.numba.decode_many import decode_many
 from thinwire.kernels.numba.jit import frozen
 from thinwire.kernels.numba.lag import set_multipliers
-from thinwire.kernels.numba.local_steps import Continued, decode_and_continue_many
 from thinwire.kernels.numba.many import encode_many, scales_of_many
 
 
@@ -98,8 +97,6 @@ class TernaryFrames:
         tensors: Addresses,
         others: Addresses | None = None,
         multipliers: NDArray[np.float32] | None = None,
-        *,
-        unsent: float | None = None,
     ) -> NDArray[np.float32] | None:
         """Returns every tensor's scale; None where one of them, or what is encoded of it, holds NaN or Inf.
 
@@ -107,8 +104,6 @@ class TernaryFrames:
             tensors: to encode.
             others: tensors that are subtracted from them first, in float32; None: nothing is.
             multipliers: float32[n], what each tensor's largest magnitude is multiplied by; None: what its codec says.
-            unsent: the share of its residual that each of the others began without (`kernels.numba.local_steps`), so
-                that it is no part of the difference; None: none.
         """
         return scales_of_many(
             tensors,
@@ -117,7 +112,6 @@ class TernaryFrames:
             self._residuals,
             self._residual_scales,
             self._sparsities if multipliers is None else multipliers,
-            unsent,
         )
 
     def encode(
@@ -128,16 +122,15 @@ class TernaryFrames:
         *,
         others: Addresses | None = None,
         scales: NDArray[np.float32] | None = None,
-        unsent: float | None = None,
     ) -> list[bytes] | None:
         """Returns the tensors' frames; or None, and nothing has changed, where one of them holds NaN or Inf.
 
         Args:
-            tensors, others, multipliers, unsent: as for `scales`.
+            tensors, others, multipliers: as for `scales`.
             outs: float32 tensors to which to add what a receiver decodes; they may be the others.
             scales: what `scales` returned of the same.
         """
-        scales = self.scales(tensors, others, multipliers, unsent=unsent) if scales is None else scales
+        scales = self.scales(tensors, others, multipliers) if scales is None else scales
         if scales is None:
             return None
         with self._pool.lend() as space:
@@ -150,7 +143,6 @@ class TernaryFrames:
                 scales,
                 self._heads,
                 self._head_spans,
-                unsent=unsent,
                 workspace=space.kernel,
             )
             result = self._framed(encoded, ends, payload_nbytes, space)
@@ -219,34 +211,6 @@ class TernaryFrames:
                 tensors,
                 self._sizes,
                 np.asarray(accumulate),
-                workspace=space.kernel,
-            )
-        return opened.travelled(found)
-
-    def decode_and_continue(
-        self, received: Sequence[bytes | memoryview], tensors: Addresses, continued: Continued
-    ) -> list[int]:
-        """`decode`, added to the tensors, from which local values and moments go on in the same pass over memory.
-
-        Args:
-            received, tensors: as for `decode`.
-            continued: what goes on from each tensor, in their order.
-
-        Returns:
-            As `decode`. Of frames that are left, what was to go on is as it was.
-        """
-        with self._pool.lend() as space:
-            opened = self._open(received, space)
-            if not opened.frames.size:
-                return [0] * len(received)
-            found = decode_and_continue_many(
-                opened.frames,
-                opened.ends,
-                self._heads,
-                self._head_spans,
-                tensors,
-                self._sizes,
-                continued,
                 workspace=space.kernel,
             )
         return opened.travelled(found)

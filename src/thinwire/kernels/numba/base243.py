@@ -96,7 +96,6 @@ def pack_trits(
     others: Any,
     residual: Any,
     residual_scale: Any,
-    unsent: Any,
     m: Any,
     codes: Any,
     partition: bool,
@@ -109,7 +108,6 @@ def pack_trits(
         others: what is to be subtracted from the values first; None: nothing.
         residual: becomes ``v - m * q``; None: nothing is kept.
         residual_scale, m: in the type of the values; m is the scale.
-        unsent: the share of the residual that the others began without, see `local_steps`; None: none.
         codes: uint8[ceil(n / 5)], to be filled.
         partition: the layout.
         digits: uint8[5 * BLOCK_CODES], scratch.
@@ -124,17 +122,15 @@ def pack_trits(
             first = min(first, num_values)
             held = None if residual is None else residual[first:last]
             less = None if others is None else others[first:last]
-            _digits(values[first:last], less, held, residual_scale, unsent, m, digits)
+            _digits(values[first:last], less, held, residual_scale, m, digits)
             _collect(digits, last - first, codes[start : start + size], place, partition)
 
 
 @jit
-def _digits(values: Any, others: Any, residual: Any, residual_scale: Any, unsent: Any, m: Any, digits: Any) -> None:
+def _digits(values: Any, others: Any, residual: Any, residual_scale: Any, m: Any, digits: Any) -> None:
     half, zero = m * values.dtype.type(0.5), m - m
     for i in range(values.size):
         given = values[i] if others is None else values[i] - others[i]
-        if unsent is not None:
-            given -= values[i] - (values[i] - unsent * residual[i])
         v = given if residual is None else residual_scale * residual[i] + given
         above, below = v > half, v < -half
         if residual is not None:
