@@ -30,6 +30,9 @@ WANES, WANES_OF_SENDERS = 0.5, 0.9
 others wait for more rounds. A rate that falls to a thousandth for two rounds, and rises again, leaves momenta as long
 as they are unsteered; without a bound they were 10,000 times as long."""
 
+BATCH_NUMEL = 1 << 18
+"""Values of parameters that are steered together."""
+
 
 class SharedTensor(Protocol):
     """A tensor of the model as workers share it."""
@@ -39,6 +42,23 @@ class SharedTensor(Protocol):
     """What all workers share now, float32[n], flat."""
     sends_some: bool
     """Whether a push holds some of the values."""
+
+
+Moments = tuple[int, Mapping[str, Any], float]
+"""A parameter's place, its optimizer's state, and which share of it decay is in an update."""
+
+
+def _batches(found: Iterator[Moments]) -> Iterator[list[Moments]]:
+    """Yields some together: few calls for a GPU, and what they compute still fits a processor's cache."""
+    some, numel = list[Moments](), 0
+    for each in found:
+        some.append(each)
+        numel += each[1]["exp_avg"].numel()
+        if numel >= BATCH_NUMEL:
+            yield some
+            some, numel = [], 0
+    if some:
+        yield some
 
 
 def decay_of(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> float:
@@ -113,24 +133,22 @@ class Steering:
             before: their shared values before, float32[n] each.
         """
         for kept, group, rates, decays in self._groups():
-            some = list(self._moments(kept, group, decays, tensors))
-            if not some:
-                continue
             first, second = (float(beta) for beta in group["betas"])
             squares = "max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"
-            steps = [float(state["step"]) for _, state, _ in some]
-            moments = torch._foreach_sqrt([state[squares].float() for _, state, _ in some])
-            torch._foreach_mul_(moments, [1 / math.sqrt(1 - second**step) for step in steps])
-            torch._foreach_add_(moments, float(group["eps"]))
-            now = [tensors[place].values.view(tensors[place].parameter.shape) for place, *_ in some]
-            changes = [before[place].view_as(each).sub_(each) for (place, *_), each in zip(some, now, strict=True)]
-            for change, each, (*_, decay) in zip(changes, now, some, strict=True):
-                if decay:
-                    change.add_(each, alpha=-decay)
-            torch._foreach_mul_(moments, changes)
-            torch._foreach_mul_(moments, [(1 - first**step) / rates for step in steps])
-            own = [state["exp_avg"] for _, state, _ in some]
-            torch._foreach_lerp_(own, [m.to(o.dtype) for m, o in zip(moments, own, strict=True)], self._share)
+            for some in _batches(self._moments(kept, group, decays, tensors)):
+                steps = [float(state["step"]) for _, state, _ in some]
+                moments = torch._foreach_sqrt([state[squares].float() for _, state, _ in some])
+                torch._foreach_mul_(moments, [1 / math.sqrt(1 - second**step) for step in steps])
+                torch._foreach_add_(moments, float(group["eps"]))
+                now = [tensors[place].values.view(tensors[place].parameter.shape) for place, *_ in some]
+                changes = [before[place].view_as(each).sub_(each) for (place, *_), each in zip(some, now, strict=True)]
+                for change, each, (*_, decay) in zip(changes, now, some, strict=True):
+                    if decay:
+                        change.add_(each, alpha=-decay)
+                torch._foreach_mul_(moments, changes)
+                torch._foreach_mul_(moments, [(1 - first**step) / rates for step in steps])
+                own = [state["exp_avg"] for _, state, _ in some]
+                torch._foreach_lerp_(own, [m.to(o.dtype) for m, o in zip(moments, own, strict=True)], self._share)
 
     def _groups(self) -> Iterator[tuple[Mapping[Any, Any], Mapping[str, Any], float, list[float]]]:
         """Yields what an optimizer keeps of its parameters, a group, what to divide its updates by, and the decays.
@@ -150,7 +168,7 @@ class Steering:
         group: Mapping[str, Any],
         decays: Sequence[float],
         tensors: Sequence[SharedTensor],
-    ) -> Iterator[tuple[int, Mapping[str, Any], float]]:
+    ) -> Iterator[Moments]:
         """Yields the places of a group's parameters, their states, and which share of them decay is in the update.
 
         One without gradients has no moments.

@@ -42,30 +42,30 @@ class Fragment:
             for table in tensor.tables:
                 self.by_shard.setdefault(table.shard, []).append((tensor, table))
         self._set = TensorSet([table.context for table in self._tables if table.context is not None])
-        self._changes: list[torch.Tensor] = []
+        self._scratch: list[torch.Tensor] = []
 
     # ---- up
 
     def find_changes(self) -> list[bool]:
         """Finds what local steps have changed since the last merge: shared − local, in float32, a minus sign before it.
 
-        `encode` sends it, where nothing else was called in between.
+        `encode` sends it, where no other method was called in between.
 
         Returns:
             Of each tensor, whether that is finite.
         """
-        self._changes = list(torch._foreach_sub(self._shared, [tensor.local for tensor in self.tensors]))
-        offsets = [(c, t.offset) for c, t in zip(self._changes, self.tensors, strict=True) if t.offset is not None]
+        changes = self.copy_shared()
+        torch._foreach_sub_(changes, [tensor.local for tensor in self.tensors])
+        offsets = [(c, t.offset) for c, t in zip(changes, self.tensors, strict=True) if t.offset is not None]
         if offsets:
             torch._foreach_sub_([change for change, _ in offsets], [offset for _, offset in offsets])
-        return all_finite(self._changes)
+        return all_finite(changes)
 
     def encode(self) -> Frames:
-        """Yields every table with what is pushed of what `find_changes` found, all of it finite. Call once."""
-        changes, self._changes = self._changes, []
+        """Yields every table with what is pushed of what `find_changes` found, all of it finite."""
         parts = [
             change[table.span].view(table.spec.shape)
-            for change, tensor in zip(changes, self.tensors, strict=True)
+            for change, tensor in zip(self._scratch, self.tensors, strict=True)
             for table in tensor.tables
         ]
         parts, begin = prepare_all(self._tables, parts), self._now()
@@ -77,8 +77,14 @@ class Fragment:
     # ---- down
 
     def copy_shared(self) -> list[torch.Tensor]:
-        """Returns copies of the shared parameters, float32[n] each."""
-        return [values.clone() for values in self._shared]
+        """Returns copies of the shared parameters, float32[n] each, in memory that the next call uses again."""
+        self._scratch = self._scratch or [torch.empty_like(values) for values in self._shared]
+        torch._foreach_copy_(self._scratch, self._shared)
+        return self._scratch
+
+    def release_scratch(self) -> None:
+        """Leaves memory that no exchange needs soon to forward and backward passes."""
+        self._scratch = []
 
     def apply(self, pulled: Pulled, step: int) -> None:
         """Applies updates to the shared parameters.

@@ -175,6 +175,8 @@ class LocalWorker(Worker):
         fragment.apply(pulled, self.iteration - 1)
         if before and self.steering is not None:
             self.steering.updated(fragment.tensors, before)
+        if self._updates.sync_every > 1:  # new pages take a while
+            fragment.release_scratch()
         for whole in (False, True):
             due = [t for t in tensors if self._is_due(t) and self._rounds[t.name].whole == whole]
             if due:
