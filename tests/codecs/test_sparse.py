@@ -162,25 +162,25 @@ def test_a_value_is_divided_by_the_number_of_its_senders() -> None:
                 senders = (dense != 0).sum(0)
                 wanted = (factors[:, None] * dense).sum(0) / np.maximum(senders, 1)
                 assert set(senders) >= {0, 1, 2}
-                means = SenderMeans([np.full(960, np.nan, np.float32)], clip=clip)
+                out = np.full(960, np.nan, np.float32)
+                means = SenderMeans(out, clip=clip)
                 for _ in range(2):  # a second update begins anew
                     for frame in frames:
-                        means.add([frame])
-                    assert means.contributions == [3]
-                    means.average(3)
-                    np.testing.assert_allclose(means.sums[0], wanted, rtol=1e-5, atol=1e-6)
-                    means.contributions[0] = 0
+                        means.add(frame)
+                    means.fill()
+                    np.testing.assert_allclose(out, wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_the_median_is_the_lower_of_two_and_silence_does_not_count() -> None:
     codec = tw.codec("topk", k=1)
     told = [np.array(values, np.float32) for values in ([1, 0, 0], [0, 4, 0], [0, 0, 3], [0, 0, 0], [2, 0, 0])]
-    means = SenderMeans([np.zeros(3, np.float32)], clip=True)
+    out = np.zeros(3, np.float32)
+    means = SenderMeans(out, clip=True)
     for values in told:
-        means.add([open_frame(codec.encode(values))])
-    means.average(5)
+        means.add(open_frame(codec.encode(values)))
+    means.fill()
     # Of 1, 4, 3 and 2 the lower median is 2.
-    assert means.sums[0].tolist() == [1.5, 2.0, 2.0]
+    assert out.tolist() == [1.5, 2.0, 2.0]
 
 
 def test_a_damaged_payload_leaves_what_came_before() -> None:
@@ -189,14 +189,14 @@ def test_a_damaged_payload_leaves_what_came_before() -> None:
     parsed = tw.frames.parse(codec.encode(np.ones(960, np.float32)))
     payload = bytes(parsed.payload)
     bad = open_frame(tw.frames.pack(replace(parsed, payload=payload[:5] + b"\xff" * 200)))
-    means = SenderMeans([np.zeros(960, np.float32)])
-    means.add([good])
+    out, expected = np.zeros(960, np.float32), np.zeros(960, np.float32)
+    means, alone = SenderMeans(out), SenderMeans(expected)
+    means.add(good)
     with pytest.raises(tw.FrameError):
-        means.add([bad])
-    means.add([other])
-    means.average(2)
-    alone = SenderMeans([np.zeros(960, np.float32)])
+        means.add(bad)
+    means.add(other)
+    means.fill()
     for frame in (good, other):
-        alone.add([frame])
-    alone.average(2)
-    assert np.array_equal(means.sums[0], alone.sums[0]) and means.contributions == [2]
+        alone.add(frame)
+    alone.fill()
+    assert np.array_equal(out, expected)

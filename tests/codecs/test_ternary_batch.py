@@ -13,7 +13,10 @@ import zstandard
 import thinwire as tw
 from thinwire import frames
 from thinwire.codecs import Context, decode_all, encode_all, open_frame
+from thinwire.codecs.flats import Flats
+from thinwire.codecs.tensor_set import TensorSet
 from thinwire.codecs.ternary_batch import TernaryBatch, takes
+from thinwire.packets import BatchedTensor
 
 SIZES = (1, 4, 5, 6, 77, 640, 20_481, 70_000)
 
@@ -44,7 +47,6 @@ def addresses(arrays: list[Any]) -> Any:
 def test_a_batch_encodes_as_its_contexts_do_one_after_the_other() -> None:
     ours, theirs = contexts(tensors(0)), contexts(tensors(0))
     batch = TernaryBatch(ours)
-    assert batch.encodes
     for step in range(13):
         given = tensors(step)
         expected = [context.encode(each) for context, each in zip(theirs, given, strict=True)]
@@ -56,15 +58,52 @@ def test_a_batch_encodes_as_its_contexts_do_one_after_the_other() -> None:
             assert one.residual is None or one.residual.equal(other.residual), (step, one.size)  # type: ignore[arg-type]
 
 
-def test_encode_all_takes_batches_out_of_any_mixture() -> None:
-    given = [each.reshape(-1, 1) for each in tensors(1)]
-    others = [tw.codec("int8"), tw.codec("3lc", layout="partition"), tw.codec("3lc", entropy="zstd")]
-    codecs = [tw.codec("3lc"), tw.codec("3lc", nonfinite="skip"), *others]
-    ours, theirs = ([codecs[place % 5].context(each) for place, each in enumerate(given)] for _ in range(2))
-    assert [takes(context) for context in ours[:5]] == [True, True, False, False, True]
+def test_a_set_of_any_mixture_is_encoded_and_added_as_one_after_the_other() -> None:
+    given, less = ([each.reshape(-1, 1) for each in tensors(seed)] for seed in (1, 2))
+    options: list[dict[str, Any]] = [{}, {"nonfinite": "skip"}, {"layout": "partition"}, {"entropy": "zstd"}]
+    codecs = [*(tw.codec("3lc", **each) for each in options), tw.codec("int8"), tw.codec("bf16"), tw.codec("fp32")]
+    ours, theirs = ([codecs[place % 7].context(each, name="w") for place, each in enumerate(given)] for _ in range(2))
+    assert [takes(context) for context in ours[:7]] == [True, True, False, True, False, False, False]
+    together = TensorSet(ours, batched=[5, 6])
+    values, minus = Flats.of(given), Flats.of(less)
     for bad in (0.0, np.inf, 0.0):
-        given[6][0] = bad  # where the codec then sends a frame that says so
-        assert encode_all(ours, given) == [one.encode(each) for one, each in zip(theirs, given, strict=True)], bad
+        given[8][0] = bad  # where the codec then sends a frame that says so
+        expected: list[Any] = [one.encode(each - other) for one, each, other in zip(theirs, given, less, strict=True)]
+        for place in (5, 6):
+            expected[place] = BatchedTensor.of((given[place] - less[place]).reshape(-1), "w", narrow=place == 5)
+        frames = together.encode(values, minus)
+        assert frames == expected, bad
+        assert [each.payload_nbytes for each in ours] == [each.payload_nbytes for each in theirs]
+    frames[3] = b""
+    begun = np.arange(len(given)) % 2
+    for came in (frames, together.check(frames)):
+        outs, sums = tensors(3), tensors(3)
+        counts = begun.copy()
+        nbytes = together.add(came, Flats.of(outs), counts)
+        assert counts.tolist() == [before + (place != 3) for place, before in enumerate(begun)]
+        for place, (total, adds) in enumerate(zip(sums, begun, strict=True)):
+            if place != 3:
+                frame = frames[place]
+                if isinstance(frame, BatchedTensor):
+                    frame.unpack(total, accumulate=bool(adds))
+                else:
+                    open_frame(frame).decode_flat(total, accumulate=bool(adds))
+            assert np.array_equal(total, outs[place]), place
+            assert nbytes[place] == (0 if place == 3 else theirs[place].payload_nbytes)
+
+
+def test_a_set_names_the_tensor_of_a_frame_that_is_not_its_own() -> None:
+    given = [np.ones(9, np.float32), np.ones(8, np.float32)]
+    together = TensorSet([tw.codec("3lc").context(each, name=f"w{each.size}") for each in given])
+    good = together.encode(Flats.of(given))
+    other = tw.codec("3lc").encode(np.ones(7, np.float32))
+    for bad, error in ((other, "w8: a frame of shape"), (BatchedTensor(given[1]), "w8: 8 values came in a fp32 batch")):
+        with pytest.raises(tw.FrameError, match=error):
+            together.check([good[0], bad])
+    silent = tw.codec("3lc", nonfinite="skip").encode(np.full(8, np.nan, np.float32))
+    assert together.check([b"", silent]) == [None, None]
+    with pytest.raises(tw.FrameError, match="w8: the sender's tensor held NaN"):
+        together.add([good[0], silent], Flats.of(given))
 
 
 def test_nan_or_a_scale_that_overflows_changes_nothing() -> None:
@@ -92,13 +131,13 @@ def test_a_batch_decodes_as_frames_do_one_by_one_and_leaves_what_is_not_its_own(
     for accumulate in (True, False):
         outs = tensors(4)
         expected = tensors(4)
-        done = batch.decode(received, addresses(outs), [accumulate] * len(outs))
+        done = batch.decode(received, addresses(outs), np.full(len(outs), accumulate))
         assert [place for place, was in enumerate(done) if not was] == left
         for place, out in enumerate(expected):
             if place not in left:
                 open_frame(received[place]).decode_flat(out, accumulate=accumulate)
             assert np.array_equal(out, outs[place]), (accumulate, place)
-    assert batch.decode([b""] * len(given), addresses(given), [True] * len(given)) == [0] * len(given)
+    assert batch.decode([b""] * len(given), addresses(given), np.full(len(given), True)) == [0] * len(given)
 
 
 def assert_left(batch: TernaryBatch, out: Any, hostile: dict[str, Any]) -> None:
@@ -106,7 +145,7 @@ def assert_left(batch: TernaryBatch, out: Any, hostile: dict[str, Any]) -> None:
     before = out.copy()
     for name, data in hostile.items():
         for accumulate in (True, False):
-            assert batch.decode([frames.with_checksum(data)], addresses([out]), [accumulate]) == [0], name
+            assert batch.decode([frames.with_checksum(data)], addresses([out]), np.array([accumulate])) == [0], name
             assert np.array_equal(out, before), name
 
 
@@ -123,7 +162,7 @@ def test_frames_with_a_right_checksum_and_anything_else_wrong_are_left() -> None
 
     size = body[head + 5 : -len(payload)]
     batch, out = TernaryBatch([context]), np.zeros(700, np.float32)
-    assert batch.decode([frames.with_checksum(with_size(size))], addresses([out]), [False]) == [len(payload)]
+    assert batch.decode([frames.with_checksum(with_size(size))], addresses([out]), np.array([False])) == [len(payload)]
     assert out.any()
     hostile = {
         "nothing": b"",
@@ -151,7 +190,7 @@ def test_a_damaged_zstd_stage_is_left_and_its_size_is_the_one_that_travelled() -
     batch = TernaryBatch([context])
     parsed = frames.parse(frame)
     assert parsed.zstd
-    assert batch.decode([frame], addresses([out]), [False]) == [len(parsed.payload)]
+    assert batch.decode([frame], addresses([out]), np.array([False])) == [len(parsed.payload)]
     assert batch.check([frame]) == [True]
     at = len(body) - len(parsed.payload)
     hostile = {

@@ -87,7 +87,11 @@ WORKERS: list[tuple[int, Callable[[Shard], Said], str]] = [
     (0, lambda s: push(1, STATISTIC, plain(3, "int8"), rates=BUFFER), "statistic: codec 'int8' came"),
     (0, lambda s: push(1, STATISTIC, plain(4), rates=BUFFER), "statistic: a frame of shape (4,)"),
     (0, lambda s: push(2**63, STATISTIC, plain(3), rates=BUFFER), f"buffer 'statistic' of step {2**63}"),
-    (0, lambda s: push(1, STATISTIC, plain(3, dtype=torch.float64), rates=BUFFER), "statistic: whole values came in"),
+    (
+        0,
+        lambda s: push(1, STATISTIC, plain(3, dtype=torch.float64), rates=BUFFER),
+        "statistic: codec 'fp32' came, in fp64",
+    ),
     (0, lambda s: (Push(step=1, tables=()), ()), "0 learning rates came for 1 groups"),
 ]
 
@@ -149,7 +153,7 @@ def test_the_worker_whose_gradient_is_damaged_is_blamed() -> None:
         before = shard.bits()
         for rank in (2, 1, 0):
             shard.push(rank, 0, {BIAS: nan_payload() if rank == guilty else PLAIN.encode(gradient(rank, 0, BIAS))})
-        assert shard.core.failed == f"bias: the gradient of worker {guilty}: the payload holds NaN or Inf"
+        assert shard.core.failed == f"the gradient of worker {guilty}: bias: the payload holds NaN or Inf"
         assert shard.bits() == before
 
 

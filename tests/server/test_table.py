@@ -57,9 +57,7 @@ def test_tables_of_empty_and_scalar_shapes_are_updated() -> None:
     shapes: list[tuple[int, ...]] = [(), (0,), (3, 0, 2), (1,)]
     for shape in shapes:
         table = make(codec("3lc"), shape)
-        gradient, _ = table.look(PLAIN.encode(np.ones(shape, np.float32)))
-        assert gradient is not None
-        table.add(0, gradient)
+        given(table, 0, PLAIN.encode(np.ones(shape, np.float32)))
         assert table.sum.shape == shape and (table.sum == 1).all()
         update(table, 0)
         assert table.version == 1 and decode(table.snapshot()).shape == shape
@@ -78,16 +76,14 @@ def test_damaged_gradients_change_nothing() -> None:
     table = make(workers=2)
     good = PLAIN.encode(np.ones((4, 25), np.float32))
     with pytest.raises(ProtocolError, match="w: "):
-        table.look(good[:-1])
+        given(table, 0, good[:-1])
     bad = pack(Frame("fp32", "fp32", (4, 25), payload=np.full(100, np.inf, np.float32).tobytes()))
     for rank, frame in enumerate((good, bad, good)):
-        gradient, finite = table.look(frame)
-        assert gradient is not None and finite
         if rank == 1:
-            with pytest.raises(FrameError, match="w: the gradient of worker 1: the payload holds NaN or Inf"):
-                table.add(rank, gradient)
+            with pytest.raises(FrameError, match="the gradient of worker 1: w: the payload holds NaN or Inf"):
+                given(table, rank, frame)
         else:
-            table.add(rank, gradient)
+            given(table, rank, frame)
     np.testing.assert_array_equal(table.sum, np.full((4, 25), 2, np.float32))
 
 
@@ -123,9 +119,10 @@ def sent_to(downlink: Downlink, ranks: set[int], version: int, aggregate: Array 
 
 def given(table: Table, rank: int, frame: bytes) -> None:
     """A worker's gradient is added to a table's sum."""
-    gradient, finite = table.look(frame)
-    assert gradient is not None and finite
-    table.add(rank, gradient)
+    group = TableGroups([table]).of([0])
+    gradients, refused = group.check([frame])
+    assert gradients != [None] and not refused
+    group.add(rank, gradients)
 
 
 def mean(table: Table) -> Array | None:

@@ -128,7 +128,7 @@ def test_errors_are_those_of_the_table_itself() -> None:
         good = frames[place]
         bad = BatchedTensor(np.ones(9, np.float32)) if isinstance(good, BatchedTensor) else bytes(good[:-1])
         with pytest.raises(ProtocolError) as alone:
-            made()[place].look(bad)
+            TableGroups(made()).of([place]).check([bad])
         lanes = lanes_of(tables)
         with pytest.raises(ProtocolError) as together:
             hold(lanes, EVERY, 0, [*frames[:place], bad, *frames[place + 1 :]], 0)
@@ -138,7 +138,7 @@ def test_errors_are_those_of_the_table_itself() -> None:
     full = np.full(SHAPES[2], np.inf, np.float32)
     tables[2] = Table(TableSpec(name="plain", shape=SHAPES[2]), PLAIN, PLAIN, Bsp().terms(WORKERS))
     damaged = pack(Frame("fp32", "fp32", SHAPES[2], payload=full.tobytes()))
-    with pytest.raises(FrameError, match="plain: the gradient of worker 0: the payload holds NaN or Inf"):
+    with pytest.raises(FrameError, match="the gradient of worker 0: plain: the payload holds NaN or Inf"):
         hold(lanes_of(tables), EVERY, 0, [*frames[:2], damaged, *frames[3:]], 0)
 
 

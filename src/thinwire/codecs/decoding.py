@@ -1,8 +1,8 @@
-"""Frame → tensor, for any codec, and the sums of what many senders' frames decode to.
+"""Frame → tensor, for any codec.
 
 Frames are checked first and decoded second, and a receiver may do the two at different times: `CheckedFrame.of` undoes
 the zstd stage, and knows that the payload is as long as the shape needs before anything of the shape's size is
-allocated. `CheckedFrame.decode` fills a tensor with it; `GradientSums` adds up what came.
+allocated. `CheckedFrame.decode` fills a tensor with it, or adds to it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from thinwire.codecs.tensors import FloatArray, Tensor, check_out, compute_dtype
 from thinwire.errors import FrameError, ThinwireError
 from thinwire.frames import Frame
 from thinwire.frames.layout import NON_FINITE, OPTION_MASK, ZSTD
-from thinwire.packets import BatchedTensor
 
 _STUMBLES = (ArithmeticError, LookupError, ValueError, struct.error)
 """What a decoder of elsewhere raises that believes a damaged payload. Of ours, a type that is wrong is wrong here."""
@@ -175,69 +174,3 @@ def fill_all(frames: Sequence[CheckedFrame], outs: Sequence[Tensor], accumulate:
 
 Values: TypeAlias = FloatArray | torch.Tensor
 """Flat values: an array on the host, a tensor on a GPU."""
-
-Gradient: TypeAlias = CheckedFrame | BatchedTensor
-"""One sender's gradient of one tensor: a frame that was checked, or values from a batch."""
-
-
-class GradientSums:
-    """Sums of decoded gradients, for both modes: a server's over its workers, an owner's over the other ranks.
-
-    The caller gives the gradients of one sender after the other, in an order that it fixes: floating-point addition is
-    not associative, and two runs with one seed must give the same weights.
-
-    Args:
-        sums: flat float32 or float64, one for each tensor; filled in place.
-        contributions: how many gradients each of them holds already, or all. At 0 the first one overwrites it.
-
-    Example:
-        >>> total = GradientSums([np.ones(2, np.float32)], contributions=1)
-        >>> total.add([BatchedTensor(np.array([3, 5], np.float32))])
-        >>> total.average(2)
-        >>> total.sums[0].tolist(), total.contributions
-        ([2.0, 3.0], [2])
-    """
-
-    __slots__ = ("contributions", "sums")
-
-    def __init__(self, sums: Sequence[Values], contributions: int | Sequence[int] = 0) -> None:
-        self.sums = sums
-        self.contributions = [contributions] * len(sums) if isinstance(contributions, int) else list(contributions)
-
-    def add(self, gradients: Sequence[Gradient | None]) -> None:
-        """Adds one sender's gradients, one for each tensor; None where it has none.
-
-        Raises:
-            FrameError: a payload is damaged. Its sum is what it was; those of other tensors may have changed.
-        """
-        together: list[tuple[CheckedFrame, torch.Tensor, bool]] = []
-        on_device: list[int] = []
-        for index, (total, gradient) in enumerate(zip(self.sums, gradients, strict=True)):
-            if gradient is None:
-                continue
-            accumulate = self.contributions[index] > 0
-            if isinstance(total, torch.Tensor):
-                assert isinstance(gradient, CheckedFrame)  # batched tensors are summed on the host
-                together.append((gradient, total, accumulate))
-                on_device.append(index)
-                continue
-            if isinstance(gradient, BatchedTensor):
-                gradient.unpack(total, accumulate=accumulate)
-            else:
-                gradient.decode_flat(total, accumulate=accumulate)
-            self.contributions[index] += 1
-        if together:
-            fill_all(*zip(*together, strict=True))
-        for index in on_device:
-            self.contributions[index] += 1
-
-    def average(self, over: int) -> None:
-        """Divides every sum by a number of senders, as a multiplication by its reciprocal in the sum's dtype."""
-        if over == 1:
-            return
-        for total in self.sums:
-            factor = (np.float64 if total.itemsize == 8 else np.float32)(1 / over)
-            if isinstance(total, torch.Tensor):
-                total *= float(factor)
-            else:
-                total *= factor

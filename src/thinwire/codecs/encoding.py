@@ -11,18 +11,17 @@ from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
 
-import numpy as np
 import torch
 from torch.autograd.graph import increment_version
 
-from thinwire.codecs import device, ternary_batch
+from thinwire.codecs import device
 from thinwire.codecs.base import Context
 from thinwire.codecs.decoding import fill_all
 from thinwire.codecs.device_coder import Entry
 from thinwire.codecs.lag import LagBound, follow_tensors
 from thinwire.codecs.registry import open_parsed
 from thinwire.codecs.scheme import StepOptions
-from thinwire.codecs.tensors import Tensor, check_out, data_address, off_host
+from thinwire.codecs.tensors import Tensor, check_out, data_address
 from thinwire.errors import ConfigError, NonFiniteError
 from thinwire.frames import parse
 
@@ -116,10 +115,7 @@ class Encoding:
         self._lags: list[tuple[LagBound, torch.Tensor, torch.Tensor | None]] = []
         alike: dict[tuple[object, ...], tuple[list[int], list[Entry]]] = defaultdict(lambda: ([], []))
         nothing = StepOptions()
-        small = self._encode_small(contexts, tensors) if options is None or not any(options) else set[int]()
         for place, (context, tensor) in enumerate(zip(contexts, tensors, strict=True)):
-            if place in small:
-                continue
             known = nothing if options is None else options[place]
             if context.on_host:
                 self._frames[place] = context.encode(tensor, **known)
@@ -139,21 +135,6 @@ class Encoding:
                 with suppress(Exception):
                     batch.finish()
             raise
-
-    def _encode_small(self, contexts: Sequence[Context], tensors: Sequence[Tensor]) -> set[int]:
-        """Encodes what one kernel call can, and returns the places of these tensors."""
-        places, flats = [], []
-        for place, (context, tensor) in enumerate(zip(contexts, tensors, strict=True)):
-            if ternary_batch.takes(context) and context.size and not off_host(tensor):
-                flat = context.flat(tensor)
-                if flat.dtype == "fp32":
-                    places.append(place)
-                    flats.append(flat.values)
-        if len(places) > 1:
-            batch = ternary_batch.TernaryBatch([contexts[place] for place in places])
-            for place, frame in zip(places, batch.encode(np.array([f.ctypes.data for f in flats])) or (), strict=False):
-                self._frames[place] = frame
-        return {place for place in places if self._frames[place]}
 
     def frames(self) -> list[bytes]:
         """Waits for the compressed bytes and returns the frames, in the order of the tensors. Call once."""

@@ -11,74 +11,67 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from thinwire.codecs.decoding import CheckedFrame, Gradient, GradientSums
+from thinwire.codecs.decoding import CheckedFrame
 from thinwire.codecs.scheme import Sent
 from thinwire.codecs.tensors import FloatArray
 from thinwire.errors import FrameError
 
 
-class SenderMeans(GradientSums):
-    """`GradientSums` whose `average` divides every value by the number of senders that sent it.
+class SenderMeans:
+    """The mean of every value over the senders that sent it.
 
-    What came is kept as positions and values until `average` adds it up, in the order of the `add`s: the median norm is
+    What came is kept as positions and values until `fill` adds it up, in the order of the `add`s: the median norm is
     known only then. A sender of zeros counts for the positions that it sent.
 
     Args:
-        sums: flat float32 or float64, one for each tensor; `average` overwrites them.
+        out: flat, float32 or float64; `fill` overwrites it.
         clip: scale each message down to the median of their norms (the lower of two middle ones; messages of zeros do
-            not count), for each tensor by itself.
+            not count).
 
     Example:
         >>> import torch, thinwire as tw
-        >>> top = tw.codec("topk", k=2)
-        >>> means = SenderMeans([np.zeros(4, np.float32)])
+        >>> top, out = tw.codec("topk", k=2), np.zeros(4, np.float32)
+        >>> means = SenderMeans(out)
         >>> for sent in ([8, 2, 0, 0], [6, 0, 0, 1]):
-        ...     means.add([tw.codecs.open_frame(top.encode(torch.tensor(sent, dtype=torch.float32)))])
-        >>> means.average(2)
-        >>> means.sums[0].tolist()
+        ...     means.add(tw.codecs.open_frame(top.encode(torch.tensor(sent, dtype=torch.float32))))
+        >>> means.fill()
+        >>> out.tolist()
         [7.0, 2.0, 0.0, 1.0]
     """
 
-    __slots__ = ("_clip", "_held")
+    def __init__(self, out: FloatArray, *, clip: bool = False) -> None:
+        self._out, self._clip = out, clip
+        self._held: list[Sent] = []
 
-    def __init__(self, sums: Sequence[FloatArray], *, clip: bool = False) -> None:
-        super().__init__(sums)
-        self._clip = clip
-        self._held: list[list[Sent]] = [[] for _ in sums]
+    def add(self, frame: CheckedFrame, *, first: bool = False) -> None:
+        """Takes one sender's frame.
 
-    def add(self, gradients: Sequence[Gradient | None]) -> None:
-        """Takes one sender's frames, one for each tensor; None where it has none.
+        Args:
+            frame: of the values.
+            first: forgets those before.
 
         Raises:
             FrameError: a payload is damaged, or its values are of another transform than the first sender's.
         """
-        for index, gradient in enumerate(gradients):
-            if gradient is None:
-                continue
-            assert isinstance(gradient, CheckedFrame)  # tensors in batches travel whole
-            held, sent = self._held[index], gradient.sent()
-            if self.contributions[index] == 0:
-                held.clear()
-            elif sent.transform != held[0].transform:
-                raise FrameError(f"values of {sent.transform} came, and of {held[0].transform} before")
-            held.append(sent)
-            self.contributions[index] += 1
+        sent = frame.sent()
+        if first:
+            self._held.clear()
+        if self._held and sent.transform != self._held[0].transform:
+            raise FrameError(f"values of {sent.transform} came, and of {self._held[0].transform} before")
+        self._held.append(sent)
 
-    def average(self, over: int) -> None:
-        """Fills every sum with the mean over those who sent a value, 0 where nobody did; `over` does not matter."""
-        del over
-        for total, held in zip(self.sums, self._held, strict=True):
-            assert isinstance(total, np.ndarray)
-            total.fill(0)
-            senders = np.zeros(total.size, np.uint16)
-            for sent, factor in zip(held, _factors(held) if self._clip else [1.0] * len(held), strict=True):
-                values = sent.values.astype(total.dtype, copy=False)
-                total[sent.positions] += values if factor == 1 else values * total.dtype.type(factor)
-                senders[sent.positions] += 1  # positions of one frame differ from each other
-            np.divide(total, senders, out=total, where=senders > 1)
-            if held and (transform := held[0].transform) is not None:
-                transform.invert(total)
-            held.clear()
+    def fill(self) -> None:
+        """Fills the output with the means, 0 where nobody sent a value; the next senders' begin anew."""
+        held, self._held = self._held, []
+        out, senders = self._out, np.zeros(self._out.size, np.uint16)
+        out.fill(0)
+        for sent, factor in zip(held, _factors(held) if self._clip else [1.0] * len(held), strict=True):
+            values = sent.values.astype(out.dtype, copy=False)
+            out[sent.positions] += values if factor == 1 else values * out.dtype.type(factor)
+            senders[sent.positions] += 1  # positions of one frame differ from each other
+        np.divide(out, senders, out=out, where=senders > 1)
+        if held and (transform := held[0].transform) is not None:
+            transform.invert(out)
 
 
 def _factors(held: Sequence[Sent]) -> list[float]:

@@ -236,28 +236,28 @@ class Collective:
 
     def _shards(self, buckets: Sequence[Bucket]) -> Group:
         residuals = self.residuals
-        coded: list[list[tuple[tuple[str, Partition], Span]]] = [[] for _ in range(residuals.world)]
-        plain: list[list[tuple[str, Span]]] = [[] for _ in range(residuals.world)]
+        contexts: list[list[Context]] = [[] for _ in range(residuals.world)]
+        coded: list[list[Span]] = [[] for _ in range(residuals.world)]
+        plain: list[list[Span]] = [[] for _ in range(residuals.world)]
         for place, bucket in enumerate(buckets):
             for name, offset in bucket.offsets:
                 for part in residuals.partitions[name]:
                     begin = bucket.begin(offset, part)
-                    span = Span(place, begin, begin + part.numel)
-                    if (name, part) in residuals.contexts:
-                        coded[part.server].append(((name, part), span))
-                    else:
-                        plain[part.server].append((name, span))
+                    context = residuals.contexts.get((name, part))
+                    (plain if context is None else coded)[part.server].append(
+                        Span(name, place, begin, begin + part.numel)
+                    )
+                    if context is not None:
+                        contexts[part.server].append(context)
         wide = residuals.tensors[buckets[0].offsets[0][0]].compute_dtype.itemsize == 8
         return Group(
             tuple(
                 Shard(
-                    contexts=[residuals.contexts[key] for key, _ in coded[owner]],
-                    coded=Spans([span for _, span in coded[owner]]),
-                    plain=Spans([span for _, span in plain[owner]]),
+                    contexts[owner],
+                    coded=Spans(coded[owner]),
+                    plain=Spans(plain[owner]),
                     dtype=np.dtype(np.float64 if wide else np.float32),
                     drop_zeros=self.drop_zeros,
-                    coded_names=[name for (name, _), _ in coded[owner]],
-                    plain_sizes=[(name, span.end - span.begin) for name, span in plain[owner]],
                 )
                 for owner in range(residuals.world)
             ),

@@ -34,24 +34,24 @@ class Tally:
 
     def given(self, shard: Shard, values: Sequence[Values]) -> None:
         """Takes what a shard's codecs are about to encode, residuals left out."""
-        for name, each in zip(shard.coded_names, shard.coded.of(values), strict=True):
-            self.squares.append((name, float(torch.linalg.vector_norm(torch.as_tensor(each, device=each.device))) ** 2))
+        for name, each in zip(shard.coded.names, shard.coded.of(values).tensors(), strict=True):
+            self.squares.append((name, float(torch.linalg.vector_norm(each)) ** 2))
 
     def sent(self, shard: Shard, frames: Sequence[bytes]) -> None:
         """Takes the frames that were just encoded of a shard, for its owner."""
-        for name, context, frame in zip(shard.coded_names, shard.contexts, frames, strict=False):
+        for name, context, frame in zip(shard.coded.names, shard.contexts, frames, strict=False):
             self.pushed.append((name, context.payload_nbytes if frame else 0))
         self.pushed.extend(self._plain(shard))
 
     def received(self, shard: Shard, frames: Sequence[bytes | memoryview]) -> None:
         """Takes the frames of a shard's average, which have been decoded without fault."""
-        for name, frame in zip(shard.coded_names, frames, strict=False):
+        for name, frame in zip(shard.coded.names, frames, strict=False):
             self.pulled.append((name, len(parse(frame, copy=False).payload) if frame else 0))
         self.pulled.extend(self._plain(shard))
 
     @staticmethod
     def _plain(shard: Shard) -> Iterable[tuple[str, int]]:
-        return ((name, shard.dtype.itemsize * numel) for name, numel in shard.plain_sizes)
+        return zip(shard.plain.names, (shard.dtype.itemsize * shard.plain.sizes).tolist(), strict=True)
 
 
 def total(amounts: Iterable[tuple[str, float]]) -> Mapping[str, float]:

@@ -15,11 +15,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence, Set
 from typing import Any
 
+from thinwire.codecs.tensor_set import Checked
 from thinwire.codecs.tensors import FloatArray
 from thinwire.errors import FrameError
 from thinwire.packets import EncodedTensor
 from thinwire.server.membership import Membership
-from thinwire.server.table import Held
 from thinwire.server.table_group import TableGroup
 
 NOBODY = (-1,)
@@ -42,7 +42,7 @@ class Aggregation:
     def __init__(self, group: TableGroup, members: Membership, clock: int = 0) -> None:
         self.group, self.clock = group, clock
         self._members, self._eager = members, members.lockstep
-        self._arrived: dict[int, dict[int, Sequence[Held | None] | None]] = {clock: {}}
+        self._arrived: dict[int, dict[int, Sequence[Checked] | None]] = {clock: {}}
         """By clock and rank, the tables' gradients; None once they are in the sums, and their bytes may go."""
         self._refused: dict[int, set[int]] = {}
         """By clock, the tables of which somebody's gradient is not finite."""
@@ -84,7 +84,7 @@ class Aggregation:
             ProtocolError: one of them is no gradient of its table, in the codec that was agreed on; none is taken.
         """
         clock = self.clock if clock is None else clock
-        held, refused = self.group.look(frames)
+        held, refused = self.group.check(frames)
         self._arrived.setdefault(clock, {})[rank] = held
         if refused:
             self._refused.setdefault(clock, set()).update(refused)
@@ -172,9 +172,9 @@ class Aggregation:
         return whole
 
 
-def _merged(order: Iterable[tuple[Aggregation, int]], clock: int, rank: int) -> Sequence[Held | None] | None:
+def _merged(order: Iterable[tuple[Aggregation, int]], clock: int, rank: int) -> Sequence[Checked] | None:
     """One worker's gradients, of tables of several aggregations."""
-    found: list[Held | None] = []
+    found: list[Checked] = []
     for each, place in order:
         gradients = each._arrived[clock][rank]
         found.append(None if gradients is None else gradients[place])

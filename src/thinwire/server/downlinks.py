@@ -11,6 +11,7 @@ or as whole votes (TernGrad), for workers that run the optimizer. `weights`: the
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -107,6 +108,8 @@ class ModelDelta(Downlink):
         lag_bound = codec.scheme.delta_lag_bound if kept else unbounded
         self.copies = Copies(shape, workers, keep_seen=not kept, lag_bound=lag_bound)
         self.is_batched, self._narrow = is_batched(codec, shape), codec == NARROW
+        self.pulls = replace(codec, error_feedback=False).context(self.values, name=name)
+        """The context of what goes down together with other tables; copies stand for its residual."""
 
     def publish(
         self, aggregate: FloatArray, version: int, ranks: set[int], scale: float | None

@@ -1,18 +1,18 @@
-"""One table: its values, its versions, the sum of the gradients that come in and the frames that go out.
+"""One table: its values, its versions, the sum of its gradients, and the frames that a worker gets.
 
-Whose gradients come when, and what is added, is of all tables that move together (`aggregation.py`).
+`aggregation.py` decides which gradients are added when, for all tables that move together.
 """
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 
 from thinwire import frames
-from thinwire.codecs import CheckedFrame, Codec, decode, open_frame, open_parsed
-from thinwire.codecs.decoding import Gradient, GradientSums
+from thinwire.codecs import Codec, decode
 from thinwire.codecs.senders import SenderMeans
 from thinwire.codecs.tensors import FloatArray
 from thinwire.errors import FrameError, NonFiniteError, ProtocolError
@@ -25,9 +25,6 @@ from thinwire.server.downlinks import FORMS, SEED, ModelDelta, ModelMomentum, di
 
 NO_GRADIENT = b""
 """The frame of a parameter that took no part in this step."""
-
-Held: TypeAlias = Gradient | bytes | memoryview
-"""A gradient that is to be added: opened, or a frame of which it is known that it can be decoded."""
 
 
 class Table:
@@ -44,9 +41,13 @@ class Table:
         momentum: that each end adds to what is sent; 0: none.
 
     Attributes:
-        sum: float32, of the gradients of the current clock that were added; before the first, the last aggregate.
+        pushes: the context of pushes, for decoding.
+        is_batched: whether a gradient may come in a message's batch.
+        sum: float32, of the current clock's gradients so far; before the first one, the last aggregate.
         gradient: the same memory, for torch.
-        aggregate: adds to the sum, and counts.
+        num_added: how many gradients the sum holds.
+        means: takes the gradients in place of the sum, where each value is divided by the number of its senders.
+        scale: the last one that workers shared.
     """
 
     def __init__(
@@ -68,17 +69,18 @@ class Table:
             else FORMS["delta" if spec.state else downlink](spec.name, spec.shape, down, terms.workers, seed=seed)
         )
         self.values = torch.from_numpy(self.downlink.values)
-        self.reduce: Reduce = reduce if up.scheme.sends_some or reduce == "sum" else "mean"
+        self.pushes = replace(up, error_feedback=False).context(self.downlink.values, name=spec.name)
+        self.is_batched = is_batched(up, spec.shape)
         self.sum: FloatArray = np.zeros(spec.shape, np.float32)
         self.gradient = torch.from_numpy(self.sum)
-        flat, plain = [self.sum.reshape(-1)], self.reduce in ("mean", "sum")
-        clip = self.reduce == "clipped-mean-of-senders"
-        self.aggregate = GradientSums(flat) if plain else SenderMeans(flat, clip=clip)
+        self.num_added = 0
+        self.reduce: Reduce = reduce if up.scheme.sends_some or reduce == "sum" else "mean"
+        self.means: SenderMeans | None = None
+        if self.reduce not in ("mean", "sum"):
+            self.means = SenderMeans(self.sum.reshape(-1), clip=self.reduce == "clipped-mean-of-senders")
         self.given = dict.fromkeys(range(terms.workers), 0)
         """The version that each worker was led to last."""
-        self._up = up
-        self._batched, self._wide = is_batched(up, spec.shape), up == PLAIN
-        self._scale: float | None = None
+        self.scale: float | None = None
 
     @property
     def replica(self) -> FloatArray:
@@ -87,46 +89,9 @@ class Table:
 
     @property
     def residual(self) -> FloatArray:
-        """What the workers' copies lack of the server's: values − replica."""
+        """The difference between the server's values and the workers' copies: values − replica."""
         difference: FloatArray = self.values.numpy() - self.replica
         return difference
-
-    @property
-    def codec(self) -> Codec:
-        """Of the pushes."""
-        return self._up
-
-    @property
-    def is_batched(self) -> bool:
-        """Whether a gradient may come in a message's batch."""
-        return self._batched
-
-    def look(self, frame: EncodedTensor) -> tuple[Held | None, bool]:
-        """Returns what is to be added of a worker's gradient, None for nothing; and whether it is finite.
-
-        Raises:
-            ProtocolError: the frame is no gradient of this table, in the codec that was agreed on.
-        """
-        if isinstance(frame, BatchedTensor):
-            return self._checked(frame), True
-        if frame == NO_GRADIENT:
-            return None, True
-        if (opened := self._open(frame, self._up.id)) is None:
-            return None, False
-        if opened.frame.scales:
-            self._scale = opened.frame.scales[0]
-        return opened, True
-
-    def add(self, rank: int, gradient: Held) -> None:
-        """Adds a worker's gradient, which `look` has returned, to the sum.
-
-        Raises:
-            FrameError: its payload is damaged; the sum is what it was.
-        """
-        try:
-            self.aggregate.add([open_frame(gradient) if isinstance(gradient, bytes | memoryview) else gradient])
-        except FrameError as error:
-            raise FrameError(f"{self.spec.name}: the gradient of worker {rank}: {error}") from error
 
     def assign(self, frame: EncodedTensor, version: int) -> None:
         """Replaces the table by whole values.
@@ -134,16 +99,20 @@ class Table:
         Raises:
             ProtocolError: the frame does not hold this table's values, uncompressed; nothing was changed.
         """
+        name, shape = self.spec.name, self.spec.shape
         if isinstance(frame, BatchedTensor):
-            raise ProtocolError(f"{self.spec.name}: whole values came in a batch; they have a frame of their own")
-        if (opened := self._open(frame, PLAIN.id)) is None:
-            raise ProtocolError(f"{self.spec.name}: whole values that are not finite")
-        if opened.frame.dtype != "fp32":  # kernels read these values as float32, wherever they lie
-            raise ProtocolError(f"{self.spec.name}: whole values came in {opened.frame.dtype}; they travel in fp32")
+            raise ProtocolError(f"{name}: whole values came in a batch; they have a frame of their own")
         try:
+            parsed = frames.parse(frame, copy=False)
+            if parsed.shape != shape:
+                raise FrameError(f"a frame of shape {parsed.shape} came, the table is {shape}")
+            if (parsed.codec, parsed.dtype) != (PLAIN.id, "fp32"):  # kernels read these values as they lie
+                raise FrameError(
+                    f"codec {parsed.codec!r} came, in {parsed.dtype}; whole values travel by {PLAIN.id!r} in fp32"
+                )
             values = decode(frame).numpy()
         except FrameError as error:
-            raise ProtocolError(f"{self.spec.name}: {error}") from error
+            raise ProtocolError(f"{name}: {error}") from error
         self.downlink.assign(values)
         self.version = version
         self.given = dict.fromkeys(self.given, version)
@@ -155,13 +124,13 @@ class Table:
         *,
         made: EncodedTensor | None = None,
     ) -> list[tuple[set[int], EncodedTensor]]:
-        """Encodes what leads workers (by default all) to the next version, once for each group with the same copy.
+        """Encodes an update to the next version for workers, by default all, once for each group with the same copy.
 
-        An update to which nobody gave a gradient is an empty frame.
+        An update without any gradient is an empty frame.
 
         Args:
             aggregate: of the gradients.
-            ranks: whom it leads.
+            ranks: the workers.
             made: the frame for all of them, where it was encoded together with other tables'.
 
         Raises:
@@ -175,7 +144,7 @@ class Table:
             sent = [(targets, made)]
         else:
             try:
-                sent = self.downlink.publish(aggregate, self.version, targets, self._scale)
+                sent = self.downlink.publish(aggregate, self.version, targets, self.scale)
             except NonFiniteError as error:
                 raise diverged(error, self.version) from None
         for rank in targets:
@@ -215,35 +184,12 @@ class Table:
         return {
             "version": self.version,
             "given": [self.given.get(rank, 0) for rank in range(max(self.given) + 1)],
-            "scale": self._scale,
+            "scale": self.scale,
             "downlink": self.downlink.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes back what `state_dict` gave."""
         self.downlink.load_state_dict(state["downlink"])
-        self.version, self._scale = int(state["version"]), state["scale"]
+        self.version, self.scale = int(state["version"]), state["scale"]
         self.given = dict(enumerate(state["given"]))
-
-    def _checked(self, tensor: BatchedTensor) -> BatchedTensor:
-        """A tensor of a batch, if it may be this table's gradient."""
-        if not self._batched or not tensor.fits(self.sum.size) or (tensor.narrow and self._wide):
-            raise ProtocolError(
-                f"{self.spec.name}: {tensor.values.size} values came in a {'bf16' if tensor.narrow else 'fp32'} batch; "
-                f"the table has shape {self.spec.shape}, and {self._up.id!r} was agreed on"
-            )
-        return tensor
-
-    def _open(self, frame: bytes | memoryview, codec: str) -> CheckedFrame | None:
-        """Checks a frame; None where it says that its sender's tensor was not finite."""
-        try:
-            parsed = frames.parse(frame, copy=False)
-            if parsed.codec != codec:
-                raise ProtocolError(f"{self.spec.name}: codec {parsed.codec!r} came, {codec!r} was agreed on")
-            if parsed.shape != self.spec.shape:
-                raise ProtocolError(
-                    f"{self.spec.name}: a frame of shape {parsed.shape} came, the table is {self.spec.shape}"
-                )
-            return None if parsed.non_finite else open_parsed(parsed)
-        except FrameError as error:
-            raise ProtocolError(f"{self.spec.name}: {error}") from error

@@ -1,28 +1,21 @@
-"""Tables that come in one message: their gradients are added, and their updates encoded, by few calls.
-
-A call into a kernel costs more than the arithmetic of a small table, and a shard has dozens. What 3LC codes is checked,
-decoded and encoded by one call for all tables, and what travels in a batch is added by one. Any other table goes alone.
-The bits are the same either way.
-"""
+"""Tables that come in one message: their gradients are added, and their updates encoded, as one set of tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property
 
 import numpy as np
 
-from thinwire.codecs import Codec
+from thinwire.codecs import CheckedFrame
+from thinwire.codecs.flats import Flats, average
+from thinwire.codecs.tensor_set import Checked, TensorSet, naming
 from thinwire.codecs.tensors import FloatArray
-from thinwire.codecs.ternary_frames import TernaryFrames, takes_codec
-from thinwire.kernels.numba.addresses import Addresses, add_to_many, scatter
-from thinwire.packets import BatchedTensor, EncodedTensor
-from thinwire.packets.batch import rounded
-from thinwire.policies.compression import NARROW
+from thinwire.errors import FrameError, ProtocolError
+from thinwire.packets import EncodedTensor
 from thinwire.server.copies import Copy
 from thinwire.server.downlinks import ModelDelta
-from thinwire.server.table import Held, Table
+from thinwire.server.table import Table
 
 MAX_GROUPS = 256
 """Tables come in a few combinations; groups of further ones are made anew."""
@@ -38,9 +31,6 @@ class TableGroups:
     def __init__(self, tables: Sequence[Table]) -> None:
         self._tables = tables
         self._groups: dict[tuple[int, ...], TableGroup] = {}
-        self.up = Ternary(tables, {index: table.codec for index, table in enumerate(tables)})
-        deltas = {index: t.downlink for index, t in enumerate(tables) if isinstance(t.downlink, ModelDelta)}
-        self.down = Ternary(tables, {index: downlink.codec for index, downlink in deltas.items()})
 
     def of(self, indices: Iterable[int]) -> TableGroup:
         """Returns some of them together."""
@@ -76,58 +66,54 @@ class TableGroup:
     # What calls for all of the tables need is prepared once, and not before one is made.
 
     @cached_property
-    def _up(self) -> Selected:
-        return self._groups.up.select(self.indices)
+    def _pushes(self) -> TensorSet:
+        return TensorSet(
+            [table.pushes for table in self.tables], [p for p, each in enumerate(self.tables) if each.is_batched]
+        )
 
     @cached_property
-    def _down(self) -> Selected:
-        return self._groups.down.select(self.indices)
+    def _pulls(self) -> TensorSet | None:
+        """None where the server updates no model."""
+        deltas = [table.downlink for table in self.tables if isinstance(table.downlink, ModelDelta)]
+        if len(deltas) < len(self.tables):
+            return None
+        return TensorSet([each.pulls for each in deltas], [p for p, each in enumerate(deltas) if each.is_batched])
 
     @cached_property
-    def _vectors(self) -> list[int]:
-        """The places of those whose updates travel in a batch."""
-        deltas = ((place, table.downlink) for place, table in enumerate(self.tables))
-        return [place for place, each in deltas if isinstance(each, ModelDelta) and each.is_batched]
+    def _sums(self) -> Flats:
+        return Flats.of([table.sum for table in self.tables])
 
     @cached_property
-    def _sizes(self) -> Addresses:
-        return np.array([table.sum.size for table in self.tables], np.int64)
-
-    @cached_property
-    def _sums(self) -> Addresses:
-        return _addresses(table.sum for table in self.tables)
-
-    @cached_property
-    def _values(self) -> Addresses:
-        return _addresses(table.downlink.values for table in self.tables)
+    def _values(self) -> Flats:
+        return Flats.of([table.downlink.values for table in self.tables])
 
     # ---- gradients
 
-    def look(self, frames: Sequence[EncodedTensor]) -> tuple[list[Held | None], set[int]]:
-        """Checks what came for each table.
+    def check(self, frames: Sequence[EncodedTensor]) -> tuple[list[Checked], set[int]]:
+        """Checks one frame for each table.
 
         Returns:
-            What is to be added, and the indices of the tables whose frame says that it is not finite.
+            The gradients to add, and the indices of tables whose sender refused: its gradient was not finite.
 
         Raises:
-            ProtocolError: as `Table.look` does.
+            ProtocolError: a frame is no gradient of its table, in the codec that was agreed on.
         """
-        known: set[int] = set()
-        if self._up.frames is not None:
-            received = [b"" if isinstance(f := frames[place], BatchedTensor) else f for place in self._up.places]
-            right = zip(self._up.places, self._up.frames.check(received), strict=True)
-            known = {place for place, each in right if each}
-        held: list[Held | None] = list(frames)
+        try:
+            checked = self._pushes.check(frames)
+        except FrameError as error:
+            raise ProtocolError(str(error)) from error
         refused = set()
-        for place, table in enumerate(self.tables):
-            if place not in known:
-                held[place], finite = table.look(frames[place])
-                if not finite:
-                    refused.add(self.indices[place])
-        return held, refused
+        for index, table, frame, each in zip(self.indices, self.tables, frames, checked, strict=True):
+            if isinstance(each, CheckedFrame):
+                if each.frame.codec != (agreed := table.pushes.codec.id):
+                    raise ProtocolError(f"{table.spec.name}: codec {each.frame.codec!r} came, {agreed!r} was agreed on")
+                table.scale = each.frame.scales[0] if each.frame.scales else table.scale
+            elif each is None and len(frame):
+                refused.add(index)
+        return checked, refused
 
-    def add(self, rank: int, gradients: Sequence[Held | None], *, but: Collection[int] = ()) -> None:
-        """Adds one worker's gradients, which `look` has returned, to the sums.
+    def add(self, rank: int, gradients: Sequence[Checked], *, but: Collection[int] = ()) -> None:
+        """Adds one worker's gradients, which `check` has returned, to the sums.
 
         Args:
             rank: whose, for the error.
@@ -137,150 +123,60 @@ class TableGroup:
         Raises:
             FrameError: a payload is damaged; the table's sum is what it was, those of others may have changed.
         """
-        if but:
-            pairs = zip(self.indices, gradients, strict=True)
-            gradients = [None if index in but else gradient for index, gradient in pairs]
-        begun = [table.aggregate.contributions[0] > 0 for table in self.tables]
-        done = self._add_ternary(gradients, begun) | self._add_vectors(gradients, begun)
-        for place, (table, gradient) in enumerate(zip(self.tables, gradients, strict=True)):
-            if place in done:
-                table.aggregate.contributions[0] += 1
-            elif gradient is not None:
-                table.add(rank, gradient)
-
-    def _add_ternary(self, gradients: Sequence[Held | None], begun: Sequence[bool]) -> set[int]:
-        """Adds what one call can; returns the places of these tables."""
-        up = self._up
-        if up.frames is None:
-            return set()
-        received = [g if isinstance(g := gradients[place], bytes | memoryview) else b"" for place in up.places]
-        done = up.frames.decode(received, self._sums[up.places], [begun[place] for place in up.places])
-        return {place for place, nbytes in zip(up.places, done, strict=True) if nbytes}
-
-    def _add_vectors(self, gradients: Sequence[Held | None], begun: Sequence[bool]) -> set[int]:
-        """Adds what came in batches; returns the places of these tables."""
-        came = {place: each.values for place, each in enumerate(gradients) if isinstance(each, BatchedTensor)}
-        first = [place for place in came if not begun[place]]
-        further = [place for place in came if begun[place]]
-        for places, put in ((first, scatter), (further, add_to_many)):
-            if places:
-                put(np.concatenate([came[place] for place in places]), self._sums[places], self._sizes[places])
-        return set(came)
+        given = [None if i in but else each for i, each in zip(self.indices, gradients, strict=True)]
+        counts = np.array([table.num_added for table in self.tables], np.int64)
+        means = [(place, table.means) for place, table in enumerate(self.tables) if table.means is not None]
+        sums = given if not means else [None if t.means else each for t, each in zip(self.tables, given, strict=True)]
+        try:
+            self._pushes.add(sums, self._sums, counts)
+            for place, mean in means:
+                if isinstance(each := given[place], CheckedFrame):
+                    with naming(self.tables[place].pushes):
+                        mean.add(each, first=counts[place] == 0)
+                    counts[place] += 1
+        except FrameError as error:
+            raise FrameError(f"the gradient of worker {rank}: {error}") from error
+        finally:
+            for table, count in zip(self.tables, counts.tolist(), strict=True):
+                table.num_added = count
 
     def take(self) -> list[FloatArray | None]:
-        """Ends the sums, which the next ones overwrite; returns every aggregate, None where nobody had a gradient."""
+        """Ends the sums, which the next ones overwrite; returns every aggregate, None without a gradient."""
         found: list[FloatArray | None] = []
         for table in self.tables:
-            given, table.aggregate.contributions[0] = table.aggregate.contributions[0], 0
+            given, table.num_added = table.num_added, 0
             table.downlink.senders = given or table.downlink.senders
-            if given and table.reduce != "sum":
-                table.aggregate.average(given)
+            if given and table.means is not None:
+                table.means.fill()
+            elif given and table.reduce != "sum":
+                average(table.sum.reshape(-1), given)
             found.append(table.sum if given else None)
         return found
 
     # ---- updates
 
     def encode(self, changed: Sequence[bool]) -> list[EncodedTensor | None]:
-        """Encodes what all workers lack of some tables, and adds it to their copies.
+        """Encodes the difference between some tables and the workers' copies, and updates these copies.
 
         Args:
             changed: of each table, whether it is to be encoded.
 
         Returns:
-            Each frame; None where the table's own method must make it, because it goes alone or cannot be encoded.
+            Each frame; None where `Table.publish` must make it: the table goes one by one, or holds NaN or Inf.
         """
-        made: list[EncodedTensor | None] = [None] * len(self.tables)
-        if all(changed):  # as it is but for tables that took no part in the step
-            self._encode_ternary(made)
-            self._encode_vectors(made)
+        lacking = self._lacking() if all(changed) else []  # as it is but for tables that took no part in the step
+        if not lacking or self._pulls is None:
+            return [None] * len(self.tables)
+        copies = Flats.of([copy.values for copy in lacking], [copy.address for copy in lacking])
+        bases = Flats.of([copy.base for copy in lacking], [copy.base_address for copy in lacking])
+        made = self._pulls.encode_together(self._values, bases, outs=copies, bounds=[copy.lag for copy in lacking])
+        for table, copy, frame in zip(self.tables, lacking, made, strict=True):
+            if frame is not None and isinstance(table.downlink, ModelDelta):
+                table.downlink.sent(copy)
         return made
 
-    def _encode_ternary(self, made: list[EncodedTensor | None]) -> None:
-        down = self._down
-        if down.frames is None or (lacking := self._lacking(down.places)) is None:
-            return
-        bounds = [copy.lag for copy in lacking]
-        multipliers = down.frames.multipliers(bounds) if any(bounds) else None
-        copies, bases = _copies(lacking), np.array([copy.base_address for copy in lacking], np.int64)
-        frames = down.frames.encode(self._values[down.places], copies, multipliers, others=bases)
-        if frames is not None:
-            self._sent(down.places, lacking, frames, made)
-
-    def _encode_vectors(self, made: list[EncodedTensor | None]) -> None:
-        narrow = {self.tables[place].downlink.codec == NARROW for place in self._vectors}
-        if len(narrow) != 1 or (lacking := self._lacking(self._vectors)) is None:
-            return
-        [rounds] = narrow
-        values = np.concatenate([self.tables[place].downlink.values.reshape(-1) for place in self._vectors])
-        values -= np.concatenate([copy.base.reshape(-1) for copy in lacking])
-        values = rounded(values) if rounds else values
-        if np.isfinite(values).all():
-            sizes = self._sizes[self._vectors]
-            add_to_many(values, _copies(lacking), sizes)
-            parts = np.split(values, np.cumsum(sizes)[:-1])
-            self._sent(self._vectors, lacking, [BatchedTensor(part, rounds) for part in parts], made)
-
-    def _lacking(self, places: Sequence[int]) -> list[Copy] | None:
-        found = []
-        for place in places:
-            downlink = self.tables[place].downlink
-            if not isinstance(downlink, ModelDelta) or (copy := downlink.copies.only) is None:
-                return None
-            found.append(copy)
-        return found
-
-    def _sent(
-        self,
-        places: Sequence[int],
-        lacking: Sequence[Copy],
-        frames: Sequence[EncodedTensor],
-        made: list[EncodedTensor | None],
-    ) -> None:
-        for place, copy, frame in zip(places, lacking, frames, strict=True):
-            downlink, made[place] = self.tables[place].downlink, frame
-            assert isinstance(downlink, ModelDelta)
-            downlink.sent(copy)
-
-
-def _addresses(arrays: Iterable[FloatArray]) -> Addresses:
-    return np.array([each.ctypes.data for each in arrays], np.int64)
-
-
-def _copies(lacking: Sequence[Copy]) -> Addresses:
-    return np.array([copy.address for copy in lacking], np.int64)
-
-
-@dataclass(frozen=True, slots=True)
-class Selected:
-    """Those of some tables that 3LC codes one way.
-
-    Args:
-        places: which of them.
-        frames: of these; None where there are none.
-    """
-
-    places: Sequence[int]
-    frames: TernaryFrames | None
-
-
-class Ternary:
-    """Those of a shard's tables that 3LC codes one way.
-
-    Args:
-        tables: all of them.
-        codecs: of that way, by index.
-    """
-
-    def __init__(self, tables: Sequence[Table], codecs: Mapping[int, Codec]) -> None:
-        coded = [index for index, each in codecs.items() if tables[index].sum.size and takes_codec(each)]
-        self._rows = {index: row for row, index in enumerate(coded)}
-        self._frames: TernaryFrames | None = None
-        if coded:
-            shapes = [tables[index].spec.shape for index in coded]
-            self._frames = TernaryFrames([codecs[index] for index in coded], shapes)
-
-    def select(self, indices: Sequence[int]) -> Selected:
-        places = [place for place, index in enumerate(indices) if index in self._rows]
-        rows = [self._rows[indices[place]] for place in places]
-        frames = self._frames.select(rows) if self._frames is not None and rows else None
-        return Selected(places, frames)
+    def _lacking(self) -> list[Copy]:
+        """Returns every table's copy; none where workers hold different ones of some table."""
+        copies = [t.downlink.copies.only for t in self.tables if isinstance(t.downlink, ModelDelta)]
+        found = [copy for copy in copies if copy is not None]
+        return found if len(found) == len(self.tables) else []

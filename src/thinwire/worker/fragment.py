@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from thinwire.codecs.decoding import fill_all
-from thinwire.packets import BatchedTensor, EncodedTensor
+from thinwire.codecs.flats import Flats
+from thinwire.codecs.tensor_set import TensorSet
+from thinwire.packets import EncodedTensor
 from thinwire.worker.apply_buffer import Update
 from thinwire.worker.costs import count_pulls, count_pushes
 from thinwire.worker.finite import all_finite
 from thinwire.worker.model import WorkerTensor
 from thinwire.worker.table import WorkerTable, prepare_all
-from thinwire.worker.tensor_set import TensorSet
 
 Frames = Iterator[tuple[WorkerTable, EncodedTensor]]
 
@@ -36,12 +36,15 @@ class Fragment:
         self.tensors, self._now = tensors, now
         self._shared = [tensor.values for tensor in tensors]
         self._tables = [table for tensor in tensors for table in tensor.tables]
-        self._flats = [table.values.view(-1) for table in self._tables]
+        self._values = Flats.of([table.values for table in self._tables])
         self.by_shard: dict[int, list[tuple[WorkerTensor, WorkerTable]]] = {}
         for tensor in tensors:
             for table in tensor.tables:
                 self.by_shard.setdefault(table.shard, []).append((tensor, table))
-        self._set = TensorSet([table.context for table in self._tables if table.context is not None])
+        self._set = TensorSet(
+            [table.context for table in self._tables if table.context is not None],
+            [place for place, table in enumerate(self._tables) if table.travels_in_batch],
+        )
         self._scratch: list[torch.Tensor] = []
 
     # ---- up
@@ -64,12 +67,12 @@ class Fragment:
     def encode(self) -> Frames:
         """Yields every table with what is pushed of what `find_changes` found, all of it finite."""
         parts = [
-            change[table.span].view(table.spec.shape)
+            change[table.span]
             for change, tensor in zip(self._scratch, self.tensors, strict=True)
             for table in tensor.tables
         ]
         parts, begin = prepare_all(self._tables, parts), self._now()
-        frames = self._set.encode(parts)
+        frames = self._set.encode(Flats.of(parts))
         nbytes = [table.context.payload_nbytes for table in self._tables if table.context is not None]
         count_pushes(self._tables, nbytes, self._now() - begin)
         yield from zip(self._tables, frames, strict=True)
@@ -97,17 +100,7 @@ class Fragment:
         for table, _ in pulled:
             table.begin_update()
         begin, deltas = self._now(), [_only_delta(found.get(id(table), ())) for table in self._tables]
-        nbytes = self._set.add(deltas, self._flats)
-        coded = [
-            (place, self._tables[place].open(delta))
-            for place, delta in enumerate(deltas)
-            if delta and not (nbytes[place] or isinstance(delta, BatchedTensor) or self._tables[place].on_host)
-        ]
-        if coded:  # on a GPU, by few launches
-            outs = [self._tables[place].values for place, _ in coded]
-            fill_all([frame for _, frame in coded], outs, [True] * len(coded))
-            for place, frame in coded:
-                nbytes[place] = frame.payload_nbytes
+        nbytes = self._set.add(deltas, self._values)
         if done := [(table, size) for table, size in zip(self._tables, nbytes, strict=True) if size]:
             added = [table for table, _ in done]
             count_pulls(added, [size for _, size in done], self._now() - begin)

@@ -242,6 +242,12 @@ class LocalWorker(Worker):
     # ---- up
 
     def _exchange_tensors(self, tensors: Sequence[WorkerTensor]) -> Procedure[None]:
+        if tensors:  # one large tensor may leave none for the fragment after it
+            yield from self._push_changes(tensors)
+        for conversation in self._ring:
+            yield from self._flush(conversation)
+
+    def _push_changes(self, tensors: Sequence[WorkerTensor]) -> Procedure[None]:
         if any(self._rounds[tensor.name].merges_at is not None for tensor in tensors):
             yield from self._pull(tensors)  # an answer that no forward pass has waited for
         self.check_options()
@@ -260,8 +266,6 @@ class LocalWorker(Worker):
             state.merges_at, state.whole = self._updates.merges_at(self.iteration), False
         if self.void:
             self._sit_out_round()
-        for conversation in self._ring:
-            yield from self._flush(conversation)
 
     def check_options(self) -> None:
         """Raises ConfigError where an option of the outer optimizer was changed that all workers have to know."""

@@ -13,11 +13,8 @@ import torch
 import torch.distributed as dist
 
 from thinwire.codecs import Codec, decode_all
-from thinwire.codecs.device import NOTHING_LOST
-from thinwire.codecs.registry import decode
 from thinwire.collective.exchange import abort_packet
-from thinwire.errors import FrameError, NonFiniteError, ProtocolError, ThinwireError
-from thinwire.frames import parse as parse_frame
+from thinwire.errors import ConfigError, FrameError, NonFiniteError, ProtocolError, ThinwireError
 from thinwire.hooks.fsdp.parameter_groups import AllGather, ParameterGroup
 from thinwire.hooks.fsdp.passes import Passes
 from thinwire.packets import HEAD_NBYTES, LENGTH_NBYTES, parse, segments
@@ -93,25 +90,11 @@ class CodedAllGather(AllGather):
 
         Coded ones are decoded where they are gathered: on a GPU by few launches for all of a rank's.
         """
-        coded, outs = list[bytes | memoryview](), list[torch.Tensor]()
         try:
-            for frame, part in zip(frames, parts, strict=True):
-                parsed = parse_frame(frame, copy=False)
-                if parsed.shape != tuple(part.shape):
-                    raise ProtocolError(
-                        f"rank {self._peers.names[rank]} sent parameters of shape {parsed.shape} for "
-                        f"{tuple(part.shape)} of {self._group}"
-                    )
-                if parsed.codec in NOTHING_LOST:  # no kernels: a copy that is freed, where scratch memory is kept
-                    part.copy_(decode(frame))
-                else:
-                    coded.append(frame)
-                    outs.append(part)
-            decode_all(coded, outs)
-        except FrameError as error:
-            raise ProtocolError(
-                f"rank {self._peers.names[rank]} sent a damaged frame of {self._group}: {error}"
-            ) from error
+            decode_all(frames, parts)
+        except (ConfigError, FrameError) as error:
+            name = self._peers.names[rank]
+            raise ProtocolError(f"rank {name} sent parameters of {self._group} that cannot be read: {error}") from error
 
     def _exchange(self, shard: torch.Tensor) -> list[Sequence[bytes | memoryview]]:
         """Sends this rank's frames to all others; returns every rank's, in rank order."""

@@ -1,0 +1,125 @@
+"""Many flat tensors at once: where they lie, for kernels that take addresses, and views for everything else."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Sequence
+from typing import Self
+
+import numpy as np
+import torch
+
+from thinwire.codecs.decoding import Values
+from thinwire.codecs.device import largest as largest_on
+from thinwire.codecs.scratch import ScratchPool
+from thinwire.codecs.tensors import FloatArray, off_host
+from thinwire.kernels.numba.addresses import Addresses, add_to_many, gather, largest_of_many, scatter
+
+
+class Flats:
+    """Some flat tensors of one dtype, float32 or float64, in the host's memory or on a GPU.
+
+    Args:
+        addresses: where each lies, in the memory that holds it.
+        sizes: of each.
+        like: an array or a tensor of their dtype, in their memory.
+        views: returns all of them.
+        is_mixed: whether they lie on several devices; `device` is then the first one's.
+
+    Attributes:
+        device: that holds them; None for the host's memory.
+        is_wide: whether they are float64.
+    """
+
+    __slots__ = ("_is_mixed", "_like", "addresses", "device", "is_wide", "sizes", "views")
+
+    def __init__(
+        self,
+        addresses: Addresses,
+        sizes: Addresses,
+        like: Values,
+        views: Callable[[], Sequence[Values]],
+        *,
+        is_mixed: bool = False,
+    ) -> None:
+        self.addresses, self.sizes, self.views, self._like, self._is_mixed = addresses, sizes, views, like, is_mixed
+        self.device = like.device if off_host(like) else None
+        self.is_wide = like.itemsize == 8
+
+    @classmethod
+    def of(cls, tensors: Sequence[Values], addresses: Sequence[int] | None = None) -> Self:
+        """Returns given tensors, one or more, each contiguous, of any shape and on any device.
+
+        Args:
+            tensors: the values.
+            addresses: where they lie, from a caller who has asked before.
+        """
+        found = np.array([address_of(each) for each in tensors] if addresses is None else addresses, np.int64)
+        sizes = np.array([each.size if isinstance(each, np.ndarray) else each.numel() for each in tensors], np.int64)
+        is_mixed = len({each.device for each in tensors}) > 1
+        return cls(found, sizes, tensors[0], lambda: [each.reshape(-1) for each in tensors], is_mixed=is_mixed)
+
+    def at(self, places: Sequence[int]) -> Flats:
+        """Returns some of them, which lie on one device."""
+        if len(places) == self.sizes.size:
+            return self
+        some, like = list(places), self.views()[places[0]] if self._is_mixed and places else self._like
+
+        def views() -> Sequence[Values]:
+            views = self.views()
+            return [views[place] for place in some]
+
+        return Flats(self.addresses[some], self.sizes[some], like, views)
+
+    def by_device(self, places: Sequence[int]) -> Collection[Sequence[int]]:
+        """Returns the places of some of them, those on one device together."""
+        if not self._is_mixed:
+            return [places] if places else []
+        views, alike = self.views(), defaultdict[object, list[int]](list)
+        for place in places:
+            alike[views[place].device].append(place)
+        return alike.values()
+
+    def largest(self, pool: ScratchPool) -> list[float]:
+        """Returns the largest magnitude of each, NaN or Inf where one value is."""
+        if not self.sizes.size:
+            return []
+        if self.device is None and not self.is_wide:
+            return largest_of_many(self.addresses, self.sizes)
+        if self.device is not None and isinstance(self._like, torch.Tensor):
+            found = largest_on(self.addresses, self.sizes, self._like.dtype, self.device, pool)
+            if found is not None:
+                return found
+        return list(torch.stack([each.abs().max() for each in self.tensors()]).tolist())  # one wait for all of them
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Returns all of them as tensors."""
+        return [each if isinstance(each, torch.Tensor) else torch.from_numpy(each) for each in self.views()]
+
+    def gather(self) -> FloatArray:
+        """Returns a copy of all values, end to end, in the host's memory."""
+        whole: FloatArray = np.empty(int(self.sizes.sum()), np.float64 if self.is_wide else np.float32)
+        if self.device is None:
+            gather(self.addresses, self.sizes, whole)
+        elif whole.size:
+            whole[:] = torch.cat(self.tensors()).cpu().numpy()
+        return whole
+
+    def scatter(self, whole: FloatArray, *, accumulate: bool = False) -> None:
+        """Stores values that lie end to end in the host's memory, or adds them (float32)."""
+        if self.device is None:
+            (add_to_many if accumulate else scatter)(whole, self.addresses, self.sizes)
+            return
+        parts = list(torch.split(torch.from_numpy(whole).to(self.device), self.sizes.tolist()))
+        (torch._foreach_add_ if accumulate else torch._foreach_copy_)(self.tensors(), parts)
+
+
+def address_of(values: Values) -> int:
+    """Returns where flat values lie, in the memory that holds them."""
+    return values.ctypes.data if isinstance(values, np.ndarray) else values.data_ptr()
+
+
+def average(total: Values, over: int) -> None:
+    """Divides a sum by a number of senders, as a multiplication by its reciprocal in the sum's dtype."""
+    if over > 1:
+        total *= float((np.float64 if total.itemsize == 8 else np.float32)(1 / over))

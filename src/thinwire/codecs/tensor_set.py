@@ -1,0 +1,266 @@
+"""Tensors that share a message: encoded, checked and added together, by as few calls as can be.
+
+A call into a kernel costs more than the arithmetic of a small tensor, and a model has dozens. There are four ways; a
+tensor's context says which is its own:
+
+    ternary, host    what 3LC codes in the host's memory: one kernel call for all
+    ternary, GPU     what 3LC codes on a GPU: one batch of launches for all
+    vectors          values that travel in the message's batch: one array for all
+    one by one       any other tensor; those on a GPU share launches all the same (`encoding.py`)
+
+Frames, residuals and sums have the same bits either way.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from thinwire import frames as framing
+from thinwire.codecs.base import Context
+from thinwire.codecs.decoding import CheckedFrame, Values, fill_all
+from thinwire.codecs.encoding import encode_all
+from thinwire.codecs.flats import Flats
+from thinwire.codecs.lag import LagBound
+from thinwire.codecs.registry import open_parsed
+from thinwire.codecs.tensors import off_host
+from thinwire.codecs.ternary_batch import TernaryBatch, takes
+from thinwire.codecs.ternary_device import DeviceTernary
+from thinwire.errors import FrameError
+from thinwire.packets import BatchedTensor, EncodedTensor
+from thinwire.packets.batch import NARROW, rounded
+
+Checked: TypeAlias = CheckedFrame | EncodedTensor | None
+"""A received tensor: opened, or still raw bytes where a kernel call decodes them; None for nothing."""
+
+
+class TensorSet:
+    """Some tensors with their contexts. Their values are given as `Flats`, one for each context.
+
+    Args:
+        contexts: of the tensors.
+        batched: the places of those that travel in the message's batch.
+    """
+
+    def __init__(self, contexts: Sequence[Context], batched: Collection[int] = ()) -> None:
+        self.contexts = contexts
+        self._is_narrow: dict[int, bool] = {}
+        alike: defaultdict[object, list[int]] = defaultdict(list)
+        for place, context in enumerate(contexts):
+            if place in batched:
+                self._is_narrow[place] = context.codec.id == NARROW
+            elif takes(context):
+                alike[None if context.on_host else (context.codec, context.device)].append(place)
+        self._ternary: list[tuple[Sequence[int], TernaryBatch]] = []
+        for key, places in alike.items():
+            some = [contexts[place] for place in places]
+            self._ternary.append((places, TernaryBatch(some) if key is None else DeviceTernary(some)))
+
+    # ---- encode
+
+    def encode(self, values: Flats, minus: Flats | None = None) -> list[EncodedTensor]:
+        """Encodes the values, and keeps what was not sent in the contexts' residuals.
+
+        Args:
+            values: float32 or float64.
+            minus: is subtracted first.
+
+        Raises:
+            NonFiniteError: NaN or Inf in one of them. Nothing of those that are encoded with it has changed.
+        """
+        made = self.encode_together(values, minus)
+        left = [place for place, frame in enumerate(made) if frame is None]
+        if left:
+            given = values.at(left).tensors()
+            if minus is not None:
+                given = list(torch._foreach_sub(given, minus.at(left).tensors()))
+            for place, each in zip(left, given, strict=True):
+                if (narrow := self._is_narrow.get(place)) is not None:  # the error says whose
+                    BatchedTensor.of(each.cpu().numpy(), self.contexts[place].name, narrow=narrow)
+            contexts = [self.contexts[place] for place in left]
+            shaped = [each.view(context.shape) for context, each in zip(contexts, given, strict=True)]
+            for place, frame in zip(left, encode_all(contexts, shaped), strict=True):
+                made[place] = frame
+        return [frame for frame in made if frame is not None]
+
+    def encode_together(
+        self,
+        values: Flats,
+        minus: Flats | None = None,
+        *,
+        outs: Flats | None = None,
+        bounds: Sequence[LagBound | None] = (),
+    ) -> list[EncodedTensor | None]:
+        """As `encode`, without tensors that go one by one and ways that find NaN or Inf: their frames are None.
+
+        Args:
+            values, minus: as for `encode`.
+            outs: tensors in the host's memory that add the decoded frames, as a receiver does; may be those of `minus`.
+            bounds: on the lag, which say the sparsity multipliers in place of the contexts' own.
+        """
+        made: list[EncodedTensor | None] = [None] * len(self.contexts)
+        for places, ternary in self._ternary:
+            at = values.at(places)
+            if at.device == ternary.device and not at.is_wide:
+                frames = ternary.encode(
+                    at.addresses,
+                    None if outs is None else outs.at(places).addresses,
+                    [bounds[place] for place in places] if bounds else (),
+                    others=None if minus is None else minus.at(places).addresses,
+                )
+                for place, frame in zip(places, frames or (), strict=False):
+                    made[place] = frame
+        for narrow in {*self._is_narrow.values()}:
+            vectors = [place for place, each in self._is_narrow.items() if each == narrow]
+            for places in values.by_device(vectors):
+                self._encode_vectors(places, narrow, made, values, minus, outs)
+        return made
+
+    def _encode_vectors(
+        self,
+        places: Sequence[int],
+        narrow: bool,
+        made: list[EncodedTensor | None],
+        values: Flats,
+        minus: Flats | None,
+        outs: Flats | None,
+    ) -> None:
+        at = values.at(places)
+        whole = at.gather()
+        if minus is not None:
+            whole -= minus.at(places).gather()
+        whole = rounded(whole) if narrow else whole
+        if not np.isfinite(whole).all():
+            return
+        if outs is not None:
+            outs.at(places).scatter(whole, accumulate=True)
+        for place, part in zip(places, np.split(whole, np.cumsum(at.sizes)[:-1]), strict=True):
+            made[place] = vector = BatchedTensor(part, narrow)
+            self.contexts[place].sent(len(vector))
+
+    # ---- check, add, store
+
+    def check(self, frames: Sequence[EncodedTensor]) -> list[Checked]:
+        """Returns the frames to add or store; None for an empty frame, and for a sender's tensor that is not finite.
+
+        Raises:
+            FrameError: a frame does not fit its tensor, or is damaged.
+        """
+        checked: list[Checked] = list(frames)
+        known: set[int] = set()
+        for places, ternary in self._ternary:
+            right = ternary.check([_bytes(frames[place]) for place in places])
+            known.update(place for place, each in zip(places, right, strict=True) if each)
+        for place, frame in enumerate(frames):
+            if isinstance(frame, BatchedTensor):
+                self._check_vector(place, frame)
+            elif place not in known:
+                checked[place] = self._open(place, frame) if len(frame) else None
+        return checked
+
+    def add(self, checked: Sequence[Checked], into: Flats, counts: NDArray[np.int64] | None = None) -> list[int]:
+        """Adds received tensors to sums; the first of a sum overwrites it.
+
+        Args:
+            checked: one for each tensor, from `check`; or raw frames, which are checked and added in one pass.
+            into: the sums.
+            counts: how many tensors each sum holds, updated here; None: all sums have begun.
+
+        Returns:
+            The payload size of each in bytes, as it travelled; 0 for nothing.
+
+        Raises:
+            FrameError: a payload is damaged. Its sum is unchanged; others may have changed.
+        """
+        counts = np.ones(len(checked), np.int64) if counts is None else counts
+        begun = counts > 0
+        done = self.add_together(checked, into, begun)
+        counts += np.array(done, np.int64) > 0
+        left = [place for place, each in enumerate(checked) if not done[place] and _came(each)]
+        if not left:
+            return done
+        opened: list[CheckedFrame] = []
+        for place in left:
+            each = checked[place]
+            frame = each if isinstance(each, CheckedFrame) else self._open(place, _bytes(each))
+            if frame is None:
+                raise FrameError(f"{self.contexts[place].name}: the sender's tensor held NaN or Inf")
+            opened.append(frame)
+            done[place] = frame.payload_nbytes
+        views, on_device = into.views(), list[tuple[CheckedFrame, Values, bool]]()
+        for place, frame in zip(left, opened, strict=True):
+            if off_host(view := views[place]):
+                on_device.append((frame, view.view(self.contexts[place].shape), bool(begun[place])))
+            else:
+                with naming(self.contexts[place]):
+                    frame.decode_flat(np.asarray(view), accumulate=bool(begun[place]))
+            counts[place] += 1
+        if on_device:
+            fill_all(*zip(*on_device, strict=True))
+        return done
+
+    def store(self, checked: Sequence[Checked], into: Flats) -> list[int]:
+        """As `add`, but each received tensor overwrites."""
+        return self.add(checked, into, np.zeros(len(checked), np.int64))
+
+    def add_together(self, checked: Sequence[Checked], into: Flats, begun: NDArray[np.bool_]) -> list[int]:
+        """As `add`, without the tensors that go one by one and those that do not fit: their sizes are 0."""
+        done = [0] * len(self.contexts)
+        for places, ternary in self._ternary:
+            at = into.at(places)
+            if at.device == ternary.device and not at.is_wide:
+                nbytes = ternary.decode([_bytes(checked[place]) for place in places], at.addresses, begun[places])
+                for place, size in zip(places, nbytes, strict=True):
+                    done[place] = size
+        came = [p for p, e in enumerate(checked) if isinstance(e, BatchedTensor) and e.fits(self.contexts[p].size)]
+        for accumulate in (False, True) if came else ():
+            for places in into.by_device([place for place in came if begun[place] == accumulate]):
+                vectors = [each for place in places if isinstance(each := checked[place], BatchedTensor)]
+                into.at(places).scatter(np.concatenate([each.values for each in vectors]), accumulate=accumulate)
+                for place, each in zip(places, vectors, strict=True):
+                    done[place] = len(each)
+        return done
+
+    def _check_vector(self, place: int, vector: BatchedTensor) -> None:
+        context = self.contexts[place]
+        narrow = self._is_narrow.get(place)
+        if narrow is None or not vector.fits(context.size) or vector.narrow > narrow:
+            raise FrameError(
+                f"{context.name}: {vector.values.size} values came in a {'bf16' if vector.narrow else 'fp32'} batch; "
+                f"the tensor has shape {context.shape}, and {context.codec.id!r} was agreed on"
+            )
+
+    def _open(self, place: int, frame: bytes | memoryview) -> CheckedFrame | None:
+        """Checks a frame before its zstd stage is undone; None where the sender's tensor was not finite."""
+        context = self.contexts[place]
+        with naming(context):
+            parsed = framing.parse(frame, copy=False)
+            if parsed.shape != context.shape or (parsed.dtype == "fp64") != (context.dtype == "fp64"):
+                raise FrameError(
+                    f"a frame of shape {parsed.shape} and dtype {parsed.dtype} came; the tensor has shape "
+                    f"{context.shape} and dtype {context.dtype}"
+                )
+            return None if parsed.non_finite else open_parsed(parsed)
+
+
+@contextmanager
+def naming(context: Context) -> Iterator[None]:
+    """Within it, an error says of which tensor it is."""
+    try:
+        yield
+    except FrameError as error:
+        raise FrameError(f"{context.name}: {error}") from error
+
+
+def _came(each: Checked) -> bool:
+    return isinstance(each, CheckedFrame) or bool(each is not None and len(each))
+
+
+def _bytes(each: Checked) -> bytes | memoryview:
+    return each if isinstance(each, bytes | memoryview) else b""
