@@ -24,7 +24,6 @@ from thinwire.kernels.numba.addresses import Addresses
 from thinwire.kernels.numba.decode_many import decode_many
 from thinwire.kernels.numba.jit import frozen
 from thinwire.kernels.numba.lag import follow_many, set_multipliers
-from thinwire.kernels.numba.local_steps import Continued, decode_and_continue_many
 from thinwire.kernels.numba.many import encode_many, scales_of_many
 
 
@@ -83,35 +82,7 @@ class TernaryBatch:
         bounds = [each.lag_bound for each in contexts]
         self._bounds = _addresses(bounds) if any(bounds) else None
 
-    @property
-    def finds_unsent(self) -> bool:
-        """Whether `scales` and `encode` take a share that is unsent: a bound on the lag reads whole differences."""
-        return self._bounds is None
-
     # ---- encode
-
-    def scales(
-        self,
-        tensors: Addresses,
-        others: Addresses | None = None,
-        bounds: Sequence[LagBound | None] = (),
-        *,
-        unsent: float | None = None,
-    ) -> NDArray[np.float32] | None:
-        """Returns every tensor's scale; None where one of them, or what is encoded of it, holds NaN or Inf.
-
-        Args:
-            tensors: to encode.
-            others: tensors that are subtracted from them first, in float32; None: nothing is.
-            bounds: on the lag, one for each tensor; by default those of the contexts.
-            unsent: the share of its residual that each of the others began without (`kernels.numba.local_steps`), so
-                that it is no part of the difference; None: none.
-        """
-        multipliers, at = self._sparsities, _addresses(bounds) if any(bounds) else self._bounds
-        if at is not None:
-            multipliers = multipliers.copy()
-            set_multipliers(at, multipliers)
-        return scales_of_many(tensors, others, self._sizes, self._residuals, self._residual_scales, multipliers, unsent)
 
     def encode(
         self,
@@ -120,17 +91,20 @@ class TernaryBatch:
         bounds: Sequence[LagBound | None] = (),
         *,
         others: Addresses | None = None,
-        scales: NDArray[np.float32] | None = None,
-        unsent: float | None = None,
     ) -> list[bytes] | None:
         """Returns the tensors' frames; or None, and nothing has changed, where one of them holds NaN or Inf.
 
         Args:
-            tensors, others, bounds, unsent: as for `scales`.
+            tensors: to encode.
             outs: float32 tensors that add the decoded frames, as a receiver does; they may be the others.
-            scales: what `scales` returned of the same.
+            bounds: on the lag, one for each tensor; by default those of the contexts.
+            others: tensors that are subtracted from them first, in float32; None: nothing is.
         """
-        scales = self.scales(tensors, others, bounds, unsent=unsent) if scales is None else scales
+        multipliers, at = self._sparsities, _addresses(bounds) if any(bounds) else self._bounds
+        if at is not None:
+            multipliers = multipliers.copy()
+            set_multipliers(at, multipliers)
+        scales = scales_of_many(tensors, others, self._sizes, self._residuals, self._residual_scales, multipliers)
         if scales is None:
             return None
         with self._pool.lend() as space:
@@ -143,7 +117,6 @@ class TernaryBatch:
                 scales,
                 self._heads,
                 self._head_spans,
-                unsent=unsent,
                 workspace=space.kernel,
             )
             made = self._framed(encoded, ends, payload_nbytes, space)
@@ -206,34 +179,6 @@ class TernaryBatch:
             accumulate,
             workspace=space.kernel,
         )
-
-    def decode_and_continue(
-        self, received: Sequence[bytes | memoryview], tensors: Addresses, continued: Continued
-    ) -> list[int]:
-        """`decode`, added to the tensors, from which local values and moments go on in the same pass over memory.
-
-        Args:
-            received, tensors: as for `decode`.
-            continued: what goes on from each tensor, in their order.
-
-        Returns:
-            As `decode`. Of frames that are left, what was to go on is as it was.
-        """
-        with self._pool.lend() as space:
-            opened = self._open(received, space)
-            if not opened.frames.size:
-                return [0] * len(received)
-            found = decode_and_continue_many(
-                opened.frames,
-                opened.ends,
-                self._heads,
-                self._head_spans,
-                tensors,
-                self._sizes,
-                continued,
-                workspace=space.kernel,
-            )
-        return opened.travelled(found)
 
     def _open(self, received: Sequence[bytes | memoryview], space: Scratch) -> _Opened:
         """Takes the checksums off, and the second stage."""

@@ -46,14 +46,12 @@ class DeviceTernary(TernaryBatch):
         bounds: Sequence[LagBound | None] = (),
         *,
         others: Addresses | None = None,
-        scales: NDArray[np.float32] | None = None,
-        unsent: float | None = None,
     ) -> list[bytes] | None:
         """As there; None as well for tensors with a bound on the lag, and where the device has no kernels.
 
         Args:
             tensors: to encode.
-            outs, bounds, others, scales, unsent: have no kernels here.
+            outs, bounds, others: have no kernels here.
         """
         scheme = self._contexts[0].codec.scheme
         plain = outs is None and others is None and self._bounds is None

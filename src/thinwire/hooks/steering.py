@@ -18,12 +18,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-
-from thinwire.worker.model import WorkerTensor
-from thinwire.worker.rows import Lead
 
 KINDS: tuple[type[torch.optim.Optimizer], ...] = (torch.optim.Adam, torch.optim.AdamW)
 """Whose first moments are known; others go unsteered."""
@@ -32,6 +29,36 @@ WANES, WANES_OF_SENDERS = 0.5, 0.9
 """What updates are divided by falls to this share from one to the next, at most. Where some of the values are sent,
 others wait for more rounds. A rate that falls to a thousandth for two rounds, and rises again, leaves momenta as long
 as they are unsteered; without a bound they were 10,000 times as long."""
+
+BATCH_NUMEL = 1 << 18
+"""Values of parameters that are steered together."""
+
+
+class SharedTensor(Protocol):
+    """A tensor of the model as workers share it."""
+
+    parameter: torch.Tensor
+    values: torch.Tensor
+    """What all workers share now, float32[n], flat."""
+    sends_some: bool
+    """Whether a push holds some of the values."""
+
+
+Moments = tuple[int, Mapping[str, Any], float]
+"""A parameter's place, its optimizer's state, and which share of it decay is in an update."""
+
+
+def _batches(found: Iterator[Moments]) -> Iterator[list[Moments]]:
+    """Yields some together: few calls for a GPU, and what they compute still fits a processor's cache."""
+    some, numel = list[Moments](), 0
+    for each in found:
+        some.append(each)
+        numel += each[1]["exp_avg"].numel()
+        if numel >= BATCH_NUMEL:
+            yield some
+            some, numel = [], 0
+    if some:
+        yield some
 
 
 def decay_of(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> float:
@@ -98,29 +125,7 @@ class Steering:
         self._pushed_decays, self._decays = self._decays, self._nothing()
         self._outer_lr = float(self._outer[0]["lr"])
 
-    def leads(self, tensors: Sequence[WorkerTensor]) -> list[Lead | None] | None:
-        """Returns what leads the first moments of some parameters at the update that comes next.
-
-        Args:
-            tensors: parameters, and buffers, which have no moments.
-
-        Returns:
-            Of each tensor; None of all where one's moments are not plain float32 in the host's memory.
-        """
-        found: list[Lead | None] = [None] * len(tensors)
-        for kept, group, rates, decays in self._groups():
-            first, second = (float(beta) for beta in group["betas"])
-            squares = "max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"
-            for place, state, decay in self._moments(kept, group, decays, tensors):
-                moments, step = (state["exp_avg"], state[squares]), float(state["step"])
-                if not all(each.is_cpu and each.dtype == torch.float32 and each.is_contiguous() for each in moments):
-                    return None
-                # Adam divides by √(v / (1 − β₂ᵗ)) + ε, and its first moment by 1 − β₁ᵗ.
-                correction, factor = 1 / math.sqrt(1 - second**step), (1 - first**step) / rates
-                found[place] = Lead(*moments, correction, float(group["eps"]), factor, decay)
-        return found
-
-    def updated(self, tensors: Sequence[WorkerTensor], before: Sequence[torch.Tensor]) -> None:
+    def updated(self, tensors: Sequence[SharedTensor], before: Sequence[torch.Tensor]) -> None:
         """Replaces a share of the first moments of some parameters, whose shared values have changed.
 
         Args:
@@ -128,24 +133,22 @@ class Steering:
             before: their shared values before, float32[n] each.
         """
         for kept, group, rates, decays in self._groups():
-            some = list(self._moments(kept, group, decays, tensors))
-            if not some:
-                continue
             first, second = (float(beta) for beta in group["betas"])
             squares = "max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"
-            steps = [float(state["step"]) for _, state, _ in some]
-            moments = torch._foreach_sqrt([state[squares].float() for _, state, _ in some])
-            torch._foreach_mul_(moments, [1 / math.sqrt(1 - second**step) for step in steps])
-            torch._foreach_add_(moments, float(group["eps"]))
-            now = [tensors[place].values.view(tensors[place].shown.shape) for place, *_ in some]
-            changes = [before[place].view_as(each).sub_(each) for (place, *_), each in zip(some, now, strict=True)]
-            for change, each, (*_, decay) in zip(changes, now, some, strict=True):
-                if decay:
-                    change.add_(each, alpha=-decay)
-            torch._foreach_mul_(moments, changes)
-            torch._foreach_mul_(moments, [(1 - first**step) / rates for step in steps])
-            own = [state["exp_avg"] for _, state, _ in some]
-            torch._foreach_lerp_(own, [m.to(o.dtype) for m, o in zip(moments, own, strict=True)], self._share)
+            for some in _batches(self._moments(kept, group, decays, tensors)):
+                steps = [float(state["step"]) for _, state, _ in some]
+                moments = torch._foreach_sqrt([state[squares].float() for _, state, _ in some])
+                torch._foreach_mul_(moments, [1 / math.sqrt(1 - second**step) for step in steps])
+                torch._foreach_add_(moments, float(group["eps"]))
+                now = [tensors[place].values.view(tensors[place].parameter.shape) for place, *_ in some]
+                changes = [before[place].view_as(each).sub_(each) for (place, *_), each in zip(some, now, strict=True)]
+                for change, each, (*_, decay) in zip(changes, now, some, strict=True):
+                    if decay:
+                        change.add_(each, alpha=-decay)
+                torch._foreach_mul_(moments, changes)
+                torch._foreach_mul_(moments, [(1 - first**step) / rates for step in steps])
+                own = [state["exp_avg"] for _, state, _ in some]
+                torch._foreach_lerp_(own, [m.to(o.dtype) for m, o in zip(moments, own, strict=True)], self._share)
 
     def _groups(self) -> Iterator[tuple[Mapping[Any, Any], Mapping[str, Any], float, list[float]]]:
         """Yields what an optimizer keeps of its parameters, a group, what to divide its updates by, and the decays.
@@ -164,8 +167,8 @@ class Steering:
         kept: Mapping[Any, Any],
         group: Mapping[str, Any],
         decays: Sequence[float],
-        tensors: Sequence[WorkerTensor],
-    ) -> Iterator[tuple[int, Mapping[str, Any], float]]:
+        tensors: Sequence[SharedTensor],
+    ) -> Iterator[Moments]:
         """Yields the places of a group's parameters, their states, and which share of them decay is in the update.
 
         One without gradients has no moments.

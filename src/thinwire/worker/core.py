@@ -123,7 +123,7 @@ class Worker(Participant):
         Raises:
             NonFiniteError: one holds NaN or Inf, and such steps are not skipped.
         """
-        table = None if self.pushes_early else self.model.not_finite()
+        table = None if self.pushes_early else self.model.find_nonfinite()
         if table is not None and not self._skips:
             raise NonFiniteError(
                 f"gradient of {table.spec.name}: the values hold NaN or Inf; nothing was changed{_ABOUT_SCALERS}"

@@ -39,17 +39,12 @@ def count_pushes(tables: Sequence[Costs], payload_nbytes: Sequence[int], seconds
     counters.add("encode_seconds", seconds)
 
 
-def count_pulls(tables: Sequence[Costs], payload_nbytes: Sequence[int]) -> None:
-    """Counts updates of some tables of one worker."""
+def count_pulls(tables: Sequence[Costs], payload_nbytes: Sequence[int], seconds: float) -> None:
+    """Counts updates of some tables of one worker, which took so many seconds together."""
+    counters, share = tables[0].counters, seconds / len(tables)
     for table, nbytes in zip(tables, payload_nbytes, strict=True):
         table.cost.payload_bytes_pull += nbytes
-    tables[0].counters.add("payload_bytes_pull", sum(payload_nbytes))
-    tables[0].counters.add("values_pull", sum([table.size for table in tables]))
-
-
-def count_decoding(tables: Sequence[Costs], seconds: float) -> None:
-    """Counts what it took to apply updates of some tables of one worker together."""
-    share = seconds / len(tables)
-    for table in tables:
         table.cost.decode_s += share
-    tables[0].counters.add("decode_seconds", seconds)
+    counters.add("payload_bytes_pull", sum(payload_nbytes))
+    counters.add("values_pull", sum([table.size for table in tables]))
+    counters.add("decode_seconds", seconds)

@@ -21,9 +21,8 @@ from thinwire.schema import Plan
 from thinwire.worker.apply_buffer import Update
 from thinwire.worker.core import Worker
 from thinwire.worker.effects import Procedure
-from thinwire.worker.fragment import Fragment, Pulled
+from thinwire.worker.fragment import Fragment
 from thinwire.worker.model import USED_TOO_EARLY, PlannedTensor, WorkerTensor
-from thinwire.worker.rows import Lead
 from thinwire.worker.same_updates import check_same, coded_by
 from thinwire.worker.table import NO_GRADIENT, WorkerTable
 
@@ -33,9 +32,6 @@ class Steers(Protocol):
 
     def pushed(self) -> None:
         """Is told that all that was changed in the steps so far has been pushed, before any answer is taken."""
-
-    def leads(self, tensors: Sequence[WorkerTensor]) -> Sequence[Lead | None] | None:
-        """Returns what leads each tensor's momentum at the next update; None where `updated` is to be told of it."""
 
     def updated(self, tensors: Sequence[WorkerTensor], before: Sequence[torch.Tensor]) -> None:
         """Is told of an update, and what the shared values were before, float32[n] each, to be overwritten at will."""
@@ -84,7 +80,7 @@ class LocalWorker(Worker):
         self.steering: Steers | None = None
         self._updates = design.local
         # Workers push at the same time. Each begins with another shard, so that no shard's link is to take everybody's
-        # first message while the others' are idle. In a group a rank's own shard, which has no link, comes last.
+        # first message while the others' are idle.
         first = (self.rank + 1) % len(self.conversations)
         self._ring = [*self.conversations[first:], *self.conversations[:first]]
         self._voids = design.up.nonfinite == "skip"
@@ -173,44 +169,23 @@ class LocalWorker(Worker):
             for (_, table), each in zip(owned, updates, strict=True):
                 table.cost.wait_s += waited
                 pulled.append((table, each))
-        if all(self._is_due(tensor) and not self._rounds[tensor.name].whole for tensor in tensors):
-            self._continue_from(fragment, pulled)
-        else:
-            fragment.apply(pulled, self.iteration - 1)
+        # Only updates that this worker had a part in tell where all workers went.
+        steers = all(self._is_due(tensor) and not self._rounds[tensor.name].whole for tensor in tensors)
+        before = fragment.copy_shared() if steers and self.steering is not None else []
+        fragment.apply(pulled, self.iteration - 1)
+        if before and self.steering is not None:
+            self.steering.updated(fragment.tensors, before)
+        if self._updates.sync_every > 1:  # new pages take a while
+            fragment.release_scratch()
         for whole in (False, True):
             due = [t for t in tensors if self._is_due(t) and self._rounds[t.name].whole == whole]
             if due:
                 kept = (0.0, 0.0) if whole else (self._updates.keep, self._updates.keep_unsent)
                 self._fragment(due).merge(*kept)
-                self._release(self._fragment(due))
             for tensor in due:
                 state = self._rounds[tensor.name]
                 state.merges_at, state.whole = None, False
         self._look_what_is_due()
-
-    def _continue_from(self, fragment: Fragment, pulled: Pulled) -> None:
-        """Applies updates that this worker had a part in, and leads momenta by them; where one pass can, merges too."""
-        step, steering, updates = self.iteration - 1, self.steering, self._updates
-        if not (steering or updates.keep_unsent) or updates.keep or updates.nesterov or not fragment.is_plain:
-            leads: Sequence[Lead | None] | None = None
-        elif steering is None:
-            leads = [None] * len(fragment.tensors)
-        else:
-            leads = steering.leads(fragment.tensors)
-        if leads is not None:
-            fragment.continue_from(pulled, step, updates.keep_unsent, leads, updates.steer)
-            for tensor in fragment.tensors:
-                self._rounds[tensor.name].merges_at = None
-            return
-        before = fragment.copy_shared() if steering is not None else []
-        fragment.apply(pulled, step)
-        if steering is not None:
-            steering.updated(fragment.tensors, before)
-
-    def _release(self, fragment: Fragment) -> None:
-        """Leaves memory that is not needed again soon to forward and backward passes; new pages take a while."""
-        if self._updates.sync_every > 1 or fragment.changes.for_norms:
-            fragment.changes.release()
 
     def _fragment(self, tensors: Sequence[WorkerTensor]) -> Fragment:
         """These tensors together; what a call for all of them needs is prepared once."""
@@ -267,27 +242,30 @@ class LocalWorker(Worker):
     # ---- up
 
     def _exchange_tensors(self, tensors: Sequence[WorkerTensor]) -> Procedure[None]:
+        if tensors:  # one large tensor may leave none for the fragment after it
+            yield from self._push_changes(tensors)
+        for conversation in self._ring:
+            yield from self._flush(conversation)
+
+    def _push_changes(self, tensors: Sequence[WorkerTensor]) -> Procedure[None]:
         if any(self._rounds[tensor.name].merges_at is not None for tensor in tensors):
             yield from self._pull(tensors)  # an answer that no forward pass has waited for
         self.check_options()
         fragment = self._fragment(tensors)
-        finite = fragment.changes.look()
+        finite = fragment.find_changes()
         self.void = not all(finite)
         self._announce_options()
         if self.void:
             self._refuse_or_warn(tensors[finite.index(False)].name)
             yield from self._push_frames((table, NO_GRADIENT) for tensor in tensors for table in tensor.tables)
         else:
-            yield from self._push_frames(fragment.changes.encode(self._batching))
-        self._release(fragment)
+            yield from self._push_frames(fragment.encode())
         for tensor in tensors:
             state = self._rounds[tensor.name]
             state.pushes += 1
             state.merges_at, state.whole = self._updates.merges_at(self.iteration), False
         if self.void:
             self._sit_out_round()
-        for conversation in self._ring:
-            yield from self._flush(conversation)
 
     def check_options(self) -> None:
         """Raises ConfigError where an option of the outer optimizer was changed that all workers have to know."""
@@ -326,9 +304,7 @@ class LocalWorker(Worker):
             "coded": coded_by(self._design),
             "flushed_at": self._flushed_at,
             "rounds": {name: asdict(state) for name, state in self._rounds.items()},
-            "offsets": {
-                each.name: offset.clone() for each in self.model.tensors if (offset := each.held_back()) is not None
-            },
+            "offsets": {each.name: each.offset.clone() for each in self.model.tensors if each.offset is not None},
         }
 
     def check_position(self, state: Mapping[str, Any]) -> None:
@@ -350,4 +326,3 @@ class LocalWorker(Worker):
             offset = state["offsets"].get(tensor.name)
             # Where the tensor is, which need not be where it was; a copy, for it is written to.
             tensor.offset = None if offset is None else offset.to(tensor.values.device, copy=True)
-            tensor.unsent = 0.0

@@ -66,22 +66,21 @@ class WorkerTensor:
         values: float32[n], flat; the tensor's own memory where possible.
         tables: one for each partition, in order.
         sends_some: whether a push holds some of the values, as with `topk`.
-        offset: shared − local parameters after the last merge; None where they were equal, or `unsent` says it.
-        unsent: the share of the residuals that the local parameters began without, 0 … 1: their offset is then
-            shared − (shared − unsent · residual), and is nowhere kept.
+        shown: the model's tensor, detached.
+        memory: the same, flat, where it holds float32 in the values' order; else None.
+        offset: shared − local parameters after the last merge, which no update holds; None where they were equal.
     """
 
     def __init__(self, planned: PlannedTensor) -> None:
         self.name, self.state, self.parameter = planned.name, planned.state, planned.tensor
         self.sends_some = planned.up.scheme.sends_some
         self.tables: list[WorkerTable] = []
-        self._shown = planned.tensor.detach()
+        self.shown = planned.tensor.detach()
         self.offset: torch.Tensor | None = None
-        self.unsent = 0.0
-        own = self._shown.dtype == torch.float32 and planned.tensor.is_contiguous()
-        self._view = self._shown.view(-1) if own else None
+        own = self.shown.dtype == torch.float32 and planned.tensor.is_contiguous()
+        self.memory = self.shown.view(-1) if own else None
         self._separate = planned.local or not own
-        self.values = self._flat().clone() if self._separate else self._shown.view(-1)
+        self.values = self._flat().clone() if self._separate else self.shown.view(-1)
 
     def read(self) -> None:
         """Takes over the tensor's values, after something else changed them."""
@@ -91,47 +90,53 @@ class WorkerTensor:
     def write(self) -> None:
         """Copies what all workers share to the tensor, where it is separate."""
         if self._separate:
-            self._shown.copy_(self.shared.view(self._shown.shape))
+            self.shown.copy_(self.shared.view(self.shown.shape))
 
     @property
     def shared(self) -> torch.Tensor:
         """What all workers share: the values, and a momentum where each end adds it itself; float32[n], flat."""
-        if not self.is_led:
-            return self.values
-        shared = self.values.clone()
-        self.add_ahead(shared)
-        return shared
-
-    @property
-    def is_led(self) -> bool:
-        """Whether a momentum is added to the values."""
-        return any(table.outer is not None and table.outer.ahead is not None for table in self.tables)
-
-    def add_ahead(self, values: torch.Tensor) -> None:
-        """Adds the momentum to a copy of the values."""
+        shared = self.values
         for table in self.tables:
             if table.outer is not None and table.outer.ahead is not None:
-                values[table.span] += table.outer.ahead.view(-1)
-
-    @property
-    def shown(self) -> torch.Tensor:
-        """The model's tensor, detached."""
-        return self._shown
+                shared = shared.clone() if shared is self.values else shared
+                shared[table.span] += table.outer.ahead.view(-1)
+        return shared
 
     @property
     def local(self) -> torch.Tensor:
         """What the model's tensor holds now: float32[n], flat; its own memory where possible."""
-        return self._view if self._view is not None else self._flat()
+        return self._flat() if self.memory is None else self.memory
 
-    def held_back(self) -> torch.Tensor | None:
-        """Returns the offset, whichever way it is kept; None where shared and local parameters were equal."""
-        if not self.unsent:
-            return self.offset
-        began = self.values.clone()
-        for table in self.tables:
-            if table.residual is not None:
-                began[table.span] -= self.unsent * table.residual
-        return self.values - began
+    def merged(self, keep: float, keep_unsent: float) -> torch.Tensor:
+        """Returns what the local parameters are to continue from the shared ones with: float32[n], flat.
+
+        Args:
+            keep: the share of the local parameters, 0 … 1; the rest is the shared ones'.
+            keep_unsent: the share of the residuals, 0 … 1, which is taken from the shared ones: it is a change with a
+                minus sign, as updates are.
+
+        Returns:
+            The shared values themselves, the model's own memory, where it has been written to, or a copy.
+        """
+        merged = self.shared
+        if keep:
+            merged = torch.lerp(merged, self.local, keep)
+        if keep_unsent:
+            out = torch.empty_like(self.values) if self.memory is None else self.memory
+            for table in self.tables:
+                if table.residual is None:
+                    out[table.span] = merged[table.span]
+                else:
+                    torch.sub(merged[table.span], table.residual, alpha=keep_unsent, out=out[table.span])
+            merged = out
+        return merged
+
+    def note_offset(self, *, differs: bool) -> None:
+        """Notes by how much the local parameters, just merged, differ from the shared ones: by more than rounding?"""
+        if differs or self.shown.dtype != torch.float32:
+            self.offset = torch.sub(self.values, self.local, out=self.offset)
+        else:
+            self.offset = None
 
     def gradients(self) -> Iterator[tuple[WorkerTable, torch.Tensor]]:
         """Each table with its part of the gradient; nothing for a buffer, or without a gradient."""
@@ -139,13 +144,8 @@ class WorkerTensor:
             for table in self.tables:
                 yield table, table.part_of(self.parameter.grad)
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether `local` is the model's own memory, and the host's."""
-        return self._view is not None and self._view.is_cpu
-
     def _flat(self) -> torch.Tensor:
-        return self._shown.to(torch.float32).contiguous().view(-1)
+        return self.shown.to(torch.float32).contiguous().view(-1)
 
 
 class WorkerModel:
@@ -227,15 +227,11 @@ class WorkerModel:
         for tensor in self.tensors:
             yield from tensor.gradients()
 
-    def not_finite(self) -> WorkerTable | None:
+    def find_nonfinite(self) -> WorkerTable | None:
         """Returns the first table whose gradient of this step holds NaN or Inf; None where none does."""
         found = list(self.gradients())
-        finite = all_finite([gradient for _, gradient in found]) if found else []
-        for (table, gradient), adds_up in zip(found, finite, strict=True):
-            # A sum may overflow, but it is finite only where all values are.
-            if not (adds_up or torch.isfinite(gradient).all()):
-                return table
-        return None
+        finite = all_finite([gradient for _, gradient in found])
+        return next((table for (table, _), is_finite in zip(found, finite, strict=True) if not is_finite), None)
 
     def step_locally(self, settings: Settings, step: int) -> None:
         """Runs the worker's own optimizer on its own gradients."""

@@ -26,7 +26,7 @@ from thinwire.schema import TableSpec
 from thinwire.telemetry import Counters
 from thinwire.worker.accumulated import Accumulated
 from thinwire.worker.apply_buffer import Update
-from thinwire.worker.costs import StepCost, count_decoding, count_pulls, count_pushes
+from thinwire.worker.costs import StepCost, count_pulls, count_pushes
 
 NO_GRADIENT = b""
 NORM_EVERY = 8
@@ -64,6 +64,7 @@ class WorkerTable:
         counters: as given.
         outer: what this end adds to the copy; None where no end adds anything.
         travels_in_batch: whether its values may travel in a message's batch.
+        on_host: whether its values lie in the host's memory.
         changed_in: the steps that changed the copy, until they are recorded; kept only where steps are.
     """
 
@@ -93,7 +94,7 @@ class WorkerTable:
         self.gradient_norm = 0.0
         self.changed_in: set[int] = set()
         self.span = slice(partition.start, partition.stop)
-        self._on_host = not off_host(values)
+        self.on_host = not off_host(values)
         self._observes = codec is not None and "rms" in codec.scheme.step_options
         self._observed_squares, self._num_observed = 0.0, 0
         self.travels_in_batch = codec is not None and is_batched(codec, spec.shape)
@@ -101,8 +102,7 @@ class WorkerTable:
         self.revocable, self.measures = revocable, measures
         self._pushed_at = now()
         self._residual_before: torch.Tensor | None = None
-        self._accumulated = Accumulated(spec)
-        self._accumulated_before: Accumulated | None = None
+        self._accumulated = self._accumulated_before = Accumulated()
 
     @property
     def array(self) -> FloatArray:
@@ -130,12 +130,12 @@ class WorkerTable:
 
     def accumulate(self, gradient: torch.Tensor) -> None:
         """Adds a gradient to a later push. Raises NonFiniteError before anything is changed."""
-        if not self._on_host:
+        if not self.on_host:
             caution(
                 "the consistency policy accumulates gradients, which it does in the host's memory: every gradient on "
                 f"{self.values.device.type} is copied there whole (4 bytes a value), and the sum back to be encoded"
             )
-        self._accumulated.add(gradient)
+        self._accumulated = self._accumulated.plus(gradient, self.spec.name)
 
     def encode(self, gradient: torch.Tensor | None, criterion: Criterion | None) -> EncodedTensor:
         """Returns this step's push: what accumulated, and `gradient`. Empty where there is nothing to send.
@@ -144,27 +144,26 @@ class WorkerTable:
             NonFiniteError: NaN or Inf; the residual and the accumulated gradients are unchanged.
         """
         assert self.context is not None
-        waiting = self._accumulated
         if criterion is not None and gradient is not None:
             self.accumulate(gradient)
-            gradient = None
+            gradient, waiting = None, self._accumulated
             assert waiting.sum is not None
             seconds = self._now() - self._pushed_at
             if not criterion.send(Pending(waiting.sum, self.array, waiting.iterations, waiting.squares, seconds)):
                 return NO_GRADIENT
-        if waiting.sum is not None:
-            total = torch.from_numpy(waiting.sum if gradient is None else waiting.plus(gradient))
-        elif gradient is not None:
-            total = gradient
-        else:
+        waiting = self._accumulated
+        if gradient is not None and waiting.sum is not None:
+            waiting = waiting.plus(gradient, self.spec.name)
+        total = gradient if waiting.sum is None else torch.from_numpy(waiting.sum)
+        if total is None:
             return NO_GRADIENT
-        total = self.prepare(total)
+        [total] = prepare_all([self], [total])
         begin = self._now()
         frame: EncodedTensor
-        if self.is_batched:  # what `context.encode` does, for values that travel in a batch
+        if self.travels_in_batch and self.on_host:  # what `context.encode` does, for values that travel in a batch
             flat = flatten(total, self.spec.name)
             self.context.check(flat)
-            frame = BatchedTensor.of(flat.values, self.spec.name, narrow=self.is_narrow)
+            frame = BatchedTensor.of(flat.values, self.spec.name, narrow=self.context.codec == NARROW)
             self.context.sent(len(frame))
         else:
             frame = self.context.encode(total, **self.step_options)
@@ -187,31 +186,9 @@ class WorkerTable:
         return frame
 
     @property
-    def is_batched(self) -> bool:
-        """Whether `encode` returns values for a message's batch; of those on a GPU, a fragment's calls alone do."""
-        return self.travels_in_batch and self._on_host
-
-    @property
-    def is_narrow(self) -> bool:
-        """Whether they are rounded to bfloat16 there."""
-        return self.context is not None and self.context.codec == NARROW
-
-    @property
-    def on_host(self) -> bool:
-        """Whether its values lie in the host's memory."""
-        return self._on_host
-
-    @property
     def encodes_in_batches(self) -> bool:
         """Whether its gradients are encoded together with others': those on a GPU, where nothing accumulated."""
-        return not self._on_host and self._accumulated.sum is None
-
-    def prepare(self, total: torch.Tensor) -> torch.Tensor:
-        """Notes the norm and the residual before a push is encoded; returns what to encode."""
-        if self.takes_norm:
-            self.note_norm(float(total.float().norm()))
-        self.keep_residual()
-        return _narrowed(total)
+        return not self.on_host and self._accumulated.sum is None
 
     def note_norm(self, norm: float) -> None:
         """Notes the 2-norm of what is pushed next."""
@@ -232,21 +209,21 @@ class WorkerTable:
         """Copies the residual, and what accumulated, before a push that may turn out to have had no effect."""
         assert self.context is not None
         if self.revocable:
-            self._accumulated_before = self._accumulated.copy()
+            self._accumulated_before = self._accumulated
             if self.context.residual is not None:
                 self._residual_before = self.context.residual.clone()
 
     def encoded(self, seconds: float) -> None:
         """Counts a push that was encoded in so many seconds; nothing is accumulated any more."""
         assert self.context is not None
-        self._accumulated.clear()
+        self._accumulated = Accumulated()
         self._pushed_at = self._now()
         self.count_push(self.context.payload_nbytes, seconds)
 
     def refusal(self) -> bytes:
         """The frame that says: this worker's gradients are not finite, so everybody skips this step."""
         assert self.context is not None
-        self._residual_before = self._accumulated_before = None  # nothing was encoded, so there is nothing to restore
+        self._residual_before, self._accumulated_before = None, Accumulated()  # nothing was encoded: none to restore
         return pack(Frame(self.context.codec.id, "fp32", self.spec.shape, flags=int(Flags.NON_FINITE)))
 
     def count_push(self, payload_nbytes: int, seconds: float) -> None:
@@ -264,19 +241,21 @@ class WorkerTable:
             step: which step they belong to, for the records.
         """
         begin = self._now()
-        for update in updates:
-            self._apply(update, local_step)
-            if update.frame:
-                self.note_change(step)
-        count_decoding([self], self._now() - begin)
+        nbytes = [self._apply(update, local_step) for update in updates]
+        if any(update.frame for update in updates):
+            self.note_change(step)
+        counted = [size for size, update in zip(nbytes, updates, strict=True) if update.frame and update.version > 0]
+        if counted:
+            count_pulls([self] * len(counted), counted, self._now() - begin)
 
     def note_change(self, step: int) -> None:
         """Notes for the records that a step changed the copy."""
         if self.measures:
             self.changed_in.add(step)
 
-    def _apply(self, update: Update, local_step: LocalStep | None) -> None:
-        accumulated, self._accumulated_before = self._accumulated_before, None
+    def _apply(self, update: Update, local_step: LocalStep | None) -> int:
+        """Applies one update; returns its payload's size in bytes."""
+        accumulated, self._accumulated_before = self._accumulated_before, Accumulated()
         if update.missed:
             self.counters.add("late_pushes", 1 if update.frame else 0)
             if self._residual_before is not None and self.context is not None and self.context.residual is not None:
@@ -284,40 +263,44 @@ class WorkerTable:
                 self.context.residual.copy_(self._residual_before)
         if not update.frame:
             self.counters.add("skipped_updates", 1)
-            if update.missed and accumulated is not None:  # all but the gradient of the skipped step
-                self._accumulated.add_back(accumulated)
-            return
-        if update.version == 0 or update.whole or local_step is None:
-            if self.outer is not None and update.whole and update.version > 0 and not update.ahead:
-                raise ProtocolError(f"{self.spec.name}: values of version {update.version} came without their momentum")
-            self.changes(whole=update.whole)
-            nbytes = self._decode(update.frame, self.values, accumulate=not update.whole)
-            self.changed(update.ahead if update.whole else None)
+            if update.missed:  # all but the gradient of the skipped step
+                self._accumulated = accumulated.joined(self._accumulated)
+            return 0
+        if update.whole:
+            return self._replace(update)
+        if local_step is None:
+            self.begin_update()
+            nbytes = self._decode(update.frame, self.values, accumulate=True)
+            self.end_update()
         else:
             gradient = torch.empty_like(self.values)
             nbytes = self._decode(update.frame, gradient, accumulate=False)
             local_step(self, gradient, update)
-        if update.version > 0:
-            count_pulls([self], [nbytes])
+        return nbytes
 
-    def changes(self, *, whole: bool = False) -> None:
-        """Is told that the copy is to be changed by what came: by an update, or as a `whole`."""
-        if self.outer is not None and not whole:
+    def begin_update(self) -> None:
+        """Is told that an update is to be added to the copy."""
+        if self.outer is not None:
             self.outer.begin_once(self.values)
 
-    def changed(self, ahead: Sequence[EncodedTensor] | None = None) -> None:
-        """Is told that it was: by an update, or, where `ahead` is given, by whole values and what came before them."""
-        if self.outer is None:
-            return
-        if ahead is None:
+    def end_update(self) -> None:
+        """Is told that it was."""
+        if self.outer is not None:
             self.outer.follow(self.values)
-            return
-        self.outer.begin(self.values)
-        if ahead:
-            anchor, by = torch.empty_like(self.values), torch.empty_like(self.values)
-            for frame, out in zip(ahead, (anchor, by), strict=True):
-                self._decode(frame, out, accumulate=False)
-            self.outer.load(anchor, by)
+
+    def _replace(self, update: Update) -> int:
+        """Takes over whole values, and the momentum that came with them; returns the payload's size in bytes."""
+        if self.outer is not None and update.version > 0 and not update.ahead:
+            raise ProtocolError(f"{self.spec.name}: values of version {update.version} came without their momentum")
+        nbytes = self._decode(update.frame, self.values, accumulate=False)
+        if self.outer is not None:
+            self.outer.begin(self.values)
+            if update.ahead:
+                anchor, by = torch.empty_like(self.values), torch.empty_like(self.values)
+                for frame, out in zip(update.ahead, (anchor, by), strict=True):
+                    self._decode(frame, out, accumulate=False)
+                self.outer.load(anchor, by)
+        return nbytes
 
     def _decode(self, frame: EncodedTensor, out: torch.Tensor, *, accumulate: bool) -> int:
         """Decodes a frame of this table, or its values in a batch; returns its payload's size in bytes."""
@@ -326,17 +309,11 @@ class WorkerTable:
                 raise ProtocolError(
                     f"{self.spec.name}: {frame.values.size} values came in a batch, the table is {self.spec.shape}"
                 )
-            if self._on_host:
-                frame.unpack(out.view(-1).numpy(), accumulate=accumulate)
-            else:
-                values = torch.from_numpy(frame.values).view(out.shape).to(out.device)
-                out.add_(values) if accumulate else out.copy_(values)
+            values = torch.from_numpy(frame.values).view(out.shape).to(out.device)
+            out.add_(values) if accumulate else out.copy_(values)
             return len(frame)
         opened = self.open(frame)
-        if self._on_host:
-            opened.decode_flat(out.view(-1).numpy(), accumulate=accumulate)
-        else:
-            opened.decode(out, accumulate=accumulate)
+        opened.decode(out, accumulate=accumulate)
         return opened.payload_nbytes
 
     def open(self, frame: bytes | memoryview) -> CheckedFrame:
@@ -359,7 +336,7 @@ class WorkerTable:
 
     def forget(self) -> None:
         """Drops what was not sent."""
-        self._accumulated.clear()
+        self._accumulated = Accumulated()
         if self.residual is not None:
             self.residual.zero_()
 
@@ -367,7 +344,7 @@ class WorkerTable:
         """Restores what `state_dict` returned."""
         assert self.context is not None
         self.context.load_state_dict(dict(state))
-        self._accumulated.load_state_dict(state)
+        self._accumulated = Accumulated.of_state(state)
         self._observed_squares = float(state.get("squares", 0.0))
         self._num_observed = int(state.get("num_observed", 0))
 

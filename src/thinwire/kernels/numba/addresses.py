@@ -1,4 +1,4 @@
-"""Float arrays given by their addresses, many in one call: largest magnitudes, differences, copies, sums.
+"""Float arrays given by their addresses, many in one call: largest magnitudes, copies, sums.
 
 A call of a kernel, and the conversion of its arguments, costs more than the arithmetic of a small tensor. The caller
 keeps the arrays alive, contiguous, of the type and of the size that it states.
@@ -16,7 +16,7 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from thinwire.kernels.contract import Floats
-from thinwire.kernels.numba.jit import copy, float_of_bits, frozen, jit, largest_magnitude, magnitude_bits, wide_vectors
+from thinwire.kernels.numba.jit import copy, frozen, jit, largest_magnitude
 
 Addresses = NDArray[np.int64]
 
@@ -33,30 +33,6 @@ def largest_of_many(values: Addresses, sizes: Addresses) -> list[float]:
     """
     largest = np.empty(values.size, np.float32)
     _largest_of_many(values, sizes, largest)
-    return largest.tolist()
-
-
-def subtract_many(
-    values: Addresses,
-    others: Addresses,
-    offsets: Addresses,
-    outs: Addresses,
-    sizes: Addresses,
-    unsent: float | None = None,
-) -> list[float]:
-    """Fills outs with ``(values - others) - offsets``, float32; returns the largest magnitude in each.
-
-    An offset of address 0 is none. The magnitudes are as `largest_of_many` returns them. With `unsent`, what stands at
-    the offsets' addresses are residuals r, and the offsets are ``values - (values - unsent * r)``.
-
-    Example:
-        >>> mine, other, out = np.array([1, 5], np.float32), np.array([2, 2], np.float32), np.empty(2, np.float32)
-        >>> first, second, third = (np.array([each.ctypes.data]) for each in (mine, other, out))
-        >>> subtract_many(first, second, np.array([0]), third, np.array([2])), out.tolist()
-        ([3.0], [-1.0, 3.0])
-    """
-    largest = np.empty(values.size, np.float32)
-    _subtract_many(values, others, offsets, None if unsent is None else np.float32(unsent), outs, sizes, largest)
     return largest.tolist()
 
 
@@ -103,35 +79,6 @@ def array_at(address: Any, size: Any, like: Any) -> Any:
 def _largest_of_many(values: Any, sizes: Any, largest: Any) -> None:
     for i in range(values.size):
         largest[i] = largest_magnitude(array_at(values[i], sizes[i], ONE), None, ONE)
-
-
-@jit
-def _subtract_many(values: Any, others: Any, offsets: Any, unsent: Any, outs: Any, sizes: Any, largest: Any) -> None:
-    for i in range(values.size):
-        mine, other, out = (
-            array_at(values[i], sizes[i], ONE),
-            array_at(others[i], sizes[i], ONE),
-            array_at(outs[i], sizes[i], ONE),
-        )
-        if offsets[i]:
-            largest[i] = _subtract(mine, other, array_at(offsets[i], sizes[i], ONE), unsent, out)
-        else:
-            largest[i] = _subtract(mine, other, None, None, out)
-
-
-@jit
-def _subtract(values: Any, others: Any, offset: Any, unsent: Any, out: Any) -> Any:
-    wide_vectors()
-    largest = magnitude_bits(ONE - ONE)
-    for i in range(values.size):
-        difference = values[i] - others[i]
-        if unsent is not None:
-            difference -= values[i] - (values[i] - unsent * offset[i])
-        elif offset is not None:
-            difference -= offset[i]
-        out[i] = difference
-        largest = max(largest, magnitude_bits(difference))
-    return float_of_bits(largest)
 
 
 @jit

@@ -93,7 +93,6 @@ def pack_trits(
     others: Any,
     residual: Any,
     residual_scale: Any,
-    unsent: Any,
     m: Any,
     codes: Any,
     digits: Any,
@@ -105,7 +104,6 @@ def pack_trits(
         others: what is to be subtracted from the values first; None: nothing.
         residual: becomes ``v - m * q``; None: nothing is kept.
         residual_scale, m: in the type of the values; m is the scale.
-        unsent: the share of the residual that the others began without, see `local_steps`; None: none.
         codes: uint8[ceil(n / 5)], to be filled.
         digits: uint8[5 * BLOCK_CODES], scratch.
     """
@@ -114,18 +112,16 @@ def pack_trits(
         last = min(first + 5 * size, values.size)
         held = None if residual is None else residual[first:last]
         less = None if others is None else others[first:last]
-        _digits(values[first:last], less, held, residual_scale, unsent, m, digits)
+        _digits(values[first:last], less, held, residual_scale, m, digits)
         digits[last - first : 5 * size] = 1  # quantised zeros
         _join(digits, codes[start : start + size])
 
 
 @jit
-def _digits(values: Any, others: Any, residual: Any, residual_scale: Any, unsent: Any, m: Any, digits: Any) -> None:
+def _digits(values: Any, others: Any, residual: Any, residual_scale: Any, m: Any, digits: Any) -> None:
     half, zero = m * values.dtype.type(0.5), m - m
     for i in range(values.size):
         given = values[i] if others is None else values[i] - others[i]
-        if unsent is not None:
-            given -= values[i] - (values[i] - unsent * residual[i])
         v = given if residual is None else residual_scale * residual[i] + given
         above, below = v > half, v < -half
         if residual is not None:

@@ -29,12 +29,10 @@ def scales_of_many(
     residuals: Addresses,
     residual_scales: NDArray[np.float32],
     sparsities: NDArray[np.float32],
-    unsent: float | None = None,
 ) -> NDArray[np.float32] | None:
     """Returns the scale m of each array; None where one has no finite m. Args as for `encode_many`."""
     scales = np.empty(values.size, np.float32)
-    share = None if unsent is None else np.float32(unsent)
-    found = _scales(values, others, sizes, residuals, residual_scales, share, sparsities, scales)
+    found = _scales(values, others, sizes, residuals, residual_scales, sparsities, scales)
     return scales if found else None
 
 
@@ -48,7 +46,6 @@ def encode_many(
     heads: Bytes,
     head_spans: Addresses,
     *,
-    unsent: float | None = None,
     workspace: Workspace,
 ) -> tuple[Bytes, list[int], list[int]]:
     """`encode_ternary` of many arrays, and the frames around the payloads, all but their checksums.
@@ -62,7 +59,6 @@ def encode_many(
         scales: what `scales_of_many` returned, of the same arrays.
         heads: what frames begin with, up to their scales; read-only.
         head_spans: int64[n, 2], where each array's head begins and ends.
-        unsent: the share of their residuals that the others began without, see `local_steps`; None: none.
         workspace: scratch, and the home of the frames.
 
     Returns:
@@ -77,7 +73,6 @@ def encode_many(
         sizes,
         residuals,
         residual_scales,
-        None if unsent is None else np.float32(unsent),
         scales,
         heads,
         head_spans,
@@ -143,7 +138,6 @@ def _scales(
     sizes: Any,
     residuals: Any,
     residual_scales: Any,
-    unsent: Any,
     sparsities: Any,
     scales: Any,
 ) -> bool:
@@ -152,9 +146,9 @@ def _scales(
         given = array_at(values[i], sizes[i], ONE)
         less = None if others is None else array_at(others[i], sizes[i], ONE)
         if residuals[i]:
-            largest = _largest(given, less, array_at(residuals[i], sizes[i], ONE), residual_scales[i], unsent)
+            largest = _largest(given, less, array_at(residuals[i], sizes[i], ONE), residual_scales[i])
         else:
-            largest = _largest(given, less, None, residual_scales[i], None)
+            largest = _largest(given, less, None, residual_scales[i])
         product = np.float64(largest) * np.float64(sparsities[i])
         if not product < _OVERFLOW:
             return False
@@ -163,7 +157,7 @@ def _scales(
 
 
 @jit
-def _largest(values: Any, others: Any, residual: Any, scale: Any, unsent: Any) -> Any:
+def _largest(values: Any, others: Any, residual: Any, scale: Any) -> Any:
     """`largest_magnitude`, of differences where there are others."""
     if others is None:
         return largest_magnitude(values, residual, scale)
@@ -171,8 +165,6 @@ def _largest(values: Any, others: Any, residual: Any, scale: Any, unsent: Any) -
     largest = magnitude_bits(ONE - ONE)
     for i in range(values.size):
         given = values[i] - others[i]
-        if unsent is not None:
-            given -= values[i] - (values[i] - unsent * residual[i])
         largest = max(largest, magnitude_bits(given if residual is None else scale * residual[i] + given))
     return float_of_bits(largest)
 
@@ -184,7 +176,6 @@ def _encode_many(
     sizes: Any,
     residuals: Any,
     residual_scales: Any,
-    unsent: Any,
     scales: Any,
     heads: Any,
     head_spans: Any,
@@ -203,9 +194,9 @@ def _encode_many(
         own, less = codes[:num_codes], None if others is None else array_at(others[i], sizes[i], ONE)
         if residuals[i]:
             held = array_at(residuals[i], sizes[i], ONE)
-            pack_trits(given, less, held, residual_scales[i], unsent, m, own, digits)
+            pack_trits(given, less, held, residual_scales[i], m, own, digits)
         else:
-            pack_trits(given, less, None, residual_scales[i], None, m, own, digits)
+            pack_trits(given, less, None, residual_scales[i], m, own, digits)
         size = _encode(words, num_codes, words_at, scratch)
         for byte in heads[head_spans[i, 0] : head_spans[i, 1]]:
             frames[at] = byte

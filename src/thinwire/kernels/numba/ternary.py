@@ -77,7 +77,7 @@ def encode_ternary(
     workspace.payload.reserve(size)
     codes = workspace.payload.bytes[:size]
     m = _scale_of(largest_magnitude(given, residual, r), sparsity, values.dtype)
-    pack_trits(given, None, residual, r, None, m, codes, workspace.digits)
+    pack_trits(given, None, residual, r, m, codes, workspace.digits)
     return float(m), zero_run_encode(codes, workspace=workspace) if zero_run else codes
 
 
