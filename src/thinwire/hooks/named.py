@@ -9,9 +9,8 @@ one size would share a residual, each sending what the other left.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from datetime import timedelta
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,16 +20,14 @@ from thinwire.codecs.tensors import check_out
 from thinwire.collective.core import Bucket
 from thinwire.collective.residuals import TrainedTensor
 from thinwire.errors import ConfigError
-from thinwire.hooks.exchange.options import GATHER_MB, ExchangeOptions
+from thinwire.hooks.exchange.options import ExchangeOptions
 from thinwire.hooks.exchange.ranks import check_floating
 from thinwire.hooks.exchange.report import Report, report
 from thinwire.hooks.exchange.saved import merge
 from thinwire.hooks.exchange.state import ExchangeState
-from thinwire.policies.compression import MIN_NUMEL
 from thinwire.runtime.collective import CollectiveDriver
-from thinwire.security.credentials import Credentials
 
-__all__ = ["NamedState", "Report", "compress", "merge", "report"]
+__all__ = ["ExchangeOptions", "NamedState", "Report", "compress", "merge", "report"]
 
 
 class NamedState(ExchangeState):
@@ -107,18 +104,6 @@ def compress(
     codec: str | Codec = "3lc",
     *,
     group: dist.ProcessGroup | None = None,
-    codec_down: str | Codec | None = None,
-    min_numel: int = MIN_NUMEL,
-    exclude: Callable[[str, tuple[int, ...]], bool] | None = None,
-    codecs: Mapping[str, str | Codec] | None = None,
-    reduce: Literal["mean", "sum"] = "mean",
-    nonfinite: Literal["raise", "skip"] = "raise",
-    scaler: Any = None,
-    seed: int = 0,
-    timeout: timedelta | None = None,
-    gather_mb: float = GATHER_MB,
-    measure_link: bool = True,
-    credentials: Credentials | None = None,
     **options: Any,
 ) -> NamedState:
     """Prepares tensors to be averaged over the ranks, compressed both ways with error feedback.
@@ -128,22 +113,10 @@ def compress(
 
     Args:
         tensors: by name; their values do not matter, their shapes, dtypes and devices do.
-        codec: of every rank's tensors; an id with `**options`, or a codec.
+        codec: an id with its options, or a codec.
         group: the ranks that average; by default all.
-        codec_down: of the averages; by default the same.
-        min_numel: tensors with fewer values travel uncompressed, as do those of one dimension.
-        exclude: further tensors to leave uncompressed, by name and shape.
-        codecs: for tensors whose name matches a pattern (as in `"fc*.weight"`), another codec; first match wins.
-        reduce: the mean over the ranks, or their sum.
-        nonfinite: what NaN or Inf on any rank does: `"raise"` ends the training on all ranks; `"skip"` gives every
-            rank NaN and leaves every residual as it was.
-        scaler: the training loop's GradScaler; residuals then follow its scale. It needs `nonfinite="skip"`.
-        seed: of random codecs.
-        timeout: how long a rank may keep the others waiting; by default the timeout of the group.
-        gather_mb: tensors travel together until they have so many megabytes.
-        measure_link: sends a few messages at the start (some 0.1 s) so that the report can say whether it pays.
-        credentials: with a token file, what the ranks exchange is sealed with its first token without a rank.
-        **options: of the codec, such as `sparsity=1.0`.
+        **options: those of the codec, such as `sparsity=1.0`, and those of `named.ExchangeOptions`, such as
+            `reduce="sum"`: `help(named.ExchangeOptions)` describes them. Tensors of one dimension travel uncompressed.
 
     Returns:
         The state: call its `average` every step.
@@ -161,22 +134,8 @@ def compress(
             gradients = grad(loss)({"w": w, "b": b}, x, y)      # torch.func
             state.average(gradients)                            # in place of dist.all_reduce on each
     """
-    asked = ExchangeOptions(
-        codec=codec,
-        options=options,
-        codec_down=codec_down,
-        min_numel=min_numel,
-        exclude=exclude,
-        codecs=codecs,
-        reduce=reduce,
-        nonfinite=nonfinite,
-        scaler=scaler,
-        seed=seed,
-        timeout=timeout,
-        gather_mb=gather_mb,
-        measure_link=measure_link,
-        credentials=credentials,
-    )
+    without = ("start_step", "last_layer", "compression", "lag_limit", "target")
+    asked = ExchangeOptions.of(codec, options, without)
     if not isinstance(tensors, Mapping):
         raise ConfigError(f"expected tensors by name, as in {{'w': w}}; {type(tensors).__name__} came")
     if not tensors:
@@ -191,7 +150,7 @@ def compress(
     if dist.get_rank() not in dist.get_process_group_ranks(over):
         raise ConfigError(f"rank {dist.get_rank()} is not in the group: only its ranks call named.compress")
     peers = asked.meet(dist.get_process_group_ranks(over), over)
-    asked.agree(peers, trained, {"reduce": reduce})
+    asked.agree(peers, trained, {})
     core = asked.core(trained, peers)
     driver = CollectiveDriver(core, peers)
     state = NamedState(tensors=tensors, core=core, driver=driver, options=asked, link_bps=asked.link_bps(peers))

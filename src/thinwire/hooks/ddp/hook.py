@@ -4,10 +4,8 @@ This file leaves out `from __future__ import annotations`: DDP compares the hook
 """
 
 import weakref
-from collections.abc import Callable, Mapping
-from datetime import timedelta
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,73 +17,27 @@ from thinwire.collective.residuals import TrainedTensor
 from thinwire.errors import ConfigError
 from thinwire.hooks.ddp.state import Reduction, ThinwireState
 from thinwire.hooks.exchange.auto import ExchangeAuto
-from thinwire.hooks.exchange.options import GATHER_MB, ExchangeOptions
+from thinwire.hooks.exchange.options import ExchangeOptions
 from thinwire.hooks.exchange.ranks import check_floating
 from thinwire.hooks.guards import StepGuard
 from thinwire.hooks.sparse_modules import check_dense
 from thinwire.hooks.wrapping import inside_compiled
-from thinwire.policies.auto.levels import Target
-from thinwire.policies.compression import MIN_NUMEL, Compression
 from thinwire.runtime.collective import CollectiveDriver
 from thinwire.schema.tensor_names import plain_name
-from thinwire.security.credentials import Credentials
 
 
-def compress(
-    model: nn.Module,
-    codec: str | Codec = "3lc",
-    *,
-    codec_down: str | Codec | None = None,
-    start_step: int = 0,
-    min_numel: int = MIN_NUMEL,
-    exclude: Callable[[str, tuple[int, ...]], bool] | None = None,
-    codecs: Mapping[str, str | Codec] | None = None,
-    last_layer: str | Codec | None = None,
-    compression: Compression | None = None,
-    reduce: Literal["mean", "sum"] = "mean",
-    nonfinite: Literal["raise", "skip"] = "raise",
-    scaler: Any = None,
-    seed: int = 0,
-    timeout: timedelta | None = None,
-    gather_mb: float = GATHER_MB,
-    measure_link: bool = True,
-    credentials: Credentials | None = None,
-    lag_limit: float | None = None,
-    target: Target | None = None,
-    **options: Any,
-) -> ThinwireState:
+def compress(model: nn.Module, codec: str | Codec = "3lc", **options: Any) -> ThinwireState:
     """Compresses the gradients of a DistributedDataParallel model, both ways, with error feedback on both passes.
 
-    Call it on every rank, after wrapping the model and before the first backward pass; nothing else changes, but that
+    Call it on every rank, after wrapping the model and before the first backward pass. Nothing else changes, but that
     gradients which no optimizer takes belong inside `model.no_sync()`: every other backward pass is a step.
     Compressed bytes travel over a gloo group of their own, whatever group DDP uses.
 
     Args:
         model: wrapped in DistributedDataParallel; what `torch.compile` made of one, too.
-        codec: of every rank's gradient; an id with `**options`, or a codec. With `"auto"` a controller measures the
-            link and the training, and decides for every step: uncompressed, bf16, int8, or 3LC with some s.
-        codec_down: of the averages; by default the same.
-        start_step: steps before it are all-reduced uncompressed.
-        min_numel: tensors with fewer values travel uncompressed, as do biases and norm layers.
-        exclude: further tensors to leave uncompressed, by name and shape.
-        codecs: for parameters whose name matches a pattern (as in `"fc*.weight"`), another codec; first match wins.
-        last_layer: another codec for the last layer's tensors, such as `"fp32"`.
-        compression: a policy in place of `codec`, `codec_down`, `min_numel` and `exclude`; `codecs` and `last_layer`
-            go before it.
-        reduce: the mean over the ranks, as DDP has it, or their sum.
-        nonfinite: what NaN or Inf on any rank does: `"raise"` ends the training on all ranks; `"skip"` gives every
-            rank gradients with NaN or Inf and leaves every residual as it was, so that a GradScaler skips the step
-            everywhere. With a fixed codec, steps before `start_step` are DDP's own, which look for neither.
-        scaler: the training loop's GradScaler; residuals then follow its scale. It needs `nonfinite="skip"`.
-        seed: of random codecs.
-        timeout: how long a rank may keep the others waiting; by default the timeout of DDP's group.
-        gather_mb: DDP's buckets travel together until their gradients have so many megabytes; 0 sends each by itself.
-        measure_link: sends a few messages at the start (some 0.1 s) so that the report can say whether it pays.
-        credentials: with a token file, what the ranks exchange is sealed with its first token without a rank, the same
-            on all ranks: nobody on the way reads or changes it.
-        lag_limit: of `"auto"`: the most steps that may wait in a residual; by default 5.
-        target: of `"auto"`: what is to be least, the `"time"` of a step (the default) or `"bytes"`.
-        **options: of the codec, such as `sparsity=1.0`.
+        codec: an id with its options, a codec, or `"auto"`.
+        **options: those of the codec, such as `sparsity=1.0`, and all of `ddp.ExchangeOptions`, such as
+            `start_step=50`: `help(ddp.ExchangeOptions)` describes them.
 
     Returns:
         The state: save its `state_dict()` with every checkpoint, and print `ddp.report(state)`.
@@ -102,43 +54,15 @@ def compress(
         state = ddp.compress(model, codec="auto")                    # or let it measure and decide
     """
     wrapped = _wrapped(model)
-    asked = ExchangeOptions(
-        codec=codec,
-        options=options,
-        codec_down=codec_down,
-        start_step=start_step,
-        min_numel=min_numel,
-        exclude=exclude,
-        codecs=codecs,
-        last_layer=last_layer,
-        compression=compression,
-        reduce=reduce,
-        nonfinite=nonfinite,
-        scaler=scaler,
-        seed=seed,
-        timeout=timeout,
-        gather_mb=gather_mb,
-        measure_link=measure_link,
-        credentials=credentials,
-        lag_limit=lag_limit,
-        target=target,
-    )
+    asked = ExchangeOptions.of(codec, options)
     parameters = _parameters(wrapped)
     settings = asked.settings({parameter.device for parameter in parameters.values()})
     choices = asked.choices({name: tuple(parameter.shape) for name, parameter in parameters.items()}, settings)
     tensors = [TrainedTensor(name, p.numel(), p.dtype, choices[name], p.device) for name, p in parameters.items()]
     drop_zeros = bool(wrapped.find_unused_parameters or wrapped.static_graph)
     peers = asked.meet(dist.get_process_group_ranks(wrapped.process_group), wrapped.process_group)
-    asked.agree(
-        peers,
-        tensors,
-        {
-            "codec": asked.agreement(settings),
-            "start_step": start_step,
-            "reduce": reduce,
-            "find_unused_parameters or static_graph": drop_zeros,
-        },
-    )
+    own = {"codec": asked.agreement(settings), "find_unused_parameters or static_graph": drop_zeros}
+    asked.agree(peers, tensors, own)
     core = asked.core(tensors, peers, drop_zeros=drop_zeros)
     driver = CollectiveDriver(core, peers)
     driver.close_with(wrapped)

@@ -7,7 +7,7 @@ in common and how the exchange is made is the same for all, and stands here.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from math import prod
 from typing import Any, Literal
@@ -39,13 +39,38 @@ GATHER_MB = 4.0
 
 @dataclass(frozen=True, kw_only=True)
 class ExchangeOptions:
-    """What a hook is asked for; each hook takes some of it, by the same names and with these defaults.
+    """The keyword arguments of `ddp.compress`, `fsdp.compress` and `named.compress`, beside the model.
+
+    `compress(model, "3lc", sparsity=1.0, start_step=50)` makes one of `start_step` and gives `sparsity` to the codec.
 
     Args:
-        options: of the codec, where `codec` is an id. All else as in `ddp.compress`.
+        codec: of every rank's gradient: an id, or a codec. With `"auto"` (DDP and FSDP2) a controller measures the link
+            and the training, and decides for every step: uncompressed, bf16, int8, or 3LC with some s.
+        options: of the codec, where `codec` is an id. `compress` takes them by name.
+        codec_down: of the averages; by default the same. FSDP2 without replicas sends no averages.
+        start_step: steps before it are exchanged uncompressed. Not of `named.compress`.
+        min_numel: tensors with fewer values travel uncompressed, as do biases and norm layers.
+        exclude: further tensors to leave uncompressed, by name and shape.
+        codecs: another codec for tensors whose name matches a pattern (as in `"fc*.weight"`); the first match wins.
+        last_layer: another codec for the last layer's tensors, such as `"fp32"`. Not of `named.compress`.
+        compression: a policy in place of `codec`, `codec_down`, `min_numel` and `exclude`; `codecs` and `last_layer`
+            go before it. Not of `named.compress`.
+        reduce: the mean over the ranks or their sum. FSDP2 has the mean alone.
+        nonfinite: what NaN or Inf on any rank does: `"raise"` ends the training on all ranks; `"skip"` gives every
+            rank averages with NaN or Inf and leaves every residual as it was, so that a GradScaler skips the step
+            everywhere. With a fixed codec, steps before `start_step` are torch's own, which look for neither.
+        scaler: the training loop's GradScaler; residuals then follow its scale. It needs `nonfinite="skip"`.
+        seed: of random codecs.
+        timeout: how long a rank may keep the other ranks waiting; by default the timeout of the process group.
+        gather_mb: buckets travel together until they have so many megabytes; 0 sends each by itself.
+        measure_link: sends a few messages at the start (some 0.1 s) so that the report can say whether it pays.
+        credentials: with a token file, what the ranks exchange is sealed with its first token without a rank, the same
+            on all ranks: no reader on the way understands or changes it.
+        lag_limit: of `"auto"`: the most steps that may wait in a residual; by default 5.
+        target: of `"auto"`: what is to be least, the `"time"` of a step (the default) or `"bytes"`.
 
     Raises:
-        ConfigError: one that cannot be.
+        ConfigError: a value that cannot be.
     """
 
     codec: str | Codec = "3lc"
@@ -67,6 +92,30 @@ class ExchangeOptions:
     credentials: Credentials | None = None
     lag_limit: float | None = None
     target: Target | None = None
+
+    @classmethod
+    def of(cls, codec: str | Codec, given: Mapping[str, Any], without: Collection[str] = ()) -> ExchangeOptions:
+        """Returns what the keyword arguments of `compress` ask for; all that it does not know are of the codec.
+
+        Args:
+            codec: as the user gave it.
+            given: the keyword arguments.
+            without: fields that this hook does not take.
+
+        Raises:
+            ConfigError: a value that cannot be, or a name that neither `compress` nor the codec knows.
+        """
+        taken = [each.name for each in fields(cls) if each.name not in ("codec", "options", *without)]
+        options = {name: value for name, value in given.items() if name not in taken}
+        asked = cls(codec=codec, options=options, **{name: given[name] for name in taken if name in given})
+        if options and codec != AUTO:
+            try:
+                as_codec(codec, options)
+            except ConfigError as error:
+                if "option" not in str(error):  # a value of one
+                    raise
+                raise ConfigError(f"{error}; compress itself takes {', '.join(taken)}") from error
+        return asked
 
     def __post_init__(self) -> None:
         given: dict[str, Any] = vars(self)  # as a script gives it, which no type checker has seen
@@ -190,6 +239,9 @@ class ExchangeOptions:
         """
         said = {
             "thinwire": VERSION,
+            "codec": self.agreement(()),
+            "start_step": self.start_step,
+            "reduce": self.reduce,
             "nonfinite": self.nonfinite,
             "scaler": None if self.scaler is None else "given",
             "gather_mb": self.group_nbytes / 1e6,

@@ -8,10 +8,9 @@ of its gradient, coded, and averages its own: the push pass alone.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from datetime import timedelta
-from typing import Any, Literal
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -23,7 +22,7 @@ from thinwire.collective.core import Bucket
 from thinwire.collective.cut import shards_of
 from thinwire.collective.residuals import Residuals, TrainedTensor
 from thinwire.errors import ConfigError
-from thinwire.hooks.exchange.options import GATHER_MB, ExchangeOptions
+from thinwire.hooks.exchange.options import ExchangeOptions
 from thinwire.hooks.exchange.ranks import check_floating
 from thinwire.hooks.fsdp.gathering import CodedAllGather
 from thinwire.hooks.fsdp.parameter_groups import (
@@ -36,41 +35,19 @@ from thinwire.hooks.fsdp.parameter_groups import (
 from thinwire.hooks.fsdp.passes import Passes
 from thinwire.hooks.fsdp.state import Ready, ShardedState
 from thinwire.hooks.guards import StepGuard
-from thinwire.policies.auto.levels import Target
-from thinwire.policies.compression import MIN_NUMEL, PLAIN, ByShape, Choice, Compression, as_codec, select
+from thinwire.policies.compression import PLAIN, ByShape, Choice, as_codec, select
 from thinwire.runtime.collective import CollectiveDriver
-from thinwire.security.credentials import Credentials
 
 _ALONE: WeakKeyDictionary[dist.ProcessGroup | None, dist.ProcessGroup] = WeakKeyDictionary()
 """The group of this rank alone, by the default process group that it was made in."""
 
 
 def compress(
-    model: nn.Module,
-    codec: str | Codec = "3lc",
-    *,
-    codec_down: str | Codec | None = None,
-    gather: str | Codec | None = None,
-    start_step: int = 0,
-    min_numel: int = MIN_NUMEL,
-    exclude: Callable[[str, tuple[int, ...]], bool] | None = None,
-    codecs: Mapping[str, str | Codec] | None = None,
-    last_layer: str | Codec | None = None,
-    compression: Compression | None = None,
-    nonfinite: Literal["raise", "skip"] = "raise",
-    scaler: Any = None,
-    seed: int = 0,
-    timeout: timedelta | None = None,
-    gather_mb: float = GATHER_MB,
-    measure_link: bool = True,
-    credentials: Credentials | None = None,
-    lag_limit: float | None = None,
-    target: Target | None = None,
-    **options: Any,
+    model: nn.Module, codec: str | Codec = "3lc", *, gather: str | Codec | None = None, **options: Any
 ) -> ShardedState:
     """Compresses the gradients that an FSDP2 model exchanges, with error feedback.
 
-    Call it on every rank of the mesh, after `fully_shard` and before the first backward pass; nothing else changes, but
+    Call it on every rank of the mesh, after `fully_shard` and before the first backward pass. Nothing else changes, but
     that gradients which no optimizer takes are not to be exchanged (`model.set_requires_gradient_sync(False)`): every
     other backward pass is a step. On a mesh of two dimensions (HSDP) what replicas exchange is compressed, both ways;
     inside a replica FSDP does as always. On a mesh of one dimension what each rank sends to the owners of the shards is
@@ -78,30 +55,11 @@ def compress(
 
     Args:
         model: with `fully_shard` applied, all with one mesh.
-        codec: of every rank's gradient; an id with `**options`, or a codec. With `"auto"` a controller measures the
-            link and the training, and decides for every step: uncompressed, bf16, int8, or 3LC with some s.
-        codec_down: of the averages; by default the same. Without replicas there is no such way.
+        codec: an id with its options, a codec, or `"auto"`.
         gather: of the parameters that are gathered for a forward pass, such as `"int8"`; None leaves them to FSDP. All
             ranks then compute with the decoded values, and the owners keep the exact ones. Without replicas alone.
-        start_step: steps before it are reduced uncompressed.
-        min_numel: parameters with fewer values travel uncompressed, as do biases and norm layers.
-        exclude: further parameters to leave uncompressed, by name and shape.
-        codecs: for parameters whose name matches a pattern (as in `"fc*.weight"`), another codec; first match wins.
-        last_layer: another codec for the last layer's parameters, such as `"fp32"`.
-        compression: a policy in place of `codec`, `codec_down`, `min_numel` and `exclude`; `codecs` and `last_layer`
-            go before it.
-        nonfinite: what NaN or Inf on any rank does: `"raise"` ends the training on all ranks; `"skip"` gives every
-            rank gradients of NaN and leaves every residual as it was, so that a GradScaler skips the step everywhere.
-            With a fixed codec, steps before `start_step` are FSDP's own, which look for neither.
-        scaler: the training loop's GradScaler; residuals then follow its scale. It needs `nonfinite="skip"`.
-        seed: of random codecs.
-        timeout: how long a rank may keep the others waiting; by default the timeout of the mesh's group.
-        gather_mb: parameter groups travel together until their gradients have so many megabytes.
-        measure_link: sends a few messages at the start (some 0.1 s) so that the report can say whether it pays.
-        credentials: with a token file, what the ranks exchange is sealed with its first token without a rank.
-        lag_limit: of `"auto"`: the most steps that may wait in a residual; by default 5.
-        target: of `"auto"`: what is to be least, the `"time"` of a step (the default) or `"bytes"`.
-        **options: of the codec, such as `sparsity=1.0`.
+        **options: those of the codec, such as `sparsity=1.0`, and all of `fsdp.ExchangeOptions` but `reduce`, such as
+            `start_step=50`: `help(fsdp.ExchangeOptions)` describes them.
 
     Returns:
         The state: save its `state_dict()` with every checkpoint, and print `fsdp.report(state)`.
@@ -119,29 +77,10 @@ def compress(
         fully_shard(model, mesh=mesh)
         state = fsdp.compress(model, codec="3lc", sparsity=1.0)       # the one line
     """
-    asked = ExchangeOptions(
-        codec=codec,
-        options=options,
-        codec_down=codec_down,
-        start_step=start_step,
-        min_numel=min_numel,
-        exclude=exclude,
-        codecs=codecs,
-        last_layer=last_layer,
-        compression=compression,
-        nonfinite=nonfinite,
-        scaler=scaler,
-        seed=seed,
-        timeout=timeout,
-        gather_mb=gather_mb,
-        measure_link=measure_link,
-        credentials=credentials,
-        lag_limit=lag_limit,
-        target=target,
-    )
+    asked = ExchangeOptions.of(codec, options, without=("reduce",))
     groups = parameter_groups(model)
     first, mesh = groups[0], groups[0].mesh
-    if not first.replicated and codec_down is not None:
+    if not first.replicated and asked.codec_down is not None:
         raise ConfigError(
             "codec_down codes averages for replicas, and a mesh of one dimension has none: every shard's owner keeps "
             "its average to itself; leave codec_down out"
@@ -169,7 +108,6 @@ def compress(
         wholes,
         {
             "codec": asked.agreement(settings),
-            "start_step": start_step,
             "mesh": list(mesh.mesh.shape),
             "gather": None if gather_codec is None else gather_codec.config(),
             "parameter groups": [[parameter.name for parameter in group.parameters] for group in groups],
@@ -186,9 +124,11 @@ def compress(
         core = asked.core(wholes, peers, partitions=partitions, pulls=False)
     coded = {}
     if gather_codec is not None:  # of the parameters that a codec would take, whichever the gradients have
-        gathers = compression or ByShape(up=gather_codec, down=PLAIN, min_numel=min_numel, exclude=exclude)
+        gathers = asked.compression or ByShape(
+            up=gather_codec, down=PLAIN, min_numel=asked.min_numel, exclude=asked.exclude
+        )
         shapes = {name: cut.shape for name, cut in cuts.items()}
-        selected = select(shapes, gathers, codecs=codecs, last_layer=last_layer)
+        selected = select(shapes, gathers, codecs=asked.codecs, last_layer=asked.last_layer)
         coded = {name: gather_codec for name, choice in selected.items() if choice.up != PLAIN}
     driver = CollectiveDriver(core, peers)
     driver.close_with(model)
