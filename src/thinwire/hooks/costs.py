@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 
-from thinwire.hooks.report import TrainingReport, training_report
+from thinwire.hooks.report import Report
 from thinwire.runtime.driver import WorkerDriver
 from thinwire.runtime.rank_shards import RankShards
 from thinwire.telemetry import WARM_UP_EXCHANGES, WarmUp
@@ -38,9 +38,7 @@ class TrainingCosts:
     def begin(self) -> None:
         """Says that the worker has joined: the first step to be counted is the next."""
         self._first_step, self._clock = self._worker.iteration, self._worker.clock
-        self._began = time.perf_counter()
-        counted = self._worker.counters.snapshot()
-        self._joining = {name: value for name, value in counted.items() if name.endswith("_seconds")}
+        self._began, self._joining = time.perf_counter(), self._all()
 
     def pass_over(self, steps: int) -> None:
         """Leaves out steps that the worker was carried past, with a state of other steps."""
@@ -60,15 +58,11 @@ class TrainingCosts:
 
     def traffic(self) -> dict[str, float]:
         """See `DistributedOptimizer.traffic`."""
-        sent, received = self._driver.wire_nbytes
-        if self._shards is not None:
-            sent, received = self._shards.wire_nbytes(self._driver.connections)
-        counted = self._worker.counters.snapshot()
         # Whoever joined first has waited for the others, which is no part of the training.
-        spent = {name: counted[name] - seconds for name, seconds in self._joining.items()}
-        return {**counted, **spent, "wire_bytes_push": sent, "wire_bytes_pull": received}
+        joining = {name: value for name, value in self._joining.items() if name.endswith("_seconds")}
+        return {name: value - joining.get(name, 0) for name, value in self._all().items()}
 
-    def report(self) -> TrainingReport:
+    def report(self) -> Report:
         """See `DistributedOptimizer.report`."""
         nbytes = sum(tensor.shown.nbytes for tensor in self._worker.model.tensors if not tensor.state)
         if self._shards is not None:  # what a rank sends and serves, as in a ring
@@ -80,15 +74,36 @@ class TrainingCosts:
         if apart and apart[-1][0] > warm_up:
             warm_up, before = apart[-1]
             since = {name: value - before.get(name, 0) for name, value in sums.items()}
-        return training_report(
-            taken - warm_up,
-            since,
+        all_steps, timed = 1 / max(1, taken), 1 / max(1, taken - warm_up)
+
+        def mean(name: str) -> float:
+            return since.get(f"{name}_seconds", 0) * timed
+
+        return Report(
+            taken=taken,
+            steps=taken,
+            seconds=since.get("seconds", 0) * timed,
+            compute_s=since.get("seconds", 0) * timed - mean("exchange"),
+            encode_s=mean("encode"),
+            decode_s=mean("decode"),
+            wait_s=mean("wait"),
+            sent_nbytes=sums["wire_bytes_push"] * all_steps,
+            received_nbytes=sums["wire_bytes_pull"] * all_steps,
             uncompressed_nbytes=nbytes,
-            void_rounds=sums.get("void_rounds", 0),
+            void_rounds=int(sums.get("void_rounds", 0)),
             warm_up=warm_up,
             warm_up_s=(sums.get("exchange_seconds", 0) - since.get("exchange_seconds", 0)) / max(1, warm_up),
             compiling=bool(self._ends) and len(apart) < WARM_UP_EXCHANGES,
         )
 
+    def _all(self) -> dict[str, float]:
+        """All that was counted so far, joining included."""
+        sent, received = self._driver.wire_nbytes
+        if self._shards is not None:
+            sent, received = self._shards.wire_nbytes(self._driver.connections)
+        return {**self._worker.counters.snapshot(), "wire_bytes_push": sent, "wire_bytes_pull": received}
+
     def _sums(self) -> dict[str, float]:
-        return {**self.traffic(), "seconds": time.perf_counter() - self._began}
+        """What was counted since the worker has joined, and the time since then."""
+        counted = {name: value - self._joining.get(name, 0) for name, value in self._all().items()}
+        return {**counted, "seconds": time.perf_counter() - self._began}

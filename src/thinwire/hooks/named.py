@@ -22,26 +22,18 @@ from thinwire.collective.residuals import TrainedTensor
 from thinwire.errors import ConfigError
 from thinwire.hooks.exchange.options import ExchangeOptions
 from thinwire.hooks.exchange.ranks import check_floating
-from thinwire.hooks.exchange.report import Report, report
 from thinwire.hooks.exchange.saved import merge
 from thinwire.hooks.exchange.state import ExchangeState
+from thinwire.hooks.report import Report, report
 from thinwire.runtime.collective import CollectiveDriver
 
 __all__ = ["ExchangeOptions", "NamedState", "Report", "compress", "merge", "report"]
 
 
 class NamedState(ExchangeState):
-    """The state that `named.compress` returns: call `average` every step, save `state_dict()` with every checkpoint.
-
-    Attributes:
-        step: calls of `average` so far.
-        resumed: how the last `load_state_dict` went, in words; empty before.
-        link_bps: bits per second of the slowest link, as measured at the start; 0 where it was not.
-    """
+    """The state that `named.compress` returns, as of `ExchangeState`: call `average` every step."""
 
     merge_name = "named.merge"
-
-    __slots__ = ("__weakref__", "_buckets", "_shapes")
 
     def __init__(self, *, tensors: Mapping[str, torch.Tensor], **kept: Any) -> None:
         super().__init__(**kept)

@@ -96,10 +96,11 @@ def run_limited(rank: int) -> list[Any]:
     train(model, rank, 3)
     saved = state.state_dict()
     found: list[Any] = []
-    for text in (saved["auto"], "{}", saved["auto"].replace('"used":4', '"used":-4')):
+    part = saved["ranks"][str(rank)]
+    for text in (part["auto"], "{}", part["auto"].replace('"used":4', '"used":-4')):
         _, limited, auto = made(lag_limit=1.5)
         try:
-            said = limited.load_state_dict({**saved, "auto": text})
+            said = limited.load_state_dict({**saved, "ranks": {str(rank): {**part, "auto": text}}})
         except tw.ConfigError as error:
             said = str(error)
         waits = any(bool(residual.any()) for residual in residuals_of(limited).values())
@@ -264,7 +265,7 @@ def test_every_setting_gives_equal_replicas_and_uncompressed_steps_empty_residua
 def test_state_of_auto_resumes_bit_for_bit(ranks: Ranks) -> None:
     first = ranks["settings"][0]
     assert "bit for bit" in first["said"] and same(*first["ends"])
-    assert first["kinds"] == {rank: ["encodes", "lags", "orders", "owners", "residuals"] for rank in "012"}
+    assert first["kinds"] == {rank: ["auto", "encodes", "lags", "orders", "owners", "residuals"] for rank in "012"}
 
 
 def test_state_is_taken_with_a_smaller_lag_limit_and_a_damaged_one_changes_nothing(ranks: Ranks) -> None:

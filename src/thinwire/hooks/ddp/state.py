@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -56,19 +56,14 @@ class _Emptied:
 
 
 class ThinwireState(ExchangeState):
-    """The state that `ddp.compress` returns: keep it, and save `state_dict()` with every checkpoint.
+    """The state that `ddp.compress` returns, as of `ExchangeState`.
 
     Attributes:
-        step: steps taken so far; steps under `no_sync` are part of the next one.
-        resumed: how the last `load_state_dict` went, in words; empty before.
-        link_bps: bits per second of the slowest link, as measured at the start; 0 where it was not.
         group: of DDP.
         under_way: the step's all-reduces that nobody has waited for.
     """
 
     merge_name = "ddp.merge"
-
-    __slots__ = ("_buckets", "_emptied", "_model", "_names", "_orders", "_watched", "group", "under_way")
 
     def __init__(self, *, parameters: Mapping[str, torch.Tensor], model: DistributedDataParallel, **kept: Any) -> None:
         super().__init__(**kept)
@@ -101,22 +96,19 @@ class ThinwireState(ExchangeState):
         DDP reduces a dense tensor in the order of its memory, and so residuals are kept and saved: those of a
         channels_last convolution in another than a contiguous one's. `orders` has the dimensions in that order.
         """
-        state = super().state_dict()
-        for part in state["ranks"].values():
-            part["orders"] = self._saved_orders(part["residuals"])
-        return state
+        return self._with_orders(super().state_dict())
 
     def blank_state_dict(self, world_size: int) -> dict[str, Any]:
         """Returns a state of all ranks, filled with zeros; see `ExchangeState.blank_state_dict`."""
-        state = super().blank_state_dict(world_size)
-        for part in state["ranks"].values():
-            part["orders"] = {
-                name: torch.zeros_like(order) for name, order in self._saved_orders(part["residuals"]).items()
-            }
-        return state
+        return self._with_orders(super().blank_state_dict(world_size), blank=True)
 
-    def _saved_orders(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
-        return {name: torch.tensor(self._orders[name], dtype=torch.int64, device="cpu") for name in names}
+    def _with_orders(self, state: dict[str, Any], *, blank: bool = False) -> dict[str, Any]:
+        for part in state["ranks"].values():
+            orders = {
+                name: torch.tensor(self._orders[name], dtype=torch.int64, device="cpu") for name in part["residuals"]
+            }
+            part["orders"] = {name: order * (not blank) for name, order in orders.items()}
+        return state
 
     def _load_residuals(self, state: Mapping[str, Any]) -> None:
         for part in state["ranks"].values():

@@ -6,9 +6,7 @@ state        what is kept between steps and travels with a checkpoint, and
     saved        what such a state is made of; `merge` joins that of all ranks
 auto         `codec="auto"`: the setting of every step, with
     flush        residuals go into the first uncompressed step
-records      step records for metrics writers
-report       what compression cost and saved
 
-The exchange itself is `thinwire.collective`, driven by `thinwire.runtime.collective`. `hooks/records.py` and
-`hooks/report.py` are of a parameter server's workers.
+The exchange itself is `thinwire.collective`, driven by `thinwire.runtime.collective`. `hooks/records.py` makes step
+records for metrics writers, and `hooks/report.py` says what compression cost and saved.
 """

@@ -14,7 +14,6 @@ from thinwire.collective.core import Bucket
 from thinwire.collective.cut import Cut, shards_of, whole_outstanding
 from thinwire.collective.residuals import TrainedTensor, blank_state, partition
 from thinwire.errors import TransportError
-from thinwire.hooks.exchange.saved import FORMAT
 from thinwire.hooks.exchange.state import ExchangeState
 from thinwire.hooks.fsdp.parameter_groups import ParameterGroup
 from thinwire.telemetry import Counters
@@ -57,31 +56,9 @@ class Outcome(Enum):
 
 
 class ShardedState(ExchangeState):
-    """The state that `fsdp.compress` returns: keep it, and save `state_dict()` with every checkpoint.
-
-    Attributes:
-        step: steps taken so far; backward passes without gradient sync are part of the next one.
-        resumed: how the last `load_state_dict` went, in words; empty before.
-        link_bps: bits per second of the slowest link, as measured at the start; 0 where it was not.
-    """
+    """The state that `fsdp.compress` returns, as of `ExchangeState`."""
 
     merge_name = "fsdp.merge"
-
-    __slots__ = (
-        "_buckets",
-        "_cuts",
-        "_everyone",
-        "_gathered",
-        "_pass",
-        "_ready",
-        "_replica",
-        "_replicas",
-        "_shard",
-        "_shard_group",
-        "_shards",
-        "_wholes",
-        "gathers",
-    )
 
     def __init__(
         self,
@@ -106,7 +83,7 @@ class ShardedState(ExchangeState):
         self._replica, self._replicas = replica, replicas
         self._shard, self._shards = shard, shards
         self._shard_group = shard_group
-        self._gathered = gathered
+        self.gathered = gathered
         self._ready: list[Ready] = []
         self._pass = -1
         self.gathers = Counters()
@@ -129,10 +106,6 @@ class ShardedState(ExchangeState):
     def beside(self) -> str:
         gathers = self._replicas is None and not self.gathers["gather_uncompressed_bytes"]
         return "FSDP gathers parameters uncompressed" if gathers else ""
-
-    @property
-    def gathered(self) -> str:
-        return self._gathered
 
     def counters(self) -> dict[str, float]:
         """Returns the sums so far: bytes, values and messages sent, and seconds by purpose."""
@@ -295,18 +268,6 @@ class ShardedState(ExchangeState):
         """Returns how the run is divided; 0 replicas: every shard's only holder averages it."""
         return {"world_size": self.world_size, "replicas": self._replicas or 0}
 
-    def state_dict(self) -> dict[str, Any]:
-        """Returns a copy of this rank's state; see `ExchangeState.state_dict`."""
-        state = super().state_dict()
-        # Those who hold other shards decide by themselves.
-        state["ranks"][str(self.rank)]["auto"] = state.pop("auto")
-        return state
-
-    def _controller_of(self, state: Mapping[str, Any]) -> str:
-        alike = all(state.get(key) == value for key, value in self.layout().items())
-        part = state["ranks"].get(str(self.rank) if alike else "0")
-        return "" if part is None else super()._controller_of(part)
-
     def blank_state_dict(self, world_size: int, *, replicas: int | None = None) -> dict[str, Any]:
         """Returns a state of all ranks of another run, filled with zeros.
 
@@ -317,19 +278,15 @@ class ShardedState(ExchangeState):
             world_size: ranks of the mesh that wrote it.
             replicas: length of its first dimension, where it had two; None where it had one.
         """
-        shards, ranks = world_size // (replicas or 1), dict[str, dict[str, Any]]()
-        for rank in range(world_size):
-            if replicas is None:
-                parts = {name: cut.partitions(shards) for name, cut in self._cuts.items()}
-                ranks[str(rank)] = blank_state(self._wholes, parts)
-            else:
-                tensors = shards_of(self._wholes, self._cuts, shards, rank % shards)
-                ranks[str(rank)] = blank_state(tensors, partition(tensors, replicas))
-        for blank in ranks.values():
-            blank["auto"] = ""
-        layout = {"world_size": world_size, "replicas": replicas or 0}
-        group = {"group": self._group} if self._group else {}
-        return {"format": FORMAT, **layout, "step": 0, "loss_scale": 1.0, **group, "ranks": ranks}
+        shards = world_size // (replicas or 1)
+        if replicas is None:
+            cuts = {name: cut.partitions(shards) for name, cut in self._cuts.items()}
+            parts = [blank_state(self._wholes, cuts) for _ in range(world_size)]
+        else:
+            held = [shards_of(self._wholes, self._cuts, shards, rank % shards) for rank in range(world_size)]
+            parts = [blank_state(tensors, partition(tensors, replicas)) for tensors in held]
+        blank = {rank: {"auto": "", **part} for rank, part in enumerate(parts)}
+        return self._saved({"world_size": world_size, "replicas": replicas or 0}, blank)
 
     def load_resized(self, state: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]]) -> None:
         """Takes the residuals of the ranks of a mesh of another shape."""
