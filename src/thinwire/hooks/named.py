@@ -33,8 +33,6 @@ __all__ = ["ExchangeOptions", "NamedState", "Report", "compress", "merge", "repo
 class NamedState(ExchangeState):
     """The state that `named.compress` returns, as of `ExchangeState`: call `average` every step."""
 
-    merge_name = "named.merge"
-
     def __init__(self, *, tensors: Mapping[str, torch.Tensor], **kept: Any) -> None:
         super().__init__(**kept)
         self._buckets = {name: Bucket(((name, 0),), tensor.nbytes) for name, tensor in tensors.items()}

@@ -20,8 +20,7 @@ from thinwire.hooks.exchange.auto import ExchangeAuto
 from thinwire.hooks.exchange.options import ExchangeOptions
 from thinwire.hooks.exchange.ranks import check_floating
 from thinwire.hooks.guards import StepGuard
-from thinwire.hooks.sparse_modules import check_dense
-from thinwire.hooks.wrapping import inside_compiled
+from thinwire.hooks.wrapping import check_dense, inside_compiled
 from thinwire.runtime.collective import CollectiveDriver
 from thinwire.schema.tensor_names import plain_name
 

@@ -63,8 +63,6 @@ class ThinwireState(ExchangeState):
         under_way: the step's all-reduces that nobody has waited for.
     """
 
-    merge_name = "ddp.merge"
-
     def __init__(self, *, parameters: Mapping[str, torch.Tensor], model: DistributedDataParallel, **kept: Any) -> None:
         super().__init__(**kept)
         # DDP's reducer would free the group with the interpreter's lock held, and hang where one of the group's threads

@@ -328,21 +328,3 @@ class ExchangeOptions:
         if not self.measure_link:
             return 0.0
         return measure_link(peers) if auto is None else auto.measure()
-
-
-def with_scaler(options: Mapping[str, Any], scaler: Any) -> dict[str, Any]:
-    """Returns the options of `compress`, with the GradScaler that a framework has made for float16.
-
-    It finds its scale by steps that overflow, which have to be skipped, and residuals have to follow it.
-
-    Args:
-        options: as the user gave them; whoever names `scaler` or `nonfinite` has decided.
-        scaler: of the framework; None where there is none.
-
-    Example:
-        >>> with_scaler({"seed": 3}, None)
-        {'seed': 3}
-    """
-    if scaler is None or "scaler" in options or "nonfinite" in options:
-        return dict(options)
-    return {**options, "nonfinite": "skip", "scaler": scaler}

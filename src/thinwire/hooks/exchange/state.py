@@ -41,9 +41,6 @@ class ExchangeState:
         gathered: the codec of parameters that are gathered, in words; empty where none are coded.
     """
 
-    merge_name = "merge"
-    """What merges the states of all ranks, as the user calls it."""
-
     def __init__(
         self,
         *,
@@ -346,7 +343,7 @@ class ExchangeState:
                     else f"the state was saved by {old} ranks and this run has {self.world_size}"
                 )
                 raise ConfigError(
-                    f"{why}; the states of ranks {missing} are missing: pass {self.merge_name} of all of them"
+                    f"{why}; the states of ranks {missing} are missing: pass what merge([…]) makes of all of them"
                 )
             self.load_resized(state, [ranks[str(other)] for other in range(old)])
             how = "with other owners of slices" if alike else f"from {old} ranks on {self.world_size}"

@@ -165,7 +165,7 @@ def compress(
         if alone is not None:
             group.replace_all_reduce(alone, _AllReduce(state))
             continue
-        group.replace_reduce_scatter(_CodedReduceScatter(state, group))
+        _CodedReduceScatter(state, group)  # it takes the place of the group's own
         if coded:
             group.replace_all_gather(CodedAllGather(group, number, coded, peers, state.gathers, passes))
     return state
@@ -207,7 +207,7 @@ class _CodedReduceScatter(ReduceScatter):
     def __init__(self, state: ShardedState, group: ParameterGroup) -> None:
         self._state = state
         self._group = group
-        self._uncompressed = group.default_reduce_scatter()
+        self._uncompressed = group.replace_reduce_scatter(self)
 
     def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         return torch.empty(*size, dtype=dtype, device=device)

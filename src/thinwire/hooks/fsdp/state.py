@@ -58,8 +58,6 @@ class Outcome(Enum):
 class ShardedState(ExchangeState):
     """The state that `fsdp.compress` returns, as of `ExchangeState`."""
 
-    merge_name = "fsdp.merge"
-
     def __init__(
         self,
         *,
@@ -109,13 +107,14 @@ class ShardedState(ExchangeState):
 
     def counters(self) -> dict[str, float]:
         """Returns the sums so far: bytes, values and messages sent, and seconds by purpose."""
-        driven, gathered = self.driver.counters(), self.gathers.snapshot()
-        return {key: driven.get(key, 0) + gathered.get(key, 0) for key in sorted({*driven, *gathered})}
+        return self._with_gathers(1.0)
 
     def compressed_sums(self) -> dict[str, float]:
         """Returns the sums of compressed steps; as parameters are gathered in all steps, of those a share as large."""
+        return self._with_gathers(self.driver.counters().get("steps", 0) / max(1, self.gathers["gather_steps"]))
+
+    def _with_gathers(self, share: float) -> dict[str, float]:
         driven, gathered = self.driver.counters(), self.gathers.snapshot()
-        share = driven.get("steps", 0) / max(1, gathered.get("gather_steps", 0))
         return {key: driven.get(key, 0) + share * gathered.get(key, 0) for key in sorted({*driven, *gathered})}
 
     # ---- a step
