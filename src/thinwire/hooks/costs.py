@@ -28,6 +28,8 @@ class TrainingCosts:
         self._warm_up = WarmUp()
         self._first_step, self._clock = worker.iteration, worker.clock
         self._began, self._joining = time.perf_counter(), dict[str, float]()
+        self._before = dict[str, float]()
+        """What was counted before the first step."""
         self._ends: list[int] = []
         """After how many steps each of the first exchanges has been answered."""
         self._after: list[tuple[int, dict[str, float]]] = []
@@ -38,7 +40,11 @@ class TrainingCosts:
     def begin(self) -> None:
         """Says that the worker has joined: the first step to be counted is the next."""
         self._first_step, self._clock = self._worker.iteration, self._worker.clock
-        self._began, self._joining = time.perf_counter(), self._all()
+        self._began = time.perf_counter()
+        counted = self._worker.counters.snapshot()
+        self._joining = {name: value for name, value in counted.items() if name.endswith("_seconds")}
+
+        self._before = self.traffic()
 
     def pass_over(self, steps: int) -> None:
         """Leaves out steps that the worker was carried past, with a state of other steps."""
@@ -58,9 +64,13 @@ class TrainingCosts:
 
     def traffic(self) -> dict[str, float]:
         """See `DistributedOptimizer.traffic`."""
+        sent, received = self._driver.wire_nbytes
+        if self._shards is not None:
+            sent, received = self._shards.wire_nbytes(self._driver.connections)
+        counted = self._worker.counters.snapshot()
         # Whoever joined first has waited for the others, which is no part of the training.
-        joining = {name: value for name, value in self._joining.items() if name.endswith("_seconds")}
-        return {name: value - joining.get(name, 0) for name, value in self._all().items()}
+        spent = {name: counted[name] - seconds for name, seconds in self._joining.items()}
+        return {**counted, **spent, "wire_bytes_push": sent, "wire_bytes_pull": received}
 
     def report(self) -> Report:
         """See `DistributedOptimizer.report`."""
@@ -96,14 +106,7 @@ class TrainingCosts:
             compiling=bool(self._ends) and len(apart) < WARM_UP_EXCHANGES,
         )
 
-    def _all(self) -> dict[str, float]:
-        """All that was counted so far, joining included."""
-        sent, received = self._driver.wire_nbytes
-        if self._shards is not None:
-            sent, received = self._shards.wire_nbytes(self._driver.connections)
-        return {**self._worker.counters.snapshot(), "wire_bytes_push": sent, "wire_bytes_pull": received}
-
     def _sums(self) -> dict[str, float]:
         """What was counted since the worker has joined, and the time since then."""
-        counted = {name: value - self._joining.get(name, 0) for name, value in self._all().items()}
+        counted = {name: value - self._before.get(name, 0) for name, value in self.traffic().items()}
         return {**counted, "seconds": time.perf_counter() - self._began}
