@@ -43,7 +43,6 @@ class TrainingCosts:
         self._began = time.perf_counter()
         counted = self._worker.counters.snapshot()
         self._joining = {name: value for name, value in counted.items() if name.endswith("_seconds")}
-
         self._before = self.traffic()
 
     def pass_over(self, steps: int) -> None:
