@@ -119,7 +119,7 @@ def thinwire_hook(state: ThinwireState, bucket: dist.GradBucket) -> torch.future
                 auto.flush.add(state.bucket(bucket), buffer)
             return _uncompressed(state, buffer, last=last)
     if last and _in_backward():  # gradients of a rank that joined early are nobody's here
-        state.watch_step(bucket)
+        state.watch_step()
     future = state.driver.bucket_ready(state.bucket(bucket), buffer, step, index, last=last)
     if last:
         _raise_after_backward(state)

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.weak import TensorWeakRef
 
 from thinwire.collective.core import Bucket
 from thinwire.errors import ConfigError, check_keys
@@ -73,14 +72,11 @@ class ThinwireState(ExchangeState):
         self._names = {id(parameter): name for name, parameter in parameters.items()}
         self._orders = {name: _order(parameter) for name, parameter in parameters.items()}
         self._buckets: dict[tuple[int, ...], Bucket] = {}
-        self._watched: tuple[int, TensorWeakRef] | None = None
-        # Of the parameter that a backward pass comes to first, as a rule.
-        self._emptied = _Emptied([*parameters.values()][-1]) if model.gradient_as_bucket_view else None
+        self._emptied = _Emptied([*parameters.values()][-1])  # which a backward pass comes to first, as a rule
 
     def close(self) -> None:
         super().close()
-        if self._emptied is not None:
-            self._emptied.close()
+        self._emptied.close()
 
     @property
     def reduces_late(self) -> bool:
@@ -135,21 +131,9 @@ class ThinwireState(ExchangeState):
                 "DDP tells no communication hook of them; leave the argument out, or give every rank as many batches"
             )
 
-    def watch_step(self, shown: dist.GradBucket) -> None:  # type: ignore[name-defined]
-        """Looks whether the gradients of the compressed step before are gone; called with a step's last bucket.
-
-        One parameter tells: its gradient is another tensor where the last one was set to None, and else the same.
-        With `gradient_as_bucket_view` it is the bucket's, always the same: there it tells by having been None before.
-        """
-        if self._emptied is not None:
-            self.watch(anew=self._emptied.take())
-            return
-        parameter = shown.parameters()[0]
-        if parameter.grad is None:
-            return
-        before, self._watched = self._watched, (id(parameter), TensorWeakRef(parameter.grad))
-        same = before is None or before[0] != id(parameter) or before[1]() is parameter.grad
-        self.watch(anew=not same)
+    def watch_step(self) -> None:
+        """Looks whether the gradients of the compressed step before are gone; called with a step's last bucket."""
+        self.watch(anew=self._emptied.take())
 
     def finish_reductions(self) -> None:
         """Waits for the step's all-reduces; called at the end of a backward pass, before DDP waits for their futures.

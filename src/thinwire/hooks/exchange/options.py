@@ -212,30 +212,16 @@ class ExchangeOptions:
     # ---- ranks
 
     def meet(self, ranks: Sequence[int], group: dist.ProcessGroup) -> PeerGroup:
-        """Returns the way to other ranks, in a gloo group of its own; all of them call it. Sealed, with credentials.
-
-        Args:
-            ranks: whom to meet, this one among them.
-            group: of the training, whose timeout is taken where none was given.
-
-        Raises:
-            ConfigError: credentials without a token.
-            ProtocolError: only some ranks have credentials.
-            TransportError: not all ranks came.
-        """
+        """Returns the way to these ranks, as `ranks.meet`; by default the timeout is that of the training's group."""
         return meet(ranks, self.timeout or timeout_of(group), self.credentials)
 
     def agree(self, peers: PeerGroup, tensors: Sequence[TrainedTensor], own: Mapping[str, Any]) -> None:
-        """Compares what ranks must have in common with those of rank 0; all of them call it.
+        """Compares with rank 0 what all ranks must have in common, as `runtime.peers.agree`.
 
         Args:
             peers: all ranks of the training.
             tensors: of the model, whole.
             own: what not every hook has, JSON values by name.
-
-        Raises:
-            ProtocolError: they differ on some rank; the message names it and the setting, on every rank.
-            TransportError: not every rank called it in time.
         """
         said = {
             "thinwire": VERSION,
