@@ -53,7 +53,7 @@ class NamedState(ExchangeState):
         self._check(tensors)
         self.driver.check_open()
         self.driver.raise_failure()
-        self.follow_loss_scale()
+        self.begin_step()
         flat = {name: tensors[name].detach().contiguous().view(-1) for name in self._buckets}
         for index, (name, bucket) in enumerate(self._buckets.items()):
             self.driver.bucket_ready(bucket, flat[name], self.step, index, last=index == len(flat) - 1)
@@ -62,7 +62,6 @@ class NamedState(ExchangeState):
             if averaged.data_ptr() != tensors[name].data_ptr():
                 tensors[name].detach().copy_(averaged.view(tensors[name].shape))
         self.step += 1
-        self.note_warm_up()
         self.between_steps()
 
     def _check(self, tensors: Mapping[str, torch.Tensor]) -> None:

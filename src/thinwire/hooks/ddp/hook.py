@@ -103,21 +103,15 @@ def thinwire_hook(state: ThinwireState, bucket: dist.GradBucket) -> torch.future
         state.under_way.clear()  # of a step that was broken off
         state.check_divisor()
         state.between_steps()
-    state.step += last
-    if auto is None and step < state.start_step:
-        return _uncompressed(state, buffer, last=last)
-    if index == 0:
-        if auto is None or auto.compressed:
-            state.note_warm_up()
-        state.follow_loss_scale()
-        if auto is not None:
-            auto.begin_step(step)
+        state.begin_step()
     if auto is not None:
         auto.bucket_ready()
-        if not auto.compressed:
-            if auto.flush.waiting:
-                auto.flush.add(state.bucket(bucket), buffer)
-            return _uncompressed(state, buffer, last=last)
+    compresses = state.compresses
+    state.step += last
+    if not compresses:
+        if auto is not None and auto.flush.waiting:
+            auto.flush.add(state.bucket(bucket), buffer)
+        return _uncompressed(state, buffer, last=last)
     if last and _in_backward():  # gradients of a rank that joined early are nobody's here
         state.watch_step()
     future = state.driver.bucket_ready(state.bucket(bucket), buffer, step, index, last=last)

@@ -119,28 +119,27 @@ class ExchangeOptions:
 
     def __post_init__(self) -> None:
         given: dict[str, Any] = vars(self)  # as a script gives it, which no type checker has seen
-        for name, (one, other) in (("reduce", ("mean", "sum")), ("nonfinite", ("raise", "skip"))):
-            if given[name] not in (one, other):
-                raise ConfigError(f"{name}={given[name]!r}; allowed are {one!r} and {other!r}")
+
+        def check(name: str, fits: bool, allowed: str) -> None:
+            if not fits:
+                raise ConfigError(f"{name}={given[name]!r}; allowed is {allowed}")
+
+        for name in ("start_step", "min_numel", "seed"):
+            whole = isinstance(given[name], int | np.integer) and not isinstance(given[name], bool)
+            check(name, whole and (name == "seed" or given[name] >= 0), "a whole number, but for a seed 0 or more")
+        check("reduce", given["reduce"] in ("mean", "sum"), "'mean' or 'sum'")
+        check("nonfinite", given["nonfinite"] in ("raise", "skip"), "'raise' or 'skip'")
+        check("measure_link", isinstance(given["measure_link"], bool), "True or False")
+        policy, timeout, mb = given["compression"], given["timeout"], given["gather_mb"]
+        check(
+            "compression", policy is None or hasattr(policy, "choose"), "a policy, such as policies.compression.ByShape"
+        )
+        check("credentials", isinstance(given["credentials"], Credentials | None), "tw.Credentials(token_file=…)")
+        check("gather_mb", isinstance(mb, int | float) and 0 <= mb < float("inf"), "a number of megabytes, 0 or more")
+        above = timeout is None or (isinstance(timeout, timedelta) and timeout > timedelta(0))
+        check("timeout", above, "a datetime.timedelta above 0, as in timedelta(seconds=60)")
         if self.scaler is not None and self.nonfinite != "skip":
             raise ConfigError("a GradScaler finds its scale by steps that overflow; with scaler, set nonfinite='skip'")
-        for name in ("start_step", "min_numel"):
-            number = given[name]
-            if not isinstance(number, int | np.integer) or isinstance(number, bool) or number < 0:
-                raise ConfigError(f"{name}={number!r}; it must be 0 or more, a whole number")
-        seed, measures, gather_mb, timeout = (given[n] for n in ("seed", "measure_link", "gather_mb", "timeout"))
-        if not isinstance(seed, int | np.integer) or not isinstance(measures, bool):
-            raise ConfigError(f"seed={seed!r}, measure_link={measures!r}; they are a whole number, and True or False")
-        if given["compression"] is not None and not hasattr(given["compression"], "choose"):
-            raise ConfigError(
-                f"compression={self.compression!r}; it is a policy, such as thinwire.policies.compression.ByShape"
-            )
-        if not (given["credentials"] is None or isinstance(given["credentials"], Credentials)):
-            raise ConfigError(f"credentials={self.credentials!r}; they are tw.Credentials(token_file=…)")
-        if not isinstance(gather_mb, int | float) or not 0 <= gather_mb < float("inf"):
-            raise ConfigError(f"gather_mb={gather_mb!r}; it must be 0 or more megabytes")
-        if not (timeout is None or (isinstance(timeout, timedelta) and timeout > timedelta(0))):
-            raise ConfigError(f"timeout={timeout!r}; it is a datetime.timedelta above 0, as in timedelta(seconds=60)")
 
     @property
     def group_nbytes(self) -> int:

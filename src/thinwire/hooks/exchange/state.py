@@ -119,7 +119,7 @@ class ExchangeState:
         return self.counters()
 
     def note_warm_up(self) -> None:
-        """Notes what the first steps cost; called between two steps."""
+        """Notes what the first compressed steps cost."""
         if not self.warm_up.over:
             sums = self.compressed_sums()
             self.warm_up.note(int(sums.get("steps", 0)), sums)
@@ -162,7 +162,8 @@ class ExchangeState:
             self._records.record_scores(max(0, self.step - 1), loss, accuracy)
 
     def between_steps(self) -> None:
-        """Records the step that is over, before the first gradients of step `step` come."""
+        """Takes the step that is over into warm-up and records, before the first gradients of step `step` come."""
+        self.note_warm_up()
         if self._records is not None:
             self._records.next_step(self.step, self.steps_skipped, self.known_link_bps)
 
@@ -196,6 +197,17 @@ class ExchangeState:
             "state.state_dict() in its place, beside model.state_dict()"
         )
         return _Copied, ()
+
+    def begin_step(self) -> None:
+        """Readies residuals and the setting for step `step`, before anything of it touches them."""
+        self.follow_loss_scale()
+        if self.auto is not None:
+            self.auto.begin_step(self.step)
+
+    @property
+    def compresses(self) -> bool:
+        """Whether the step under way is compressed."""
+        return self.step >= self.start_step if self.auto is None else self.auto.compressed
 
     def follow_loss_scale(self) -> None:
         """Keeps residuals in the units of this step's gradients; before anything of the step touches them."""

@@ -136,16 +136,13 @@ class ShardedState(ExchangeState):
 
     def begin(self, group: ParameterGroup, flat: torch.Tensor) -> bool:
         """Begins a step where a parameter group's gradients are its first; returns whether they are compressed."""
-        if self.auto is None:
-            return self.step >= self.start_step
-        if self._buckets[group].offsets:
+        if self.auto is not None and self._buckets[group].offsets:
             if any(group is each.group for each in self._ready):
                 self.end_step()
             if not self._exchanging:
-                self.follow_loss_scale()
-                self.auto.begin_step(self.step)
+                self.begin_step()
             self.auto.bucket_ready()
-        return self.auto.compressed
+        return self.compresses
 
     def flush(self, group: ParameterGroup, flat: torch.Tensor) -> None:
         """Adds what waits in residuals to gradients that are about to be reduced uncompressed."""
@@ -219,7 +216,6 @@ class ShardedState(ExchangeState):
                 each.group.add_gradient(each.group.own(each.values).mul_(each.factor))
         self.step += 1
         self.gathers.add("gather_steps", 1)
-        self.note_warm_up()
         self.between_steps()
 
     def _skip(self, ready: Sequence[Ready], own: Outcome, *, exchanged: bool) -> None:
