@@ -1,6 +1,6 @@
-"""What a training has cost one worker since it began: the sums so far, and the report of them.
+"""Sums of bytes and seconds of one worker since the training began, and the report of them.
 
-What a single step cost, table by table, is for `hooks/records.py` to say.
+`hooks/records.py` has the costs of single steps and tables.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class TrainingCosts:
         self._first_step, self._clock = worker.iteration, worker.clock
         self._began, self._joining = time.perf_counter(), dict[str, float]()
         self._before = dict[str, float]()
-        """What was counted before the first step."""
+        """The sums before the first step."""
         self._ends: list[int] = []
         """After how many steps each of the first exchanges has been answered."""
         self._after: list[tuple[int, dict[str, float]]] = []
@@ -106,6 +106,6 @@ class TrainingCosts:
         )
 
     def _sums(self) -> dict[str, float]:
-        """What was counted since the worker has joined, and the time since then."""
+        """Returns the sums and the seconds since the worker has joined."""
         counted = {name: value - self._before.get(name, 0) for name, value in self.traffic().items()}
         return {**counted, "seconds": time.perf_counter() - self._began}

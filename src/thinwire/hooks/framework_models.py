@@ -1,4 +1,4 @@
-"""What the callbacks of frameworks share: the exchange that suits the model that the framework has wrapped."""
+"""The base of the callbacks of frameworks: the exchange that suits the model that the framework has wrapped."""
 
 from __future__ import annotations
 

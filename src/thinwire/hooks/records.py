@@ -61,7 +61,7 @@ class StepRecords:
             writer.record(record)
 
     def record_scores(self, step: int, loss: SupportsFloat | None, accuracy: SupportsFloat | None) -> None:
-        """Records what belongs to a step as a whole. Raises ConfigError for what is no number and no tensor of one."""
+        """Records a step's scores. Raises ConfigError where one is neither a number nor a tensor with one value."""
         scores = _number("loss", loss), _number("accuracy", accuracy)
         self._write(StepRecord.of_scores(step, self._rank, time.time(), *scores))
 
@@ -243,7 +243,7 @@ class ExchangeRecords(StepRecords):
         return math.hypot(*norms) if norms else None
 
     def _codec(self, tensor: TrainedTensor) -> str:
-        """The codec of pushes in words; a tensor that only this rank averages has that of averages."""
+        """Returns the id of the pushes' codec; a tensor that only this rank averages has that of averages."""
         residuals = self._core.residuals
         sent = [part for part in residuals.partitions[tensor.name] if part.server != residuals.rank]
         chosen = [each.codec for part in sent if (each := residuals.contexts.get((tensor.name, part))) is not None]
@@ -251,7 +251,7 @@ class ExchangeRecords(StepRecords):
 
 
 def _number(name: str, score: SupportsFloat | None) -> float | None:
-    """Returns a score as a number, None for none. Raises ConfigError for what is no number and no tensor of one."""
+    """Returns a score as a number, None for none. Raises ConfigError where it is not one value."""
     if score is None:
         return None
     shape = tuple(getattr(score, "shape", ()))

@@ -1,4 +1,4 @@
-"""What the exchanges of one rank cost and saved, and whether they were worth it on this link."""
+"""Costs and savings of one rank's exchanges, and whether compression pays on this link."""
 
 from __future__ import annotations
 
@@ -222,6 +222,6 @@ def report(state: ExchangeState) -> Report:
 
 
 def _name(choice: Choice, auto: Codec | None, *, pulls: bool) -> str:
-    """Returns in words how tensors are compressed; `auto` is the codec that stands for whichever is in use."""
+    """Returns the codecs of a tensor as text; `auto` is the codec that stands for the one in use."""
     up, down = ("auto" if each == auto else str(each) for each in (choice.up, choice.down))
     return up if up == down or not pulls else f"{up} up and {down} down"

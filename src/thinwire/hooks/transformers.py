@@ -169,7 +169,7 @@ class ThinwireCallback(WrappedModel, TrainerCallback):
 
 
 def _digest(model: torch.nn.Module) -> str:
-    """Of the trained weights: residuals belong to them, and a folder may be of another run or step.
+    """Digests the trained weights: residuals belong to them, and a folder may be of another run or step.
 
     All ranks call it together, for of FSDP2 each has a part of every parameter.
     """

@@ -1,6 +1,6 @@
-"""What ranks do together before and after training: compare settings, measure the slowest link, leave.
+"""Ranks gather bytes, compare settings, measure the slowest link and leave together, before and after training.
 
-All of it is messages between every two ranks, over any `PeerGroup`; each has a tag of its own, so that nothing here
+All of it is messages between every two ranks, over any `PeerGroup`; each has its own tag, so that nothing here
 meets the messages of training.
 """
 

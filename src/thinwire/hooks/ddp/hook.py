@@ -30,7 +30,7 @@ def compress(model: nn.Module, codec: str | Codec = "3lc", **options: Any) -> Th
 
     Call it on every rank, after wrapping the model and before the first backward pass. Nothing else changes, but that
     gradients which no optimizer takes belong inside `model.no_sync()`: every other backward pass is a step.
-    Compressed bytes travel over a gloo group of their own, whatever group DDP uses.
+    Compressed bytes travel over a separate gloo group, whatever group DDP uses.
 
     Args:
         model: wrapped in DistributedDataParallel; what `torch.compile` made of one, too.
@@ -145,7 +145,7 @@ def _in_backward() -> bool:
 
 
 def _uncompressed(state: ThinwireState, buffer: torch.Tensor, *, last: bool) -> torch.futures.Future[torch.Tensor]:
-    """What DDP does without a hook: the same bits, with as little as possible around it."""
+    """Reduces as DDP does without a hook: the same bits, with as little as possible around it."""
     if state.core.residuals.mean:
         buffer.mul_(1 / state.world_size)
     # dist.all_reduce takes as long again, for looking up and logging what is known here.

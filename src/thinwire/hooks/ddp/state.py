@@ -16,7 +16,7 @@ from thinwire.hooks.exchange.state import ExchangeState
 
 
 class Reduction(NamedTuple):
-    """An all-reduce that nobody has waited for.
+    """An all-reduce under way.
 
     Args:
         work: to wait for.

@@ -1,4 +1,4 @@
-"""What `compress` of every hook takes, checked, and what all of them do with it before the first step.
+"""The arguments of `compress`, checked, and the exchange that every hook builds from them.
 
 A hook finds its tensors and takes gradients in its own way; which codecs they get, whom it meets, what ranks must have
 in common and how the exchange is made is the same for all, and stands here.
@@ -173,7 +173,7 @@ class ExchangeOptions:
 
     @property
     def _asked(self) -> dict[str, Any]:
-        """What is asked of the controller; the rest is as `Limits` has it."""
+        """The given arguments of the controller; `Limits` has the defaults of the others."""
         asked = {"lag_limit": self.lag_limit, "target": self.target}
         return {name: value for name, value in asked.items() if value is not None}
 
@@ -211,11 +211,11 @@ class ExchangeOptions:
     # ---- ranks
 
     def meet(self, ranks: Sequence[int], group: dist.ProcessGroup) -> PeerGroup:
-        """Returns the way to these ranks, as `ranks.meet`; by default the timeout is that of the training's group."""
+        """Returns connections to these ranks, as `ranks.meet`; the default timeout is that of the training's group."""
         return meet(ranks, self.timeout or timeout_of(group), self.credentials)
 
     def agree(self, peers: PeerGroup, tensors: Sequence[TrainedTensor], own: Mapping[str, Any]) -> None:
-        """Compares with rank 0 what all ranks must have in common, as `runtime.peers.agree`.
+        """Compares settings and tensors with rank 0's, as `runtime.peers.agree`.
 
         Args:
             peers: all ranks of the training.
@@ -237,7 +237,7 @@ class ExchangeOptions:
     def agreement(self, settings: tuple[Level, ...]) -> dict[str, Any]:
         """Returns what ranks must have in common of who chooses the codec, as JSON values.
 
-        Where one rank alone has a controller, ranks are told of the `id`, and of nothing that only it has.
+        Where one rank alone has a controller, the message names the `id` only.
         """
         if not settings:
             return {"id": self.codec if isinstance(self.codec, str) else self.codec.id}
@@ -284,7 +284,7 @@ class ExchangeOptions:
         *,
         blocking: bool = False,
     ) -> ExchangeAuto | None:
-        """Returns what chooses among the settings; None with a fixed codec, or where a rank has nobody to send to.
+        """Returns what chooses among the settings; None with a fixed codec, or with one rank.
 
         Args:
             settings: of `codec="auto"`.
@@ -299,7 +299,7 @@ class ExchangeOptions:
         )
 
     def few_bits(self, choices: Mapping[str, Choice], settings: tuple[Level, ...], rank: int) -> str:
-        """Returns the fixed codec in words where it takes fewer than 8 bits of a gradient; else, and off rank 0, ""."""
+        """Returns the fixed codec as text where it takes fewer than 8 bits of a gradient; else, and off rank 0, ""."""
         found = {str(each.up): None for each in choices.values() if takes_few_bits(each.up)}
         return "" if settings or rank or not found else ", ".join(found)
 

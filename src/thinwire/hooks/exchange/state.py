@@ -1,4 +1,4 @@
-"""What the hooks of equal ranks keep between steps: what travels with a checkpoint, and what the report reads."""
+"""The state of a hook between steps: residuals and step for checkpoints, counters for the report."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class ExchangeState:
 
     @property
     def beside(self) -> str:
-        """What else travels, of which nothing is counted here, in words."""
+        """Other traffic, which these counters leave out, as text."""
         return ""
 
     @property
@@ -187,11 +187,11 @@ class ExchangeState:
             self._guard.exchanged(anew=anew, skipped=self.steps_skipped)
 
     def __deepcopy__(self, memo: Any) -> _Copied:
-        """A copy of the model, such as one of averaged weights, takes part in nothing."""
+        """A copy of the model, such as one of averaged weights, exchanges nothing."""
         return _Copied()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """What is pickled, by itself or with a model that is saved whole, is no state; it says so at once."""
+        """Pickling keeps nothing of the state, and warns of that."""
         caution(
             f"{type(self).__name__} is being pickled, and nothing of it is kept, residuals neither: save "
             "state.state_dict() in its place, beside model.state_dict()"
@@ -255,7 +255,7 @@ class ExchangeState:
         return "mean" if self.core.residuals.mean else "sum"
 
     def layout(self) -> dict[str, int]:
-        """Returns how the run is divided: a state of the same layout is loaded as it is."""
+        """Returns how the run is divided: a state of the same layout is loaded without resizing."""
         return {"world_size": self.world_size}
 
     def blank_state_dict(self, world_size: int) -> dict[str, Any]:
@@ -327,7 +327,7 @@ class ExchangeState:
         return all(state.get(key) == value for key, value in self.layout().items())
 
     def _check_group(self, state: Mapping[str, Any]) -> None:
-        """Raises ConfigError for a state of other ranks of a larger job, which have a model or shards of their own."""
+        """Raises ConfigError for a state of other ranks of a larger job, which train another model or other shards."""
         group = state.get("group", "")
         if group and self._group and group != self._group and int(state["world_size"]) == self.world_size:
             raise ConfigError(
@@ -368,7 +368,7 @@ class ExchangeState:
 
 
 class _Copied:
-    """What a copied model has in place of its hook's state: torch keeps it there, and gives the copy no hook."""
+    """Stands in a copied model for its hook's state: torch copies that, and gives the copy no hook."""
 
     def state_dict(self) -> dict[str, Any]:
         """Raises ConfigError: nothing is kept here."""

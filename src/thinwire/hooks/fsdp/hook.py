@@ -1,4 +1,4 @@
-"""`fsdp.compress`, and what FSDP2 calls in place of its own reductions.
+"""`fsdp.compress`, and the exchanges that replace FSDP2's reductions.
 
 With replicas (HSDP) gradients are reduce-scattered inside a site by FSDP and averaged across sites by the exchange,
 both passes coded, each rank with those that hold the same shard. Without them every rank sends the others their shards
@@ -183,7 +183,7 @@ def _alone() -> dist.ProcessGroup:
 
 
 class _AllReduce:
-    """What is called with a parameter group's gradient shard, reduced inside the site, in place of an all-reduce."""
+    """Exchanges a parameter group's gradient shard, reduced inside the site, in place of an all-reduce."""
 
     def __init__(self, state: ShardedState) -> None:
         self._state = state
@@ -202,7 +202,7 @@ class _AllReduce:
 
 
 class _CodedReduceScatter(ReduceScatter):
-    """What is called with a parameter group's gradients, the shards of all ranks, in place of a reduce-scatter."""
+    """Exchanges a parameter group's gradients, the shards of all ranks, in place of a reduce-scatter."""
 
     def __init__(self, state: ShardedState, group: ParameterGroup) -> None:
         self._state = state

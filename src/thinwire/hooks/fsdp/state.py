@@ -22,7 +22,7 @@ from thinwire.transports.peers import PeerGroup
 
 @dataclass(eq=False, slots=True)
 class Ready:
-    """A parameter group whose gradients are to be exchanged in this step.
+    """A parameter group with the gradients that this step exchanges.
 
     Args:
         group: the parameter group.
@@ -48,7 +48,7 @@ class Ready:
 
 
 class Outcome(Enum):
-    """What became of a step on one rank, from best to worst."""
+    """The outcome of a step on one rank, from best to worst."""
 
     TAKEN = 0
     SKIPPED = 1
@@ -145,7 +145,7 @@ class ShardedState(ExchangeState):
         return self.compresses
 
     def flush(self, group: ParameterGroup, flat: torch.Tensor) -> None:
-        """Adds what waits in residuals to gradients that are about to be reduced uncompressed."""
+        """Adds residuals to gradients that are about to be reduced uncompressed."""
         if self.auto is not None and self.auto.flush.waiting and self._buckets[group].offsets:
             waiting = torch.zeros(flat.numel(), dtype=self.compute_dtype(group), device=flat.device)
             self.auto.flush.add(self._buckets[group], waiting)
@@ -177,7 +177,7 @@ class ShardedState(ExchangeState):
         self._ready.append(ready)
 
     def end_step(self) -> None:
-        """Exchanges what was kept back, waits for all of the step, and hands the averages to the parameters.
+        """Exchanges the newest group, waits for all of the step, and hands the averages to the parameters.
 
         Nothing happens where no gradients were reduced since the last step. One rank alone reduces none: a pass of it
         is a step, if it would reduce them on several.
@@ -219,7 +219,7 @@ class ShardedState(ExchangeState):
         self.between_steps()
 
     def _skip(self, ready: Sequence[Ready], own: Outcome, *, exchanged: bool) -> None:
-        """Makes all of a step's gradients NaN, and residuals what they were, where some shard skips it."""
+        """Makes all of a step's gradients NaN and restores residuals, where some shard skips it."""
         if self.auto is not None and not self.auto.compressed:
             self.auto.flush.skip()
         elif own is Outcome.TAKEN:
@@ -238,7 +238,7 @@ class ShardedState(ExchangeState):
             self.driver.bucket_ready(self._buckets[held[-1].group], values, self.step, len(held) - 1, last=last)
 
     def _worst(self, own: Outcome, device: torch.device) -> Outcome:
-        """Returns what became of the step on any shard: ranks of different shards see no other's averages.
+        """Returns the worst outcome of all shards: ranks of different shards see no other's averages.
 
         NaN in one shard's gradients need not be in another's, and a step is taken by all or by none. Without replicas
         a compressed step needs none of this, as all ranks take part in its exchange.
