@@ -1,10 +1,10 @@
 """Tensors averaged over the ranks by name, compressed: for training code that has no hook to offer.
 
 A functional training step, a loop over several models, a framework of one's own: where it calls
-`dist.all_reduce(gradient)`, it calls `state.average({"name": gradient, …})`. A codec leaves a residual for the next step,
-which belongs to one tensor: the name says which. A backend for `dist.init_process_group` would have to guess: a call of
-`all_reduce` has no name, DDP rebuilds its buckets after the first step, and two tensors of one size would share a
-residual, each sending what the other left.
+`dist.all_reduce(gradient)`, it calls `state.average({"name": gradient, …})`. A codec leaves a residual for the next
+step, which belongs to one tensor: the name says which. A backend for `dist.init_process_group` would have to guess: a
+call of `all_reduce` has no name, DDP rebuilds its buckets after the first step, and two tensors of one size would share
+a residual, each sending what the other left.
 """
 
 from __future__ import annotations
