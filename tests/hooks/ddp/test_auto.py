@@ -14,7 +14,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 import thinwire as tw
 from tests.hooks.ddp_ranks import (
-    Weights,
     backward,
     batch,
     ddp,
@@ -211,24 +210,6 @@ def run_unused(rank: int) -> list[float]:
     return waits
 
 
-def run_half_precision_by_default(rank: int) -> list[Weights]:
-    """Uncompressed steps with and without the hook while torch's default dtype is bfloat16."""
-    models, state = pair("one bucket", "auto")
-    force(state, 0)
-    optimizers = [torch.optim.SGD(model.parameters(), lr=0.05) for model in models]
-    inputs = [batch(rank, step) for step in range(3)]
-    torch.set_default_dtype(torch.bfloat16)
-    try:
-        for x, y in inputs:
-            for model, optimizer in zip(models, optimizers, strict=True):
-                optimizer.zero_grad()
-                nn.functional.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
-                optimizer.step()
-    finally:
-        torch.set_default_dtype(torch.float32)
-    return [weights(model.module) for model in models]
-
-
 CASES: dict[str, tuple[Any, ...]] = {
     "settings": (run_settings,),
     "limited": (run_limited,),
@@ -241,7 +222,6 @@ CASES: dict[str, tuple[Any, ...]] = {
     "none": (run_optimizer, ["none"] * 3),
     "fixed": (run_fixed,),
     "unused": (run_unused,),
-    "half precision": (run_half_precision_by_default,),
 }
 
 
@@ -320,8 +300,3 @@ def test_fixed_codec_of_few_bits_with_an_adaptive_optimizer_warns_once(ranks: Ra
 def test_unused_branch_keeps_its_residual_through_uncompressed_steps(ranks: Ranks) -> None:
     for _, compressed, *elsewhere, taken in ranks["unused"]:
         assert elsewhere == [compressed] * 2 and compressed > 0 and taken == 0
-
-
-def test_default_dtype_of_bfloat16_changes_no_bit(ranks: Ranks) -> None:
-    for plain, ours in ranks["half precision"]:
-        assert same(plain, ours)

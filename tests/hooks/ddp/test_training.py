@@ -114,9 +114,6 @@ def run_compiled(rank: int) -> dict[str, tuple[list[torch.Tensor], list[str]]]:
 
 
 CASES: dict[str, tuple[Any, ...]] = {
-    "plain": (run, {}, None),
-    "fp32, one bucket": (run, {}, {"codec": "fp32"}),
-    "fp32, many": (run, MANY_BUCKETS, {"codec": "fp32"}),
     "zstd, one bucket": (run, {}, ZSTD),
     "zstd, many": (run, MANY_BUCKETS, ZSTD),
     "zstd, views": (run, VIEWS, ZSTD),
@@ -139,10 +136,7 @@ def ranks() -> Ranks:
     return run_cases(3, CASES)
 
 
-def test_lossless_codec_trains_as_plain_ddp(ranks: Ranks) -> None:
-    for name in ("fp32, one bucket", "fp32, many"):
-        assert all(same(result, ranks[name][0]) for result in ranks[name]), name
-        close(ranks[name][0], ranks["plain"][0])
+def test_one_rank_alone_trains_as_plain_ddp(ranks: Ranks) -> None:
     for ours, plain in ranks["alone"]:
         assert same(ours, plain), "one rank alone loses nothing"
 
