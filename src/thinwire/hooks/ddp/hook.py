@@ -16,7 +16,6 @@ from thinwire.codecs import Codec
 from thinwire.collective.residuals import TrainedTensor
 from thinwire.errors import ConfigError
 from thinwire.hooks.ddp.state import Reduction, ThinwireState
-from thinwire.hooks.exchange.auto import ExchangeAuto
 from thinwire.hooks.exchange.options import ExchangeOptions
 from thinwire.hooks.exchange.ranks import check_floating
 from thinwire.hooks.guards import StepGuard
@@ -112,31 +111,11 @@ def thinwire_hook(state: ThinwireState, bucket: dist.GradBucket) -> torch.future
         if auto is not None and auto.flush.waiting:
             auto.flush.add(state.bucket(bucket), buffer)
         return _uncompressed(state, buffer, last=last)
-    if last and _in_backward():  # gradients of a rank that joined early are nobody's here
+    if last and _in_backward():  # gradients of a rank that joined early count for no step here
         state.watch_step()
-    future = state.driver.bucket_ready(state.bucket(bucket), buffer, step, index, last=last)
-    if last:
-        _raise_after_backward(state)
-    return future
-
-
-def _raise_after_backward(state: ThinwireState) -> None:
-    """DDP turns a failed future into an obscure error; a callback at the end of backward raises the real one."""
-    # A rank that joined early hears of a failure at its next bucket.
-    if _in_backward():
+        # DDP turns a failed future into an obscure error. A rank that joined early finds a failure at its next bucket.
         torch.autograd.Variable._execution_engine.queue_callback(state.driver.wait_step)
-
-
-def _look_after_backward(auto: ExchangeAuto) -> None:
-    """Looks at the averages of an uncompressed step once DDP has waited for them all; raises where they are to."""
-
-    def look() -> None:
-        auto.flush.look()
-
-    if _in_backward():
-        engine = torch.autograd.Variable._execution_engine
-        # DDP queues its own wait right after this, and so before what is queued by a callback.
-        engine.queue_callback(partial(engine.queue_callback, look))
+    return state.driver.bucket_ready(state.bucket(bucket), buffer, step, index, last=last)
 
 
 def _in_backward() -> bool:
@@ -157,8 +136,11 @@ def _uncompressed(state: ThinwireState, buffer: torch.Tensor, *, last: bool) -> 
         state.under_way.append(Reduction(work, buffer, averages))
     if last and state.under_way:  # earlier buckets, where not this one; DDP queues its own wait right after this
         torch.autograd.Variable._execution_engine.queue_callback(state.finish_reductions)
-    if last and auto is not None:
-        _look_after_backward(auto)
+    if last and auto is not None and _in_backward():
+        # It raises for NaN once DDP has all averages: DDP queues its own wait right after this, and so before what is
+        # queued by a callback.
+        engine: Any = torch.autograd.Variable._execution_engine
+        engine.queue_callback(partial(engine.queue_callback, auto.flush.look))
     if averages is not None:
         return averages
 
