@@ -112,7 +112,7 @@ def thinwire_hook(state: ThinwireState, bucket: dist.GradBucket) -> torch.future
             auto.flush.add(state.bucket(bucket), buffer)
         return _uncompressed(state, buffer, last=last)
     if last and _in_backward():  # gradients of a rank that joined early count for no step here
-        state.watch_step()
+        state.watch(anew=state.emptied.take())
         # DDP turns a failed future into an obscure error. A rank that joined early finds a failure at its next bucket.
         torch.autograd.Variable._execution_engine.queue_callback(state.driver.wait_step)
     return state.driver.bucket_ready(state.bucket(bucket), buffer, step, index, last=last)

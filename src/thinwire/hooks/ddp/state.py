@@ -59,7 +59,8 @@ class ThinwireState(ExchangeState):
 
     Attributes:
         group: of DDP.
-        under_way: the step's all-reduces that nobody has waited for.
+        under_way: the step's all-reduces.
+        emptied: whether gradients were None since the last compressed step.
     """
 
     def __init__(self, *, parameters: Mapping[str, torch.Tensor], model: DistributedDataParallel, **kept: Any) -> None:
@@ -72,11 +73,11 @@ class ThinwireState(ExchangeState):
         self._names = {id(parameter): name for name, parameter in parameters.items()}
         self._orders = {name: _order(parameter) for name, parameter in parameters.items()}
         self._buckets: dict[tuple[int, ...], Bucket] = {}
-        self._emptied = _Emptied([*parameters.values()][-1])  # which a backward pass comes to first, as a rule
+        self.emptied = _Emptied([*parameters.values()][-1])  # which a backward pass comes to first, as a rule
 
     def close(self) -> None:
         super().close()
-        self._emptied.close()
+        self.emptied.close()
 
     @property
     def reduces_late(self) -> bool:
@@ -130,10 +131,6 @@ class ThinwireState(ExchangeState):
                 "join(divide_by_initial_world_size=False) divides gradients by the ranks that still have data, and "
                 "DDP tells no communication hook of them; leave the argument out, or give every rank as many batches"
             )
-
-    def watch_step(self) -> None:
-        """Looks whether the gradients of the compressed step before are gone; called with a step's last bucket."""
-        self.watch(anew=self._emptied.take())
 
     def finish_reductions(self) -> None:
         """Waits for the step's all-reduces; called at the end of a backward pass, before DDP waits for their futures.
