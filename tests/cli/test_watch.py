@@ -38,7 +38,7 @@ def test_one_frame(command: Command, steps: Path, tmp_path: Path) -> None:
     assert result.status == 0, result.err
     for line in (
         r"steps.jsonl: step 79, 2 workers",
-        r"speed +2 steps/s, 500 ms a step \(over 50 steps\)",
+        r"speed +2 steps/s, 500 ms a step \(50 of 50 steps recorded\)",
         r"bytes +120 B up, 80 B down a step",
         r"ratio +40\.2× less than 8.04 kB in the tensors' own dtype",
         r"time +encode 100 ms, decode 0 ms, wait 50 ms: 30% of a step",

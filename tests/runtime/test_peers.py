@@ -14,7 +14,7 @@ from tests.transports.memory_peers import Links, MemoryPeerGroup, groups, on_eve
 from thinwire.errors import ProtocolError, TransportError
 from thinwire.runtime import peers as peers_module
 from thinwire.runtime.clock import SystemClock
-from thinwire.runtime.peers import agree, gather, gather_at_first, leave, measure_link
+from thinwire.runtime.peers import agree, from_first, gather, gather_at_first, leave, measure_link
 from thinwire.runtime.sealed import LENGTH_NBYTES, SEAL_NBYTES, SealedPeerGroup
 from thinwire.transports.peers import PeerGroup, ReceiveBuffer
 
@@ -27,6 +27,7 @@ def test_gather_takes_bytes_of_any_length(monkeypatch: pytest.MonkeyPatch) -> No
     texts = [b"first", b"", bytes(range(256)) * 4]
     assert on_every_rank(groups(3), lambda group: gather_at_first(group, texts[group.rank])) == [texts, [], []]
     assert on_every_rank(groups(1), lambda group: gather_at_first(group, b"alone")) == [[b"alone"]]
+    assert on_every_rank(groups(3), lambda group: from_first(group, texts[2 - group.rank])) == [texts[2]] * 3
 
 
 def agree_unless(group: MemoryPeerGroup, other: dict[str, Any]) -> None:

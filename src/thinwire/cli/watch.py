@@ -174,7 +174,7 @@ def _lines(figures: Figures) -> list[tuple[str, str]]:
     plain = f"{nbytes_text(figures.plain_nbytes)} in the tensors' own dtype"
     travelled = f"{nbytes_text(figures.push_nbytes)} up, {nbytes_text(figures.pull_nbytes)} down a step"
     lines = [
-        ("speed", f"{speed} (over {counted(figures.steps, 'step')})"),
+        ("speed", f"{speed} ({figures.steps:,} of {counted(figures.of_steps, 'step')} recorded)"),
         ("bytes", travelled),
         ("ratio", f"{figures.ratio:.1f}× less than {plain}" if figures.ratio else f"nothing travelled, of {plain}"),
         ("time", seconds),

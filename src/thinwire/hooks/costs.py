@@ -1,13 +1,13 @@
-"""What a training has cost one worker since it began: the sums so far, and the report of them.
+"""Sums of bytes and seconds of one worker since the training began, and the report of them.
 
-What a single step cost, table by table, is for `hooks/records.py` to say.
+`hooks/records.py` has the costs of single steps and tables.
 """
 
 from __future__ import annotations
 
 import time
 
-from thinwire.hooks.report import TrainingReport, training_report
+from thinwire.hooks.report import Report
 from thinwire.runtime.driver import WorkerDriver
 from thinwire.runtime.rank_shards import RankShards
 from thinwire.telemetry import WARM_UP_EXCHANGES, WarmUp
@@ -28,6 +28,8 @@ class TrainingCosts:
         self._warm_up = WarmUp()
         self._first_step, self._clock = worker.iteration, worker.clock
         self._began, self._joining = time.perf_counter(), dict[str, float]()
+        self._before = dict[str, float]()
+        """The sums before the first step."""
         self._ends: list[int] = []
         """After how many steps each of the first exchanges has been answered."""
         self._after: list[tuple[int, dict[str, float]]] = []
@@ -41,6 +43,7 @@ class TrainingCosts:
         self._began = time.perf_counter()
         counted = self._worker.counters.snapshot()
         self._joining = {name: value for name, value in counted.items() if name.endswith("_seconds")}
+        self._before = self.traffic()
 
     def pass_over(self, steps: int) -> None:
         """Leaves out steps that the worker was carried past, with a state of other steps."""
@@ -68,7 +71,7 @@ class TrainingCosts:
         spent = {name: counted[name] - seconds for name, seconds in self._joining.items()}
         return {**counted, **spent, "wire_bytes_push": sent, "wire_bytes_pull": received}
 
-    def report(self) -> TrainingReport:
+    def report(self) -> Report:
         """See `DistributedOptimizer.report`."""
         nbytes = sum(tensor.shown.nbytes for tensor in self._worker.model.tensors if not tensor.state)
         if self._shards is not None:  # what a rank sends and serves, as in a ring
@@ -80,15 +83,29 @@ class TrainingCosts:
         if apart and apart[-1][0] > warm_up:
             warm_up, before = apart[-1]
             since = {name: value - before.get(name, 0) for name, value in sums.items()}
-        return training_report(
-            taken - warm_up,
-            since,
+        all_steps, timed = 1 / max(1, taken), 1 / max(1, taken - warm_up)
+
+        def mean(name: str) -> float:
+            return since.get(f"{name}_seconds", 0) * timed
+
+        return Report(
+            taken=taken,
+            steps=taken,
+            seconds=since.get("seconds", 0) * timed,
+            compute_s=since.get("seconds", 0) * timed - mean("exchange"),
+            encode_s=mean("encode"),
+            decode_s=mean("decode"),
+            wait_s=mean("wait"),
+            sent_nbytes=sums["wire_bytes_push"] * all_steps,
+            received_nbytes=sums["wire_bytes_pull"] * all_steps,
             uncompressed_nbytes=nbytes,
-            void_rounds=sums.get("void_rounds", 0),
+            void_rounds=int(sums.get("void_rounds", 0)),
             warm_up=warm_up,
             warm_up_s=(sums.get("exchange_seconds", 0) - since.get("exchange_seconds", 0)) / max(1, warm_up),
             compiling=bool(self._ends) and len(apart) < WARM_UP_EXCHANGES,
         )
 
     def _sums(self) -> dict[str, float]:
-        return {**self.traffic(), "seconds": time.perf_counter() - self._began}
+        """Returns the sums and the seconds since the worker has joined."""
+        counted = {name: value - self._before.get(name, 0) for name, value in self.traffic().items()}
+        return {**counted, "seconds": time.perf_counter() - self._began}

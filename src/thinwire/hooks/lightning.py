@@ -16,10 +16,7 @@ from torch import nn
 
 from thinwire.codecs import Codec
 from thinwire.hooks import ddp
-from thinwire.hooks.auto_checks import adapts
-from thinwire.hooks.auto_optimizer import AutoOptimizer
-from thinwire.hooks.exchange.state import ExchangeState
-from thinwire.hooks.framework_models import compress_wrapped, distribute_wrapped
+from thinwire.hooks.framework_models import WrappedModel
 from thinwire.hooks.wrapping import is_distributed, is_sharded
 
 try:
@@ -30,25 +27,13 @@ except ImportError as error:
     ) from error
 
 
-class ThinwireCallback(Callback):
+class ThinwireCallback(WrappedModel, Callback):
     """Compresses the gradients of a Lightning training with `strategy="ddp"`. Residuals are in its checkpoints.
 
     So it does with `ModelParallelStrategy` where the module's `configure_model` calls `fully_shard`.
 
     Args:
-        codec: as in `ddp.compress`, or `fsdp.compress`. Without one thinwire chooses what is exchanged, as
-            `tw.distribute(model, optimizer)` does where there is one optimizer: of SGD, and of what FSDP2 has sharded,
-            gradients by `"auto"`, of others local updates or a plain all-reduce. A training that resumes chooses anew,
-            and with local updates from rank 0's weights and moments.
-        telemetry: a file of JSON lines, for `thinwire watch` and `thinwire report`: every rank adds records of every
-            tenth step, and its loss as often as Lightning logs.
-        **options: likewise, such as `sparsity=1.0`, `codecs={…}` or `start_step=50`; or of `tw.distribute`. With
-            "16-mixed" Lightning's GradScaler is given by itself, with `nonfinite="skip"`.
-
-    Attributes:
-        state: what `ddp.compress` or `fsdp.compress` returned, once `fit` has begun; `ddp.report(callback.state)` or
-            `fsdp.report` says what was sent.
-        optimizer: what `tw.distribute` returned in its place; its `report()` says what was chosen, and sent.
+        codec, telemetry, **options: of `WrappedModel`, which describes `state` and `optimizer`, too.
 
     Example::
 
@@ -59,12 +44,9 @@ class ThinwireCallback(Callback):
     def __init__(
         self, codec: str | Codec | None = None, *, telemetry: str | Path | None = None, **options: Any
     ) -> None:
-        self.state: ExchangeState | None = None
-        self.optimizer: AutoOptimizer | None = None
-        self._codec, self._options, self._telemetry = codec, options, telemetry
+        super().__init__(codec, telemetry, options)
         self._saved: Mapping[str, Any] | None = None
         self._fits = False
-        self._model: weakref.ref[nn.Module] | None = None
         self._left: tuple[weakref.ref[LightningModule] | None, dict[str, Any] | None] = None, None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -76,35 +58,35 @@ class ThinwireCallback(Callback):
         wrapped: nn.Module = trainer.strategy.model
         if not is_distributed(wrapped, trainer.world_size):
             return
-        if self._codec is None and _distributes(trainer, wrapped):
+        if self._replaces_optimizer(trainer):
             return
-        scaler = getattr(trainer.precision_plugin, "scaler", None)
         self._fits = True
-        if is_sharded(wrapped) and self.state is not None and self._model is not None and self._model() is wrapped:
+        if is_sharded(wrapped) and self._has_hook(wrapped):
             return  # FSDP2's hooks stay for as long as the model does
-        self.state = compress_wrapped(wrapped, self._codec, self._options, scaler, self._telemetry)
-        self._model = weakref.ref(wrapped)
+        state = self._compress(wrapped, getattr(trainer.precision_plugin, "scaler", None))
         saved, self._saved = self._saved, None  # once: a later fit goes on from what this one leaves
         module, left = self._left
         if saved is not None:
-            ddp.AllRanks(self.state).load_state_dict(saved)
+            ddp.AllRanks(state).load_state_dict(saved)
         elif left is not None and module is not None and module() is pl_module:
-            self.state.load_state_dict(left)
+            state.load_state_dict(left)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Takes the place of an adaptive optimizer, which has its state of a checkpoint by now."""
-        wrapped: nn.Module = trainer.strategy.model
-        if self._codec is None and _distributes(trainer, wrapped):
+        if self._replaces_optimizer(trainer):
             [inner] = trainer.strategy.optimizers
-            self.optimizer = distribute_wrapped(wrapped, inner, self._options, self._telemetry)
-            trainer.strategy.optimizers = [self.optimizer]
+            trainer.strategy.optimizers = [self._distribute(trainer.strategy.model, inner)]
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Gives all ranks the same weights, and the optimizer back."""
-        if self.optimizer is not None and not self.optimizer.closed:
-            self.optimizer.flush()
-            self.optimizer.close()
-            trainer.strategy.optimizers = [self.optimizer.inner]
+        if (inner := self._give_back()) is not None:
+            trainer.strategy.optimizers = [inner]
+
+    def _replaces_optimizer(self, trainer: Trainer) -> bool:
+        """Whether `tw.distribute` is to train a model's one optimizer, in place of a hook that codes gradients."""
+        if self._codec is not None or trainer.world_size == 1 or len(trainer.strategy.optimizers) != 1:
+            return False
+        return self._distributes(trainer.strategy.model, trainer.strategy.optimizers[0])
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -137,10 +119,3 @@ class ThinwireCallback(Callback):
             if self.state.driver.failure is None:
                 self._left = weakref.ref(pl_module), self.state.state_dict()
             self.state.close()
-
-
-def _distributes(trainer: Trainer, wrapped: nn.Module) -> bool:
-    """Whether `tw.distribute` is to train a model's one optimizer, in place of a hook that codes gradients."""
-    optimizers = trainer.strategy.optimizers
-    several_ranks = trainer.world_size > 1 and not is_sharded(wrapped)
-    return several_ranks and len(optimizers) == 1 and adapts(optimizers[0])

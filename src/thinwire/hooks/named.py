@@ -1,10 +1,10 @@
 """Tensors averaged over the ranks by name, compressed: for training code that has no hook to offer.
 
 A functional training step, a loop over several models, a framework of one's own: where it calls
-`dist.all_reduce(gradient)`, it calls `state.average({"name": gradient, …})`. What a codec does not send waits in a
-residual, and a residual belongs to one tensor. Here the name says which. A backend for `dist.init_process_group` would
-have to guess: a call of `all_reduce` has no name, DDP rebuilds its buckets after the first step, and two tensors of
-one size would share a residual, each sending what the other left.
+`dist.all_reduce(gradient)`, it calls `state.average({"name": gradient, …})`. A codec leaves a residual for the next
+step, which belongs to one tensor: the name says which. A backend for `dist.init_process_group` would have to guess: a
+call of `all_reduce` has no name, DDP rebuilds its buckets after the first step, and two tensors of one size would share
+a residual, each sending what the other left.
 """
 
 from __future__ import annotations
@@ -22,26 +22,16 @@ from thinwire.collective.residuals import TrainedTensor
 from thinwire.errors import ConfigError
 from thinwire.hooks.exchange.options import ExchangeOptions
 from thinwire.hooks.exchange.ranks import check_floating
-from thinwire.hooks.exchange.report import Report, report
 from thinwire.hooks.exchange.saved import merge
 from thinwire.hooks.exchange.state import ExchangeState
+from thinwire.hooks.report import Report, report
 from thinwire.runtime.collective import CollectiveDriver
 
 __all__ = ["ExchangeOptions", "NamedState", "Report", "compress", "merge", "report"]
 
 
 class NamedState(ExchangeState):
-    """The state that `named.compress` returns: call `average` every step, save `state_dict()` with every checkpoint.
-
-    Attributes:
-        step: calls of `average` so far.
-        resumed: how the last `load_state_dict` went, in words; empty before.
-        link_bps: bits per second of the slowest link, as measured at the start; 0 where it was not.
-    """
-
-    merge_name = "named.merge"
-
-    __slots__ = ("__weakref__", "_buckets", "_shapes")
+    """The state that `named.compress` returns, as of `ExchangeState`: call `average` every step."""
 
     def __init__(self, *, tensors: Mapping[str, torch.Tensor], **kept: Any) -> None:
         super().__init__(**kept)
@@ -63,7 +53,7 @@ class NamedState(ExchangeState):
         self._check(tensors)
         self.driver.check_open()
         self.driver.raise_failure()
-        self.follow_loss_scale()
+        self.begin_step()
         flat = {name: tensors[name].detach().contiguous().view(-1) for name in self._buckets}
         for index, (name, bucket) in enumerate(self._buckets.items()):
             self.driver.bucket_ready(bucket, flat[name], self.step, index, last=index == len(flat) - 1)
@@ -72,7 +62,6 @@ class NamedState(ExchangeState):
             if averaged.data_ptr() != tensors[name].data_ptr():
                 tensors[name].detach().copy_(averaged.view(tensors[name].shape))
         self.step += 1
-        self.note_warm_up()
         self.between_steps()
 
     def _check(self, tensors: Mapping[str, torch.Tensor]) -> None:

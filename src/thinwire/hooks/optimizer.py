@@ -14,7 +14,7 @@ from thinwire.errors import ConfigError, SessionLostError
 from thinwire.hooks import ending
 from thinwire.hooks.costs import TrainingCosts
 from thinwire.hooks.records import Recorder, residual_ratios
-from thinwire.hooks.report import TrainingReport
+from thinwire.hooks.report import Report
 from thinwire.hooks.resuming import Resumable, check_state
 from thinwire.hooks.several import num_held
 from thinwire.hooks.starting import agree, start
@@ -381,7 +381,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Returns this worker's sums so far: payload and wire bytes and values each way, and seconds by purpose."""
         return self._costs.traffic()
 
-    def report(self) -> TrainingReport:
+    def report(self) -> Report:
         """Returns what the exchanges cost so far, and the share of the time that was left for computing; print it."""
         return self._costs.report()
 

@@ -18,7 +18,7 @@ from thinwire.cautions import caution
 from thinwire.codecs import Codec
 from thinwire.errors import ConfigError
 from thinwire.hooks.several import class_names, parts
-from thinwire.hooks.sparse_modules import check_dense
+from thinwire.hooks.wrapping import check_dense
 from thinwire.optimizers.options import portable_options
 from thinwire.optimizers.runner import ALLOWED
 from thinwire.policies.assignment import Assignment, Partition, Sized

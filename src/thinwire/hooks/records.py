@@ -1,14 +1,24 @@
-"""What is recorded of a step: how far residuals lag, and what every table cost, for the metrics writers."""
+"""Step records for metrics writers: of a worker's tables at every step, of a hook's tensors at measured steps.
+
+A hook's step is measured from its first gradients on, and recorded when the next one begins: by then every thread is
+done with it. Between two measured steps nothing is counted that the report does not count as well; what FSDP gathers is
+for the report alone.
+"""
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import SupportsFloat
 
 from thinwire.cautions import caution
-from thinwire.hooks.scores import number
+from thinwire.collective.core import Collective
+from thinwire.collective.residuals import TrainedTensor
+from thinwire.collective.tally import Tally, total
+from thinwire.errors import ConfigError
+from thinwire.runtime.collective import CollectiveDriver
 from thinwire.runtime.metrics import MetricsWriter
 from thinwire.telemetry import StepRecord
 from thinwire.worker.costs import StepCost
@@ -17,6 +27,9 @@ from thinwire.worker.table import WorkerTable
 
 LAG_WARNING = 100.0
 """Steps of updates waiting in a residual: 2–4 are normal at s = 1, 11–31 at 1.75; far more is a rate too high."""
+_WEIGHT = 0.1
+"""Of a measured step in the running mean of norms, so that one easy batch does not look like a lag."""
+_PHASES = ("encode_seconds", "decode_seconds", "wait_seconds")
 
 
 def residual_ratios(model: WorkerModel) -> dict[str, float]:
@@ -32,20 +45,45 @@ def residual_ratios(model: WorkerModel) -> dict[str, float]:
     return ratios
 
 
-class Recorder:
-    """Gives every metrics writer a record of every table at every step, and warns once of a lag that is too long.
+class StepRecords:
+    """Gives metrics writers the records of one rank.
+
+    Args:
+        writers: closed with the records.
+        rank: of this process.
+    """
+
+    def __init__(self, writers: Sequence[MetricsWriter], rank: int) -> None:
+        self._writers, self._rank = writers, rank
+
+    def _write(self, record: StepRecord) -> None:
+        for writer in self._writers:
+            writer.record(record)
+
+    def record_scores(self, step: int, loss: SupportsFloat | None, accuracy: SupportsFloat | None) -> None:
+        """Records a step's scores. Raises ConfigError where one is neither a number nor a tensor with one value."""
+        scores = _number("loss", loss), _number("accuracy", accuracy)
+        self._write(StepRecord.of_scores(step, self._rank, time.time(), *scores))
+
+    def close(self) -> None:
+        """Closes the metrics writers."""
+        for writer in self._writers:
+            writer.close()
+
+
+class Recorder(StepRecords):
+    """Records every table of a worker at every step, and warns once of a lag that is too long.
 
     Whether a step changed a table is known when its update has come: records leave when the next step ends.
 
     Args:
-        metrics: closed with the recorder; without any, nothing is recorded.
-        rank: of this worker.
+        metrics, rank: of `StepRecords`; without any writer, nothing is recorded.
         serving_ranks: how many ranks serve each other, in a group; 0 where servers are apart.
     """
 
     def __init__(self, metrics: Sequence[MetricsWriter], rank: int, serving_ranks: int = 0) -> None:
-        self._metrics, self._rank, self._serving_ranks = metrics, rank, serving_ranks
-        self._warned = False
+        super().__init__(metrics, rank)
+        self._serving_ranks, self._warned = serving_ranks, False
         self._waiting: list[tuple[WorkerTable, StepRecord]] = []
 
     def begin(self, model: WorkerModel) -> None:
@@ -55,7 +93,7 @@ class Recorder:
 
     def record(self, step: int, model: WorkerModel) -> None:
         """Records one step, and resets the tables' costs for the next."""
-        if not self._metrics:
+        if not self._writers:
             return
         self._send()
         ratios = residual_ratios(model)
@@ -80,24 +118,14 @@ class Recorder:
                 self._waiting.append((table, record))
                 table.cost = StepCost()
 
-    def record_scores(self, step: int, loss: SupportsFloat | None, accuracy: SupportsFloat | None) -> None:
-        """Records what belongs to a step as a whole."""
-        record = StepRecord.of_scores(step, self._rank, time.time(), number("loss", loss), number("accuracy", accuracy))
-        for writer in self._metrics:
-            writer.record(record)
-
     def close(self) -> None:
-        """Sends what waits and closes the metrics writers."""
         self._send()
-        for writer in self._metrics:
-            writer.close()
+        super().close()
 
     def _send(self) -> None:
         for table, record in self._waiting:
-            record = replace(record, skipped=record.step not in table.changed_in)
+            self._write(replace(record, skipped=record.step not in table.changed_in))
             table.changed_in = {step for step in table.changed_in if step > record.step}
-            for writer in self._metrics:
-                writer.record(record)
         self._waiting.clear()
 
     def _warn_of_lag(self, ratios: dict[str, float]) -> None:
@@ -108,3 +136,126 @@ class Recorder:
                 f"{worst}: {ratios[worst]:.0f} steps of updates wait in its residual; a smaller learning rate or "
                 "sparsity multiplier would let them through"
             )
+
+
+class ExchangeRecords(StepRecords):
+    """Records every tensor of a hook, and the step as a whole, at one step in so many.
+
+    Args:
+        writers, rank: of `StepRecords`.
+        core, driver: of the exchange.
+        every: steps from one measured step to the next.
+
+    Raises:
+        ConfigError: `every` is below 1.
+    """
+
+    def __init__(
+        self, writers: Sequence[MetricsWriter], rank: int, core: Collective, driver: CollectiveDriver, every: int
+    ) -> None:
+        if every < 1:
+            raise ConfigError(f"every={every}; a step in {every} cannot be recorded, take 1 or more")
+        super().__init__(writers, rank)
+        self._core, self._driver, self._every = core, driver, every
+        self._step = self._skipped = 0
+        self._tally: Tally | None = None
+        self._before: Mapping[str, float] = {}
+        self._norms: dict[str, float] = {}
+
+    def next_step(self, step: int, skipped: int, link_bps: float) -> None:
+        """Records the step that is over, if it was measured, and measures the one to come, if it is its turn.
+
+        Args:
+            step: the one to come.
+            skipped: how many steps were, so far.
+            link_bps: of the slowest link, as measured last; 0 where it was not.
+        """
+        if self._tally is not None and step == self._step:
+            return  # it is measured, and has not begun
+        self.end_step(step, skipped, link_bps)
+        if step % self._every == 0:
+            self._tally = self._core.tally = Tally()
+            self._step, self._before, self._skipped = step, self._driver.counters(), skipped
+
+    def end_step(self, step: int, skipped: int, link_bps: float) -> None:
+        """Records the step before `step`, if it was measured; if `step` is, which has not begun, it is forgotten."""
+        if self._tally is not None and step != self._step:
+            self._record(self._tally, link_bps, skipped=skipped > self._skipped)
+        self._tally = self._core.tally = None
+
+    def _record(self, tally: Tally, link_bps: float, *, skipped: bool) -> None:
+        now, core = time.time(), self._core
+        pushed, pulled = total(tally.pushed), total(tally.pulled)
+        units = {} if skipped else self._running_norms(tally)
+        # The owner of everything sends no gradient and receives no average, but codes the averages.
+        compressed = bool(tally.pushed or tally.pulled or tally.squares)
+        for name, tensor in core.residuals.tensors.items():
+            own = sum(part.numel for part in core.residuals.partitions[name] if part.server == core.residuals.rank)
+            share = 1 - (own / max(1, tensor.numel) if compressed else 1 / core.residuals.world)
+            ring = int(tensor.nbytes * share)
+            norm = self._residual_norm(tensor)
+            self._write(
+                StepRecord(
+                    step=self._step,
+                    table=name,
+                    numel=tensor.numel,
+                    rank=self._rank,
+                    codec=self._codec(tensor) if compressed else "uncompressed",
+                    payload_bytes_push=int(pushed[name]) if compressed else ring,
+                    payload_bytes_pull=int(pulled[name]) if compressed else ring * core.pulls,
+                    residual_norm=norm,
+                    residual_lag=None if norm is None or name not in units else norm / units[name],
+                    skipped=skipped,
+                    time_s=now,
+                    itemsize=tensor.dtype.itemsize,
+                    ways=1 + core.pulls,
+                    share=share,
+                )
+            )
+        sums = self._driver.counters()
+        encode_s, decode_s, wait_s = (sums.get(name, 0.0) - self._before.get(name, 0.0) for name in _PHASES)
+        self._write(
+            StepRecord(
+                step=self._step,
+                table="",
+                numel=0,
+                rank=self._rank,
+                encode_s=encode_s,
+                decode_s=decode_s,
+                wait_s=wait_s,
+                time_s=now,
+                link_bps=link_bps or None,
+            )
+        )
+
+    def _running_norms(self, tally: Tally) -> dict[str, float]:
+        """Returns the running mean of the norm of what every tensor's codecs were given, where it is not 0."""
+        for name, square in total(tally.squares).items():
+            if math.isfinite(square) and square > 0:
+                before = self._norms.get(name, math.sqrt(square))
+                self._norms[name] = before + _WEIGHT * (math.sqrt(square) - before)
+        return self._norms
+
+    def _residual_norm(self, tensor: TrainedTensor) -> float | None:
+        residuals = self._core.residuals
+        held = [residuals.contexts.get((tensor.name, part)) for part in residuals.partitions[tensor.name]]
+        norms = [float(each.residual.norm()) for each in held if each is not None and each.residual is not None]
+        return math.hypot(*norms) if norms else None
+
+    def _codec(self, tensor: TrainedTensor) -> str:
+        """Returns the id of the pushes' codec; a tensor that only this rank averages has that of averages."""
+        residuals = self._core.residuals
+        sent = [part for part in residuals.partitions[tensor.name] if part.server != residuals.rank]
+        chosen = [each.codec for part in sent if (each := residuals.contexts.get((tensor.name, part))) is not None]
+        return (chosen[0] if chosen else tensor.choice.up).id
+
+
+def _number(name: str, score: SupportsFloat | None) -> float | None:
+    """Returns a score as a number, None for none. Raises ConfigError where it is not one value."""
+    if score is None:
+        return None
+    shape = tuple(getattr(score, "shape", ()))
+    if not hasattr(score, "__float__") or math.prod(shape) != 1:
+        of = f" of shape {shape}" if shape else ""
+        raise ConfigError(f"{name} is a {type(score).__name__}{of}; expected a number, or a tensor with one value")
+    return float(score.item() if hasattr(score, "item") else score)  # torch warns of float(loss)

@@ -1,56 +1,93 @@
-"""What the exchanges cost one worker of a training, and how much of its time was left for computing."""
+"""Costs and savings of one rank's exchanges, and whether compression pays on this link."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from thinwire.quantities import ms_text, nbytes_text
+from thinwire.codecs import Codec
+from thinwire.hooks.exchange.state import ExchangeState
+from thinwire.policies.compression import Choice
+from thinwire.quantities import counted, ms_text, nbytes_text, rate_text
+
+_SPENT = ("encode_seconds", "decode_seconds", "copy_seconds")
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingReport:
-    """Means over the steps so far, of one worker; seconds and bytes are per step, exchanged or not.
+class Report:
+    """The exchanges of one rank, so far; print it.
+
+    Bytes are means over all steps, and so is the ratio. Seconds are means over `steps` without the first `warm_up`, in
+    which everything starts and compiles. A hook's `steps` are compressed ones; the optimizer's are all.
 
     Attributes:
-        steps: after the first ones, in which everything starts and compiles: those of `telemetry.warm_up_steps`, and
-            all up to the answer of the second exchange, or of the first, if another one has come since.
-        seconds: of a step, by the clock.
-        compute_s: outside thinwire: forward, backward, the worker's own optimizer, data and evaluation.
-        encode_s: encoding pushes.
-        decode_s: decoding and applying pulls.
-        wait_s: waiting for a shard, and so for the link and the other workers.
+        taken: steps so far, uncompressed and skipped ones too.
+        steps: those of them that seconds are of, the first ones included.
         sent_nbytes: that left, message heads included.
-        received_nbytes: that came, likewise.
-        uncompressed_nbytes: of the trained parameters in their own dtypes, which a training that exchanges every step
-            uncompressed would send, and receive.
+        received_nbytes: that came, likewise; None where a rank receives as much as it sends.
+        uncompressed_nbytes: that would leave uncompressed, in the parameters' own dtypes, and come likewise. For a hook
+            as in a ring all-reduce: 2·(N − 1)/N times the gradients' size, or half of it where gradients are only
+            sent to who owns their shard.
+        encode_s: encoding pushes.
+        decode_s: decoding, and averaging or applying.
+        wait_s: waiting for other ranks or servers, and so for the link.
+        copy_s: copies to and from the host.
+        warm_up: how many first steps are in no seconds; see `telemetry.WarmUp`.
+        warm_up_s: seconds a step that exchanges took in those.
+        steps_skipped: steps that no rank took because of NaN or Inf.
         void_rounds: exchanges that went without this worker.
-        warm_up: how many first steps are in no mean.
-        warm_up_s: seconds a step that exchanges took in those, compiling included.
-        compiling: the means are of the first two exchanges too, in which kernels may have compiled: there were no more.
+        seconds: by the clock; 0 where nothing else than exchanges is timed.
+        compute_s: outside thinwire: forward, backward, the worker's own optimizer, data and evaluation.
+        compiling: seconds are of the first two exchanges too, in which kernels may have compiled.
+        codecs: the codecs in use, both ways where there are two, uncompressed tensors included; `auto` where one is
+            chosen step by step; empty where it is not known.
+        bits_per_value: payload bits per value sent of a gradient or an average, uncompressed tensors included.
+        link_bps: bits per second of the slowest link, as measured last; 0 where it was not measured.
+        lag: where codecs bound it, the longest of any slice in steps, as measured last; else None.
+        sparsity: likewise the least and the largest sparsity multiplier of the next step.
+        auto: with `codec="auto"` the setting in use, in words.
+        beside: what else travels, of which nothing here is counted, in words.
+        gathered: the codec of parameters that are gathered, whose bytes are counted too; empty where none are coded.
+        resumed: how the state was loaded, if it was.
 
     Example:
-        >>> report = TrainingReport(steps=10, seconds=0.1, compute_s=0.09, encode_s=0.002, decode_s=0.001, wait_s=0.005,
-        ...                         sent_nbytes=100, received_nbytes=100, uncompressed_nbytes=4000, void_rounds=0)
-        >>> print(report)
+        >>> print(Report(taken=10, steps=10, seconds=0.1, compute_s=0.09, encode_s=0.002, decode_s=0.001, wait_s=0.005,
+        ...              sent_nbytes=100, received_nbytes=100, uncompressed_nbytes=4000))
         thinwire: 10 steps, 100 ms each, 90.0 % of them computing
-          exchange         encode 2 ms, decode and apply 1 ms, waiting 5 ms a step
-          sent, received   100 B, 100 B a step: 40.0× less than uncompressed at every step
+          sent a step      100 B, received 100 B, uncompressed 4 kB each way: 40.0× less over all steps
+          time a step      encode 2 ms, decode 1 ms, copies 0 ms, waiting 5 ms
     """
 
+    taken: int
     steps: int
-    seconds: float
-    compute_s: float
+    sent_nbytes: float
+    uncompressed_nbytes: float
     encode_s: float
     decode_s: float
     wait_s: float
-    sent_nbytes: float
-    received_nbytes: float
-    uncompressed_nbytes: int
-    void_rounds: int
+    received_nbytes: float | None = None
+    copy_s: float = 0.0
     warm_up: int = 0
     warm_up_s: float = 0.0
+    steps_skipped: int = 0
+    void_rounds: int = 0
+    seconds: float = 0.0
+    compute_s: float = 0.0
     compiling: bool = False
+    codecs: str = ""
+    bits_per_value: float = 0.0
+    link_bps: float = 0.0
+    lag: float | None = None
+    sparsity: tuple[float, float] | None = None
+    auto: str = ""
+    beside: str = ""
+    gathered: str = ""
+    resumed: str = ""
+
+    @property
+    def ratio(self) -> float:
+        """How many times less travels than uncompressed at every step."""
+        ways = [self.sent_nbytes] if self.received_nbytes is None else [self.sent_nbytes, self.received_nbytes]
+        return len(ways) * self.uncompressed_nbytes / sum(ways) if any(ways) else 0.0
 
     @property
     def compute_share(self) -> float:
@@ -58,73 +95,133 @@ class TrainingReport:
         return self.compute_s / self.seconds if self.seconds else 0.0
 
     @property
-    def ratio(self) -> float:
-        """How many times less travels than uncompressed both ways at every step."""
-        nbytes = self.sent_nbytes + self.received_nbytes
-        return 2 * self.uncompressed_nbytes / nbytes if nbytes else 0.0
+    def saved_s(self) -> float:
+        """Seconds a compressed step that the link needs less than uncompressed, were nothing overlapped."""
+        saved = 8 * (self.uncompressed_nbytes - self.sent_nbytes) * self.taken / max(1, self.steps)
+        return saved / self.link_bps if self.link_bps else 0.0
+
+    @property
+    def spent_s(self) -> float:
+        """Seconds a step that compression itself takes."""
+        return self.encode_s + self.decode_s + self.copy_s
+
+    @property
+    def pays(self) -> bool | None:
+        """Whether the link saves more than compression takes; None where the link was not measured."""
+        return self.saved_s > self.spent_s if self.link_bps and self.steps > self.warm_up else None
 
     def __str__(self) -> str:
+        further = {
+            "auto": self.auto,
+            "lag": "" if self.lag is None or self.sparsity is None else self._lag(self.lag, *self.sparsity),
+            "resumed": self.resumed,
+        }
+        return "\n".join([*self._lines(), *(f"  {name:<16} {text}" for name, text in further.items() if text)])
+
+    def _lines(self) -> list[str]:
+        if not self.taken:
+            return ["thinwire: no step yet"]
         if not self.steps:
-            return "thinwire: no step yet after the first"
-        void = f", {self.void_rounds} void rounds" if self.void_rounds else ""
-        return "\n".join(
-            (
-                f"thinwire: {self.steps} steps, {ms_text(self.seconds)} each, "
-                f"{self.compute_share:.1%} of them computing"
-                f"{void}".replace("%", " %"),
-                f"  exchange         encode {ms_text(self.encode_s)}, decode and apply {ms_text(self.decode_s)}, "
-                f"waiting {ms_text(self.wait_s)} a step",
-                f"  sent, received   {nbytes_text(self.sent_nbytes)}, {nbytes_text(self.received_nbytes)} a step: "
-                f"{self.ratio:.1f}× less than uncompressed at every step",
-                *self._left_out(),
-            )
-        )
+            return [f"thinwire: {counted(self.taken, 'step')}, none of them compressed: {self._why_none()}"]
+        if self.steps == self.warm_up:
+            return [f"thinwire: {counted(self.steps, 'step')}, in which everything starts: the next ones tell more"]
+        head = f"{self.steps} steps, {ms_text(self.seconds)} each, {100 * self.compute_share:.1f} % of them computing"
+        if self.codecs:
+            head = f"{self.steps} compressed steps of {self.taken}, {self.steps_skipped} skipped, {self.codecs}"
+        head += f", {self.void_rounds} void rounds" if self.void_rounds else ""
+        head += f"; {self.gathered} gathers" if self.gathered else ""
+        both = "" if self.received_nbytes is None else f", received {nbytes_text(self.received_nbytes)}"
+        bits = f", {self.bits_per_value:.3f} bit a {'gradient ' * bool(self.gathered)}value" * bool(self.bits_per_value)
+        lines = [
+            f"thinwire: {head}",
+            f"  sent a step      {nbytes_text(self.sent_nbytes)}{both}, uncompressed "
+            f"{nbytes_text(self.uncompressed_nbytes)}{' each way' * bool(both)}: {self.ratio:.1f}× less over all steps"
+            f"{bits}{self.beside and f'; beside it {self.beside}'}",
+            f"  time a step      encode {ms_text(self.encode_s)}, decode {ms_text(self.decode_s)}, "
+            f"copies {ms_text(self.copy_s)}, waiting {ms_text(self.wait_s)}",
+        ]
+        if self.warm_up:
+            cost = f"with {ms_text(self.warm_up_s)} each of exchanging and compiling"
+            if self.compiling:
+                cost = "but kernels compile in two exchanges: more of them tell more"
+            which = "the first step" if self.warm_up == 1 else f"the first {self.warm_up} steps"
+            lines.append(f"  left out         {which}, {cost}")
+        return lines + ([f"  verdict          {self._verdict()}"] if self.codecs else [])
 
-    def _left_out(self) -> list[str]:
-        if not self.warm_up:
-            return []
-        which = "the first step" if self.warm_up == 1 else f"the first {self.warm_up} steps"
-        if self.compiling:
-            return [f"  left out         {which}, but kernels compile in two exchanges: more of them tell more"]
-        return [f"  left out         {which}, with {ms_text(self.warm_up_s)} each of exchanging and compiling"]
+    def _why_none(self) -> str:
+        if not self.uncompressed_nbytes:
+            return "one rank alone sends nothing"
+        if not self.auto:
+            return "they come before start_step"
+        return "the link is fast enough" if self.link_bps else "the link is not measured yet"
+
+    def _verdict(self) -> str:
+        if self.pays is None:
+            return "unknown: the link was not measured (measure_link=False)"
+        found = "compression pays" if self.pays else "uncompressed would be faster"
+        seconds = f"saved {ms_text(self.saved_s)}, spent {ms_text(self.spent_s)} a compressed step"
+        return f"{found}: measured link {rate_text(self.link_bps)}, {seconds}"
+
+    @staticmethod
+    def _lag(lag: float, least: float, largest: float) -> str:
+        return f"up to {lag:.1f} steps, s from {least:.2f} to {largest:.2f}"
 
 
-def training_report(
-    steps: int,
-    since: Mapping[str, float],
-    *,
-    uncompressed_nbytes: int,
-    void_rounds: float,
-    warm_up: int = 0,
-    warm_up_s: float = 0.0,
-    compiling: bool = False,
-) -> TrainingReport:
-    """Returns the means over some steps.
+def report(state: ExchangeState) -> Report:
+    """Returns what compression cost and saved on this rank so far; print it.
 
     Args:
-        steps: that were taken.
-        since: what they added to the sums of `DistributedOptimizer.traffic`, and to the clock's `seconds`.
-        uncompressed_nbytes: of the trained parameters, in their own dtypes.
-        void_rounds: of all steps.
-        warm_up, warm_up_s, compiling: see `TrainingReport`.
+        state: what `ddp.compress`, `fsdp.compress` or `named.compress` returned.
+
+    Example:
+        >>> import torch, torch.distributed as dist
+        >>> from thinwire.hooks import ddp
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(100, 10))
+        >>> state = ddp.compress(model, codec="3lc", min_numel=1)
+        >>> print(ddp.report(state))
+        thinwire: no step yet
+        >>> state.close()
+        >>> dist.destroy_process_group()
     """
-    per = 1 / max(1, steps)
-
-    def mean(name: str) -> float:
-        return since.get(name, 0) * per
-
-    return TrainingReport(
+    state.note_warm_up()
+    auto, sums, whole = state.auto, state.compressed_sums(), state.counters()
+    steps = int(sums.get("steps", 0))
+    taken = max(state.taken, steps)
+    warm_up, since = state.warm_up.split(steps, sums)
+    plain, all_steps, timed = state.uncompressed_nbytes, 1 / max(1, taken), 1 / max(1, steps - warm_up)
+    residuals, pulls = state.core.residuals, state.core.pulls
+    base = None if auto is None else auto.base
+    names = {_name(tensor.choice, base, pulls=pulls) for tensor in residuals.tensors.values()}
+    bounds = [each.lag_bound for each in residuals.contexts.values() if each.lag_bound is not None]
+    if auto is not None and (auto.setting.codec is None or auto.setting.codec.id != auto.base.id):
+        bounds = []  # of a setting that is not in use
+    multipliers = [bound.sparsity for bound in bounds]
+    return Report(
+        taken=taken,
         steps=steps,
-        seconds=mean("seconds"),
-        compute_s=mean("seconds") - mean("exchange_seconds"),
-        encode_s=mean("encode_seconds"),
-        decode_s=mean("decode_seconds"),
-        wait_s=mean("wait_seconds"),
-        sent_nbytes=mean("wire_bytes_push"),
-        received_nbytes=mean("wire_bytes_pull"),
-        uncompressed_nbytes=uncompressed_nbytes,
-        void_rounds=int(void_rounds),
+        sent_nbytes=(whole.get("wire_bytes", 0) + (taken - steps) * plain) * all_steps,
+        uncompressed_nbytes=plain + whole.get("gather_uncompressed_bytes", 0) * all_steps,
+        encode_s=since.get("encode_seconds", 0) * timed,
+        decode_s=since.get("decode_seconds", 0) * timed,
+        copy_s=since.get("copy_seconds", 0) * timed,
+        wait_s=since.get("wait_seconds", 0) * timed,
         warm_up=warm_up,
-        warm_up_s=warm_up_s,
-        compiling=compiling,
+        warm_up_s=sum(sums.get(name, 0) - since.get(name, 0) for name in _SPENT) / max(1, warm_up),
+        steps_skipped=state.steps_skipped,
+        codecs="; ".join(sorted(names)),
+        bits_per_value=8 * since.get("payload_bytes", 0) / max(1, since.get("values", 0)),
+        link_bps=state.known_link_bps,
+        lag=max((bound.lag for bound in bounds), default=None),
+        sparsity=(min(multipliers), max(multipliers)) if multipliers else None,
+        auto="" if auto is None else str(auto),
+        beside=state.beside,
+        gathered=state.gathered,
+        resumed=state.resumed,
     )
+
+
+def _name(choice: Choice, auto: Codec | None, *, pulls: bool) -> str:
+    """Returns the codecs of a tensor as text; `auto` is the codec that stands for the one in use."""
+    up, down = ("auto" if each == auto else str(each) for each in (choice.up, choice.down))
+    return up if up == down or not pulls else f"{up} up and {down} down"

@@ -7,7 +7,6 @@ without its wrapper, so this one asks the Trainer for `model_wrapped`.
 from __future__ import annotations
 
 import io
-import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,12 +17,11 @@ from torch.distributed.tensor import DTensor
 from thinwire.cautions import caution
 from thinwire.codecs import Codec
 from thinwire.hooks import ddp
-from thinwire.hooks.auto_optimizer import AutoOptimizer
 from thinwire.hooks.exchange.state import ExchangeState
-from thinwire.hooks.framework_models import compress_wrapped, distribute_wrapped
+from thinwire.hooks.framework_models import WrappedModel
 from thinwire.hooks.wrapping import is_distributed
 from thinwire.runtime.digests import bits_digest
-from thinwire.runtime.peers import gather, pass_on
+from thinwire.runtime.peers import from_first, gather
 
 try:
     from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -39,24 +37,12 @@ WEIGHTS = "weights"
 """In that file: the digest of the weights that they belong to."""
 
 
-class ThinwireCallback(TrainerCallback):
+class ThinwireCallback(WrappedModel, TrainerCallback):
     """Compresses the gradients of a Trainer on several ranks, by DDP or FSDP2. Residuals are in its checkpoints.
 
     Args:
         trainer: to which the callback is added.
-        codec: as in `ddp.compress`, or `fsdp.compress`. Without one thinwire chooses what is exchanged, as
-            `tw.distribute(model, optimizer)` does: of AdamW, the Trainer's own, local updates or a plain all-reduce;
-            of SGD, and of what FSDP2 has sharded, gradients by `"auto"`. A training that resumes chooses anew, and with
-            local updates from rank 0's weights and moments.
-        telemetry: a file of JSON lines, for `thinwire watch` and `thinwire report`: every rank adds records of every
-            tenth step, and the losses that the Trainer logs.
-        **options: likewise, such as `sparsity=1.0`, `codecs={…}` or `start_step=50`; or of `tw.distribute`. With
-            float16 the Trainer's GradScaler is given by itself, with `nonfinite="skip"`.
-
-    Attributes:
-        state: what `ddp.compress` or `fsdp.compress` returned, once `train` has begun; `ddp.report(callback.state)` or
-            `fsdp.report` says what was sent.
-        optimizer: what `tw.distribute` returned in its place; its `report()` says what was chosen, and sent.
+        codec, telemetry, **options: of `WrappedModel`, which describes `state` and `optimizer`, too.
 
     Example::
 
@@ -73,11 +59,8 @@ class ThinwireCallback(TrainerCallback):
         telemetry: str | Path | None = None,
         **options: Any,
     ) -> None:
-        self.state: ExchangeState | None = None
-        self.optimizer: AutoOptimizer | None = None
-        self._trainer, self._codec, self._options = trainer, codec, options
-        self._telemetry = telemetry
-        self._model: weakref.ref[torch.nn.Module] | None = None
+        super().__init__(codec, telemetry, options)
+        self._trainer = trainer
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -89,17 +72,14 @@ class ThinwireCallback(TrainerCallback):
         if self._codec is None:
             holder: Any = self._trainer.optimizer
             inner = getattr(holder, "optimizer", holder)  # within Accelerate's wrapper
-            self.optimizer = distribute_wrapped(wrapped, inner, self._options, self._telemetry)
-            if self.optimizer is not None:
-                self._put(self.optimizer)
+            if self._distributes(wrapped, inner):
+                self._put(self._distribute(wrapped, inner))
                 return
-        if self.state is None or self._model is None or self._model() is not wrapped:
-            scaler = getattr(self._trainer.accelerator, "scaler", None)
+        if not self._has_hook(wrapped):
             if self.state is not None:
                 self.state.close()  # of a wrapper that the Trainer trains no longer
-            self.state = compress_wrapped(wrapped, self._codec, self._options, scaler, self._telemetry)
-            self._model = weakref.ref(wrapped)
-        if state.global_step > 0:
+            self._compress(wrapped, getattr(self._trainer.accelerator, "scaler", None))
+        if state.global_step > 0 and self.state is not None:
             self._load(self.state, args, state)
 
     def on_log(
@@ -118,10 +98,8 @@ class ThinwireCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Records the last step, if it was measured; a second `train()` goes on with the same hook, or chooses anew."""
-        if self.optimizer is not None and not self.optimizer.closed:
-            self.optimizer.flush()
-            self.optimizer.close()
-            self._put(self.optimizer.inner)
+        if (inner := self._give_back()) is not None:
+            self._put(inner)
         if self.state is not None:
             self.state.between_steps()
 
@@ -159,9 +137,8 @@ class ThinwireCallback(TrainerCallback):
                 sent = io.BytesIO()
                 if state.rank == 0:
                     torch.save(kept, sent)
-                data = pass_on(state.everyone, sent.getvalue(), lacking)
-                if kept is None:
-                    kept = torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
+                data = from_first(state.everyone, sent.getvalue())
+                kept = kept or torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
             assert kept is not None
             ddp.AllRanks(state).load_state_dict(kept)
             return
@@ -192,7 +169,7 @@ class ThinwireCallback(TrainerCallback):
 
 
 def _digest(model: torch.nn.Module) -> str:
-    """Of the trained weights: residuals belong to them, and a folder may be of another run or step.
+    """Digests the trained weights: residuals belong to them, and a folder may be of another run or step.
 
     All ranks call it together, for of FSDP2 each has a part of every parameter.
     """

@@ -1,4 +1,7 @@
-"""What torch and frameworks wrap around a model; what that does to names is in `schema/tensor_names.py`."""
+"""What torch and frameworks wrap around a model, and which models are refused.
+
+`schema/tensor_names.py` has what wrapping does to names.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.cautions import caution
+from thinwire.errors import ConfigError
 from thinwire.schema.tensor_names import COMPILED
 
 
@@ -40,3 +44,13 @@ def is_distributed(model: nn.Module, ranks: int) -> bool:
         caution("one rank alone has nobody to send to: nothing is compressed")
         return False
     return True
+
+
+def check_dense(model: nn.Module) -> None:
+    """Raises ConfigError where a module makes sparse gradients."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse and module.weight.requires_grad:
+            raise ConfigError(
+                f"{name or 'the model'} makes sparse gradients, which have no fixed values to compress; build it with "
+                "sparse=False"
+            )

@@ -46,7 +46,7 @@ class Figures:
     """Means of one rank and step, of a training or its latest steps; all in seconds and bytes of payload.
 
     Attributes:
-        steps: that the means are of.
+        steps: recorded steps that the means are of, and `of_steps` how many steps the training took meanwhile.
         warm_up: first steps that were left out.
         last_step: the newest, from 0; −1 before the first.
         last_s: when any rank recorded last, in seconds since 1970; 0 where times were not recorded.
@@ -93,6 +93,7 @@ class Figures:
     serving_ranks: int = 0
     last_s: float = 0.0
     record_s: float | None = None
+    of_steps: int = 0
 
     @property
     def exchange_s(self) -> float:
@@ -277,6 +278,7 @@ class RecordedSteps:
             shared=any(each.shared for each in chosen),
             serving_ranks=max((each.serving_ranks for each in chosen), default=0),
             last_s=max((each.time_s for ranks in self._steps.values() for each in ranks.values()), default=0.0),
+            of_steps=steps[-1] - steps[0] + 1 if steps else 0,
             record_s=statistics.fmean(seconds) * (steps[-1] - steps[0]) / max(1, len(steps) - 1) if seconds else None,
         )
 

@@ -109,7 +109,7 @@ def figures_table(run: RecordedRun) -> Table:
     """Returns a line for each figure: of the first steps, in which everything compiles, and of the others."""
     rest, first = run.recorded.figures(), run.recorded.figures(newest=False)
     lines: list[tuple[str, Callable[[Figures], str]]] = [
-        ("steps", lambda f: f"{f.steps:,}"),
+        ("steps recorded", lambda f: f"{f.steps:,} of {f.of_steps:,}"),
         ("seconds a step, mean", lambda f: "not recorded" if f.step_s is None else f"{f.step_s:.4g}"),
         ("seconds a step, median", lambda f: "not recorded" if f.median_step_s is None else f"{f.median_step_s:.4g}"),
         ("encode", lambda f: ms_text(f.encode_s)),

@@ -1,6 +1,6 @@
-"""What ranks do together before and after training: compare settings, measure the slowest link, leave.
+"""Ranks gather bytes, compare settings, measure the slowest link and leave together, before and after training.
 
-All of it is messages between every two ranks, over any `PeerGroup`; each has a tag of its own, so that nothing here
+All of it is messages between every two ranks, over any `PeerGroup`; each has its own tag, so that nothing here
 meets the messages of training.
 """
 
@@ -96,31 +96,15 @@ def gather_at_first(group: PeerGroup, data: bytes) -> list[bytes]:
     return [data if rank == group.rank else bytes(each) for rank, each in enumerate(whole)]
 
 
-def pass_on(group: PeerGroup, data: bytes, needy: Sequence[int]) -> bytes:
-    """Returns rank 0's bytes on the ranks that need them, and `data` elsewhere; rank 0 and those ranks call it.
-
-    Args:
-        group: of the ranks.
-        data: of rank 0.
-        needy: those ranks, without rank 0; the same on all ranks.
-
-    Raises:
-        TransportError: a rank did not come in time.
-    """
-    if group.rank != 0:
-        whole = bytearray()
-        if group.rank in needy:
-            (length,) = _LENGTH.unpack(group.wait(group.receive(0, ReceiveBuffer(_LENGTH.size), _GATHER_TAG)))
-            for start in range(0, length, _MESSAGE_NBYTES):
-                buffer = ReceiveBuffer(min(_MESSAGE_NBYTES, length - start))
-                whole += group.wait(group.receive(0, buffer, _GATHER_TAG))
-        return bytes(whole) or data
-    pieces = [_LENGTH.pack(len(data))]
-    pieces += [data[start : start + _MESSAGE_NBYTES] for start in range(0, len(data), _MESSAGE_NBYTES)]
-    for piece in pieces:
-        for transfer in [group.send(peer, bytearray(piece), _GATHER_TAG) for peer in needy]:
-            group.wait(transfer)
-    return data
+def from_first(group: PeerGroup, data: bytes) -> bytes:
+    """Returns rank 0's bytes, of any length; all ranks call it. Raises TransportError as `gather`."""
+    (length,) = _LENGTH.unpack(gather(group, _LENGTH.pack(len(data)))[0])
+    whole = bytearray()
+    for start in range(0, length, _MESSAGE_NBYTES):
+        piece = data[start : start + _MESSAGE_NBYTES] if group.rank == 0 else b""
+        lengths = [min(_MESSAGE_NBYTES, length - start), *[0] * (group.size - 1)]
+        whole += _gather(group, piece, lengths)[0]
+    return bytes(whole)
 
 
 def agree(

@@ -14,7 +14,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 import thinwire as tw
 from tests.hooks.ddp_ranks import (
-    Weights,
     backward,
     batch,
     ddp,
@@ -96,10 +95,11 @@ def run_limited(rank: int) -> list[Any]:
     train(model, rank, 3)
     saved = state.state_dict()
     found: list[Any] = []
-    for text in (saved["auto"], "{}", saved["auto"].replace('"used":4', '"used":-4')):
+    part = saved["ranks"][str(rank)]
+    for text in (part["auto"], "{}", part["auto"].replace('"used":4', '"used":-4')):
         _, limited, auto = made(lag_limit=1.5)
         try:
-            said = limited.load_state_dict({**saved, "auto": text})
+            said = limited.load_state_dict({**saved, "ranks": {str(rank): {**part, "auto": text}}})
         except tw.ConfigError as error:
             said = str(error)
         waits = any(bool(residual.any()) for residual in residuals_of(limited).values())
@@ -210,24 +210,6 @@ def run_unused(rank: int) -> list[float]:
     return waits
 
 
-def run_half_precision_by_default(rank: int) -> list[Weights]:
-    """Uncompressed steps with and without the hook while torch's default dtype is bfloat16."""
-    models, state = pair("one bucket", "auto")
-    force(state, 0)
-    optimizers = [torch.optim.SGD(model.parameters(), lr=0.05) for model in models]
-    inputs = [batch(rank, step) for step in range(3)]
-    torch.set_default_dtype(torch.bfloat16)
-    try:
-        for x, y in inputs:
-            for model, optimizer in zip(models, optimizers, strict=True):
-                optimizer.zero_grad()
-                nn.functional.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
-                optimizer.step()
-    finally:
-        torch.set_default_dtype(torch.float32)
-    return [weights(model.module) for model in models]
-
-
 CASES: dict[str, tuple[Any, ...]] = {
     "settings": (run_settings,),
     "limited": (run_limited,),
@@ -240,7 +222,6 @@ CASES: dict[str, tuple[Any, ...]] = {
     "none": (run_optimizer, ["none"] * 3),
     "fixed": (run_fixed,),
     "unused": (run_unused,),
-    "half precision": (run_half_precision_by_default,),
 }
 
 
@@ -264,7 +245,7 @@ def test_every_setting_gives_equal_replicas_and_uncompressed_steps_empty_residua
 def test_state_of_auto_resumes_bit_for_bit(ranks: Ranks) -> None:
     first = ranks["settings"][0]
     assert "bit for bit" in first["said"] and same(*first["ends"])
-    assert first["kinds"] == {rank: ["encodes", "lags", "orders", "owners", "residuals"] for rank in "012"}
+    assert first["kinds"] == {rank: ["auto", "encodes", "lags", "orders", "owners", "residuals"] for rank in "012"}
 
 
 def test_state_is_taken_with_a_smaller_lag_limit_and_a_damaged_one_changes_nothing(ranks: Ranks) -> None:
@@ -319,8 +300,3 @@ def test_fixed_codec_of_few_bits_with_an_adaptive_optimizer_warns_once(ranks: Ra
 def test_unused_branch_keeps_its_residual_through_uncompressed_steps(ranks: Ranks) -> None:
     for _, compressed, *elsewhere, taken in ranks["unused"]:
         assert elsewhere == [compressed] * 2 and compressed > 0 and taken == 0
-
-
-def test_default_dtype_of_bfloat16_changes_no_bit(ranks: Ranks) -> None:
-    for plain, ours in ranks["half precision"]:
-        assert same(plain, ours)

@@ -1,9 +1,8 @@
-"""Checkpoints of the DDP hook on as many ranks: resumed bit for bit, and refused whole where they do not fit."""
+"""Checkpoints of the DDP hook: resumed bit for bit, on other numbers of ranks, and refused where they do not fit."""
 
 from __future__ import annotations
 
 import copy
-import math
 import time
 from functools import partial
 from pathlib import Path
@@ -112,8 +111,6 @@ def run_misfits(rank: int) -> tuple[dict[str, str], bool]:
         "encodes": (state, {**saved, "ranks": {str(rank): without}}),
         "foreign": (state, {**saved, "ranks": foreign}),
         "another rank's": (state, {**saved, "ranks": {str(1 - rank): part}}),
-        "scale": (state, {**saved, "loss_scale": math.nan}),
-        "empty": (state, {**saved, "ranks": {str(rank): {}}}),
     }
     told = {}
     for name, (live, each) in wrong.items():
@@ -146,6 +143,23 @@ def run_into_auto(rank: int) -> tuple[bool, bool, bool]:
     backward(automatic, rank, 0, 0.0)
     moved = any(p.grad is not None and bool(p.grad.any()) for p in automatic.parameters())
     return any(r.any() for r in waiting.values()), any(r.any() for r in residuals_of(hook).values()), moved
+
+
+def run_resized(rank: int, folder: str) -> list[tuple[dict[str, Any], str, str]]:
+    """Three ranks go on from the checkpoints of two."""
+    results = []
+    for how in ("torch.save", "dcp"):
+        _, state, _ = made()
+        if how == "dcp":
+            saved = {"ddp": state.blank_state_dict(2)}
+            load(saved, checkpoint_id=f"{folder}/dcp")
+            said = state.load_state_dict(saved["ddp"])
+        else:
+            parts = [torch.load(Path(folder) / f"rank{r}.pt", weights_only=True)["ddp"] for r in (1, 0)]
+            said = state.load_state_dict(ddp.merge(parts))
+            assert "states of ranks [0] are missing" in refusal(partial(state.load_state_dict, parts[0]))
+        results.append((state.state_dict(), said, str(ddp.report(state))))
+    return results
 
 
 FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
@@ -199,6 +213,11 @@ def saved(folder: str) -> Ranks:
 
 
 @pytest.fixture(scope="module")
+def resized(saved: Ranks, folder: str) -> list[Any]:
+    return run_ranks(3, run_resized, folder)
+
+
+@pytest.fixture(scope="module")
 def loaded(saved: Ranks, folder: str) -> Ranks:
     return run_cases(2, {"second half": (run_second_half, folder), "found": (run_found, folder)})
 
@@ -243,8 +262,6 @@ def test_states_that_do_not_fit_are_refused_and_change_nothing(saved: Ranks) -> 
             "encodes": "'encodes' lacks '",
             "foreign": "the model and the exclusions it was saved with",
             "another rank's": "every rank has residuals of its own",
-            "scale": "loss_scale is nan",
-            "empty": "lacks 'residuals'",
         }.items():
             assert text in told[name], told[name]
         assert restored
@@ -269,3 +286,14 @@ def test_state_that_one_rank_alone_loaded_is_named_at_the_first_step(saved: Rank
 
 def test_residuals_loaded_into_auto_go_into_the_first_uncompressed_step(saved: Ranks) -> None:
     assert saved["into auto"] == [(True, False, True)] * 2
+
+
+def test_more_ranks_sum_the_residuals_and_the_report_says_so(resized: list[Any]) -> None:
+    for results in resized:
+        for state, said, report in results:
+            assert state["step"] == 4 and state["world_size"] == 3
+            assert "from 2 ranks on 3: residuals were summed over the old" in said and said in report
+        saved, loaded = (result[0]["ranks"] for result in results)
+        for rank, parts in saved.items():
+            assert all(residual.any() for residual in parts["residuals"].values())
+            assert same(parts["residuals"], loaded[rank]["residuals"])

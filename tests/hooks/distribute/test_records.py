@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import time
 import warnings
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -14,28 +13,16 @@ from torch import nn
 
 import thinwire as tw
 from tests.hooks.cluster import run_cluster
+from tests.hooks.exchange.test_records import Kept
 from tests.hooks.local_runs import adamw, inner_step, mlp
 from tests.hooks.server_runs import one_step, run
 from thinwire.hooks import records as module
 from thinwire.hooks.distribute import DistributedOptimizer
-from thinwire.hooks.report import TrainingReport
-from thinwire.telemetry import StepRecord
+from thinwire.hooks.report import Report
 from thinwire.worker.costs import StepCost
 
 
-@dataclass
-class Listener:
-    """A metrics writer that keeps what it is given."""
-
-    records: list[StepRecord] = field(default_factory=list)
-    closed: bool = False
-
-    def record(self, record: StepRecord) -> None:
-        self.records.append(record)
-
-    def close(self) -> None:
-        self.closed = True
-
+class Listener(Kept):
     def skipped(self, table: str = "0.weight") -> list[bool]:
         assert [record.step for record in self.records if record.table == table] == list(range(6))
         return [record.skipped for record in self.records if record.table == table]
@@ -69,7 +56,7 @@ def test_recorded_as_skipped_are_steps_that_did_not_change_the_table() -> None:
         run(train, metrics=listeners, **options)
         for listener in listeners:
             assert [step for step, skipped in enumerate(listener.skipped()) if skipped] == expected, options
-            assert listener.closed
+            assert listener.closed == 1
 
 
 def test_lag_of_many_steps_warns_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +113,7 @@ def test_records_add_up_to_the_traffic() -> None:
 
 
 def test_training_reports_bytes_and_times() -> None:
-    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> tuple[TrainingReport, TrainingReport, int]:
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> tuple[Report, Report, int]:
         before = opt.report()
         for step in range(9):
             inner_step(model, opt, rank, step)
@@ -134,9 +121,10 @@ def test_training_reports_bytes_and_times() -> None:
 
     found, _ = run_cluster(mlp, train, optimizer=adamw, design="local-sgd[h=2]")
     for before, after, values in found:
-        assert str(before) == "thinwire: no step yet after the first" and before.compute_share == 0
-        assert (after.steps, after.void_rounds) == (4, 0), "two exchanges, with the step that takes the second's answer"
-        assert (after.warm_up, after.compiling) == (5, False) and after.warm_up_s > 0
+        assert str(before) == "thinwire: no step yet" and before.compute_share == 0
+        assert (after.steps, after.taken, after.void_rounds) == (9, 9, 0)
+        assert (after.warm_up, after.compiling) == (5, False), "with the step that takes the second exchange's answer"
+        assert after.warm_up_s > 0
         assert re.search(r"\n  left out         the first 5 steps, with [0-9.]+ m?s each of exchanging", str(after))
         assert after.uncompressed_nbytes >= 4 * values
         assert after.sent_nbytes > 0 and after.received_nbytes > 0 and after.ratio > 1

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import fields
 from datetime import timedelta
 from functools import partial
-from inspect import Parameter, signature
 from typing import Any
 
 import numpy as np
@@ -55,20 +53,22 @@ def test_wrong_values_are_refused_by_the_option_s_name() -> None:
 
 def test_hooks_check_options_before_ranks_meet() -> None:
     w: Any = {"w": torch.zeros(3)}
-    assert "seed='x'" in refusal(partial(named.compress, w, seed="x"))  # type: ignore[arg-type]
+    assert "seed='x'" in refusal(partial(named.compress, w, seed="x"))
     assert "min_numel=-1" in refusal(partial(fsdp.compress, nn.Linear(2, 2), min_numel=-1))
     assert "a list came" in refusal(partial(fsdp.compress, [nn.Linear(2, 2)]))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("compress", [ddp.compress, fsdp.compress, named.compress], ids=["ddp", "fsdp", "named"])
-def test_every_hook_takes_options_by_the_same_names_and_defaults(compress: Callable[..., Any]) -> None:
-    defaults = {each.name: each.default for each in fields(ExchangeOptions)}
-    taken = {
-        name: each.default
-        for name, each in signature(compress).parameters.items()
-        if each.default is not Parameter.empty and name not in ("gather", "group")  # which are one hook's own
-    }
-    assert len(taken) >= 13 and taken == {name: defaults[name] for name in taken}
+def test_unknown_names_are_refused_with_what_the_hook_and_the_codec_take_and_every_field_is_described() -> None:
+    w: Any = {"w": torch.zeros(3)}
+    for compress, model in ((fsdp.compress, nn.Linear(2, 2)), (named.compress, w)):
+        said = refusal(partial(compress, model, seeds=3))  # type: ignore[arg-type]
+        assert "unknown option 'seeds'" in said and "'sparsity'" in said and "compress itself takes" in said, said
+        assert ("start_step" in said) == (compress is fsdp.compress) and "scaler, seed, timeout" in said, said
+    assert "unknown option 'reduce'" in refusal(partial(fsdp.compress, nn.Linear(2, 2), reduce="sum"))
+    for each in fields(ExchangeOptions):
+        assert f"        {each.name}: " in (ExchangeOptions.__doc__ or ""), each.name
+    for hook in (ddp, fsdp, named):
+        assert hook.ExchangeOptions is ExchangeOptions and "ExchangeOptions`" in (hook.compress.__doc__ or "")
 
 
 PART: dict[str, Any] = {

@@ -75,7 +75,6 @@ def run_padding(rank: int) -> tuple[int, int]:
         gradients(model, rank, step)
     kept = state.state_dict()
     restored: Any = fsdp.compress(sharded_layers("hsdp", outputs=1), "auto", measure_link=False)
-    assert "auto" not in kept, "ranks of other shards decide otherwise"
     restored.load_state_dict(kept)
     return int(state.counters()["steps"]), restored.auto.controller.memory.level
 

@@ -107,8 +107,9 @@ def run_report(rank: int) -> tuple[str, dict[str, str]]:
     model = sharded("hsdp")
     options: dict[str, Any] = {"codec_down": "int8", "codecs": {"0.*": "bf16"}, "last_layer": "fp32"}
     state = fsdp.compress(model, "3lc", sparsity=1.5, start_step=2, **options)
-    assert str(fsdp.report(state)) == "thinwire: no compressed step yet"
-    train(model, rank, 5)
+    train(model, rank, 2)
+    assert str(fsdp.report(state)) == "thinwire: 2 steps, none of them compressed: they come before start_step"
+    train(model, rank, 3, first=2)
     tensors = state.core.residuals.tensors.values()
     return str(fsdp.report(state)), {each.name: f"{each.choice.up.id}/{each.choice.down.id}" for each in tensors}
 
@@ -179,7 +180,7 @@ def test_weights_are_stock_fsdp2_s_and_replicas_equal(ranks: Ranks) -> None:
 
 def test_codecs_by_name_and_start_step_are_reported(ranks: Ranks) -> None:
     for text, chosen in ranks["report"]:
-        assert re.search(r"3 compressed steps, 0 skipped.*\n.*× less.*\n(.*\n)+.*measured link", text), text
+        assert re.search(r"3 compressed steps of 5, 0 skipped.*\n.*× less.*\n(.*\n)+.*measured link", text), text
         assert "3lc[sparsity=1.5] up and int8 down; bf16; fp32" in text.splitlines()[0], text
         assert chosen["0.weight"].startswith("bf16/") and chosen["5.weight"].startswith("fp32/")
         assert chosen["2.weight"] == "3lc/int8" and chosen["2.bias"] == "fp32/fp32"

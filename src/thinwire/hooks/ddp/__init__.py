@@ -13,7 +13,7 @@ from thinwire.hooks.ddp.all_ranks import AllRanks
 from thinwire.hooks.ddp.hook import compress, thinwire_hook
 from thinwire.hooks.ddp.state import ThinwireState
 from thinwire.hooks.exchange.options import ExchangeOptions
-from thinwire.hooks.exchange.report import Report, report
 from thinwire.hooks.exchange.saved import merge
+from thinwire.hooks.report import Report, report
 
 __all__ = ["AllRanks", "ExchangeOptions", "Report", "ThinwireState", "compress", "merge", "report", "thinwire_hook"]

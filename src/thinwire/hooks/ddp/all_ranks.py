@@ -41,20 +41,17 @@ class AllRanks:
         own = self.state.state_dict()
         if self.state.world_size == 1:
             return own
-        kinds = own["ranks"][str(self.state.rank)]
-        # Of FSDP a rank's part has its controller's state as well, a text: of those who hold other shards another one.
-        texts = {kind: text for kind, text in kinds.items() if isinstance(text, str)}
-        flat = {f"{k}/{name}": tensor for k, named in kinds.items() if k not in texts for name, tensor in named.items()}
-        flat |= {kind: torch.tensor(list(text.encode()), dtype=torch.uint8) for kind, text in texts.items()}
+        own_part = own["ranks"][str(self.state.rank)]
+        kinds = [kind for kind in own_part if kind != "auto"]
+        flat = {f"{kind}/{name}": tensor for kind in kinds for name, tensor in own_part[kind].items()}
+        flat["auto"] = torch.tensor(list(own_part["auto"].encode()), dtype=torch.uint8)  # a text
         states = []
         for rank, data in enumerate(gather_at_first(self.state.everyone, save(flat))):
-            part: dict[str, Any] = {kind: {} for kind in kinds}
-            for key, tensor in load(data).items():
+            found = load(data)
+            part: dict[str, Any] = {"auto": bytes(found.pop("auto").tolist()).decode(), **{kind: {} for kind in kinds}}
+            for key, tensor in found.items():
                 kind, _, name = key.partition("/")
-                if kind in texts:
-                    part[kind] = bytes(tensor.tolist()).decode()
-                else:
-                    part[kind][name] = tensor
+                part[kind][name] = tensor
             states.append({**own, "ranks": {str(rank): part}})
         return merge(states) if states else own
 

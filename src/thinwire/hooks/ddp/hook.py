@@ -16,12 +16,10 @@ from thinwire.codecs import Codec
 from thinwire.collective.residuals import TrainedTensor
 from thinwire.errors import ConfigError
 from thinwire.hooks.ddp.state import Reduction, ThinwireState
-from thinwire.hooks.exchange.auto import ExchangeAuto
 from thinwire.hooks.exchange.options import ExchangeOptions
 from thinwire.hooks.exchange.ranks import check_floating
 from thinwire.hooks.guards import StepGuard
-from thinwire.hooks.sparse_modules import check_dense
-from thinwire.hooks.wrapping import inside_compiled
+from thinwire.hooks.wrapping import check_dense, inside_compiled
 from thinwire.runtime.collective import CollectiveDriver
 from thinwire.schema.tensor_names import plain_name
 
@@ -31,7 +29,7 @@ def compress(model: nn.Module, codec: str | Codec = "3lc", **options: Any) -> Th
 
     Call it on every rank, after wrapping the model and before the first backward pass. Nothing else changes, but that
     gradients which no optimizer takes belong inside `model.no_sync()`: every other backward pass is a step.
-    Compressed bytes travel over a gloo group of their own, whatever group DDP uses.
+    Compressed bytes travel over a separate gloo group, whatever group DDP uses.
 
     Args:
         model: wrapped in DistributedDataParallel; what `torch.compile` made of one, too.
@@ -104,46 +102,20 @@ def thinwire_hook(state: ThinwireState, bucket: dist.GradBucket) -> torch.future
         state.under_way.clear()  # of a step that was broken off
         state.check_divisor()
         state.between_steps()
-    state.step += last
-    if auto is None and step < state.start_step:
-        return _uncompressed(state, buffer, last=last)
-    if index == 0:
-        if auto is None or auto.compressed:
-            state.note_warm_up()
-        state.follow_loss_scale()
-        if auto is not None:
-            auto.begin_step(step)
+        state.begin_step()
     if auto is not None:
         auto.bucket_ready()
-        if not auto.compressed:
-            if auto.flush.waiting:
-                auto.flush.add(state.bucket(bucket), buffer)
-            return _uncompressed(state, buffer, last=last)
-    if last and _in_backward():  # gradients of a rank that joined early are nobody's here
-        state.watch_step(bucket)
-    future = state.driver.bucket_ready(state.bucket(bucket), buffer, step, index, last=last)
-    if last:
-        _raise_after_backward(state)
-    return future
-
-
-def _raise_after_backward(state: ThinwireState) -> None:
-    """DDP turns a failed future into an obscure error; a callback at the end of backward raises the real one."""
-    # A rank that joined early hears of a failure at its next bucket.
-    if _in_backward():
+    compresses = state.compresses
+    state.step += last
+    if not compresses:
+        if auto is not None and auto.flush.waiting:
+            auto.flush.add(state.bucket(bucket), buffer)
+        return _uncompressed(state, buffer, last=last)
+    if last and _in_backward():  # gradients of a rank that joined early count for no step here
+        state.watch(anew=state.emptied.take())
+        # DDP turns a failed future into an obscure error. A rank that joined early finds a failure at its next bucket.
         torch.autograd.Variable._execution_engine.queue_callback(state.driver.wait_step)
-
-
-def _look_after_backward(auto: ExchangeAuto) -> None:
-    """Looks at the averages of an uncompressed step once DDP has waited for them all; raises where they are to."""
-
-    def look() -> None:
-        auto.flush.look()
-
-    if _in_backward():
-        engine = torch.autograd.Variable._execution_engine
-        # DDP queues its own wait right after this, and so before what is queued by a callback.
-        engine.queue_callback(partial(engine.queue_callback, look))
+    return state.driver.bucket_ready(state.bucket(bucket), buffer, step, index, last=last)
 
 
 def _in_backward() -> bool:
@@ -152,7 +124,7 @@ def _in_backward() -> bool:
 
 
 def _uncompressed(state: ThinwireState, buffer: torch.Tensor, *, last: bool) -> torch.futures.Future[torch.Tensor]:
-    """What DDP does without a hook: the same bits, with as little as possible around it."""
+    """Reduces as DDP does without a hook: the same bits, with as little as possible around it."""
     if state.core.residuals.mean:
         buffer.mul_(1 / state.world_size)
     # dist.all_reduce takes as long again, for looking up and logging what is known here.
@@ -164,8 +136,11 @@ def _uncompressed(state: ThinwireState, buffer: torch.Tensor, *, last: bool) -> 
         state.under_way.append(Reduction(work, buffer, averages))
     if last and state.under_way:  # earlier buckets, where not this one; DDP queues its own wait right after this
         torch.autograd.Variable._execution_engine.queue_callback(state.finish_reductions)
-    if last and auto is not None:
-        _look_after_backward(auto)
+    if last and auto is not None and _in_backward():
+        # It raises for NaN once DDP has all averages: DDP queues its own wait right after this, and so before what is
+        # queued by a callback.
+        engine: Any = torch.autograd.Variable._execution_engine
+        engine.queue_callback(partial(engine.queue_callback, auto.flush.look))
     if averages is not None:
         return averages
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.weak import TensorWeakRef
 
 from thinwire.collective.core import Bucket
 from thinwire.errors import ConfigError, check_keys
@@ -17,7 +16,7 @@ from thinwire.hooks.exchange.state import ExchangeState
 
 
 class Reduction(NamedTuple):
-    """An all-reduce that nobody has waited for.
+    """An all-reduce under way.
 
     Args:
         work: to wait for.
@@ -56,19 +55,13 @@ class _Emptied:
 
 
 class ThinwireState(ExchangeState):
-    """The state that `ddp.compress` returns: keep it, and save `state_dict()` with every checkpoint.
+    """The state that `ddp.compress` returns, as of `ExchangeState`.
 
     Attributes:
-        step: steps taken so far; steps under `no_sync` are part of the next one.
-        resumed: how the last `load_state_dict` went, in words; empty before.
-        link_bps: bits per second of the slowest link, as measured at the start; 0 where it was not.
         group: of DDP.
-        under_way: the step's all-reduces that nobody has waited for.
+        under_way: the step's all-reduces.
+        emptied: whether gradients were None since the last compressed step.
     """
-
-    merge_name = "ddp.merge"
-
-    __slots__ = ("_buckets", "_emptied", "_model", "_names", "_orders", "_watched", "group", "under_way")
 
     def __init__(self, *, parameters: Mapping[str, torch.Tensor], model: DistributedDataParallel, **kept: Any) -> None:
         super().__init__(**kept)
@@ -80,14 +73,11 @@ class ThinwireState(ExchangeState):
         self._names = {id(parameter): name for name, parameter in parameters.items()}
         self._orders = {name: _order(parameter) for name, parameter in parameters.items()}
         self._buckets: dict[tuple[int, ...], Bucket] = {}
-        self._watched: tuple[int, TensorWeakRef] | None = None
-        # Of the parameter that a backward pass comes to first, as a rule.
-        self._emptied = _Emptied([*parameters.values()][-1]) if model.gradient_as_bucket_view else None
+        self.emptied = _Emptied([*parameters.values()][-1])  # which a backward pass comes to first, as a rule
 
     def close(self) -> None:
         super().close()
-        if self._emptied is not None:
-            self._emptied.close()
+        self.emptied.close()
 
     @property
     def reduces_late(self) -> bool:
@@ -101,22 +91,19 @@ class ThinwireState(ExchangeState):
         DDP reduces a dense tensor in the order of its memory, and so residuals are kept and saved: those of a
         channels_last convolution in another than a contiguous one's. `orders` has the dimensions in that order.
         """
-        state = super().state_dict()
-        for part in state["ranks"].values():
-            part["orders"] = self._saved_orders(part["residuals"])
-        return state
+        return self._with_orders(super().state_dict())
 
     def blank_state_dict(self, world_size: int) -> dict[str, Any]:
         """Returns a state of all ranks, filled with zeros; see `ExchangeState.blank_state_dict`."""
-        state = super().blank_state_dict(world_size)
-        for part in state["ranks"].values():
-            part["orders"] = {
-                name: torch.zeros_like(order) for name, order in self._saved_orders(part["residuals"]).items()
-            }
-        return state
+        return self._with_orders(super().blank_state_dict(world_size), blank=True)
 
-    def _saved_orders(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
-        return {name: torch.tensor(self._orders[name], dtype=torch.int64, device="cpu") for name in names}
+    def _with_orders(self, state: dict[str, Any], *, blank: bool = False) -> dict[str, Any]:
+        for part in state["ranks"].values():
+            orders = {
+                name: torch.tensor(self._orders[name], dtype=torch.int64, device="cpu") for name in part["residuals"]
+            }
+            part["orders"] = {name: order * (not blank) for name, order in orders.items()}
+        return state
 
     def _load_residuals(self, state: Mapping[str, Any]) -> None:
         for part in state["ranks"].values():
@@ -144,22 +131,6 @@ class ThinwireState(ExchangeState):
                 "join(divide_by_initial_world_size=False) divides gradients by the ranks that still have data, and "
                 "DDP tells no communication hook of them; leave the argument out, or give every rank as many batches"
             )
-
-    def watch_step(self, shown: dist.GradBucket) -> None:  # type: ignore[name-defined]
-        """Looks whether the gradients of the compressed step before are gone; called with a step's last bucket.
-
-        One parameter tells: its gradient is another tensor where the last one was set to None, and else the same.
-        With `gradient_as_bucket_view` it is the bucket's, always the same: there it tells by having been None before.
-        """
-        if self._emptied is not None:
-            self.watch(anew=self._emptied.take())
-            return
-        parameter = shown.parameters()[0]
-        if parameter.grad is None:
-            return
-        before, self._watched = self._watched, (id(parameter), TensorWeakRef(parameter.grad))
-        same = before is None or before[0] != id(parameter) or before[1]() is parameter.grad
-        self.watch(anew=not same)
 
     def finish_reductions(self) -> None:
         """Waits for the step's all-reduces; called at the end of a backward pass, before DDP waits for their futures.

@@ -101,7 +101,7 @@ class ExchangeAuto:
         return best
 
     def begin_step(self, step: int) -> None:
-        """Decides the step's setting, on all ranks alike.
+        """Decides the step's setting, the same on all ranks.
 
         Raises:
             TransportError: a rank is gone.

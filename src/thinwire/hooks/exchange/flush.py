@@ -1,4 +1,4 @@
-"""What a controller that stops compressing does with residuals: they go into the next uncompressed step.
+"""When a controller stops compressing, the next uncompressed step takes the residuals.
 
 The averages of all uncompressed steps are looked at: NaN or Inf in them makes all ranks skip the step, or raise.
 """
@@ -17,7 +17,7 @@ from thinwire.runtime.peers import gather
 
 
 class Flush:
-    """What waits in the residuals of one rank, and the uncompressed step that takes it.
+    """The residuals of one rank that the next uncompressed step takes.
 
     Args:
         core: this rank's part in the exchange.
@@ -43,7 +43,7 @@ class Flush:
         self.waiting, self._left = True, None
 
     def add(self, bucket: Bucket, buffer: torch.Tensor) -> None:
-        """Adds to a gradient what waits, before it is all-reduced as an average over the ranks."""
+        """Adds residuals to a gradient, before it is all-reduced as an average over the ranks."""
         if not self.waiting:
             return
         if self._left is None:
@@ -94,7 +94,7 @@ class Flush:
             self._core.skip_step(exchanged=False)
 
     def settle(self) -> None:
-        """Ends a step that may have taken what waited; between two steps. Raises NonFiniteError, as `look`."""
+        """Ends a step that may have taken residuals; between two steps. Raises NonFiniteError, as `look`."""
         self.look()
         # After a reduce-scatter every rank sees another part, and the step may have been broken off.
         if self.under_way and self._core.skip and not self._core.pulls:

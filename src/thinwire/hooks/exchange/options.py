@@ -1,4 +1,4 @@
-"""What `compress` of every hook takes, checked, and what all of them do with it before the first step.
+"""The arguments of `compress`, checked, and the exchange that every hook builds from them.
 
 A hook finds its tensors and takes gradients in its own way; which codecs they get, whom it meets, what ranks must have
 in common and how the exchange is made is the same for all, and stands here.
@@ -119,28 +119,27 @@ class ExchangeOptions:
 
     def __post_init__(self) -> None:
         given: dict[str, Any] = vars(self)  # as a script gives it, which no type checker has seen
-        for name, (one, other) in (("reduce", ("mean", "sum")), ("nonfinite", ("raise", "skip"))):
-            if given[name] not in (one, other):
-                raise ConfigError(f"{name}={given[name]!r}; allowed are {one!r} and {other!r}")
+
+        def check(name: str, fits: bool, allowed: str) -> None:
+            if not fits:
+                raise ConfigError(f"{name}={given[name]!r}; allowed is {allowed}")
+
+        for name in ("start_step", "min_numel", "seed"):
+            whole = isinstance(given[name], int | np.integer) and not isinstance(given[name], bool)
+            check(name, whole and (name == "seed" or given[name] >= 0), "a whole number, but for a seed 0 or more")
+        check("reduce", given["reduce"] in ("mean", "sum"), "'mean' or 'sum'")
+        check("nonfinite", given["nonfinite"] in ("raise", "skip"), "'raise' or 'skip'")
+        check("measure_link", isinstance(given["measure_link"], bool), "True or False")
+        policy, timeout, mb = given["compression"], given["timeout"], given["gather_mb"]
+        check(
+            "compression", policy is None or hasattr(policy, "choose"), "a policy, such as policies.compression.ByShape"
+        )
+        check("credentials", isinstance(given["credentials"], Credentials | None), "tw.Credentials(token_file=…)")
+        check("gather_mb", isinstance(mb, int | float) and 0 <= mb < float("inf"), "a number of megabytes, 0 or more")
+        above = timeout is None or (isinstance(timeout, timedelta) and timeout > timedelta(0))
+        check("timeout", above, "a datetime.timedelta above 0, as in timedelta(seconds=60)")
         if self.scaler is not None and self.nonfinite != "skip":
             raise ConfigError("a GradScaler finds its scale by steps that overflow; with scaler, set nonfinite='skip'")
-        for name in ("start_step", "min_numel"):
-            number = given[name]
-            if not isinstance(number, int | np.integer) or isinstance(number, bool) or number < 0:
-                raise ConfigError(f"{name}={number!r}; it must be 0 or more, a whole number")
-        seed, measures, gather_mb, timeout = (given[n] for n in ("seed", "measure_link", "gather_mb", "timeout"))
-        if not isinstance(seed, int | np.integer) or not isinstance(measures, bool):
-            raise ConfigError(f"seed={seed!r}, measure_link={measures!r}; they are a whole number, and True or False")
-        if given["compression"] is not None and not hasattr(given["compression"], "choose"):
-            raise ConfigError(
-                f"compression={self.compression!r}; it is a policy, such as thinwire.policies.compression.ByShape"
-            )
-        if not (given["credentials"] is None or isinstance(given["credentials"], Credentials)):
-            raise ConfigError(f"credentials={self.credentials!r}; they are tw.Credentials(token_file=…)")
-        if not isinstance(gather_mb, int | float) or not 0 <= gather_mb < float("inf"):
-            raise ConfigError(f"gather_mb={gather_mb!r}; it must be 0 or more megabytes")
-        if not (timeout is None or (isinstance(timeout, timedelta) and timeout > timedelta(0))):
-            raise ConfigError(f"timeout={timeout!r}; it is a datetime.timedelta above 0, as in timedelta(seconds=60)")
 
     @property
     def group_nbytes(self) -> int:
@@ -174,7 +173,7 @@ class ExchangeOptions:
 
     @property
     def _asked(self) -> dict[str, Any]:
-        """What is asked of the controller; the rest is as `Limits` has it."""
+        """The given arguments of the controller; `Limits` has the defaults of the others."""
         asked = {"lag_limit": self.lag_limit, "target": self.target}
         return {name: value for name, value in asked.items() if value is not None}
 
@@ -212,30 +211,16 @@ class ExchangeOptions:
     # ---- ranks
 
     def meet(self, ranks: Sequence[int], group: dist.ProcessGroup) -> PeerGroup:
-        """Returns the way to other ranks, in a gloo group of its own; all of them call it. Sealed, with credentials.
-
-        Args:
-            ranks: whom to meet, this one among them.
-            group: of the training, whose timeout is taken where none was given.
-
-        Raises:
-            ConfigError: credentials without a token.
-            ProtocolError: only some ranks have credentials.
-            TransportError: not all ranks came.
-        """
+        """Returns connections to these ranks, as `ranks.meet`; the default timeout is that of the training's group."""
         return meet(ranks, self.timeout or timeout_of(group), self.credentials)
 
     def agree(self, peers: PeerGroup, tensors: Sequence[TrainedTensor], own: Mapping[str, Any]) -> None:
-        """Compares what ranks must have in common with those of rank 0; all of them call it.
+        """Compares settings and tensors with rank 0's, as `runtime.peers.agree`.
 
         Args:
             peers: all ranks of the training.
             tensors: of the model, whole.
             own: what not every hook has, JSON values by name.
-
-        Raises:
-            ProtocolError: they differ on some rank; the message names it and the setting, on every rank.
-            TransportError: not every rank called it in time.
         """
         said = {
             "thinwire": VERSION,
@@ -252,7 +237,7 @@ class ExchangeOptions:
     def agreement(self, settings: tuple[Level, ...]) -> dict[str, Any]:
         """Returns what ranks must have in common of who chooses the codec, as JSON values.
 
-        Where one rank alone has a controller, ranks are told of the `id`, and of nothing that only it has.
+        Where one rank alone has a controller, the message names the `id` only.
         """
         if not settings:
             return {"id": self.codec if isinstance(self.codec, str) else self.codec.id}
@@ -299,7 +284,7 @@ class ExchangeOptions:
         *,
         blocking: bool = False,
     ) -> ExchangeAuto | None:
-        """Returns what chooses among the settings; None with a fixed codec, or where a rank has nobody to send to.
+        """Returns what chooses among the settings; None with a fixed codec, or with one rank.
 
         Args:
             settings: of `codec="auto"`.
@@ -314,7 +299,7 @@ class ExchangeOptions:
         )
 
     def few_bits(self, choices: Mapping[str, Choice], settings: tuple[Level, ...], rank: int) -> str:
-        """Returns the fixed codec in words where it takes fewer than 8 bits of a gradient; else, and off rank 0, ""."""
+        """Returns the fixed codec as text where it takes fewer than 8 bits of a gradient; else, and off rank 0, ""."""
         found = {str(each.up): None for each in choices.values() if takes_few_bits(each.up)}
         return "" if settings or rank or not found else ", ".join(found)
 
@@ -328,21 +313,3 @@ class ExchangeOptions:
         if not self.measure_link:
             return 0.0
         return measure_link(peers) if auto is None else auto.measure()
-
-
-def with_scaler(options: Mapping[str, Any], scaler: Any) -> dict[str, Any]:
-    """Returns the options of `compress`, with the GradScaler that a framework has made for float16.
-
-    It finds its scale by steps that overflow, which have to be skipped, and residuals have to follow it.
-
-    Args:
-        options: as the user gave them; whoever names `scaler` or `nonfinite` has decided.
-        scaler: of the framework; None where there is none.
-
-    Example:
-        >>> with_scaler({"seed": 3}, None)
-        {'seed': 3}
-    """
-    if scaler is None or "scaler" in options or "nonfinite" in options:
-        return dict(options)
-    return {**options, "nonfinite": "skip", "scaler": scaler}

@@ -1,4 +1,4 @@
-"""What equal ranks find and tell each other before training: the way, the time that one waits, the model they share."""
+"""Ranks meet before training: their connections, their timeout, and a description of the model to compare."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DEFAULT_TIMEOUT = timedelta(minutes=30)
 
 
 def meet(ranks: Sequence[int], timeout: timedelta, credentials: Credentials | None) -> PeerGroup:
-    """Returns the way to other ranks, in a gloo group of its own; all of them call it. Sealed, with credentials.
+    """Returns connections to these ranks in a new gloo group, sealed where credentials are given; all ranks call it.
 
     Raises:
         ConfigError: credentials without a token.
@@ -38,7 +38,7 @@ def meet(ranks: Sequence[int], timeout: timedelta, credentials: Credentials | No
 
 
 def described(tensors: Sequence[TrainedTensor]) -> dict[str, Any]:
-    """What every rank must have in common of the model and its codecs, as JSON values by name."""
+    """Returns the description of the model and its codecs that all ranks must share, as JSON values by name."""
     described: dict[str, Any] = {"parameters": len(tensors)}
     for tensor in tensors:
         described[f"parameter {tensor.name}"] = [tensor.numel, str(tensor.dtype)]
@@ -65,7 +65,7 @@ def timeout_of(group: dist.ProcessGroup) -> timedelta:
 
 
 def _secret(credentials: Credentials) -> bytes:
-    """What all ranks share."""
+    """Returns the token that all ranks share."""
     if credentials.token_file is None:
         raise ConfigError("between ranks messages are sealed with a token: give Credentials(token_file=…)")
     return TokenFile(credentials.token_file).own(None).encode()

@@ -1,4 +1,4 @@
-"""What a hook's saved state is made of, looked at before anything is changed: files may be damaged, or another's."""
+"""Saved states of hooks: checks before anything is changed, and the merge of all ranks' states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the hooks of equal ranks keep between steps: what travels with a checkpoint, and what the report reads."""
+"""The state of a hook between steps: residuals and step for checkpoints, counters for the report."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from thinwire.collective.core import Collective
 from thinwire.errors import ConfigError, check_keys
 from thinwire.hooks.exchange.auto import ExchangeAuto
 from thinwire.hooks.exchange.options import ExchangeOptions
-from thinwire.hooks.exchange.records import ExchangeRecords
 from thinwire.hooks.exchange.saved import FORMAT, check_saved
 from thinwire.hooks.guards import StepGuard
+from thinwire.hooks.records import ExchangeRecords
 from thinwire.runtime.collective import CollectiveDriver
 from thinwire.runtime.metrics import MetricsWriter
 from thinwire.telemetry import WarmUp
@@ -38,26 +38,8 @@ class ExchangeState:
         link_bps: bits per second of the slowest link, as measured at the start; 0 where it was not.
         warm_up: what the first steps cost, which the report leaves out.
         auto: decides every step's setting; None with a fixed codec.
+        gathered: the codec of parameters that are gathered, in words; empty where none are coded.
     """
-
-    merge_name = "merge"
-    """What merges the states of all ranks, as the user calls it."""
-
-    __slots__ = (
-        "_group",
-        "_guard",
-        "_loss_scale",
-        "_records",
-        "_scaler",
-        "auto",
-        "core",
-        "driver",
-        "link_bps",
-        "resumed",
-        "start_step",
-        "step",
-        "warm_up",
-    )
 
     def __init__(
         self,
@@ -78,8 +60,9 @@ class ExchangeState:
         self.driver = driver
         self.start_step = options.start_step
         self.link_bps = link_bps
-        self.step = 0
+        self.step = self._first = 0
         self.resumed = ""
+        self.gathered = ""
         self.warm_up = WarmUp()
         self._records: ExchangeRecords | None = None
         self._scaler = options.scaler
@@ -114,13 +97,13 @@ class ExchangeState:
 
     @property
     def beside(self) -> str:
-        """What else travels, of which nothing is counted here, in words."""
+        """Other traffic, which these counters leave out, as text."""
         return ""
 
     @property
-    def gathered(self) -> str:
-        """The codec of parameters that are gathered, in words; empty where none are coded."""
-        return ""
+    def taken(self) -> int:
+        """Steps since the hook was made, uncompressed ones too."""
+        return self.step - self._first
 
     @property
     def known_link_bps(self) -> float:
@@ -136,7 +119,7 @@ class ExchangeState:
         return self.counters()
 
     def note_warm_up(self) -> None:
-        """Notes what the first steps cost; called between two steps."""
+        """Notes what the first compressed steps cost."""
         if not self.warm_up.over:
             sums = self.compressed_sums()
             self.warm_up.note(int(sums.get("steps", 0)), sums)
@@ -162,7 +145,7 @@ class ExchangeState:
         """
         if self._records is not None:
             raise ConfigError("records go to metrics writers already: give all of them to one call")
-        self._records = ExchangeRecords(self, writers, every)
+        self._records = ExchangeRecords(writers, self.rank, self.core, self.driver, every)
         self.between_steps()
 
     def record_scores(self, *, loss: SupportsFloat | None = None, accuracy: SupportsFloat | None = None) -> None:
@@ -179,15 +162,22 @@ class ExchangeState:
             self._records.record_scores(max(0, self.step - 1), loss, accuracy)
 
     def between_steps(self) -> None:
-        """Records the step that is over, before the first gradients of step `step` come."""
+        """Takes the step that is over into warm-up and records, before the first gradients of step `step` come."""
+        self.note_warm_up()
         if self._records is not None:
-            self._records.next_step(self.step)
+            self._records.next_step(self.step, self.steps_skipped, self.known_link_bps)
+
+    def _end_records(self) -> None:
+        """Records the step that is over, if it was measured."""
+        if self._records is not None:
+            self._records.end_step(self.step, self.steps_skipped, self.known_link_bps)
 
     def close(self) -> None:
         """Ends the hook's threads and records. The model's backward pass cannot be used afterwards."""
         if self._guard is not None:
             self._guard.close()
         self.driver.close()
+        self._end_records()
         if self._records is not None:
             self._records.close()
 
@@ -197,16 +187,27 @@ class ExchangeState:
             self._guard.exchanged(anew=anew, skipped=self.steps_skipped)
 
     def __deepcopy__(self, memo: Any) -> _Copied:
-        """A copy of the model, such as one of averaged weights, takes part in nothing."""
+        """A copy of the model, such as one of averaged weights, exchanges nothing."""
         return _Copied()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """What is pickled, by itself or with a model that is saved whole, is no state; it says so at once."""
+        """Pickling keeps nothing of the state, and warns of that."""
         caution(
             f"{type(self).__name__} is being pickled, and nothing of it is kept, residuals neither: save "
             "state.state_dict() in its place, beside model.state_dict()"
         )
         return _Copied, ()
+
+    def begin_step(self) -> None:
+        """Readies residuals and the setting for step `step`, before anything of it touches them."""
+        self.follow_loss_scale()
+        if self.auto is not None:
+            self.auto.begin_step(self.step)
+
+    @property
+    def compresses(self) -> bool:
+        """Whether the step under way is compressed."""
+        return self.step >= self.start_step if self.auto is None else self.auto.compressed
 
     def follow_loss_scale(self) -> None:
         """Keeps residuals in the units of this step's gradients; before anything of the step touches them."""
@@ -232,28 +233,29 @@ class ExchangeState:
         is compressed alone, so that the latter finds them whatever the codec: `auto` is empty with a fixed one.
         """
         self.driver.wait_step()
+        part = {**self.core.residuals.state_dict(), "auto": "" if self.auto is None else self.auto.state()}
+        return self._saved(self.layout(), {self.rank: part}, self.step, self._loss_scale)
+
+    def _saved(
+        self, layout: Mapping[str, int], ranks: Mapping[int, Mapping[str, Any]], step: int = 0, loss_scale: float = 1.0
+    ) -> dict[str, Any]:
+        """Returns a state of these ranks' parts."""
         return {
             "format": FORMAT,
-            **self.layout(),
-            "step": self.step,
-            "loss_scale": self._loss_scale,
-            **self._reduced,
-            **({"group": self._group} if self._group else {}),
-            "auto": "" if self.auto is None else self.auto.state(),
-            "ranks": {str(self.rank): self.core.residuals.state_dict()},
+            **layout,
+            "step": step,
+            "loss_scale": loss_scale,
+            "reduce": self._reduce,
+            "group": self._group,
+            "ranks": {str(rank): dict(part) for rank, part in ranks.items()},
         }
 
     @property
     def _reduce(self) -> str:
         return "mean" if self.core.residuals.mean else "sum"
 
-    @property
-    def _reduced(self) -> dict[str, str]:
-        """In a state, where it is not the mean."""
-        return {} if self._reduce == "mean" else {"reduce": self._reduce}
-
     def layout(self) -> dict[str, int]:
-        """Returns how the run is divided: a state of the same layout is loaded as it is."""
+        """Returns how the run is divided: a state of the same layout is loaded without resizing."""
         return {"world_size": self.world_size}
 
     def blank_state_dict(self, world_size: int) -> dict[str, Any]:
@@ -262,17 +264,10 @@ class ExchangeState:
         `torch.distributed.checkpoint.load` fills what it is given: give it this to read a checkpoint that another
         number of ranks wrote, and pass the result to `load_state_dict`.
         """
-        residuals = self.core.residuals
-        return {
-            "format": FORMAT,
-            "world_size": world_size,
-            "step": 0,
-            "loss_scale": 1.0,
-            **self._reduced,
-            **({"group": self._group} if self._group else {}),
-            "auto": "",
-            "ranks": {str(rank): residuals.blank_state_dict(world_size) for rank in range(world_size)},
-        }
+        blank = self.core.residuals.blank_state_dict
+        return self._saved(
+            {"world_size": world_size}, {r: {"auto": "", **blank(world_size)} for r in range(world_size)}
+        )
 
     def load_resized(self, state: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]]) -> None:
         """Takes the residuals of another number of ranks."""
@@ -306,12 +301,12 @@ class ExchangeState:
         self._check_group(state)
         controller = self._controller_of(state)
         self.driver.wait_step()
-        if self._records is not None:
-            self._records.end_step()
+        self._end_records()
         with nullcontext() if self.auto is None else self.auto.loading(controller):
             self._load_residuals(state)
         if self._guard is not None:
             self._guard.forget()
+        self._first += int(state["step"]) - self.step
         self.step, self._loss_scale = int(state["step"]), float(state["loss_scale"])
         if self._scaler is None and self._loss_scale not in (0.0, 1.0):
             self.core.residuals.scale(1 / self._loss_scale)
@@ -320,12 +315,19 @@ class ExchangeState:
         return self.resumed
 
     def _controller_of(self, state: Mapping[str, Any]) -> str:
-        """Returns what a state has of `codec="auto"`; empty where it is of a fixed codec."""
-        check_keys(state, ["auto"])
-        return str(state["auto"])
+        """Returns what a state has of `codec="auto"`, of FSDP2 this rank's own; empty where its codec is fixed."""
+        part = state["ranks"].get(str(self.rank) if self._is_alike(state) else "0")
+        if part is None:
+            return ""
+        check_keys(part, ["auto"])
+        return str(part["auto"])
+
+    def _is_alike(self, state: Mapping[str, Any]) -> bool:
+        """Whether the run that saved a state was divided as this one is."""
+        return all(state.get(key) == value for key, value in self.layout().items())
 
     def _check_group(self, state: Mapping[str, Any]) -> None:
-        """Raises ConfigError for a state of other ranks of a larger job, which have a model or shards of their own."""
+        """Raises ConfigError for a state of other ranks of a larger job, which train another model or other shards."""
         group = state.get("group", "")
         if group and self._group and group != self._group and int(state["world_size"]) == self.world_size:
             raise ConfigError(
@@ -336,8 +338,7 @@ class ExchangeState:
             )
 
     def _load_residuals(self, state: Mapping[str, Any]) -> None:
-        ranks, old, layout = state["ranks"], int(state["world_size"]), self.layout()
-        alike = all(state.get(key) == value for key, value in layout.items())
+        ranks, old, alike = state["ranks"], int(state["world_size"]), self._is_alike(state)
         if alike and str(self.rank) not in ranks:
             raise ConfigError(
                 f"the state is of rank {', '.join(ranks)} and this is rank {self.rank}: every rank has residuals "
@@ -354,7 +355,7 @@ class ExchangeState:
                     else f"the state was saved by {old} ranks and this run has {self.world_size}"
                 )
                 raise ConfigError(
-                    f"{why}; the states of ranks {missing} are missing: pass {self.merge_name} of all of them"
+                    f"{why}; the states of ranks {missing} are missing: pass what merge([…]) makes of all of them"
                 )
             self.load_resized(state, [ranks[str(other)] for other in range(old)])
             how = "with other owners of slices" if alike else f"from {old} ranks on {self.world_size}"
@@ -367,7 +368,7 @@ class ExchangeState:
 
 
 class _Copied:
-    """What a copied model has in place of its hook's state: torch keeps it there, and gives the copy no hook."""
+    """Stands in a copied model for its hook's state: torch copies that, and gives the copy no hook."""
 
     def state_dict(self) -> dict[str, Any]:
         """Raises ConfigError: nothing is kept here."""

@@ -11,9 +11,9 @@ The exchange itself is `thinwire.collective`, driven by `thinwire.runtime.collec
 from __future__ import annotations
 
 from thinwire.hooks.exchange.options import ExchangeOptions
-from thinwire.hooks.exchange.report import Report, report
 from thinwire.hooks.exchange.saved import merge
 from thinwire.hooks.fsdp.hook import compress
 from thinwire.hooks.fsdp.state import ShardedState
+from thinwire.hooks.report import Report, report
 
 __all__ = ["ExchangeOptions", "Report", "ShardedState", "compress", "merge", "report"]

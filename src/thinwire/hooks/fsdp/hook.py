@@ -1,4 +1,4 @@
-"""`fsdp.compress`, and what FSDP2 calls in place of its own reductions.
+"""`fsdp.compress`, and the exchanges that replace FSDP2's reductions.
 
 With replicas (HSDP) gradients are reduce-scattered inside a site by FSDP and averaged across sites by the exchange,
 both passes coded, each rank with those that hold the same shard. Without them every rank sends the others their shards
@@ -165,7 +165,7 @@ def compress(
         if alone is not None:
             group.replace_all_reduce(alone, _AllReduce(state))
             continue
-        group.replace_reduce_scatter(_CodedReduceScatter(state, group))
+        _CodedReduceScatter(state, group)  # it takes the place of the group's own
         if coded:
             group.replace_all_gather(CodedAllGather(group, number, coded, peers, state.gathers, passes))
     return state
@@ -183,7 +183,7 @@ def _alone() -> dist.ProcessGroup:
 
 
 class _AllReduce:
-    """What is called with a parameter group's gradient shard, reduced inside the site, in place of an all-reduce."""
+    """Exchanges a parameter group's gradient shard, reduced inside the site, in place of an all-reduce."""
 
     def __init__(self, state: ShardedState) -> None:
         self._state = state
@@ -202,12 +202,12 @@ class _AllReduce:
 
 
 class _CodedReduceScatter(ReduceScatter):
-    """What is called with a parameter group's gradients, the shards of all ranks, in place of a reduce-scatter."""
+    """Exchanges a parameter group's gradients, the shards of all ranks, in place of a reduce-scatter."""
 
     def __init__(self, state: ShardedState, group: ParameterGroup) -> None:
         self._state = state
         self._group = group
-        self._uncompressed = group.default_reduce_scatter()
+        self._uncompressed = group.replace_reduce_scatter(self)
 
     def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         return torch.empty(*size, dtype=dtype, device=device)

@@ -22,7 +22,8 @@ from thinwire.errors import ConfigError
 from thinwire.schema.tensor_names import plain_name
 
 try:
-    from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
+    from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather as AllGather
+    from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter as ReduceScatter
     from torch.distributed.fsdp._fully_shard._fsdp_collectives import (
         DefaultAllGather,
         DefaultReduceScatter,
@@ -166,14 +167,11 @@ class ParameterGroup:
             before, _ = self._divisors(flat, None)
             flat.add_(waiting, alpha=1 / before)
 
-    def replace_reduce_scatter(self, comm: ReduceScatter) -> None:
-        """Has `comm` called in place of the reduce-scatter."""
+    def replace_reduce_scatter(self, comm: ReduceScatter) -> ReduceScatter:
+        """Has `comm` called in place of the reduce-scatter, and returns FSDP's own."""
+        before: ReduceScatter = self._group._reduce_scatter_comm
         self._group._reduce_scatter_comm = self._scatters = comm
-
-    def default_reduce_scatter(self) -> ReduceScatter:
-        """Returns FSDP's own reduce-scatter."""
-        comm: ReduceScatter = self._group._reduce_scatter_comm
-        return comm
+        return before
 
     def take_reduce_scatter(
         self, output: torch.Tensor, flat: torch.Tensor, dtype: torch.dtype
@@ -386,15 +384,3 @@ def _name(paths: dict[nn.Module, str], param: Any) -> str:
     """A parameter's name in the model, without what wrappers add to it."""
     info = param._module_info
     return plain_name(f"{paths[info.module]}.{info.param_name}".lstrip("."))
-
-
-__all__ = [
-    "AllGather",
-    "ParameterGroup",
-    "ReduceScatter",
-    "ShardedParameter",
-    "check_backend",
-    "in_order",
-    "parameter_groups",
-    "ranks_of",
-]

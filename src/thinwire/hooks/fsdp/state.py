@@ -14,7 +14,6 @@ from thinwire.collective.core import Bucket
 from thinwire.collective.cut import Cut, shards_of, whole_outstanding
 from thinwire.collective.residuals import TrainedTensor, blank_state, partition
 from thinwire.errors import TransportError
-from thinwire.hooks.exchange.saved import FORMAT
 from thinwire.hooks.exchange.state import ExchangeState
 from thinwire.hooks.fsdp.parameter_groups import ParameterGroup
 from thinwire.telemetry import Counters
@@ -23,7 +22,7 @@ from thinwire.transports.peers import PeerGroup
 
 @dataclass(eq=False, slots=True)
 class Ready:
-    """A parameter group whose gradients are to be exchanged in this step.
+    """A parameter group with the gradients that this step exchanges.
 
     Args:
         group: the parameter group.
@@ -49,7 +48,7 @@ class Ready:
 
 
 class Outcome(Enum):
-    """What became of a step on one rank, from best to worst."""
+    """The outcome of a step on one rank, from best to worst."""
 
     TAKEN = 0
     SKIPPED = 1
@@ -57,31 +56,7 @@ class Outcome(Enum):
 
 
 class ShardedState(ExchangeState):
-    """The state that `fsdp.compress` returns: keep it, and save `state_dict()` with every checkpoint.
-
-    Attributes:
-        step: steps taken so far; backward passes without gradient sync are part of the next one.
-        resumed: how the last `load_state_dict` went, in words; empty before.
-        link_bps: bits per second of the slowest link, as measured at the start; 0 where it was not.
-    """
-
-    merge_name = "fsdp.merge"
-
-    __slots__ = (
-        "_buckets",
-        "_cuts",
-        "_everyone",
-        "_gathered",
-        "_pass",
-        "_ready",
-        "_replica",
-        "_replicas",
-        "_shard",
-        "_shard_group",
-        "_shards",
-        "_wholes",
-        "gathers",
-    )
+    """The state that `fsdp.compress` returns, as of `ExchangeState`."""
 
     def __init__(
         self,
@@ -106,7 +81,7 @@ class ShardedState(ExchangeState):
         self._replica, self._replicas = replica, replicas
         self._shard, self._shards = shard, shards
         self._shard_group = shard_group
-        self._gathered = gathered
+        self.gathered = gathered
         self._ready: list[Ready] = []
         self._pass = -1
         self.gathers = Counters()
@@ -130,19 +105,16 @@ class ShardedState(ExchangeState):
         gathers = self._replicas is None and not self.gathers["gather_uncompressed_bytes"]
         return "FSDP gathers parameters uncompressed" if gathers else ""
 
-    @property
-    def gathered(self) -> str:
-        return self._gathered
-
     def counters(self) -> dict[str, float]:
         """Returns the sums so far: bytes, values and messages sent, and seconds by purpose."""
-        driven, gathered = self.driver.counters(), self.gathers.snapshot()
-        return {key: driven.get(key, 0) + gathered.get(key, 0) for key in sorted({*driven, *gathered})}
+        return self._with_gathers(1.0)
 
     def compressed_sums(self) -> dict[str, float]:
         """Returns the sums of compressed steps; as parameters are gathered in all steps, of those a share as large."""
+        return self._with_gathers(self.driver.counters().get("steps", 0) / max(1, self.gathers["gather_steps"]))
+
+    def _with_gathers(self, share: float) -> dict[str, float]:
         driven, gathered = self.driver.counters(), self.gathers.snapshot()
-        share = driven.get("steps", 0) / max(1, gathered.get("gather_steps", 0))
         return {key: driven.get(key, 0) + share * gathered.get(key, 0) for key in sorted({*driven, *gathered})}
 
     # ---- a step
@@ -164,19 +136,16 @@ class ShardedState(ExchangeState):
 
     def begin(self, group: ParameterGroup, flat: torch.Tensor) -> bool:
         """Begins a step where a parameter group's gradients are its first; returns whether they are compressed."""
-        if self.auto is None:
-            return self.step >= self.start_step
-        if self._buckets[group].offsets:
+        if self.auto is not None and self._buckets[group].offsets:
             if any(group is each.group for each in self._ready):
                 self.end_step()
             if not self._exchanging:
-                self.follow_loss_scale()
-                self.auto.begin_step(self.step)
+                self.begin_step()
             self.auto.bucket_ready()
-        return self.auto.compressed
+        return self.compresses
 
     def flush(self, group: ParameterGroup, flat: torch.Tensor) -> None:
-        """Adds what waits in residuals to gradients that are about to be reduced uncompressed."""
+        """Adds residuals to gradients that are about to be reduced uncompressed."""
         if self.auto is not None and self.auto.flush.waiting and self._buckets[group].offsets:
             waiting = torch.zeros(flat.numel(), dtype=self.compute_dtype(group), device=flat.device)
             self.auto.flush.add(self._buckets[group], waiting)
@@ -208,7 +177,7 @@ class ShardedState(ExchangeState):
         self._ready.append(ready)
 
     def end_step(self) -> None:
-        """Exchanges what was kept back, waits for all of the step, and hands the averages to the parameters.
+        """Exchanges the newest group, waits for all of the step, and hands the averages to the parameters.
 
         Nothing happens where no gradients were reduced since the last step. One rank alone reduces none: a pass of it
         is a step, if it would reduce them on several.
@@ -247,11 +216,10 @@ class ShardedState(ExchangeState):
                 each.group.add_gradient(each.group.own(each.values).mul_(each.factor))
         self.step += 1
         self.gathers.add("gather_steps", 1)
-        self.note_warm_up()
         self.between_steps()
 
     def _skip(self, ready: Sequence[Ready], own: Outcome, *, exchanged: bool) -> None:
-        """Makes all of a step's gradients NaN, and residuals what they were, where some shard skips it."""
+        """Makes all of a step's gradients NaN and restores residuals, where some shard skips it."""
         if self.auto is not None and not self.auto.compressed:
             self.auto.flush.skip()
         elif own is Outcome.TAKEN:
@@ -270,7 +238,7 @@ class ShardedState(ExchangeState):
             self.driver.bucket_ready(self._buckets[held[-1].group], values, self.step, len(held) - 1, last=last)
 
     def _worst(self, own: Outcome, device: torch.device) -> Outcome:
-        """Returns what became of the step on any shard: ranks of different shards see no other's averages.
+        """Returns the worst outcome of all shards: ranks of different shards see no other's averages.
 
         NaN in one shard's gradients need not be in another's, and a step is taken by all or by none. Without replicas
         a compressed step needs none of this, as all ranks take part in its exchange.
@@ -295,18 +263,6 @@ class ShardedState(ExchangeState):
         """Returns how the run is divided; 0 replicas: every shard's only holder averages it."""
         return {"world_size": self.world_size, "replicas": self._replicas or 0}
 
-    def state_dict(self) -> dict[str, Any]:
-        """Returns a copy of this rank's state; see `ExchangeState.state_dict`."""
-        state = super().state_dict()
-        # Those who hold other shards decide by themselves.
-        state["ranks"][str(self.rank)]["auto"] = state.pop("auto")
-        return state
-
-    def _controller_of(self, state: Mapping[str, Any]) -> str:
-        alike = all(state.get(key) == value for key, value in self.layout().items())
-        part = state["ranks"].get(str(self.rank) if alike else "0")
-        return "" if part is None else super()._controller_of(part)
-
     def blank_state_dict(self, world_size: int, *, replicas: int | None = None) -> dict[str, Any]:
         """Returns a state of all ranks of another run, filled with zeros.
 
@@ -317,19 +273,15 @@ class ShardedState(ExchangeState):
             world_size: ranks of the mesh that wrote it.
             replicas: length of its first dimension, where it had two; None where it had one.
         """
-        shards, ranks = world_size // (replicas or 1), dict[str, dict[str, Any]]()
-        for rank in range(world_size):
-            if replicas is None:
-                parts = {name: cut.partitions(shards) for name, cut in self._cuts.items()}
-                ranks[str(rank)] = blank_state(self._wholes, parts)
-            else:
-                tensors = shards_of(self._wholes, self._cuts, shards, rank % shards)
-                ranks[str(rank)] = blank_state(tensors, partition(tensors, replicas))
-        for blank in ranks.values():
-            blank["auto"] = ""
-        layout = {"world_size": world_size, "replicas": replicas or 0}
-        group = {"group": self._group} if self._group else {}
-        return {"format": FORMAT, **layout, "step": 0, "loss_scale": 1.0, **group, "ranks": ranks}
+        shards = world_size // (replicas or 1)
+        if replicas is None:
+            cuts = {name: cut.partitions(shards) for name, cut in self._cuts.items()}
+            parts = [blank_state(self._wholes, cuts) for _ in range(world_size)]
+        else:
+            held = [shards_of(self._wholes, self._cuts, shards, rank % shards) for rank in range(world_size)]
+            parts = [blank_state(tensors, partition(tensors, replicas)) for tensors in held]
+        blank = {rank: {"auto": "", **part} for rank, part in enumerate(parts)}
+        return self._saved({"world_size": world_size, "replicas": replicas or 0}, blank)
 
     def load_resized(self, state: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]]) -> None:
         """Takes the residuals of the ranks of a mesh of another shape."""
