@@ -132,13 +132,13 @@ class WorkerDriver:
     def _close_soon(self, until: float, failure: str) -> None:
         """Says goodbye to all shards before any answer is waited for: one that is silent keeps no other from it.
 
-        A shard that has not let this worker in is told nothing: it may come again. Nor is any where another thread
-        waits for an answer for longer.
+        A shard that this worker has not joined is told nothing. Nor is any where another thread waits for an answer for
+        longer.
         """
         if self._running.acquire(timeout=max(0.0, until - time.perf_counter())):
             try:
                 for conversation in self._conversations:
-                    if conversation.welcomed:
+                    if conversation.joined:
                         with suppress(TransportError, ProtocolError):
                             self.run(conversation.leave(returning=self._lost, failure="" if self._lost else failure))
             finally:

@@ -22,8 +22,6 @@ from thinwire.server.effects import Close, Effect, Send
 from thinwire.transports.base import Sender
 
 _log = logging.getLogger(__name__)
-TICK_S = 0.1
-"""Between two looks for workers that are late."""
 
 
 def serving(
@@ -107,7 +105,7 @@ class ServerHandler:
     Args:
         core, on_end, checkpointer, journal, max_join_nbytes, grace_s: as for `serving`.
         sender: the transport's sending half.
-        clock: whose time the core is told, where workers are late or have not come back.
+        clock: by which workers that are to come back are given their time.
     """
 
     def __init__(
@@ -123,7 +121,7 @@ class ServerHandler:
         grace_s: float = 0.0,
     ) -> None:
         self._clock, self._grace_s = clock or SystemClock(), grace_s
-        self._ticking = self._awaiting = False
+        self._awaiting = False
         self._away: frozenset[int] = frozenset()
         self._core, self._sender, self._checkpointer, self._journal = core, sender, checkpointer, journal
         self._max_join_nbytes = max_join_nbytes
@@ -147,7 +145,6 @@ class ServerHandler:
                 if self._checkpointer is not None:
                     self._checkpointer.check_space(message.plan)
                 self._joined[peer] = message.rank
-                self._begin_to_tick()
                 if self._allowance is not None:  # the answer may be a whole model
                     self._sender.reserve(peer, self._allowance.kept_nbytes)
         except (ProtocolError, ConfigError) as error:
@@ -180,18 +177,6 @@ class ServerHandler:
         self._awaiting = False
         self._do(self._core.overdue(self._away))
         self._await()
-
-    def _begin_to_tick(self) -> None:
-        if self._core.stragglers is not None and not self._ticking:
-            self._ticking = True
-            self._clock.call_later(TICK_S, partial(self._sender.call, self._tick))
-
-    def _tick(self) -> None:
-        """Tells the core the time, as long as workers are here."""
-        self._ticking = False
-        self._do(self._core.waited(self._clock.now()))
-        if self._joined:
-            self._begin_to_tick()
 
     def _check_first(self, packet: bytes) -> None:
         """Looks at a packet of a peer that has not joined before anything in it is decoded."""
@@ -258,8 +243,8 @@ class ServerHandler:
                         what = "worker's session has ended" if message.lost else "worker was refused"
                         _log.warning("a %s: %s", what, reason)
                     self._sender.close(peer, None if message is None else pack(message))
-        if effects and self._checkpointer is not None:  # updates are also made as time passes, or as workers go
-            self._do(self._checkpointer.write_if_due())
+        if effects and self._checkpointer is not None:  # updates are also made as workers go
+            self._checkpointer.write_if_due()
         if self._on_end is not None and (self._core.finished or self._core.failed is not None):
             ended, self._on_end = self._on_end, None
             ended()

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from thinwire.errors import ProtocolError, SessionLostError, StepMismatchError, TransportError
+from thinwire.errors import ProtocolError, SessionLostError, TransportError
 from thinwire.packets import kind_of, pack, parse
 from thinwire.schema import Acknowledged, Leave, Refused, SessionAccepted, SessionOpen
 from thinwire.transports.base import wire_nbytes
@@ -211,7 +211,7 @@ class WorkerSession:
         """Returns the procedure that replaces a connection which `error` broke: once it returns, the candidate counts.
 
         Raises:
-            ProtocolError, StepMismatchError: by the procedure: the server refuses to go on with this session.
+            ProtocolError: by the procedure: the server refuses to go on with this session.
             TransportError: the session is over, or the server does not wait; by the procedure: it was not reached.
         """
         self.check()
@@ -230,7 +230,7 @@ class WorkerSession:
             except TransportError as failed:
                 last = str(failed)
                 yield Abandon()
-            except (ProtocolError, StepMismatchError) as refused:
+            except ProtocolError as refused:
                 self.over = str(refused)
                 yield Abandon()
                 raise
@@ -271,9 +271,7 @@ class WorkerSession:
             yield Transmit(sent)
 
 
-def _refusal(message: Refused) -> ProtocolError | StepMismatchError:
+def _refusal(message: Refused) -> ProtocolError:
     """What a server's last message means to its worker, as where the conversation hears it."""
     reason = f"the server ended the session: {message.reason}"
-    if message.step >= 0:
-        return StepMismatchError(reason, message.step)
     return (SessionLostError if message.lost else ProtocolError)(reason)
