@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 import thinwire as tw
+from thinwire.hooks.distribute import DistributedOptimizer
 from thinwire.runtime.journal import AnyEntry, Began, Journal, JournalReader, Planned, Took, Updated
 from thinwire.runtime.serving import serving
 from thinwire.server.core import ServerCore
@@ -86,17 +88,13 @@ def test_a_real_shard_keeps_its_promise_and_a_worker_dies_on_the_way(tmp_path: P
     models = [nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)) for _ in range(2)]
     connections = [server.connect() for _ in models]
     try:
-        workers = [
-            tw.distribute(
-                model,
-                torch.optim.SGD(model.parameters(), lr=0.1),
-                server=[connection],
-                rank=rank,
-                workers=2,
-                design="fp32",
-            )
-            for rank, (model, connection) in enumerate(zip(models, connections, strict=True))
-        ]
+
+        def join(rank: int) -> DistributedOptimizer:
+            inner = torch.optim.SGD(models[rank].parameters(), lr=0.1)
+            return tw.distribute(models[rank], inner, server=[connections[rank]], rank=rank, workers=2, design="fp32")
+
+        with ThreadPoolExecutor(2) as both:
+            workers = list(both.map(join, range(2)))
         for step in range(5):
             for rank, (model, worker) in enumerate(zip(models, workers, strict=True)):
                 if rank == 0 or step < 3:

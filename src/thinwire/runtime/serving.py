@@ -229,6 +229,8 @@ class ServerHandler:
             cancel()
 
     def _do(self, effects: list[Effect]) -> None:
+        if effects and self._checkpointer is not None:  # no worker goes on to a step that is two checkpoints ahead
+            self._checkpointer.write_if_due()
         for effect in effects:
             match effect:
                 case Send(peers, message, frames):
@@ -243,8 +245,6 @@ class ServerHandler:
                         what = "worker's session has ended" if message.lost else "worker was refused"
                         _log.warning("a %s: %s", what, reason)
                     self._sender.close(peer, None if message is None else pack(message))
-        if effects and self._checkpointer is not None:  # updates are also made as workers go
-            self._checkpointer.write_if_due()
         if self._on_end is not None and (self._core.finished or self._core.failed is not None):
             ended, self._on_end = self._on_end, None
             ended()

@@ -77,7 +77,7 @@ class Checkpointer(Mapping[int, dict[str, Any]]):
             try_out(self._writer.path, shard_nbytes(4 * values), self._writer.disk)
 
     def write_if_due(self) -> None:
-        """Writes a checkpoint where one is due; called after every event, when its answers are on their way."""
+        """Writes a checkpoint where one is due; called after every event, before its answers leave."""
         if self._core.failed is not None or self._core.plan is None:
             return
         step, before = self._round, self._step
