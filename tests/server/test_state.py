@@ -1,4 +1,4 @@
-"""A shard's state: another core goes on from it bit for bit, and workers that lost a shard go back with all."""
+"""A shard's state: another core continues from it bit for bit, and workers that lost a shard go back with all."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def everything(shard: Shard) -> list[bytes]:
 
 
 def test_statistics_that_were_on_their_way_are_not_waited_for_after_a_resume(tmp_path: Path) -> None:
-    """Worker 0 had sent them, or was about to: it does not do so again, and goes on from the step after."""
+    """Worker 0 had sent them, or was about to: it does not do so again, and continues from the step after."""
     plan = make_plan(state=True, state_interval=3)
     for steps, version in ((3, 1), (4, 4), (6, 4), (7, 7)):
         shard = Shard(plan)
@@ -236,7 +236,7 @@ def test_one_worker_alone_makes_no_other_go_back() -> None:
     shard.say(0, BACK)
     join(shard, 30, 2)
     choose(shard, 2, 30)
-    assert "it goes on from step 2, and was expected from 5 on" in str(shard.ended[30])
+    assert "it continues from step 2, and was expected from 5 on" in str(shard.ended[30])
     shard = Shard(min_workers=1)
     shard.step(0)
     returned(shard, (1,))

@@ -77,10 +77,10 @@ def test_a_worker_joins_with_its_steps_and_goes_on_with_the_versions_that_it_has
         one.received(offer, ())
         assert one.offer == offer, "the newest counts"
     assert list(one.resume(5)) == [Send(SHARD, Resume(step=5))]
-    with pytest.raises(SessionLostError, match="go on from another step"):
+    with pytest.raises(SessionLostError, match="continue from another step"):
         one.received(Offer(steps=(3,), held=(2,)), ())
     waiting = one.welcomed()
-    assert next(waiting) == Receive(SHARD, "the other workers, to go on from one step")
+    assert next(waiting) == Receive(SHARD, "the other workers, to continue from one step")
     one.received(Welcome(send_values=True, step=17), ())
     with pytest.raises(StopIteration) as end:
         next(waiting)

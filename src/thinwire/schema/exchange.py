@@ -41,7 +41,7 @@ class Welcome(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
         send_values: asks this worker (rank 0) for the initial values of every table.
         step: updates that every table has had.
         final: the version with which the training ends, where a worker has said so; else −1.
-        elastic: whether the training goes on without workers that die.
+        elastic: whether the training continues without workers that die.
         memberships: who divides the data from which clock on, as pairs of a clock and ranks, where workers have come or
             gone; else empty.
         exchanges: where every push is an update by itself, of how many of this worker's exchanges each table has had

@@ -1,4 +1,4 @@
-"""Between a worker and a shard: connections that come and go, who takes part, and from which step all go on."""
+"""Between a worker and a shard: connections that come and go, members, and the step from which all continue."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Acknowledged(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class Members(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Server → worker: who takes part from now on, after somebody went away or came.
+    """Server → worker: the members from now on, after one went away or came.
 
     Args:
         step: updates that every table has had.
@@ -68,15 +68,15 @@ class Members(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Server → worker, the answer to `Join`: from where this worker can go on. A later one replaces it.
+    """Server → worker, the answer to `Join`: from where this worker can continue. A later one replaces it.
 
     Args:
-        begin: workers train here, and this one is expected from this clock on; −1: all of them have joined, and go on
-            together from one of `steps`.
+        begin: workers train here, and this one is expected from this clock on; −1: all of them have joined, and
+            continue together from one of `steps`.
         steps: of which the shard has a state.
         held: how many of its workers have one of each of these steps, too.
-        newest: where no step is offered by all shards, this one may go on with the parameters that it has, at this step
-            or any later one; −1: it may not.
+        newest: where no step is offered by all shards, this one may continue with the parameters that it has, at this
+            step or any later one; −1: it may not.
     """
 
     begin: int = -1
@@ -86,7 +86,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class Resume(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Worker → server: the step from which this worker goes on, the same at all shards; `Welcome` is the answer.
+    """Worker → server: the step from which this worker continues, the same at all shards; `Welcome` is the answer.
 
     Args:
         step: which.

@@ -1,8 +1,8 @@
 """The parameter server as a pure state machine: (peer, message, frames) in, effects out.
 
-It owns no socket, thread or clock. This file holds the conversation: who may say what, what is sent when somebody
-breaks it, and what all workers say once a step: scales to share, digests to compare. Who takes part is in
-`shard_membership.py`, the updates are in `update_engine.py`, the plan's checks in `agreement.py`.
+It owns no socket, thread or clock. This file holds the conversation: which messages a worker may send, the answer to
+a breach, and the scales and digests that all workers send once a step. Members are in `shard_membership.py`, the
+updates in `update_engine.py`, the plan's checks in `agreement.py`.
 
 A peer that breaks the conversation is refused with the reason and closed.
 """
@@ -95,9 +95,9 @@ class ServerCore(ShardMembership):
         return [Close(peer, refused(told)), *self._drop(rank, told), *self._gather()]
 
     def end(self, reason: str) -> list[Effect]:
-        """Whoever runs the shard ends the training early: workers that are here hear why, and it has failed.
+        """Ends the training early: workers that are here hear why, and it has failed.
 
-        Where nobody is here, nothing happens.
+        Where no worker is here, nothing happens.
 
         Args:
             reason: what ended it, in words.

@@ -1,8 +1,8 @@
-"""Who takes part in a shard's training: workers join, die and leave, and all find one step from which they go on.
+"""The members of a shard: workers join, die and leave, and all agree on one step from which they continue.
 
 A worker says which states it holds (`Join`). Where others train, it is expected from the next clock. Elsewhere the
-shard waits until all of its workers have joined, and tells them from which steps it can go on (`Offer`); all choose the
-same one, load it and say so (`Resume`).
+shard waits until all of its workers have joined, and offers them its steps (`Offer`); all choose the same one, load it
+and say so (`Resume`).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class ShardMembership(ShardState):
 
     @property
     def awaited(self) -> frozenset[int]:
-        """Workers that are to come back: after a time the others go on, or end, without them.
+        """Workers that are to come back: after a time the others continue, or end, without them.
 
         Those of a plan that have never come may take their time until all have been here once, and in a training of a
         fixed number also later.
@@ -166,10 +166,10 @@ class ShardMembership(ShardState):
             effects += self._address(engine.go_on())  # where it was one too few that the others waited for
         return [*effects, *self._offer([peer], Offer(begin=begin))]
 
-    # ---- from where all go on
+    # ---- from where all continue
 
     def _gather(self) -> list[Effect]:
-        """Once all workers have joined and none trains, tells them from where the shard can go on; goes back so far."""
+        """Once all workers have joined and none trains, offers them its steps; goes back to the one that all chose."""
         if self._engine is None or self._failed is not None or not self._ranks or self.left:
             return []
         if not self._held.keys() >= {*self._engine.members.ranks, *self._ranks.values()}:
@@ -184,7 +184,7 @@ class ShardMembership(ShardState):
         return self._offer(changed, offer)
 
     def _possible(self, engine: UpdateEngine) -> Offer:
-        """From where this shard can go on. Raises CannotGoOn where there is no such step."""
+        """From where this shard can continue. Raises CannotGoOn where there is no such step."""
         own = {*self.checkpoints, *(() if self._progressed else (self.step,))}
         held = {step: sum(step in steps for steps in self._held.values()) for step in own}
         gives_model = engine.plan.downlink != "gradient"
@@ -207,14 +207,14 @@ class ShardMembership(ShardState):
         return [Send(tuple(peers), offer)] if peers else []
 
     def _resume(self, peer: int, message: Resume) -> list[Effect]:
-        """A worker says from where it goes on: at once where others train, else once all have said the same."""
+        """A worker says from where it continues: at once where others train, else once all have said the same."""
         assert self._engine is not None
         engine, rank, offer = self._engine, self._ranks[peer], self._offered.get(peer)
         if offer is None or self._presence[rank] is not Presence.JOINED:
             raise ProtocolError("Resume came without an offer")
         if offer.begin >= 0:
             if engine.terms.has_common_clock and message.step < offer.begin:
-                raise ProtocolError(f"it goes on from step {message.step}, and was expected from {offer.begin} on")
+                raise ProtocolError(f"it continues from step {message.step}, and was expected from {offer.begin} on")
             if message.step > offer.begin and engine.terms.has_common_clock:  # another shard expects it later
                 engine.members.admit(rank, message.step)
             return [*self._welcome(peer, message), *self._address(engine.go_on())]
@@ -224,7 +224,7 @@ class ShardMembership(ShardState):
         return self._gather()
 
     def _go_back(self, step: int, *, as_it_is: bool) -> list[Effect]:
-        """All have chosen: the shard becomes what it was at that step, and lets everybody in."""
+        """All have chosen: the shard becomes what it was at that step, and lets all workers in."""
         assert self._engine is not None
         chosen, least = self._chosen, self._min_workers
         if as_it_is:
@@ -286,12 +286,12 @@ class ShardMembership(ShardState):
 
     @property
     def _too_few(self) -> bool:
-        """Whether a training of a fixed number cannot go on with the workers that are here, or about to be."""
+        """Whether a training of a fixed number cannot continue with the workers that are here, or about to be."""
         there = self._ranks_that_are(Presence.JOINED, Presence.TRAINING, Presence.RETURNING)
         return self._min_workers is None and len(there) < self._least
 
     def _gone(self, rank: int, why: str) -> list[Effect]:
-        """A worker has gone for good: the others go on, or the training ends."""
+        """A worker has gone for good: the others continue, or the training ends."""
         reason = f"worker {rank} went away at {self.moment}: {why}"
         trained, self._presence[rank] = self._presence[rank] is Presence.TRAINING, Presence.LOST
         no_values = not self._initialised and (trained or rank == 0)

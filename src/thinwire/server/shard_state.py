@@ -22,9 +22,9 @@ class Presence(Enum):
     EXPECTED = auto()
     """It has not come since this process began."""
     JOINED = auto()
-    """It has said which states it holds, and not yet from where it goes on."""
+    """It has said which states it holds, and not yet from where it continues."""
     TRAINING = auto()
-    """It takes part."""
+    """It trains."""
     RETURNING = auto()
     """It has left to join again."""
     LEFT = auto()
@@ -163,7 +163,7 @@ class ShardState:
         return [Close(peer, refused(reason)) for peer in self._ranks]
 
     def _tell(self, reason: str, *, but: int | None = None, interrupted: bool = False) -> list[Effect]:
-        """Tells all workers, or all but one, who takes part from now on."""
+        """Tells all workers, or all but one, the members from now on."""
         assert self._engine is not None
         members = Members(
             step=self.step,

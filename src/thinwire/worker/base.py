@@ -98,7 +98,7 @@ class WorkerBase:
     # ---- joining
 
     def agree(self, steps: Sequence[int] = ()) -> Procedure[int]:
-        """Joins every shard; returns the step from which this worker goes on with all others.
+        """Joins every shard; returns the step from which this worker continues with all others.
 
         Without a common clock each worker has its own: then it is the newest of `steps`.
 
@@ -119,7 +119,7 @@ class WorkerBase:
         return step if self._terms.has_common_clock else max(steps, default=0)
 
     def check_step(self, step: int) -> None:
-        """Raises ConfigError where this worker, which has one state, is not at the step from which all go on."""
+        """Raises ConfigError where this worker, which has one state, is not at the step from which all continue."""
         ahead = self._terms.partial_quorum and step > self.clock  # updates were made without this worker
         if self.clock and step != self.clock and not ahead:
             raise ConfigError(
@@ -169,7 +169,7 @@ class WorkerBase:
     def _resume_apart(self, exchanges: Mapping[int, Sequence[int]]) -> None:
         """Goes on with shards that are not at this worker's step, so that nothing is applied twice.
 
-        A table that lacks this worker's last gradients goes on without them. One that has had later gradients has had
+        A table that lacks this worker's last gradients continues without them. One that has had later gradients has had
         part of what the residual of this state holds: the residual is dropped, and those batches are not read again.
 
         Args:
@@ -203,7 +203,7 @@ class WorkerBase:
         """Notes who divides the data from which iteration on, as one shard with parameters says: all hear the same."""
         shards = self.conversations
         said = next((each for each in shards if each.has_parameters), shards[0]).memberships
-        if self._terms.runs_apart:  # there is no iteration before which all of them know: each goes on from its own
+        if self._terms.runs_apart:  # there is no iteration before which all of them know: each continues from its own
             self.memberships = extended(self.memberships, self.iteration, said[-1][1])
         else:
             self.memberships = tuple((self._policy.iterations(clock), ranks) for clock, ranks in said)

@@ -49,7 +49,7 @@ class Conversation:
         memberships: who divides the data from which clock on.
         gone: the workers that went, though another may have taken the rank since.
         joined: whether this worker has asked to take part.
-        offer: the shard's newest word on from where this worker can go on; None before.
+        offer: the shard's newest word on from where this worker can continue; None before.
         has_parameters: whether the shard holds any; else it relays buffers alone.
         notices: what the shard said of workers that came or went, to be told and taken from here.
     """
@@ -98,10 +98,10 @@ class Conversation:
     def offered(self) -> Procedure[None]:
         """Waits for the first offer."""
         while self.offer is None:
-            yield Receive(self.shard, "the other workers, to go on from one step")
+            yield Receive(self.shard, "the other workers, to continue from one step")
 
     def resume(self, step: int) -> Procedure[None]:
-        """Says from which step this worker goes on; `welcomed` waits for the answer."""
+        """Says from which step this worker continues; `welcomed` waits for the answer."""
         self._resumed = True
         have = tuple(self.versions) if min(self.versions, default=-1) >= 0 else ()
         yield Send(self.shard, Resume(step=step, have=have))
@@ -110,10 +110,10 @@ class Conversation:
         """Waits until this worker takes part.
 
         Raises:
-            SessionLostError: the others go on from another step: all join again.
+            SessionLostError: the others continue from another step: all join again.
         """
         while self._welcome is None:
-            yield Receive(self.shard, "the other workers, to go on from one step")
+            yield Receive(self.shard, "the other workers, to continue from one step")
         return self._welcome
 
     def resume_at(self, clock: int) -> None:
@@ -155,7 +155,7 @@ class Conversation:
 
         Args:
             returning: another shard was lost, and this worker joins again.
-            failure: why this worker cannot go on, if it cannot.
+            failure: why this worker cannot continue, if it cannot.
         """
         yield Send(self.shard, Leave(returning=returning, failure=failure))
 
@@ -207,7 +207,7 @@ class Conversation:
                     self._changed = True
             case Offer():
                 if self._resumed:
-                    raise SessionLostError("the workers go on from another step than was agreed on")
+                    raise SessionLostError("the workers continue from another step than was agreed on")
                 self.offer, self._changed = message, message.begin >= 0
             case Refused():
                 reason = f"the server ended the session: {message.reason}"

@@ -19,9 +19,9 @@ from thinwire.schema import Plan
 from thinwire.worker.base import Frames, WorkerBase
 from thinwire.worker.batching import Batching
 from thinwire.worker.conversation import Conversation
-from thinwire.worker.departed import Departed
 from thinwire.worker.effects import Poll, Procedure
 from thinwire.worker.model import USED_TOO_EARLY, PlannedTensor, WorkerTensor
+from thinwire.worker.sent_gradients import SentGradients
 
 _ABOUT_SCALERS = (
     ". With a GradScaler give tw.distribute(…, nonfinite='skip'), or a design such as '3lc[nonfinite=skip]', with "
@@ -53,7 +53,7 @@ class Worker(WorkerBase):
         self._criterion = self._policy.criterion()
         self._barrier = design.transmission == "traditional" or self._terms.barrier
         self._batching = Batching(self._now)
-        self._departed = Departed()
+        self._sent_gradients = SentGradients()
         self._batches = design.downlink != "weights" and self._criterion is None
         self._announced = -1
 
@@ -94,7 +94,7 @@ class Worker(WorkerBase):
             raise ProtocolError(USED_TOO_EARLY.format(name=tensor.name))
         if self.pushes_early and not self.accumulating:
             yield from self._push(tensor)
-            self._departed.add(tensor, self._groups if self._terms.owns_hyperparameters(self.rank) else None)
+            self._sent_gradients.add(tensor, self._groups if self._terms.owns_hyperparameters(self.rank) else None)
 
     def end_step(self) -> Procedure[None]:
         """Pushes what has not left yet, and moves the clock.
@@ -104,7 +104,7 @@ class Worker(WorkerBase):
             NonFiniteError: a gradient that has not left holds NaN or Inf; where none had, nothing has changed.
         """
         self.check_open()
-        self._departed.end_step(self._groups)
+        self._sent_gradients.end_step(self._groups)
         yield from self._pull_uncalled()
         refuse = self._refuses()
         self.model.update_average()

@@ -1,4 +1,4 @@
-"""From which step a worker goes on with all others, by what its shards have answered."""
+"""From which step a worker continues with all others, by what its shards have answered."""
 
 from __future__ import annotations
 
