@@ -2,7 +2,6 @@
 
     ThinwireError
     ├── ConfigError        what you asked for cannot be: an unknown id or option, a value out of range
-    │   └── StepMismatchError  a worker resumes at another step than the shards are at
     ├── NonFiniteError     a tensor holds NaN or Inf, or a scale would overflow; nothing was changed
     ├── FrameError         bytes that claim to be a frame and are not
     ├── ProtocolError      a peer broke the conversation: wrong shapes, wrong step, wrong version
@@ -28,21 +27,6 @@ class ThinwireError(Exception):
 
 class ConfigError(ThinwireError, ValueError):
     """A configuration that cannot be: the message lists what is allowed."""
-
-
-class StepMismatchError(ConfigError):
-    """A worker that resumes is at another step than a shard.
-
-    Attributes:
-        step: the shard's.
-    """
-
-    def __init__(self, text: str, step: int = -1) -> None:
-        super().__init__(text)
-        self.step = step
-
-    def __reduce__(self) -> tuple[type[StepMismatchError], tuple[str, int]]:
-        return type(self), (str(self), self.step)
 
 
 class NonFiniteError(ThinwireError, ValueError):

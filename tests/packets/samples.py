@@ -18,7 +18,7 @@ PLAN = s.Plan(
 )
 
 MESSAGES: list[s.Message] = [
-    s.Join(rank=2, plan=PLAN, have=(4, 5)),
+    s.Join(rank=2, plan=PLAN, steps=(5, 4)),
     s.Welcome(send_values=True, step=9),
     s.Values(tables=(0, 1), versions=(3, 3)),
     s.Push(step=2**40, tables=(1, 0), rates=(0.1, 1e-30), last=True),
@@ -33,8 +33,7 @@ MESSAGES: list[s.Message] = [
     s.Skip(step=0, bucket=0),
     s.Abort(reason="FrameError: why"),
     s.Members(step=7, ranks=(0, 2), least=1, reason="worker 1 went away"),
-    s.Offer(steps=(100, 75)),
+    s.Offer(steps=(100, 75), held=(1, 2)),
     s.Resume(step=100, have=(100, 100)),
-    s.Saved(steps=(100, 75), safe=75),
     s.Ahead(tables=(1, 0), anchor=True),
 ]

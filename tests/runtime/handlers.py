@@ -7,7 +7,7 @@ from collections.abc import Callable
 from tests.server.conversation import make_plan
 from thinwire.packets import pack, parse
 from thinwire.runtime.serving import ServerHandler
-from thinwire.schema import Join, Message
+from thinwire.schema import Join, Message, Resume
 from thinwire.server.core import ServerCore
 from thinwire.transports.base import ANYBODY, Identity, Sender
 
@@ -47,6 +47,8 @@ def make(workers: int = 2) -> tuple[ServerHandler, Notes, ServerCore, list[int]]
     for rank in range(workers):
         handler.opened(rank)
         handler.received(rank, pack(Join(rank=rank, plan=make_plan(workers))))
+    for rank in range(workers):
+        handler.received(rank, pack(Resume(step=0)))
     return handler, notes, core, ends
 
 

@@ -104,35 +104,6 @@ def test_a_full_disk_warns_once_and_is_tried_again(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["file", "file.previous"]
 
 
-def test_older_files_stay_while_another_process_needs_them(tmp_path: Path) -> None:
-    path, own = tmp_path / "file", {0}
-    writer = CheckpointWriter(path, "test", 10, on_written=own.add)
-
-    def train(begin: int, end: int, since: int) -> None:
-        for step in range(begin, end):
-            own.intersection_update(writer.keep_since(since, own))
-            writer.stepped(step, lambda: {"values": [1.0]})
-
-    for begin in (0, 10, 20, 30, 40):
-        train(begin + 1, begin + 11, since=-1)
-        writer.wait()
-        assert own == {*range(0, begin + 11, 10)} == {0, *checkpoint.steps_in(path)}, "the beginning is needed as well"
-    train(51, 92, since=40)
-    writer.wait()
-    names = ["file", "file.previous", "file.step-40", "file.step-50", "file.step-60", "file.step-70"]
-    assert sorted(each.name for each in tmp_path.iterdir()) == names
-    assert checkpoint.read(path, "test", 40) == {"values": [1.0]}
-    assert own == {40, 50, 60, 70, 80, 90} == {*checkpoint.steps_in(path)}
-    with pytest.warns(UserWarning, match="8 checkpoints .* are kept, back to step 40: another process has none since"):
-        train(92, 161, since=40)
-    writer.wait()
-    assert checkpoint.steps_in(path)[-8:] == [150, 140, 130, 120, 110, 100, 90, 80] == sorted(own, reverse=True)[-8:]
-    writer.keep_since(None, own)
-    writer.stepped(161, dict)
-    writer.close()
-    assert checkpoint.steps_in(path) == [160, 150] and len([*tmp_path.iterdir()]) == 2
-
-
 def test_places_that_cannot_be_written_are_refused_before_training(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"checkpoint '.*file' cannot be written: No such file.*Choose another place"):
         CheckpointWriter(tmp_path / "no folder" / "file", "test", 1)

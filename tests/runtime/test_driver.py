@@ -13,7 +13,7 @@ from thinwire.errors import DeadlineError, TransportError
 from thinwire.packets import kind_of, pack
 from thinwire.runtime.driver import WorkerDriver
 from thinwire.runtime.serving import serving
-from thinwire.schema import Leave, Message, Plan, Refused, TableSpec, Values, Welcome
+from thinwire.schema import Join, Leave, Message, Offer, Plan, Refused, TableSpec, Values, Welcome
 from thinwire.server.core import ServerCore
 from thinwire.telemetry import Counters
 from thinwire.transports.base import Connection, Sender, Server
@@ -54,7 +54,7 @@ def serve(request: pytest.FixtureRequest) -> Iterator[Serve]:
 
 
 class Script:
-    """A server that answers the first packet with some messages, and then says nothing more."""
+    """A server that lets a worker in at step 0, answers its next packet with some messages, and is silent then."""
 
     def __init__(self, *messages: Message | None) -> None:
         self.messages = messages
@@ -68,6 +68,10 @@ class Script:
         pass
 
     def received(self, peer: int, packet: bytes) -> None:
+        if kind_of(packet) is Join:
+            if self.messages:
+                self.sender.send(peer, pack(Offer(steps=(0,), held=(0,))))
+            return
         self.heard.append(packet)
         if len(self.heard) == 1:
             for message in self.messages:
@@ -99,7 +103,10 @@ class Session:
         self.clock = 0
 
     def join(self) -> bool:
-        return self.driver.run(self.conversation.join()).send_values
+        self.driver.run(self.conversation.join())
+        self.driver.run(self.conversation.offered())
+        self.driver.run(self.conversation.resume(0))
+        return self.driver.run(self.conversation.welcomed()).send_values
 
     def push_all(self, value: float) -> None:
         for table in (0, 1):
@@ -145,14 +152,14 @@ def test_a_deadline_names_what_was_waited_for() -> None:
     with pytest.raises(DeadlineError, match="`timeout_s` sets how long to wait"):
         session.pull(0)
     assert session.counters["wait_seconds"] > 0.05
-    with pytest.raises(DeadlineError, match=r"memory://here: waited 0.02 s for the server's welcome"):
+    with pytest.raises(DeadlineError, match=r"memory://here: waited 0.02 s for the other workers"):
         scripted(timeout_s=0.02).join()
 
 
 def test_servers_that_end_the_session_or_go_away_are_named(serve: Serve) -> None:
     server, connect = serve(ServerCore())
     session = Session(connect(), rank=1, workers=2)
-    session.join()
+    session.driver.run(session.conversation.join())
     server.stop(grace_s=0)
     address = server.address.removeprefix("grpc://")
     with pytest.raises(TransportError, match=address):
@@ -173,10 +180,10 @@ def test_a_failing_worker_says_goodbye_to_all_shards() -> None:
     stranger = Script(None)
     conversations = [Conversation(shard, make_plan(), rank=0) for shard in range(3)]
     for conversation in conversations[:2]:
-        conversation.received(Welcome(send_values=False, step=0), ())
+        conversation.joined = True
     connections = [MemoryServer(script).connect() for script in (silent, other, stranger)]
     driver = WorkerDriver(conversations, connections, timeout_s=600)
     driver.close(within_s=0.1)
     assert [kind_of(packet) for packet in silent.heard + other.heard] == [Leave, Leave]
-    assert not stranger.heard, "it has not let this worker in, which may come again"
+    assert not stranger.heard, "this worker has not joined it"
     driver.close(within_s=0.1)  # they are closed

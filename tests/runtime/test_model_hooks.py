@@ -156,9 +156,9 @@ def test_a_transform_of_torch_func_comes_after_a_sync(servers: list[Server], des
 
 
 class Disturbed(KeptSteps):
-    """Fails when the training has begun."""
+    """Fails when all have agreed from where they go on."""
 
-    def began(self, opt: Any) -> None:
+    def load(self, step: int) -> Any:
         raise KeyError("a disk, say")
 
 

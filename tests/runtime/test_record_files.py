@@ -15,7 +15,7 @@ from thinwire.runtime.journal import Began, Changed, Joined, Journal, JournalRea
 from thinwire.runtime.line_file import LineFile
 from thinwire.runtime.metrics import JsonLines
 from thinwire.runtime.record_files import MAX_LINE_NBYTES, RecordAddress, RecordFile
-from thinwire.schema import Join, Members, Plan, Resume, TableSpec, Welcome
+from thinwire.schema import Join, Members, Offer, Plan, TableSpec, Welcome
 from thinwire.telemetry import StepRecord
 
 RECORDS = [
@@ -169,7 +169,7 @@ def test_a_journal_tells_workers_that_come_and_go_and_steps_gone_back_to(tmp_pat
     assert [each.rank for each in joined if isinstance(each, Joined)] == [1, 0]
     journal.sent(Members(step=3, ranks=(0,), least=1, reason="worker 1 lost its connection", interrupted=True))
     journal.sent(Members(step=3, ranks=(0,), least=1, reason="worker 1 went away"))
-    journal.received(0, Resume(step=2))
+    journal.sent(Offer(steps=(2,), held=(2,)))
     for _ in range(2):
         journal.sent(Welcome(send_values=False, step=2))
     journal.close()

@@ -22,7 +22,7 @@ from thinwire.runtime.clock import MOMENT_S
 from thinwire.runtime.limits import MAX_JOIN_NBYTES, allowance
 from thinwire.runtime.rank_shards import RankShards
 from thinwire.runtime.serving import ServerHandler
-from thinwire.schema import Join, Leave, Members, Refused, SessionOpen, Values, Welcome
+from thinwire.schema import Join, Leave, Members, Offer, Refused, Resume, SessionOpen, Values, Welcome
 from thinwire.security.certificates import self_signed
 from thinwire.server.core import ServerCore
 from thinwire.transports import sockets
@@ -33,6 +33,8 @@ from thinwire.transports.sockets import SocketOptions
 def test_a_join_is_answered() -> None:
     _, notes, core, ends = make()
     assert [(peer, parse(packet)[0]) for peer, packet in notes.sent] == [
+        (0, offer := Offer(steps=(0,), held=(0,))),
+        (1, offer),
         (0, Welcome(send_values=True)),
         (1, Welcome(send_values=False)),
     ]
@@ -106,6 +108,8 @@ def test_the_others_hear_of_a_broken_connection_that_is_not_back_in_a_moment(min
     handler = ServerHandler(ServerCore(min_workers), notes, lambda: None, clock=clock, grace_s=60.0)
     for rank in range(3):
         handler.received(rank, pack(Join(rank=rank, plan=plan)))
+    for rank in range(3):
+        handler.received(rank, pack(Resume(step=0)))
 
     def heard() -> list[tuple[int, str]]:
         told = [(peer, parse(packet)[0]) for peer, packet in notes.sent]

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from tests.sent_frames import as_frames
 from thinwire.codecs import Codec, codec, decode
 from thinwire.packets import BatchedTensor, EncodedTensor
-from thinwire.schema import Delta, Join, Message, Plan, Push, Refused, TableSpec, Values
+from thinwire.schema import Delta, Join, Message, Offer, Plan, Push, Refused, Resume, TableSpec, Values
 from thinwire.server.core import ServerCore
 from thinwire.server.effects import Close, Effect, Send
+from thinwire.worker.offers import agreed_step
 
 Array = NDArray[np.float32]
 
@@ -56,27 +57,37 @@ def gradient(rank: int, step: int, table: int) -> Array:
 
 
 class Shard:
-    """A server core, and a list of what it said to each peer. Peer r is the worker of rank r, unless said otherwise."""
+    """A server core, and a list of what it said to each peer. Peer r is the worker of rank r, unless said otherwise.
+
+    Workers that `join` choose a step by what they are offered; of those that say their own Join, `told` holds offers.
+    """
 
     def __init__(self, plan: Plan | None = None, *, begin: bool = True, min_workers: int | None = None) -> None:
         self.plan = plan or make_plan()
         self.core = ServerCore(min_workers)
         self.told: dict[int, list[tuple[Message, tuple[bytes, ...]]]] = defaultdict(list)
         self.ended: dict[int, str | None] = {}
+        self._have: dict[int, tuple[int, ...]] = {}
         if begin:
             for rank in range(self.plan.workers):
                 self.join(rank)
             self.give_values(0)
 
     def carry_out(self, effects: list[Effect]) -> None:
+        offers: dict[int, Offer] = {}
         for effect in effects:
             match effect:
+                case Send(peers, Offer() as offer, _) if self._have.keys() >= {*peers}:
+                    offers |= dict.fromkeys(peers, offer)
                 case Send(peers, message, frames):
                     for peer in peers:
                         self.told[peer].append((message, as_frames(self.plan, message, frames)))
                 case Close(peer, message):
                     assert message is None or isinstance(message, Refused)
                     self.ended[peer] = None if message is None else message.reason
+        for peer, offer in offers.items():
+            if (step := agreed_step({0: offer})) is not None:
+                self.say(peer, Resume(step=step, have=self._have[peer]))
 
     def lose(self, peer: int) -> None:
         """A worker dies."""
@@ -86,7 +97,8 @@ class Shard:
         self.carry_out(self.core.received(peer, message, frames))
 
     def join(self, rank: int, *, peer: int | None = None, have: tuple[int, ...] = ()) -> None:
-        self.say(rank if peer is None else peer, Join(rank=rank, plan=self.plan, have=have))
+        self._have[peer := rank if peer is None else peer] = have
+        self.say(peer, Join(rank=rank, plan=self.plan, steps=have[:1]))
 
     def give_values(self, peer: int) -> None:
         frames = tuple(PLAIN.encode(gradient(99, 0, table)) for table in range(len(self.plan.tables)))

@@ -19,7 +19,21 @@ from thinwire.frames import Frame
 from thinwire.frames import pack as pack_frame
 from thinwire.packets import BatchedTensor, EncodedTensor, pack, parse, segments
 from thinwire.packets.packet import HEAD, MAGIC, VERSION
-from thinwire.schema import Delta, Join, Leave, Message, Plan, Push, Refused, Scalars, TableSpec, Values, Welcome
+from thinwire.schema import (
+    Delta,
+    Join,
+    Leave,
+    Message,
+    Offer,
+    Plan,
+    Push,
+    Refused,
+    Resume,
+    Scalars,
+    TableSpec,
+    Values,
+    Welcome,
+)
 from thinwire.server.core import ServerCore
 
 STRANGER = 9
@@ -66,6 +80,7 @@ def test_strangers_are_turned_away_and_the_training_goes_on() -> None:
 BUFFER = (0.1,)
 WORKERS: list[tuple[int, Callable[[Shard], Said], str]] = [
     (1, lambda s: (Join(rank=1, plan=s.plan), ()), "a second Join in one session"),
+    (1, lambda s: (Resume(step=1), ()), "Resume came without an offer"),
     (1, lambda s: (Delta(version=1, tables=()), ()), "a worker does not send Delta"),
     (1, lambda s: (Values(tables=(0, 1, 2), versions=(0, 0, 0)), ()), "only worker 0 sends initial values"),
     (0, lambda s: (Values(tables=(0, 1, 2), versions=(0, 0, 0)), ()), "only once"),
@@ -125,7 +140,7 @@ def test_a_gradient_that_comes_twice_or_before_the_initial_values_is_refused() -
 
 @pytest.mark.parametrize("messages", [[()], [(1,)], [(1, 0)], [(0, 1, 1)], [(0,), (1, 1)], [(0, 1), (1,)]])
 def test_initial_values_are_complete_and_in_order(messages: list[tuple[int, ...]]) -> None:
-    shard = Shard(begin=False)
+    shard = Shard(make_plan(1), begin=False)
     shard.join(0)
     for tables in messages:
         frames = tuple(PLAIN.encode(gradient(0, 0, table)) for table in tables)
@@ -138,7 +153,7 @@ def test_initial_values_have_the_tables_shape_and_are_finite_float32_frames() ->
     wrong = [(plain(5, "int8"), "codec 'int8'"), (plain(4), "shape (4,) came"), (nan_payload(), "NaN or Inf")]
     wrong += [(plain(5, dtype=dtype), "whole values") for dtype in (torch.float16, torch.bfloat16, torch.float64)]
     for frame, text in wrong:
-        shard = Shard(begin=False)
+        shard = Shard(make_plan(1), begin=False)
         shard.join(0)
         values = Values(tables=(0, 1), versions=(0, 0))
         shard.say(0, values, (PLAIN.encode(gradient(0, 0, WEIGHT)), frame))
@@ -174,7 +189,7 @@ def test_where_deaths_are_allowed_a_hostile_worker_alone_is_refused() -> None:
         assert shard.ended.keys() == {0} and text in str(shard.ended[0]), shard.ended
         for step in range(2):
             for rank in (1, 2):
-                shard.say(rank, Push(step=step, tables=(), digest=f"true {step}"))
+                shard.say(rank, Push(step=step, tables=(), rates=(0.1,), digest=f"true {step}"))
                 shard.push(rank, step, shard.frames(rank, step))
         assert shard.ended.keys() == {0} and shard.core.step == 2
     shard = Shard(make_plan(consistency="asp"), min_workers=1)
@@ -201,7 +216,9 @@ def test_divergence_is_told_to_all() -> None:
 def samples() -> list[tuple[Message, tuple[EncodedTensor, ...]]]:
     shard = Shard(begin=False)
     return [
-        (Join(rank=1, plan=make_plan(state=True), have=(1, 2, 3)), ()),
+        (Join(rank=1, plan=make_plan(state=True), steps=(3, 2, 1)), ()),
+        (Offer(steps=(3, 2), held=(1, 0)), ()),
+        (Resume(step=3, have=(1, 2, 3)), ()),
         (Welcome(send_values=True, step=3), ()),
         (Values(tables=(0, 1), versions=(0, 0)), (b"a", b"b")),
         (Push(step=0, tables=(0, 1), rates=(0.1,), last=True), tuple(shard.frames(1, 0).values())),
@@ -278,6 +295,7 @@ def test_a_plan_with_any_values_in_it_is_served_or_refused(
     )
     core = ServerCore()
     core.received(0, Join(rank=0, plan=plan))
+    core.received(0, Resume(step=0))
     if core.plan is not None and core.tables[1].values.numel() < 100:
         zeros = tuple(PLAIN.encode(table.replica) for table in core.tables)
         core.received(0, Values(tables=(0, 1), versions=(0, 0)), zeros)

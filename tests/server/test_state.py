@@ -1,4 +1,4 @@
-"""A shard's state: another core goes on from it bit for bit, and workers that lost a shard go back with all."""
+"""A shard's state: another core continues from it bit for bit, and workers that lost a shard go back with all."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.server.conversation import STATISTIC, WEIGHT, Shard, gradient, make_p
 from thinwire.codecs import codec
 from thinwire.errors import ConfigError
 from thinwire.runtime import checkpoint
-from thinwire.schema import Join, Leave, Message, Offer, Plan, Push, Resume, Saved, Welcome
+from thinwire.schema import Join, Leave, Message, Offer, Plan, Push, Resume, Welcome
 from thinwire.server.core import ServerCore
 
 PLAIN = codec("fp32")
@@ -38,6 +38,7 @@ def resumed(shard: Shard, folder: Path) -> Shard:
     have = tuple(table.version for table in shard.core.tables)
     for rank in range(shard.plan.workers):
         fresh.join(rank, have=have)
+    for rank in range(shard.plan.workers):
         assert len(fresh.told[rank]) == 1, "a welcome, and nothing that the worker has already"
     return fresh
 
@@ -47,7 +48,7 @@ def everything(shard: Shard) -> list[bytes]:
 
 
 def test_statistics_that_were_on_their_way_are_not_waited_for_after_a_resume(tmp_path: Path) -> None:
-    """Worker 0 had sent them, or was about to: it does not do so again, and goes on from the step after."""
+    """Worker 0 had sent them, or was about to: it does not do so again, and continues from the step after."""
     plan = make_plan(state=True, state_interval=3)
     for steps, version in ((3, 1), (4, 4), (6, 4), (7, 7)):
         shard = Shard(plan)
@@ -56,6 +57,7 @@ def test_statistics_that_were_on_their_way_are_not_waited_for_after_a_resume(tmp
         fresh = Shard(plan, begin=False)
         fresh.core.load_state_dict(through_a_file(shard.core.state_dict(), tmp_path))
         assert shard.core.tables[STATISTIC].version == 0 and fresh.core.tables[STATISTIC].version == version
+        fresh.join(0)
         fresh.join(1)
         assert fresh.copy_of(1)[STATISTIC][0] == version
 
@@ -138,15 +140,15 @@ def kept(*steps: int, min_workers: int | None = None) -> tuple[Shard, dict[int, 
     return shard, states
 
 
-def vote(shard: Shard, peer: int, steps: tuple[int, ...]) -> None:
+def join(shard: Shard, peer: int, *steps: int) -> None:
     shard.say(peer, Join(rank=peer % 10, plan=shard.plan, steps=steps))
 
 
 def returned(shard: Shard, *steps: tuple[int, ...]) -> None:
-    """Workers leave to go back, and the processes 10, 11, … join with the steps that they have."""
+    """Workers leave to join again, and the processes 10, 11, … do so with the states that they have."""
     for rank, each in enumerate(steps):
         shard.say(rank, BACK)
-        vote(shard, 10 + rank, each)
+        join(shard, 10 + rank, *each)
 
 
 def choose(shard: Shard, step: int, *peers: int) -> None:
@@ -162,15 +164,15 @@ def test_all_go_back_to_the_newest_common_step_and_train_the_same_again() -> Non
     shard, _ = kept(2, 4)
     bits = shard.bits()
     returned(shard, (4, 2))
-    assert last(shard, 10) is None, "worker 1 trains on, for all that is known here"
+    assert last(shard, 10) == Offer(begin=5), "worker 1 trains on, for all that is known here"
     shard.say(1, BACK)
-    vote(shard, 11, (2, 0))
-    assert last(shard, 10) == last(shard, 11) == Offer(steps=(2,))
+    join(shard, 11, 2, 0)
+    assert last(shard, 10) == last(shard, 11) == Offer(steps=(4, 2), held=(1, 2))
     choose(shard, 2, 10)
     assert shard.core.step == 5, "one word alone changes nothing"
     choose(shard, 2, 11)
     for peer in (10, 11):
-        assert shard.told[peer][1][0] == Welcome(send_values=False, step=2)
+        assert Welcome(send_values=False, step=2) in [message for message, _ in shard.told[peer]]
     for step in range(2, 5):
         for rank in (0, 1):
             shard.push(10 + rank, step, shard.frames(rank, step))
@@ -187,74 +189,74 @@ def test_without_checkpoints_shards_that_lost_nothing_go_on_as_they_are() -> Non
     shards[0].push(0, 3, shards[0].frames(0, 3))  # forgotten: its worker begins anew
     for shard in shards:
         returned(shard, (), ())
-        assert last(shard, 10) == Offer(steps=(), newest=shard.core.step)
+        assert last(shard, 10) == Offer(newest=shard.core.step)
         choose(shard, 4, 10, 11)
-        assert shard.core.step == 4 and isinstance(shard.told[10][1][0], Welcome)
+        assert shard.core.step == 4 and any(isinstance(message, Welcome) for message, _ in shard.told[10])
     assert shards[0].bits() == before
     for shard in shards:
         for rank in (0, 1):
             shard.push(10 + rank, 4, shard.frames(rank, 4))
         assert shard.core.step == 5 and shard.core.failed is None
-    fresh, strict = Shard(make_plan(2), begin=False, min_workers=1), Shard(make_plan(2))
-    fresh.core.load_state_dict(strict.core.state_dict())
-    for shard in (fresh, strict):  # one has lost updates, and the other may make none without all
-        for rank in (0, 1):
-            if shard is strict:
-                shard.say(rank, BACK)
-            vote(shard, 10 + rank, ())
-        assert last(shard, 10) == last(shard, 11) == Offer(steps=(0,), newest=-1)
 
 
-def test_without_a_common_step_all_hear_which_worker_has_which() -> None:
-    shard, _ = kept(2)
-    returned(shard, (4, 1), (3, 1))
-    expected = "the shard has 2; worker 0: 4 and 1; worker 1: 3 and 1."
-    assert expected in str(shard.core.failed) and expected in str(shard.ended[10])
+def test_without_a_step_to_go_back_to_all_hear_who_has_which() -> None:
+    for down, downlink, has in (("3lc", "delta", ""), ("onebit", "gradient", "2")):
+        shard = Shard(make_plan(down=codec(down), downlink=downlink))
+        for step in range(5):
+            if step == 2 and has:
+                shard.core.checkpoints = {2: shard.core.state_dict()}
+            shard.step(step)
+        returned(shard, (4, 1), (3, 1))
+        expected = f"the shard: {has or 'none'}; worker 0: 4 and 1; worker 1: 3 and 1."
+        assert expected in str(shard.core.failed) and expected in str(shard.ended[10])
+
+
+def test_a_worker_that_comes_again_with_other_states_changes_the_choice() -> None:
+    shard, _ = kept(2, 4)
+    returned(shard, (4, 2), (4, 2))
+    choose(shard, 4, 10)
+    shard.say(11, BACK)
+    join(shard, 21, 4, 2)
+    assert len(shard.told[10]) == 2, "the offer is as it was, and worker 0 keeps to what it has chosen"
+    shard.say(21, BACK)
+    join(shard, 31, 2)
+    assert last(shard, 10) == last(shard, 31) == Offer(steps=(4, 2), held=(1, 2))
+    choose(shard, 2, 31)
+    assert shard.core.step == 5, "worker 0, which has heard of it, comes again"
+    shard.say(10, BACK)
+    join(shard, 20, 4, 2)
+    choose(shard, 2, 20)
+    assert shard.core.step == 2
 
 
 def test_one_worker_alone_makes_no_other_go_back() -> None:
     shard, _ = kept(2, 4)
-    vote(shard, 10, (2,))
+    join(shard, 10, 2)
     assert shard.ended == {10: "rank 0 is taken: every worker needs a rank of its own"}
-    shard.core.interrupted(0)
-    vote(shard, 20, (2,))
-    assert "the others go on at 5" in str(shard.ended[20])
-    shard.core.resumed(0)
     shard.say(0, BACK)
-    vote(shard, 30, (2,))
+    join(shard, 30, 2)
     choose(shard, 2, 30)
-    assert "step 2 was chosen to go back to; offered were none" in str(shard.ended[30]) and shard.core.step == 5
+    assert "it continues from step 2, and was expected from 5 on" in str(shard.ended[30])
     shard = Shard(min_workers=1)
     shard.step(0)
     returned(shard, (1,))
-    shard.say(10, BACK)
-    shard.join(0, peer=20)  # another shard has told it that nothing was lost
-    welcome = shard.told[20][0][0]
-    assert isinstance(welcome, Welcome) and welcome.begin == welcome.step == 1
-    for peer, rank in ((20, 0), (1, 1)):
+    assert last(shard, 10) == Offer(begin=1), "nothing of it is in the update under way"
+    choose(shard, 1, 10)
+    for peer, rank in ((10, 0), (1, 1)):
         shard.push(peer, 1, shard.frames(rank, 1))
     assert shard.core.step == 2 and shard.core.failed is None
 
 
-# ---- which steps all have on disk
-
-
-def test_all_hear_which_steps_all_have_on_disk() -> None:
-    def told(peer: int) -> list[Message]:
-        return [message for message, _ in shard.told[peer] if isinstance(message, Saved)]
-
-    shard = Shard(make_plan(), min_workers=1)
-    shard.carry_out(shard.core.saved({0}))
-    assert told(0) == told(1) == [Saved(steps=(0,))]
-    shard.say(0, Saved(steps=(2, 0), safe=0))
-    shard.say(1, Saved(steps=(0,), safe=0))
-    shard.carry_out(shard.core.saved({2, 0}))
-    assert len(told(0)) == 1 and shard.core.safe_step == 0, "worker 1 has no other, and that is no news"
-    shard.carry_out(shard.core.closed(1, "gone"))
-    shard.carry_out(shard.core.saved({2, 0}))
-    assert told(0)[-1] == Saved(steps=(2, 0))
-    shard.join(1, peer=11)
-    assert told(11)[-1] == Saved(steps=(2, 0)), "right after its welcome"
-    shard.say(11, Saved(steps=None, safe=2))
-    shard.say(0, Saved(steps=(2, 0), safe=2))
-    assert shard.core.safe_step == 2
+def test_a_worker_that_another_shard_expects_later_takes_part_from_then_on() -> None:
+    shard = Shard(make_plan(3), min_workers=1)
+    shard.step(0)
+    shard.lose(2)
+    shard.push(0, 1, shard.frames(0, 1))
+    join(shard, 12)
+    assert last(shard, 12) == Offer(begin=2)
+    shard.push(1, 1, shard.frames(1, 1))
+    for rank in (0, 1):
+        shard.push(rank, 2, shard.frames(rank, 2))
+    assert shard.core.step == 2, "it is waited for"
+    choose(shard, 3, 12)
+    assert shard.core.step == 3 and shard.core.failed is None

@@ -6,8 +6,7 @@ Each replaces one method of the real code by one with a mistake that a programme
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from statistics import median
+from contextlib import contextmanager, suppress
 from typing import Any, TypeAlias
 from unittest import mock
 
@@ -17,7 +16,6 @@ from thinwire.errors import ProtocolError, SessionLostError, TransportError
 from thinwire.packets import EncodedTensor, parse
 from thinwire.policies.compression import PLAIN
 from thinwire.runtime.checkpoint import Snapshot
-from thinwire.runtime.checkpointing import CheckpointWriter
 from thinwire.runtime.session import Dial, Reconnection, Repeat, ReplayBuffer, WorkerSession
 from thinwire.runtime.session_server import SessionServer
 from thinwire.schema import Push, Refused, SessionAccepted
@@ -26,7 +24,6 @@ from thinwire.server.core import ServerCore
 from thinwire.server.effects import Effect
 from thinwire.server.membership import Membership
 from thinwire.server.rounds import Maxima
-from thinwire.server.stragglers import Stragglers
 from thinwire.server.table import Table
 from thinwire.server.update_engine import UpdateEngine
 from thinwire.worker.conversation import Conversation
@@ -197,22 +194,11 @@ def _(right: Right, self: ServerCore, peer: int, reason: str) -> list[Effect]:
     return effects
 
 
-@bug("a straggler waited for", Stragglers, "overdue")
-def _(right: Right, self: Stragglers, step: int, now: float, ranks: tuple[int, ...]) -> bool:
-    return False
-
-
-@bug("a straggler given no grace", Stragglers, "patience_s")
-def _(right: Right, self: Stragglers) -> float:
-    """The grace is not added to the usual time."""
-    return median(self._times)
-
-
 # ---- checkpoints
 
 
 @bug("a checkpoint written in its place", Snapshot, "write")
-def _(right: Right, self: Snapshot, path: Any, disk: Any, since: int | None = None) -> None:
+def _(right: Right, self: Snapshot, path: Any, disk: Any) -> None:
     """Without a file beside it."""
     with disk.write(path, self.parts()):
         disk.sync(path.parent)
@@ -225,9 +211,3 @@ def _(right: Right, self: Table) -> dict[str, Any]:
     for copy in state["downlink"].get("copies", ()):
         copy["values"] = state["downlink"]["values"].copy()
     return state
-
-
-@bug("a checkpoint removed that another process needs", CheckpointWriter, "keep_since")
-def _(right: Right, self: CheckpointWriter, step: Any, own: Any) -> Any:
-    """Every process keeps the last two checkpoints, whatever the others have."""
-    return right(self, None, own)

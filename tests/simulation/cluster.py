@@ -7,7 +7,6 @@ from functools import lru_cache
 from typing import Any
 from warnings import catch_warnings, simplefilter
 
-from tests.simulation.disk import SimulatedDisk
 from tests.simulation.hostile import hostile_packets
 from tests.simulation.ledgers import Violation, require
 from tests.simulation.network import KEEPALIVE_S
@@ -15,7 +14,6 @@ from tests.simulation.processes import Processes, ServerSlot
 from tests.simulation.scenario import Fault, Scenario
 from tests.simulation.scheduler import Circling, Host, Killed
 
-RETRY_S = 0.1
 PROGRESS_S = 60.0
 """After the last fault is over, all must have ended within so many seconds."""
 
@@ -47,7 +45,7 @@ class Cluster(Processes):
         rule, text = "", ""
         try:
             with catch_warnings():
-                simplefilter("ignore", UserWarning)  # a disk that is full is warned about
+                simplefilter("ignore", UserWarning)
                 self._run()
         except Violation as violation:
             rule, text = violation.rule, str(violation)
@@ -162,13 +160,6 @@ class Cluster(Processes):
                 self._freeze(self._server_host(fault.who), fault.seconds, None)
             case "slow-disk":
                 self.servers[fault.who].disk.write_s = fault.seconds
-            case "full-disk":
-                self._fill(self.servers[fault.who].disk, fault.seconds)
-            case "full-disk-of-worker":  # one that begins on a full disk ends, as it should: it begins first
-                if slot.kept is None or slot.kept.written:
-                    self._fill(slot.disk, fault.seconds)
-                else:
-                    self.scheduler.after(RETRY_S, lambda: self._strike(fault))
             case "kill-server":
                 self._kill_server(self.servers[fault.who], fault.seconds)
             case "hostile":
@@ -177,10 +168,6 @@ class Cluster(Processes):
     def _server_host(self, index: int) -> Host:
         transport = self.servers[index].transport
         return Host(self.scheduler, "nobody") if transport is None else transport.host
-
-    def _fill(self, disk: SimulatedDisk, seconds: float) -> None:
-        disk.full = True
-        self.scheduler.after(seconds, lambda: setattr(disk, "full", False))
 
     def _freeze(self, host: Host, seconds: float, rank: int | None) -> None:
         host.freeze()

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from dataclasses import dataclass
-from errno import ENOSPC
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -36,7 +35,6 @@ class SimulatedDisk:
         self.host: Host | None = None
         self.write_s = WRITE_S
         """How long a write takes."""
-        self.full = False
         self._cluster = cluster
         self._is_server, self._number = owner.startswith("server"), int(owner.split()[1])
         self._names: dict[str, File] = {}
@@ -58,8 +56,6 @@ class SimulatedDisk:
 
     @contextmanager
     def write(self, path: Path, parts: Iterable[Bytes]) -> Iterator[None]:
-        if self.full:
-            raise OSError(ENOSPC, "No space left on device")
         file = File(writer=self.host)
         self._names[path.name] = file
         self._changed()

@@ -16,7 +16,6 @@ from thinwire.server.core import ServerCore
 from thinwire.worker.table import WorkerTable
 
 if TYPE_CHECKING:
-    from tests.simulation.patience import Patience
     from tests.simulation.worker import WorkerProcess
 
 Array = NDArray[np.float32]
@@ -120,7 +119,6 @@ class Shard:
         self.values: list[Array] = []
         self.bits: dict[tuple[int, int, int], bytes] = {}
         """Of the workers' copies, by (table, version, rank or −1 for all)."""
-        self.patience: Patience | None = None
         self.remember()
 
     @property

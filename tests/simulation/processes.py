@@ -16,7 +16,7 @@ from tests.simulation.scenario import Scenario
 from tests.simulation.scheduler import Host, Killed, Process, Scheduler
 from tests.simulation.watch import Watch
 from tests.simulation.worker import WorkerProcess
-from thinwire.errors import DeadlineError, SessionLostError, StepMismatchError
+from thinwire.errors import DeadlineError, SessionLostError
 from thinwire.packets import EncodedTensor
 from thinwire.policies.consistency import consistency
 from thinwire.runtime import checkpoint
@@ -35,10 +35,8 @@ FOLDER = Path("/disk")
 class WatchedCore(ServerCore):
     """A shard's core, watched from outside."""
 
-    def __init__(
-        self, min_workers: int | None, straggler_grace_s: float | None, cluster: Processes, index: int
-    ) -> None:
-        super().__init__(min_workers, straggler_grace_s)
+    def __init__(self, min_workers: int | None, cluster: Processes, index: int) -> None:
+        super().__init__(min_workers)
         self._cluster, self._index = cluster, index
         self._nested = 0
 
@@ -61,19 +59,12 @@ class WatchedCore(ServerCore):
             self._cluster.reached_at_server("update.answered", self._index)
         return effects
 
-    def waited(self, now: float) -> list[Effect]:
-        ranks = self._engine.members.ranks if self._engine is not None and self._initialised else None
-        self._cluster.watch.waits(self._index, now, ranks)
-        effects = self._watched(lambda: super(WatchedCore, self).waited(now))
-        self._cluster.watch.waited(self._index, effects)
-        return effects
-
 
 def _watched(name: str) -> Callable[..., list[Effect]]:
     return lambda self, *given: self._watched(lambda: getattr(super(WatchedCore, self), name)(*given))
 
 
-for _name in ("broke", "interrupted", "still_interrupted", "closed", "saved", "overdue"):
+for _name in ("broke", "interrupted", "still_interrupted", "closed", "overdue"):
     setattr(WatchedCore, _name, _watched(_name))
 
 
@@ -97,7 +88,6 @@ class WorkerSlot:
     process: WorkerProcess
     runner: Process
     lives: int = 1
-    returns: bool = False
     kept: WorkerCheckpoint | None = None
     trained: bool = False
     gone: str | None = None
@@ -124,11 +114,8 @@ class Processes:
     def _start_server(self, slot: ServerSlot) -> None:
         scenario = self.scenario
         resumes = bool(slot.lives and checkpoint.steps_in(FOLDER / "server", slot.disk))
-        if slot.disk.full and not resumes:  # it ends at once, and its supervisor tries again
-            self.scheduler.after(RESTART_S, lambda: self._start_server(slot))
-            return
         host = Host(self.scheduler, f"server {slot.index}.{slot.lives}")
-        core = WatchedCore(scenario.min_workers, scenario.straggler_grace_s, self, slot.index)
+        core = WatchedCore(scenario.min_workers, self, slot.index)
         slot.disk.host = host
         checkpointer = None
         if scenario.checkpoint_every:
@@ -225,10 +212,7 @@ class Processes:
 
     def _ended_worker(self, slot: WorkerSlot, process: WorkerProcess, error: Exception | None) -> None:
         """A worker process ends; as the command line does, or a supervisor, it begins again."""
-        in_order = isinstance(error, StepMismatchError) and self.chance.random() < 0.5  # else it breaks meanwhile
         for connection in process.connections:
-            if in_order:
-                connection.link.close()
             connection.link.abort()
         if error is None:
             slot.trained = True
@@ -241,10 +225,7 @@ class Processes:
             here = sum(each.lives == 1 and each.gone is None for each in self.workers)
             text = f"{process.host.name} waited in vain, with {here} workers that never died, and {least} are enough"
             require(here < least or self._too_few_left, "progress", text)
-        # As `rejoining` does: back with all the others, or where those go on, without what it had not sent.
-        lost = isinstance(error, SessionLostError)
-        again = lost or (isinstance(error, StepMismatchError) and slot.returns)
-        slot.returns = lost
+        again = isinstance(error, SessionLostError)  # as `rejoining` does
         if not again:
             slot.kept = self._kept(slot.disk)  # another process, by the same command
         self._again(slot, 0.0 if again else RESTART_S, str(error), same=again)
@@ -269,10 +250,10 @@ class Processes:
         if self._training_over:
             slot.gone = "the training is over"
             return
-        process = WorkerProcess(self, slot.rank, slot.lives, returns=slot.returns)
+        process = WorkerProcess(self, slot.rank, slot.lives)
         slot.lives += 1
         slot.disk.host = process.host
-        process.note("comes again, to go back with all others" if slot.returns else "starts again")
+        process.note("starts again")
         self._launch(slot, process, delay=0.0)
 
     def _kill_worker(self, slot: WorkerSlot, seconds: float) -> None:
@@ -286,7 +267,7 @@ class Processes:
             if link.owner is slot.process:
                 link.abort()
         slot.disk.crash()
-        slot.returns, slot.kept = False, self._kept(slot.disk)
+        slot.kept = self._kept(slot.disk)
         self._healed = max(self._healed, self.scheduler.now + seconds)
         self._again(slot, seconds, "killed, and not started again")
 

@@ -25,10 +25,6 @@ _PLAIN = Scenario(
 )
 
 _TEXT = """\
-a server whose disk was full died: its newest checkpoint was older than the two that every worker kept
-    seed=393 steps=14 checkpoint_every=2 harmless=True
-    full-disk 0.13967888019299868 0 0.1729975831865102
-    kill-server 0.22811725810589434 0 0.05
 backup workers that begin while tables have different versions: their first push was lost, and not reported
     seed=1344 policy=backup[1] workers=3 steps=2 chunk_nbytes=16 latency=(0.001,0.03)
 local updates that begin late: the first step began one version early, and took back the others' update
@@ -58,10 +54,6 @@ two that went back voided each other's offers in turn
     cut 1.0213590523134206 1 0.0
     kill-at 1.0213590523134206 1 0.30930208888840577 resend.dial
     kill-server 0.4498680467219242 1 3.817435782875651
-an update without a late worker: its checkpoint was written after the next message, in half of the next
-    seed=30 design=stoch3 steps=20 chunk_nbytes=16 min_workers=1
-    checkpoint_every=2 latency=(0.02,0.08) straggler_grace_s=0.2
-    freeze 2.6473417570298996 1 1.2482551655187626
 a worker that never came, where others had begun without it: they waited for it once another had died
     seed=7235 design=doublesqueeze-topk policy=backup[1] workers=3 steps=6 min_workers=1 latency=(0.001,0.03)
     kill 0.012196758228926546 2 2.5006506368696435
@@ -92,18 +84,6 @@ workers that wanted to go back alone: the update that waited for them was made w
 one that was given up wanted to go back after the others had left: the training, which was over, failed
     seed=113540 design=terngrad policy=None steps=6 min_workers=1 checkpoint_every=2 latency=(0.02,0.08)
     partition 0.4449418154292476 0 3.083291880749392 down
-one that was given up came with old steps alone, which the others, who had gone back, had removed
-    seed=216108 steps=10 min_workers=2 grace_s=1.5 checkpoint_every=2 latency=(0.02,0.08)
-    slow 1.7402400965565925 0 3.4531304058431678
-    full-disk-of-worker 0.6605987894411297 0 1.5485539031603142
-    kill-server 1.727124106492106 0 0.05
-    kill-server 1.3437428341226678 0 0.05
-a shard that had lost everything was given initial values, while another one was at the end
-    seed=223142 design=update policy=None workers=3 shards=2
-    steps=2 min_workers=1 checkpoint_every=2 latency=(0.02,0.08)
-    kill-server-at 0.5001897178414979 0 3.7553170611159823 checkpoint.forced
-    full-disk 3.350190780328651 0 3.4470159700982275
-    kill-server 3.8794018420314824 1 0.05
 all went back to the beginning, and one that was to have begun late was not expected there
     seed=11502 design=terngrad policy=None steps=2 min_workers=2 grace_s=1.5 checkpoint_every=2 latency=(0.02,0.08)
     kill 0.32569836030277594 1 0.47431034560579427
@@ -113,12 +93,6 @@ backup workers removed the step that one had which was cut off before it had sai
     chunk_nbytes=16 checkpoint_every=2 harmless=True
     partition 0.04954981162655528 1 0.14948370302697195 up down
     kill-server 0.13802388456921308 0 0.05
-and where the disk of another one was full
-    seed=56202 design=fp32 policy=backup[1] workers=3 steps=8 min_workers=1 checkpoint_every=2 latency=(0.02,0.08)
-    cut-at 0.7494761555964858 1 0.09054515730146237 join.values
-    full-disk 0.36706530998522274 0 0.7510965248853978
-    kill-server 1.0744875307037638 0 0.05
-    kill-server 2.6168629132941517 0 0.05
 one that began late at one shard pushed what it sat out to another, resumed, of before that one's step
     seed=816256 shards=2 steps=8 checkpoint_every=2 survives=True
     kill 0.186805 1 0.5

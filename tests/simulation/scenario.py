@@ -53,10 +53,6 @@ SERVER_POINTS = ("update.received", "update.answered", "update.sent")
 CHECKPOINT_POINTS = ("checkpoint.write", "checkpoint.forced", "checkpoint.rename", "checkpoint.sync")
 """What a disk is asked for, each before it is done."""
 
-STRAGGLING_STEPS = 20
-"""No worker is late in the first exchanges."""
-FILLING_STEPS = 14
-"""Several checkpoints can be missed."""
 WITHIN, BEYOND = (0.05, 0.9), (2.5, 4.0)
 """Seconds that a worker is away: less than the server waits, or more."""
 
@@ -92,7 +88,6 @@ class Scenario:
         workers, shards, steps: how many.
         chunk_nbytes: after so many bytes a push leaves: after every table, or once a step.
         min_workers: of the server's.
-        straggler_grace_s: of the server's; None: late workers are waited for.
         grace_s: how long the server waits for a worker.
         checkpoint_every: steps between two checkpoints; 0: none.
         latency: seconds that a packet takes, least and most.
@@ -116,7 +111,6 @@ class Scenario:
     latency: tuple[float, float]
     faults: tuple[Fault, ...]
     harmless: bool
-    straggler_grace_s: float | None = None
     survives: bool = False
 
     @property
@@ -163,65 +157,18 @@ def scenario(seed: int) -> Scenario:
     )
     saves = given.consistency != "asp" and chance.random() < 0.35
     given = replaced(given, chance, checkpoint_every=2 if saves else 0)
-    given = straggling(given, Random(f"stragglers of {seed}"))
-    given = filling(given, Random(f"full disks of {seed}"))
     return losing(given, Random(f"deaths while another is awaited of {seed}"))
 
 
 def losing(given: Scenario, chance: Random) -> Scenario:
     """The scenario, or now and then one in which a worker dies, and is replaced, while all wait for another one."""
-    fits = given.min_workers is not None and given.straggler_grace_s is None and given.steps != FILLING_STEPS
-    if not fits or chance.random() < 0.85:
+    if given.min_workers is None or chance.random() < 0.85:
         return given
     at = chance.uniform(0.1, 0.9) * given.steps * (0.02 + 2 * sum(given.latency) * given.shards)
     awaited, dies = chance.sample(range(given.workers), 2)
     away = Fault(kind="freeze", at=at, who=awaited, seconds=chance.uniform(0.4, 0.9) * given.grace_s)
     death = Fault(kind="kill", at=at + chance.uniform(0.0, 0.3), who=dies, seconds=chance.uniform(*WITHIN))
     return replace(given, faults=(*given.faults[:1], away, death))
-
-
-def filling(given: Scenario, chance: Random) -> Scenario:
-    """The scenario, or now and then one in which disks are full for a while, and servers die twice."""
-    if not given.checkpoint_every or given.straggler_grace_s is not None or chance.random() < 0.75:
-        return given
-    step_s = 0.02 + 2 * sum(given.latency) * given.shards
-    span = FILLING_STEPS * step_s
-    faults = []
-    for _ in range(chance.choice((1, 1, 2))):
-        of_server = chance.random() < 0.6
-        faults.append(
-            Fault(
-                kind="full-disk" if of_server else "full-disk-of-worker",
-                at=chance.uniform(0.1, 0.6) * span,
-                who=chance.randrange(given.shards if of_server else given.workers),
-                seconds=chance.uniform(0.1, 0.6) * span,
-            )
-        )
-    for _ in range(chance.choice((1, 2, 2))):
-        at = chance.uniform(0.3, 1.0) * span
-        faults.append(Fault(kind="kill-server", at=at, who=chance.randrange(given.shards), seconds=WITHIN[0]))
-    return replace(given, steps=FILLING_STEPS, faults=(*given.faults[:1], *faults))
-
-
-def straggling(given: Scenario, chance: Random) -> Scenario:
-    """The scenario, or now and then one in which workers are late once it is known how long exchanges take."""
-    terms = consistency(given.consistency).terms(given.workers)
-    fits = given.min_workers is not None and given.min_workers < given.workers and terms.lockstep
-    if not fits or design(given.design).share_scales or chance.random() < 0.8:
-        return given
-    step_s = 0.02 + 2 * sum(given.latency) * given.shards
-    late = [
-        Fault(
-            kind="freeze",
-            at=chance.uniform(0.4, 0.75) * STRAGGLING_STEPS * step_s,
-            who=chance.randrange(given.workers),
-            seconds=chance.uniform(0.4, 1.4),
-        )
-        for _ in range(chance.choice((1, 1, 2)))
-    ]
-    grace_s = chance.choice((0.1, 0.2))
-    faults = (*given.faults[:1], *late)
-    return replace(given, steps=STRAGGLING_STEPS, straggler_grace_s=grace_s, faults=faults)
 
 
 def replaced(given: Scenario, chance: Random, *, checkpoint_every: int) -> Scenario:

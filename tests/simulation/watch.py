@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tests.simulation.ledgers import Array, Said, Shard, TableLedger, Violation, close, require, same, values_of
-from tests.simulation.patience import Patience
 from tests.simulation.scenario import Scenario
 from thinwire.packets import EncodedTensor
 from thinwire.policies.consistency import consistency
 from thinwire.policies.sampling import Memberships
-from thinwire.schema import Delta, Message, Push, Refused, Saved, Values, Welcome
+from thinwire.schema import Delta, Message, Push, Refused, Values
 from thinwire.server.core import ServerCore
 from thinwire.server.effects import Effect, Send
 from thinwire.worker.model import WorkerTensor
@@ -45,9 +44,7 @@ class Watch:
         """Whose packet a shard is given just now."""
 
     def shard(self, index: int, core: ServerCore) -> None:
-        self._shards[index] = shard = Shard(core)
-        if self._scenario.straggler_grace_s is not None and self._scenario.min_workers is not None:
-            shard.patience = Patience(self._scenario.straggler_grace_s, self._scenario.min_workers)
+        self._shards[index] = Shard(core)
 
     # ---- messages
 
@@ -82,8 +79,6 @@ class Watch:
             table = shard.core.tables[index]
             if table.spec.state or (push.step < table.version and not self._terms.immediate):
                 continue  # late: its worker is told so by the update that was made without it
-            if shard.patience is not None and not shard.patience.expects(rank, push.step):
-                continue  # it was late before, and does not know yet from when on it is expected again
             clock = table.version if self._terms.immediate else push.step
             shard.waiting[index, clock, rank] = values_of(frame, table.spec.shape)
 
@@ -95,8 +90,6 @@ class Watch:
             if isinstance(effect, Send):
                 for peer in effect.peers:
                     shard.told[peer].append((effect.message, effect.frames))
-                if isinstance(effect.message, Welcome) and shard.patience is not None:
-                    shard.patience.welcomed([shard.owners[peer].rank for peer in effect.peers], effect.message.begin)
                 if isinstance(effect.message, Values) and self._terms.immediate:
                     for table in effect.message.tables:  # a new process of a rank holds what the table is now
                         self._note_copy(shard, table)
@@ -120,19 +113,6 @@ class Watch:
         if isinstance(message, Delta):
             for table in message.tables:
                 self._ranks[who, index, table, message.version] = message.ranks
-
-    # ---- stragglers
-
-    def waits(self, index: int, now: float, ranks: tuple[int, ...] | None) -> None:
-        """A shard's core is told the time; these take part, once there is anything to update."""
-        shard = self._shards[index]
-        if shard.patience is not None:
-            shard.patience.look(shard, now, ranks)
-
-    def waited(self, index: int, effects: list[Effect]) -> None:
-        shard = self._shards[index]
-        if shard.patience is not None:
-            shard.patience.check(shard, [each.message for each in effects if isinstance(each, Send)])
 
     # ---- updates
 
@@ -289,7 +269,7 @@ class Watch:
     def check_division(self) -> None:
         """All knew which ranks divide the data when they took the examples of a step."""
         apart = self._terms.immediate or self._terms.partial_quorum
-        if not self._divided or apart or any(who.returns for who in self._seen):  # steps may have been taken twice
+        if not self._divided or apart or any(who.went_back for who in self._seen):  # steps may have been taken twice
             return
         known = max((who.worker.memberships for who in self._divided), key=lambda each: (each[-1][0], each))
         for who, steps in self._divided.items():
@@ -304,15 +284,14 @@ class Watch:
                 heard, sent = known[0].heard[known[1]], self._sent[who, shard]
                 # A goodbye may be lost with its connection: the server then gives the worker up. So may pushes that
                 # would come too late: their updates are made and told, and the worker need not hear that it lost them.
-                # No worker need hear of a newer checkpoint: without it the others keep an older one for longer.
-                left = [message for message, _ in sent[heard:-1] if not isinstance(message, Saved)]
+                left = [message for message, _ in sent[heard:-1]]
                 needed = [message for message in left if not self._overtaken(known[0], message)]
                 require(not needed, "once", f"{who.host.name} said {len(sent)} messages, and {heard} were heard")
 
     def _overtaken(self, shard: Shard, message: Message) -> bool:
-        """Whether this is a push whose updates were made without it, where the policy or a grace allows that."""
+        """Whether this is a push whose updates were made without it, where the policy allows that."""
         return (
-            (self._terms.partial_quorum or self._scenario.straggler_grace_s is not None)
+            self._terms.partial_quorum
             and isinstance(message, Push)
             and all(message.step < shard.versions[table] for table in message.tables)
         )

@@ -175,7 +175,7 @@ def _arrived(broken: Link) -> list[bytes | None]:
 class WorkerProcess:
     """One life of one worker."""
 
-    def __init__(self, cluster: Processes, rank: int, life: int, *, returns: bool = False) -> None:
+    def __init__(self, cluster: Processes, rank: int, life: int) -> None:
         self.cluster, self.rank, self.life = cluster, rank, life
         self.host = Host(cluster.scheduler, f"worker {rank}.{life}")
         self.scenario: Scenario = cluster.scenario
@@ -184,8 +184,9 @@ class WorkerProcess:
         self.wake: Callable[[], None] = lambda: None
         self.trained = False
         """Whether it reached the last step."""
+        self.went_back = False
+        """Whether it has gone on from a step together with all others, and was there before."""
         self.model = model = Model(rank)
-        self.returns = returns
         local = self.design.local
         inner = torch.optim.SGD(model.parameters(), lr=RATE)
         planned: Planned = make_plan(
@@ -227,23 +228,19 @@ class WorkerProcess:
         yield from self.leave()
 
     def train(self) -> Generator[Wait, None, None]:
-        worker, agreed, kept = self.worker, None, self.cluster.kept(self)
+        worker, kept = self.worker, self.cluster.kept(self)
         writer = None if kept is None else kept.writer(0, lambda step: None, self.cluster.executor(self))
-        if self.returns:
-            agreed = yield from self.run(worker.agree(() if kept is None else kept.steps()))
-            self._load(agreed)
-        yield from self.run(worker.start(agreed))
+        step = yield from self.run(worker.agree(() if kept is None else kept.steps()))
+        self._load(step)
+        offers = [each.offer for each in worker.conversations]
+        self.went_back = self.life > 0 and any(each is not None and each.begin < 0 for each in offers)
+        yield from self.run(worker.start(step))
         self.cluster.watch.began(self)
         if kept is not None and writer is not None:
-            kept.began(worker.clock, late=worker.began_late)
+            kept.began(worker.clock)
             writer.begin_at(worker.clock)
         written = worker.clock
-        while True:
-            if kept is not None and writer is not None:
-                since = yield from self.run(worker.announce_saved(kept.written))
-                kept.written.intersection_update(writer.keep_since(since, kept.written))
-            if max(worker.iteration, worker.clock) >= self.scenario.steps:
-                break
+        while max(worker.iteration, worker.clock) < self.scenario.steps:
             yield from self.step()
             if kept is not None and writer is not None:
                 if worker.clock != written and worker.clock % kept.every == 0:

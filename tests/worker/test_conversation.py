@@ -4,8 +4,23 @@ from __future__ import annotations
 
 import pytest
 
-from thinwire.errors import ProtocolError
-from thinwire.schema import Ahead, Delta, Join, Leave, Members, Message, Plan, Push, Refused, TableSpec, Values, Welcome
+from thinwire.errors import ProtocolError, SessionLostError
+from thinwire.schema import (
+    Ahead,
+    Delta,
+    Join,
+    Leave,
+    Members,
+    Message,
+    Offer,
+    Plan,
+    Push,
+    Refused,
+    Resume,
+    TableSpec,
+    Values,
+    Welcome,
+)
 from thinwire.version import VERSION
 from thinwire.worker.apply_buffer import Update
 from thinwire.worker.conversation import Conversation
@@ -55,19 +70,25 @@ def test_a_replaced_worker_is_gone() -> None:
 # ---- up
 
 
-def test_a_worker_joins_with_the_versions_that_it_has() -> None:
+def test_a_worker_joins_with_its_steps_and_goes_on_with_the_versions_that_it_has() -> None:
     one = make()
-    joining = one.join()
-    assert next(joining) == Send(SHARD, Join(rank=1, plan=one.plan, version=VERSION))
-    assert next(joining) == Receive(SHARD, "the server's welcome")
+    assert list(one.join((5, 3))) == [Send(SHARD, Join(rank=1, plan=one.plan, steps=(5, 3), version=VERSION))]
+    for offer in (Offer(begin=4), Offer(steps=(5,), held=(2,))):
+        one.received(offer, ())
+        assert one.offer == offer, "the newest counts"
+    assert list(one.resume(5)) == [Send(SHARD, Resume(step=5))]
+    with pytest.raises(SessionLostError, match="continue from another step"):
+        one.received(Offer(steps=(3,), held=(2,)), ())
+    waiting = one.welcomed()
+    assert next(waiting) == Receive(SHARD, "the other workers, to continue from one step")
     one.received(Welcome(send_values=True, step=17), ())
     with pytest.raises(StopIteration) as end:
-        next(joining)
+        next(waiting)
     assert end.value.value == Welcome(send_values=True, step=17)
     begun(one)
     one.received(Delta(version=1, tables=(1,)), (b"d",))
     one.take(1, 1)
-    assert next(one.join()) == Send(SHARD, Join(rank=1, plan=one.plan, have=(0, 1, 0), version=VERSION))
+    assert list(one.resume(1)) == [Send(SHARD, Resume(step=1, have=(0, 1, 0)))]
 
 
 def test_initial_values_are_version_zero_and_travel_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,8 @@ from thinwire.hooks.planning import make_plan
 from thinwire.optimizers.options import ParameterGroups
 from thinwire.policies.designs import design
 from thinwire.policies.designs import design as find_design
-from thinwire.schema import Push, Welcome
-from thinwire.worker.effects import Poll, Send
+from thinwire.schema import Push
+from thinwire.worker.effects import Send
 from thinwire.worker.local_updates import LocalWorker
 from thinwire.worker.same_updates import check_same, coded_by
 
@@ -47,21 +47,6 @@ def test_every_rank_begins_with_the_next_ones_shard_and_ends_with_its_own() -> N
     for at_once in zip(*orders, strict=True):
         assert len({*at_once}) == WORKERS, "no shard gets two workers' messages while another gets none"
     assert [pushed(made(rank, 2)) for rank in (0, 1, 6)] == [[1, 0], [0, 1], [1, 0]], "fewer shards are shared evenly"
-
-
-def test_a_worker_that_missed_exchanges_goes_on_from_the_next_update() -> None:
-    """The next update holds all of them: it is nothing that this worker had a part in, or steers by."""
-    worker = made(0, 1)
-    worker._skips_late = True
-    for state in worker._rounds.values():
-        state.merges_at = None
-    worker.conversations[0].received(
-        Welcome(send_values=False, step=8, begin=9, elastic=True, skips_late=True), ()
-    )  # it was late, and the shard expects it again
-    assert [type(each) for each in (*worker.end_step(), *worker.end_step())][-1] is Poll
-    assert worker.clock == 9 and not worker.idle
-    assert all(each.whole and each.merges_at == worker.iteration == 18 for each in worker._rounds.values())
-    assert all(each.pushes == 9 for each in worker._rounds.values())
 
 
 def position(name: str) -> dict[str, Any]:

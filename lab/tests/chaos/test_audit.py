@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 import thinwire as tw
+from thinwire.hooks.distribute import DistributedOptimizer
 from thinwire.runtime.journal import AnyEntry, Began, Journal, JournalReader, Planned, Took, Updated
 from thinwire.runtime.serving import serving
 from thinwire.server.core import ServerCore
@@ -49,7 +51,6 @@ def test_what_is_wrong_is_found_and_what_is_right_is_not() -> None:
         "nobody's": ([*plan(), took(0, 0), updated(1)], ["names worker 1, whose gradient did not come"]),
         "lost": ([*plan(), took(0, 0), took(1, 0), updated(1, 0)], ["lacks worker 1's gradient, which had come"]),
         "doubled": ([*plan(), took(0, 0), took(0, 0)], ["worker 0 gave two gradients of step 0"]),
-        "a straggler's": ([*plan(), took(0, 0), updated(1, 0), took(1, 0)], []),
         "one that was counted": ([*plan(), *twice[:3], took(1, 0)], ["a gradient of step 0 came from worker 1"]),
         "late twice": ([*plan(), took(0, 0), updated(1, 0), took(1, 0), took(1, 0)], ["step 0 came from worker 1"]),
         "a version twice": ([*plan(), *twice, updated(2, 0)], ["from version 2 to 2", "names worker 0"]),
@@ -87,17 +88,13 @@ def test_a_real_shard_keeps_its_promise_and_a_worker_dies_on_the_way(tmp_path: P
     models = [nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)) for _ in range(2)]
     connections = [server.connect() for _ in models]
     try:
-        workers = [
-            tw.distribute(
-                model,
-                torch.optim.SGD(model.parameters(), lr=0.1),
-                server=[connection],
-                rank=rank,
-                workers=2,
-                design="fp32",
-            )
-            for rank, (model, connection) in enumerate(zip(models, connections, strict=True))
-        ]
+
+        def join(rank: int) -> DistributedOptimizer:
+            inner = torch.optim.SGD(models[rank].parameters(), lr=0.1)
+            return tw.distribute(models[rank], inner, server=[connections[rank]], rank=rank, workers=2, design="fp32")
+
+        with ThreadPoolExecutor(2) as both:
+            workers = list(both.map(join, range(2)))
         for step in range(5):
             for rank, (model, worker) in enumerate(zip(models, workers, strict=True)):
                 if rank == 0 or step < 3:

@@ -114,12 +114,10 @@ def test_a_workers_command_line_says_all_of_the_job() -> None:
     assert {"--seconds", "--servers", "--link"}.isdisjoint(named), "what was not given is the recipe's"
 
 
-def test_a_grace_for_stragglers_says_with_how_many_to_go_on() -> None:
-    with pytest.raises(ConfigError, match="min-workers"):
-        Elastic(straggler_grace_s=1.0)
+def test_servers_are_told_what_to_do_about_workers_that_die() -> None:
     with pytest.raises(ConfigError, match="min-workers 3"):
         run(Job(workers=2, steps=1), elastic=Elastic(min_workers=3))
-    given = Elastic(min_workers=2, worker_grace_s=3.0, straggler_grace_s=1.5)
+    given = Elastic(min_workers=2, worker_grace_s=3.0)
     server = get_command(server_command.app)
     options = server.make_context("server", given.arguments()).params
-    assert (options["min_workers"], options["worker_grace_s"], options["straggler_grace_s"]) == (2, 3.0, 1.5)
+    assert (options["min_workers"], options["worker_grace_s"]) == (2, 3.0)

@@ -78,14 +78,6 @@ WorkerGrace = Annotated[
         "else 60.",
     ),
 ]
-StragglerGrace = Annotated[
-    float | None,
-    typer.Option(
-        min=0.1,
-        help="With --min-workers: how much later than usual a worker may be, in seconds, before an update is made "
-        "without it; by default they are waited for.",
-    ),
-]
 NEWEST, AUTO = "newest", "auto"
 
 

@@ -68,7 +68,6 @@ def server(
     rejoin: Annotated[bool, typer.Option(help="Wait for a worker whose connection broke.")] = True,
     min_workers: options.MinWorkers = None,
     worker_grace_s: options.WorkerGrace = None,
-    straggler_grace_s: options.StragglerGrace = None,
     tls_cert: options.TlsCert = None,
     tls_key: options.TlsKey = None,
     tls_ca: options.TlsCa = None,
@@ -85,7 +84,7 @@ def server(
     events: options.Events = False,
 ) -> None:
     """Serve one training: the first worker brings the model and the optimizer; ends when all workers have left."""
-    core = cores.ServerCore(min_workers, straggler_grace_s)
+    core = cores.ServerCore(min_workers)
     if worker_grace_s is not None and not rejoin:
         raise ConfigError(f"--worker-grace-s {worker_grace_s:g} is for workers that come again: leave --no-rejoin out")
     if worker_grace_s is None:

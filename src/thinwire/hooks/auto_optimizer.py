@@ -7,7 +7,7 @@ all-reduce. `policies/adaptive.py` has the rules.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -138,8 +138,6 @@ class AutoOptimizer(torch.optim.Optimizer):
         self.closed = False
         if given is not None:
             self.load_state_dict(given)
-        if isinstance(resume, Resumable):
-            resume.began(self)
 
     def _follow(self, *_: Any) -> None:
         """Has the inner optimizer's own dicts, of which it makes new ones when it loads a state, and its step hooks."""
@@ -319,15 +317,7 @@ class AutoOptimizer(torch.optim.Optimizer):
         self._steps = int(state["taken"])
         self._follow()
 
-    # ---- what `KeptSteps` asks
-
-    began_late = False
-
     @property
     def clock(self) -> int:
         """The number by which `KeptSteps` finds a state: the steps taken so far."""
         return self._steps
-
-    def announce_checkpoints(self, _steps: Collection[int]) -> int | None:
-        """Does nothing: every rank's state holds its own shard."""
-        return None

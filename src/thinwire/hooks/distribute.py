@@ -207,14 +207,13 @@ def distribute(
     )
     if policy is None:
         chosen = chosen.with_epoch(steps_per_epoch)
-    kept, shards, state, wrapped = None, None, resume, None
+    shards, state, wrapped = None, resume, None
     if group is not None:
         if (wrapped := reducing(model, group)) is not None:
             check_quiet(model, wrapped, group, chosen)
             model = wrapped.module
         shards = RankShards(group, grace_s=reconnect_s)
         rank, workers = shards.rank, shards.workers
-        kept = resume if isinstance(resume, Resumable) else None
         state = load_agreed(resume, group)
     servers = [server] if isinstance(server, str | Connection) else list(server or ())
     if shards is None and not servers:
@@ -243,7 +242,6 @@ def distribute(
     joined = join(
         prepared,
         servers,
-        kept=kept,
         metrics=metrics,
         credentials=credentials,
         timeout_s=timeout_s,

@@ -105,7 +105,7 @@ def prepare(
         shards=servers,
         consistency=policy,
         buffers=known_buffers(resume),
-        begins=resume is None,
+        begins=resume is None or (isinstance(resume, Resumable) and not resume.steps()),
         **plan,
     )
     outer = None if local is None else local.outer_groups(inner_lr=optimizer.param_groups[0]["lr"])
@@ -138,7 +138,6 @@ def join(
     prepared: Prepared,
     servers: Sequence[str | Connection],
     *,
-    kept: Resumable | None,
     metrics: Sequence[MetricsWriter],
     credentials: Credentials | None,
     timeout_s: float,
@@ -149,7 +148,6 @@ def join(
     Args:
         prepared: the worker.
         servers: addresses of shards, or connections to them; none in a group, whose ranks tell each other theirs.
-        kept: of a group, whose states its ranks have agreed on by now: told that the training has begun.
         metrics: closed where the worker cannot join.
         credentials: this worker's, where there is no group.
         timeout_s: how long the slowest worker may keep the others waiting, in seconds.
@@ -173,8 +171,6 @@ def join(
         connections = connect_all(ways, ranks=shards is not None, **dialling)
         driver = WorkerDriver(worker.conversations, connections, timeout_s=timeout_s, counters=worker.counters)
         joined = _optimizer(prepared, driver, metrics)
-        if kept is not None:
-            kept.began(joined)
         if shards is None:  # ranks hear of one that is gone by its process group
             ending.joined(joined)
         return joined

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, SupportsFloat
 
@@ -17,7 +17,7 @@ from thinwire.hooks.records import Recorder, residual_ratios
 from thinwire.hooks.report import Report
 from thinwire.hooks.resuming import Resumable, check_state
 from thinwire.hooks.several import num_held
-from thinwire.hooks.starting import agree, start
+from thinwire.hooks.starting import start
 from thinwire.optimizers.options import ADDED
 from thinwire.policies.assignment import Assignment
 from thinwire.policies.sampling import Memberships
@@ -71,18 +71,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._recorder = Recorder(metrics, worker.rank, 0 if shards is None else shards.workers)
         self._costs = TrainingCosts(worker, driver, shards)
         self._averaged = self._joined = False
-        agreed, state = agree(worker, driver, resume)
-        if state is not None:
-            self.load_state_dict(state)
-            worker.restore_position(state["position"])
-        start(worker, driver, agreed, resumed=state is not None)
+        start(worker, driver, resume, self._go_on_from)
         self._hooks, self._joined = ModelHooks(model, worker, driver), True
         with suppress(AttributeError):  # one that never called torch's __init__ tells nobody
             optimizer.register_load_state_dict_post_hook(self._follow)
         self._costs.begin()
         self._recorder.begin(worker.model)
-        if isinstance(resume, Resumable):
-            resume.began(self)
 
     # ---- the optimizer's interface
 
@@ -342,6 +336,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
             group.update(saved)
 
+    def _go_on_from(self, state: Mapping[str, Any]) -> None:
+        self.load_state_dict(state)
+        self._worker.restore_position(state["position"])
+
     def load_residuals(self, state_dict: Mapping[str, Any]) -> None:
         """Restores the residuals of an earlier step's state, for a worker that takes its rank again after a crash.
 
@@ -350,19 +348,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         self._worker.take_residuals(state_dict)
 
-    def announce_checkpoints(self, steps: Collection[int]) -> int | None:
-        """Tells the shards which exchanges (`opt.clock`) this worker has states of, to go back to with all others.
-
-        Call it before the first step and after every step; a message is sent where `steps` holds news.
-
-        Returns:
-            From which one on they are still needed, by somebody who has no later ones; None: the last two are.
-        """
-        return self._driver.run(self._worker.announce_saved(steps))
-
     @property
     def began_late(self) -> bool:
-        """Whether it began where the others were, with no state of its own; it then takes any that they go back to."""
+        """Whether it began where the others were, with no state of its own."""
         return self._worker.began_late
 
     @property

@@ -15,7 +15,6 @@ from torch import nn
 from thinwire.errors import ConfigError, check_keys
 from thinwire.hooks.chance import chance_of, set_chance
 from thinwire.policies.naming import check_count
-from thinwire.runtime.checkpoint import needed
 
 
 class Optimizer(Protocol):
@@ -25,26 +24,19 @@ class Optimizer(Protocol):
     def clock(self) -> int:
         """Exchanges so far."""
 
-    @property
-    def began_late(self) -> bool:
-        """Whether it began where the others were, with no state of its own."""
-
     def sync(self) -> None:
         """Waits for the last step's update."""
 
     def state_dict(self) -> dict[str, Any]:
         """What a worker goes on from."""
 
-    def announce_checkpoints(self, steps: Collection[int]) -> int | None:
-        """Tells the shards what this worker has; returns from which step on it is still needed."""
-
 
 class Resumable(ABC):
     """Several states that a worker can go on from, of which all workers agree on one."""
 
     @abstractmethod
-    def steps(self) -> tuple[int, ...] | None:
-        """Their exchanges (`opt.clock`); empty: any, with the shards' parameters alone. None: this worker begins."""
+    def steps(self) -> tuple[int, ...]:
+        """Their exchanges (`opt.clock`), 0 for the beginning; none: this worker takes the shards' parameters."""
 
     @abstractmethod
     def load(self, step: int) -> Mapping[str, Any] | None:
@@ -57,9 +49,6 @@ class Resumable(ABC):
     def buffers(self) -> Collection[str] | None:
         """Which buffers travel, as a state's `buffers` say; None: as the model has them now."""
         return None
-
-    def began(self, opt: Optimizer) -> None:  # noqa: B027  # whoever writes files says what they are by itself
-        """The training goes on, and nothing has been pushed yet: the others are to know what is kept here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +64,11 @@ class KeptSteps(Resumable):
 
     Args:
         model: whose weights are kept beside the optimizer's state; as it is now it is the state of the beginning.
-        keep: how many states at least; two, and older ones while another process has no newer one, are kept anyway.
+        keep: how many states at least; two are kept anyway.
 
     Attributes:
         extra: what was kept with the step that this worker went back to; empty at the beginning, and where it has no
-            state of that step, as it began where the others were and takes any that they go back to.
+            state of that step.
 
     Raises:
         ConfigError: `keep` is below 1.
@@ -103,10 +92,9 @@ class KeptSteps(Resumable):
 
     def __init__(self, model: nn.Module, *, keep: int = 2) -> None:
         check_count("keep", keep, 1)
-        self._model, self._keep = model, keep
+        self._model, self._keep = model, max(2, keep)
         self.extra: dict[str, Any] = {}
-        self._asked = self._takes_part = self._takes_any = False
-        self._states = {0: self._state(None, {})}
+        self._states, self._loaded = {0: self._state(None, {})}, False
 
     def add(self, opt: Optimizer, **extra: Any) -> None:
         """Keeps a state, after the last step's update, which is waited for.
@@ -116,34 +104,26 @@ class KeptSteps(Resumable):
             **extra: what else makes the training repeatable, such as the position in the data.
         """
         opt.sync()
-        self._takes_part = True
         self._states[opt.clock] = self._state(opt.state_dict(), extra)
-        stay = {*needed(self._states, opt.announce_checkpoints(self._states)), *sorted(self._states)[-self._keep :]}
-        self._states = {step: state for step, state in self._states.items() if step in stay}
+        self._states = {step: self._states[step] for step in sorted(self._states)[-self._keep :]}
 
-    def steps(self) -> tuple[int, ...] | None:
-        """See `Resumable`: None at the first time, when the training begins, and any until this worker was let in."""
-        asked, self._asked = self._asked, True
-        if not asked:
-            return None
-        # A process that takes the place of one that died has never had the beginning of this training.
-        return () if self._takes_any or not self._takes_part else tuple(sorted(self._states, reverse=True))
+    def steps(self) -> tuple[int, ...]:
+        """See `Resumable`."""
+        return tuple(sorted(self._states, reverse=True))
 
     def buffers(self) -> Collection[str] | None:
         """See `Resumable`."""
         return next((each.optimizer["buffers"] for each in self._states.values() if each.optimizer is not None), None)
 
-    def began(self, opt: Optimizer) -> None:
-        """See `Resumable`."""
-        self._takes_part, self._takes_any = True, opt.began_late
-        opt.announce_checkpoints(self._states)
-
     def load(self, step: int) -> Mapping[str, Any] | None:
         """Makes the model what it was, and torch's chance; returns the optimizer's state of then, or None."""
+        first, self._loaded = not self._loaded, True
+        if first and step == 0:  # the script may have filled the model since
+            return None
         for newer in [each for each in self._states if each > step]:
             del self._states[newer]
         state = self._states.get(step)
-        if state is None:  # it takes any: the parameters are the shards'
+        if state is None:  # the parameters are the shards'
             self.extra = {}
             return None
         self._model.load_state_dict(state.weights)  # which copies
@@ -182,7 +162,7 @@ def load_agreed(resume: Mapping[str, Any] | Resumable | None, group: dist.Proces
     """
     kept = resume if isinstance(resume, Resumable) else None
     said: list[tuple[bool, tuple[int, ...]]] = [(False, ())] * dist.get_world_size(group)
-    dist.all_gather_object(said, (kept is not None, () if kept is None else kept.steps() or ()), group=group)
+    dist.all_gather_object(said, (kept is not None, () if kept is None else kept.steps()), group=group)
     if len({keeps for keeps, _ in said}) > 1:
         with_, without = ([rank for rank, (keeps, _) in enumerate(said) if keeps is wanted] for wanted in (True, False))
         raise ConfigError(

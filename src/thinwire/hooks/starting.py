@@ -1,11 +1,8 @@
-"""How a worker begins, or goes on: agrees with all others from where, joins the shards, and says what it has lost.
-
-Between `agree` and `start` the optimizer loads the state; what is in it is for the optimizer to know.
-"""
+"""How a worker begins, or goes on: agrees on a step with all others, loads its state, joins, says what it has lost."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from thinwire.cautions import caution
@@ -14,48 +11,44 @@ from thinwire.runtime.driver import WorkerDriver
 from thinwire.worker.core import Worker
 
 
-def agree(
-    worker: Worker, driver: WorkerDriver, resume: Mapping[str, Any] | Resumable | None
-) -> tuple[int | None, Mapping[str, Any] | None]:
-    """Finds out from where the training goes on; of several states, all workers and shards agree on one.
+def start(
+    worker: Worker,
+    driver: WorkerDriver,
+    resume: Mapping[str, Any] | Resumable | None,
+    load: Callable[[Mapping[str, Any]], None],
+) -> None:
+    """Joins: from here on the worker has the shards' parameters. Buffers of a worker that goes on stay its own.
 
     Args:
         worker: has not joined.
         driver: of its connections.
-        resume: as `distribute` takes it.
+        resume: as `distribute` takes it; of several states, all workers and shards agree on one.
+        load: makes the worker and its optimizer what they were.
 
-    Returns:
-        The exchange that was agreed on, None where there was nothing to choose; and the state to be loaded before the
-        worker starts, None where it has none.
+    Raises:
+        ConfigError: the one state is of another step than that of the shards.
     """
-    if not isinstance(resume, Resumable):
-        return None, resume
-    if (steps := resume.steps()) is None:
-        return None, None
-    agreed = driver.run(worker.agree(steps))
-    state = resume.load(agreed)
-    for tensor in worker.model.tensors:
-        tensor.read()  # the model may have gone back to its beginning, of which there is no state
-    return agreed, state
-
-
-def start(worker: Worker, driver: WorkerDriver, agreed: int | None, *, resumed: bool) -> None:
-    """Joins: from here on the worker has the shards' parameters. Buffers of a worker that goes on stay its own.
-
-    Args:
-        worker: with its state, where there is one.
-        driver: of its connections.
-        agreed: what `agree` returned.
-        resumed: whether there is one.
-    """
-    # A shard has them as rank 0 sent them last, which is many steps ago, and sends them with all else.
-    buffers = [(each, each.local.clone()) for each in worker.model.tensors if each.state and resumed]
-    driver.run(worker.start(agreed))
+    if isinstance(resume, Resumable):
+        step = driver.run(worker.agree(resume.steps()))
+        state = resume.load(step)
+        for tensor in worker.model.tensors:
+            tensor.read()  # the model may have gone back to its beginning, of which there is no state
+        if state is not None:
+            load(state)
+    else:
+        state = resume
+        if state is not None:
+            load(state)
+        step = driver.run(worker.agree(() if state is None else (worker.clock,)))
+        worker.check_step(step)
+    # A shard has buffers as rank 0 sent them last, which is many steps ago, and sends them with all else.
+    buffers = [(each, each.local.clone()) for each in worker.model.tensors if each.state and state is not None]
+    driver.run(worker.start(step))
     if not worker.began_late:
         for tensor, own in buffers:
             tensor.values.copy_(own)
             tensor.write()
-    _warn_of_what_is_lost(worker, resumed=resumed)
+    _warn_of_what_is_lost(worker, resumed=state is not None)
 
 
 def _warn_of_what_is_lost(worker: Worker, *, resumed: bool) -> None:

@@ -42,6 +42,16 @@ class Terms:
     elastic: bool = False
 
     @property
+    def has_common_clock(self) -> bool:
+        """Whether all workers count the same exchanges; else each counts its own."""
+        return not self.immediate
+
+    @property
+    def runs_apart(self) -> bool:
+        """Whether workers may be at different exchanges for as long as they like."""
+        return self.immediate or self.partial_quorum
+
+    @property
     def partial_quorum(self) -> bool:
         """Whether an update of a clock may be made without some workers' gradients, which then come too late."""
         return self.quorum < self.workers and not self.immediate

@@ -2,15 +2,14 @@
 
 A file is written beside its place, forced to the disk and then renamed, so that a reader finds the old one or the new
 one and never a part. The one before it stays as `FILE.previous`: processes that write at the same step of a training
-do not finish together, and a crash in between must leave a step that all of them have. Where somebody's disk has been
-full, older ones stay as well, as `FILE.step-40`, until everybody has a newer one.
+do not finish together, and a crash in between must leave a step that all of them have.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,9 +26,7 @@ from thinwire.runtime.nested_state import DTYPES, Tensors, put_together, take_ap
 
 FORMAT = 1
 """Raised when an older reader would misread a file."""
-PREVIOUS, OLDER, UNFINISHED = ".previous", ".step-", ".new"
-MAX_FILES = 8
-"""At one path, where older ones are still needed."""
+PREVIOUS, UNFINISHED = ".previous", ".new"
 MAX_HEADER_NBYTES = 100_000_000
 """Of safetensors' own reader: a longer header is damage."""
 LOCAL = LocalDisk()
@@ -83,13 +80,12 @@ class Snapshot:
         for _, tensor in ordered:
             yield _bytes_of(tensor)
 
-    def write(self, path: Path, disk: Disk = LOCAL, since: int | None = None) -> None:
+    def write(self, path: Path, disk: Disk = LOCAL) -> None:
         """Writes the file; what was there becomes `path` + `.previous`.
 
         Args:
             path: of the file.
             disk: the file system.
-            since: this step and later ones are still needed; None: the last two are.
 
         Raises:
             OSError: it cannot be written. What was there is as it was, and nothing is left beside it.
@@ -98,7 +94,6 @@ class Snapshot:
         try:
             with disk.write(fresh, self.parts()):
                 if path.name in disk.names(path.parent):
-                    _set_aside(path, disk, since)
                     disk.rename(path, _previous(path))
                 disk.rename(fresh, path)
                 disk.sync(path.parent)
@@ -199,49 +194,13 @@ def forget_after(path: Path, step: int, disk: Disk = LOCAL) -> None:
             disk.remove(file)
 
 
-def needed(steps: Collection[int], since: int | None) -> list[int]:
-    """Returns which of these steps' states are needed, newest first: the last two, and those that others may need.
-
-    >>> needed([40, 50, 60, 70], None), needed([40, 50, 60, 70], 50)
-    ([70, 60], [70, 60, 50])
-    """
-    ordered = sorted(steps, reverse=True)
-    return ordered[:2] + ([] if since is None else [each for each in ordered[2:MAX_FILES] if each >= since])
-
-
-def remove_needless(path: Path, since: int | None, disk: Disk = LOCAL) -> None:
-    """Removes the files that are no longer needed; see `needed`."""
-    for number, file in enumerate(files_at(path, disk)[2:], start=2):
-        if since is None or number >= MAX_FILES or _number_of(file.name) < since:
-            disk.remove(file)
-
-
 def files_at(path: Path, disk: Disk = LOCAL) -> list[Path]:
     """Returns the files at a path, newest first."""
     try:
         names = {*disk.names(path.parent)}
     except OSError:
         return []
-    older = [name for name in names if name.startswith(path.name + OLDER) and _number_of(name) >= 0]
-    older.sort(key=_number_of, reverse=True)
-    newest = [file.name for file in (path, _previous(path)) if file.name in names]
-    return [path.with_name(name) for name in (*newest, *older)]
-
-
-def _number_of(name: str) -> int:
-    """The step in the name of an older file; −1 where there is none."""
-    digits = name.rpartition(OLDER)[2]
-    return int(digits) if digits.isdecimal() else -1
-
-
-def _set_aside(path: Path, disk: Disk, since: int | None) -> None:
-    """Gives the file before the newest another name, where it is still needed."""
-    previous = _previous(path)
-    if since is None or previous.name not in disk.names(path.parent):
-        return
-    with suppress(ConfigError):  # a damaged one is of no use
-        if (step := _header(previous, disk)[0]["step"]) >= since:
-            disk.rename(previous, path.with_name(f"{path.name}{OLDER}{step}"))
+    return [file for file in (path, _previous(path)) if file.name in names]
 
 
 def _previous(path: Path) -> Path:

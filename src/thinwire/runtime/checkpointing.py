@@ -2,13 +2,12 @@
 
 Training waits while its state is copied; a thread writes the copy. The file is on the disk before the last step before
 the next checkpoint: no process has one that is two ahead of another's, and two files each hold a step that all have.
-Where somebody's disk is full, they would not: older files are kept until everybody is known to have a newer one.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -18,12 +17,9 @@ from thinwire.cautions import caution
 from thinwire.errors import ConfigError
 from thinwire.runtime.checkpoint import (
     LOCAL,
-    MAX_FILES,
     UNFINISHED,
     Snapshot,
     files_at,
-    needed,
-    remove_needless,
     remove_unfinished,
 )
 from thinwire.runtime.disk import Disk
@@ -78,9 +74,7 @@ class CheckpointWriter:
         self._executor = executor or ThreadPoolExecutor(1, thread_name_prefix=f"write {path.name}")
         self._step = 0
         self._pending: tuple[int, Future[None]] | None = None
-        self._failing = self._many = False
-        self._since: int | None = None
-        self._needless = False
+        self._failing = False
         remove_unfinished(path, disk)
         if not tried:
             try_out(path, disk=disk, resumes=resumes)
@@ -106,45 +100,14 @@ class CheckpointWriter:
             self.wait()
             if (taken := state()) is not None:
                 snapshot = Snapshot(self.kind, step, taken)
-                self._pending = step, self._executor.submit(snapshot.write, self.path, self.disk, self._since)
+                self._pending = step, self._executor.submit(snapshot.write, self.path, self.disk)
         if step % self.every + 1 + lead >= self.every:
             self.wait()
 
-    def keep_since(self, step: int | None, own: Collection[int]) -> list[int]:
-        """This step and later ones are still needed by somebody; None: the last two are.
-
-        Args:
-            step: which.
-            own: the steps whose states are there.
-
-        Returns:
-            Those that stay. Others are removed after the next step.
-        """
-        if step != self._since:
-            self._since, self._needless = step, True
-        stay = needed(own, step)
-        if len(stay) == MAX_FILES and not self._many:
-            self._many = self._needless = True
-            caution(
-                f"{MAX_FILES} checkpoints {str(self.path)!r} are kept, back to step {stay[-1]}: another process has "
-                "none since then, and from now on the oldest is removed. Look for a disk that is full, or for a "
-                "worker without checkpoints"
-            )
-        self._many = len(stay) == MAX_FILES
-        self._needless = self._needless or len(stay) < len(own)
-        return stay
-
     def wait(self) -> None:
-        """Waits for the write under way, if there is one, and removes what is needed no longer."""
-        if self._pending is not None:
-            self._take_result()
-        if self._needless:
-            self._needless = False
-            with suppress(OSError):  # the next time is as good
-                remove_needless(self.path, self._since, self.disk)
-
-    def _take_result(self) -> None:
-        assert self._pending is not None
+        """Waits for the write under way, if there is one."""
+        if self._pending is None:
+            return
         (step, future), self._pending = self._pending, None
         error = future.exception()
         if error is None:

@@ -123,7 +123,7 @@ class WorkerDriver:
         if self._running.acquire(timeout=left()):  # unless another thread waits for an answer for longer
             try:
                 for conversation in self._conversations:
-                    if within_s is None or conversation.welcomed:
+                    if within_s is None or conversation.joined:
                         with suppress(TransportError, ProtocolError):
                             self.run(conversation.leave(returning=self._lost, failure="" if self._lost else failure))
             finally:

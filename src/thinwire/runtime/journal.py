@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from thinwire.runtime.line_file import LineFile
-from thinwire.schema import Delta, Join, Members, Message, Plan, Push, Resume, Welcome
+from thinwire.schema import Delta, Join, Members, Message, Offer, Plan, Push, Welcome
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, tag_field="entry", tag=str.lower, omit_defaults=True):
@@ -117,12 +117,12 @@ class Journal:
                 self._write(Joined(at=time.time(), rank=rank))
             case Push():
                 self._write(Took(at=time.time(), rank=rank, step=message.step, tables=message.tables))
-            case Resume():
-                self._going_back = True
 
     def sent(self, message: Message) -> None:
         """Writes down what an answer says of an update, or of who takes part."""
         match message:
+            case Offer(begin=-1):  # the next one that is let in is let in with all
+                self._going_back = True
             case Welcome() if self._going_back:
                 self._going_back = False
                 self._write(Began(at=time.time(), step=message.step))

@@ -23,8 +23,6 @@ from thinwire.server.effects import Close, Effect, Send
 from thinwire.transports.base import Sender
 
 _log = logging.getLogger(__name__)
-TICK_S = 0.1
-"""Between two looks for workers that are late."""
 
 
 def serving(
@@ -92,7 +90,7 @@ class ServerHandler:
     Args:
         core, on_end, checkpointer, journal, max_join_nbytes, grace_s: as for `serving`.
         sender: the transport's sending half.
-        clock: whose time the core is told, where workers are late or have not come back.
+        clock: by which workers that are to come back are given their time.
     """
 
     def __init__(
@@ -114,7 +112,7 @@ class ServerHandler:
         self._joined: dict[int, int] = {}
         """The rank of every session that has joined."""
         self._interrupted: dict[int, Cancel] = {}
-        self._ticking = self._awaiting = False
+        self._awaiting = False
         self._away: frozenset[int] = frozenset()
 
     def opened(self, peer: int) -> None:
@@ -128,7 +126,6 @@ class ServerHandler:
                 if self._checkpointer is not None:
                     self._checkpointer.check_space(message.plan)
                 self._joined[peer] = message.rank
-                self._begin_to_tick()
                 if self._allowance is not None:  # the answer may be a whole model
                     self._sender.reserve(peer, self._allowance.kept_nbytes)
         except (ProtocolError, ConfigError) as error:
@@ -173,17 +170,6 @@ class ServerHandler:
         self._do(self._core.overdue(self._away))
         self._await()
 
-    def _begin_to_tick(self) -> None:
-        if self._core.stragglers is not None and not self._ticking:
-            self._ticking = True
-            self._clock.call_later(TICK_S, partial(self._sender.call, self._tick))
-
-    def _tick(self) -> None:
-        """Tells the core the time, as long as workers are here."""
-        self._ticking = False
-        self._do(self._core.waited(self._clock.now()))
-        if self._joined:
-            self._begin_to_tick()
 
     def _admit(self, peer: int, plan: Plan) -> None:
         """Lets a worker that has joined send what the plan's shapes allow."""
@@ -228,6 +214,8 @@ class ServerHandler:
             cancel()
 
     def _do(self, effects: list[Effect]) -> None:
+        if effects and self._checkpointer is not None:  # no worker goes on to a step that is two checkpoints ahead
+            self._checkpointer.write_if_due()
         for effect in effects:
             match effect:
                 case Send(peers, message, frames):
@@ -242,8 +230,6 @@ class ServerHandler:
                         what = "worker's session has ended" if message.lost else "worker was refused"
                         _log.warning("a %s: %s", what, reason)
                     self._sender.close(peer, None if message is None else pack(message))
-        if effects and self._checkpointer is not None:  # updates are also made as time passes, or as workers go
-            self._do(self._checkpointer.write_if_due())
         if self._on_end is not None and (self._core.finished or self._core.failed is not None):
             ended, self._on_end = self._on_end, None
             ended()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from thinwire.errors import ProtocolError, SessionLostError, StepMismatchError, TransportError
+from thinwire.errors import ProtocolError, SessionLostError, TransportError
 from thinwire.packets import kind_of, pack, parse
 from thinwire.schema import Acknowledged, Leave, Refused, SessionAccepted, SessionOpen
 from thinwire.transports.base import wire_nbytes
@@ -189,7 +189,7 @@ class WorkerSession:
                 server repeats all that it returns.
 
         Raises:
-            ProtocolError, StepMismatchError: by the procedure: the server refuses to go on with this session.
+            ProtocolError: by the procedure: the server refuses to go on with this session.
             TransportError: the session is over, or the server does not wait; by the procedure: it was not reached.
         """
         self.check()
@@ -218,7 +218,7 @@ class WorkerSession:
                 yield from self._resume(left)
             except TransportError as failed:
                 last = str(failed)
-            except (ProtocolError, StepMismatchError) as refused:
+            except ProtocolError as refused:
                 self.over = str(refused)
                 raise
             else:
@@ -241,10 +241,8 @@ class WorkerSession:
         yield Repeat(self.buffer.unacknowledged)
 
 
-def _refusal(message: object) -> ProtocolError | StepMismatchError:
+def _refusal(message: object) -> ProtocolError:
     """The error that a server's last message is to its worker."""
     assert isinstance(message, Refused)
     reason = f"the server ended the session: {message.reason}"
-    if message.step >= 0:
-        return StepMismatchError(reason, message.step)
     return (SessionLostError if message.lost else ProtocolError)(reason)

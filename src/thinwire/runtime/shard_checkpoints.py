@@ -16,14 +16,13 @@ from thinwire.runtime.disk import Disk
 from thinwire.schema import Plan
 from thinwire.server.agreement import check_plan
 from thinwire.server.core import ServerCore
-from thinwire.server.effects import Effect
 
 
 class Checkpointer(Mapping[int, dict[str, Any]]):
     """Writes a shard's state at every so many steps, and reads it back: the states are its values, by step.
 
-    Those are its own: what was in the files before it began counts only where it resumes. The beginning, step 0, counts
-    as well while it is one of the last two, or needed by others.
+    Those are its own, the last two, the beginning among them: what was in the files before it began counts only where
+    it resumes.
 
     Args:
         core: the shard.
@@ -49,7 +48,6 @@ class Checkpointer(Mapping[int, dict[str, Any]]):
     ) -> None:
         self._core = core
         self._own, self._step, self._others_there = {0}, core.step, True
-        self._resumed: int | None = None
         self._writer = CheckpointWriter(
             path, self.KIND, every, on_written=self._written, disk=disk, executor=executor, resumes=resumes
         )
@@ -63,8 +61,8 @@ class Checkpointer(Mapping[int, dict[str, Any]]):
         """
         self._core.load_state_dict(read(self._writer.path, self.KIND, step, self._writer.disk))
         self._begin_at(self._round)
-        self._own = {0, *steps_in(self._writer.path, self._writer.disk)} if step is None else {step}
-        self._resumed = self._step
+        own = [0, *steps_in(self._writer.path, self._writer.disk)] if step is None else [step]
+        self._own = {*sorted(own)[-2:]}
 
     def check_space(self, plan: Plan) -> None:
         """Looks whether a shard with this plan, which nobody has begun yet, has room for its files.
@@ -78,14 +76,10 @@ class Checkpointer(Mapping[int, dict[str, Any]]):
             values = sum(math.prod(spec.shape) for spec in plan.tables)
             try_out(self._writer.path, shard_nbytes(4 * values), self._writer.disk)
 
-    def write_if_due(self) -> list[Effect]:
-        """Writes a checkpoint where one is due; called after every event, when its answers are on their way.
-
-        Returns:
-            What the workers are to hear of it.
-        """
+    def write_if_due(self) -> None:
+        """Writes a checkpoint where one is due; called after every event, before its answers leave."""
         if self._core.failed is not None or self._core.plan is None:
-            return []
+            return
         step, before = self._round, self._step
         if step < before:  # all went back
             self._writer.wait()
@@ -97,8 +91,6 @@ class Checkpointer(Mapping[int, dict[str, Any]]):
                 self._others_there = False
         self._step = step
         self._writer.stepped(step, self._state, lead=consistency(self._core.plan.consistency).lead())
-        self._own = {*self._writer.keep_since(self._since, self._own)}
-        return self._core.saved(self._own)
 
     def close(self) -> None:
         """Waits for the write under way."""
@@ -122,14 +114,6 @@ class Checkpointer(Mapping[int, dict[str, Any]]):
             return self._core.step
         return self._core.step // plan.workers
 
-    @property
-    def _since(self) -> int | None:
-        """From which step on somebody may need the files; a shard that resumed waits for its workers to say so."""
-        safe = self._core.safe_step
-        if safe is None and self._resumed is not None and sum(each > self._resumed for each in self._own) < 2:
-            return min(self._own)
-        return safe
-
     def _state(self) -> dict[str, Any] | None:
         """None where workers that went have some tables updated beyond the step: the next one is as good."""
         return self._core.state_dict() if self._core.is_even else None
@@ -140,7 +124,7 @@ class Checkpointer(Mapping[int, dict[str, Any]]):
         self._writer.begin_at(step)
 
     def _written(self, step: int) -> None:
-        self._own.add(step)
+        self._own = {*sorted(self._own | {step})[-2:]}
 
 
 def shard_nbytes(model_nbytes: int) -> int:

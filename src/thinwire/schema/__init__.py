@@ -43,7 +43,6 @@ from thinwire.schema.sessions import (
     Members,
     Offer,
     Resume,
-    Saved,
     SessionAccepted,
     SessionOpen,
 )
@@ -73,7 +72,6 @@ __all__ = [
     "Reduce",
     "Refused",
     "Resume",
-    "Saved",
     "Scalars",
     "SessionAccepted",
     "SessionOpen",
@@ -103,9 +101,8 @@ Message: TypeAlias = (
     | Members
     | Offer
     | Resume
-    | Saved
     | Ahead
 )
 
-KINDS: dict[int, type[Message]] = dict(zip([*range(1, 19), 22], get_args(Message), strict=True))
-"""Messages by the number that travels, in the order of the union above. New ones come last; 19 to 21 stay unused."""
+KINDS: dict[int, type[Message]] = dict(zip([*range(1, 18), 22], get_args(Message), strict=True))
+"""Messages by the number that travels, in the order of the union above. New ones come last; 18 to 21 stay unused."""

@@ -7,7 +7,7 @@ from typing import Annotated, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from thinwire.schema.plan import MAX_TABLES, Config, Plan
+from thinwire.schema.plan import Config, Plan
 from thinwire.schema.sessions import MAX_STEPS
 
 BatchSizes: TypeAlias = tuple[int, ...]
@@ -19,50 +19,41 @@ Changes: TypeAlias = tuple[tuple[int, Config], ...]
 
 
 class Join(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Worker → server, first.
+    """Worker → server, first; also of a worker that comes back. `Offer` is the answer.
 
     Args:
         rank: the worker's number, 0 … workers − 1.
         plan: what it plans with; the others' must be equal.
-        have: the table versions of a worker that resumes, else nothing.
+        steps: the exchanges of which it holds states; 0 is the beginning. Empty: it takes the shards' parameters.
         version: of the worker's thinwire; empty is not compared.
-        steps: that the worker can go on from, where it lost a shard or resumes: it then waits for an `Offer`, in
-            place of a `Welcome`; empty: from any, with the shards' parameters alone. None: it begins.
     """
 
     rank: int
     plan: Plan
-    have: Annotated[tuple[int, ...], Meta(max_length=MAX_TABLES)] = ()
+    steps: Annotated[tuple[int, ...], Meta(max_length=MAX_STEPS)] = ()
     version: str = ""
-    steps: Annotated[tuple[int, ...], Meta(max_length=MAX_STEPS)] | None = None
 
 
 class Welcome(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Server → worker. `send_values` asks this worker (rank 0) for the initial values of every table.
+    """Server → worker, after `Resume`: the worker takes part. `Values` of the tables that it lacks follow.
 
     Args:
-        send_values: whether it does.
+        send_values: asks this worker (rank 0) for the initial values of every table.
         step: updates that every table has had.
         final: the version with which the training ends, where a worker has said so; else −1.
-        begin: the first clock that this worker is expected at, where it joins a training that went on without it;
-            else −1.
-        elastic: whether the training goes on without workers that die.
+        elastic: whether the training continues without workers that die.
         memberships: who divides the data from which clock on, as pairs of a clock and ranks, where workers have come or
             gone; else empty.
         exchanges: where every push is an update by itself, of how many of this worker's exchanges each table has had
             its gradient; else nothing.
-        skips_late: whether updates are made without workers that are late. Such a one is told by another `Welcome`,
-            with `begin`, at which clock it is expected again.
     """
 
     send_values: bool
     step: int = 0
     final: int = -1
-    begin: int = -1
     elastic: bool = False
     memberships: tuple[tuple[int, tuple[int, ...]], ...] = ()
     exchanges: tuple[int, ...] = ()
-    skips_late: bool = False
 
 
 class Values(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -146,7 +137,7 @@ class Leave(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Worker → server: done, in good order.
 
     Args:
-        returning: not done: this worker has lost another shard, and joins again to go back with all the others.
+        returning: not done: this worker joins all shards again, as one of them was lost.
         failure: not done: why this worker has failed, in words; empty where it has not.
     """
 
@@ -159,14 +150,11 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
     Args:
         reason: in words.
-        lost: the server does not know the session that the worker wants to take up again, or all go back: it may join
-            anew.
-        step: that the others are at, who do not go back with this worker; else −1.
+        lost: the server does not know the session that the worker wants to take up again: it may join anew.
     """
 
     reason: str
     lost: bool = False
-    step: int = -1
 
 
 class Shard(msgspec.Struct, frozen=True, kw_only=True, array_like=True):

@@ -1,4 +1,4 @@
-"""Between a worker and a shard: connections that come and go, who takes part, and from which step all go on."""
+"""Between a worker and a shard: connections that come and go, members, and the step from which all continue."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from typing import Annotated
 
 import msgspec
 from msgspec import Meta
+
+from thinwire.schema.plan import MAX_TABLES
 
 MAX_STEPS = 1000
 """That somebody has checkpoints of."""
@@ -46,7 +48,7 @@ class Acknowledged(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class Members(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Server → worker: who takes part from now on, after somebody went away or came.
+    """Server → worker: the members from now on, after one went away or came.
 
     Args:
         step: updates that every table has had.
@@ -66,20 +68,25 @@ class Members(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Server → worker, once every worker has said which steps it can go on from.
+    """Server → worker, the answer to `Join`: from where this worker can continue. A later one replaces it.
 
     Args:
-        steps: those of them that the shard has.
-        newest: where no step is offered by all shards, this one may go on with the parameters that it has, at this step
-            or any later one; −1: it may not.
+        begin: workers train here, and this one is expected from this clock on; −1: all of them have joined, and
+            continue together from one of `steps`.
+        steps: of which the shard has a state.
+        held: how many of its workers have one of each of these steps, too.
+        newest: where no step is offered by all shards, this one may continue with the parameters that it has, at this
+            step or any later one; −1: it may not.
     """
 
-    steps: tuple[int, ...]
+    begin: int = -1
+    steps: tuple[int, ...] = ()
+    held: tuple[int, ...] = ()
     newest: int = -1
 
 
 class Resume(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Worker → server: the newest step that all shards offer. The shard goes there once every worker says so.
+    """Worker → server: the step from which this worker continues, the same at all shards; `Welcome` is the answer.
 
     Args:
         step: which.
@@ -87,17 +94,4 @@ class Resume(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """
 
     step: int
-    have: tuple[int, ...] = ()
-
-
-class Saved(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Both ways, between those who write checkpoints: which steps they can go back to, so that nobody removes one that
-    others still need.
-
-    Args:
-        steps: a worker's own; from a shard, those of its own that all its workers have. None: the worker takes any.
-        safe: the newest step that everybody has, as far as the worker knows from all shards; −1 while it does not.
-    """
-
-    steps: Annotated[tuple[int, ...], Meta(max_length=MAX_STEPS)] | None
-    safe: int = -1
+    have: Annotated[tuple[int, ...], Meta(max_length=MAX_TABLES)] = ()

@@ -1,8 +1,8 @@
 """The parameter server as a pure state machine: (peer, message, frames) in, effects out.
 
-It owns no socket, thread or clock. This file holds the conversation: who may say what, what is sent when somebody
-breaks it, and what all workers say once a step: scales to share, digests to compare. Who takes part is in
-`participants.py`, the updates are in `update_engine.py`, the plan's checks in `agreement.py`.
+It owns no socket, thread or clock. This file holds the conversation: which messages a worker may send, the answer to
+a breach, and the scales and digests that all workers send once a step. Members are in `shard_membership.py`, the
+updates in `update_engine.py`, the plan's checks in `agreement.py`.
 
 A peer that breaks the conversation is refused with the reason and closed.
 """
@@ -14,22 +14,20 @@ from typing import Any
 
 from thinwire.errors import ConfigError, FrameError, NonFiniteError, ProtocolError
 from thinwire.packets import EncodedTensor
-from thinwire.schema import Join, Leave, Message, Push, Saved, Scalars, Values
+from thinwire.schema import Join, Leave, Message, Push, Resume, Scalars, Values
 from thinwire.server.effects import Close, Effect, Send, refused
-from thinwire.server.participants import Participants
+from thinwire.server.shard_membership import ShardMembership
+from thinwire.server.shard_state import Presence
 from thinwire.server.state import engine_of, state_of
-from thinwire.server.stragglers import Stragglers
 from thinwire.server.updates import CannotGoOn, Outgoing
 
 
-class ServerCore(Participants):
+class ServerCore(ShardMembership):
     """One shard.
 
     Args:
         min_workers: the training goes on without workers that died, and with others that join, while so many are left;
             with fewer it waits. None: it goes on while the consistency policy has enough gradients, and else ends.
-        straggler_grace_s: with `min_workers`, an update is made without workers that are later than the exchanges'
-            usual time and so many seconds, see `Stragglers`; None: they are waited for.
         first: the rank to which updates go first, then to those above it, then to those below: shards that answer at
             the same time and each begin with another rank do not fill one rank's link while the others' are idle.
 
@@ -39,20 +37,11 @@ class ServerCore(Participants):
             beginning, is not looked at.
 
     Raises:
-        ConfigError: `min_workers` is below 1, or missing where there is a grace for stragglers.
+        ConfigError: `min_workers` is below 1.
     """
 
-    def __init__(
-        self, min_workers: int | None = None, straggler_grace_s: float | None = None, *, first: int = 0
-    ) -> None:
-        super().__init__(min_workers, skips_late=straggler_grace_s is not None, first=first)
-        if straggler_grace_s is not None and min_workers is None:
-            raise ConfigError(
-                "a grace for stragglers (--straggler-grace-s) needs min_workers (--min-workers): say how many workers "
-                "are enough for an update without those that are late"
-            )
-        self.stragglers = None if straggler_grace_s is None else Stragglers(straggler_grace_s)
-        self._late: set[int] = set()
+    def __init__(self, min_workers: int | None = None, *, first: int = 0) -> None:
+        super().__init__(min_workers, first=first)
         self._initial: list[tuple[Values, tuple[EncodedTensor, ...]]] = []
         """What worker 0 has sent of the initial values, until it has sent all of them."""
 
@@ -93,87 +82,50 @@ class ServerCore(Participants):
             return self._fail(f"the training has diverged: {error}. Use a smaller learning rate or sparsity")
 
     def _broke(self, peer: int, reason: str) -> list[Effect]:
-        if peer in self._rollback.voters:
-            return [Close(peer, refused(reason)), *self._withdraw(peer, reason)]
-        rank = self._ranks.get(peer)
-        if rank is None or self._failed is not None:
+        if peer not in self._ranks or self._failed is not None:
             return [Close(peer, refused(reason))]
+        if self._presence[rank := self._ranks[peer]] is Presence.JOINED:
+            self._forget(peer)
+            return [Close(peer, refused(reason)), *self._gone(rank, reason)]
+        told = f"worker {rank}: {reason}"
         if self._min_workers is None or not self._initialised:
-            return self._fail(f"worker {rank}: {reason}")
-        del self._ranks[peer]
-        return [Close(peer, refused(f"worker {rank}: {reason}")), *self._drop(rank, f"worker {rank}: {reason}")]
-
-    def waited(self, now: float) -> list[Effect]:
-        """Time has passed: where an exchange takes too long, it ends without the workers that it still waits for.
-
-        Args:
-            now: the time in seconds, from any point.
-        """
-        return self._ending(lambda: self._waited(now))
-
-    def _waited(self, now: float) -> list[Effect]:
-        idle = self._engine is None or not self._initialised or self._failed is not None
-        if self.stragglers is None or self._engine is None or idle or self._maxima.used:  # all need all scales
-            return []
-        ranks = self._engine.members.ranks
-        if not self.stragglers.overdue(self.step, now, ranks) or not (late := self._engine.late()):
-            return []
-        step, new = self.step, set(late) - self._late
-        self._late |= new
-        effects = self._address(self._engine.go_on_without(late))
-        self.stragglers.forgive(self.step, now, ranks)
-        if new:  # said once of each; the workers count how often
-            who = f"worker{'s' * (len(new) > 1)} {', '.join(map(str, sorted(new)))}"
-            patience = f"{self.stragglers.patience_s:.1f} s"
-            effects += self._tell(
-                f"step {step} goes without {who}, over {patience} late, as others will", changed=False
-            )
-        return effects
+            return self._fail(told)
+        self._forget(peer)
+        self._presence[rank] = Presence.LOST
+        return [Close(peer, refused(told)), *self._drop(rank, told), *self._gather()]
 
     def end(self, reason: str) -> list[Effect]:
-        """Whoever runs the shard ends the training early: workers that are here hear why, and it has failed.
+        """Ends the training early: workers that are here hear why, and it has failed.
 
-        Where nobody is here, nothing happens.
+        Where no worker is here, nothing happens.
 
         Args:
             reason: what ended it, in words.
         """
-        if self._failed is not None or not self._here:
+        if self._failed is not None or not self._ranks:
             return []
         return self._fail(reason)
-
-    def saved(self, steps: Collection[int]) -> list[Effect]:
-        """The shard has checkpoints of these steps: workers that have them too are to know."""
-        return self._tell_saved(steps)
-
-    @property
-    def safe_step(self) -> int | None:
-        """See `SavedSteps`: checkpoints of it and of later steps are needed; None: the newest two are."""
-        return self._saved.safe
 
     # ---- the conversation
 
     def _dispatch(self, peer: int, message: Message, frames: tuple[EncodedTensor, ...]) -> list[Effect]:
         if isinstance(message, Join):
             return self._join(peer, message)
-        if peer in self._rollback.voters:
-            return self._voted(peer, message)
         if peer not in self._ranks:
             raise ProtocolError(f"{type(message).__name__} came before Join")
         match message:
+            case Resume():
+                return self._resume(peer, message)
+            case Leave():
+                return self._leave(peer, message)
+            case Push() | Values() | Scalars() if self._presence[self._ranks[peer]] is not Presence.TRAINING:
+                raise ProtocolError(f"{type(message).__name__} came before Resume")
             case Push():
                 return self._push(peer, message, frames)
             case Values():
                 return self._values(peer, message, frames)
             case Scalars():
                 return self._scalars(peer, message)
-            case Saved():
-                self._saved.add(self._ranks[peer], message)
-                return self._tell_saved()
-            case Leave():
-                if message.failure:
-                    return [Close(peer), *self.closed(peer, f"it failed with {message.failure}")]
-                return self._leave(peer, returning=message.returning)
             case _:
                 raise ProtocolError(f"a worker does not send {type(message).__name__}")
 
@@ -190,7 +142,7 @@ class ServerCore(Participants):
             return []
         # Sent when all are there: who joins in between would have some of them, and nobody to ask for the others.
         initial, self._initial, self._initialised = self._initial, [], True
-        others = tuple(other for other in self._ranks if other != peer)
+        others = tuple(other for other in self._training_peers() if other != peer)
         return [Send(others, down, part) for down, part in initial] if others else []
 
     def _push(self, peer: int, push: Push, frames: tuple[EncodedTensor, ...]) -> list[Effect]:
@@ -199,12 +151,10 @@ class ServerCore(Participants):
             raise ProtocolError("a gradient came before the initial values")
         self._progressed = True
         rank = self._ranks[peer]
-        if rank in self._saved.silent:
-            self._saved.pushed(rank)
         if push.digest:
             self._engine.check_step(push.step)  # the first one that is told is what the others must equal
             self._digests.add(rank, push.step, push.digest)
-        return self._address(self._engine.push(rank, push, frames, left=self._left))
+        return self._address(self._engine.push(rank, push, frames, left=self.left))
 
     def _scalars(self, peer: int, message: Scalars) -> list[Effect]:
         """The largest of every worker's scalars, once they are all in (TernGrad §3.1, scalar sharing)."""
@@ -215,13 +165,9 @@ class ServerCore(Participants):
         ranks = self._engine.members.expected(message.step)
         largest = self._maxima.add(self._ranks[peer], message.step, message.values, ranks)
         if largest is None:
-            reason = self._maxima.unreachable(self._engine.members.expected, self._left)
+            reason = self._maxima.unreachable(self._engine.members.expected, self.left)
             return [] if reason is None else self._fail(reason)
         return self._address([Outgoing(Scalars(step=message.step, values=largest))])
-
-    def _tell_saved(self, own: Collection[int] | None = None) -> list[Effect]:
-        news = self._saved.news(own)
-        return [] if news is None or not self._ranks else [Send(tuple(self._ranks), news)]
 
     # ---- state
 
@@ -244,4 +190,4 @@ class ServerCore(Participants):
         if self._engine is not None:
             raise ConfigError("this shard has begun a training; a state is loaded before anybody joins")
         self._engine, self._initialised = engine_of(state, self._min_workers), True
-        self._gathered, self._resumed_at = True, self.step  # they were, before that state was taken
+        self._began = True  # before that state was taken

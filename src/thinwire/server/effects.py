@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from thinwire.packets import EncodedTensor
@@ -39,9 +38,3 @@ def refused(reason: str) -> Refused:
     2002
     """
     return Refused(reason=reason if len(reason) <= MAX_REASON else f"{reason[:MAX_REASON]} …")
-
-
-def send_back(peers: Iterable[int]) -> list[Effect]:
-    """Workers that have lost nothing by it join again, as one that lost this shard would."""
-    back = Refused(reason="the workers go back to an earlier step", lost=True)
-    return [Close(peer, back) for peer in peers]

@@ -10,9 +10,6 @@ from collections.abc import Collection, Set
 
 from thinwire.policies.sampling import Memberships, extended
 
-NEVER = 2**62
-"""The clock at which a worker is expected that is late, until it has said something."""
-
 
 class Membership:
     """The ranks that are expected to push.
@@ -71,14 +68,6 @@ class Membership:
         """The ranks whose gradients of a clock will come."""
         return tuple(rank for rank in self.ranks if self.expects(rank, clock))
 
-    def suspend(self, rank: int) -> None:
-        """Does not expect a worker that is late, which stays a member, until it is admitted again."""
-        self._since[rank] = NEVER
-
-    def suspended(self, rank: int) -> bool:
-        """Whether a member is late, and has said nothing since."""
-        return self._since.get(rank) == NEVER
-
     def expects(self, rank: int, clock: int) -> bool:
         """Whether a worker's gradient of a clock will come."""
         return self._since.get(rank, clock + 1) <= clock
@@ -109,7 +98,7 @@ class Membership:
         begun = self._begun(clock)
         if not begun:
             # Those who were expected have gone, and those who are here come later: nobody will complete it.
-            return any(since < NEVER for since in self._since.values())
+            return bool(self._since)
         return len(begun & arrived) >= self._needed_of(len(begun))
 
     def reachable(self, clock: int, arrived: Collection[int], left: Collection[int]) -> bool:

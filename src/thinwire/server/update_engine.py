@@ -19,7 +19,7 @@ from thinwire.packets import EncodedTensor
 from thinwire.policies.compression import PLAIN
 from thinwire.policies.consistency import consistency
 from thinwire.quantities import moment_text
-from thinwire.schema import Delta, Plan, Push, Welcome
+from thinwire.schema import Delta, Plan, Push
 from thinwire.server.aggregation import Aggregation
 from thinwire.server.rounds import LEFT_BEFORE
 from thinwire.server.table import Table
@@ -101,28 +101,6 @@ class UpdateEngine(TableUpdates):
             lane.resume()
         return self._update_all(self.lanes)
 
-    def late(self) -> tuple[int, ...]:
-        """The workers that the oldest update waits for, where enough others have sent all of it."""
-        lanes = [lane for lane in self.lanes if lane.clock == self.step]
-        if not lanes or not self.terms.lockstep:
-            return ()
-        expected = self.members.expected(self.step)
-        late = tuple(rank for rank in expected if not all(lane.has(rank) for lane in lanes))
-        return late if len(expected) - len(late) >= self.members.least else ()
-
-    def go_on_without(self, late: Collection[int]) -> list[Outgoing]:
-        """Does not expect these workers until they have said something; returns what is to be sent."""
-        for rank in late:
-            self.members.suspend(rank)
-        return self.go_on()
-
-    def _expect_again(self, rank: int) -> list[Outgoing]:
-        """A worker that was late is expected from the first clock that nobody has begun."""
-        begin = max((lane.untouched for lane in self.lanes), default=0)
-        self.members.admit(rank, begin)
-        again = Welcome(send_values=False, step=self.step, begin=begin, elastic=True, skips_late=True)
-        return [Outgoing(again, rank=rank), *self.go_on()]
-
     def begin(self, rank: int) -> None:
         """A worker joins: the changes of its options count from the plan's on."""
         self._options.pop(rank, None)
@@ -159,9 +137,7 @@ class UpdateEngine(TableUpdates):
         if (push.last or self.terms.immediate) and not 0 <= push.step < MAX_STEP:  # what is kept of it travels on
             raise ProtocolError(f"a push of step {push.step}; steps are 0 … {MAX_STEP - 1}")
         frame_of = dict(zip(push.tables, frames, strict=True))
-        # As one that is late pushes before its time: what others say of the clock counts.
-        silent = self.terms.others_speak and not any(frame_of[index] for index in frame_of.keys() - self._buffers)
-        settings = self._settings_of(rank, push, silent=silent)
+        settings = self._settings_of(rank, push)
         if push.last and self.final is None:  # of whoever is first: worker 0 may have died, or have come late
             # Where updates are made without this worker, they may be ahead of it.
             self.final = max(push.step, *(lane.clock for lane in self.lanes), 0) + 1
@@ -195,8 +171,6 @@ class UpdateEngine(TableUpdates):
         for lane in counted if left else ():
             if not lane.complete and (reason := self._unreachable(lane, left)):
                 raise CannotGoOn(reason)
-        if self.members.suspended(rank):
-            outgoing += self._expect_again(rank)
         return outgoing + self._update_all(counted)
 
     def unreachable(self, left: Collection[int]) -> str | None:
@@ -219,13 +193,13 @@ class UpdateEngine(TableUpdates):
 
     # ---- one message
 
-    def _settings_of(self, rank: int, push: Push, *, silent: bool) -> Settings | None:
-        """Returns the rates and options of a push; None where they do not count, or it is `silent`, and has none.
+    def _settings_of(self, rank: int, push: Push) -> Settings | None:
+        """Returns the rates and options of a push; None where they do not count, and it has none.
 
         Raises:
             ProtocolError: another number of rates than of parameter groups, or options that may not change.
         """
-        if not push.rates and (silent or not self.terms.owns_hyperparameters(rank)):
+        if not push.rates and not self.terms.owns_hyperparameters(rank):
             return None
         if len(push.rates) != len(self.plan.groups):
             raise ProtocolError(f"{len(push.rates)} learning rates came for {len(self.plan.groups)} groups")
@@ -254,8 +228,6 @@ class UpdateEngine(TableUpdates):
         name, current = lane.group.tables[0].spec.name, lane.clock
         if clock < current and self.terms.quorum < self.terms.workers:
             return True  # the update that was made without it says so
-        if not self.members.expects(rank, clock):
-            return True  # as here: it was late before, and does not know yet from when on it is expected again
         if not current <= clock <= current + self.terms.lead:
             raise ProtocolError(f"a gradient of step {clock} came for {name!r}, which is at step {current}")
         if lane.has(rank, clock):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from thinwire.errors import ProtocolError, SessionLostError, StepMismatchError
+from thinwire.errors import ProtocolError, SessionLostError
 from thinwire.packets import EncodedTensor, portions
 from thinwire.policies.consistency import Consistency, consistency
 from thinwire.policies.sampling import Memberships, extended
@@ -23,7 +23,6 @@ from thinwire.schema import (
     Plan,
     Refused,
     Resume,
-    Saved,
     Scalars,
     Values,
     Welcome,
@@ -49,9 +48,9 @@ class Conversation:
         last_version: with which the training ends, once the shard has said so.
         memberships: who divides the data from which clock on.
         gone: the workers that went, though another may have taken the rank since.
-        begin: the clock from which on the shard expects this worker, which joined late, or was late.
-        num_missed: exchanges that were made without this worker, which was late.
-        saved: the steps that the shard and all its workers have checkpoints of; None where it writes none.
+        joined: whether this worker has asked to take part.
+        offer: the shard's newest word on from where this worker can continue; None before.
+        has_parameters: whether the shard holds any; else it relays buffers alone.
         notices: what the shard said of workers that came or went, to be told and taken from here.
     """
 
@@ -67,20 +66,18 @@ class Conversation:
         self.shard, self.plan, self.rank = shard, plan, rank
         self.last_version: int | None = None
         self.notices: list[Members] = []
-        self.saved: tuple[int, ...] | None = None
+        self.offer: Offer | None = None
         self.memberships: Memberships = ((0, tuple(range(plan.workers))),)
         self.gone: set[int] = set()
-        self.begin, self.num_missed, self._missed = 0, 0, -1
-        self._changed = False
+        self.joined = self._changed = self._resumed = False
         self._welcome: Welcome | None = None
-        self._offer: Offer | None = None
         self._policy = policy or consistency(plan.consistency)
         self._terms = self._policy.terms(plan.workers)
-        self._newest, self._buffers_alone = 0, all(spec.state for spec in plan.tables)
+        self._newest, self.has_parameters = 0, not all(spec.state for spec in plan.tables)
         self._maxima: dict[int, tuple[float, ...]] = {}
         self._ahead: dict[bool, dict[int, EncodedTensor]] = {True: {}, False: {}}  # by anchor, of values to come
         self.transmit = TransmitBuffer(plan, chunk_nbytes)
-        self._apply = ApplyBuffer(plan, rank, immediate=self._terms.immediate)
+        self._apply = ApplyBuffer(plan, rank, immediate=not self._terms.has_common_clock)
 
     @property
     def versions(self) -> list[int]:
@@ -93,68 +90,35 @@ class Conversation:
 
     # ---- up
 
-    def join(self, clock: int = 0) -> Procedure[Welcome]:
-        """Joins the training, with the versions it has where this worker resumes; waits for the answer.
+    def join(self, steps: tuple[int, ...] = ()) -> Procedure[None]:
+        """Joins, with the steps of which this worker holds states; `offer` is the answer."""
+        self.joined = True
+        yield Send(self.shard, Join(rank=self.rank, plan=self.plan, steps=steps, version=VERSION))
 
-        Args:
-            clock: of a worker that resumes.
+    def offered(self) -> Procedure[None]:
+        """Waits for the first offer."""
+        while self.offer is None:
+            yield Receive(self.shard, "the other workers, to continue from one step")
+
+    def resume(self, step: int) -> Procedure[None]:
+        """Says from which step this worker continues; `welcomed` waits for the answer."""
+        self._resumed = True
+        have = tuple(self.versions) if min(self.versions, default=-1) >= 0 else ()
+        yield Send(self.shard, Resume(step=step, have=have))
+
+    def welcomed(self) -> Procedure[Welcome]:
+        """Waits until this worker takes part.
 
         Raises:
-            StepMismatchError: the shard holds parameters and is at another step than a worker that resumes.
+            SessionLostError: the others continue from another step: all join again.
         """
-        yield Send(self.shard, Join(rank=self.rank, plan=self.plan, have=self._have, version=VERSION))
-        return (yield from self._welcomed(clock))
-
-    def vote(self, steps: tuple[int, ...]) -> Procedure[None]:
-        """Joins a training that goes back to one of these steps, or of none to any; `offered` is the answer."""
-        yield Send(self.shard, Join(rank=self.rank, plan=self.plan, version=VERSION, steps=steps))
-
-    def offered(self) -> Procedure[Offer]:
-        """Waits for all workers; returns the steps that they and the shard can go back to, newest first.
-
-        Raises:
-            SessionLostError: a worker went away meanwhile, and all come again.
-            StepMismatchError: the others go on, and have lost nothing.
-        """
-        while self._offer is None:
-            yield Receive(self.shard, "the other workers, to go back to one step")
-        return self._offer
-
-    def resume(self, step: int, clock: int) -> Procedure[Welcome]:
-        """Chooses a step that was offered; waits until all workers have. Args and errors as for `join`."""
-        yield Send(self.shard, Resume(step=step, have=self._have))
-        return (yield from self._welcomed(clock))
-
-    @property
-    def _have(self) -> tuple[int, ...]:
-        return tuple(self.versions) if min(self.versions, default=-1) >= 0 else ()
-
-    def _welcomed(self, clock: int) -> Procedure[Welcome]:
         while self._welcome is None:
-            yield Receive(self.shard, "the server's welcome")
-        step = self._welcome.step
-        ahead = self._terms.partial_quorum and step > clock  # updates were made without this worker
-        apart = self._terms.immediate  # everybody counts their own exchanges
-        if clock and step != clock and not (ahead or apart) and any(not spec.state for spec in self.plan.tables):
-            raise StepMismatchError(
-                f"this worker resumes at exchange {clock}, and shard {self.shard} is at {step}: "
-                "resume all workers and shards from the same step",
-                step,
-            )
+            yield Receive(self.shard, "the other workers, to continue from one step")
         return self._welcome
 
     def resume_at(self, clock: int) -> None:
         """Every table has answered all of this worker's exchanges so far, or never will."""
         self._apply.answered = [clock] * len(self.plan.tables)
-
-    def is_late(self, clock: int) -> bool:
-        """Whether an update was made without what this worker has pushed before `clock`; the shard then has a word."""
-        return self.begin <= self._missed < clock
-
-    def expected_again(self, clock: int) -> Procedure[None]:
-        """Waits for the shard's word on when it expects this worker again, where that was too late for an update."""
-        while self.is_late(clock):
-            yield Receive(self.shard, "the exchange that this worker is to take part in again")
 
     def send_values(self, frames: tuple[bytes, ...]) -> Procedure[None]:
         """Sends the initial values of every table, uncompressed, in the plan's order."""
@@ -186,21 +150,12 @@ class Conversation:
             yield Receive(self.shard, f"the shared scales of step {clock}")
         return self._maxima.pop(clock)
 
-    def announce_saved(self, steps: tuple[int, ...] | None, safe: int) -> Procedure[None]:
-        """Says which checkpoints this worker has, as `Saved` does."""
-        yield Send(self.shard, Saved(steps=steps, safe=safe))
-
-    @property
-    def welcomed(self) -> bool:
-        """Whether the shard has let this worker in."""
-        return self._welcome is not None
-
     def leave(self, *, returning: bool = False, failure: str = "") -> Procedure[None]:
         """Sends the last message.
 
         Args:
             returning: another shard was lost, and this worker joins again.
-            failure: why this worker cannot go on, if it cannot.
+            failure: why this worker cannot continue, if it cannot.
         """
         yield Send(self.shard, Leave(returning=returning, failure=failure))
 
@@ -214,10 +169,7 @@ class Conversation:
         """
         match message:
             case Welcome():
-                if self._missed >= self.begin:
-                    self.num_missed += message.begin - self._missed
-                self._welcome, self.begin = message, max(self.begin, message.begin)
-                self._changed = self._changed or message.begin >= 0
+                self._welcome = message
                 if message.final >= 0:
                     self.last_version = message.final
                 self.memberships = message.memberships or self.memberships
@@ -236,13 +188,10 @@ class Conversation:
             case Delta():
                 self._apply.check(message.tables, frames)
                 # Statistics are relayed when they come, before anybody knows whether the exchange is the last.
-                if self._buffers_alone or not all(self.plan.tables[table].state for table in message.tables):
+                if not self.has_parameters or not all(self.plan.tables[table].state for table in message.tables):
                     self._newest = max(self._newest, message.version)
                 if message.last and self.last_version is None:
                     self.last_version = message.version
-                if message.ranks and self.rank not in message.ranks and message.ranks != (-1,):
-                    clock = message.version - 1
-                    self._missed = clock if self._missed < self.begin else min(clock, self._missed)
                 rates, ranks, options, base = message.rates, message.ranks, message.options, message.base
                 for table, frame in zip(message.tables, frames, strict=True):
                     whole = self.plan.tables[table].state or self.plan.downlink == "weights"
@@ -256,14 +205,12 @@ class Conversation:
                     self.gone.update(set(self.memberships[-1][1]) - set(message.ranks))
                     self.memberships = extended(self.memberships, message.since, message.ranks)
                     self._changed = True
-            case Saved():
-                self.saved = message.steps
             case Offer():
-                self._offer = message
+                if self._resumed:
+                    raise SessionLostError("the workers continue from another step than was agreed on")
+                self.offer, self._changed = message, message.begin >= 0
             case Refused():
                 reason = f"the server ended the session: {message.reason}"
-                if message.step >= 0:
-                    raise StepMismatchError(reason, message.step)
                 raise (SessionLostError if message.lost else ProtocolError)(reason)
             case _:
                 raise ProtocolError(f"a server does not send {type(message).__name__}")
@@ -282,7 +229,7 @@ class Conversation:
             interval = self.plan.state_interval  # the lowest rank sends them at steps 0, k, 2k, …
             due = (clock - 1) // interval * interval
             return self.versions[table] <= (due if self._will_come(due) else -1)
-        if self._terms.immediate:
+        if not self._terms.has_common_clock:
             return self.versions[table] < 0 or self._apply.answered[table] < clock
         return self.versions[table] < (clock if strict else self._policy.needs(clock))
 
@@ -292,8 +239,7 @@ class Conversation:
         Where it was replaced at once, and all were to wait for it, the shard stands in for it. One without parameters
         does not know where the others are.
         """
-        trained = any(not spec.state for spec in self.plan.tables)
-        return self.memberships[-1][0] <= clock if trained else not self._changed
+        return self.memberships[-1][0] <= clock if self.has_parameters else not self._changed
 
     def speaks(self, clock: int) -> bool:
         """Whether this worker's statistics are everybody's at a clock: worker 0's, or those of the lowest rank."""
@@ -342,4 +288,4 @@ class Conversation:
 
     def is_over(self, clock: int) -> bool:
         """Whether the training ended with the last exchange, as far as the shard has said."""
-        return self.last_version is not None and (self._terms.immediate or clock >= self.last_version)
+        return self.last_version is not None and (not self._terms.has_common_clock or clock >= self.last_version)

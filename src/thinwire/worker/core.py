@@ -2,7 +2,7 @@
 
 It knows tensors with gradients, tables and conversations, and nothing of torch's hooks, connections, threads or clocks.
 Its methods that talk to shards are procedures (`conversation.py`), so that a thread, a simulator or a test can run it.
-How it begins and comes back, and what it waits for, is in `participant.py`. Whatever depends on design or policy is
+How it joins and comes back, and what it waits for, is in `base.py`. Whatever depends on design or policy is
 decided once, in the constructor.
 """
 
@@ -16,12 +16,12 @@ from thinwire.errors import NonFiniteError, ProtocolError
 from thinwire.optimizers.options import ParameterGroups
 from thinwire.policies.designs import Design
 from thinwire.schema import Plan
+from thinwire.worker.base import Frames, WorkerBase
 from thinwire.worker.batching import Batching
 from thinwire.worker.conversation import Conversation
-from thinwire.worker.departed import Departed
 from thinwire.worker.effects import Poll, Procedure
 from thinwire.worker.model import USED_TOO_EARLY, PlannedTensor, WorkerTensor
-from thinwire.worker.participant import Frames, Participant
+from thinwire.worker.sent_gradients import SentGradients
 
 _ABOUT_SCALERS = (
     ". With a GradScaler give tw.distribute(…, nonfinite='skip'), or a design such as '3lc[nonfinite=skip]', with "
@@ -29,11 +29,11 @@ _ABOUT_SCALERS = (
 )
 
 
-class Worker(Participant):
+class Worker(WorkerBase):
     """One worker, from its first step to its last.
 
     Args:
-        plans, tensors, design, groups, **settings: as for `Participant`.
+        plans, tensors, design, groups, **settings: as for `WorkerBase`.
 
     Attributes:
         last: whether the step under way is the last for everyone; whoever is to end the training sets it.
@@ -53,7 +53,7 @@ class Worker(Participant):
         self._criterion = self._policy.criterion()
         self._barrier = design.transmission == "traditional" or self._terms.barrier
         self._batching = Batching(self._now)
-        self._departed = Departed()
+        self._sent_gradients = SentGradients()
         self._batches = design.downlink != "weights" and self._criterion is None
         self._announced = -1
 
@@ -94,7 +94,7 @@ class Worker(Participant):
             raise ProtocolError(USED_TOO_EARLY.format(name=tensor.name))
         if self.pushes_early and not self.accumulating:
             yield from self._push(tensor)
-            self._departed.add(tensor, self._groups if self._terms.owns_hyperparameters(self.rank) else None)
+            self._sent_gradients.add(tensor, self._groups if self._terms.owns_hyperparameters(self.rank) else None)
 
     def end_step(self) -> Procedure[None]:
         """Pushes what has not left yet, and moves the clock.
@@ -104,7 +104,7 @@ class Worker(Participant):
             NonFiniteError: a gradient that has not left holds NaN or Inf; where none had, nothing has changed.
         """
         self.check_open()
-        self._departed.end_step(self._groups)
+        self._sent_gradients.end_step(self._groups)
         yield from self._pull_uncalled()
         refuse = self._refuses()
         self.model.update_average()
@@ -195,10 +195,9 @@ class Worker(Participant):
 
         Where updates are made without this worker, it continues with the newest version that all tables of all shards
         have reached. There is one clock for all shards: were each to continue with its own, workers could end up
-        waiting for each other. So does one that came too late where it is waited for as a rule: at the clock from which
-        on all shards expect it again.
+        waiting for each other.
         """
-        if self._terms.accepts_newer or self._skips_late:
+        if self._terms.accepts_newer:
             for conversation in self.conversations:
                 yield Poll(conversation.shard)
         self.clock += 1
@@ -207,16 +206,6 @@ class Worker(Participant):
             self.clock = max(self.clock, min(version for version in reached if version is not None))
         for conversation in self.conversations:
             conversation.transmit.end_step()
-        if self._skips_late:
-            for conversation in self.conversations:
-                yield from conversation.expected_again(self.clock)
-            begin = max(self.clock, *(conversation.begin for conversation in self.conversations))
-            missed = max(conversation.num_missed for conversation in self.conversations)
-            self.counters.add("missed_exchanges", missed - self.counters["missed_exchanges"])
-            if begin > self.clock:
-                begins = {each.shard: max(each.begin, self.clock) for each in self.conversations}
-                self.clock, self.iteration = begin, self._policy.iterations(begin) - 1
-                yield from self._sit_out(begins)
 
     def _push(self, tensor: WorkerTensor, *, accumulated_only: bool = False, refuse: bool = False) -> Procedure[None]:
         self.check_open()

@@ -92,8 +92,8 @@ class LocalWorker(Worker):
 
     # ---- the training
 
-    def start(self, agreed: int | None = None) -> Procedure[None]:
-        yield from super().start(agreed)
+    def start(self, step: int) -> Procedure[None]:
+        yield from super().start(step)
         for tensor in self.model.tensors:
             table = tensor.tables[0]
             # One that joins late continues from the version which its first exchange will change. Where that is still
@@ -193,14 +193,6 @@ class LocalWorker(Worker):
         if key not in self._fragments:
             self._fragments[key] = Fragment(tensors, self._now)
         return self._fragments[key]
-
-    def _advance(self) -> Procedure[None]:
-        yield from super()._advance()
-        for state in self._rounds.values():
-            if state.pushes < self.clock:  # of one that was late: its next push is for the version of that clock
-                state.pushes = self.clock
-                # It had no part in the updates until then, which are those of many rounds: nobody steers by them.
-                state.merges_at, state.whole = self.iteration + 1, True
 
     def flush(self) -> Procedure[None]:
         """Ends the round under way, early if need be, and exchanges what waits in residuals as often as `settle` says.

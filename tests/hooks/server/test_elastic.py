@@ -1,9 +1,8 @@
-"""Workers that die, come back, are late or lose their connection while others train on, with real models."""
+"""Workers that die, come back or lose their connection while others train on, with real models."""
 
 from __future__ import annotations
 
 import threading
-import time
 import warnings
 from typing import Any
 
@@ -22,7 +21,7 @@ from thinwire.runtime.serving import serving
 from thinwire.server.core import ServerCore
 from thinwire.transports.grpc import server as grpc_server
 
-STEPS, DIES_AT, WORKERS, EXAMPLES, LATE_AT = 24, 6, 3, 1000, 19
+STEPS, DIES_AT, WORKERS, EXAMPLES = 24, 6, 3, 1000
 
 
 def mlp() -> nn.Module:
@@ -44,7 +43,6 @@ class Life:
         rank: int,
         design: str,
         dies_at: int | None = None,
-        late_for: ServerCore | None = None,
         carries: dict[str, Any] | None = None,
     ) -> None:
         self.rank, self.joined_at, self.weights = rank, -1, [torch.empty(0)]
@@ -53,7 +51,7 @@ class Life:
         self.read: dict[int, list[int]] = {}
         self.traffic, self.state = dict[str, float](), dict[str, Any]()
         self._carries = carries
-        self._dies_at, self._address, self._design, self._late_for = dies_at, address, design, late_for
+        self._dies_at, self._address, self._design = dies_at, address, design
         self._thread = threading.Thread(target=self._live)
         self._thread.start()
 
@@ -91,11 +89,6 @@ class Life:
                 connection.abort()
                 return
             self.read[opt.steps_done] = next(examples)
-            if self._late_for is not None:
-                time.sleep(0.02)  # so that the server sees some exchanges before
-            while self._late_for is not None and LATE_AT <= opt.clock >= self._late_for.step and self.rank == 2:
-                time.sleep(0.01)
-            self._late_for = self._late_for if opt.clock < LATE_AT else None
             x, y = batch(self.rank, opt.steps_done)
             opt.zero_grad()
             nn.functional.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
@@ -148,17 +141,6 @@ def test_a_rank_above_the_plan_joins_and_takes_its_share_of_the_data() -> None:
     lives[1].read = {step: rows for step, rows in lives[1].read.items() if step >= lives[1].joined_at + 2}
     everything = [row for life in (*lives, died) for rows in life.read.values() for row in rows]
     assert len(lives[1].read) > 10 and len(set(everything)) == len(everything), "each example is read by one worker"
-
-
-@pytest.mark.parametrize("design", ["3lc", "update[h=1]"])
-def test_a_late_worker_misses_exchanges_and_takes_part_again(design: str) -> None:
-    core = ServerCore(min_workers=2, straggler_grace_s=0.1)
-    server, address = start_server(core, "memory")
-    with server, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        lives = [Life(address, rank, design, late_for=core) for rank in range(WORKERS)]
-        join(*lives)
-    assert core.finished and core.failed is None and lives[2].traffic["missed_exchanges"] > 0
 
 
 def test_ranks_above_the_plan_need_an_elastic_server_and_a_step_one_batch() -> None:

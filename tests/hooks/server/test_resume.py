@@ -15,7 +15,7 @@ import thinwire as tw
 from tests.hooks.cluster import again, run_cluster
 from tests.hooks.server_runs import Train, Weights, equal, mlp, normed, parameters_of, steps, weights_of
 from tests.hooks.server_runs import run as run_workers
-from thinwire.errors import StepMismatchError
+from thinwire.errors import ConfigError
 from thinwire.hooks.chance import chance_of, set_chance
 from thinwire.hooks.distribute import DistributedOptimizer
 from thinwire.runtime.metrics import Prometheus
@@ -118,11 +118,11 @@ def test_statistics_are_the_workers_own_and_not_the_shards(design: str) -> None:
 def test_a_worker_and_a_shard_of_different_steps_are_refused_and_leave_nothing_open() -> None:
     (_, state), core = run(None, saved(3), codec="3lc")
     writer = Prometheus(0)
-    with pytest.raises(StepMismatchError, match="resumes at exchange 3, and shard 0 is at 0"):
+    with pytest.raises(ConfigError, match="resumes at exchange 3, and the shards are at 0"):
         run(None, saved(3), codec="3lc", resume=state, metrics=[writer])
     Prometheus(writer.port).close()  # its port is free for the next try
     other = {**state, "position": {**state["position"], "clock": 2}}
-    with pytest.raises(StepMismatchError, match="resumes at exchange 2, and shard 0 is at 3"):
+    with pytest.raises(ConfigError, match="resumes at exchange 2, and the shards are at 3"):
         run(again(core), saved(3), codec="3lc", resume=other)
 
 

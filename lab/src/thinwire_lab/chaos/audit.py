@@ -28,7 +28,6 @@ class Audit:
         self._missing: Counter[int] = Counter()
         self._late: Counter[int] = Counter()
         self._without: dict[int, set[tuple[int, int]]] = defaultdict(set)
-        self._absent: dict[int, set[int]] = defaultdict(set)
         self._immediate = False
         self._versions: dict[int, int] = {}
         self._come: dict[int, dict[int, Counter[int]]] = {}
@@ -115,12 +114,7 @@ class Audit:
         for rank in sorted(named - come):
             self._say(f"update {entry.version} of table {table} names worker {rank}, whose gradient did not come")
         for rank in sorted(come - named):
-            if rank in self._absent[table]:  # a straggler that is back: it takes part from the next one on
-                self._late[table] += 1
-                self._without[table].discard((entry.version - 1, rank))
-                continue
             self._say(f"update {entry.version} of table {table} lacks worker {rank}'s gradient, which had come")
-        self._absent[table] = set(range(self._workers)) - named
 
     def _account_single(self, table: int, entry: Updated) -> None:
         """An update of one push."""

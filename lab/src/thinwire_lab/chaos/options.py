@@ -37,7 +37,6 @@ class StormsOptions(ScenarioOptions):
     every: int = 12
     strikes: int | None = None
     peace: bool = False
-    straggler_grace_s: float | None = None
     checkpoint_every: int = 10
     points: float = 5.0
 

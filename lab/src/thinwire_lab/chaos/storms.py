@@ -41,7 +41,7 @@ class Storms(StormsOptions, Scenario):
     """
 
     name: ClassVar[str] = "storm"
-    key_options = (*Scenario.key_options, *("every", "strikes", "straggler_grace_s", "checkpoint_every", "points"))
+    key_options = (*Scenario.key_options, *("every", "strikes", "checkpoint_every", "points"))
     columns = (
         ("trial", lambda cell, runs: str(cell)),
         ("design", lambda cell, runs: cell.design),
@@ -115,7 +115,7 @@ class Storms(StormsOptions, Scenario):
         rounds = exchanges(cell.job())
         kept = min(self.checkpoint_every, max(1, rounds // 6)) if OF_THE_SERVER & set(kinds) else None
         exact = set(kinds) <= EXACT
-        elastic = self.elastic(self.straggler_grace_s)
+        elastic = self.elastic()
         if exact or "gone" in kinds:  # no update goes without a worker, but those without a backup worker
             elastic = Elastic(worker_grace_s=None if exact else self.worker_grace_s)
         options = {"elastic": elastic, "checkpoint_every": kept, "tiny_disk": "disk" in kinds}

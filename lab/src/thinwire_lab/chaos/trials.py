@@ -67,12 +67,11 @@ class Scenario(ScenarioOptions, Bench[Trial, Outcome]):
             raise ConfigError(f"{self.runs} runs; at least 1 is needed")
         self.elastic().check(self.workers)
 
-    def elastic(self, straggler_grace_s: float | None = None) -> Elastic:
-        """The server's policy for workers that die or are late."""
+    def elastic(self) -> Elastic:
+        """The server's policy for workers that die."""
         return Elastic(
             min_workers=self.min_workers or max(1, self.workers // 2),
             worker_grace_s=self.worker_grace_s,
-            straggler_grace_s=straggler_grace_s,
         )
 
     def cells(self) -> list[Trial]:

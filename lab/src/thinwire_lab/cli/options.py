@@ -21,7 +21,6 @@ from thinwire.cli.options import Json as Json
 from thinwire.cli.options import MinWorkers as MinWorkers
 from thinwire.cli.options import Resume as Resume
 from thinwire.cli.options import Shape as Shape
-from thinwire.cli.options import StragglerGrace as StragglerGrace
 from thinwire.cli.options import TlsCa as TlsCa
 from thinwire.cli.options import TlsCert as TlsCert
 from thinwire.cli.options import TlsKey as TlsKey
@@ -155,9 +154,6 @@ OPTIONS: dict[str, Any] = {
     "peace": typer.Option("--peace", help="Each design's training without faults too; goodput is beside it."),
     "min_workers": typer.Option(min=1, help="The server's --min-workers; by default half of them."),
     "worker_grace_s": typer.Option(min=0, help="The server's --worker-grace-s."),
-    "straggler_grace_s": typer.Option(
-        min=0.1, help="The server's --straggler-grace-s; by default frozen workers are waited for."
-    ),
     "checkpoint_every": CheckpointEvery,
     "points": typer.Option(min=0, help="Percentage points that accuracy may be below the undisturbed training's."),
     "minutes": typer.Option(help="How long."),

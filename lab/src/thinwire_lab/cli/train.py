@@ -54,7 +54,6 @@ def train(
     resume: options.ResumeAll = False,
     min_workers: options.MinWorkers = None,
     worker_grace_s: options.WorkerGrace = None,
-    straggler_grace_s: options.StragglerGrace = None,
     max_restarts: Annotated[
         int,
         typer.Option(
@@ -115,9 +114,7 @@ def train(
         *(() if metrics_port is None else ("--metrics-port", str(metrics_port))),
         *(() if tensorboard is None else ("--tensorboard", str(tensorboard))),
     ]
-    elastic = processes.Elastic(
-        min_workers=min_workers, worker_grace_s=worker_grace_s, straggler_grace_s=straggler_grace_s
-    )
+    elastic = processes.Elastic(min_workers=min_workers, worker_grace_s=worker_grace_s)
     outcome = running.run_with_progress(
         job, shaping, telemetry_options, written, elastic=elastic, max_restarts=max_restarts, ray=ray
     )

@@ -18,7 +18,7 @@ from thinwire.cli.lazy import lazily
 from thinwire.cli.outputs import STANDARD_OUTPUT, check_apart
 from thinwire.cli.resuming import checkpoint_names, resuming
 from thinwire.cli.server import grpc_options
-from thinwire.errors import ConfigError, SessionLostError, StepMismatchError
+from thinwire.errors import ConfigError, SessionLostError
 from thinwire.security import Credentials
 from thinwire_lab.cli import options
 from thinwire_lab.cli.options import takes
@@ -83,7 +83,7 @@ def worker(
     transport = credentials.worker(rank, grpc_options(shape))
     tell = Told()
 
-    def train(kept: checkpoints.WorkerCheckpoint | None, returning: bool) -> WorkerOutcome:
+    def train(kept: checkpoints.WorkerCheckpoint | None) -> WorkerOutcome:
         return training.run_worker(
             replace(job, servers=len(server)),
             rank=rank,
@@ -94,7 +94,6 @@ def worker(
             report=report if events else partial(_tell, tell),
             connect_timeout_s=connect_timeout,
             checkpoint=kept,
-            returning=returning,
         )
 
     with nullcontext() if checkpoint is None else claim.claimed(checkpoint, resumes=start.resumes):
@@ -103,37 +102,23 @@ def worker(
 
 
 def rejoining(
-    train: Callable[[checkpoints.WorkerCheckpoint | None, bool], WorkerOutcome],
+    train: Callable[[checkpoints.WorkerCheckpoint | None], WorkerOutcome],
     kept: checkpoints.WorkerCheckpoint | None,
 ) -> WorkerOutcome:
     """Trains, and joins again where a shard no longer knows this worker.
 
     All workers and shards then go back to the newest step of which everybody has a checkpoint, and the run ends with
-    the bits of one that nothing disturbed. A worker without checkpoints goes on with the shards' parameters and an
-    empty residual. One that was away while the others went on does so from where they are, with the residuals of its
-    newest checkpoint, unless it was to resume from a step of its own.
+    the bits of one that nothing disturbed. A worker without it goes on with the shards' parameters, and the residuals
+    of its newest checkpoint, if there is one.
     """
-    returning = False
     while True:
         try:
-            return train(kept, returning)
+            return train(kept)
         except SessionLostError as error:
-            returning = True
-            # Where it is to go back to is agreed on; the step of the command line was that of the first time. There it
-            # has the residuals of then, also where it went on with later ones meanwhile.
+            # Where it goes back to is agreed on; the step of the command line was that of the first time.
             if kept is not None:
-                kept = replace(kept, step=None, residuals=False, resume=kept.resume and bool(kept.own()))
+                kept = replace(kept, step=None, resume=kept.resume and bool(kept.own()))
             caution(f"{error}. This worker joins again")
-        except StepMismatchError as error:
-            if not returning and (kept is None or not kept.resume or kept.step is not None):
-                raise
-            returning = False
-            own = () if kept is None else kept.own()  # where it began anew, other files are of a run before
-            there = any(step > 0 for step in own)
-            if kept is not None:
-                kept = replace(kept, resume=kept.resume and there, residuals=there, written=set(own))
-            whose = "the residuals of its newest checkpoint" if there else "empty residuals"
-            caution(f"{error}. This worker goes on where they are, with {whose}")
 
 
 def open_metrics(

@@ -31,8 +31,6 @@ class WorkerCheckpoint:
     Attributes:
         step: where to resume; None takes the newest that all workers and shards have.
         written: the steps of the states that are this worker's own, 0 for the beginning. With `resume` all files are.
-        residuals: take the residuals alone, from its newest state: the others have gone on.
-        takes_any: it began where the others were, and can go back to any step with the shards' parameters.
     """
 
     path: Path
@@ -40,8 +38,6 @@ class WorkerCheckpoint:
     resume: bool = False
     step: int | None = None
     written: set[int] = field(default_factory=set)
-    residuals: bool = False
-    takes_any: bool = False
     disk: Disk = checkpoint.LOCAL
 
     def writer(
@@ -60,23 +56,17 @@ class WorkerCheckpoint:
         )
 
     def steps(self) -> tuple[int, ...]:
-        """The steps of the states that this worker can go on from, newest first; of none: it takes any."""
-        if self.step is not None:
-            return (self.step,)
-        return () if self.takes_any else self.own()
+        """The steps of the states that this worker can go on from, newest first; none: it begins."""
+        return self.own() if self.step is None else (self.step,)
 
-    def began(self, clock: int, *, late: bool) -> None:
-        """This worker takes part from an exchange on; `late`: where the others were, with no state of its own."""
-        self.takes_any = late
-        self.written.update(self.own())
-        if clock == 0:
-            self.written.add(0)
-            checkpoint.remove_needless(self.path, None, self.disk)  # another run's
+    def began(self, clock: int) -> None:
+        """This worker takes part from an exchange on."""
+        self.written.update(self.own(), {0} if clock == 0 else ())
 
     def own(self) -> tuple[int, ...]:
-        """The steps of which it has states of its own, newest first."""
-        there = {*checkpoint.steps_in(self.path, self.disk)}
-        return tuple(sorted(there if self.resume else self.written & {*there, 0}, reverse=True))
+        """The steps of which it has states of its own, the last two, newest first."""
+        there = {0, *checkpoint.steps_in(self.path, self.disk)}
+        return tuple(sorted(there if self.resume else self.written & there, reverse=True)[:2])
 
     def forget_after(self, step: int) -> None:
         """Removes its own states of later steps, once all workers go on from this one."""
@@ -90,9 +80,7 @@ class WorkerCheckpoint:
         return {"job": asdict(job), "rank": rank, **state}
 
     def read(self, job: Job, rank: int) -> dict[str, Any] | None:
-        """Returns the state to go on from, or to take residuals from, so far as this worker alone can say."""
-        if self.residuals:
-            return self.read_step(job, rank, max(self.own()))
+        """Returns the state to go on from, so far as this worker alone can say."""
         return self.read_step(job, rank, self.step) if self.resume else None
 
     def read_step(self, job: Job, rank: int, step: int | None) -> dict[str, Any]:

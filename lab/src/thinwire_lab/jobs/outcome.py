@@ -21,7 +21,7 @@ from thinwire_lab.jobs.job import Job
 
 _COUNTERS = (
     *("payload_bytes_push", "payload_bytes_pull", "wire_bytes_push", "wire_bytes_pull"),
-    *("late_pushes", "skipped_updates", "missed_exchanges", "residuals_lost", "residuals_carried"),
+    *("late_pushes", "skipped_updates", "residuals_lost", "residuals_carried"),
 )
 """Sums of the workers' traffic that the run's outcome has under the same names."""
 
@@ -90,8 +90,7 @@ class RunOutcome(msgspec.Struct, frozen=True, kw_only=True):
     Seconds of encoding, decoding and waiting are a worker's mean and of all steps, with the first, in which kernels
     compile, and which `seconds` leaves out.
 
-    Of workers that were late or died: `missed_exchanges` were made without one of them, `residuals_lost` began empty
-    in its new process, and `residuals_carried` came from its checkpoint.
+    Of workers that died: `residuals_lost` began empty in a new process, `residuals_carried` came from its checkpoint.
     """
 
     design: str
@@ -119,7 +118,6 @@ class RunOutcome(msgspec.Struct, frozen=True, kw_only=True):
     placement: PlacementSummary
     late_pushes: int
     skipped_updates: int
-    missed_exchanges: int = 0
     residuals_lost: int = 0
     residuals_carried: int = 0
     batch: int

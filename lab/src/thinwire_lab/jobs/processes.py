@@ -23,15 +23,10 @@ _NOT_THE_WORKERS = ("link", "servers", "servers_on_workers")
 
 @dataclass(frozen=True, kw_only=True)
 class Elastic:
-    """What the servers do about workers that die or are late."""
+    """What the servers do about workers that die."""
 
     min_workers: int | None = None
     worker_grace_s: float | None = None
-    straggler_grace_s: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.straggler_grace_s is not None and self.min_workers is None:
-            raise ConfigError("--straggler-grace-s goes on without late workers: say with how many, --min-workers M")
 
     def check(self, workers: int) -> None:
         """Raises ConfigError where the servers would wait for more workers than a run of so many ever has."""

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from thinwire.codecs import Codec, decode
+from thinwire.errors import ConfigError
 from thinwire.hooks.distribute import distribute
 from thinwire.hooks.resuming import Resumable
-from thinwire.policies.consistency import consistency
 from thinwire.runtime.metrics import MetricsWriter
 from thinwire.schema import Settings
 from thinwire.transports.base import Connection
@@ -36,7 +36,6 @@ def run_worker(
     connect_timeout_s: float = 60.0,
     metrics: Sequence[MetricsWriter] = (),
     checkpoint: WorkerCheckpoint | None = None,
-    returning: bool = False,
     on_step: OnStep | None = None,
     now: Callable[[], float] = time.perf_counter,
 ) -> WorkerOutcome:
@@ -45,17 +44,12 @@ def run_worker(
     Events: `Progress` and `Accuracy` of worker 0, `Checkpointed` and `Done` of every worker.
     """
     design = job.full_design()
-    apart = consistency(design.consistency).immediate  # no step is the same for all: everybody takes their newest
     newest = None if checkpoint is None else checkpoint.read(job, rank)
-    if checkpoint is not None and newest is None and returning and apart and max(checkpoint.steps(), default=0):
-        newest = checkpoint.read_step(job, rank, None)
     torch.set_num_threads(1)
     torch.manual_seed(job.seed)
     made = workload(job, rank)
     model, dataset, batches = made.model, made.dataset, made.batches
-    behind = newest if checkpoint is not None and checkpoint.residuals else None
-    goes_back = returning or (newest is not None and behind is None)
-    resumable = _States(job, rank, checkpoint, newest, model, batches) if goes_back else None
+    states = None if checkpoint is None else _States(job, rank, checkpoint, newest, model, batches)
     warm_up(design.up)
     warm_up(design.down)
     writer = None
@@ -72,32 +66,27 @@ def run_worker(
         seed=job.seed,
         connect_timeout_s=connect_timeout_s,
         metrics=metrics,
-        resume=resumable.load_newest() if resumable is not None and apart else resumable,
+        resume=states,
         steps_per_epoch=len(dataset.train_x) // job.workers // made.recipe.batch,
         settings=_settings(job, dataset),
     )
     with nullcontext() if writer is None else closing(writer), opt:
-        if behind is not None:
-            opt.load_residuals(behind["optimizer"])
+        if states is not None and states.behind is not None:
+            opt.load_residuals(states.behind["optimizer"])
         loop = TrainingLoop(job, rank, made, opt, report, on_step, now)
-        if resumable is not None and resumable.loaded is not None:
-            loop.load_state_dict(resumable.loaded["loop"])
+        if states is not None and states.loaded is not None:
+            loop.load_state_dict(states.loaded["loop"])
         if checkpoint is not None:
-            checkpoint.began(opt.clock, late=opt.began_late)
+            checkpoint.began(opt.clock)
 
         def state() -> dict[str, Any]:
             opt.sync()
-            states: dict[str, Any] = {"model": model, "batches": batches, "optimizer": opt, "loop": loop}
-            return WorkerCheckpoint.state(job, rank, {name: each.state_dict() for name, each in states.items()})
+            kept: dict[str, Any] = {"model": model, "batches": batches, "optimizer": opt, "loop": loop}
+            return WorkerCheckpoint.state(job, rank, {name: each.state_dict() for name, each in kept.items()})
 
         if writer is not None:
             writer.begin_at(opt.clock)
-        while True:
-            if checkpoint is not None and writer is not None:
-                since = opt.announce_checkpoints(checkpoint.written)
-                checkpoint.written.intersection_update(writer.keep_since(since, checkpoint.written))
-            if loop.over():
-                break
+        while not loop.over():
             loop.step()
             if writer is not None:
                 writer.stepped(opt.clock, state)
@@ -110,14 +99,15 @@ class _States(Resumable):
     """A worker's checkpoints, for `distribute`.
 
     Attributes:
-        loaded: the state that all agreed on; None where that is the beginning, or this worker keeps none.
+        loaded: the state that all agreed on; None where that is the beginning, or this worker has none of it.
+        behind: in its place the newest that this worker has, whose residuals count.
     """
 
     def __init__(
         self,
         job: Job,
         rank: int,
-        checkpoint: WorkerCheckpoint | None,
+        checkpoint: WorkerCheckpoint,
         newest: dict[str, Any] | None,
         model: nn.Module,
         batches: Batches,
@@ -125,24 +115,26 @@ class _States(Resumable):
         self._job, self._rank, self._checkpoint, self._newest = job, rank, checkpoint, newest
         self._model, self._batches = model, batches
         self.loaded: dict[str, Any] | None = None
+        self.behind: dict[str, Any] | None = None
 
     def steps(self) -> tuple[int, ...]:
-        return () if self._checkpoint is None else self._checkpoint.steps()
-
-    def load_newest(self) -> dict[str, Any] | None:
-        """Loads the newest state; None where this worker begins."""
-        return None if self._newest is None else self.load(self._newest["optimizer"]["position"]["clock"])
+        return self._checkpoint.steps()
 
     def buffers(self) -> Collection[str] | None:
         return None if self._newest is None else self._newest["optimizer"].get("buffers")
 
     def load(self, step: int) -> dict[str, Any] | None:
-        if self._checkpoint is None:
-            return None
+        if self._checkpoint.step not in (None, step):
+            raise ConfigError(
+                f"this worker resumes at exchange {self._checkpoint.step}, and the others go on from {step}: start it "
+                "without its checkpoint, or resume all workers and shards from the same step"
+            )
         known = self._newest is not None and self._newest["optimizer"]["position"]["clock"] == step
         own = known or (step > 0 and step in self._checkpoint.own())
         self._checkpoint.forget_after(step)
-        if not own:  # it took any, or goes back to the beginning: what lies there is another process's
+        if not own:
+            if step > 0 and (older := max(self._checkpoint.own(), default=0)):
+                self.behind = self._checkpoint.read_step(self._job, self._rank, older)
             return None
         self.loaded = self._newest if known else self._checkpoint.read_step(self._job, self._rank, step)
         assert self.loaded is not None

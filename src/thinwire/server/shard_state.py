@@ -1,53 +1,66 @@
-"""Where one shard's training stands, and who is there: what every part of its core looks at, and how all are told."""
+"""The state of one shard: its tables, where each worker is, and how messages reach the workers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from enum import Enum, auto
 from typing import Any
 
 from thinwire.errors import ConfigError
 from thinwire.quantities import moment_text
 from thinwire.schema import Members, Plan
 from thinwire.server.effects import Close, Effect, Send, refused
-from thinwire.server.rollback import Rollback
 from thinwire.server.rounds import Digests, Maxima
-from thinwire.server.saved import SavedSteps
 from thinwire.server.table import Table
 from thinwire.server.update_engine import UpdateEngine
 from thinwire.server.updates import Outgoing
 
 
-class Standing:
+class Presence(Enum):
+    """Where the worker of a rank is."""
+
+    EXPECTED = auto()
+    """It has not come since this process began."""
+    JOINED = auto()
+    """It has said which states it holds, and not yet from where it continues."""
+    TRAINING = auto()
+    """It trains."""
+    RETURNING = auto()
+    """It has left to join again."""
+    LEFT = auto()
+    """It has left in good order, at the training's end."""
+    LOST = auto()
+    """It was dropped, and may join again."""
+
+
+class ShardState:
     """The workers of one shard, by peer and rank, and its tables.
 
     Args:
         min_workers, first: as for `ServerCore`.
-        skips_late: whether updates may be made without workers that are late.
 
     Attributes:
         finished, checkpoints: as of `ServerCore`.
     """
 
-    def __init__(self, min_workers: int | None, *, skips_late: bool, first: int = 0) -> None:
+    def __init__(self, min_workers: int | None, *, first: int = 0) -> None:
         if min_workers is not None and min_workers < 1:
             raise ConfigError(f"min_workers is {min_workers}; at least 1 is needed")
         self.finished = False
         self.checkpoints: Mapping[int, Mapping[str, Any]] = {}
-        self._min_workers, self._skips_late, self._first = min_workers, skips_late, first
+        self._min_workers, self._first = min_workers, first
         self._engine: UpdateEngine | None = None
+        self._presence: dict[int, Presence] = {}
         self._ranks: dict[int, int] = {}
-        self._left: set[int] = set()
-        self._lost: set[int] = set()
+        """By peer, of all open sessions."""
         self._interrupted: set[int] = set()
-        self._returning: set[int] = set()
-        self._away: set[int] = set()
-        self._rollback = Rollback()
-        self._initialised = self._progressed = self._gathered = False
-        self._resumed_at = -1
+        """Peers of `_ranks` whose connection is broken."""
+        self._initialised = self._progressed = self._began = False
+        """Whether the tables have values; have changed since this shard began or went back; whether all have come."""
         self._failed: str | None = None
-        self._maxima = Maxima()
-        self._digests = Digests()
-        self._saved = SavedSteps()
+        self._maxima, self._digests = Maxima(), Digests()
+
+    # ---- where the training is
 
     @property
     def plan(self) -> Plan | None:
@@ -78,55 +91,54 @@ class Standing:
     def is_even(self) -> bool:
         """Whether a state can be taken: every parameter has had as many updates, or all are counted one by one."""
         engine = self._engine
-        return engine is None or engine.terms.immediate or engine.step == engine.newest
-
-    @property
-    def _loses_nothing(self) -> bool:
-        """Whether all may go back to where this shard is: nothing has come yet, or no update since it was resumed."""
-        return not self._progressed or (self._engine is not None and self._engine.newest == self._resumed_at)
+        return engine is None or not engine.terms.has_common_clock or engine.step == engine.newest
 
     @property
     def over(self) -> bool:
         """Whether the last update that was announced has been made: nothing is left to train.
 
-        Where every push is an update by itself, nobody can say so of a shard alone.
+        Without a common clock one shard alone cannot tell.
         """
         engine = self._engine
-        if engine is None or engine.final is None or engine.terms.immediate:
+        if engine is None or engine.final is None or not engine.terms.has_common_clock:
             return False
         return engine.step >= engine.final
-
-    @property
-    def missing(self) -> tuple[int, ...]:
-        """Workers that have not left in good order: they are here, they died, or they never came."""
-        if self._engine is None:
-            return ()
-        return tuple(sorted(({*range(self._engine.plan.workers)} | self._lost | {*self._ranks.values()}) - self._left))
-
-    @property
-    def here(self) -> tuple[int, ...]:
-        """Workers that have joined and not gone, sorted."""
-        return tuple(sorted(self._ranks.values()))
-
-    @property
-    def interrupted_ranks(self) -> tuple[int, ...]:
-        """Workers of `here` whose connection is broken, and who may come back, sorted."""
-        return tuple(sorted(rank for peer, rank in tuple(self._ranks.items()) if peer in self._interrupted))
-
-    @property
-    def left(self) -> tuple[int, ...]:
-        """Workers that have left in good order, at the training's end, sorted."""
-        return tuple(sorted(self._left))
 
     @property
     def failed(self) -> str | None:
         """Why the training ended early, or None."""
         return self._failed
 
+    # ---- where the workers are
+
     @property
-    def _here(self) -> set[int]:
-        """The ranks whose workers are here, in the training or about to go back."""
-        return {*self._ranks.values(), *self._rollback.voters.values()}
+    def missing(self) -> tuple[int, ...]:
+        """Workers that have not left in good order: they are here, they died, or they never came."""
+        if self._engine is None:
+            return ()
+        known = {*range(self._engine.plan.workers), *self._presence}
+        return tuple(sorted(known.difference(self.left)))
+
+    @property
+    def here(self) -> tuple[int, ...]:
+        """Workers that have joined and not gone, sorted."""
+        return tuple(sorted(self._ranks.copy().values()))
+
+    @property
+    def interrupted_ranks(self) -> tuple[int, ...]:
+        """Workers of `here` whose connection is broken, and who may come back, sorted."""
+        return tuple(sorted(rank for peer, rank in self._ranks.copy().items() if peer in self._interrupted))
+
+    @property
+    def left(self) -> tuple[int, ...]:
+        """Workers that have left in good order, at the training's end, sorted."""
+        return tuple(sorted(self._ranks_that_are(Presence.LEFT)))
+
+    def _ranks_that_are(self, *presences: Presence) -> set[int]:
+        return {rank for rank, presence in self._presence.copy().items() if presence in presences}
+
+    def _training_peers(self) -> list[int]:
+        return [peer for peer, rank in self._ranks.items() if self._presence[rank] is Presence.TRAINING]
 
     @property
     def _least(self) -> int:
@@ -139,7 +151,7 @@ class Standing:
         """Ranks become the peers that hold them."""
         if not outgoing:
             return []
-        ring = sorted((rank < self._first, rank, peer) for peer, rank in self._ranks.items())
+        ring = sorted((self._ranks[peer] < self._first, self._ranks[peer], peer) for peer in self._training_peers())
         effects: list[Effect] = []
         for each in outgoing:
             peers = tuple(peer for _, rank, peer in ring if each.rank in (None, rank))
@@ -148,12 +160,10 @@ class Standing:
 
     def _fail(self, reason: str) -> list[Effect]:
         self._failed = reason
-        return [Close(peer, refused(reason)) for peer in (*self._ranks, *self._rollback.voters)]
+        return [Close(peer, refused(reason)) for peer in self._ranks]
 
-    def _tell(
-        self, reason: str, *, but: int | None = None, interrupted: bool = False, changed: bool = True
-    ) -> list[Effect]:
-        """Says to all workers, or all but one, who takes part from now on."""
+    def _tell(self, reason: str, *, but: int | None = None, interrupted: bool = False) -> list[Effect]:
+        """Tells all workers, or all but one, the members from now on."""
         assert self._engine is not None
         members = Members(
             step=self.step,
@@ -161,7 +171,7 @@ class Standing:
             least=self._least,
             reason=refused(reason).reason,
             interrupted=interrupted,
-            since=self._engine.members.since if changed and not interrupted else -1,
+            since=-1 if interrupted else self._engine.members.since,
         )
-        peers = tuple(peer for peer in self._ranks if peer != but)
+        peers = tuple(peer for peer in self._training_peers() if peer != but)
         return [Send(peers, members)] if peers else []

@@ -1,15 +1,15 @@
-"""How one worker begins, rejoins after a shard was lost, and waits for parts of the model that are too old."""
+"""A worker's copy of the model and its conversations: how it joins or comes back, and waits for what is too old."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from thinwire.codecs.scheme import stream_seed
-from thinwire.errors import ConfigError, ProtocolError, SessionLostError, check_keys
+from thinwire.errors import ConfigError, ProtocolError, check_keys
 from thinwire.optimizers.options import ParameterGroups
 from thinwire.packets import EncodedTensor
 from thinwire.policies.compression import PLAIN
@@ -19,15 +19,16 @@ from thinwire.policies.sampling import Memberships, extended
 from thinwire.schema import Plan, Welcome
 from thinwire.telemetry import Counters
 from thinwire.worker.conversation import Conversation
-from thinwire.worker.effects import Procedure
+from thinwire.worker.effects import Procedure, Receive
 from thinwire.worker.model import PlannedTensor, WorkerModel, WorkerTensor
-from thinwire.worker.table import NO_GRADIENT, WorkerTable
+from thinwire.worker.offers import agreed_step
+from thinwire.worker.table import WorkerTable
 from thinwire.worker.transmit_buffer import CHUNK_NBYTES
 
 Frames = Iterator[tuple[WorkerTable, EncodedTensor]]
 
 
-class Participant:
+class WorkerBase:
     """A model's tensors at one worker, its conversations with the shards, and where it is in the training.
 
     Args:
@@ -46,8 +47,8 @@ class Participant:
         iteration: steps taken so far, exchanged or not.
         clock: exchanges so far.
         began: whether a step was taken here.
-        began_late: whether it began without a state, where the others were.
-        began_bare: whether it began so though the shards were resumed.
+        began_late: whether it began where the others were, without a state of that step.
+        began_bare: whether it began so though all went on together from a step.
         closed: whether this worker has left.
         counters, conversations: bytes, steps and seconds; one for each shard.
         model: every tensor's copy.
@@ -71,10 +72,8 @@ class Participant:
         self.rank, self.iteration, self.clock = rank, 0, 0
         self._own: Mapping[str, torch.Tensor] | None = None
         self._gone_before: frozenset[int] = frozenset()  # of earlier processes
-        self.began = self.began_late = self.began_bare = self.closed = self._skips_late = False
+        self.began = self.began_late = self.began_bare = self.closed = False
         self.counters = Counters()
-        self._safe = -1
-        self._said_saved: tuple[tuple[int, ...] | None, int] | None = None
         self._design, self._groups, self._now = design, groups, now
         self._policy = policy or consistency(plans[0].consistency)
         self._terms = self._policy.terms(plans[0].workers)
@@ -96,71 +95,61 @@ class Participant:
             measures=measures,
         )
 
-    # ---- beginning, and coming back
+    # ---- joining
 
-    def agree(self, steps: tuple[int, ...]) -> Procedure[int]:
-        """Joins every shard to go back with all workers; returns the newest step that all of them can go on from.
+    def agree(self, steps: Sequence[int] = ()) -> Procedure[int]:
+        """Joins every shard; returns the step from which this worker continues with all others.
 
-        Where there is none, and nobody lost anything but connections: that of the shard which is ahead of the others.
+        Without a common clock each worker has its own: then it is the newest of `steps`.
 
         Args:
-            steps: that this worker can; none: any, with the shards' parameters.
+            steps: of which this worker holds a state; none: it takes the shards' parameters.
 
         Raises:
-            ConfigError: there is none.
+            ConfigError: there is no such step.
         """
         for conversation in self.conversations:
-            yield from conversation.vote(steps)
-        offers = []
+            yield from conversation.join(tuple(steps))
         for conversation in self.conversations:
-            offers += [(yield from conversation.offered())]
-        if common := set(offers[0].steps).intersection(*(offer.steps for offer in offers)):
-            return max(common)
-        if all(offer.newest >= 0 for offer in offers):
-            return max(offer.newest for offer in offers)
-        said = "; ".join(
-            f"shard {shard}: {' and '.join(map(str, offer.steps)) or 'none'}" for shard, offer in enumerate(offers)
-        )
-        raise ConfigError(f"there is no step that all shards can go back to with all workers: {said}")
+            yield from conversation.offered()
+        trained = [each for each in self.conversations if each.has_parameters] or self.conversations
+        while (step := agreed_step({c.shard: c.offer for c in trained if c.offer is not None})) is None:
+            busy = next(c.shard for c in trained if c.offer is not None and c.offer.begin >= 0)
+            yield Receive(busy, "the other workers, which are to go back to one step")
+        return step if self._terms.has_common_clock else max(steps, default=0)
 
-    def start(self, agreed: int | None = None) -> Procedure[None]:
-        """Joins every shard, unless a step was agreed on with all of them; worker 0's weights become everybody's."""
+    def check_step(self, step: int) -> None:
+        """Raises ConfigError where this worker, which has one state, is not at the step from which all continue."""
+        ahead = self._terms.partial_quorum and step > self.clock  # updates were made without this worker
+        if self.clock and step != self.clock and not ahead:
+            raise ConfigError(
+                f"this worker resumes at exchange {self.clock}, and the shards are at {step}: resume all workers and "
+                "shards from the same step"
+            )
+
+    def start(self, step: int) -> Procedure[None]:
+        """Takes part from the step that was agreed on; worker 0's weights become everybody's where all begin."""
+        for conversation in self.conversations:
+            yield from conversation.resume(max(step, self.clock))
         welcomes: dict[int, Welcome] = {}
         for conversation in self.conversations:
-            answer = conversation.join(self.clock) if agreed is None else conversation.resume(agreed, self.clock)
-            welcomes[conversation.shard] = yield from answer
-        if self.clock == 0 and agreed is None:
-            self._check_beginning(welcomes)
+            welcomes[conversation.shard] = yield from conversation.welcomed()
         if any(welcome.elastic for welcome in welcomes.values()):
             self._terms = replace(self._terms, elastic=True)
-        self._skips_late = any(welcome.skips_late for welcome in welcomes.values()) and self._terms.lockstep
-        if self._skips_late:
-            for table in self.model.trained_tables():
-                table.revocable = True
-        late = max(welcome.begin for welcome in welcomes.values()) > 0
-        own = self.clock
-        if self.clock == 0 and not self._terms.immediate:  # there, everybody counts their own exchanges
-            # The others may be in the middle of a step, which all shards will have had before ours.
-            self.clock = max(max(welcome.step, welcome.begin) for welcome in welcomes.values())
-            # With a quorum workers are behind the clock as a rule. At clock 0 a state may be of iterations without one.
-            if self.clock and not self._terms.partial_quorum:
-                self.iteration = self._policy.iterations(self.clock)
-        self.began_late = late or own < self.clock
-        self.began_bare = self.began_late and not (late or self._terms.partial_quorum)
-        for conversation in self.conversations:
-            if welcomes[conversation.shard].send_values:
-                yield from conversation.send_values(self.model.initial_frames(conversation.shard))
-        if late or self.began_bare:
+        if self._terms.has_common_clock:
+            self.began_late = self.clock == 0 < step
+            self.began_bare = self.began_late and all(c.offer and c.offer.begin < 0 for c in self.conversations)
+            self.clock = max(self.clock, step)
+        if self.began_late:
             kept = sum(table.residual is not None for table in self.model.trained_tables())
             # Those of the process that had this rank; one above the plan's is the first that has it.
             self.counters.add("residuals_lost", kept * (self.rank < self.conversations[0].plan.workers))
-        if late:
-            # A shard that was resumed, and expects it as it did everybody, does so from its own step on.
-            begins = {
-                shard: welcome.begin if welcome.begin >= 0 else welcome.step for shard, welcome in welcomes.items()
-            }
-            yield from self._sit_out(begins)
-        if self.clock and self._terms.immediate:
+            if not self._terms.partial_quorum:  # with which workers are behind the clock as a rule
+                self.iteration = self._policy.iterations(self.clock)
+        for conversation in self.conversations:
+            if welcomes[conversation.shard].send_values:
+                yield from conversation.send_values(self.model.initial_frames(conversation.shard))
+        if self.clock and not self._terms.has_common_clock:
             self._resume_apart({shard: welcome.exchanges for shard, welcome in welcomes.items()})
         yield from self.sync()
         if self._terms.partial_quorum:
@@ -177,26 +166,10 @@ class Participant:
         self._own = None
         self._follow_members()
 
-    def _check_beginning(self, welcomes: Mapping[int, Welcome]) -> None:
-        """Raises SessionLostError, with which all go back, where no worker can be between the steps of the shards.
-
-        One of them has lost updates, and nobody is left who remembers them: every worker begins as this one does.
-        """
-        steps = {
-            each.shard: max(welcomes[each.shard].step, welcomes[each.shard].begin)
-            for each in self.conversations
-            if not all(spec.state for spec in each.plan.tables)
-        }
-        apart = self._terms.immediate or self._terms.partial_quorum  # there, others may go on between two answers
-        if apart or not steps or max(steps.values()) - min(steps.values()) <= 1 + self._terms.lead:
-            return
-        said = " and ".join(f"shard {shard} at {step}" for shard, step in steps.items())
-        raise SessionLostError(f"the shards are at steps that no worker has been between: {said}; all go back")
-
     def _resume_apart(self, exchanges: Mapping[int, Sequence[int]]) -> None:
         """Goes on with shards that are not at this worker's step, so that nothing is applied twice.
 
-        A table that lacks this worker's last gradients goes on without them. One that has had later gradients has had
+        A table that lacks this worker's last gradients continues without them. One that has had later gradients has had
         part of what the residual of this state holds: the residual is dropped, and those batches are not read again.
 
         Args:
@@ -216,36 +189,6 @@ class Participant:
         for conversation in self.conversations:
             conversation.resume_at(self.clock)
 
-    def _sit_out(self, begins: Mapping[int, int]) -> Procedure[None]:
-        """Pushes nothing at the clocks before the first at which all shards expect this worker, which is late."""
-        # Clock by clock, as the others do: they may wait for this worker at one shard before they speak to another.
-        for clock in range(max(0, min(begins.values())), self.clock):
-            for conversation in self.conversations:
-                if begins[conversation.shard] > clock:
-                    continue
-                tables = [i for i, spec in enumerate(conversation.plan.tables) if not spec.state]
-                for index in tables:
-                    yield from self._catch_up(conversation, index, clock)
-                if self._design.share_scales:
-                    yield from conversation.share_maxima(clock, (0.0,) * len(conversation.plan.tables))
-                for index in tables:
-                    conversation.push(clock, index, NO_GRADIENT)
-                for index in range(len(conversation.plan.tables)) if conversation.speaks(clock) else ():
-                    yield from self._catch_up(conversation, index, clock)
-                for table, frame in self._statistics(conversation, clock):
-                    conversation.push(clock, table.index, frame)
-                # Where others' rates count, too: this worker's may be what its optimizer was built with.
-                yield from conversation.flush(clock, () if self._terms.others_speak else self._groups.rates)
-                conversation.transmit.end_step()
-
-    def _catch_up(self, conversation: Conversation, index: int, clock: int) -> Procedure[None]:
-        updates = yield from conversation.pull(index, clock, strict=True)
-        for tensor in self.model.tensors:
-            for table in tensor.tables:
-                if (table.shard, table.index) == (conversation.shard, index):
-                    table.apply(updates, self.model.local_step, step=clock)
-                    tensor.write()
-
     def _statistics(self, conversation: Conversation, clock: int) -> Frames:
         """Returns buffers (batch-norm statistics) that this worker is to send at a clock, every so many exchanges."""
         for tensor in self.model.tensors if conversation.speaks(clock) else ():
@@ -259,11 +202,8 @@ class Participant:
     def _follow_members(self) -> None:
         """Notes who divides the data from which iteration on, as one shard with parameters says: all hear the same."""
         shards = self.conversations
-        said = next(
-            (each for each in shards if not all(spec.state for spec in each.plan.tables)), shards[0]
-        ).memberships
-        if self._terms.immediate or self._terms.partial_quorum:
-            # Workers run apart: there is no iteration before which all of them know. Each goes on from where it is.
+        said = next((each for each in shards if each.has_parameters), shards[0]).memberships
+        if self._terms.runs_apart:  # there is no iteration before which all of them know: each continues from its own
             self.memberships = extended(self.memberships, self.iteration, said[-1][1])
         else:
             self.memberships = tuple((self._policy.iterations(clock), ranks) for clock, ranks in said)
@@ -291,30 +231,6 @@ class Participant:
         self.check_open()
         for tensor in self.model.tensors:
             yield from self.pull(tensor, strict=True)
-
-    def announce_saved(self, steps: Collection[int]) -> Procedure[int | None]:
-        """Tells all shards which steps this worker has checkpoints of, where that is news.
-
-        Args:
-            steps: all of them, with the beginning where it can go back to that.
-
-        Returns:
-            The newest step that everybody has, as far as is known here, or −1: it and all later ones are to be kept.
-            None where not all shards are known to write any, or no step is the same for all: the last two are enough.
-        """
-        if self._terms.immediate:
-            return None
-        shards = [{*each.saved} for each in self.conversations if each.saved is not None]
-        all_write = len(shards) == len(self.conversations)
-        if all_write:
-            common = set.intersection(*shards)
-            self._safe = max(self._safe, -1, *(common if self.began_late else common.intersection(steps)))
-        said = None if self.began_late else tuple(sorted(steps, reverse=True))
-        if (said, self._safe) != self._said_saved:
-            self._said_saved = said, self._safe
-            for conversation in self.conversations:
-                yield from conversation.announce_saved(said, self._safe)
-        return self._safe if all_write else None
 
     def check_open(self) -> None:
         """Raises ProtocolError once this worker has left."""

@@ -16,7 +16,7 @@ NAMED = 4
 """How many parameters a message names."""
 
 
-class Departed:
+class SentGradients:
     """The gradients of the step under way that have left, as they were then."""
 
     def __init__(self) -> None:
