@@ -6,7 +6,7 @@ Each replaces one method of the real code by one with a mistake that a programme
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 from unittest import mock
 

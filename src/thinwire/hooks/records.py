@@ -78,12 +78,11 @@ class Recorder(StepRecords):
 
     Args:
         metrics, rank: of `StepRecords`; without any writer, nothing is recorded.
-        serving_ranks: how many ranks serve each other, in a group; 0 where servers are apart.
     """
 
-    def __init__(self, metrics: Sequence[MetricsWriter], rank: int, serving_ranks: int = 0) -> None:
+    def __init__(self, metrics: Sequence[MetricsWriter], rank: int) -> None:
         super().__init__(metrics, rank)
-        self._serving_ranks, self._warned = serving_ranks, False
+        self._warned = False
         self._waiting: list[tuple[WorkerTable, StepRecord]] = []
 
     def begin(self, model: WorkerModel) -> None:
@@ -112,7 +111,6 @@ class Recorder(StepRecords):
                     residual_lag=ratios.get(table.spec.name),
                     time_s=now,
                     itemsize=tensor.parameter.element_size(),
-                    serving_ranks=self._serving_ranks,
                     **asdict(table.cost),
                 )
                 self._waiting.append((table, record))

@@ -186,7 +186,7 @@ class Plan:
             chunk_nbytes=self._gathered_nbytes(layers) if collective else CHUNK_NBYTES,
             message_s=transport.server_message_s,
             worker_message_s=peers.message_s if collective else transport.worker_message_s,
-            byte_s=(peers.byte_s if made.local else 0.0) if collective else transport.byte_s,
+            byte_s=0.0 if collective else transport.byte_s,
             hop_s=peers.hop_s,
             use=self._sharing.use,
             largest_share=self._largest_share(made, workers) if collective and not ring else None,

@@ -34,13 +34,10 @@ class PeerCosts:
         message_s: of a rank's processor for a message that it sends or takes, in seconds. Plain DDP of four ranks, 12
             messages in a rank's step, adds 4.5 to 7 ms to its processor time without a limit on the link.
         hop_s: wait of ranks that share processors at each hop of a ring beyond two.
-        byte_s: of a processor for each byte of a local update at either end, as those are encrypted; for gradients,
-            which gloo carries, it is in `message_s`.
     """
 
     message_s: float = 350e-6
     hop_s: float = 300e-6
-    byte_s: float = 0.5e-9
 
 
 @dataclass(frozen=True, kw_only=True)

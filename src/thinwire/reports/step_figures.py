@@ -57,8 +57,6 @@ class Figures:
         plain_nbytes: what all tables' values take in their own dtype, all ways that they travel.
         plain_way_nbytes: likewise one way.
         shared: whether ranks average shares of their own, and so send and receive both gradients and averages.
-        serving_ranks: how many ranks serve each other shares of the model, and so send and receive both likewise; each
-            one's own share is then in its bytes, which no link carries. 0 where none do.
         ratio: of that over what travelled; 0 where nothing did.
         lag: the largest latest lag of a table, and `lag_table` which it is; None where no residual is kept.
         loss: the latest that is finite, mean over ranks.
@@ -90,7 +88,6 @@ class Figures:
     link_bps: float | None
     tables: tuple[TableFigures, ...]
     shared: bool = False
-    serving_ranks: int = 0
     last_s: float = 0.0
     record_s: float | None = None
     of_steps: int = 0
@@ -276,7 +273,6 @@ class RecordedSteps:
             link_bps=min(links, default=None),
             tables=tuple(tables),
             shared=any(each.shared for each in chosen),
-            serving_ranks=max((each.serving_ranks for each in chosen), default=0),
             last_s=max((each.time_s for ranks in self._steps.values() for each in ranks.values()), default=0.0),
             of_steps=steps[-1] - steps[0] + 1 if steps else 0,
             record_s=statistics.fmean(seconds) * (steps[-1] - steps[0]) / max(1, len(steps) - 1) if seconds else None,

@@ -28,7 +28,7 @@ _MOST = 1e18
 """No time, count or norm comes to more."""
 _NUMBERS = (
     *("step", "rank", "numel", "payload_bytes_push", "payload_bytes_pull", "staleness", "itemsize", "ways"),
-    *("serving_ranks", "time_s", "encode_s", "decode_s", "wait_s", "residual_norm", "residual_lag", "link_bps"),
+    *("time_s", "encode_s", "decode_s", "wait_s", "residual_norm", "residual_lag", "link_bps"),
 )
 
 

@@ -170,7 +170,6 @@ class ServerHandler:
         self._do(self._core.overdue(self._away))
         self._await()
 
-
     def _admit(self, peer: int, plan: Plan) -> None:
         """Lets a worker that has joined send what the plan's shapes allow."""
         self._allowance = self._allowance or allowance(plan)
