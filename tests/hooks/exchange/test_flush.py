@@ -102,20 +102,3 @@ def test_finite_averages_whose_sum_overflows_are_taken() -> None:
     assert not flush.undone
     flush.reduced(torch.tensor([torch.inf, -torch.inf]))
     assert flush.undone
-
-
-def test_averages_on_a_gpu_are_checked_by_one_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each answer is waited for, and a step has an average for every bucket."""
-    core, _ = core_of_one_rank()
-    asked, ask = list[torch.Tensor](), torch.Tensor.__bool__
-
-    def noted(self: torch.Tensor) -> bool:
-        asked.append(self)
-        return ask(self)
-
-    monkeypatch.setattr(torch.Tensor, "__bool__", noted)
-    for finite in (True, False):
-        flush = Flush(core, Driver(core))  # type: ignore[arg-type]
-        flush._finite = [torch.tensor(True), torch.tensor(finite), torch.tensor(True)]
-        assert flush.look() is not finite
-    assert len(asked) == 2

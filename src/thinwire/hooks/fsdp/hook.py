@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -163,7 +164,7 @@ def compress(
     passes = Passes(model, state.begin_forward, state.end_step)
     for number, group in enumerate(groups):
         if alone is not None:
-            group.replace_all_reduce(alone, _AllReduce(state))
+            group.replace_all_reduce(alone, partial(_all_reduce, state))
             continue
         _CodedReduceScatter(state, group)  # it takes the place of the group's own
         if coded:
@@ -182,23 +183,15 @@ def _alone() -> dist.ProcessGroup:
     return _ALONE[world]
 
 
-class _AllReduce:
+def _all_reduce(state: ShardedState, group: ParameterGroup, flat: torch.Tensor) -> None:
     """Exchanges a parameter group's gradient shard, reduced inside the site, in place of an all-reduce."""
-
-    def __init__(self, state: ShardedState) -> None:
-        self._state = state
-
-    def __call__(self, group: ParameterGroup, flat: torch.Tensor) -> None:
-        state = self._state
-        if not state.begin(group, flat):
-            state.flush(group, flat)
-            begun = time.perf_counter()
-            group.all_reduce(flat)
-            state.reduced(begun, flat)
-            state.gradient_ready(Ready(group, None, 1.0))
-            return
-        values, factor = group.take_all_reduce(flat, state.compute_dtype(group))
-        state.gradient_ready(Ready(group, values, factor))
+    if state.begin(group, flat):
+        state.gradient_ready(Ready(group, *group.take_all_reduce(flat, state.compute_dtype(group))))
+        return
+    begun = time.perf_counter()
+    group.all_reduce(flat)
+    state.reduced(begun, flat)
+    state.gradient_ready(Ready(group, None, 1.0))
 
 
 class _CodedReduceScatter(ReduceScatter):
@@ -220,18 +213,17 @@ class _CodedReduceScatter(ReduceScatter):
         op: Any,
         async_op: bool = False,
     ) -> dist.Work | None:
-        state = self._state
-        if not state.begin(self._group, input_tensor):
-            state.flush(self._group, input_tensor)
-            state.gradient_ready(Ready(self._group, None, 1.0))
-            begun = time.perf_counter()
-            work = self._uncompressed(output_tensor, input_tensor, group, op, async_op)
-            if work is None:
-                state.reduced(begun, output_tensor)
-            return work
-        values, factor = self._group.take_reduce_scatter(output_tensor, input_tensor, state.compute_dtype(self._group))
-        state.gradient_ready(Ready(self._group, values, factor))
-        return None
+        state, own = self._state, self._group
+        if state.begin(own, input_tensor):
+            taken = own.take_reduce_scatter(output_tensor, input_tensor, state.compute_dtype(own))
+            state.gradient_ready(Ready(own, *taken))
+            return None
+        state.gradient_ready(Ready(own, None, 1.0))
+        begun = time.perf_counter()
+        work = self._uncompressed(output_tensor, input_tensor, group, op, async_op)
+        if work is None:
+            state.reduced(begun, output_tensor)
+        return work
 
 
 def _bucket(group: ParameterGroup, residuals: Residuals) -> Bucket:

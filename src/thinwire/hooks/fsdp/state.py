@@ -135,21 +135,23 @@ class ShardedState(ExchangeState):
             group.check_hooks()
 
     def begin(self, group: ParameterGroup, flat: torch.Tensor) -> bool:
-        """Begins a step where a parameter group's gradients are its first; returns whether they are compressed."""
-        if self.auto is not None and self._buckets[group].offsets:
+        """Begins a step where a parameter group's gradients are its first.
+
+        Returns:
+            Whether they are compressed; if not, residuals are added to them.
+        """
+        auto, bucket = self.auto, self._buckets[group]
+        if auto is not None and bucket.offsets:
             if any(group is each.group for each in self._ready):
                 self.end_step()
             if not self._exchanging:
                 self.begin_step()
-            self.auto.bucket_ready()
+            auto.bucket_ready()
+            if auto.flush.waiting and not auto.compressed:
+                waiting = torch.zeros(flat.numel(), dtype=self.compute_dtype(group), device=flat.device)
+                auto.flush.add(bucket, waiting)
+                group.add_waiting(flat, waiting)
         return self.compresses
-
-    def flush(self, group: ParameterGroup, flat: torch.Tensor) -> None:
-        """Adds residuals to gradients that are about to be reduced uncompressed."""
-        if self.auto is not None and self.auto.flush.waiting and self._buckets[group].offsets:
-            waiting = torch.zeros(flat.numel(), dtype=self.compute_dtype(group), device=flat.device)
-            self.auto.flush.add(self._buckets[group], waiting)
-            group.add_waiting(flat, waiting)
 
     def reduced(self, begun: float, averages: torch.Tensor) -> None:
         """Takes an uncompressed reduction that began at `begun`, as `time.perf_counter` has it."""
