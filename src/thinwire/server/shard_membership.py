@@ -113,9 +113,8 @@ class ShardMembership(ShardState):
         effects: list[Effect] = []
         if holder is not None:
             self._forget(holder)
-            effects += [
-                Close(holder, refused(f"another process has taken rank {rank}, while this one was not connected"))
-            ]
+            reason = f"another process has taken rank {rank}, while this one was not connected"
+            effects.append(Close(holder, refused(reason)))
         self._ranks[peer], self._held[rank] = rank, join.steps
         self._presence[rank] = Presence.JOINED
         return [*effects, *(self._admit(peer, rank) if goes_on else self._gather())]
@@ -153,13 +152,12 @@ class ShardMembership(ShardState):
         elif member and not self._initialised:
             begin = 0
         elif member and self._maxima.untouched <= self.step and engine.awaits(rank):
-            begin = self.step  # it takes part in the update under way, of which nothing of it is in
+            begin = self.step  # nothing of it is in the update under way, which waits for it
             self._maxima.drop(rank)
             self._digests.drop(rank)
         else:
             if member:
                 effects += self._drop(rank, f"worker {rank} was away at {self.moment}")
-                self._presence[rank] = Presence.JOINED
             begin = engine.admit(rank, self._maxima.untouched)
             # The others hear of it before the next update, for it says from when on they divide the data otherwise.
             effects += self._tell(f"worker {rank} is here from {moment_text(begin, self.steps_each)} on", but=peer)
