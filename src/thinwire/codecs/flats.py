@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Self
 
 import numpy as np
@@ -60,25 +59,18 @@ class Flats:
         return cls(found, sizes, tensors[0], lambda: [each.reshape(-1) for each in tensors], is_mixed=is_mixed)
 
     def at(self, places: Sequence[int]) -> Flats:
-        """Returns some of them, which lie on one device."""
+        """Returns some of them."""
         if len(places) == self.sizes.size:
             return self
-        some, like = list(places), self.views()[places[0]] if self._is_mixed and places else self._like
+        some = list(places)
 
         def views() -> Sequence[Values]:
             views = self.views()
             return [views[place] for place in some]
 
-        return Flats(self.addresses[some], self.sizes[some], like, views)
-
-    def by_device(self, places: Sequence[int]) -> Collection[Sequence[int]]:
-        """Returns the places of some of them, those on one device together."""
-        if not self._is_mixed:
-            return [places] if places else []
-        views, alike = self.views(), defaultdict[object, list[int]](list)
-        for place in places:
-            alike[views[place].device].append(place)
-        return alike.values()
+        if self._is_mixed and some:
+            return Flats.of(views(), self.addresses[some].tolist())
+        return Flats(self.addresses[some], self.sizes[some], self._like, views)
 
     def largest(self, pool: ScratchPool) -> list[float]:
         """Returns the largest magnitude of each, NaN or Inf where one value is."""
@@ -99,19 +91,23 @@ class Flats:
     def gather(self) -> FloatArray:
         """Returns a copy of all values, end to end, in the host's memory."""
         whole: FloatArray = np.empty(int(self.sizes.sum()), np.float64 if self.is_wide else np.float32)
-        if self.device is None:
+        if self.device is None and not self._is_mixed:
             gather(self.addresses, self.sizes, whole)
         elif whole.size:
-            whole[:] = torch.cat(self.tensors()).cpu().numpy()
+            tensors = self.tensors()
+            whole[:] = torch.cat([each.cpu() for each in tensors] if self._is_mixed else tensors).cpu().numpy()
         return whole
 
     def scatter(self, whole: FloatArray, *, accumulate: bool = False) -> None:
         """Stores values that lie end to end in the host's memory, or adds them (float32)."""
-        if self.device is None:
+        if self.device is None and not self._is_mixed:
             (add_to_many if accumulate else scatter)(whole, self.addresses, self.sizes)
             return
-        parts = list(torch.split(torch.from_numpy(whole).to(self.device), self.sizes.tolist()))
-        (torch._foreach_add_ if accumulate else torch._foreach_copy_)(self.tensors(), parts)
+        outs, flat = self.tensors(), torch.from_numpy(whole)
+        parts = list(torch.split(flat if self._is_mixed else flat.to(self.device), self.sizes.tolist()))
+        if self._is_mixed:
+            parts = [part.to(out.device) for part, out in zip(parts, outs, strict=True)]
+        (torch._foreach_add_ if accumulate else torch._foreach_copy_)(outs, parts)
 
 
 def address_of(values: Values) -> int:

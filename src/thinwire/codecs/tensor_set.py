@@ -117,32 +117,20 @@ class TensorSet:
                 for place, frame in zip(places, frames or (), strict=False):
                     made[place] = frame
         for narrow in {*self._is_narrow.values()}:
-            vectors = [place for place, each in self._is_narrow.items() if each == narrow]
-            for places in values.by_device(vectors):
-                self._encode_vectors(places, narrow, made, values, minus, outs)
+            places = [place for place, each in self._is_narrow.items() if each == narrow]
+            at = values.at(places)
+            whole = at.gather()
+            if minus is not None:
+                whole -= minus.at(places).gather()
+            whole = rounded(whole) if narrow else whole
+            if not np.isfinite(whole).all():
+                continue
+            if outs is not None:
+                outs.at(places).scatter(whole, accumulate=True)
+            for place, part in zip(places, np.split(whole, np.cumsum(at.sizes)[:-1]), strict=True):
+                made[place] = vector = BatchedTensor(part, narrow)
+                self.contexts[place].sent(len(vector))
         return made
-
-    def _encode_vectors(
-        self,
-        places: Sequence[int],
-        narrow: bool,
-        made: list[EncodedTensor | None],
-        values: Flats,
-        minus: Flats | None,
-        outs: Flats | None,
-    ) -> None:
-        at = values.at(places)
-        whole = at.gather()
-        if minus is not None:
-            whole -= minus.at(places).gather()
-        whole = rounded(whole) if narrow else whole
-        if not np.isfinite(whole).all():
-            return
-        if outs is not None:
-            outs.at(places).scatter(whole, accumulate=True)
-        for place, part in zip(places, np.split(whole, np.cumsum(at.sizes)[:-1]), strict=True):
-            made[place] = vector = BatchedTensor(part, narrow)
-            self.contexts[place].sent(len(vector))
 
     # ---- check, add, store
 
@@ -159,7 +147,9 @@ class TensorSet:
             known.update(place for place, each in zip(places, right, strict=True) if each)
         for place, frame in enumerate(frames):
             if isinstance(frame, BatchedTensor):
-                self._check_vector(place, frame)
+                narrow = self._is_narrow.get(place)
+                if narrow is None or not frame.fits(self.contexts[place].size) or frame.narrow > narrow:
+                    self._refuse(place, frame)
             elif place not in known:
                 checked[place] = self._open(place, frame) if len(frame) else None
         return checked
@@ -179,28 +169,33 @@ class TensorSet:
             FrameError: a payload is damaged. Its sum is unchanged; others may have changed.
         """
         counts = np.ones(len(checked), np.int64) if counts is None else counts
-        begun = counts > 0
-        done = self.add_together(checked, into, begun)
+        begun, done = counts > 0, [0] * len(checked)
+        for places, ternary in self._ternary:
+            at = into.at(places)
+            if at.device == ternary.device and not at.is_wide:
+                nbytes = ternary.decode([_bytes(checked[place]) for place in places], at.addresses, begun[places])
+                for place, size in zip(places, nbytes, strict=True):
+                    done[place] = size
+        self._add_vectors(checked, into, begun, done)
         counts += np.array(done, np.int64) > 0
-        left = [place for place, each in enumerate(checked) if not done[place] and _came(each)]
-        if not left:
+        opened: list[tuple[int, CheckedFrame]] = []
+        for place, each in enumerate(checked):
+            if not done[place] and _came(each):
+                frame = each if isinstance(each, CheckedFrame) else self._open(place, _bytes(each))
+                if frame is None:
+                    raise FrameError(f"{self.contexts[place].name}: the sender's tensor held NaN or Inf")
+                opened.append((place, frame))
+        if not opened:
             return done
-        opened: list[CheckedFrame] = []
-        for place in left:
-            each = checked[place]
-            frame = each if isinstance(each, CheckedFrame) else self._open(place, _bytes(each))
-            if frame is None:
-                raise FrameError(f"{self.contexts[place].name}: the sender's tensor held NaN or Inf")
-            opened.append(frame)
-            done[place] = frame.payload_nbytes
         views, on_device = into.views(), list[tuple[CheckedFrame, Values, bool]]()
-        for place, frame in zip(left, opened, strict=True):
+        for place, frame in opened:
             if off_host(view := views[place]):
                 on_device.append((frame, view.view(self.contexts[place].shape), bool(begun[place])))
             else:
                 with naming(self.contexts[place]):
                     frame.decode_flat(np.asarray(view), accumulate=bool(begun[place]))
             counts[place] += 1
+            done[place] = frame.payload_nbytes
         if on_device:
             fill_all(*zip(*on_device, strict=True))
         return done
@@ -209,32 +204,25 @@ class TensorSet:
         """As `add`, but each received tensor overwrites."""
         return self.add(checked, into, np.zeros(len(checked), np.int64))
 
-    def add_together(self, checked: Sequence[Checked], into: Flats, begun: NDArray[np.bool_]) -> list[int]:
-        """As `add`, without the tensors that go one by one and those that do not fit: their sizes are 0."""
-        done = [0] * len(self.contexts)
-        for places, ternary in self._ternary:
-            at = into.at(places)
-            if at.device == ternary.device and not at.is_wide:
-                nbytes = ternary.decode([_bytes(checked[place]) for place in places], at.addresses, begun[places])
-                for place, size in zip(places, nbytes, strict=True):
-                    done[place] = size
-        came = [p for p, e in enumerate(checked) if isinstance(e, BatchedTensor) and e.fits(self.contexts[p].size)]
+    def _add_vectors(self, checked: Sequence[Checked], into: Flats, begun: NDArray[np.bool_], done: list[int]) -> None:
+        came = {place: each for place, each in enumerate(checked) if isinstance(each, BatchedTensor)}
+        for place, vector in came.items():
+            if not vector.fits(self.contexts[place].size):
+                self._refuse(place, vector)
         for accumulate in (False, True) if came else ():
-            for places in into.by_device([place for place in came if begun[place] == accumulate]):
-                vectors = [each for place in places if isinstance(each := checked[place], BatchedTensor)]
-                into.at(places).scatter(np.concatenate([each.values for each in vectors]), accumulate=accumulate)
-                for place, each in zip(places, vectors, strict=True):
-                    done[place] = len(each)
-        return done
+            places = [place for place in came if begun[place] == accumulate]
+            if places:
+                whole = np.concatenate([came[place].values for place in places])
+                into.at(places).scatter(whole, accumulate=accumulate)
+            for place in places:
+                done[place] = len(came[place])
 
-    def _check_vector(self, place: int, vector: BatchedTensor) -> None:
+    def _refuse(self, place: int, vector: BatchedTensor) -> None:
         context = self.contexts[place]
-        narrow = self._is_narrow.get(place)
-        if narrow is None or not vector.fits(context.size) or vector.narrow > narrow:
-            raise FrameError(
-                f"{context.name}: {vector.values.size} values came in a {'bf16' if vector.narrow else 'fp32'} batch; "
-                f"the tensor has shape {context.shape}, and {context.codec.id!r} was agreed on"
-            )
+        raise FrameError(
+            f"{context.name}: {vector.values.size} values came in a {'bf16' if vector.narrow else 'fp32'} batch; "
+            f"the tensor has shape {context.shape}, and {context.codec.id!r} was agreed on"
+        )
 
     def _open(self, place: int, frame: bytes | memoryview) -> CheckedFrame | None:
         """Checks a frame before its zstd stage is undone; None where the sender's tensor was not finite."""
