@@ -1,4 +1,4 @@
-"""Gradients of one table that wait for a later push, added up in the host's memory, where criteria compute."""
+"""Gradients of one table that wait for a later push: their sum, in the host's memory, where criteria compute."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from thinwire.errors import NonFiniteError
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Accumulated:
-    """What waits of one table.
+    """The gradients of one table that wait.
 
     Args:
-        sum: of the gradients, float32 in the table's shape, never written to; None where nothing waits.
+        sum: of the gradients, float32 in the table's shape, never written to; None where no gradient waits.
         iterations: how many gradients are in it.
         squares: the sum of all their squares.
     """
@@ -36,14 +36,14 @@ class Accumulated:
         return Accumulated(values.copy(), 1, float(np.vdot(flat, flat))).joined(self)
 
     def joined(self, other: Accumulated) -> Accumulated:
-        """Returns this and what waits besides."""
+        """Returns the gradients of both."""
         if self.sum is None or other.sum is None:
             return other if self.sum is None else self
         total: FloatArray = np.asarray(self.sum + other.sum, np.float32)
         return Accumulated(total, self.iterations + other.iterations, self.squares + other.squares)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns a copy of what waits; nothing where nothing does."""
+        """Returns a copy; an empty one where no gradient waits."""
         if self.sum is None:
             return {}
         return {
@@ -54,7 +54,7 @@ class Accumulated:
 
     @classmethod
     def of_state(cls, state: Mapping[str, Any]) -> Self:
-        """Returns what `state_dict` returned, which may stand among other things."""
+        """Restores it from `state_dict`, to which a caller may have added keys."""
         if "accumulated" not in state:
             return cls()
         total = state["accumulated"].cpu().numpy().copy()

@@ -1,4 +1,4 @@
-"""Tensors that are exchanged together: what local steps changed in all of them, updates, and the merge."""
+"""Tensors that a worker exchanges together: their changes by local steps, updates, and the merge."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from thinwire.worker.table import WorkerTable, prepare_all
 Frames = Iterator[tuple[WorkerTable, EncodedTensor]]
 
 Pulled = Sequence[tuple[WorkerTable, Sequence[Update]]]
-"""Every table with what `Conversation.pull` returned of it."""
+"""Every table with the updates that `Conversation.pull` returned."""
 
 
 class Fragment:
@@ -29,7 +29,7 @@ class Fragment:
         now: returns a time in seconds.
 
     Attributes:
-        by_shard: every table with its tensor, by the shard that holds it.
+        by_shard: the tables, by the shard that holds them.
     """
 
     def __init__(self, tensors: Sequence[WorkerTensor], now: Callable[[], float]) -> None:
@@ -37,10 +37,9 @@ class Fragment:
         self._shared = [tensor.values for tensor in tensors]
         self._tables = [table for tensor in tensors for table in tensor.tables]
         self._values = Flats.of([table.values for table in self._tables])
-        self.by_shard: dict[int, list[tuple[WorkerTensor, WorkerTable]]] = {}
-        for tensor in tensors:
-            for table in tensor.tables:
-                self.by_shard.setdefault(table.shard, []).append((tensor, table))
+        self.by_shard: dict[int, list[WorkerTable]] = {}
+        for table in self._tables:
+            self.by_shard.setdefault(table.shard, []).append(table)
         self._set = TensorSet(
             [table.context for table in self._tables if table.context is not None],
             [place for place, table in enumerate(self._tables) if table.travels_in_batch],
@@ -50,12 +49,12 @@ class Fragment:
     # ---- up
 
     def find_changes(self) -> list[bool]:
-        """Finds what local steps have changed since the last merge: shared − local, in float32, a minus sign before it.
+        """Finds the changes by local steps since the last merge: shared − local in float32, a change with a minus sign.
 
-        `encode` sends it, where no other method was called in between.
+        `encode` sends them, unless another method was called in between.
 
         Returns:
-            Of each tensor, whether that is finite.
+            For each tensor, whether its change is finite.
         """
         changes = self.copy_shared()
         torch._foreach_sub_(changes, [tensor.local for tensor in self.tensors])
@@ -65,7 +64,7 @@ class Fragment:
         return all_finite(changes)
 
     def encode(self) -> Frames:
-        """Yields every table with what is pushed of what `find_changes` found, all of it finite."""
+        """Yields every table with its frame of the changes that `find_changes` found, all of them finite."""
         parts = [
             change[table.span]
             for change, tensor in zip(self._scratch, self.tensors, strict=True)
@@ -86,15 +85,15 @@ class Fragment:
         return self._scratch
 
     def release_scratch(self) -> None:
-        """Leaves memory that no exchange needs soon to forward and backward passes."""
+        """Frees memory for forward and backward passes."""
         self._scratch = []
 
     def apply(self, pulled: Pulled, step: int) -> None:
         """Applies updates to the shared parameters.
 
         Args:
-            pulled: every table with what `Conversation.pull` returned of it.
-            step: which step they belong to, for the records.
+            pulled: every table with its updates.
+            step: to which they belong, for the records.
         """
         found = {id(table): updates for table, updates in pulled}
         for table, _ in pulled:
@@ -128,7 +127,7 @@ class Fragment:
 
 
 def _only_delta(updates: Sequence[Update]) -> EncodedTensor:
-    """What to add, where it is just one; empty where a table's own method must look at them."""
+    """Returns the frame to add, where there is just one; empty where the table's own method must apply the updates."""
     if len(updates) != 1:
         return b""
     [update] = updates

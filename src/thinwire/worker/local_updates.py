@@ -8,7 +8,7 @@ outer optimizer's step, and the local parameters continue from the new θ (see `
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from typing import Any, Protocol
 
 import torch
@@ -156,36 +156,39 @@ class LocalWorker(Worker):
         yield from self._pull(self.model.tensors)
 
     def _pull(self, tensors: Sequence[WorkerTensor]) -> Procedure[None]:
-        """Waits for the answers to what was pushed of some tensors, and merges those that are due."""
+        """Waits for the answers to the pushes of some tensors, and merges those that are due."""
         if self.model.evaluating:
             return
-        fragment = self._fragment(tensors)
+        alike: dict[tuple[Any, ...], list[WorkerTensor]] = {}
+        for tensor in tensors:
+            alike.setdefault(astuple(self._rounds[tensor.name]), []).append(tensor)
+        for some in alike.values():
+            yield from self._pull_alike(some, self._rounds[some[0].name])
+        self._look_what_is_due()
+
+    def _pull_alike(self, tensors: Sequence[WorkerTensor], state: Round) -> Procedure[None]:
+        fragment, updates = self._fragment(tensors), self._updates
         pulled: list[tuple[WorkerTable, Sequence[Update]]] = []
-        for shard, owned in fragment.by_shard.items():
-            pushes, asked = [self._rounds[tensor.name].pushes for tensor, _ in owned], self._now()
-            indices = [table.index for _, table in owned]
-            updates = yield from self.conversations[shard].pull_all(indices, pushes, strict=True)
-            waited = (self._now() - asked) / len(owned)
-            for (_, table), each in zip(owned, updates, strict=True):
+        for shard, tables in fragment.by_shard.items():
+            asked, indices = self._now(), [table.index for table in tables]
+            found = yield from self.conversations[shard].pull_all(indices, [state.pushes] * len(tables), strict=True)
+            waited = (self._now() - asked) / len(tables)
+            for table, each in zip(tables, found, strict=True):
                 table.cost.wait_s += waited
                 pulled.append((table, each))
+        due, whole = self._is_due(tensors[0]), state.whole
         # Only updates that this worker had a part in tell where all workers went.
-        steers = all(self._is_due(tensor) and not self._rounds[tensor.name].whole for tensor in tensors)
-        before = fragment.copy_shared() if steers and self.steering is not None else []
+        steering = self.steering if due and not whole else None
+        before = [] if steering is None else fragment.copy_shared()
         fragment.apply(pulled, self.iteration - 1)
-        if before and self.steering is not None:
-            self.steering.updated(fragment.tensors, before)
-        if self._updates.sync_every > 1:  # new pages take a while
+        if steering is not None:
+            steering.updated(tensors, before)
+        if updates.sync_every > 1:  # new pages take a while
             fragment.release_scratch()
-        for whole in (False, True):
-            due = [t for t in tensors if self._is_due(t) and self._rounds[t.name].whole == whole]
-            if due:
-                kept = (0.0, 0.0) if whole else (self._updates.keep, self._updates.keep_unsent)
-                self._fragment(due).merge(*kept)
-            for tensor in due:
-                state = self._rounds[tensor.name]
-                state.merges_at, state.whole = None, False
-        self._look_what_is_due()
+        if due:
+            fragment.merge(*(0.0, 0.0) if whole else (updates.keep, updates.keep_unsent))
+            for merged in (self._rounds[tensor.name] for tensor in tensors):
+                merged.merges_at, merged.whole = None, False
 
     def _fragment(self, tensors: Sequence[WorkerTensor]) -> Fragment:
         """These tensors together; what a call for all of them needs is prepared once."""

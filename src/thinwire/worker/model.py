@@ -94,7 +94,7 @@ class WorkerTensor:
 
     @property
     def shared(self) -> torch.Tensor:
-        """What all workers share: the values, and a momentum where each end adds it itself; float32[n], flat."""
+        """The values that all workers share, with the momentum that each end adds itself; float32[n], flat."""
         shared = self.values
         for table in self.tables:
             if table.outer is not None and table.outer.ahead is not None:
@@ -104,19 +104,18 @@ class WorkerTensor:
 
     @property
     def local(self) -> torch.Tensor:
-        """What the model's tensor holds now: float32[n], flat; its own memory where possible."""
+        """The values in the model's tensor now: float32[n], flat; its own memory where possible."""
         return self._flat() if self.memory is None else self.memory
 
     def merged(self, keep: float, keep_unsent: float) -> torch.Tensor:
-        """Returns what the local parameters are to continue from the shared ones with: float32[n], flat.
+        """Returns the values from which local steps continue: float32[n], flat.
 
         Args:
             keep: the share of the local parameters, 0 … 1; the rest is the shared ones'.
-            keep_unsent: the share of the residuals, 0 … 1, which is taken from the shared ones: it is a change with a
-                minus sign, as updates are.
+            keep_unsent: the share of the residuals, 0 … 1, to subtract: a residual is a change with a minus sign.
 
         Returns:
-            The shared values themselves, the model's own memory, where it has been written to, or a copy.
+            `values` themselves; or `memory`, already overwritten; or a copy.
         """
         merged = self.shared
         if keep:
@@ -132,7 +131,7 @@ class WorkerTensor:
         return merged
 
     def note_offset(self, *, differs: bool) -> None:
-        """Notes by how much the local parameters, just merged, differ from the shared ones: by more than rounding?"""
+        """Keeps shared − local after a merge, where they `differ` or the parameter's own dtype rounds."""
         if differs or self.shown.dtype != torch.float32:
             self.offset = torch.sub(self.values, self.local, out=self.offset)
         else:
