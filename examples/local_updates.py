@@ -2,7 +2,7 @@
 
 torchrun --standalone --nproc-per-node 4 examples/local_updates.py --design 'local-sgd[h=4]'
 
-The three lines that differ from training on one machine are marked. There is no server process: every rank serves a
+The three lines that differ from training on one machine are marked. There is no server process: every rank averages a
 share of the model. To train with servers instead, give `server=["grpc://…"], rank=…, workers=…` in place of `group`.
 """
 

@@ -121,9 +121,6 @@ class StepRecord:
         link_bps: bits per second of the slowest link between ranks, as known at this step; likewise.
         loss_finite: False where the loss was NaN or Inf, which a JSON line cannot hold; likewise.
         share: of the values, which part crosses a link each way: less than 1 where ranks average shares of their own.
-        serving_ranks: how many ranks there are, where each serves a share of the model to all: bytes are what this rank
-            sends to and gets of all shares, its own too; its link carries those of the others to and from its share
-            in place of that. 0 where servers are apart, or bytes are of links alone.
 
     Example:
         >>> record = StepRecord(step=7, table="fc.weight", numel=1000, payload_bytes_push=200, payload_bytes_pull=50)
@@ -153,7 +150,6 @@ class StepRecord:
     link_bps: float | None = None
     loss_finite: bool = True
     share: float = 1.0
-    serving_ranks: int = 0
 
     @classmethod
     def of_scores(cls, step: int, rank: int, time_s: float, loss: float | None, accuracy: float | None) -> StepRecord:

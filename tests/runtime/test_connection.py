@@ -5,18 +5,16 @@ from __future__ import annotations
 import itertools
 import math
 import random
-import socket
 import threading
 
 import pytest
 
 from tests.runtime.sessions import Cluster, number_in, numbered
 from tests.server.conversation import make_plan
-from thinwire.errors import ConfigError, DeadlineError, ProtocolError, SessionLostError, TransportError
+from thinwire.errors import ConfigError, DeadlineError, ProtocolError, TransportError
 from thinwire.packets import pack
-from thinwire.runtime import connection as connection_module
 from thinwire.runtime import session
-from thinwire.runtime.connection import ReconnectingConnection, connect, connect_all, has_ended
+from thinwire.runtime.connection import ReconnectingConnection, connect, connect_all
 from thinwire.runtime.serving import serving
 from thinwire.schema import Join, Leave, Refused
 from thinwire.server.core import ServerCore
@@ -38,26 +36,6 @@ def test_addresses_and_times_that_cannot_be_are_refused_by_name() -> None:
     for option, seconds in itertools.product(("connect_timeout_s", "reconnect_s"), (math.inf, math.nan, 1e10, -1.0)):
         with pytest.raises(ConfigError, match=f"{option} is .*; give 0 to 1000000 seconds"):
             connect("grpc://127.0.0.1:1", **{option: seconds})  # type: ignore[arg-type]
-
-
-def test_a_process_that_has_ended_is_told_from_one_that_lives(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_module, "AT_ONCE_S", 0.2)
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        address = f"127.0.0.1:{listening.getsockname()[1]}"
-        assert not has_ended(address)
-
-        def die() -> None:
-            for _ in range(2):  # the first is the connection of just now
-                listening.accept()[0].close()
-            listening.close()
-
-        dying = threading.Thread(target=die)
-        dying.start()
-        assert has_ended(address), "it hung up, and then it was gone"
-        dying.join()
-    with pytest.raises(SessionLostError, match=f"rank 3 is gone: .* nothing listens at {address}"):
-        connect(f"grpc://{address}", process="rank 3")
-    assert not has_ended("no-such-host.invalid:1"), "that is the network, or its names"
 
 
 def test_a_connection_is_taken_as_it_is_and_an_address_leads_to_its_server() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from thinwire.transports import Connection, Sender, Server, sockets
+from thinwire.transports import Connection, Sender, Server
 from thinwire.transports.grpc import GrpcOptions
 from thinwire.transports.grpc.client import connect
 from thinwire.transports.grpc.server import serve
@@ -89,7 +89,7 @@ class Echo(Idle):
 class Cluster:
     """One server and its workers over the transport of that name. To enrol a transport, add a line here."""
 
-    TRANSPORTS = ("memory", "grpc", "grpc-own", "sockets")
+    TRANSPORTS = ("memory", "grpc", "grpc-own")
 
     def __init__(self, transport: str) -> None:
         self.transport = transport
@@ -107,8 +107,6 @@ class Cluster:
         self.options = dict(options)
         if self.transport == "memory":
             self.server = MemoryServer(factory, **options)
-        elif self.transport.startswith("sockets"):
-            self.server = sockets.serve(factory, "127.0.0.1:0", options=sockets.SocketOptions(**options))
         else:
             self.server = serve(factory, "127.0.0.1:0", options=GrpcOptions(**self.options))
         made[0].server = self.server
@@ -119,9 +117,6 @@ class Cluster:
         if self.transport in ("memory", "grpc-own"):
             assert isinstance(self.server, HostServer)
             connection = self.server.connect()
-        elif self.transport == "sockets":
-            options = sockets.SocketOptions(**self.options)
-            connection = sockets.connect(self.server.address, options=options)
         else:
             connection = connect(self.server.address, options=GrpcOptions(**self.options))
         self._connections.append(connection)

@@ -342,7 +342,7 @@ class TestLimits:
             connection.send(bytes(5000))
             assert connection.receive(WAIT_S) is not None
 
-    @pytest.mark.parametrize("cluster", ["grpc", "sockets"], indirect=True)
+    @pytest.mark.parametrize("cluster", ["grpc"], indirect=True)
     def test_what_a_worker_does_not_receive_waits_at_the_server(self, cluster: Cluster) -> None:
         def flood(sender: Sender, peer: int, packet: bytes) -> None:
             for number in range(40):

@@ -95,7 +95,7 @@ def test_packets_are_exchanged_in_a_session_as_trainings_do(monkeypatch: pytest.
 def test_a_message_takes_some_microseconds_of_a_processor_and_a_ring_waits_at_its_hops() -> None:
     """How long is the machine's; that it is not negative where noise is larger, and no mistake of units, is ours."""
     costs = measure_peer_costs(ranks=3)
-    assert 1e-6 < costs.message_s < 0.05 and 0.0 <= costs.hop_s < 0.05 and 1e-11 < costs.byte_s < 1e-7
+    assert 1e-6 < costs.message_s < 0.05 and 0.0 <= costs.hop_s < 0.05
     assert measured([0.002, 0.002, 0.001], [0.005, 0.006, 0.002], 3, 2)[1] == 0.0
     assert measured([0.002, 0.002, 0.001], [0.006, 0.005, 0.002], 3, 2)[1] == pytest.approx(0.0005)
 

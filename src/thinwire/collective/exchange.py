@@ -89,6 +89,7 @@ class Exchange:
 
     Attributes:
         skipped: some rank holds NaN or Inf: the values mean nothing, and nobody takes this step.
+        received_nbytes: of the frames that came.
     """
 
     def __init__(
@@ -111,6 +112,7 @@ class Exchange:
         self.last = last
         self.pulls = pulls
         self.skipped = False
+        self.received_nbytes = 0
         self._over = len(group.shards) if mean else 1
         self._skip = skip
         self._tally = tally
@@ -269,10 +271,11 @@ class Exchange:
         due = self.group.shards[self.group.rank if way is Pass.PUSH else peer].num_frames
         if len(frames) != due:
             raise ProtocolError(f"rank {name} sent {len(frames)} frames for bucket {self.bucket}; {due} were expected")
+        self.received_nbytes += sum(map(len, frames))
         return cast("Sequence[memoryview]", frames)  # batched tensors come in other messages alone
 
 
-def abort_packet(error: Exception) -> bytearray:
+def abort_packet(error: BaseException) -> bytearray:
     """Returns what a rank that gives up tells the others, in place of any packet."""
     return bytearray().join(segments(Abort(reason=f"{type(error).__name__}: {error}"[:MAX_REASON])))
 

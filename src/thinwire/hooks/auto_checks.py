@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -42,9 +41,9 @@ def check_alone(given: Mapping[str, Any]) -> None:
 
 
 def check_training(
-    model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup
+    model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup, *, chooses: bool = True
 ) -> DistributedDataParallel | None:
-    """Returns the wrapper that a script has put around its model, if any.
+    """Returns the wrapper that a script has put around its model, if any; `chooses` where local updates may be chosen.
 
     Raises:
         ConfigError: a model or an optimizer that no choice could train.
@@ -73,7 +72,7 @@ def check_training(
             f"the model is wrapped in DistributedDataParallel over ranks {reduced}, and the training is over {ranks}: "
             "give both the same group, or leave DistributedDataParallel out"
         )
-    if adapts(optimizer) and len(ranks) > 1:
+    if chooses and adapts(optimizer) and len(ranks) > 1:
         check_silent(model, inside, group, find_design("local-sgd"))
     return inside
 
@@ -108,7 +107,7 @@ def check_state(state: Mapping[str, Any], optimizer: torch.optim.Optimizer, rank
 def meet_alike(
     optimizer: torch.optim.Optimizer,
     group: dist.ProcessGroup,
-    timeout: timedelta,
+    compress: Mapping[str, Any],
     saved: Mapping[str, Any] | None,
     settings: Mapping[str, Any],
 ) -> PeerGroup:
@@ -118,7 +117,7 @@ def meet_alike(
         ProtocolError: they differ; the message names rank and setting.
         TransportError: not all ranks came.
     """
-    peers = meet(dist.get_process_group_ranks(group), timeout, None)
+    peers = meet(dist.get_process_group_ranks(group), compress["timeout"], compress["credentials"])
     shapes = [list(parameter.shape) for each in optimizer.param_groups for parameter in each["params"]]
     said = {
         "optimizer": class_names(optimizer),

@@ -18,6 +18,7 @@ from thinwire.errors import ConfigError
 from thinwire.hooks import ddp
 from thinwire.hooks.auto_checks import adapts, check_state, check_training, meet_alike
 from thinwire.hooks.auto_choice import Choice, StepClock, choose
+from thinwire.hooks.costs import sent_and_received
 from thinwire.hooks.replicas import Replicas, follow_rank_0, silence
 from thinwire.hooks.several import class_names, parts
 from thinwire.policies.adaptive import ROUNDS
@@ -34,7 +35,7 @@ class AutoExchange:
     """The exchange of one rank. All ranks make it, and call its methods, together.
 
     Args:
-        model, inner, group, local: of `AutoOptimizer`.
+        model, inner, group, local, design: of `AutoOptimizer`.
         metrics: take records of every step, where the exchange has some.
         settings: must be equal on all ranks.
         compress: of `ddp.compress`.
@@ -54,7 +55,8 @@ class AutoExchange:
         inner: torch.optim.Optimizer,
         group: dist.ProcessGroup,
         *,
-        local: Callable[[str, Mapping[str, Any] | None], Any],
+        local: Callable[[str, Mapping[str, Any] | None], Any] | None,
+        design: str,
         metrics: Sequence[MetricsWriter],
         settings: Mapping[str, Any],
         compress: Mapping[str, Any],
@@ -63,7 +65,7 @@ class AutoExchange:
         self._model, self._inner, self._group, self._local = model, inner, group, local
         self._metrics, self._compress = metrics, compress
         self._rank, self._size = dist.get_rank(group), dist.get_world_size(group)
-        self._wrapped = check_training(model, inner, group)
+        self._wrapped = check_training(model, inner, group, chooses=not design)
         self.replicas: Replicas | None = None
         self.closed = False
         self.exchange: Any = None
@@ -73,11 +75,16 @@ class AutoExchange:
         self._handles: list[Any] = []
         self._speak: Callable[[], None] = lambda: None
         self._who = who = class_names(inner)
-        self.choice = Choice(kind="plain", name="nothing is exchanged", why=f"auto: {who}, one rank alone")
+        self.choice = Choice(
+            kind="plain", name="nothing is exchanged", why=f"{design or 'auto'}: {who}, one rank alone"
+        )
         if self._size == 1:
             _log.info("%s", self.choice.why)
             return
-        self._peers = meet_alike(inner, group, compress["timeout"], saved, settings)
+        self._peers = meet_alike(inner, group, compress, saved, settings)
+        if design:
+            self.begin(Choice(kind="gradients", name=design, why=f"{design}: {who}: gradients are coded"))
+            return
         if not adapts(inner):
             self.begin(Choice(kind="gradients", name="ddp.compress, auto", why=f"auto: {who}: gradients are coded"))
             return
@@ -93,6 +100,7 @@ class AutoExchange:
         self.choice = choice
         self._speak()
         if choice.kind == "local":
+            assert self._local is not None
             self.exchange = self._local(choice.name, state)
         else:
             self._stop_telling()  # gradients are averaged, whoever takes the step
@@ -102,7 +110,7 @@ class AutoExchange:
             self.replicas = Replicas(self._model, self._group, wrapped, init_sync=not measured, **unused)
             if choice.kind == "gradients":
                 inside = self._model if wrapped is not None else self.replicas.ddp
-                self.exchange = ddp.compress(inside, "auto", **self._compress)
+                self.exchange = ddp.compress(inside, **{"codec": "auto", **self._compress})
                 if self._metrics:
                     self.exchange.record_to(*self._metrics)
         self._peers = None
@@ -124,6 +132,13 @@ class AutoExchange:
         """Gives all ranks rank 0's weights and moments."""
         if self._peers is not None:
             follow_rank_0(self._model, self._inner, self._peers, self._group)
+
+    def traffic(self) -> dict[str, float]:
+        """Returns this rank's sums so far, as `TrainingCosts.traffic`."""
+        if self.choice.kind == "local":
+            found: dict[str, float] = self.exchange.traffic()
+            return found
+        return sent_and_received(self.exchange.counters()) if self.choice.kind == "gradients" else {}
 
     def report(self) -> Any:
         """Returns the costs of the exchange; None of a plain all-reduce, and while steps are measured."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -22,10 +21,8 @@ from thinwire.errors import ConfigError
 from thinwire.hooks.auto_checks import KEY, check_state
 from thinwire.hooks.auto_choice import LinkWatch
 from thinwire.hooks.auto_exchange import AutoExchange
+from thinwire.hooks.held import HeldOptimizer
 from thinwire.hooks.resuming import Resumable, load_agreed
-from thinwire.hooks.several import num_held
-from thinwire.optimizers.options import ADDED
-from thinwire.policies.compression import MIN_NUMEL, Exclude
 from thinwire.runtime.metrics import MetricsWriter
 
 
@@ -49,7 +46,7 @@ class AutoReport:
         return self.choice if self.report is None else f"{self.choice}\n{self.report}"
 
 
-class AutoOptimizer(torch.optim.Optimizer):
+class AutoOptimizer(HeldOptimizer):
     """The user's optimizer, with an exchange that fits it and the link. It is used in place of the optimizer.
 
     With SGD (and ASGD) gradients are exchanged from the first step, as `ddp.compress(model, "auto")` does, and the step
@@ -77,8 +74,10 @@ class AutoOptimizer(torch.optim.Optimizer):
         model: bare, or in DistributedDataParallel.
         optimizer: the user's, or several as one.
         group: the ranks.
+        compress: options of `ddp.compress`.
         local: makes the optimizer of a design of local updates, from its name and a state or None.
-        seed, timeout_s, min_numel, exclude, metrics, settings, resume: of `tw.distribute`.
+        design: the name of one whose gradients are coded, in place of a choice.
+        metrics, settings, resume: of `tw.distribute`.
 
     Attributes:
         inner: the user's optimizer.
@@ -108,31 +107,29 @@ class AutoOptimizer(torch.optim.Optimizer):
         optimizer: torch.optim.Optimizer,
         group: dist.ProcessGroup,
         *,
-        local: Callable[[str, Mapping[str, Any] | None], Any],
-        seed: int = 0,
-        timeout_s: float = 600.0,
-        min_numel: int | None = None,
-        exclude: Exclude | None = None,
+        compress: Mapping[str, Any],
+        local: Callable[[str, Mapping[str, Any] | None], Any] | None = None,
+        design: str = "",
         metrics: Sequence[MetricsWriter] = (),
         settings: Mapping[str, Any] | None = None,
         resume: Mapping[str, Any] | Resumable | None = None,
     ) -> None:
-        super().__init__([{"params": list(each["params"])} for each in optimizer.param_groups], optimizer.defaults)
-        self.inner, self._held = optimizer, num_held(optimizer)
+        super().__init__(optimizer)
+        self.inner = optimizer
         self._steps, self._watch = 0, LinkWatch()
         self._follow()
         with suppress(AttributeError):  # one that never called torch's __init__ tells nobody
             optimizer.register_load_state_dict_post_hook(self._follow)
         given = load_agreed(resume, group)
-        compress = {"seed": seed, "exclude": exclude, "timeout": timedelta(seconds=timeout_s)}
         self._auto = AutoExchange(
             model,
             optimizer,
             group,
             local=local,
+            design=design,
             metrics=metrics,
-            settings={"seed": seed, **(settings or {})},
-            compress={**compress, "min_numel": MIN_NUMEL if min_numel is None else min_numel},
+            settings=settings or {},
+            compress=compress,
             saved=None if given is None else check_state(given, optimizer, dist.get_rank(group)),
         )
         self.closed = False
@@ -143,7 +140,7 @@ class AutoOptimizer(torch.optim.Optimizer):
 
     def _follow(self, *_: Any) -> None:
         """Has the inner optimizer's own dicts, of which it makes new ones when it loads a state, and its step hooks."""
-        self.param_groups, self.state = self.inner.param_groups, self.inner.state
+        super()._follow()
         with suppress(AttributeError):
             self._optimizer_step_pre_hooks = self.inner._optimizer_step_pre_hooks
             self._optimizer_step_post_hooks = self.inner._optimizer_step_post_hooks
@@ -158,10 +155,7 @@ class AutoOptimizer(torch.optim.Optimizer):
         """Takes a step of the user's optimizer, and exchanges gradients or updates that are due."""
         if self.closed:
             raise ConfigError("this optimizer is closed: its training is over")
-        if self._held != (held := num_held(self.inner)):
-            raise ConfigError(
-                f"the optimizer holds {held} parameters, and tw.distribute was given {self._held}: {ADDED}"
-            )
+        self._check_held()
         if self._kind == "local":
             loss = self._local_step(closure)
         elif self._kind == "measuring":
@@ -179,19 +173,11 @@ class AutoOptimizer(torch.optim.Optimizer):
     step.hooked = True  # type: ignore[attr-defined]  # for torch: the inner optimizer's own step calls all step hooks
 
     def _measured_step(self, closure: Callable[[], Any] | None) -> Any:
-        """The user's optimizer's step, unless a GradScaler found an overflow; gradients are unscaled where it asks."""
-        asked, clock = self.__dict__, self._auto.clock
         called: Any = self.inner  # untyped in torch
         called._opt_called = True  # which a scheduler that was made for that one looks for
-        clock.scaled = clock.scaled or "found_inf" in asked
-        if (overflow := asked.get("found_inf")) is not None and bool(overflow):
-            return None
-        if (scale := asked.get("grad_scale")) is not None:
-            for group in self.param_groups:
-                for parameter in group["params"]:
-                    if parameter.grad is not None:
-                        parameter.grad.mul_(1 / float(scale))
-        return self.inner.step() if closure is None else self.inner.step(closure)
+        clock = self._auto.clock
+        clock.scaled = clock.scaled or "found_inf" in self.__dict__
+        return self._inner_step(closure)
 
     def _local_step(self, closure: Callable[[], Any] | None) -> Any:
         optimizer = self._auto.exchange
@@ -210,19 +196,6 @@ class AutoOptimizer(torch.optim.Optimizer):
     def _step_supports_amp_scaling(self) -> bool:
         """Whether a GradScaler calls steps with overflows too, which ranks would count differently without."""
         return self._kind in ("measuring", "local")
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refused: the ranks agreed on all tensors when the training began.
-
-        Raises:
-            ConfigError: always, once the training has begun.
-        """
-        if "closed" in self.__dict__:
-            raise ConfigError(
-                "a parameter group that is added to a distributed optimizer would not be exchanged: give the optimizer "
-                "all its groups before tw.distribute, frozen ones too"
-            )
-        super().add_param_group(param_group)
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Backward passes inside only accumulate gradients; forward passes belong inside, too, as with DDP."""
@@ -262,6 +235,10 @@ class AutoOptimizer(torch.optim.Optimizer):
         """The name of the choice, as in `local-sgd[h=4]`."""
         return self._auto.choice.name
 
+    def traffic(self) -> dict[str, float]:
+        """Returns this rank's sums so far, of coded gradients or local updates; none of a plain all-reduce."""
+        return self._auto.traffic()
+
     def report(self) -> AutoReport:
         """Returns the choice with its reason, and its costs so far."""
         return AutoReport(choice=self._auto.choice.why, report=self._auto.report())
@@ -272,29 +249,16 @@ class AutoOptimizer(torch.optim.Optimizer):
             self.closed = True
             self._auto.close()
 
-    def __enter__(self) -> AutoOptimizer:
-        return self
-
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if self._kind == "local":
             self._auto.exchange.__exit__(kind, error, trace)
         self.close()
 
     def __getattr__(self, name: str) -> Any:
-        """Looks up methods that local updates alone have, such as `traffic()`, where they were chosen."""
+        """Looks up methods that local updates alone have, such as `outer_groups`, where they were chosen."""
         if not name.startswith("_") and "closed" in self.__dict__ and self._kind == "local":
             return getattr(self._auto.exchange, name)
         raise AttributeError(f"no {name!r}: of tw.distribute without a design, local updates alone may have it")
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Refused: a copy would belong to no training.
-
-        Raises:
-            ConfigError: always.
-        """
-        raise ConfigError(
-            "what tw.distribute returned cannot be copied or pickled: save its state_dict(), and the model's"
-        )
 
     # ---- its state
 

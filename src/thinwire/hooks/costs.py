@@ -6,25 +6,40 @@ What a single step cost, table by table, is for `hooks/records.py` to say.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
 from thinwire.hooks.report import TrainingReport, training_report
-from thinwire.runtime.driver import WorkerDriver
-from thinwire.runtime.rank_shards import RankShards
 from thinwire.telemetry import WARM_UP_EXCHANGES, WarmUp
-from thinwire.worker.core import Worker
+
+
+class Trains(Protocol):
+    """Who takes the steps."""
+
+    @property
+    def iteration(self) -> int:
+        """Steps taken."""
+
+    @property
+    def clock(self) -> int:
+        """Exchanges that have begun."""
+
+    @property
+    def delay(self) -> int:
+        """Steps that are taken while an exchange is under way."""
 
 
 class TrainingCosts:
     """Sums over the steps that a worker takes from `begin` on, and the clock beside them.
 
     Args:
-        worker: counts bytes, values and seconds.
-        driver: knows what passed the wire.
-        shards: every rank's own, in a group: what this rank serves is counted with what it sends.
+        worker: takes the steps.
+        counted: returns bytes, values and seconds so far.
+        uncompressed_nbytes: of an exchange each way, if nothing were coded.
     """
 
-    def __init__(self, worker: Worker, driver: WorkerDriver, shards: RankShards | None) -> None:
-        self._worker, self._driver, self._shards = worker, driver, shards
+    def __init__(self, worker: Trains, counted: Callable[[], Mapping[str, float]], uncompressed_nbytes: int) -> None:
+        self._worker, self._counted, self._uncompressed_nbytes = worker, counted, uncompressed_nbytes
         self._warm_up = WarmUp()
         self._first_step, self._clock = worker.iteration, worker.clock
         self._began, self._joining = time.perf_counter(), dict[str, float]()
@@ -39,8 +54,7 @@ class TrainingCosts:
         """Says that the worker has joined: the first step to be counted is the next."""
         self._first_step, self._clock = self._worker.iteration, self._worker.clock
         self._began = time.perf_counter()
-        counted = self._worker.counters.snapshot()
-        self._joining = {name: value for name, value in counted.items() if name.endswith("_seconds")}
+        self._joining = {name: value for name, value in self._counted().items() if name.endswith("_seconds")}
 
     def pass_over(self, steps: int) -> None:
         """Leaves out steps that the worker was carried past, with a state of other steps."""
@@ -60,19 +74,12 @@ class TrainingCosts:
 
     def traffic(self) -> dict[str, float]:
         """See `DistributedOptimizer.traffic`."""
-        sent, received = self._driver.wire_nbytes
-        if self._shards is not None:
-            sent, received = self._shards.wire_nbytes(self._driver.connections)
-        counted = self._worker.counters.snapshot()
+        counted = self._counted()
         # Whoever joined first has waited for the others, which is no part of the training.
-        spent = {name: counted[name] - seconds for name, seconds in self._joining.items()}
-        return {**counted, **spent, "wire_bytes_push": sent, "wire_bytes_pull": received}
+        return {**counted, **{name: counted[name] - seconds for name, seconds in self._joining.items()}}
 
     def report(self) -> TrainingReport:
         """See `DistributedOptimizer.report`."""
-        nbytes = sum(tensor.shown.nbytes for tensor in self._worker.model.tensors if not tensor.state)
-        if self._shards is not None:  # what a rank sends and serves, as in a ring
-            nbytes = 2 * nbytes * (self._shards.workers - 1) // self._shards.workers
         taken, sums = self._worker.iteration - self._first_step, self._sums()
         warm_up, since = self._warm_up.split(taken, sums)
         # Means need an exchange, of which another one has to be left.
@@ -83,7 +90,7 @@ class TrainingCosts:
         return training_report(
             taken - warm_up,
             since,
-            uncompressed_nbytes=nbytes,
+            uncompressed_nbytes=self._uncompressed_nbytes,
             void_rounds=sums.get("void_rounds", 0),
             warm_up=warm_up,
             warm_up_s=(sums.get("exchange_seconds", 0) - since.get("exchange_seconds", 0)) / max(1, warm_up),
@@ -92,3 +99,12 @@ class TrainingCosts:
 
     def _sums(self) -> dict[str, float]:
         return {**self.traffic(), "seconds": time.perf_counter() - self._began}
+
+
+def sent_and_received(sums: Mapping[str, float]) -> dict[str, float]:
+    """Returns the sums of a `CollectiveDriver` by the names that a worker's have: push is sent, pull received."""
+    return {
+        **{f"{name}_seconds": sums.get(f"{name}_seconds", 0.0) for name in ("encode", "decode", "wait")},
+        **{f"{name}_bytes_push": sums.get(f"{name}_bytes", 0) for name in ("payload", "wire")},
+        **{f"{name}_bytes_pull": sums.get(f"{name}_bytes_received", 0) for name in ("payload", "wire")},
+    }

@@ -8,6 +8,7 @@ pass first reaches that layer (3LC §4.1, "incremental pull"). So communication 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -19,10 +20,10 @@ from thinwire.codecs import Codec
 from thinwire.errors import ConfigError
 from thinwire.hooks.auto_checks import check_alone
 from thinwire.hooks.auto_optimizer import AutoOptimizer
+from thinwire.hooks.groups import check_ranks_can, join_group
 from thinwire.hooks.joining import join, prepare
 from thinwire.hooks.optimizer import DistributedOptimizer
-from thinwire.hooks.quiet_ddp import check_quiet, keep_quiet, reducing
-from thinwire.hooks.resuming import Resumable, load_agreed
+from thinwire.hooks.resuming import Resumable
 from thinwire.hooks.several import as_one
 from thinwire.policies.auto.levels import AUTO
 from thinwire.policies.compression import Compression, as_codec
@@ -33,8 +34,7 @@ from thinwire.policies.designs import design as find_design
 from thinwire.policies.placement import Placement
 from thinwire.runtime.clock import check_seconds
 from thinwire.runtime.metrics import MetricsWriter
-from thinwire.runtime.model_hooks import check_free
-from thinwire.runtime.rank_shards import RankShards
+from thinwire.runtime.model_places import check_free
 from thinwire.schema import Reduce, Settings
 from thinwire.security import Credentials
 from thinwire.transports.base import Connection
@@ -90,9 +90,9 @@ def distribute(
         optimizer: a stock torch optimizer over the model's parameters; with a design of local updates, any optimizer,
             or a list of several that share no parameter, as Muon for matrices and AdamW for what is left.
         server: `grpc://host:port`, or an open connection; a list of them for several shards.
-        group: in place of `server`, `rank` and `workers`: every rank of this process group is a worker, and serves a
-            share of the model to all of them, so that there is no server process. By default, and without `server`,
-            the group of all ranks.
+        group: in place of `server`, `rank` and `workers`: the ranks of this process group average among themselves.
+            Gradients that a design codes are averaged within the backward pass, as by `ddp.compress`, and the user's
+            optimizer takes the step. By default, and without `server`, the group of all ranks.
         rank: this worker's number, 0 … workers − 1; above, where it joins an elastic server (`--min-workers`) besides.
         workers: how many workers begin the training; without this and `rank` one trains alone.
         codec: of the pushes; an id with `**options`, or a codec; with servers by default `"3lc"`.
@@ -111,19 +111,18 @@ def distribute(
         overlap: False pushes and pulls at `step()`, which leaves room for gradient clipping between backward and step.
             Otherwise gradients leave as backward makes them, and `step()` refuses those that were changed since.
         seed: of random codecs; each rank derives its own stream.
-        chunk_nbytes: a push leaves as soon as so many bytes of frames are ready; by default 32 kB, and in a group all
-            that a rank is to get of a local update travels at once.
-        state_interval: batch-norm statistics of worker 0 go to the others after every so many steps.
+        chunk_nbytes: a push to servers leaves as soon as so many bytes of frames are ready; by default 32 kB.
+        state_interval: batch-norm statistics of worker 0 go to the others after every so many steps, by servers.
         timeout_s: how long the slowest worker may keep the others waiting, in seconds.
         connect_timeout_s: how long the server may take to appear, in seconds.
         reconnect_s: for how long a broken connection to an address is tried to be replaced, in seconds; 0 turns it off.
-        credentials: this worker's certificate and token, and whom it trusts; None: it speaks in the clear. The
-            ranks of a group protect their shards by themselves.
-        metrics: take a record of every table at every step; closed with the optimizer, and where this worker
-            cannot join, so that their files and ports are free when it joins again.
+        credentials: this worker's certificate and token, and whom it trusts; None: it speaks in the clear. In a group
+            messages are sealed with the first token without a rank.
+        metrics: take a record of every table at every step, in a group at every exchange; closed with the optimizer,
+            and where this worker cannot join, so that their files and ports are free when it joins again.
         resume: what `opt.state_dict()` returned after `opt.sync()`; the model has its weights of then, and the shards
-            were started with their checkpoints of the same step. In a group the state holds this rank's shard, and
-            every rank resumes from its own, all of one step. Or several states to go on from (`hooks.resuming`),
+            were started with their checkpoints of the same step. In a group every rank resumes from its own, all of
+            one step. Or several states to go on from (`hooks.resuming`),
             as `KeptSteps` has them: all workers and shards agree on the newest that everybody has.
         steps_per_epoch: how many steps every worker takes in an epoch, for designs that exchange once an epoch.
         settings: what else must be equal on all workers, by name, as in `{"batch": 32, "steps": 1000}`; a worker that
@@ -132,7 +131,8 @@ def distribute(
         **options: of the codec, such as `sparsity=1.0`.
 
     Returns:
-        With the design `"auto"` an `AutoOptimizer`, which has all that the example uses, and `chosen`.
+        With servers a `DistributedOptimizer`; in a group a `GroupOptimizer` for a design of local updates, else an
+        `AutoOptimizer`, which has `chosen`. All have what the example uses.
 
     Raises:
         ConfigError: arguments that cannot be; a design that exchanges once an epoch, without `steps_per_epoch`; a
@@ -160,7 +160,7 @@ def distribute(
         3
     """
     group = _group(group) if server is None else group
-    rank, workers = _place(rank, workers, server=server, group=group, credentials=credentials)
+    rank, workers = _place(rank, workers, server=server, group=group)
     if not isinstance(model, nn.Module):
         raise ConfigError(f"a {type(model).__name__} is no model: the model comes first, then its optimizer")
     if state_interval < 1 or (chunk_nbytes is not None and chunk_nbytes < 1):
@@ -168,6 +168,7 @@ def distribute(
     check_seconds(timeout_s=timeout_s, connect_timeout_s=connect_timeout_s, reconnect_s=reconnect_s)
     check_free(model)
     optimizer = as_one(optimizer)
+    told: dict[str, Any] = {"metrics": metrics, "settings": {"seed": seed, **(settings or {})}}
     if design == AUTO or (group is not None and design is None and codec is None):
         if group is None:
             raise ConfigError(
@@ -187,13 +188,23 @@ def distribute(
                 **options,
             }
         )
-        given: dict[str, Any] = {"seed": seed, "timeout_s": timeout_s, "min_numel": min_numel, "exclude": exclude}
-        given |= {"metrics": metrics, "settings": settings}
+        given: dict[str, Any] = {"seed": seed, "min_numel": min_numel, "exclude": exclude, "credentials": credentials}
         joins = partial(
-            distribute, model, optimizer, group=group, state_interval=state_interval, reconnect_s=reconnect_s, **given
+            distribute,
+            *(model, optimizer),
+            group=group,
+            timeout_s=timeout_s,
+            metrics=metrics,
+            settings=settings,
+            **given,
         )
+        compress = {**given, "timeout": timedelta(seconds=timeout_s)}
         return AutoOptimizer(
-            model, optimizer, group, local=lambda name, state: joins(design=name, resume=state), resume=resume, **given
+            *(model, optimizer, group),
+            local=lambda name, state: joins(design=name, resume=state),
+            compress={key: value for key, value in compress.items() if key != "min_numel" or value is not None},
+            resume=resume,
+            **told,
         )
     policy = None if consistency is None else find_consistency(consistency)
     chosen = find_design(
@@ -205,19 +216,23 @@ def distribute(
         reduce=reduce,
         compression=compression if isinstance(compression, str) else None,
     )
+    of_compression = None if isinstance(compression, str) else compression
+    if group is not None:
+        check_ranks_can(chosen, consistency=consistency, placement=placement)
+        return join_group(
+            *(model, optimizer, chosen, group),
+            compression=of_compression,
+            exclude=exclude,
+            seed=seed,
+            timeout_s=timeout_s,
+            credentials=credentials,
+            resume=resume,
+            **told,
+        )
     if policy is None:
         chosen = chosen.with_epoch(steps_per_epoch)
-    kept, shards, state, wrapped = None, None, resume, None
-    if group is not None:
-        if (wrapped := reducing(model, group)) is not None:
-            check_quiet(model, wrapped, group, chosen)
-            model = wrapped.module
-        shards = RankShards(group, grace_s=reconnect_s)
-        rank, workers = shards.rank, shards.workers
-        kept = resume if isinstance(resume, Resumable) else None
-        state = load_agreed(resume, group)
     servers = [server] if isinstance(server, str | Connection) else list(server or ())
-    if shards is None and not servers:
+    if not servers:
         raise ConfigError("no server was given")
     if twice := sorted({each for each in servers if isinstance(each, str) and servers.count(each) > 1}):
         raise ConfigError(f"{twice[0]} is given twice: every server is one shard, and has a part of the model")
@@ -227,32 +242,27 @@ def distribute(
         chosen,
         rank=rank,
         workers=workers,
-        servers=len(servers) if shards is None else workers,
-        shards=shards,
+        servers=len(servers),
         policy=policy,
-        resume=state,
+        resume=resume,
         seed=seed,
         chunk_nbytes=chunk_nbytes,
         measures=bool(metrics),
-        compression=None if isinstance(compression, str) else compression,
+        compression=of_compression,
         exclude=exclude,
         placement=placement if isinstance(placement, Placement) else None,
         state_interval=state_interval,
-        settings={"seed": seed, **(settings or {})},
+        settings=told["settings"],
     )
-    joined = join(
+    return join(
         prepared,
         servers,
-        kept=kept,
         metrics=metrics,
         credentials=credentials,
         timeout_s=timeout_s,
         connect_timeout_s=connect_timeout_s,
         reconnect_s=reconnect_s,
     )
-    if wrapped is not None:
-        keep_quiet(wrapped, joined)
-    return joined
 
 
 def _group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
@@ -268,7 +278,7 @@ def _group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
 
 
 def _place(
-    rank: int | None, workers: int | None, *, server: object, group: dist.ProcessGroup | None, credentials: object
+    rank: int | None, workers: int | None, *, server: object, group: dist.ProcessGroup | None
 ) -> tuple[int, int]:
     """Which of how many workers this is; a group says that by itself, later.
 
@@ -276,11 +286,11 @@ def _place(
         ConfigError: one is said without the other, or cannot be, or both servers and a group are given.
     """
     if server is not None and group is not None:
-        raise ConfigError("give either server=… (addresses of shards) or group=… (a process group whose ranks serve)")
+        raise ConfigError(
+            "give either server=… (addresses of shards) or group=… (a process group whose ranks exchange)"
+        )
     if group is not None and (rank is not None or workers is not None):
         raise ConfigError("group=… says which rank this is and how many workers there are: leave out rank and workers")
-    if group is not None and credentials is not None:
-        raise ConfigError("group=… draws certificates of its own: leave out credentials")
     if rank is None and workers in (None, 1):
         return 0, 1
     whole = all(isinstance(each, int) and not isinstance(each, bool) for each in (rank, workers))

@@ -26,13 +26,12 @@ from thinwire.policies.designs import Design
 from thinwire.runtime.connection import connect_all
 from thinwire.runtime.driver import WorkerDriver
 from thinwire.runtime.metrics import MetricsWriter
-from thinwire.runtime.model_hooks import release
-from thinwire.runtime.rank_shards import RankShards
+from thinwire.runtime.model_places import release
 from thinwire.security import Credentials
 from thinwire.transports.base import Connection
 from thinwire.worker.core import Worker
 from thinwire.worker.local_updates import LocalWorker
-from thinwire.worker.transmit_buffer import CHUNK_NBYTES, WHOLE_NBYTES
+from thinwire.worker.transmit_buffer import CHUNK_NBYTES
 
 State = Mapping[str, Any] | Resumable | None
 """What a worker goes on from."""
@@ -48,7 +47,6 @@ class Prepared:
         planned: what all workers and shards agree on.
         design: with what it was made.
         outer: parameter groups of the outer optimizer; None without local updates.
-        shards: every rank's own, in a group.
         resume: what it goes on from.
     """
 
@@ -58,7 +56,6 @@ class Prepared:
     planned: Planned
     design: Design
     outer: list[dict[str, Any]] | None
-    shards: RankShards | None
     resume: State
 
 
@@ -70,7 +67,6 @@ def prepare(
     rank: int,
     workers: int,
     servers: int,
-    shards: RankShards | None,
     policy: Consistency | None,
     resume: State,
     seed: int,
@@ -85,7 +81,6 @@ def prepare(
         design: of the training.
         rank, workers: which worker this is, of how many.
         servers: how many shards there are.
-        shards: every rank's own, in a group.
         policy: in place of the design's consistency.
         resume: what the worker goes on from.
         seed: of random codecs.
@@ -118,7 +113,7 @@ def prepare(
         rank=rank,
         now=time.perf_counter,
         policy=policy,
-        chunk_nbytes=chunk_nbytes or (WHOLE_NBYTES if shards is not None and local is not None else CHUNK_NBYTES),
+        chunk_nbytes=chunk_nbytes or CHUNK_NBYTES,
         seed=seed,
         measures=measures,
     )
@@ -129,7 +124,6 @@ def prepare(
         planned=planned,
         design=design,
         outer=outer,
-        shards=shards,
         resume=resume,
     )
 
@@ -138,7 +132,6 @@ def join(
     prepared: Prepared,
     servers: Sequence[str | Connection],
     *,
-    kept: Resumable | None,
     metrics: Sequence[MetricsWriter],
     credentials: Credentials | None,
     timeout_s: float,
@@ -148,35 +141,24 @@ def join(
 
     Args:
         prepared: the worker.
-        servers: addresses of shards, or connections to them; none in a group, whose ranks tell each other theirs.
-        kept: of a group, whose states its ranks have agreed on by now: told that the training has begun.
+        servers: addresses of shards, or connections to them.
         metrics: closed where the worker cannot join.
-        credentials: this worker's, where there is no group.
+        credentials: this worker's.
         timeout_s: how long the slowest worker may keep the others waiting, in seconds.
         **waits: `connect_timeout_s` and `reconnect_s` of `connect`.
 
     Raises:
         DeadlineError, TransportError, ProtocolError: as `tw.distribute` says.
     """
-    shards, worker = prepared.shards, prepared.worker
+    worker = prepared.worker
     connections: list[Connection] = []
     driver: WorkerDriver | None = None
     try:
-        ways, dialling = list(servers), dict[str, Any](waits)
-        if shards is None:
-            dialling["options"] = (credentials or Credentials()).worker(worker.rank)
-        else:
-            shards.resume(prepared.resume if isinstance(prepared.resume, Mapping) else None)
-            shards.agree(prepared.planned.plans)
-            ways.extend(shards.open())
-            dialling["dial"] = shards.dial
-        connections = connect_all(ways, ranks=shards is not None, **dialling)
+        options = (credentials or Credentials()).worker(worker.rank)
+        connections = connect_all(list(servers), options=options, **waits)
         driver = WorkerDriver(worker.conversations, connections, timeout_s=timeout_s, counters=worker.counters)
         joined = _optimizer(prepared, driver, metrics)
-        if kept is not None:
-            kept.began(joined)
-        if shards is None:  # ranks hear of one that is gone by its process group
-            ending.joined(joined)
+        ending.joined(joined)
         return joined
     except BaseException as error:
         release(prepared.model)
@@ -192,8 +174,6 @@ def join(
         for each in metrics:  # there is no optimizer to be closed, and who joins again opens them anew
             with suppress(Exception):
                 each.close()
-        if shards is not None:
-            shards.stop()
         raise
 
 
@@ -203,7 +183,6 @@ def _optimizer(prepared: Prepared, driver: WorkerDriver, metrics: Sequence[Metri
         "assignment": prepared.planned.assignment,
         "metrics": metrics,
         "resume": prepared.resume,
-        "shards": prepared.shards,
     }
     local, worker, outer = prepared.design.local, prepared.worker, prepared.outer
     if isinstance(worker, LocalWorker) and local is not None and outer is not None:

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from thinwire.cautions import caution
 from thinwire.errors import ConfigError, ProtocolError, check_keys
+from thinwire.hooks.held import HeldOptimizer
 from thinwire.hooks.moments import forget_what_is_not_finite
 from thinwire.hooks.optimizer import DistributedOptimizer
 from thinwire.hooks.resuming import check_inner_state, check_state
@@ -60,7 +60,6 @@ class LocalUpdateOptimizer(DistributedOptimizer):
     ) -> None:
         self._local, self._updates = worker, updates
         self._steering: Steering | None = None
-        self._stepping = False
         self._began_with: str | None = None
         steered = [each for each in parts(optimizer) if type(each) in KINDS]
         if updates.steer and steered:
@@ -136,7 +135,7 @@ class LocalUpdateOptimizer(DistributedOptimizer):
         """Has the weights that a step begins from; ProtocolError or ConfigError where it could not be exchanged."""
         self._local.check_open()
         self._local.check_options()
-        self._hooks.check_places()
+        self._hooks.places.check()
         self._check_held()
         if self._local.model.evaluating:
             raise ProtocolError("shared weights are for evaluation; take steps outside the block")
@@ -162,27 +161,11 @@ class LocalUpdateOptimizer(DistributedOptimizer):
         return bits_digest(each.shown for each in tensors if isinstance(each.parameter, nn.Parameter))
 
     def _follow(self, *_: Any) -> None:
-        """Has the inner optimizer's own dicts, of which it makes new ones when it loads a state."""
-        self.param_groups, self.state = self._inner.param_groups, self._inner.state
-
-    def _look_who_steps(self, *_: Any) -> None:
-        if not (self._stepping or self._local.closed):
-            caution(
-                "the inner optimizer has taken a step by itself, which counts for no exchange: call step() of what "
-                "tw.distribute returned (with a GradScaler, scaler.step of that)"
-            )
+        HeldOptimizer._follow(self)
 
     def _inner_step(self, closure: Callable[[], Any] | None) -> Any:
-        """The user's optimizer's step, unless a GradScaler found an overflow; gradients are unscaled where it asks."""
-        overflow = getattr(self, "found_inf", None)
-        if overflow is not None and bool(overflow):
-            return None
-        self._unscale()
-        self._stepping = True
-        try:
-            loss = self._inner.step(closure) if closure is not None else self._inner.step()
-        finally:
-            self._stepping = False
-        if self._steering is not None:
+        overflow = bool(getattr(self, "found_inf", None) or False)
+        loss = super()._inner_step(closure)
+        if self._steering is not None and not overflow:
             self._steering.stepped()
         return loss

@@ -9,26 +9,23 @@ from typing import Any, SupportsFloat
 import torch
 from torch import nn
 
-from thinwire.cautions import caution
 from thinwire.errors import ConfigError, SessionLostError
 from thinwire.hooks import ending
 from thinwire.hooks.costs import TrainingCosts
+from thinwire.hooks.held import HeldOptimizer
 from thinwire.hooks.records import Recorder, residual_ratios
 from thinwire.hooks.report import TrainingReport
 from thinwire.hooks.resuming import Resumable, check_state
-from thinwire.hooks.several import num_held
 from thinwire.hooks.starting import agree, start
-from thinwire.optimizers.options import ADDED
 from thinwire.policies.assignment import Assignment
 from thinwire.policies.sampling import Memberships
 from thinwire.runtime.driver import WorkerDriver
 from thinwire.runtime.metrics import MetricsWriter
 from thinwire.runtime.model_hooks import ModelHooks
-from thinwire.runtime.rank_shards import RankShards
 from thinwire.worker.core import Worker
 
 
-class DistributedOptimizer(torch.optim.Optimizer):
+class DistributedOptimizer(HeldOptimizer):
     """The optimizer of one worker. `step`, `zero_grad`, `param_groups` and schedulers work as they always do.
 
     Example::
@@ -55,21 +52,18 @@ class DistributedOptimizer(torch.optim.Optimizer):
         assignment: Assignment,
         metrics: Sequence[MetricsWriter] = (),
         resume: Mapping[str, Any] | Resumable | None = None,
-        shards: RankShards | None = None,
         outer_groups: list[dict[str, Any]] | None = None,
     ) -> None:
-        super().__init__([{"params": list(group["params"])} for group in optimizer.param_groups], optimizer.defaults)
-        # One list for both, so that a scheduler made for either moves the rate of both.
-        self.param_groups = optimizer.param_groups
+        super().__init__(optimizer)
         self.outer_groups = [] if outer_groups is None else outer_groups
         """With a design of local updates the outer optimizer's parameter groups; without, none. A rate that is written
         there counts from the next push."""
-        self._inner, self._held = optimizer, num_held(optimizer)
         self.counters = worker.counters
         self.assignment = assignment
-        self._worker, self._driver, self._shards = worker, driver, shards
-        self._recorder = Recorder(metrics, worker.rank, 0 if shards is None else shards.workers)
-        self._costs = TrainingCosts(worker, driver, shards)
+        self._worker, self._driver = worker, driver
+        self._recorder = Recorder(metrics, worker.rank)
+        nbytes = sum(tensor.shown.nbytes for tensor in worker.model.tensors if not tensor.state)
+        self._costs = TrainingCosts(worker, self._counted, nbytes)
         self._averaged = self._joined = False
         agreed, state = agree(worker, driver, resume)
         if state is not None:
@@ -112,39 +106,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if groups is not self._inner.param_groups:
             groups[:], self._inner.param_groups = self._inner.param_groups, groups
 
-    def _check_held(self) -> None:
-        if self._held != (held := num_held(self._inner)):
-            raise ConfigError(
-                f"the inner optimizer holds {held} parameters and tw.distribute was given {self._held}: {ADDED}"
-            )
-
-    def _unscale(self) -> None:
-        """Divides the gradients by a GradScaler's scale, where it asks for that."""
-        if (scale := getattr(self, "grad_scale", None)) is not None:
-            for group in self.param_groups:
-                for parameter in group["params"]:
-                    if parameter.grad is not None:
-                        parameter.grad.mul_(1 / float(scale))
-
     def _end_step(self) -> None:
-        self._hooks.check_places()
+        self._hooks.places.check()
         self._driver.run(self._worker.end_step())
         self._recorder.record(self._worker.iteration - 1, self._worker.model)
         self._driver.run(self._worker.settle())
         self._costs.note_step()
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refused: the shards were told of all tensors when the training began.
-
-        Raises:
-            ConfigError: always, once the training has begun.
-        """
-        if hasattr(self, "_hooks"):
-            raise ConfigError(
-                "a parameter group that is added to a distributed optimizer would not be exchanged: give the optimizer "
-                "all its groups before tw.distribute, frozen ones too"
-            )
-        super().add_param_group(param_group)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -249,14 +216,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._worker.closed = True
             ending.left(self)
             with ExitStack() as ends:  # from the last to the first, each of them whatever becomes of the others
-                if self._shards is not None:
-                    ends.callback(self._shards.close, self._driver.timeout_s if within_s is None else within_s)
                 ends.callback(self._recorder.close)
                 ends.callback(self._driver.close, within_s, failure)
                 self._hooks.remove()
-
-    def __enter__(self) -> DistributedOptimizer:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         # One that goes back with the others must have said so; `sys.exit()` at the end of a training is no failure.
@@ -266,17 +228,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
         else:
             self.leave_soon(ending.failure_text(error))
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Refused: what is copied or pickled would take part in no training.
-
-        Raises:
-            ConfigError: always.
-        """
-        raise ConfigError(
-            "what tw.distribute returned cannot be copied or pickled: it is one worker's part in a training. Save its "
-            "state_dict(), and the model's"
-        )
-
     # ---- its state
 
     def state_dict(self) -> dict[str, Any]:
@@ -284,27 +235,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
         Together with the model's state and the shards' checkpoints of the same step it is all that
         `distribute(…, resume=state)` needs to go on bit for bit. It waits for the last exchange, and so does the
-        model's. In a group it holds this rank's shard as well; every rank saves its own.
+        model's.
 
         Raises:
             ConfigError: the model has its averaged weights for now, from which no training goes on.
         """
         if self._averaged:
             raise ConfigError("state_dict() inside `with opt.averaged_weights():` is of the averages: call it outside")
-        shard: dict[str, Any] = {}
-        if self._shards is None:
-            self._hooks.settle()  # as the model's own state_dict() does, before or after this one
-        else:
-            if not (self._worker.closed or self._driver.runs_here):
-                self.sync()
-            shard["shard"] = self._shards.state_dict(self._worker.clock)
-            if shard["shard"] is None:
-                caution(
-                    "no training can go on from this state_dict(): with fragments some parameters have had an exchange "
-                    "more than others. Save it after a step that ends a round, which is every h-th"
-                )
+        self._hooks.settle()  # as the model's own state_dict() does, before or after this one
         return {
-            **shard,
             "rank": self._worker.rank,
             "step": self._worker.iteration,
             "position": self._worker.position(),
@@ -324,11 +263,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
             ConfigError: it is of another optimizer or another rank, or a parameter of this model is missing in it.
         """
         check_state(state_dict, "contexts", self.param_groups)
-        if self._shards is not None and self._joined and state_dict.get("shard"):
-            raise ConfigError(
-                "the state holds this rank's shard, which is taken back before ranks meet: give it as "
-                "tw.distribute(…, resume=state), on every rank its own"
-            )
         if (rank := state_dict["rank"]) != self._worker.rank:
             raise ConfigError(
                 f"the state is of rank {rank}, and this is rank {self._worker.rank}: each resumes from its own, which "
@@ -376,6 +310,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return self._worker.gone
 
     # ---- what it measured
+
+    def _counted(self) -> dict[str, float]:
+        sent, received = self._driver.wire_nbytes
+        return {**self._worker.counters.snapshot(), "wire_bytes_push": sent, "wire_bytes_pull": received}
 
     def traffic(self) -> dict[str, float]:
         """Returns this worker's sums so far: payload and wire bytes and values each way, and seconds by purpose."""

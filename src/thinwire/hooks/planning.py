@@ -26,6 +26,7 @@ from thinwire.policies.compression import PLAIN, Compression, Exclude, select
 from thinwire.policies.consistency import Consistency, name_of
 from thinwire.policies.consistency import consistency as find_consistency
 from thinwire.policies.designs import Design
+from thinwire.policies.local_updates import LocalUpdates
 from thinwire.policies.placement import Placement, check_none_idle
 from thinwire.policies.placement import placement as find_placement
 from thinwire.runtime.digests import bits_digest
@@ -96,12 +97,8 @@ def make_plan(
         check_dense(model)
         _check_fresh(optimizer)
     else:
-        local.check_inner(class_names(optimizer), optimizer.param_groups)
-        if text := local.caution_for(class_names(optimizer)):
-            caution(text)
-        for each in parts(optimizer):
-            _check_devices(each)
-    parameters = _trained(model, optimizer)
+        check_inner(local, optimizer)
+    parameters = trained(model, optimizer)
     choices = select(
         {key: tuple(parameter.shape) for key, parameter in parameters},
         compression or design.compress(exclude),
@@ -140,7 +137,7 @@ def make_plan(
             sends_some[part.server] |= choices[key].up.scheme.sends_some
         tensors.append(PlannedTensor(key, parameter, False, choices[key].up, tuple(placed), local is not None))
     check_none_idle(placing, assignment)
-    plain, exchanged = index_of(PLAIN), _statistics(model)
+    plain, exchanged = index_of(PLAIN), statistics(model)
     for key, buffer in ((plain_name(name), each) for name, each in model.named_buffers()):
         if id(buffer) in exchanged if buffers is None else key in buffers:
             placed = [(Partition(0, 0, buffer.numel()), len(tables[0]))]
@@ -156,7 +153,7 @@ def make_plan(
     groups = tuple(portable_options(group, known) for group in given)
     policy = consistency or find_consistency(design.consistency)
     policy.terms(workers)  # answers that can never be met are refused here, where they are somebody's own
-    agreed = {**(_frozen(model, [parameter for _, parameter in parameters]) if begins else {}), **(settings or {})}
+    agreed = {**(frozen(model, [parameter for _, parameter in parameters]) if begins else {}), **(settings or {})}
     plans = tuple(
         Plan(
             workers=workers,
@@ -181,7 +178,7 @@ def _named(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _statistics(model: nn.Module) -> set[int]:
+def statistics(model: nn.Module) -> set[int]:
     """Returns the ids of the buffers that are exchanged: floating-point numbers that belong to the model's state.
 
     A buffer that is not persistent is made anew by every process, such as a table of rotary positions. One that begins
@@ -190,6 +187,15 @@ def _statistics(model: nn.Module) -> set[int]:
     constants = {id(module._buffers[name]) for module in model.modules() for name in module._non_persistent_buffers_set}
     numbers = [each for each in model.buffers() if each.is_floating_point() and id(each) not in constants]
     return {id(each) for each in numbers if each.isnan().any() or not each.isinf().any()}
+
+
+def check_inner(local: LocalUpdates, optimizer: torch.optim.Optimizer) -> None:
+    """Raises ConfigError where an optimizer cannot take local steps; warns where they often end in nothing."""
+    local.check_inner(class_names(optimizer), optimizer.param_groups)
+    if text := local.caution_for(class_names(optimizer)):
+        caution(text)
+    for each in parts(optimizer):
+        _check_devices(each)
 
 
 def _check_devices(optimizer: torch.optim.Optimizer) -> None:
@@ -207,10 +213,11 @@ def _check_devices(optimizer: torch.optim.Optimizer) -> None:
                 )
 
 
-def _trained(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[tuple[str, nn.Parameter]]:
+def trained(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[tuple[str, nn.Parameter]]:
+    """Returns the parameters that need a gradient, by their plain names. Raises ConfigError where one cannot be."""
     known = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    trained = [(plain_name(name), each) for name, each in model.named_parameters() if each.requires_grad]
-    if not trained:
+    found = [(plain_name(name), each) for name, each in model.named_parameters() if each.requires_grad]
+    if not found:
         raise ConfigError("the model has no parameter that needs a gradient")
     for what, tensors in (("parameter", model.named_parameters()), ("buffer", model.named_buffers())):
         for key, tensor in tensors:
@@ -219,7 +226,7 @@ def _trained(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[tuple[s
                     f"{what} {plain_name(key)!r} of a lazy module has no shape yet: run one forward pass before the "
                     "optimizer is made"
                 )
-    for key, parameter in trained:
+    for key, parameter in found:
         if parameter.is_meta:
             raise ConfigError(
                 f"parameter {key!r} is on the meta device, without values: call to_empty() and fill it first"
@@ -248,10 +255,10 @@ def _trained(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[tuple[s
                     "does not have: it would not be exchanged. Register it with the model, as in model.scale = "
                     "nn.Parameter(…), give a module that holds both, or leave it to an optimizer of its own"
                 )
-    return trained
+    return found
 
 
-def _frozen(model: nn.Module, trained: Sequence[nn.Parameter]) -> Settings:
+def frozen(model: nn.Module, trained: Sequence[nn.Parameter]) -> Settings:
     """Which values nobody trains or sends; nothing of a model without any.
 
     Of a quantised base (a parameter of a class of its own) and of one in shards, ranks may rightly have other bits;

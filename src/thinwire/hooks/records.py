@@ -40,11 +40,10 @@ class Recorder:
     Args:
         metrics: closed with the recorder; without any, nothing is recorded.
         rank: of this worker.
-        serving_ranks: how many ranks serve each other, in a group; 0 where servers are apart.
     """
 
-    def __init__(self, metrics: Sequence[MetricsWriter], rank: int, serving_ranks: int = 0) -> None:
-        self._metrics, self._rank, self._serving_ranks = metrics, rank, serving_ranks
+    def __init__(self, metrics: Sequence[MetricsWriter], rank: int) -> None:
+        self._metrics, self._rank = metrics, rank
         self._warned = False
         self._waiting: list[tuple[WorkerTable, StepRecord]] = []
 
@@ -74,7 +73,6 @@ class Recorder:
                     residual_lag=ratios.get(table.spec.name),
                     time_s=now,
                     itemsize=tensor.parameter.element_size(),
-                    serving_ranks=self._serving_ranks,
                     **asdict(table.cost),
                 )
                 self._waiting.append((table, record))

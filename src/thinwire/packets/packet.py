@@ -166,6 +166,11 @@ def kind_of(data: bytes | memoryview) -> type[Message] | None:
     return KINDS.get(data[3]) if len(data) >= HEAD_NBYTES else None
 
 
+def nbytes_of(data: bytes | memoryview) -> int:
+    """Returns the size of the packet at the start of `data`, as its head declares it."""
+    return int(HEAD.unpack_from(data)[5])
+
+
 def _batch(message: Push | Delta, tensors: Sequence[EncodedTensor]) -> tuple[Push | Delta, list[bytes | memoryview]]:
     """Puts batched tensors in one last frame, and their sizes in the message."""
     batched = [tensor for tensor in tensors if isinstance(tensor, BatchedTensor)]

@@ -16,8 +16,6 @@ class PeerCosts:
             messages in a rank's step, adds 4.5 to 7 ms to its processor time without a limit on the link.
         hop_s: that a ring of ranks which share processors waits at each hop more than an exchange of two hops does, in
             seconds of the clock.
-        byte_s: of a processor for each byte of a local update at either end, in seconds: ranks that exchange those
-            encrypt them. What gradients take, which gloo carries, is in `message_s`.
 
     `bench.peer_costs.measure_peer_costs` measures any machine's.
 
@@ -27,8 +25,7 @@ class PeerCosts:
 
     message_s: float = 350e-6
     hop_s: float = 300e-6
-    byte_s: float = 0.5e-9
 
     def __post_init__(self) -> None:
-        if not all(each >= 0 for each in (self.message_s, self.hop_s, self.byte_s)):  # nor NaN
+        if not all(each >= 0 for each in (self.message_s, self.hop_s)):  # nor NaN
             raise ConfigError(f"{self}: seconds are 0 or more")

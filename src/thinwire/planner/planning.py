@@ -185,7 +185,7 @@ class Plan:
             chunk_nbytes=self._gathered_nbytes(layers) if collective else CHUNK_NBYTES,
             message_s=self._transport.server_message_s,
             worker_message_s=self._peers.message_s if collective else self._transport.worker_message_s,
-            byte_s=(self._peers.byte_s if made.local else 0.0) if collective else self._transport.byte_s,
+            byte_s=0.0 if collective else self._transport.byte_s,
             ring=ring,
             ring_hop_s=self._peers.hop_s,
             use=self._sharing.use,

@@ -55,8 +55,6 @@ class Figures:
         plain_nbytes: what all tables' values take in their own dtype, all ways that they travel.
         plain_way_nbytes: likewise one way.
         shared: whether ranks average shares of their own, and so send and receive both gradients and averages.
-        serving_ranks: how many ranks serve each other shares of the model, and so send and receive both likewise; each
-            one's own share is then in its bytes, which no link carries. 0 where none do.
         ratio: of that over what travelled; 0 where nothing did.
         lag: the largest latest lag of a table, and `lag_table` which it is; None where no residual is kept.
         loss: the latest that is finite, mean over ranks.
@@ -88,7 +86,6 @@ class Figures:
     link_bps: float | None
     tables: tuple[TableFigures, ...]
     shared: bool = False
-    serving_ranks: int = 0
     last_s: float = 0.0
     record_s: float | None = None
 
@@ -290,7 +287,6 @@ class RecordedSteps:
             link_bps=next((min(each) for each in reversed(links) if each), self._before.get("link_bps")),
             tables=tuple(tables),
             shared=any(each.shared for each in chosen),
-            serving_ranks=max((each.serving_ranks for each in chosen), default=0),
             last_s=max((each.time_s for ranks in self._steps.values() for each in ranks.values()), default=0.0),
             record_s=statistics.fmean(seconds) * (steps[-1] - steps[0]) / max(1, len(steps) - 1) if seconds else None,
         )

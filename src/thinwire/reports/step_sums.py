@@ -54,7 +54,6 @@ class RankStep:
     plain_nbytes: int = 0
     plain_way_nbytes: int = 0
     shared: bool = False
-    serving_ranks: int = 0
     encode_s: float = 0.0
     decode_s: float = 0.0
     wait_s: float = 0.0
@@ -73,7 +72,6 @@ class RankStep:
         self.plain_nbytes += record.ways * record.plain_way_nbytes
         self.plain_way_nbytes += record.plain_way_nbytes
         self.shared = self.shared or record.share < 1
-        self.serving_ranks = max(self.serving_ranks, record.serving_ranks)
         self.encode_s += record.encode_s
         self.decode_s += record.decode_s
         self.wait_s += record.wait_s

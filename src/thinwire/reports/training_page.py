@@ -38,7 +38,7 @@ def verdict(figures: Figures) -> list[str]:
     spent = figures.encode_s + figures.decode_s
     saved = (figures.plain_nbytes - figures.push_nbytes - figures.pull_nbytes) * _each_way(figures)
     less = f"{figures.ratio:.1f}× less travels than in the tensors’ own dtype"
-    if not figures.ratio or figures.serving_ranks == 1:  # one that serves itself needs no link
+    if not figures.ratio:
         sentences = ["Nothing travelled."]
     elif saved <= 0 or figures.ratio < 1.05:
         sentences = ["Nothing is saved: as much travels as in the tensors’ own dtype."]
@@ -69,11 +69,8 @@ def verdict(figures: Figures) -> list[str]:
 def _each_way(figures: Figures) -> float:
     """Which part of what one rank sends and gets its link carries each way.
 
-    A worker sends gradients and receives updates. Ranks that average shares of their own send and receive both, and so
-    do ranks that serve each other: as much for the others' sake as for their own, but for each one's own share.
+    A worker sends gradients and receives updates. Ranks that average shares of their own send and receive both.
     """
-    if figures.serving_ranks:
-        return 1 - 1 / figures.serving_ranks
     return 1.0 if figures.shared else 1 / max(1.0, figures.plain_nbytes / max(1, figures.plain_way_nbytes))
 
 

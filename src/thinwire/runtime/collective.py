@@ -26,6 +26,7 @@ import torch
 from thinwire.collective.core import Bucket, Collective
 from thinwire.collective.exchange import Exchange, Group, Pass, Send, abort_packet
 from thinwire.errors import ConfigError, DeadlineError, NonFiniteError, TransportError
+from thinwire.packets import nbytes_of
 from thinwire.runtime.bucket_buffers import BucketBuffer, Future, UnderWay
 from thinwire.runtime.peers import FAREWELL, leave
 from thinwire.telemetry import Counters
@@ -158,6 +159,14 @@ class CollectiveDriver:
         if self._closed:
             raise ConfigError("close() was called on this state: wrap the model, and call compress, anew")
 
+    def give_up(self, error: BaseException) -> None:
+        """Tells the peers why this rank leaves, in place of its next packet, unless they know of a failure."""
+        if self._last is not None:
+            self._last.wait(FAREWELL.total_seconds())
+        if self.failure is None and not self._closed:
+            self.failure = TransportError(f"this rank has left: {type(error).__name__}: {error}")
+            self._tell(abort_packet(error), Pass.PUSH.value)  # the tag of a step's first packet
+
     def close_with(self, model: object) -> None:
         """Has `close` called when a model is garbage, whose exchanges these are."""
         weakref.finalize(model, self.close).atexit = False
@@ -279,10 +288,10 @@ class CollectiveDriver:
     def _pull(self, job: UnderWay) -> None:
         exchange, counters = job.exchange, self._counters[Pass.PULL]
         begin = time.perf_counter()
-        waited = self._receive(job, Pass.PUSH)
+        waited = self._receive(job, Pass.PUSH, counters)
         if exchange.pulls:
             self._send(job, exchange.pull(), counters)
-            waited += self._receive(job, Pass.PULL)
+            waited += self._receive(job, Pass.PULL, counters)
         decoded = time.perf_counter()
         for bucket, values in zip(job.buckets, job.values, strict=True):
             if exchange.skipped:
@@ -293,10 +302,11 @@ class CollectiveDriver:
         counters.add("copy_seconds", time.perf_counter() - decoded)
         counters.add("wait_seconds", waited)
         counters.add("decode_seconds", decoded - begin - waited)
+        counters.add("payload_bytes_received", exchange.received_nbytes)
         if exchange.last:
             counters.add("steps", 1)
 
-    def _receive(self, job: UnderWay, way: Pass) -> float:
+    def _receive(self, job: UnderWay, way: Pass, counters: Counters) -> float:
         """Hands every peer's packet of a pass to the exchange, and returns the seconds of waiting for them."""
         waited = 0.0
         for transfer in job.receives[way]:
@@ -307,6 +317,7 @@ class CollectiveDriver:
             finally:
                 self._awaited = None
             waited += time.perf_counter() - begin
+            counters.add("wire_bytes_received", nbytes_of(packet))
             job.exchange.receive(transfer.peer, way, packet)
         return waited
 

@@ -10,14 +10,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import secrets
-import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from thinwire.errors import ConfigError, DeadlineError, SessionLostError, TransportError
+from thinwire.errors import ConfigError, DeadlineError, TransportError
 from thinwire.packets import kind_of
 from thinwire.runtime.clock import check_seconds
 from thinwire.runtime.limits import JOIN_WITHIN_S
@@ -33,16 +32,8 @@ _log = logging.getLogger(__name__)
 SESSION_NBYTES = 16
 """A session's name is a secret of 128 bits: who knows it can speak in the worker's place."""
 
-ASK_S, ASK_TIMES, ASK_PAUSE_S = 0.5, 5, 0.05
-"""How long a process may be silent and still lives, in seconds; how often one that hangs up is asked; the pauses."""
-
-AT_ONCE_S = 2.0
-"""A process that was there a moment ago opens a connection within that, or is asked whether it still lives."""
-
 Connect = Callable[[float], Connection]
 """Opens a connection, waiting so many seconds for the server at most."""
-ConnectTo = Callable[[str, float], Connection]
-"""The same, to any address."""
 
 
 def server_address(server: str) -> str:
@@ -68,8 +59,6 @@ def connect(
     connect_timeout_s: float = 30.0,
     reconnect_s: float = 0.0,
     options: GrpcOptions | None = None,
-    dial: ConnectTo | None = None,
-    process: str | None = None,
 ) -> Connection:
     """Returns a connection to `grpc://host:port`, waiting until the server is there; a Connection is taken as it is.
 
@@ -78,41 +67,18 @@ def connect(
         connect_timeout_s: how long the server may take to appear, in seconds.
         reconnect_s: for how long a connection that breaks is tried to be replaced, in seconds; 0: not at all.
         options: of gRPC.
-        dial: opens connections in place of gRPC, to an address of its own.
-        process: who serves at this address, where nobody takes its place when it dies; None: it may be started again.
 
     Raises:
         ConfigError: an address of another form, or times that cannot be waited for.
         DeadlineError: nobody answers at that address.
-        SessionLostError: `process` has ended.
     """
     if isinstance(server, Connection):
         return server
     check_seconds(connect_timeout_s=connect_timeout_s, reconnect_s=reconnect_s)
-    address = server
-    if dial is None:
-        address = server_address(server)
-
-    opened_before = False
-
-    def open_at(timeout_s: float) -> Connection:
-        nonlocal opened_before
-        if dial is not None:
-            found = dial(address, timeout_s)
-        else:
-            found = grpc_client.connect(address, connect_timeout_s=timeout_s, options=options)
-        opened_before = True
-        return found
+    address = server_address(server)
 
     def open_connection(timeout_s: float) -> Connection:
-        if process is None:
-            return open_at(timeout_s)
-        if not opened_before:  # asking takes as long as a live process is silent, for each of them
-            with contextlib.suppress(DeadlineError):
-                return open_at(min(timeout_s, AT_ONCE_S))
-        if has_ended(address):
-            raise SessionLostError(f"{process} is gone: its process has ended, and nothing listens at {address}")
-        return open_at(timeout_s)
+        return grpc_client.connect(address, connect_timeout_s=timeout_s, options=options)
 
     if reconnect_s <= 0:
         return open_connection(connect_timeout_s)
@@ -124,7 +90,7 @@ def connect(
     )
 
 
-def connect_all(servers: Sequence[str | Connection], *, ranks: bool = False, **options: Any) -> list[Connection]:
+def connect_all(servers: Sequence[str | Connection], **options: Any) -> list[Connection]:
     """As `connect`, to every shard; where one cannot be reached, the connections that opened are closed.
 
     A server ends a connection whose worker has not joined in time, and a worker joins once all shards are there: what
@@ -132,12 +98,11 @@ def connect_all(servers: Sequence[str | Connection], *, ranks: bool = False, **o
 
     Args:
         servers: addresses, or connections, which are never opened anew.
-        ranks: whether shard r is served by rank r of a group: its `process`.
         **options: of `connect`, for all.
     """
 
     def open_one(shard: int) -> Connection:
-        return connect(servers[shard], process=f"rank {shard}" if ranks else None, **options)
+        return connect(servers[shard], **options)
 
     opened: list[Connection] = []
     since: list[float] = []
@@ -155,25 +120,6 @@ def connect_all(servers: Sequence[str | Connection], *, ranks: bool = False, **o
                 each.close()
         raise
     return opened
-
-
-def has_ended(address: str) -> bool:
-    """Whether the process is gone that listened at an address, on a machine that is still there to say so."""
-    host, port = parse_address(address)
-    for _ in range(ASK_TIMES):
-        try:
-            with socket.create_connection((host.strip("[]"), port), ASK_S) as asked:
-                asked.settimeout(ASK_S)
-                if asked.recv(1):
-                    return False
-        except ConnectionRefusedError:
-            return True
-        except ConnectionResetError:
-            pass
-        except OSError:  # a live process waits for us to speak; or it is the network, which may come back
-            return False
-        time.sleep(ASK_PAUSE_S)  # a process that is dying hangs up, and still has the port
-    return False
 
 
 class ReconnectingConnection(Connection):

@@ -6,8 +6,7 @@ procedure runs is for `driver.py` to say, and what it does for the worker.
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
 from inspect import signature
 from typing import Any, cast
@@ -18,6 +17,7 @@ from torch import nn
 from thinwire.cautions import caution
 from thinwire.errors import ConfigError, ThinwireError
 from thinwire.runtime.driver import WorkerDriver
+from thinwire.runtime.model_places import ModelPlaces
 from thinwire.worker.core import Worker
 from thinwire.worker.model import WorkerTensor
 
@@ -51,17 +51,8 @@ class ModelHooks:
         self._reached: set[int] = set()
         self._unreached: list[int] | None = None
         self._handles: list[Any] = []
-        self._untaken: set[str] = set()
         index = {id(tensor.parameter): number for number, tensor in enumerate(self._tensors)}
-        # Where the model has its parameters and buffers: a dict of a module's, and the name in it.
-        self._owners: list[tuple[dict[str, Any], str, WorkerTensor]] = [
-            (owner, name, self._tensors[index[id(found)]])
-            for module in model.modules()
-            for owner in cast("tuple[dict[str, Any], ...]", (module._parameters, module._buffers))
-            for name, found in owner.items()
-            if id(found) in index
-        ]
-        self._frozen = [(name, weakref.ref(p)) for name, p in model.named_parameters() if id(p) not in index]
+        self.places = ModelPlaces(model, self._tensors, self.remove)
         # Before all others: weight_norm and its kin compute a layer's weight in such a hook, of parameters as they are.
         for module in model.modules():
             own = [index[id(parameter)] for parameter in module._parameters.values() if id(parameter) in index]
@@ -81,68 +72,9 @@ class ModelHooks:
 
     def remove(self) -> None:
         """Removes every hook."""
+        self.places.leave()
         for handle in self._handles:
             handle.remove()
-
-    def check_places(self) -> None:
-        """Looks whether the model's parameters are still those that the worker exchanges; takes what was assigned to
-        buffers into those.
-
-        Raises:
-            ConfigError: one has other memory, or another has taken its place: updates would not reach the model.
-        """
-        for owner, key, tensor in self._owners:
-            parameter, now = tensor.parameter, owner.get(key)
-            if not isinstance(parameter, nn.Parameter):
-                if now is not None and self._take(tensor, now):
-                    owner[key] = parameter
-                continue
-            if now is not None and now is not parameter:
-                raise ConfigError(
-                    f"the model has another parameter in place of {tensor.name!r} than when it was given to "
-                    "tw.distribute, and neither the optimizer nor the other workers know it. Load weights by "
-                    "load_state_dict without assign=True, and change layers before the optimizer is made"
-                )
-            if parameter.data_ptr() != tensor.shown.data_ptr():
-                raise ConfigError(
-                    f"{tensor.name!r} was moved after tw.distribute: it is {_place(parameter)} in other memory than "
-                    f"the {_place(tensor.shown)} that is exchanged. Call .to(), .half() and the like before "
-                    "tw.distribute, and change values in place, as in parameter.data.copy_(values)"
-                )
-        self._warn_of_unfrozen()
-
-    def _take(self, tensor: WorkerTensor, now: torch.Tensor) -> bool:
-        """Takes what a forward pass has assigned (self.mean = …) into the buffer that is exchanged, if it can be."""
-        buffer = tensor.parameter
-        if now is buffer and buffer.data_ptr() == tensor.shown.data_ptr():
-            return True
-        try:
-            if now.shape != tensor.shown.shape:
-                raise RuntimeError(f"it has shape {tuple(now.shape)} now, and had {tuple(tensor.shown.shape)}")
-            with torch.no_grad():
-                tensor.shown.copy_(now)
-        except RuntimeError as error:
-            if tensor.name not in self._untaken:
-                self._untaken.add(tensor.name)
-                caution(
-                    f"buffer {tensor.name!r} was assigned a value that cannot be exchanged, and stays each worker's "
-                    f"own from now on: {error}"
-                )
-            return False
-        buffer.data = tensor.shown
-        return True
-
-    def _warn_of_unfrozen(self) -> None:
-        parameters = ((name, ref()) for name, ref in self._frozen)
-        found = [name for name, p in parameters if p is not None and p.requires_grad and p.grad is not None]
-        if found:
-            self._frozen = []
-            names = ", ".join(found[:4]) + (", …" if len(found) > 4 else "")
-            caution(
-                f"{len(found)} parameters were frozen when the model was given to tw.distribute and have gradients now "
-                f"({names}): they are not exchanged, and workers will differ in them. Unfreeze them before "
-                "tw.distribute, or end this training and call it anew"
-            )
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy of the model, such as one of averaged weights, or one that is saved, takes part in nothing."""
@@ -226,36 +158,7 @@ class ModelHooks:
             self._driver.run(self._worker.gradient_ready(tensor))
 
 
-def check_free(model: nn.Module) -> None:
-    """Raises ConfigError where one of a model's parameters has hooks already: it would be pushed to two trainings."""
-    for name, _ in _hooked(model):
-        raise ConfigError(
-            f"this model is being trained by what an earlier tw.distribute returned, which exchanges {name!r}: call "
-            "close() on that optimizer, or leave its `with` block, before tw.distribute is called with the model again"
-        )
-
-
-def release(model: nn.Module) -> None:
-    """Removes all hooks of a model."""
-    for _, hooks in list(_hooked(model)):
-        hooks.remove()
-
-
-def _hooked(model: nn.Module) -> Iterator[tuple[str, ModelHooks]]:
-    """Yields the names of parameters that have hooks, with these. Read off the parameters, which modules may share."""
-    for name, parameter in model.named_parameters():
-        registered = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
-        for hook in list(registered.values()):
-            owner = getattr(getattr(hook, "func", None), "__self__", None)
-            if isinstance(owner, ModelHooks):
-                yield name, owner
-
-
 def _hooks_of_copy() -> ModelHooks:
     hooks = ModelHooks.__new__(ModelHooks)
     hooks._is_copy = True
     return hooks
-
-
-def _place(tensor: torch.Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} on {tensor.device}"

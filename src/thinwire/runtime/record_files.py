@@ -131,7 +131,7 @@ def _can_be(record: StepRecord) -> bool:
     """Whether a record's numbers are within what can be measured and counted; JSON has others."""
     times = record.time_s, record.encode_s, record.decode_s, record.wait_s
     counts = (record.step, record.rank, record.numel, record.payload_bytes_push, record.payload_bytes_pull)
-    others = (record.staleness, record.itemsize, record.ways, record.serving_ranks)
+    others = (record.staleness, record.itemsize, record.ways)
     positive = record.residual_norm or 0.0, record.residual_lag or 0.0, record.link_bps or 0.0
     return (
         all(0 <= each <= _LONGEST_S for each in times)

@@ -9,6 +9,9 @@ would wait for groups of another name. And what only this object knows ends with
 
 from __future__ import annotations
 
+import hashlib
+import logging
+import time
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -18,7 +21,10 @@ import torch.distributed as dist
 
 from thinwire.errors import DeadlineError, ThinwireError, TransportError
 from thinwire.transports.peers import PeerGroup, ReceiveBuffer, Transfer
-from thinwire.transports.roll_call import roll_call
+
+PATIENCE_S = 30.0
+"""After so long it is logged which ranks are missing: one may still be reading its data."""
+_log = logging.getLogger(__name__)
 
 
 class GlooPeerGroup(PeerGroup):
@@ -39,7 +45,7 @@ class GlooPeerGroup(PeerGroup):
         self.rank = self._ranks.index(dist.get_rank())
         try:
             store = dist.distributed_c10d._get_default_store()
-            meeting = roll_call(store, dist.get_rank(), ranks, timeout)
+            meeting = call_roll(store, dist.get_rank(), ranks, timeout)
             named = dist.PrefixStore(f"{meeting}/gloo", store)  # type: ignore[attr-defined]
             self._group: Any = dist.ProcessGroupGloo(named, self.rank, self.size, timeout)
         except (RuntimeError, dist.DistError) as error:
@@ -81,3 +87,43 @@ class GlooPeerGroup(PeerGroup):
                 f"stopped, or runs another training loop ({text})"
             )
         return TransportError(f"rank {they} is gone, as rank {we} sees it; start all ranks again ({text})")
+
+
+def call_roll(
+    store: Any, rank: int, ranks: Sequence[int], timeout: timedelta, *, patience_s: float = PATIENCE_S
+) -> str:
+    """Waits until all ranks have called this equally often: a process group that waits for its ranks names none.
+
+    Args:
+        store: of the default process group.
+        rank: this one, of all.
+        ranks: their global ranks, the same list everywhere, this one among them.
+        timeout: how long to wait.
+        patience_s: after how many seconds to log which ranks are missing.
+
+    Returns:
+        A name that these ranks and no others have from this call: what begins with it in the store is theirs.
+
+    Raises:
+        TransportError: some did not come in time; the message names them.
+        RuntimeError: the store is gone, and with it the rank that holds it.
+    """
+    # Counted in the store: a process that takes a lost one's place finds a new store, as the others do.
+    these = hashlib.blake2b(repr(list(ranks)).encode(), digest_size=8).hexdigest()
+    meeting = f"thinwire/{these}/{store.add(f'thinwire/{these}/calls/{rank}', 1)}"
+    store.set(f"{meeting}/{rank}", "here")
+    begun, pause_s, told = time.monotonic(), 0.001, False
+    while not store.check([f"{meeting}/{each}" for each in ranks]):
+        waited_s, most_s = time.monotonic() - begun, timeout.total_seconds()
+        if waited_s >= most_s or (waited_s >= patience_s and not told):
+            absent = [str(each) for each in ranks if not store.check([f"{meeting}/{each}"])]
+            missing = f"rank{'s' * (len(absent) > 1)} {', '.join(absent)}" if absent else "a rank"
+            told, wanted = True, "every rank must call compress, or tw.distribute"
+            if waited_s >= most_s:
+                raise TransportError(f"{missing} did not come within {most_s:g} s; {wanted}")
+            _log.warning(
+                "%s kept rank %s waiting for %.0f s: %s", missing, rank, waited_s, f"{wanted}, within {most_s:g} s"
+            )
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, 0.25)
+    return meeting

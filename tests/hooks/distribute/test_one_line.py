@@ -285,7 +285,7 @@ def test_an_adaptive_optimizer_gets_what_fits_the_link(ranks: dict[str, list[Any
             found["report"].startswith("auto: AdamW, link ") and f"a step computes 10 ms: {link} (" in found["report"]
         )
         assert all(found["equal"][:3]), "measured steps are each rank's own"
-        assert found["exchange"] == ("NoneType" if link.startswith("plain") else "LocalUpdateOptimizer")
+        assert found["exchange"] == ("NoneType" if link.startswith("plain") else "GroupOptimizer")
     for one, other in (bare, wrapped):
         assert torch.equal(one["shared"][:-80], other["shared"][:-80]) and torch.equal(one["end"], other["end"])
         if link.startswith("plain"):

@@ -1,4 +1,4 @@
-"""Ranks that serve each other (`group=`): each one's state holds its shard, and all go on from there; one may fail."""
+"""Ranks of a group that train by a design: each resumes from its own state; one may fail; which states are refused."""
 
 from __future__ import annotations
 
@@ -20,17 +20,22 @@ import thinwire as tw
 from tests.hooks.ddp_ranks import refusal, run_ranks
 from tests.hooks.local_runs import inner_optimizer, inner_step, sgd, values, weights, wide
 from thinwire.errors import SessionLostError
-from thinwire.hooks import ending
-from thinwire.hooks.distribute import DistributedOptimizer
 from thinwire.hooks.resuming import KeptSteps, load_agreed
 
 TOTAL = 14
-RESUMED = {"update": 7, "diloco[h=3]": 6, "streaming-diloco[h=6,delay=2]": 12, "3lc": 7}
+RESUMED = {"update": 7, "diloco[h=3]": 6, "diloco[h=3,keep=0.5]": 8, "streaming-diloco[h=6,delay=2]": 11, "3lc": 7}
 """Designs, and the step before which they are saved."""
+NEED_SERVERS = {
+    "terngrad": "votes and shared scales",
+    "mps": "consistency=ssp",
+    "3lc[consistency=ssp[5]]": "consistency=ssp",
+    "entropy": "downlink=weights",
+    "sparseloco": "reduce=clipped-mean-of-senders",
+}
 KEPT = ("update", "local-sgd[h=2]", "3lc")
 
 
-def distribute(model: nn.Module, design: str, **options: Any) -> DistributedOptimizer:
+def distribute(model: nn.Module, design: str, **options: Any) -> Any:
     inner = inner_optimizer(design)(model)
     return tw.distribute(model, inner, group=dist.group.WORLD, design=design, **options)
 
@@ -40,11 +45,11 @@ def shared(model: nn.Module, design: str) -> torch.Tensor:
     return (weights if design == "3lc" else values)(model)
 
 
-def saved(model: nn.Module, opt: DistributedOptimizer) -> Any:
+def saved(model: nn.Module, opt: Any) -> Any:
     """As a script keeps it, in a file that torch reads without pickle."""
     saves: list[tuple[str, Any]] = [("model", model), ("opt", opt)]  # either waits for the last exchange by itself
     file = io.BytesIO()
-    torch.save({name: each.state_dict() for name, each in (saves if opt.rank else reversed(saves))}, file)
+    torch.save({name: each.state_dict() for name, each in (saves if dist.get_rank() else reversed(saves))}, file)
     file.seek(0)
     return torch.load(file, weights_only=True)
 
@@ -126,36 +131,30 @@ def refuses(rank: int) -> dict[str, str]:
     everyones: list[Any] = [None, None]
     dist.all_gather_object(everyones, kept)
     state = kept["opt"]
-    shard = state["shard"]
     cases: dict[str, Any] = {
         "of another rank": everyones[0],
         "of another exchange": early if rank else kept,
         "one begins": None if rank else kept,
         "torch's": {**kept, "opt": sgd(wide(rank)).state_dict()},
-        "no shard": {**kept, "opt": {key: value for key, value in state.items() if key != "shard"}},
     }
     damaged: dict[str, Any] = {
-        "tensors": {**shard, "tensors": {}},
-        "step": {key: value for key, value in shard.items() if key != "step"},
-        "state": {**shard, "state": {"plan": 3}},
-        "kind": "a shard",
+        "shared": {**state, "shared": {}},
+        "residuals": {**state, "residuals": {**state["residuals"], "owners": 3}},
+        "position": {**state, "position": {**state["position"], "exchanges": None}},
+        "kind": {key: value for key, value in state.items() if key != "outer"},
     }
     for name, each in damaged.items():
-        cases[f"damaged {name}"] = {**kept, "opt": {**state, "shard": each if rank else shard}}
+        cases[f"damaged {name}"] = {**kept, "opt": each if rank else state}
     found = {name: refusal(partial(run, design, 0, checkpoint=each)) for name, each in cases.items()}
     found["another design"] = refusal(lambda: run(f"local-sgd[h={2 + rank}]", 0))
-    model = wide(rank)
-    model.load_state_dict(kept["model"])
-    with distribute(model, design, resume=state) as opt:
-        found["loaded later"] = refusal(lambda: opt.load_state_dict(state))
-
     wrapped: Any = nn.parallel.DistributedDataParallel(wide(rank))
     hooked: Any = nn.parallel.DistributedDataParallel(wide(rank))
     hooked.register_comm_hook(None, allreduce_hook)
     compiled: Any = torch.compile(wrapped, backend="eager")
-    for name, given in (("wrapped", wrapped), ("compiled", compiled), ("hooked", hooked)):
-        asked = "3lc" if name == "wrapped" else "update"
-        found[name] = refusal(partial(distribute, given, asked))
+    for name, given in (("compiled", compiled), ("hooked", hooked)):
+        found[name] = refusal(partial(distribute, given, "update"))
+    for each in NEED_SERVERS:
+        found[each] = refusal(partial(distribute, wide(rank), each))
     return found
 
 
@@ -169,7 +168,7 @@ def fails(rank: int) -> list[tuple[str, float]]:
     def stopped(process: int) -> bool:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
-    ending.FAILED_S, processes, found = 1.0, [0, 0], []
+    processes, found = [0, 0], list[tuple[str, float]]()
     dist.all_gather_object(processes, os.getpid())
     for freezes in (False, True):
         began, told, model = time.monotonic(), "trains on alone", wide(rank)
@@ -204,25 +203,22 @@ def fails(rank: int) -> list[tuple[str, float]]:
 
 def everything(rank: int) -> dict[str, Any]:
     """To start ranks takes longer than most of what they do."""
-    ending.FAILED_S = 0.2
     return {each.__name__: each(rank) for each in (resumes, goes_back, refuses, fails)}
 
 
 REFUSED = {
-    "of another rank": "the state that rank 1 of 2 resumes from is one of rank 0 of 2",
-    "of another exchange": "rank 0: exchange 2, rank 1: exchange 1",
-    "one begins": "rank 0: exchange 2, rank 1: none",
-    "another design": "rank 1 of 2 would train otherwise than rank 0: h, inner steps between exchanges",
-    "torch's": "is one of torch's own optimizer",
-    "no shard": "rank 0 of 2 resumes from is one that holds no shard",
-    "damaged tensors": "rank 1 of 2 resumes from is one whose shard is damaged (",
-    "damaged step": "rank 1 of 2 resumes from is one whose shard is damaged (",
-    "damaged state": "rank 1 of 2 resumes from is one whose shard is damaged (",
-    "damaged kind": "rank 1 of 2 resumes from is one whose shard is damaged (",
-    "loaded later": "resume=state",
-    "wrapped": "leave DistributedDataParallel out",
+    "of another rank": "the state is of rank 0 of 2, and this is rank 1 of 2",
+    "of another exchange": "rank 0: exchange 2 at step 9, rank 1: exchange 1 at step 5",
+    "one begins": "rank 0: exchange 2 at step 9, rank 1: none",
+    "another design": "rank 1 has h = 3 and rank 0 has 2",
+    "torch's": "the state is one that torch's own optimizer returned",
+    **dict.fromkeys(
+        (f"damaged {name}" for name in ("shared", "residuals", "position", "kind")),
+        "the state that rank 1 of 2 resumes from is one that cannot be taken (",
+    ),
     "compiled": "compile what it wraps",
     "hooked": "has a communication hook already",
+    **NEED_SERVERS,
 }
 
 

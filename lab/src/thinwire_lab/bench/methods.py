@@ -76,7 +76,7 @@ class Hooked(Method):
 
 
 class Distributed(Method):
-    """A design: every rank serves a share of the model, or a parameter server has it all."""
+    """A design: every rank averages a share of the model, or a parameter server has it all."""
 
     def __init__(
         self, module: nn.Module, optimizer: torch.optim.Optimizer, design: Design, seed: int, server: str | None = None

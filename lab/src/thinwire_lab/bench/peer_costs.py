@@ -6,9 +6,6 @@ what the same computing takes without an exchange is left out. DDP's all-reduce 
 for the one before; ours goes to all others and back. Where ranks share processors each hop of the ring waits until the
 next rank has one, which no processor is busy with: the clock tells it, held against an exchange of two hops.
 
-Packets of two sizes give the cost of a byte of a local update: every rank sends them to the next one and back,
-encrypted as in training, and a rank's processor seconds are those of four ends.
-
 For shared processors the ranks make a workload's own steps in lockstep and exchange nothing; in turn with that, the
 first makes its steps alone. Caches that others have filled make a step take more of a processor, and the kernel leaves
 a processor idle for a while where two processes wait for another, which all then wait for.
@@ -17,10 +14,8 @@ a processor idle for a while where two processes wait for another, which all the
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from dataclasses import fields
 from statistics import fmean, median
 from typing import Any
@@ -31,12 +26,8 @@ import torch.distributed as dist
 from thinwire.engines.events import Event
 from thinwire.planner.peer_costs import PeerCosts
 from thinwire.planner.transport_costs import Sharing
-from thinwire.runtime.rank_shards import own_host, private_options
-from thinwire.transports import sockets
-from thinwire.transports.sockets import Loop
 from thinwire_lab.bench.rank_group import RankGroup, gathered
 from thinwire_lab.bench.roles import Role, Stage, join
-from thinwire_lab.bench.transport_costs import LARGE_NBYTES, SMALL_NBYTES, Echo
 from thinwire_lab.engines.namespaces import available
 from thinwire_lab.engines.starters import Starter
 from thinwire_lab.workloads.profiling import training_step
@@ -44,9 +35,6 @@ from thinwire_lab.workloads.profiling import training_step
 SILENCE_S = 120.0
 _VALUES = 250
 _WARMING, _ROUNDS, _COUNT = 10, 5, 40
-_ECHO_ROUNDS, _ECHOES = 5, 10
-_ECHOED = 4 * _ECHO_ROUNDS * _ECHOES
-"""Packets that a rank sends or takes: its own go there and come back, and so do those of the rank before."""
 _WIDTH, _TOUCHED = 256, 1_000_000
 """What is computed before an exchange: a product of matrices of this width, and a pass over so many values."""
 _STEPS_BEFORE, _STEPS = 4, 24
@@ -128,37 +116,10 @@ class PeerRank(Role, frozen=True, kw_only=True):
                 used[way] += (time.process_time() - begun) / (_ROUNDS * _COUNT)
                 lasted[way] += (time.perf_counter() - clock) / (_ROUNDS * _COUNT)
         message_s, hop_s = measured(used, lasted, self.ranks, os.cpu_count() or 1)
-        costs = PeerCosts(message_s=message_s, hop_s=hop_s, byte_s=_byte_s(self.rank, self.ranks))
+        costs = PeerCosts(message_s=message_s, hop_s=hop_s)
         stage.report(PeerMeasured(costs=costs))
         dist.barrier()
         dist.destroy_process_group()
-
-
-def _byte_s(rank: int, ranks: int) -> float:
-    """What a byte takes of this rank's processor; all ranks call it together."""
-    group = dist.group.WORLD
-    assert group is not None
-    options, loop = private_options(group, rank, ranks), Loop(f"echo-{rank}")
-    with closing(loop):
-        host = f"{own_host(group, rank, ranks)}:0"
-        server = sockets.serve(lambda sender: Echo(sender, threading.Event()), host, options=options, loop=loop)
-        addresses = [""] * ranks
-        dist.all_gather_object(addresses, server.address)
-        connection = sockets.connect(addresses[(rank + 1) % ranks], options=options, loop=loop)
-        used_s = {SMALL_NBYTES: 0.0, LARGE_NBYTES: 0.0}
-        for number in range(_ECHO_ROUNDS + 1):
-            for nbytes in used_s:
-                dist.barrier()
-                begun = time.process_time()
-                for _ in range(_ECHOES):
-                    connection.send(bytes(nbytes))
-                    connection.receive(SILENCE_S)
-                dist.barrier()  # it has served another rank meanwhile
-                used_s[nbytes] += (time.process_time() - begun) * (number > 0)  # the first warms
-        connection.close()
-        dist.barrier()
-        server.stop()
-    return max(0.0, (used_s[LARGE_NBYTES] - used_s[SMALL_NBYTES]) / _ECHOED / (LARGE_NBYTES - SMALL_NBYTES))
 
 
 def measure_peer_costs(ranks: int = 4) -> PeerCosts:

@@ -22,7 +22,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.extras import LazyModule
-from thinwire.hooks.distribute import DistributedOptimizer, distribute
+from thinwire.hooks.distribute import distribute
 from thinwire_lab.bench.cells import (
     DDP,
     EXCHANGED,
@@ -299,9 +299,7 @@ def count(role: UpdatesRank, stage: Stage) -> None:
     alone, stock = own.copy(), own.copy()
     examples = list(islice(alone.batches, 40))
 
-    def steps_of(
-        made: Training, optimizer: torch.optim.Optimizer | DistributedOptimizer, through: nn.Module | None = None
-    ) -> Callable[[int], None]:
+    def steps_of(made: Training, optimizer: Any, through: nn.Module | None = None) -> Callable[[int], None]:
         turn = cycle(examples)
 
         def steps(count: int) -> None:
@@ -309,7 +307,7 @@ def count(role: UpdatesRank, stage: Stage) -> None:
                 optimizer.zero_grad()
                 made.backward(batch, through=through)
                 optimizer.step()
-            if isinstance(optimizer, DistributedOptimizer):
+            if hasattr(optimizer, "sync"):
                 optimizer.sync()
             dist.barrier()
             time.sleep(_SETTLE_S)

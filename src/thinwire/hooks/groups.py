@@ -1,0 +1,246 @@
+"""A named design among the ranks of a group: gradients averaged by DDP's hook, or local updates averaged over gloo."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import fields
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from thinwire.collective.residuals import TrainedTensor
+from thinwire.errors import ConfigError
+from thinwire.hooks.auto_optimizer import AutoOptimizer
+from thinwire.hooks.exchange.options import ExchangeOptions
+from thinwire.hooks.exchange.ranks import described
+from thinwire.hooks.exchange.state import ExchangeState
+from thinwire.hooks.group_optimizer import GroupOptimizer
+from thinwire.hooks.planning import check_inner, frozen, statistics, trained
+from thinwire.hooks.quiet_ddp import check_quiet, keep_quiet, reducing
+from thinwire.hooks.resuming import Resumable, known_buffers, load_agreed
+from thinwire.local.parameters import LocalTensor, SharedParameters
+from thinwire.optimizers.options import portable_options
+from thinwire.policies.compression import NARROW, PLAIN, Choice, Compression, Exclude
+from thinwire.policies.consistency import consistency
+from thinwire.policies.designs import Design
+from thinwire.policies.local_updates import option_of
+from thinwire.runtime import peers as ranks
+from thinwire.runtime.collective import CollectiveDriver
+from thinwire.runtime.metrics import MetricsWriter
+from thinwire.schema import Settings
+from thinwire.schema.tensor_names import plain_name
+from thinwire.security import Credentials
+from thinwire.transports.peers import PeerGroup
+from thinwire.version import VERSION
+
+_TOGETHER = {
+    "when": "call tw.distribute",
+    "wanted": "all ranks must call tw.distribute with the same model and arguments",
+}
+_REFUSED = "one that cannot be taken"
+"""How a rank's word on its state begins, where it is refused."""
+
+
+def check_ranks_can(design: Design, **given: object) -> None:
+    """Raises ConfigError where a design has a part that servers alone do.
+
+    Args:
+        design: of the training.
+        **given: arguments that servers alone know, None where they were not given.
+    """
+    needs = [f"{name}=…" for name, value in given.items() if value is not None]
+    if design.local is None and consistency(design.consistency).id != "bsp":
+        needs.append(f"consistency={design.consistency}")
+    if design.downlink == "weights":
+        needs.append("downlink=weights")
+    if design.share_scales:
+        needs.append("votes and shared scales")
+    if design.ema:
+        needs.append("ema")
+    if "senders" in design.reduce:
+        needs.append(f"reduce={design.reduce}")
+    if needs:
+        raise ConfigError(
+            f"design {design.name!r} has {', '.join(needs)}, for which there have to be servers: give server=… in "
+            "place of group=… (`thinwire server` starts one), or take a design without, as local-sgd[h=4] or 3lc"
+        )
+
+
+def join_group(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    design: Design,
+    group: dist.ProcessGroup,
+    *,
+    compression: Compression | None,
+    exclude: Exclude | None,
+    seed: int,
+    timeout_s: float,
+    credentials: Credentials | None,
+    metrics: Sequence[MetricsWriter],
+    settings: Settings,
+    resume: Mapping[str, Any] | Resumable | None,
+) -> Any:
+    """Returns what trains a model with a design; all ranks call it. The arguments are those of `tw.distribute`."""
+    options: dict[str, Any] = {
+        "last_layer": "fp32" if design.last_layer == "fp32" and compression is None else None,
+        "compression": compression or design.compress(exclude),
+        "reduce": design.reduce,
+        "nonfinite": design.up.nonfinite,
+        "seed": seed,
+        "timeout": timedelta(seconds=timeout_s),
+        "credentials": credentials,
+    }
+    if design.local is None:
+        return AutoOptimizer(
+            model,
+            optimizer,
+            group,
+            design=design.name,
+            compress={**options, "codec": design.up},
+            metrics=metrics,
+            settings=settings,
+            resume=resume,
+        )
+    if dist.get_rank(group) < 0:
+        raise ConfigError("this process is not in the group that it was given")
+    wrapped = reducing(model, group)
+    if wrapped is not None:
+        check_quiet(model, wrapped, group, design)
+        model = wrapped.module
+    asked = ExchangeOptions(codec=design.up, measure_link=False, **options)
+    state = load_agreed(resume, group)
+    try:
+        opt = _local(model, optimizer, design, group, asked, resume=resume, state=state, settings=settings)
+    except BaseException:
+        for each in metrics:  # there is no optimizer to be closed, and who joins again opens them anew
+            with suppress(Exception):
+                each.close()
+        raise
+    if metrics:
+        opt.exchange.record_to(*metrics, every=1)
+    if isinstance(resume, Resumable):
+        resume.began(opt)
+    if wrapped is not None:
+        keep_quiet(wrapped, opt)
+    return opt
+
+
+def _local(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    design: Design,
+    group: dist.ProcessGroup,
+    asked: ExchangeOptions,
+    *,
+    resume: Mapping[str, Any] | Resumable | None,
+    state: Mapping[str, Any] | None,
+    settings: Settings,
+) -> GroupOptimizer:
+    assert design.local is not None
+    check_inner(design.local, optimizer)
+    tensors, exchanged = _tensors(model, optimizer, design, asked, known_buffers(resume))
+    outer = design.local.outer_groups(inner_lr=optimizer.param_groups[0]["lr"])
+    if asked.reduce == "sum":
+        outer[1]["lr"] /= dist.get_world_size(group)  # buffers are averaged all the same
+    shared = SharedParameters(tensors, design.local.outer, [portable_options(each, outer[0]) for each in outer])
+    peers = asked.meet(dist.get_process_group_ranks(group), group)
+    said: dict[str, Any] = {option_of(each.name): getattr(design.local, each.name) for each in fields(design.local)}
+    if state is None:
+        said |= frozen(model, [each for each in model.parameters() if each.requires_grad])
+    said |= {"thinwire": VERSION, "nonfinite": asked.nonfinite, "reduce": asked.reduce, **settings}
+    ranks.agree(peers, {**said, **described(exchanged)}, **_TOGETHER)
+    core = asked.core(exchanged, peers)
+    for tensor in tensors:
+        for part in core.residuals.partitions[tensor.travels_as]:
+            context = core.residuals.contexts.get((tensor.travels_as, part))
+            if part.server != peers.rank and context is not None and context.residual is not None:
+                tensor.withheld.append((part.start, part.stop, context.residual))
+    exchange = ExchangeState(core=core, driver=CollectiveDriver(core, peers), options=asked, link_bps=0.0)
+    opt = GroupOptimizer(model, optimizer, design, exchange, shared, outer)
+    try:
+        _begin(opt, shared, peers, state)
+    except BaseException:
+        ranks.leave(peers, ranks.FAREWELL)
+        opt.leave()
+        raise
+    return opt
+
+
+def _tensors(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    design: Design,
+    asked: ExchangeOptions,
+    buffers: Collection[str] | None,
+) -> tuple[list[LocalTensor], list[TrainedTensor]]:
+    """Returns the model's tensors, and as what they travel.
+
+    Floating-point buffers of the model's state are averaged uncompressed, in the exchange that ends a round; all other
+    buffers are each rank's own. Tensors in bfloat16 of a fragment share a frame.
+    """
+    assert design.local is not None
+    parameters = [(name, each) for name, each in trained(model, optimizer) if each.numel()]
+    choices = asked.choices({name: tuple(each.shape) for name, each in parameters})
+    fragments = design.local.assign([each.numel() for _, each in parameters])
+    coded: list[LocalTensor] = []
+    narrow: list[LocalTensor] = []
+    chosen: dict[str, Choice] = {}
+    for (name, each), fragment in zip(parameters, fragments, strict=True):
+        is_narrow = choices[name] == Choice(NARROW, NARROW)
+        travels_as = f"{NARROW.id} of fragment {fragment} on {each.device}" if is_narrow else name
+        tensor = LocalTensor(name, each, fragment, 0, travels_as, choices[name].up.scheme.sends_some)
+        (narrow if is_narrow else coded).append(tensor)
+        chosen[travels_as] = choices[name]
+    averaged = statistics(model)
+    tensors = [*coded, *narrow]
+    for name, buffer in ((plain_name(name), each) for name, each in model.named_buffers()):
+        if buffer.numel() and (id(buffer) in averaged if buffers is None else name in buffers):
+            tensors.append(LocalTensor(name, buffer, design.local.fragments - 1, 1, name))
+            chosen[name] = Choice(PLAIN, PLAIN)
+    sizes = Counter[str]()
+    devices = {each.travels_as: each.parameter.device for each in tensors}
+    for tensor in tensors:
+        sizes[tensor.travels_as] += tensor.parameter.numel()
+    return tensors, [TrainedTensor(n, size, torch.float32, chosen[n], devices[n]) for n, size in sizes.items()]
+
+
+def _begin(opt: GroupOptimizer, shared: SharedParameters, peers: PeerGroup, state: Mapping[str, Any] | None) -> None:
+    """Goes on from a state of every rank, or from rank 0's parameters and buffers.
+
+    Raises:
+        ConfigError: on all ranks, where one has another rank's state, one of another exchange, none or a damaged one.
+    """
+    mine = "none" if state is None else _load(opt, state)
+    said = [each.decode() for each in ranks.gather(peers, mine.encode())]
+    for rank, each in enumerate(said):
+        if each.startswith(_REFUSED):
+            raise ConfigError(f"the state that rank {rank} of {peers.size} resumes from is {each}")
+    if len(set(said)) > 1:
+        raise ConfigError(
+            "the ranks resume from different states, "
+            + ", ".join(f"rank {rank}: {each}" for rank, each in enumerate(said))
+            + ". Give all of them resume=… of the newest exchange that every rank has"
+        )
+    if state is None:
+        shared.begin_from_model()
+        own = b"".join(piece.shared.cpu().numpy().tobytes() for piece in shared.pieces) if peers.rank == 0 else b""
+        values = torch.frombuffer(bytearray(ranks.pass_on(peers, own, range(1, peers.size))), dtype=torch.float32)
+        sizes = [piece.shared.numel() for piece in shared.pieces]
+        for piece, of_rank_0 in zip(shared.pieces, torch.split(values, sizes), strict=True):
+            piece.shared.copy_(of_rank_0)
+        shared.merge(shared.pieces)
+
+
+def _load(opt: GroupOptimizer, state: Mapping[str, Any]) -> str:
+    """Takes a state; returns what to tell the other ranks of it, which wait to hear: nothing is raised."""
+    try:
+        opt.load_state_dict(state)
+    except (ConfigError, KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        return f"{_REFUSED} ({type(error).__name__}: {error})"
+    return f"exchange {opt.clock} at step {opt.steps_done}"

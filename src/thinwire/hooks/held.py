@@ -1,0 +1,92 @@
+"""What stands in the user's optimizer's place: it has that one's parameter groups, and takes its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Self
+
+import torch
+
+from thinwire.cautions import caution
+from thinwire.errors import ConfigError
+from thinwire.hooks.several import num_held
+from thinwire.optimizers.options import ADDED
+
+
+class HeldOptimizer(torch.optim.Optimizer):
+    """The interface of the user's optimizer, which takes the steps, or lends its groups to whoever takes them.
+
+    Args:
+        optimizer: the user's. One list of parameter groups is both's, so that a scheduler made for either moves the
+            rate of both.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__([{"params": list(group["params"])} for group in optimizer.param_groups], optimizer.defaults)
+        self.param_groups = optimizer.param_groups
+        self._inner, self._held = optimizer, num_held(optimizer)
+        self._stepping = False
+
+    def _check_held(self) -> None:
+        if self._held != (held := num_held(self._inner)):
+            raise ConfigError(
+                f"the inner optimizer holds {held} parameters and tw.distribute was given {self._held}: {ADDED}"
+            )
+
+    def _unscale(self) -> None:
+        """Divides the gradients by a GradScaler's scale, where it asks for that."""
+        if (scale := getattr(self, "grad_scale", None)) is not None:
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    if parameter.grad is not None:
+                        parameter.grad.mul_(1 / float(scale))
+
+    def _inner_step(self, closure: Callable[[], Any] | None) -> Any:
+        """The user's optimizer's step, unless a GradScaler found an overflow; gradients are unscaled where it asks."""
+        overflow = getattr(self, "found_inf", None)
+        if overflow is not None and bool(overflow):
+            return None
+        self._unscale()
+        self._stepping = True
+        try:
+            return self._inner.step(closure) if closure is not None else self._inner.step()
+        finally:
+            self._stepping = False
+
+    def _follow(self, *_: Any) -> None:
+        """Has the inner optimizer's own dicts, of which it makes new ones when it loads a state."""
+        self.param_groups, self.state = self._inner.param_groups, self._inner.state
+
+    def _look_who_steps(self, *_: Any) -> None:
+        if not (self._stepping or getattr(self, "closed", False)):
+            caution(
+                "the inner optimizer has taken a step by itself, which counts for no exchange: call step() of what "
+                "tw.distribute returned (with a GradScaler, scaler.step of that)"
+            )
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refused: all tensors were told when the training began.
+
+        Raises:
+            ConfigError: always, once the training has begun.
+        """
+        if hasattr(self, "_held"):
+            raise ConfigError(
+                "a parameter group that is added to a distributed optimizer would not be exchanged: give the optimizer "
+                "all its groups before tw.distribute, frozen ones too"
+            )
+        super().add_param_group(param_group)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Refused: what is copied or pickled would take part in no training.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError(
+            "what tw.distribute returned cannot be copied or pickled: it is one worker's part in a training. Save its "
+            "state_dict(), and the model's"
+        )
