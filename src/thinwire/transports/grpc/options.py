@@ -104,9 +104,7 @@ class GrpcOptions:
             connections: that a server takes at a time.
         """
         keepalive_ms = round(self.keepalive_s * 1000)
-        named = self.tls is not None and self.tls.server_name
         return [
-            *([("grpc.ssl_target_name_override", named)] if named else []),
             # A packet travels in chunks (`chunks`): gRPC reads no more than one before it is looked at.
             ("grpc.max_send_message_length", CHUNK_NBYTES),
             ("grpc.max_receive_message_length", CHUNK_NBYTES),
