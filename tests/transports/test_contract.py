@@ -321,8 +321,8 @@ class TestLimits:
 
     def test_more_may_wait_for_a_peer_where_the_handler_reserves_it(self, cluster: Cluster) -> None:
         def flood(sender: Sender, peer: int, packet: bytes) -> None:
-            sender.reserve(peer, 2_100_000)
-            sender.reserve(peer, 1000)  # never less than before
+            sender.limit(peer, 1000, lambda: None, 2_100_000)
+            sender.limit(peer, 1000, lambda: None, 1000)  # never less than before
             for _ in range(5):
                 sender.send(peer, bytes(400_000))
 

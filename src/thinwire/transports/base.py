@@ -175,14 +175,15 @@ class Sender(ABC):
         """Runs `callback` between two calls of the handler, soon. Safe from any thread: for timers."""
 
     @abstractmethod
-    def limit(self, peer: int, nbytes: int, exceeded: Callable[[], None]) -> None:
+    def limit(self, peer: int, nbytes: int, exceeded: Callable[[], None], pending_nbytes: int = 0) -> None:
         """Limits a peer's packets to so many bytes, from now on; nothing is read beyond the first byte too many.
 
-        `exceeded` is called in place of `received` for a larger one; it is to end the session.
+        Args:
+            peer: its number.
+            nbytes: of one packet, at most.
+            exceeded: called in place of `received` for a larger one; it is to end the session.
+            pending_nbytes: may wait to be sent to the peer, where that is more than before.
         """
-
-    def reserve(self, peer: int, nbytes: int) -> None:  # noqa: B027  # where nothing may wait too long, this is nothing
-        """Lets so much wait to be sent to a peer, from now on, where that is more than the transport's own limit."""
 
     def identity(self, peer: int) -> Identity:
         """Returns what a peer has proved of itself; `ANYBODY` where the transport asks for nothing."""

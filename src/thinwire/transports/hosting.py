@@ -30,7 +30,7 @@ class Session(ABC):
     @property
     @abstractmethod
     def pending_nbytes(self) -> int:
-        """What waits to be sent, as `wire_nbytes` counts it."""
+        """Bytes that wait to be sent, as `wire_nbytes` counts them."""
 
     @property
     @abstractmethod
@@ -57,14 +57,11 @@ class Session(ABC):
         else:
             self.queue(packet)
 
-    def limit(self, nbytes: int, exceeded: Callable[[], None]) -> None:
+    def limit(self, nbytes: int, exceeded: Callable[[], None], pending_nbytes: int) -> None:
         """See `Sender.limit`."""
+        self._max_pending_nbytes = max(self._max_pending_nbytes, pending_nbytes)
         most = self._max_message_nbytes  # which stays
         self.limit_nbytes, self.too_large = min(nbytes, most), exceeded if nbytes < most else self._say_too_large
-
-    def reserve(self, nbytes: int) -> None:
-        """See `Sender.reserve`."""
-        self._max_pending_nbytes = max(self._max_pending_nbytes, nbytes)
 
     def _say_too_large(self) -> None:
         most = self._max_message_nbytes
@@ -136,13 +133,9 @@ class HostServer(Server, Sender):
     def call(self, callback: Callable[[], None]) -> None:
         self.post(lambda: self.tell(callback))
 
-    def limit(self, peer: int, nbytes: int, exceeded: Callable[[], None]) -> None:
+    def limit(self, peer: int, nbytes: int, exceeded: Callable[[], None], pending_nbytes: int = 0) -> None:
         if session := self._open(peer):
-            session.limit(nbytes, exceeded)
-
-    def reserve(self, peer: int, nbytes: int) -> None:
-        if session := self._open(peer):
-            session.reserve(nbytes)
+            session.limit(nbytes, exceeded, pending_nbytes)
 
     def identity(self, peer: int) -> Identity:
         session = self._sessions.get(peer)

@@ -1,7 +1,4 @@
-"""What has come for a worker and waits to be received, and why nothing more will: the half of a connection that blocks.
-
-What came before the end is received before the error that ended it; what came before this end left is dropped.
-"""
+"""The packets that a worker has yet to receive, and why no more will come: the half of a connection that blocks."""
 
 from __future__ import annotations
 

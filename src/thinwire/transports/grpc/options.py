@@ -51,8 +51,7 @@ class GrpcOptions:
         authenticate: Server: is asked about every worker before its first message is read; None lets all in.
         insecure: Leaves out what is otherwise refused beyond this machine: a server without `tls` or `authenticate`,
             and a token without `tls`.
-        health: Server: an address, `host:port`, at which `grpc.health.v1` says that it serves, to everybody and in the
-            clear.
+        health: Server: an address, `host:port`, at which `grpc.health.v1` says in the clear that it serves.
 
     Raises:
         ConfigError: A value out of range.

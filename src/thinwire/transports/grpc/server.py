@@ -295,7 +295,7 @@ class GrpcServer(HostServer):
         return self.options.authenticate(Caller(token, tuple(dict.fromkeys(name.decode() for name in names))))
 
     def _why_lost(self, task: asyncio.Task[None] | None = None) -> str:
-        """What to tell of a session that nobody has ended; `task` is the reading or writing one that died."""
+        """Returns why a session is over that neither end has ended; `task` is the reading or writing one that died."""
         if task is not None and not task.cancelled() and (error := task.exception()) is not None:
             return f"the connection broke: {error}"
         return "the server stopped" if self._stopping.is_set() else "the worker went away"

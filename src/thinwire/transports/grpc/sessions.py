@@ -1,4 +1,4 @@
-"""What waits for one peer of a gRPC server, and whether its session is over."""
+"""The packets that wait for one peer of a gRPC server, and the end of its session."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from thinwire.transports.hosting import Session
 
 
 class StreamSession(Session):
-    """What waits for one peer, and whether and why its session is over."""
+    """One peer of a gRPC server; `over` holds why its session is over."""
 
-    pending_nbytes = 0  # whoever sends a packet takes it off
+    pending_nbytes = 0  # the task that writes takes off what it sends
 
     def __init__(self, options: GrpcOptions, identity: Identity) -> None:
         super().__init__(identity, options.max_message_nbytes, options.max_pending_nbytes)
