@@ -121,7 +121,7 @@ class _Outbox(Sender):
     def call(self, callback: Callable[[], None]) -> None:
         callback()
 
-    def limit(self, peer: int, nbytes: int, exceeded: Callable[[], None]) -> None:
+    def limit(self, peer: int, nbytes: int, exceeded: Callable[[], None], pending_nbytes: int = 0) -> None:
         """Workers of ours keep to theirs."""
 
 

@@ -34,11 +34,10 @@ class Notes(Sender):
     def call(self, callback: Callable[[], None]) -> None:
         callback()
 
-    def limit(self, peer: int, nbytes: int, exceeded: Callable[[], None]) -> None:
+    def limit(self, peer: int, nbytes: int, exceeded: Callable[[], None], pending_nbytes: int = 0) -> None:
         self.limits[peer] = nbytes, exceeded
-
-    def reserve(self, peer: int, nbytes: int) -> None:
-        self.reserved[peer] = nbytes
+        if pending_nbytes:
+            self.reserved[peer] = pending_nbytes
 
 
 def make(workers: int = 2) -> tuple[ServerHandler, Notes, ServerCore, list[int]]:

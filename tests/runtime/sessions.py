@@ -81,4 +81,4 @@ class Cluster:
     def cut(self) -> None:
         """Ends the newest connection with an error at the server's side."""
         connection = self.connections[-1]
-        self.server.post(lambda: self.server.end(connection.peer, "cut"))  # type: ignore[attr-defined]
+        self.server.post(lambda: connection.end("cut"))  # type: ignore[attr-defined]

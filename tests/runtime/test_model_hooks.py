@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.func import functional_call, grad
 from torch.nn.utils import prune, weight_norm
 
 import thinwire as tw
@@ -125,34 +124,6 @@ def test_a_graph_that_was_compiled_before_is_refused_and_compiled_anew_after_a_r
         torch.compiler.reset()
         for _ in range(3):
             step()
-
-
-@pytest.mark.parametrize("design", ["fp32", "update[codec=fp32]"])
-def test_a_transform_of_torch_func_comes_after_a_sync(servers: list[Server], design: str) -> None:
-    def made() -> nn.Module:
-        torch.manual_seed(0)
-        return nn.Sequential(nn.Linear(12, 40), nn.ReLU(), nn.Linear(40, 3))
-
-    def step(model: nn.Module, optimizer: torch.optim.Optimizer, number: int) -> None:
-        x, y = batch(0, number)
-        parameters = dict(model.named_parameters())
-        gradients = grad(lambda p: nn.functional.cross_entropy(functional_call(model, p, (x,)), y))(parameters)
-        for name, parameter in parameters.items():
-            parameter.grad = gradients[name].detach()
-        optimizer.step()
-
-    alone, model = made(), made()
-    plain = sgd(alone)
-    with begin(model, servers, design=design) as opt:
-        opt.sync()  # the first values are the servers'
-        for number in range(3):
-            step(alone, plain, number)
-            step(model, opt, number)
-            with pytest.raises(ConfigError, match=r"'0\.weight' is used inside a transform.*opt\.sync\(\)"):
-                step(model, opt, number + 1)
-            opt.sync()
-    for ours, theirs in zip(model.parameters(), alone.parameters(), strict=True):
-        torch.testing.assert_close(ours, theirs)
 
 
 class Disturbed(KeptSteps):

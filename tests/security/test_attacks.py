@@ -30,8 +30,7 @@ from thinwire.transports.base import Handler, Sender, Server
 from thinwire.transports.grpc import GrpcOptions, Tls
 from thinwire.transports.grpc.client import connect
 from thinwire.transports.grpc.options import METHOD, SERVICE, TOKEN_KEY, TOKEN_SCHEME
-from thinwire.transports.grpc.server import serve
-from thinwire.transports.hosting import MAX_SESSIONS_EACH
+from thinwire.transports.grpc.server import MAX_SESSIONS_EACH, serve
 
 WAIT_S = 20.0
 FAIL_S = 0.3

@@ -193,7 +193,7 @@ class SimulatedServer(Sender):
     def call(self, callback: Callable[[], None]) -> None:
         self._run(callback)
 
-    def limit(self, peer: int, nbytes: int, exceeded: Callable[[], None]) -> None:
+    def limit(self, peer: int, nbytes: int, exceeded: Callable[[], None], pending_nbytes: int = 0) -> None:
         if peer in self._links:
             self._links[peer].limit = nbytes, exceeded
 

@@ -12,7 +12,6 @@ from thinwire.transports import Connection, Sender, Server
 from thinwire.transports.grpc import GrpcOptions
 from thinwire.transports.grpc.client import connect
 from thinwire.transports.grpc.server import serve
-from thinwire.transports.hosting import HostServer
 from thinwire.transports.memory import MemoryServer
 
 PATIENCE_S = 20.0  # for what must happen; never waited for in a test that passes
@@ -89,7 +88,7 @@ class Echo(Idle):
 class Cluster:
     """One server and its workers over the transport of that name. To enrol a transport, add a line here."""
 
-    TRANSPORTS = ("memory", "grpc", "grpc-own")
+    TRANSPORTS = ("memory", "grpc")
 
     def __init__(self, transport: str) -> None:
         self.transport = transport
@@ -114,18 +113,13 @@ class Cluster:
 
     def connect(self) -> Connection:
         connection: Connection
-        if self.transport in ("memory", "grpc-own"):
-            assert isinstance(self.server, HostServer)
+        if self.transport == "memory":
+            assert isinstance(self.server, MemoryServer)
             connection = self.server.connect()
         else:
             connection = connect(self.server.address, options=GrpcOptions(**self.options))
         self._connections.append(connection)
         return connection
-
-    @property
-    def wired(self) -> int:
-        """1 where the server counts what passes, 0 where it has sockets and these sessions pass none."""
-        return 0 if self.transport.endswith("-own") else 1
 
     def tear_down(self) -> None:
         for connection in self._connections:

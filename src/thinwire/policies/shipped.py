@@ -71,9 +71,9 @@ def _mps(staleness: int = 5, fraction: float = 0.01, **options: Any) -> dict[str
 def _local(kind: Kind) -> Callable[..., dict[str, Any]]:
     """Workers run their own optimizer; options are of the local updates, `codec`, `codec_down`, and the codec's own.
 
-    Norms and biases of transformers are a quarter of what `update` would send with float32 in place of `small`. Where
-    equal ranks serve the model, the one that owned most of it would have everybody wait for its link, so a large tensor
-    is cut; but not where the codec works on tiles of whole matrices.
+    Norms and biases of transformers are a quarter of what `update` would send with float32 in place of `small`. Large
+    tensors are cut, as all ranks would wait for the link of one that owned most of the model; but not where the codec
+    works on tiles of whole matrices.
     """
 
     def make(

@@ -60,30 +60,27 @@ def connect(
     reconnect_s: float = 0.0,
     options: GrpcOptions | None = None,
 ) -> Connection:
-    """Returns a connection to `grpc://host:port`, waiting until the server is there; a Connection is taken as it is.
+    """Returns a connection to `grpc://host:port`, waiting until the server is there; a Connection is returned as it is.
 
     Args:
         server: the address, or a connection.
         connect_timeout_s: how long the server may take to appear, in seconds.
-        reconnect_s: for how long a connection that breaks is tried to be replaced, in seconds; 0: not at all.
+        reconnect_s: for how long the connection tries to replace a broken one, in seconds; 0: not at all.
         options: of gRPC.
 
     Raises:
         ConfigError: an address of another form, or times that cannot be waited for.
-        DeadlineError: nobody answers at that address.
+        DeadlineError: no server answers at that address.
     """
     if isinstance(server, Connection):
         return server
     check_seconds(connect_timeout_s=connect_timeout_s, reconnect_s=reconnect_s)
     address = server_address(server)
 
-    def open_connection(timeout_s: float) -> Connection:
-        return grpc_client.connect(address, connect_timeout_s=timeout_s, options=options)
-
     if reconnect_s <= 0:
-        return open_connection(connect_timeout_s)
+        return grpc_client.connect(address, connect_timeout_s=connect_timeout_s, options=options)
     return ReconnectingConnection(
-        open_connection,
+        lambda timeout_s: grpc_client.connect(address, connect_timeout_s=timeout_s, options=options),
         connect_timeout_s=connect_timeout_s,
         reconnect_s=reconnect_s,
         max_message_nbytes=(options or GrpcOptions()).max_message_nbytes,
@@ -93,27 +90,19 @@ def connect(
 def connect_all(servers: Sequence[str | Connection], **options: Any) -> list[Connection]:
     """As `connect`, to every shard; where one cannot be reached, the connections that opened are closed.
 
-    A server ends a connection whose worker has not joined in time, and a worker joins once all shards are there: what
-    has waited for long when the last one appears is opened anew.
-
-    Args:
-        servers: addresses, or connections, which are never opened anew.
-        **options: of `connect`, for all.
+    A server ends a connection whose worker has not joined in time, and a worker joins once all shards are there: a
+    connection to an address that has waited for long when the last one appears is opened anew.
     """
-
-    def open_one(shard: int) -> Connection:
-        return connect(servers[shard], **options)
-
     opened: list[Connection] = []
     since: list[float] = []
     try:
-        for shard in range(len(servers)):
-            opened.append(open_one(shard))
+        for server in servers:
+            opened.append(connect(server, **options))
             since.append(time.monotonic())
         for shard, server in enumerate(servers):
             if isinstance(server, str) and time.monotonic() - since[shard] > JOIN_WITHIN_S / 2:
                 opened[shard].abort()
-                opened[shard] = open_one(shard)
+                opened[shard] = connect(server, **options)
     except BaseException:
         for each in opened:
             with contextlib.suppress(Exception):

@@ -140,16 +140,6 @@ class WorkerDriver:
             raise failures[0]
 
     @property
-    def timeout_s(self) -> float:
-        """How long the slowest worker of a step may keep the others waiting, in seconds."""
-        return self._timeout_s
-
-    @property
-    def connections(self) -> Sequence[Connection]:
-        """One for each shard."""
-        return self._connections
-
-    @property
     def wire_nbytes(self) -> tuple[int, int]:
         """Bytes sent and received so far, frames and messages included."""
         sent = sum(connection.bytes_sent for connection in self._connections)

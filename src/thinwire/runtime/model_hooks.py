@@ -1,7 +1,7 @@
-"""Hooks on a model: when torch calls which of a worker's procedures, and whose parameters a model has.
+"""Hooks on a model: when torch calls which of a worker's procedures.
 
-A layer's update is applied before its forward pass; a gradient is pushed when the backward pass has produced it. How a
-procedure runs is for `driver.py` to say, and what it does for the worker.
+A layer's update is applied before its forward pass; a gradient is pushed when the backward pass has produced it.
+`driver` runs a procedure, and the worker says what it does.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from thinwire.cautions import caution
-from thinwire.errors import ConfigError, ThinwireError
+from thinwire.errors import ThinwireError
 from thinwire.runtime.driver import WorkerDriver
 from thinwire.runtime.model_places import ModelPlaces
 from thinwire.worker.core import Worker
@@ -24,8 +24,6 @@ from thinwire.worker.model import WorkerTensor
 _WHY_NOT_WHOLE = "thinwire takes updates from servers before a layer computes: compile without fullgraph=True"
 """What torch says where a model is to be one graph."""
 _constant: Any = torch.compiler.assume_constant_result  # untyped in torch
-_transform: Any = getattr(torch._C._functorch, "peek_interpreter_stack", lambda: None)  # private in torch
-"""Returns the innermost transform of torch.func that is under way, or None."""
 
 
 class ModelHooks:
@@ -38,15 +36,13 @@ class ModelHooks:
     """
 
     def __init__(self, model: nn.Module, worker: Worker, driver: WorkerDriver) -> None:
-        self._worker, self._driver = worker, driver
-        self._is_copy = False
-        # Of a model that is compiled, torch would trace hooks, and what they call, into the graph.
+        self._worker, self._driver, self._tensors = worker, driver, worker.model.tensors
+        self._is_copy = self._is_called = False
+        # Torch would trace the hooks of a compiled model, and what they call, into the graph.
         disable: Any = torch.compiler.disable  # untyped in torch
         takes_reason = "reason" in signature(disable).parameters  # torch 2.6 does not
         reason = {"reason": _WHY_NOT_WHOLE} if takes_reason else {}
         self._pull, self._pull_all = disable(self._pull_now, **reason), disable(self.await_updates, **reason)
-        self._tensors = worker.model.tensors
-        self._is_called = False
         self._traced: list[Callable[[], int]] = []
         self._reached: set[int] = set()
         self._unreached: list[int] | None = None
@@ -86,9 +82,10 @@ class ModelHooks:
             self._pull_now(range(len(self._tensors)))
 
     def settle(self, *_: Any) -> None:
-        """Waits for them before a state is taken; where they do not come, the state is of before, and that is said.
+        """Waits for updates before a state is taken; where they do not come, says that the state is without them.
 
-        Not within a procedure of this thread's, whose message would be taken: a signal's handler saves what there is.
+        A signal's handler, which has interrupted a procedure of this thread and would receive its message, saves what
+        there is.
         """
         if self._is_copy or self._worker.closed or self._driver.runs_here:
             return
@@ -100,14 +97,13 @@ class ModelHooks:
     def _before_model(self, own: list[int], *_: Any) -> None:
         if self._is_copy:
             return
+        self._is_called = True
         if torch.compiler.is_compiling():  # model.compile(): before its one graph
-            self._is_called = True
             self._pull_all()
             return
-        self._is_called = True
-        # Some modules use another's parameters without calling it (attention does), and what torch has compiled asks
-        # for nothing. The first forward pass shows which tables no call announces; from the second on, the model's own
-        # call waits for them, and for what has been compiled since.
+        # Some modules use another's parameters without calling it (attention does), and compiled layers call no hook.
+        # The first forward pass shows which tensors no call announces; from the second on, the model's own call waits
+        # for them, and for what has been compiled since.
         if self._worker.began and self._unreached is None:
             self._unreached = [index for index in range(len(self._tensors)) if index not in self._reached]
         if not self._worker.idle:
@@ -121,8 +117,8 @@ class ModelHooks:
         if self._is_copy:
             return
         if torch.compiler.is_compiling():
-            # To ask would cut the graph in two, here and before every other layer. Outside of the model's own call
-            # nobody else asks.
+            # A pull would cut the graph in two, here and before every other layer; within the model's own call that
+            # call pulls.
             if self._is_called:
                 self._traced[layer]()
             else:
@@ -146,11 +142,6 @@ class ModelHooks:
     def _pull_now(self, indices: Iterable[int]) -> None:
         for index in indices:
             if self._worker.awaits(tensor := self._tensors[index]):
-                if _transform() is not None:  # it has wrapped the parameters as they were, and no memory can be had
-                    raise ConfigError(
-                        f"{tensor.name!r} is used inside a transform of torch.func, as grad or vmap, before its last "
-                        "update was applied: call opt.sync() before the transform"
-                    )
                 self._driver.run(self._worker.pull(tensor))
 
     def _after_gradient(self, tensor: WorkerTensor, _parameter: torch.Tensor) -> None:

@@ -43,7 +43,7 @@ class ModelPlaces:
     """
 
     def __init__(self, model: nn.Module, tensors: Sequence[Exchanged], end: Callable[[], None]) -> None:
-        self._untaken: set[str] = set()
+        self._unexchanged: set[str] = set()
         self._tensors, self._end = tensors, end
         of = {id(tensor.parameter): tensor for tensor in tensors}
         # A dict of a module's, and the name in it.
@@ -65,8 +65,7 @@ class ModelPlaces:
                 del _trained[tensor.parameter]
 
     def check(self) -> None:
-        """Looks whether the model's parameters are still those that are exchanged; takes what was assigned to
-        buffers into those.
+        """Checks that the model still has the parameters that are exchanged; keeps what was assigned to buffers.
 
         Raises:
             ConfigError: one has other memory, or another has taken its place: updates would not reach the model.
@@ -74,7 +73,7 @@ class ModelPlaces:
         for owner, key, tensor in self._owners:
             parameter, now = tensor.parameter, owner.get(key)
             if not isinstance(parameter, nn.Parameter):
-                if now is not None and self._take(tensor, now):
+                if now is not None and self._keep_assigned(tensor, now):
                     owner[key] = parameter
                 continue
             if now is not None and now is not parameter:
@@ -91,24 +90,21 @@ class ModelPlaces:
                 )
         self._warn_of_unfrozen()
 
-    def _take(self, tensor: Exchanged, now: torch.Tensor) -> bool:
-        """Takes what a forward pass has assigned (self.mean = …) into the buffer that is exchanged, if it can be."""
+    def _keep_assigned(self, tensor: Exchanged, now: torch.Tensor) -> bool:
+        """Copies what a forward pass has assigned (self.mean = …) into the buffer that is exchanged, if it fits."""
         buffer = tensor.parameter
         if now is buffer and buffer.data_ptr() == tensor.shown.data_ptr():
             return True
-        try:
-            if now.shape != tensor.shown.shape:
-                raise RuntimeError(f"it has shape {tuple(now.shape)} now, and had {tuple(tensor.shown.shape)}")
-            with torch.no_grad():
-                tensor.shown.copy_(now)
-        except RuntimeError as error:
-            if tensor.name not in self._untaken:
-                self._untaken.add(tensor.name)
+        if now.shape != tensor.shown.shape:
+            if tensor.name not in self._unexchanged:
+                self._unexchanged.add(tensor.name)
                 caution(
                     f"buffer {tensor.name!r} was assigned a value that cannot be exchanged, and stays each worker's "
-                    f"own from now on: {error}"
+                    f"own from now on: it has shape {tuple(now.shape)} now, and had {tuple(tensor.shown.shape)}"
                 )
             return False
+        with torch.no_grad():
+            tensor.shown.copy_(now)
         buffer.data = tensor.shown
         return True
 

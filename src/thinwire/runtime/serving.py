@@ -17,7 +17,7 @@ from thinwire.runtime.journal import Journal
 from thinwire.runtime.limits import MAX_JOIN_NBYTES, Allowance, allowance, join_too_large
 from thinwire.runtime.session_server import SessionServer
 from thinwire.runtime.shard_checkpoints import Checkpointer
-from thinwire.schema import Join, Leave, Message, Plan, Refused
+from thinwire.schema import Join, Leave, Message, Refused
 from thinwire.server.core import ServerCore
 from thinwire.server.effects import Close, Effect, Send
 from thinwire.transports.base import Sender
@@ -126,16 +126,15 @@ class ServerHandler:
                 if self._checkpointer is not None:
                     self._checkpointer.check_space(message.plan)
                 self._joined[peer] = message.rank
-                if self._allowance is not None:  # the answer may be a whole model
-                    self._sender.reserve(peer, self._allowance.kept_nbytes)
+                self._admit(peer)  # before the answer, which may be a whole model
         except (ProtocolError, ConfigError) as error:
             self._do(self._core.broke(peer, str(error)))
             return
         if self._journal is not None and peer in self._joined:
             self._journal.received(self._joined[peer], message)
         self._do(self._core.received(peer, message, frames))
-        if isinstance(message, Join) and self._core.plan is not None:
-            self._admit(peer, self._core.plan)
+        if isinstance(message, Join):
+            self._admit(peer)
         if isinstance(message, Join | Leave):
             self._await()
 
@@ -170,13 +169,14 @@ class ServerHandler:
         self._do(self._core.overdue(self._away))
         self._await()
 
-    def _admit(self, peer: int, plan: Plan) -> None:
-        """Lets a worker that has joined send what the plan's shapes allow."""
-        self._allowance = self._allowance or allowance(plan)
-        most = self._allowance.packet_nbytes
-        reason = f"a packet of more than {most} bytes came, which is what the plan's shapes allow"
-        self._sender.limit(peer, most, lambda: self._do(self._core.broke(peer, reason)))
-        self._sender.reserve(peer, self._allowance.kept_nbytes)
+    def _admit(self, peer: int) -> None:
+        """Lets a worker that has joined send what the plan's shapes allow, once there is a plan."""
+        if self._core.plan is not None:
+            self._allowance = self._allowance or allowance(self._core.plan)
+            most = self._allowance.packet_nbytes
+            reason = f"a packet of more than {most} bytes came, which is what the plan's shapes allow"
+            broken = partial(self._core.broke, peer, reason)
+            self._sender.limit(peer, most, lambda: self._do(broken()), self._allowance.kept_nbytes)
 
     def _check_rank(self, peer: int, rank: int) -> None:
         identity = self._sender.identity(peer)

@@ -186,17 +186,12 @@ class SessionServer(Sender):
     def call(self, callback: Callable[[], None]) -> None:
         self._sender.call(callback)
 
-    def limit(self, peer: int, nbytes: int, exceeded: Callable[[], None]) -> None:
-        """Limits a session's packets; the handler does so once its worker has joined."""
+    def limit(self, peer: int, nbytes: int, exceeded: Callable[[], None], pending_nbytes: int = 0) -> None:
+        """Limits a session's packets, and what may wait for its acknowledgement; once its worker has joined."""
         if session := self._numbered.get(peer):
             session.limit = nbytes, exceeded
+            session.kept_nbytes = max(session.kept_nbytes, pending_nbytes)
             self._admit(session)
-
-    def reserve(self, peer: int, nbytes: int) -> None:
-        """Lets so much wait for a session's acknowledgement, where that is more than for any."""
-        if session := self._numbered.get(peer):
-            session.kept_nbytes = max(session.kept_nbytes, nbytes)
-            self._reserve(session)
 
     def identity(self, peer: int) -> Identity:
         session = self._numbered.get(peer)
@@ -217,17 +212,14 @@ class SessionServer(Sender):
         return session
 
     def _admit(self, session: _Session) -> None:
-        """Gives a session's connection what its worker may do once it has joined."""
+        """Gives a session's connection what its worker may do once it has joined.
+
+        All that is kept may wait to be sent: it may have to be repeated at once, behind a `SessionAccepted`.
+        """
         if session.limit is not None and session.peer is not None:
             if joining := self._joining.pop(session.peer, None):
                 joining()
-            self._sender.limit(session.peer, *session.limit)
-            self._reserve(session)
-
-    def _reserve(self, session: _Session) -> None:
-        """Lets all that is kept wait to be sent: it may have to be repeated at once, behind a `SessionAccepted`."""
-        if session.peer is not None:
-            self._sender.reserve(session.peer, session.kept_nbytes + MAX_OPENING_NBYTES)
+            self._sender.limit(session.peer, *session.limit, session.kept_nbytes + MAX_OPENING_NBYTES)
 
     def _is_late(self, peer: int) -> None:
         """The time to join is over; the worker of a server that was busy meanwhile may have joined before this call."""

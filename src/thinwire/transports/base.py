@@ -1,9 +1,8 @@
 """The contract of every transport: packets in order between one server and its peers, and nothing more.
 
-A worker holds a `Connection`; a server offers a `Handler` and is given a `Sender`. A packet is bytes, at least one, and
-a transport does not read them: what they mean is for `packets/` to say. The packets of one session arrive whole, once
-and in order, or the session breaks and says so; a transport never reconnects, because only the caller knows what would
-have to be sent again.
+A worker holds a `Connection`; a server offers a `Handler` and is given a `Sender`. A packet is bytes, at least one,
+which a transport does not read. The packets of one session arrive whole, once and in order, or the session breaks and
+says so; a transport never reconnects, because only its caller knows what to send again.
 """
 
 from __future__ import annotations
@@ -11,14 +10,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Protocol, Self
 
 from thinwire.errors import ConfigError, TransportError
 
 # Room for one fp32 table of 134 million values; a larger one wants partitions, which also overlap better.
 MAX_MESSAGE_NBYTES = 512 * 2**20
-MAX_PACKET_NBYTES = 2**31 - 1  # no options allow more: a socket's packets have a length of 31 bits before them
+MAX_PACKET_NBYTES = 2**31 - 1  # no options allow more
 # Beside one packet of any size. A peer that cannot take what waits for it must not fill our memory.
 MAX_PENDING_NBYTES = 256 * 2**20
 HTTP2_FRAME_NBYTES = 16_384  # payload of one DATA frame, HTTP/2's default SETTINGS_MAX_FRAME_SIZE
@@ -32,9 +30,8 @@ def wire_nbytes(packet: bytes) -> int:
     """Returns what a packet takes on an HTTP/2 stream, in bytes.
 
     With m = its length + 5 (gRPC's prefix), it is m + 9·⌈m / 16384⌉: nine bytes of header for each DATA frame. Each
-    whole MiB of a packet is a message of its own, which counts so by itself. TCP, IP and TLS overhead, acknowledgements
-    and keepalive pings are not in it. Every transport counts by this formula, the in-memory one too, so that their
-    figures compare.
+    whole MiB of a packet is a message of its own, and counts so. TCP, IP and TLS overhead, acknowledgements and
+    keepalive pings are not in it. Every transport counts by this formula, so that their figures compare.
 
     >>> wire_nbytes(b"x"), wire_nbytes(bytes(16_379)), wire_nbytes(bytes(16_380))
     (15, 16393, 16403)
@@ -62,31 +59,28 @@ def check_packet(packet: bytes, limit_nbytes: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a peer has proved of itself before its first message.
-
-    Attributes:
-        name: the one in its certificate; empty without a certificate.
-        rank: the one that its certificate or token is for; None where they are for any rank.
-    """
+    """What a peer has proved of itself before its first message: a certificate's name, and the rank that it is for."""
 
     name: str = ""
+    """Empty without a certificate."""
     rank: int | None = None
+    """None where its certificate or token is for any rank."""
 
 
 ANYBODY = Identity()
-"""A peer that was asked for nothing."""
+"""A peer that need not prove anything."""
 
 
 class Connection(ABC):
     """The worker's end of one session with one server. It blocks; `send` may be called by any thread.
 
-    An error is latched: once a call raised `TransportError` because the session broke, every later
-    `send` and `receive` raises it again.
+    An error is latched: once a call raised `TransportError` because the session broke, every later `send` and
+    `receive` raises it again.
 
     Attributes:
-        address: The server's address, for messages to people.
-        bytes_sent: Sum of `wire_nbytes` over the packets handed to the wire.
-        bytes_received: Sum of `wire_nbytes` over the packets that arrived.
+        address: the server's, for messages to people.
+        bytes_sent: sum of `wire_nbytes` over the packets handed to the wire.
+        bytes_received: sum of `wire_nbytes` over the packets that arrived.
     """
 
     address: str
@@ -98,8 +92,7 @@ class Connection(ABC):
         """Queues a packet; blocks only while too many bytes are pending.
 
         Raises:
-            TransportError: The packet is over the message limit (the session lives on), or the session
-                has ended or broken.
+            TransportError: the packet is over the message limit (the session lives on), or the session has ended.
         """
 
     @abstractmethod
@@ -107,11 +100,11 @@ class Connection(ABC):
         """Returns the next packet, or None when the server has ended the session in good order.
 
         Args:
-            timeout_s: How long to wait, in seconds; None waits for ever, 0 only looks.
+            timeout_s: how long to wait, in seconds; None waits for ever, 0 only looks.
 
         Raises:
-            DeadlineError: Nothing came in time; the session lives on.
-            TransportError: The session broke, or this end has closed it.
+            DeadlineError: nothing came in time; the session lives on.
+            TransportError: the session broke, or this end has closed it.
         """
 
     @abstractmethod
@@ -120,11 +113,8 @@ class Connection(ABC):
 
         Closing twice, or after the session broke, does nothing.
 
-        Args:
-            timeout_s: How long the server may take to confirm, in seconds.
-
         Raises:
-            DeadlineError: It did not; the session is gone, and what was sent last may be lost.
+            DeadlineError: the server did not confirm within `timeout_s` seconds; what was sent last may be lost.
         """
 
     @abstractmethod
@@ -134,9 +124,7 @@ class Connection(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         # A worker that leaves through an exception has crashed, and the server should hear so.
         if error is None:
             self.close()
@@ -147,9 +135,9 @@ class Connection(ABC):
 class Handler(Protocol):
     """What a server offers. Its methods are called one at a time, never concurrently.
 
-    They must not block on other peers' packets: nothing else is delivered meanwhile. An exception that
-    leaves a handler is a bug: it stops the server, breaks every session with its text, and `Server.wait`
-    raises it. To turn one peer away, answer and end its session with `Sender.close`.
+    They must not block on other peers' packets: nothing else is delivered meanwhile. An exception that leaves a handler
+    is a bug: it stops the server, breaks every session with its text, and `Server.wait` raises it. To turn one peer
+    away, answer and end its session with `Sender.close`.
     """
 
     def opened(self, peer: int) -> None:
@@ -159,18 +147,13 @@ class Handler(Protocol):
         """A packet came from a peer, after all that it sent before."""
 
     def closed(self, peer: int, error: str | None) -> None:
-        """A session is over, whoever ended it; called once for each `opened`.
-
-        Args:
-            peer: The peer's number.
-            error: None when either side ended it in good order; otherwise what broke it.
-        """
+        """A session is over, with what broke it, or None where either end ended it in good order; once a session."""
 
 
 class Sender(ABC):
     """How a handler answers. Every method only queues; none blocks.
 
-    `send` and `close` belong to the handler: call them from its methods, or through `call`.
+    All but `call` belong to the handler: call them from its methods, or through `call`.
     """
 
     @abstractmethod
@@ -180,7 +163,7 @@ class Sender(ABC):
         A peer for which too many bytes are pending loses its session, with an error.
 
         Raises:
-            TransportError: The packet is over the message limit.
+            TransportError: the packet is over the message limit.
         """
 
     @abstractmethod
@@ -192,21 +175,14 @@ class Sender(ABC):
         """Runs `callback` between two calls of the handler, soon. Safe from any thread: for timers."""
 
     @abstractmethod
-    def limit(self, peer: int, nbytes: int, exceeded: Callable[[], None]) -> None:
-        """Limits the packets that a peer may send, from now on. What comes after the first bytes too many is not read.
+    def limit(self, peer: int, nbytes: int, exceeded: Callable[[], None], pending_nbytes: int = 0) -> None:
+        """Limits a peer's packets to so many bytes, from now on; nothing is read beyond the first byte too many.
 
         Args:
-            peer: the peer's number.
+            peer: its number.
             nbytes: of one packet, at most.
             exceeded: called in place of `received` for a larger one; it is to end the session.
-        """
-
-    def reserve(self, peer: int, nbytes: int) -> None:  # noqa: B027  # where nothing may wait too long, this is nothing
-        """Lets so much wait to be sent to a peer, from now on, where that is more than the transport's own limit.
-
-        Args:
-            peer: the peer's number.
-            nbytes: as `wire_nbytes` counts them.
+            pending_nbytes: may wait to be sent to the peer, where that is more than before.
         """
 
     def identity(self, peer: int) -> Identity:
@@ -221,10 +197,9 @@ class Server(ABC):
     """A running server.
 
     Attributes:
-        address: Where it is reached; of port 0, the port that was found.
-        bytes_sent: Sum of `wire_nbytes` over the packets handed to the wire, all peers together. Those in a
-            server's own process count in `MemoryServer` alone, which has no others.
-        bytes_received: Sum of `wire_nbytes` over the packets that arrived.
+        address: where it is reached; of port 0, the port that was found.
+        bytes_sent: sum of `wire_nbytes` over the packets handed to the wire, all peers together.
+        bytes_received: sum of `wire_nbytes` over the packets that arrived.
     """
 
     address: str
@@ -238,8 +213,8 @@ class Server(ABC):
         Not for use inside a handler, which could not be waited for.
 
         Args:
-            grace_s: How long pending packets may take to leave, in seconds. In that time sessions end in
-                good order; at 0, and for peers that are too slow, they break as in a crash.
+            grace_s: how long pending packets may take to leave, in seconds. In that time sessions end in good order;
+                at 0, and for peers that are too slow, they break as in a crash.
         """
 
     @abstractmethod
@@ -247,13 +222,11 @@ class Server(ABC):
         """Waits until the server has stopped; returns False if it has not within `timeout_s` seconds.
 
         Raises:
-            Exception: Whatever left the handler and stopped the server.
+            Exception: the one that left the handler and stopped the server.
         """
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()

@@ -1,14 +1,9 @@
-"""What has come for a worker and waits to be received, and why nothing more will: the half of a connection that blocks.
-
-What came before the end is received before the error that ended it; what came before this end left is dropped. How a
-full inbox slows the other end down, and what becomes of packets to be sent, is for each transport to say.
-"""
+"""The packets that a worker has yet to receive, and why no more will come: the half of a connection that blocks."""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
 
 from thinwire.errors import DeadlineError, TransportError
 from thinwire.transports.base import wire_nbytes
@@ -17,14 +12,12 @@ from thinwire.transports.base import wire_nbytes
 class Inbox:
     """The packets of one connection. Any thread may call it.
 
-    It ends when this end leaves, or when whoever fills it finishes it, with an error or in good order; both may happen,
-    in either order.
+    It ends when this end leaves, or when the transport finishes it, with an error or in good order; both may happen.
 
     Args:
         address: of the server, for messages to people.
         limit_nbytes: with so many bytes the inbox is full, as `wire_nbytes` counts them. It takes what is put all the
-            same; whoever fills it asks first, or stops after.
-        on_room: called when a full inbox is full no longer, with the lock of `changed` held: it must not block.
+            same; see `wait_for_room`.
 
     Attributes:
         changed: notified of every packet, of room and of an end; its lock, which may be taken again, guards all else.
@@ -44,23 +37,18 @@ class Inbox:
     thinwire.errors.TransportError: lost the server at 10.0.0.1:7070
     """
 
-    def __init__(self, address: str, limit_nbytes: int, on_room: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, address: str, limit_nbytes: int) -> None:
         self.changed = threading.Condition()
         self.nbytes = 0
         self.left = self.over = False
         self.error: str | None = None
-        self._address, self._limit_nbytes, self._on_room = address, limit_nbytes, on_room
+        self._address, self._limit_nbytes = address, limit_nbytes
         self._packets: deque[bytes] = deque()
 
     @property
     def ended(self) -> bool:
         """Whether no more packets are taken, whichever end wanted that."""
         return self.left or self.over
-
-    @property
-    def full(self) -> bool:
-        """Whether as much waits as may."""
-        return self.nbytes >= self._limit_nbytes
 
     def put(self, packet: bytes) -> None:
         """Adds a packet; after the end it is dropped."""
@@ -84,11 +72,9 @@ class Inbox:
             if not self.changed.wait_for(lambda: self._packets or self.ended, timeout_s):
                 raise DeadlineError(f"nothing came from {self._address} within {timeout_s} s")
             if self._packets:
-                packet, was_full = self._packets.popleft(), self.full
+                packet = self._packets.popleft()
                 self.nbytes -= wire_nbytes(packet)
-                if was_full and not self.full:
-                    self.changed.notify_all()
-                    self._on_room()
+                self.changed.notify_all()
                 return packet
             if self.error is not None:
                 raise TransportError(self.error)
@@ -97,10 +83,10 @@ class Inbox:
     def wait_for_room(self) -> None:
         """Waits until the inbox is not full, or this end has left."""
         with self.changed:
-            self.changed.wait_for(lambda: not self.full or self.left)
+            self.changed.wait_for(lambda: self.nbytes < self._limit_nbytes or self.left)
 
     def check_open(self) -> None:
-        """Raises TransportError once the session has ended: what is sent would reach nobody."""
+        """Raises TransportError once the session has ended: the other end would not receive what is sent."""
         if self.ended:
             raise TransportError(self.error or f"the session with {self._address} has ended")
 

@@ -1,8 +1,8 @@
 """A whole cluster in one process: sessions without sockets, for tests and for the shortest way in.
 
-Strategy: what happens at the server is a queue of calls; whichever thread adds to an idle queue works it off, so the
+A queue holds the calls that are to be made at the server; the thread that adds to an idle queue works it off, so the
 handler needs no thread of its own and is never entered twice. With one thread everything happens in the order of the
-program, so a run repeats exactly.
+program, so a run repeats exactly. Both ends count bytes as if they had travelled over gRPC.
 """
 
 from __future__ import annotations
@@ -10,24 +10,30 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 from thinwire.errors import TransportError
 from thinwire.transports.base import (
+    ANYBODY,
     MAX_MESSAGE_NBYTES,
     MAX_PENDING_NBYTES,
+    Connection,
     HandlerFactory,
+    check_packet,
+    wire_nbytes,
 )
-from thinwire.transports.hosting import HostSender, HostServer
+from thinwire.transports.hosting import HostServer, Session
+from thinwire.transports.inbox import Inbox
 
 
 class MemoryServer(HostServer):
     """A server that lives in this process; `connect` begins a session with it.
 
     Args:
-        handler_factory: Called once with the sender; returns the handler.
-        address: A name for messages to people.
-        max_message_nbytes: Largest packet, in bytes.
-        max_pending_nbytes: Bytes that may wait for one peer before its session breaks.
+        handler_factory: called once with the sender; returns the handler.
+        address: a name for messages to people.
+        max_message_nbytes: largest packet, in bytes.
+        max_pending_nbytes: bytes that may wait for one peer before its session breaks.
 
     >>> class Echo:
     ...     def __init__(self, sender): self.sender = sender
@@ -54,20 +60,30 @@ class MemoryServer(HostServer):
         self._calls_lock = threading.Lock()
         self._working = False
         self._stopped = threading.Event()
-        self._handler = handler_factory(HostSender(self))
+        self._handler = handler_factory(self)
 
-    def count_own(self, *, sent: int = 0, received: int = 0) -> None:
-        super().count_own(sent=sent, received=received)
-        self.bytes_sent += sent  # all that there is passes for a wire here
-        self.bytes_received += received
+    def connect(self) -> Connection:
+        """Begins a session. Raises TransportError where the server has stopped."""
+        connection, stopped = MemoryConnection(self), f"no server at {self.address}: it has stopped"
+
+        def open_session() -> None:
+            if self._accepting:
+                connection.peer = self.begin(connection)
+            else:
+                connection.inbox.finish(stopped)
+
+        self.post(open_session)
+        if not self._accepting:
+            raise TransportError(stopped)
+        return connection
 
     def stop(self, grace_s: float = 5.0) -> None:
         error = None if grace_s > 0 else f"the server at {self.address} went away"
 
         def end_all() -> None:
             self._accepting = False
-            for peer in list(self._sessions):
-                self.end(peer, error)
+            for session in list(self._sessions.values()):
+                session.end(error)
             self.post(self._stopped.set)  # after the handler has heard of the ends
 
         self.post(end_all)
@@ -88,7 +104,7 @@ class MemoryServer(HostServer):
             self._working = True
         try:
             self._work_off()
-        except BaseException as error:  # Ctrl-C, in the middle of whatever the handler was at
+        except BaseException as error:  # Ctrl-C, in the middle of any call
             self._fail(TransportError(f"it was interrupted by {type(error).__name__}"))
             self._work_off()
             raise
@@ -108,7 +124,79 @@ class MemoryServer(HostServer):
 
     def _stop_failed(self, reason: str) -> None:
         self._accepting = False
-        for session in self._sessions.values():
+        for session in list(self._sessions.values()):
             session.end(reason)
-        self._sessions.clear()
         self._stopped.set()
+
+    # ---- what a session calls
+
+    def deliver(self, session: MemoryConnection, packet: bytes) -> None:
+        """Hands a packet to the handler, unless its peer's session is over."""
+        if not session.closing:
+            self.bytes_received += wire_nbytes(packet)
+            fits = len(packet) <= session.limit_nbytes
+            self.tell(partial(self._handler.received, session.peer, packet) if fits else session.too_large)
+
+    def over(self, session: MemoryConnection, error: str | None, *, left: bool = False) -> None:
+        """Ends a session on both sides, unless it is over; `left`: by its peer, and the handler is in no method."""
+        if self._sessions.pop(session.peer, None) is not None:
+            session.inbox.finish(error)
+            closed = partial(self._handler.closed, session.peer, error)
+            self.tell(closed) if left else self.post(lambda: self.tell(closed))
+
+
+class MemoryConnection(Connection, Session):
+    """Both ends of a session with a server of this process; `MemoryServer.connect` makes it."""
+
+    def __init__(self, server: MemoryServer) -> None:
+        Session.__init__(self, ANYBODY, server.max_message_nbytes, server.max_pending_nbytes)
+        self.address = server.address
+        self.peer = -1  # given when the server opens the session
+        self.inbox = Inbox(server.address, server.max_pending_nbytes)
+        self._server = server
+
+    # ---- the worker's end
+
+    def send(self, packet: bytes) -> None:
+        check_packet(packet, self._server.max_message_nbytes)
+        with self.inbox.changed:
+            self.inbox.check_open()
+            self.bytes_sent += wire_nbytes(packet)
+        self._server.post(lambda: self._server.deliver(self, packet))
+
+    def receive(self, timeout_s: float | None = None) -> bytes | None:
+        with self.inbox.changed:
+            packet = self.inbox.take(timeout_s)
+            if packet is not None:
+                self.bytes_received += wire_nbytes(packet)
+            return packet
+
+    def close(self, timeout_s: float = 30.0) -> None:
+        self._leave(None)
+
+    def abort(self) -> None:
+        self._leave("the peer went away without saying so")
+
+    def _leave(self, error: str | None) -> None:
+        if self.inbox.leave():
+            self._server.post(lambda: self._server.over(self, error, left=True))
+
+    # ---- the server's
+
+    @property
+    def pending_nbytes(self) -> int:
+        return self.inbox.nbytes
+
+    @property
+    def closing(self) -> bool:
+        return self.inbox.over
+
+    def queue(self, packet: bytes) -> None:
+        self.inbox.put(packet)  # dropped if this peer has left; its goodbye is on the way
+        self._server.bytes_sent += wire_nbytes(packet)
+
+    def finish(self) -> None:
+        self.end(None)
+
+    def end(self, error: str | None) -> None:
+        self._server.over(self, error)

@@ -22,7 +22,6 @@ class Tls:
         root: certificates that sign the other end's.
         certificate: this end's, followed by those that lead to a root.
         key: the private key of `certificate`.
-        server_name: name that the server's certificate must hold; None: the host that the worker connects to.
 
     Raises:
         ConfigError: A certificate without its key, or a key without its certificate.
@@ -31,7 +30,6 @@ class Tls:
     root: bytes | None = None
     certificate: bytes | None = None
     key: bytes | None = field(default=None, repr=False)
-    server_name: str | None = None
 
     def __post_init__(self) -> None:
         check_pair(self.certificate, self.key)

@@ -130,15 +130,18 @@ class TestPending:
 def test_tls_servers_are_checked_by_root_and_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "ASK_AFTER_S", 0.05)
     authority = Authority("the training's")
-    issued, root = authority.issue("server", ["127.0.0.1"], "server"), authority.issued.certificate
-    at_server = GrpcOptions(tls=Tls(certificate=issued.certificate, key=issued.key))
-    with serve(Echo, "127.0.0.1:0", options=at_server) as server:
-        with connect(server.address, options=GrpcOptions(tls=Tls(root=root))) as connection:
-            connection.send(b"1")
-            assert connection.receive(WAIT_S) == b"1"
-        elsewhere = GrpcOptions(tls=Tls(root=root, server_name="elsewhere"))
-        with pytest.raises(TransportError, match="do not trust each other"):
-            connect(server.address, connect_timeout_s=WAIT_S, options=elsewhere)
+    trusting = GrpcOptions(tls=Tls(root=authority.issued.certificate))
+    for host in ("127.0.0.1", "elsewhere"):
+        issued = authority.issue("server", [host], "server")
+        at_server = GrpcOptions(tls=Tls(certificate=issued.certificate, key=issued.key))
+        with serve(Echo, "127.0.0.1:0", options=at_server) as server:
+            if host == "elsewhere":
+                with pytest.raises(TransportError, match="do not trust each other"):
+                    connect(server.address, connect_timeout_s=WAIT_S, options=trusting)
+                continue
+            with connect(server.address, options=trusting) as connection:
+                connection.send(b"1")
+                assert connection.receive(WAIT_S) == b"1"
 
 
 ASK_S = 5.0

@@ -116,7 +116,7 @@ class TestPeers:
         assert [quiet.receive(WAIT_S) for _ in range(2)] == [b"1", b"2"]
 
     def test_sessions_are_counted(self, grpc_cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("thinwire.transports.hosting.MAX_SESSIONS", 2)
+        monkeypatch.setattr("thinwire.transports.grpc.server.MAX_SESSIONS", 2)
         recorder = grpc_cluster.serve()
         first, _ = grpc_cluster.connect(), grpc_cluster.connect()
         with pytest.raises(TransportError, match="the server has 2 sessions, and takes no more"):

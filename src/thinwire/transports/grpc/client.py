@@ -184,7 +184,7 @@ class GrpcConnection(Connection):
                 f"the server at {self.address} uses TLS, and this worker does not: give it --tls-ca, the authority "
                 "that signed the server's certificate (in Python Credentials(ca=…))"
             )
-        if tls is None or tls.certificate is not None or not wants_certificate(*place, ASK_S, tls.server_name):
+        if tls is None or tls.certificate is not None or not wants_certificate(*place, ASK_S):
             return ""
         return (
             f"the server at {self.address} lets in only workers with a certificate, and this one has none: give it "

@@ -20,11 +20,11 @@ def wants_tls(host: str, port: int, timeout_s: float) -> bool:
         return False
 
 
-def wants_certificate(host: str, port: int, timeout_s: float, server_name: str | None = None) -> bool:
+def wants_certificate(host: str, port: int, timeout_s: float) -> bool:
     """Whether a server refuses a worker without a certificate; False also where that is not sure."""
 
     def completes(version: TLSVersion) -> bool:
-        return _completes(host, port, timeout_s, version, server_name)
+        return _completes(host, port, timeout_s, version)
 
     try:
         # Twice: a server that is full, or about to end, hangs up on some.
@@ -33,7 +33,7 @@ def wants_certificate(host: str, port: int, timeout_s: float, server_name: str |
         return False
 
 
-def _completes(host: str, port: int, timeout_s: float, version: TLSVersion, server_name: str | None = None) -> bool:
+def _completes(host: str, port: int, timeout_s: float, version: TLSVersion) -> bool:
     """Whether a handshake ends well; False where the server hangs up. Raises OSError or ValueError for all else."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -42,7 +42,7 @@ def _completes(host: str, port: int, timeout_s: float, version: TLSVersion, serv
     bare = host.strip("[]")
     with socket.create_connection((bare, port), timeout_s) as connection:
         try:
-            context.wrap_socket(connection, server_hostname=server_name or bare).close()
+            context.wrap_socket(connection, server_hostname=bare).close()
         except (ssl.SSLEOFError, ConnectionResetError):  # not an alert, with which others say why
             return False
     return True

@@ -51,8 +51,7 @@ class GrpcOptions:
         authenticate: Server: is asked about every worker before its first message is read; None lets all in.
         insecure: Leaves out what is otherwise refused beyond this machine: a server without `tls` or `authenticate`,
             and a token without `tls`.
-        health: Server: an address, `host:port`, at which `grpc.health.v1` says that it serves, to everybody and in the
-            clear.
+        health: Server: an address, `host:port`, at which `grpc.health.v1` says in the clear that it serves.
 
     Raises:
         ConfigError: A value out of range.
@@ -104,9 +103,7 @@ class GrpcOptions:
             connections: that a server takes at a time.
         """
         keepalive_ms = round(self.keepalive_s * 1000)
-        named = self.tls is not None and self.tls.server_name
         return [
-            *([("grpc.ssl_target_name_override", named)] if named else []),
             # A packet travels in chunks (`chunks`): gRPC reads no more than one before it is looked at.
             ("grpc.max_send_message_length", CHUNK_NBYTES),
             ("grpc.max_receive_message_length", CHUNK_NBYTES),

@@ -1,9 +1,9 @@
 """The server's end of gRPC sessions: one asyncio loop in a thread of its own.
 
-Strategy: everything happens on that loop, so the handler is never entered twice and no state needs a lock.
-Each session has a task that reads and one that writes from a queue; what is pending in the queue is bounded,
-because a peer that does not read must not fill our memory. A session is over when its future is set, by
-whoever comes first: the worker's goodbye, the handler's `close`, a limit, a crash at either end.
+Everything happens on that loop, so the handler is never entered twice and no state needs a lock. Each session has a
+task that reads and one that writes from a queue, whose bytes are bounded: a peer that does not read must not fill our
+memory. A session is over when its future is set, by the first of these: the worker's goodbye, the handler's `close`, a
+limit, a crash at either end.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import concurrent.futures
 import contextlib
 import errno
 import logging
+import math
 import socket
 import threading
 import time
@@ -43,7 +44,7 @@ from thinwire.transports.grpc.options import (
     GrpcOptions,
 )
 from thinwire.transports.grpc.sessions import StreamSession
-from thinwire.transports.hosting import HostSender, HostServer
+from thinwire.transports.hosting import HostServer
 from thinwire.transports.trust import Caller
 
 if TYPE_CHECKING:
@@ -55,13 +56,13 @@ else:
 
 _log = logging.getLogger(__name__)
 
+MAX_SESSIONS = 4096
+MAX_SESSIONS_EACH = 8
+"""Of one certificate or token that is for one rank: an old one that is not yet known to be dead, and its heirs."""
+
 
 def check_free(host: str, port: int) -> None:
-    """Binds a socket and closes it, because gRPC tells one cause from another in its log alone.
-
-    Raises:
-        TransportError: the port is in use, or the host is none of this machine's.
-    """
+    """Raises TransportError where the port is in use, or the host is not this machine's: gRPC only logs which."""
     address = f"{host}:{port}"
     try:
         family, kind, protocol, _, where = socket.getaddrinfo(
@@ -87,7 +88,7 @@ def check_free(host: str, port: int) -> None:
 
 
 def _shows_no_header(record: logging.LogRecord) -> bool:
-    """Keeps out of the log what gRPC says of a header that is no text, with the header: it may be a token."""
+    """Drops gRPC's line on a header that is no text: it holds the header, which may be a token."""
     return not str(record.msg).startswith("Invalid encoding")
 
 
@@ -117,7 +118,7 @@ class GrpcServer(HostServer):
         options.check_server(self._host)
         super().__init__(options.max_message_nbytes, options.max_pending_nbytes)
         self.options, self.health_address = options, ""
-        self._grace_s = 0.0
+        self._grace_s, self._warned = 0.0, -math.inf
         logging.getLogger("grpc._cython.cygrpc").addFilter(_shows_no_header)
         self._loop: asyncio.AbstractEventLoop
         self._stopping: asyncio.Event
@@ -150,7 +151,6 @@ class GrpcServer(HostServer):
         return stopped
 
     def post(self, call: Callable[[], None]) -> None:
-        """Runs `call` on the loop, unless the server is gone."""
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(call)
 
@@ -175,7 +175,7 @@ class GrpcServer(HostServer):
         self._stopping = asyncio.Event()
         server = grpc.aio.server(options=self.options.channel_arguments(self._connections()))
         port = self._bind(server)
-        self._handler = handler_factory(HostSender(self))
+        self._handler = handler_factory(self)
         method = grpc.stream_stream_rpc_method_handler(self._converse)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: method}),))
         probed = self._bind_health()
@@ -188,10 +188,8 @@ class GrpcServer(HostServer):
             await probed.stop(0)
         if self._grace_s > 0:
             for session in list(self._sessions.values()):
-                session.close()
+                session.finish()
         await server.stop(self._grace_s)
-        for peer in list(self._sessions):
-            self.end(peer, f"the server at {self.address} stopped")
         # gRPC logs an error for each of its tasks that the end of the loop cuts off: let them finish.
         if others := asyncio.all_tasks() - {asyncio.current_task()}:
             await asyncio.wait(others, timeout=1.0)
@@ -246,9 +244,8 @@ class GrpcServer(HostServer):
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(stranger))
         if (full := self._is_full(identity)) is not None:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, full)
-        peer, session = self.number(), StreamSession(self.options, identity)
-        self._sessions[peer] = session
-        self.tell(lambda: self._handler.opened(peer))
+        session = StreamSession(self.options, identity)
+        peer = self.begin(session)
         tasks: list[asyncio.Task[None]] = []
         try:
             # Before the first message is written: gRPC takes no two writes at a time.
@@ -271,6 +268,22 @@ class GrpcServer(HostServer):
         if error is not None:
             await context.abort(grpc.StatusCode.ABORTED, error)
 
+    def _warn(self, who: object, stranger: ProtocolError) -> None:
+        """Logs, once a second at most, a caller that is not let in; where the server's own files are at fault, why."""
+        if (now := time.monotonic()) - self._warned >= 1.0:
+            self._warned = now
+            fault = f": {cause}" if isinstance(cause := stranger.__cause__, ConfigError) else ""
+            _log.warning("%s was not let in: %s%s", who, stranger, fault)
+
+    def _is_full(self, identity: Identity) -> str | None:
+        """Says why there is no room for another session, if there is none."""
+        if len(self._sessions) >= MAX_SESSIONS:
+            return f"the server has {MAX_SESSIONS} sessions, and takes no more"
+        own = 0 if identity.rank is None else sum(each.identity == identity for each in self._sessions.values())
+        if own >= MAX_SESSIONS_EACH:
+            return f"rank {identity.rank} has {own} sessions with the server, and may have no more"
+        return None
+
     def _identify(self, context: Context) -> Identity:
         """Returns who the caller is. Raises ProtocolError where it does not prove it."""
         if self.options.authenticate is None:
@@ -282,7 +295,7 @@ class GrpcServer(HostServer):
         return self.options.authenticate(Caller(token, tuple(dict.fromkeys(name.decode() for name in names))))
 
     def _why_lost(self, task: asyncio.Task[None] | None = None) -> str:
-        """What to tell of a session that nobody has ended; `task` is the reading or writing one that died."""
+        """Returns why a session is over that neither end has ended; `task` is the reading or writing one that died."""
         if task is not None and not task.cancelled() and (error := task.exception()) is not None:
             return f"the connection broke: {error}"
         return "the server stopped" if self._stopping.is_set() else "the worker went away"

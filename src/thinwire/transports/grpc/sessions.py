@@ -1,4 +1,4 @@
-"""What waits for one peer of a gRPC server, and whether its session is over."""
+"""The packets that wait for one peer of a gRPC server, and the end of its session."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from thinwire.transports.base import CHUNK_NBYTES, Identity
+from thinwire.transports.base import CHUNK_NBYTES, Identity, wire_nbytes
 from thinwire.transports.grpc.options import CHUNK_S, GrpcOptions
-from thinwire.transports.hosting import WireSession
+from thinwire.transports.hosting import Session
 
 
-class StreamSession(WireSession):
-    """What waits for one peer, and whether and why its session is over."""
+class StreamSession(Session):
+    """One peer of a gRPC server; `over` holds why its session is over."""
+
+    pending_nbytes = 0  # the task that writes takes off what it sends
 
     def __init__(self, options: GrpcOptions, identity: Identity) -> None:
         super().__init__(identity, options.max_message_nbytes, options.max_pending_nbytes)
@@ -26,7 +28,8 @@ class StreamSession(WireSession):
     def closing(self) -> bool:
         return self._leaving or self.over.done()
 
-    def _queue(self, packet: bytes) -> None:
+    def queue(self, packet: bytes) -> None:
+        self.pending_nbytes += wire_nbytes(packet)
         self._outbox.append(packet)
         self._changed.set()
 
@@ -49,7 +52,7 @@ class StreamSession(WireSession):
         finally:
             timer.cancel()  # also where the session has ended meanwhile: until then the loop keeps it and its outbox
 
-    def close(self) -> None:
+    def finish(self) -> None:
         self._leaving = True
         self._changed.set()
 
