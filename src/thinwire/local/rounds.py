@@ -23,7 +23,7 @@ class Rounds:
         >>> for _ in range(4):
         ...     due = rounds.due()
         ...     rounds.exchanged(due)
-        ...     rounds.step_taken()
+        ...     ended = rounds.step_taken()
         ...     print(due, rounds.to_merge())
         ...     rounds.merged(rounds.to_merge())
         [] []
