@@ -46,17 +46,12 @@ class Flats:
         self.is_wide = like.itemsize == 8
 
     @classmethod
-    def of(cls, tensors: Sequence[Values], addresses: Sequence[int] | None = None) -> Self:
-        """Returns given tensors, one or more, each contiguous, of any shape and on any device.
-
-        Args:
-            tensors: the values.
-            addresses: where they lie, from a caller who has asked before.
-        """
-        found = np.array([address_of(each) for each in tensors] if addresses is None else addresses, np.int64)
+    def of(cls, tensors: Sequence[Values]) -> Self:
+        """Returns given tensors, one or more, each contiguous, of any shape and on any device."""
+        addresses = np.array([address_of(each) for each in tensors], np.int64)
         sizes = np.array([each.size if isinstance(each, np.ndarray) else each.numel() for each in tensors], np.int64)
         is_mixed = len({each.device for each in tensors}) > 1
-        return cls(found, sizes, tensors[0], lambda: [each.reshape(-1) for each in tensors], is_mixed=is_mixed)
+        return cls(addresses, sizes, tensors[0], lambda: [each.reshape(-1) for each in tensors], is_mixed=is_mixed)
 
     def at(self, places: Sequence[int]) -> Flats:
         """Returns some of them."""
@@ -69,7 +64,7 @@ class Flats:
             return [views[place] for place in some]
 
         if self._is_mixed and some:
-            return Flats.of(views(), self.addresses[some].tolist())
+            return Flats.of(views())
         return Flats(self.addresses[some], self.sizes[some], self._like, views)
 
     def largest(self, pool: ScratchPool) -> list[float]:

@@ -167,13 +167,17 @@ class TableGroup:
         lacking = self._lacking() if all(changed) else []  # as it is but for tables that took no part in the step
         if not lacking or self._pulls is None:
             return [None] * len(self.tables)
-        copies = Flats.of([copy.values for copy in lacking], [copy.address for copy in lacking])
-        bases = Flats.of([copy.base for copy in lacking], [copy.base_address for copy in lacking])
+        copies = self._placed([copy.address for copy in lacking], [copy.values for copy in lacking])
+        bases = self._placed([copy.base_address for copy in lacking], [copy.base for copy in lacking])
         made = self._pulls.encode_together(self._values, bases, outs=copies, bounds=[copy.lag for copy in lacking])
         for table, copy, frame in zip(self.tables, lacking, made, strict=True):
             if frame is not None and isinstance(table.downlink, ModelDelta):
                 table.downlink.sent(copy)
         return made
+
+    def _placed(self, addresses: Sequence[int], arrays: Sequence[FloatArray]) -> Flats:
+        sizes = self._values.sizes
+        return Flats(np.array(addresses, np.int64), sizes, arrays[0], lambda: [each.reshape(-1) for each in arrays])
 
     def _lacking(self) -> list[Copy]:
         """Returns every table's copy; none where workers hold different ones of some table."""
