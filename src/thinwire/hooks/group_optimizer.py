@@ -210,11 +210,7 @@ class GroupOptimizer(HeldOptimizer):
                 "the model's parameters are not those that the state was saved with, and would be sent as what this "
                 "round has changed: give the model the state_dict() that was saved with it, before the first step"
             )
-        if self._updates.outer_lr is None and len({float(group["lr"]) for group in self.param_groups}) > 1:
-            raise ConfigError(
-                "with outer_lr=null the shared parameters move by the inner optimizer's rate, and its groups have "
-                f"{[float(group['lr']) for group in self.param_groups]}: give all groups one rate, or set outer_lr"
-            )
+        self._check_rates(self._updates)
 
     # ---- its state
 

@@ -11,6 +11,7 @@ from thinwire.cautions import caution
 from thinwire.errors import ConfigError
 from thinwire.hooks.several import num_held
 from thinwire.optimizers.options import ADDED
+from thinwire.policies.local_updates import LocalUpdates
 
 
 class HeldOptimizer(torch.optim.Optimizer):
@@ -31,6 +32,14 @@ class HeldOptimizer(torch.optim.Optimizer):
         if self._held != (held := num_held(self._inner)):
             raise ConfigError(
                 f"the inner optimizer holds {held} parameters and tw.distribute was given {self._held}: {ADDED}"
+            )
+
+    def _check_rates(self, updates: LocalUpdates) -> None:
+        rates = [float(group["lr"]) for group in self.param_groups]
+        if updates.outer_lr is None and len(set(rates)) > 1:
+            raise ConfigError(
+                "with outer_lr=null the shared parameters move by the inner optimizer's rate, and its groups have "
+                f"{rates}: give all groups one rate, or set outer_lr"
             )
 
     def _unscale(self) -> None:

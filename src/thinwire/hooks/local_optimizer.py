@@ -145,11 +145,7 @@ class LocalUpdateOptimizer(DistributedOptimizer):
                 "the model's parameters are not those that the state was saved with, and would be pushed as what this "
                 "round has changed: give the model the state_dict() that was saved with it, before the first step"
             )
-        if self._updates.outer_lr is None and len({float(group["lr"]) for group in self.param_groups}) > 1:
-            raise ConfigError(
-                "with outer_lr=null the shared parameters move by the inner optimizer's rate, and its groups have "
-                f"{[float(group['lr']) for group in self.param_groups]}: give all groups one rate, or set outer_lr"
-            )
+        self._check_rates(self._updates)
         self._hooks.await_updates()  # an answer that no layer's call has waited for would take this step's place
 
     def _weights_digest(self) -> str:

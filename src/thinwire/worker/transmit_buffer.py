@@ -7,13 +7,11 @@ would leave a slow link idle during the backward pass.
 from __future__ import annotations
 
 from thinwire.errors import ProtocolError
-from thinwire.packets import PORTION_NBYTES, EncodedTensor
+from thinwire.packets import EncodedTensor
 from thinwire.schema import Changes, Plan, Push
 
 CHUNK_NBYTES = 32 * 1024
 """A push leaves as soon as this much is ready: 3 ms at 100 Mbit/s, and a few chunks a step for small models."""
-WHOLE_NBYTES = PORTION_NBYTES
-"""For pushes that hold whatever there is, up to what shares a message."""
 
 
 class TransmitBuffer:
