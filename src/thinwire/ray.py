@@ -1,4 +1,13 @@
-"""The parameter server on a Ray cluster: `tw.ray.launch(train, workers=4, address="auto")`."""
+"""The parameter server on a Ray cluster: `tw.ray.launch(train, workers=4, address="auto")`.
+
+Example::
+
+    def train(rank, servers):               # on every node; torch and the model are made there
+        opt = tw.distribute(model, optimizer, server=servers, rank=rank, workers=4)
+        ...
+
+    losses = tw.ray.launch(train, workers=4, address="auto", insecure=True)     # what each returned, by rank
+"""
 
 from __future__ import annotations
 

@@ -96,10 +96,11 @@ def test_staleness_zero_is_bsp_bit_for_bit(codec: str, mode: str, case: Case) ->
 
 def silence(policy: str, silent: int, case: Case) -> list[int]:
     """How many iterations each of the others begins once one worker has fallen silent after it joined."""
-    begun = [0] * case.workers
+    begun, joined = [0] * case.workers, [False] * case.workers
 
     def work(actor: Actor) -> None:
         model, opt = join(actor, case.workers, policy)
+        joined[actor.rank] = True
         actor.pause()
         for iteration in range(ITERATIONS):
             loss = model([one_hot(case.workers, actor.rank, iteration)] * TABLES)
@@ -111,10 +112,8 @@ def silence(policy: str, silent: int, case: Case) -> list[int]:
 
     network = Network(work, workers=case.workers, chance=random.Random(case.seed))
     try:
-        while min(min(table.version for table in core.tables) if core.tables else -1 for core in network.cores) < 0:
-            network.move()
         awake = [rank for rank in range(case.workers) if rank != silent]
-        while begun[silent] == 0 and not network.actors[silent].can_move:
+        while not joined[silent]:
             network.move()
         before = begun[silent]
         while network.move(awake):

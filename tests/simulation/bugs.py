@@ -114,12 +114,11 @@ def _(right: Right, self: SessionServer, peer: int, error: str | None) -> None:
 # ---- updates
 
 
-@bug("the residual of a late push kept", WorkerTable, "prepare")
-def _(right: Right, self: WorkerTable, total: Any) -> Any:
+@bug("the residual of a late push kept", WorkerTable, "keep_residual")
+def _(right: Right, self: WorkerTable) -> None:
     """A worker whose gradient came too late keeps the residual of its having been sent."""
-    prepared = right(self, total)
+    right(self)
     self._residual_before = None
-    return prepared
 
 
 @bug("a late push not reported", UpdateEngine, "_update")

@@ -14,7 +14,7 @@ from thinwire.frames import parse
 from thinwire.packets import BatchedTensor
 from thinwire.policies.assignment import Partition
 from thinwire.policies.compression import NARROW
-from thinwire.policies.criteria import criterion
+from thinwire.policies.criteria import Criterion
 from thinwire.schema import TableSpec
 from thinwire.telemetry import Counters
 from thinwire.worker.apply_buffer import Update
@@ -89,7 +89,7 @@ def test_what_accumulated_goes_with_the_next_push() -> None:
 
 def test_a_criterion_accumulates_until_it_is_met_and_nothing_is_lost() -> None:
     table = make()
-    every = criterion("period", 3)
+    every = Criterion("period", 3)
     frames = [table.encode(grad(step), every) for step in range(7)]
     assert [bool(frame) for frame in frames] == [False, False, True, False, False, True, False]
     torch.testing.assert_close(decode(as_frame(frames[2], SHAPE)), grad(0) + grad(1) + grad(2))
@@ -106,7 +106,7 @@ def test_nan_changes_nothing() -> None:
             before = table.state_dict()
             broken = grad(2)
             broken[1, 2] = bad
-            for every in (None, criterion("norm", 0.1)):
+            for every in (None, Criterion("norm", 0.1)):
                 with pytest.raises(NonFiniteError, match="w: holds NaN or Inf"):
                     table.encode(broken, every)
             after = table.state_dict()
@@ -175,7 +175,7 @@ def test_a_resumed_table_sends_the_same_bytes() -> None:
             table.encode(grad(step), None)
         table.accumulate(grad(3))
         other.load_state_dict(table.state_dict())
-        variance = criterion("variance", 0.1)
+        variance = Criterion("variance", 0.1)
         for each in (table, other):
             each.accumulate(grad(4))
         first, again = (as_frame(each.encode(grad(5), variance), SHAPE) for each in (table, other))

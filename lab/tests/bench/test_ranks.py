@@ -159,7 +159,7 @@ def test_two_ranks_count_their_threads_time() -> None:
     run = bench.measure(bench.cells()[0], {}, told.append)
     assert told == ["block 0 of 1", "block 1 of 1"] and list(run.spent) == [ALONE, DDP, EXCHANGED]
     assert all(spent[TRAINING] > 0 for spent in run.spent.values())
-    assert run.spent[EXCHANGED][SHARD] > 0, "a rank's shard has a thread of its own"
+    assert run.spent[EXCHANGED][SHARD] > 0, "a rank's exchange has threads of its own"
 
 
 CANNOT_BE: list[tuple[type[Any], dict[str, Any], str]] = [

@@ -98,6 +98,8 @@ class Flats:
         if self.device is None and not self._is_mixed:
             (add_to_many if accumulate else scatter)(whole, self.addresses, self.sizes)
             return
+        if not whole.size:
+            return
         outs, flat = self.tensors(), torch.from_numpy(whole)
         parts = list(torch.split(flat if self._is_mixed else flat.to(self.device), self.sizes.tolist()))
         if self._is_mixed:

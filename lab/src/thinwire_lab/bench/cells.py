@@ -29,7 +29,7 @@ MEMORY_STEPS, MEMORY_EXCHANGES = 6, 3
 """Steps, and exchanges of local updates, at least; after that nothing more is allocated."""
 DDP, EXCHANGED = "plain DDP", "design"
 """The ways to train beside `alone` in `bench updates`: with torch's own exchange, with the design."""
-TRAINING, SHARD, OTHERS = "training thread", "shard's thread", "others"
+TRAINING, SHARD, OTHERS = "training thread", "exchange's threads", "others"
 STATUS, TASKS = Path("/proc/self/status"), Path("/proc/self/task")
 """Where Linux tells a process's memory, and the processor time of its threads."""
 Spent = dict[str, dict[str, float]]

@@ -351,7 +351,7 @@ def cpu_ms() -> dict[str, float]:
         except FileNotFoundError:  # it has ended
             continue
         name = names.get(int(task.name), "")
-        kind = TRAINING if name == "MainThread" else SHARD if name.startswith("thinwire-serve") else OTHERS
+        kind = TRAINING if name == "MainThread" else SHARD if name.startswith("thinwire-") else OTHERS
         spent[kind] += nanoseconds / 1e6
     return spent
 
