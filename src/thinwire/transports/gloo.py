@@ -118,12 +118,11 @@ def call_roll(
         if waited_s >= most_s or (waited_s >= patience_s and not told):
             absent = [str(each) for each in ranks if not store.check([f"{meeting}/{each}"])]
             missing = f"rank{'s' * (len(absent) > 1)} {', '.join(absent)}" if absent else "a rank"
-            told, wanted = True, "every rank must call compress, or tw.distribute"
+            told = True
             if waited_s >= most_s:
-                raise TransportError(f"{missing} did not come within {most_s:g} s; {wanted}")
-            _log.warning(
-                "%s kept rank %s waiting for %.0f s: %s", missing, rank, waited_s, f"{wanted}, within {most_s:g} s"
-            )
+                raise TransportError(f"{missing} did not come within {most_s:g} s; every rank must call compress")
+            kept = f"{missing} kept rank {rank} waiting for {waited_s:.0f} s: every rank must call compress"
+            _log.warning("%s, or tw.distribute, within %g s", kept, most_s)
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, 0.25)
     return meeting
