@@ -106,7 +106,10 @@ class Cluster(Processes):
         require(not harmless, "harmless", f"nothing lasted long enough to matter, and {gone}; {failed}")
         # A training that has not begun, or in which the last of all is lost, may end.
         nowhere = [reason for reason in (*failed, gone) if "there is no step that" in reason]
-        require(not (nowhere and self.scenario.checkpoint_every), "common step", f"no process can go back: {nowhere}")
+        # Where workers hold the model, it is gone with them.
+        kept = self.scenario.gives_model or not any(each.kind in ("kill", "kill-at") for each in self.scenario.faults)
+        required = self.scenario.checkpoint_every and kept
+        require(not (nowhere and required), "common step", f"no process can go back: {nowhere}")
         somebody_left = any(slot.trained for slot in self.workers)
         survives = self.scenario.survives and not self._somebody_left
         require(not survives, "survives", f"all that died came back in time, and {gone}; {failed}")

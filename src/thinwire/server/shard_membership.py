@@ -215,7 +215,7 @@ class ShardMembership(ShardState):
                 raise ProtocolError(f"it continues from step {message.step}, and was expected from {offer.begin} on")
             if message.step > offer.begin and engine.terms.has_common_clock:  # another shard expects it later
                 engine.members.admit(rank, message.step)
-            return [*self._welcome(peer, message), *self._address(engine.go_on())]
+            return [*self._welcome(peer, message), *self._address(engine.go_on()), *self._complete_scalars()]
         if message.step not in offer.steps and not 0 <= offer.newest <= message.step:
             return []  # it was chosen by an earlier offer: the worker has been told, and joins again
         self._chosen[rank] = message
@@ -303,12 +303,13 @@ class ShardMembership(ShardState):
         self._maxima.drop(rank)
         self._digests.drop(rank)
         effects = self._address(self._engine.drop(rank))
-        effects += [
-            effect
-            for step, largest in self._maxima.completed(self._engine.members.expected)
-            for effect in self._address([Outgoing(Scalars(step=step, values=largest))])
-        ]
-        return [*effects, *self._tell(reason)]
+        return [*effects, *self._complete_scalars(), *self._tell(reason)]
+
+    def _complete_scalars(self) -> list[Effect]:
+        """Sends the maxima that no worker is waited for any more."""
+        assert self._engine is not None
+        done = self._maxima.completed(self._engine.members.expected)
+        return self._address([Outgoing(Scalars(step=step, values=largest)) for step, largest in done])
 
     def _leave(self, peer: int, leave: Leave) -> list[Effect]:
         assert self._engine is not None
