@@ -56,12 +56,14 @@ class Fragment:
         Returns:
             For each tensor, whether its change is finite.
         """
-        changes = self.copy_shared()
-        torch._foreach_sub_(changes, [tensor.local for tensor in self.tensors])
-        offsets = [(c, t.offset) for c, t in zip(changes, self.tensors, strict=True) if t.offset is not None]
-        if offsets:
-            torch._foreach_sub_([change for change, _ in offsets], [offset for _, offset in offsets])
-        return all_finite(changes)
+        return all_finite(self._subtract())
+
+    def _subtract(self) -> Iterator[torch.Tensor]:
+        for out, tensor in zip(self._get_scratch(), self.tensors, strict=True):
+            torch.sub(tensor.values, tensor.local, out=out)
+            if tensor.offset is not None:
+                out -= tensor.offset
+            yield out
 
     def encode(self) -> Frames:
         """Yields every table with its frame of the changes that `find_changes` found, all of them finite."""
@@ -80,8 +82,11 @@ class Fragment:
 
     def copy_shared(self) -> list[torch.Tensor]:
         """Returns copies of the shared parameters, float32[n] each, in memory that the next call uses again."""
+        torch._foreach_copy_(self._get_scratch(), self._shared)
+        return self._scratch
+
+    def _get_scratch(self) -> list[torch.Tensor]:
         self._scratch = self._scratch or [torch.empty_like(values) for values in self._shared]
-        torch._foreach_copy_(self._scratch, self._shared)
         return self._scratch
 
     def release_scratch(self) -> None:
