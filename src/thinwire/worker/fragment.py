@@ -44,7 +44,6 @@ class Fragment:
             [table.context for table in self._tables if table.context is not None],
             [place for place, table in enumerate(self._tables) if table.travels_in_batch],
         )
-        self._scratch: list[torch.Tensor] = []
 
     # ---- up
 
@@ -56,20 +55,18 @@ class Fragment:
         Returns:
             For each tensor, whether its change is finite.
         """
-        changes = self.copy_shared()
-        torch._foreach_sub_(changes, [tensor.local for tensor in self.tensors])
-        offsets = [(c, t.offset) for c, t in zip(changes, self.tensors, strict=True) if t.offset is not None]
-        if offsets:
-            torch._foreach_sub_([change for change, _ in offsets], [offset for _, offset in offsets])
-        return all_finite(changes)
+        return all_finite(self._subtract())
+
+    def _subtract(self) -> Iterator[torch.Tensor]:
+        for tensor in self.tensors:
+            torch.sub(tensor.values, tensor.local, out=tensor.scratch)
+            if tensor.offset is not None:
+                tensor.scratch.sub_(tensor.offset)
+            yield tensor.scratch
 
     def encode(self) -> Frames:
         """Yields every table with its frame of the changes that `find_changes` found, all of them finite."""
-        parts = [
-            change[table.span]
-            for change, tensor in zip(self._scratch, self.tensors, strict=True)
-            for table in tensor.tables
-        ]
+        parts = [tensor.scratch[table.span] for tensor in self.tensors for table in tensor.tables]
         parts, begin = prepare_all(self._tables, parts), self._now()
         frames = self._set.encode(Flats.of(parts))
         nbytes = [table.context.payload_nbytes for table in self._tables if table.context is not None]
@@ -80,13 +77,9 @@ class Fragment:
 
     def copy_shared(self) -> list[torch.Tensor]:
         """Returns copies of the shared parameters, float32[n] each, in memory that the next call uses again."""
-        self._scratch = self._scratch or [torch.empty_like(values) for values in self._shared]
-        torch._foreach_copy_(self._scratch, self._shared)
-        return self._scratch
-
-    def release_scratch(self) -> None:
-        """Frees memory for forward and backward passes."""
-        self._scratch = []
+        copies = [tensor.scratch for tensor in self.tensors]
+        torch._foreach_copy_(copies, self._shared)
+        return copies
 
     def apply(self, pulled: Pulled, step: int) -> None:
         """Applies updates to the shared parameters.

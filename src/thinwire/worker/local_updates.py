@@ -183,8 +183,6 @@ class LocalWorker(Worker):
         fragment.apply(pulled, self.iteration - 1)
         if steering is not None:
             steering.updated(tensors, before)
-        if updates.sync_every > 1:  # new pages take a while
-            fragment.release_scratch()
         if due:
             fragment.merge(*(0.0, 0.0) if whole else (updates.keep, updates.keep_unsent))
             for merged in (self._rounds[tensor.name] for tensor in tensors):

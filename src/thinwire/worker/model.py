@@ -77,6 +77,7 @@ class WorkerTensor:
         self.tables: list[WorkerTable] = []
         self.shown = planned.tensor.detach()
         self.offset: torch.Tensor | None = None
+        self._scratch: torch.Tensor | None = None
         own = self.shown.dtype == torch.float32 and planned.tensor.is_contiguous()
         self.memory = self.shown.view(-1) if own else None
         self._separate = planned.local or not own
@@ -106,6 +107,12 @@ class WorkerTensor:
     def local(self) -> torch.Tensor:
         """The values in the model's tensor now: float32[n], flat; its own memory where possible."""
         return self._flat() if self.memory is None else self.memory
+
+    @property
+    def scratch(self) -> torch.Tensor:
+        """Memory for one exchange, float32[n]; it is kept, for new pages cost more than the arithmetic."""
+        self._scratch = torch.empty_like(self.values) if self._scratch is None else self._scratch
+        return self._scratch
 
     def merged(self, keep: float, keep_unsent: float) -> torch.Tensor:
         """Returns the values from which local steps continue: float32[n], flat.
