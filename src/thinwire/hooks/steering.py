@@ -30,7 +30,7 @@ WANES, WANES_OF_SENDERS = 0.5, 0.9
 others wait for more rounds. A rate that falls to a thousandth for two rounds, and rises again, leaves momenta as long
 as they are unsteered; without a bound they were 10,000 times as long."""
 
-BATCH_NUMEL = 1 << 18
+BATCH_NUMEL = 1 << 16
 """Values of parameters that are steered together."""
 
 
@@ -137,16 +137,18 @@ class Steering:
             squares = "max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"
             for some in _batches(self._moments(kept, group, decays, tensors)):
                 steps = [float(state["step"]) for _, state, _ in some]
+                factors = [(1 - first**step) / rates for step in steps]
                 moments = torch._foreach_sqrt([state[squares].float() for _, state, _ in some])
-                torch._foreach_mul_(moments, [1 / math.sqrt(1 - second**step) for step in steps])
-                torch._foreach_add_(moments, float(group["eps"]))
+                # Adam divides by √(v / (1 − β₂ᵗ)) + ε, and its first moment by 1 − β₁ᵗ.
+                scales = [factor / math.sqrt(1 - second**step) for factor, step in zip(factors, steps, strict=True)]
+                torch._foreach_mul_(moments, scales)
+                torch._foreach_add_(moments, [float(group["eps"]) * factor for factor in factors])
                 now = [tensors[place].values.view(tensors[place].parameter.shape) for place, *_ in some]
-                changes = [before[place].view_as(each).sub_(each) for (place, *_), each in zip(some, now, strict=True)]
-                for change, each, (*_, decay) in zip(changes, now, some, strict=True):
-                    if decay:
-                        change.add_(each, alpha=-decay)
+                changes = [
+                    before[place].view_as(each).sub_(each, alpha=1 + decay)
+                    for (place, _, decay), each in zip(some, now, strict=True)
+                ]
                 torch._foreach_mul_(moments, changes)
-                torch._foreach_mul_(moments, [(1 - first**step) / rates for step in steps])
                 own = [state["exp_avg"] for _, state, _ in some]
                 torch._foreach_lerp_(own, [m.to(o.dtype) for m, o in zip(moments, own, strict=True)], self._share)
 
