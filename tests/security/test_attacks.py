@@ -24,7 +24,6 @@ from thinwire.packets import kind_of, pack, parse
 from thinwire.runtime.limits import MAX_JOIN_NBYTES
 from thinwire.runtime.serving import serving
 from thinwire.schema import Acknowledged, Join, Refused, SessionAccepted, SessionOpen, Values, Welcome
-from thinwire.security.certificates import self_signed
 from thinwire.server.core import ServerCore
 from thinwire.transports.base import Handler, Sender, Server
 from thinwire.transports.grpc import GrpcOptions, Tls
@@ -193,11 +192,6 @@ def of_two_ranks(training: Training) -> Tls:
     return certificate(training, own=True, hosts=["worker-0"])
 
 
-def self_made(training: Training) -> Tls:
-    issued = self_signed("worker-1", "worker-1", days=1)
-    return replace(certificate(training), certificate=issued.certificate, key=issued.key)
-
-
 def stranger_root(training: Training) -> Tls:
     tls = training.options().tls
     assert tls is not None
@@ -216,7 +210,6 @@ STRANGERS: dict[str, tuple[Callable[[Training], str], str]] = {
     "a certificate of another authority": (lambda t: dial_in_vain(t, certificate(t)), HUNG_UP),
     "a certificate that has expired": (lambda t: dial_in_vain(t, certificate(t, own=True, days=-1)), HUNG_UP),
     "a server's certificate": (lambda t: dial_in_vain(t, certificate(t, own=True, usage="server")), HUNG_UP),
-    "a certificate that vouches for itself": (lambda t: dial_in_vain(t, self_made(t)), HUNG_UP),
     "a worker that trusts another authority": (lambda t: dial_in_vain(t, stranger_root(t)), "do not trust"),
     "no token": (lambda t: dial(t, t.options(token=None)), "does not let this worker in: it showed no"),
     "a wrong token": (lambda t: dial(t, t.options(token=lambda: "x" * 43)), WRONG),

@@ -14,12 +14,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-Usage = Literal["server", "worker", "both"]
+Usage = Literal["server", "worker"]
 """Which end of a session a certificate is for."""
 _USES = {
     "server": [ExtendedKeyUsageOID.SERVER_AUTH],
     "worker": [ExtendedKeyUsageOID.CLIENT_AUTH],
-    "both": [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH],
 }
 _OTHER_USES = dict.fromkeys(
     ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "encipher_only", "decipher_only"),
@@ -68,12 +67,6 @@ class Authority:
         """
         key = ec.generate_private_key(ec.SECP256R1())
         return _sign(name, hosts, usage, self._days if days is None else days, key, self._name, self._key)
-
-
-def self_signed(name: str, host: str, *, days: float) -> Issued:
-    """Returns a certificate for one host that vouches for itself alone; for ends that know that very certificate."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    return _sign(name, [host], "both", days, key, name, key)
 
 
 def _sign(

@@ -28,8 +28,6 @@ class ServerCore(ShardMembership):
     Args:
         min_workers: the training goes on without workers that died, and with others that join, while so many are left;
             with fewer it waits. None: it goes on while the consistency policy has enough gradients, and else ends.
-        first: the rank to which updates go first, then to those above it, then to those below: shards that answer at
-            the same time and each begin with another rank do not fill one rank's link while the others' are idle.
 
     Attributes:
         finished: whether every worker has left in good order.
@@ -40,8 +38,8 @@ class ServerCore(ShardMembership):
         ConfigError: `min_workers` is below 1.
     """
 
-    def __init__(self, min_workers: int | None = None, *, first: int = 0) -> None:
-        super().__init__(min_workers, first=first)
+    def __init__(self, min_workers: int | None = None) -> None:
+        super().__init__(min_workers)
         self._initial: list[tuple[Values, tuple[EncodedTensor, ...]]] = []
         """What worker 0 has sent of the initial values, until it has sent all of them."""
 

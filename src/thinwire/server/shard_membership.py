@@ -27,8 +27,8 @@ CLOSED = "it closed its session"
 class ShardMembership(ShardState):
     """The workers of one shard. Args and attributes as for `ShardState`."""
 
-    def __init__(self, min_workers: int | None, *, first: int = 0) -> None:
-        super().__init__(min_workers, first=first)
+    def __init__(self, min_workers: int | None) -> None:
+        super().__init__(min_workers)
         self._held: dict[int, tuple[int, ...]] = {}
         """By rank, the steps of which workers that have joined hold states."""
         self._offered: dict[int, Offer] = {}

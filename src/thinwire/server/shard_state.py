@@ -37,18 +37,18 @@ class ShardState:
     """The workers of one shard, by peer and rank, and its tables.
 
     Args:
-        min_workers, first: as for `ServerCore`.
+        min_workers: as for `ServerCore`.
 
     Attributes:
         finished, checkpoints: as of `ServerCore`.
     """
 
-    def __init__(self, min_workers: int | None, *, first: int = 0) -> None:
+    def __init__(self, min_workers: int | None) -> None:
         if min_workers is not None and min_workers < 1:
             raise ConfigError(f"min_workers is {min_workers}; at least 1 is needed")
         self.finished = False
         self.checkpoints: Mapping[int, Mapping[str, Any]] = {}
-        self._min_workers, self._first = min_workers, first
+        self._min_workers = min_workers
         self._engine: UpdateEngine | None = None
         self._presence: dict[int, Presence] = {}
         self._ranks: dict[int, int] = {}
@@ -151,10 +151,10 @@ class ShardState:
         """Ranks become the peers that hold them."""
         if not outgoing:
             return []
-        ring = sorted((self._ranks[peer] < self._first, self._ranks[peer], peer) for peer in self._training_peers())
+        ring = sorted((self._ranks[peer], peer) for peer in self._training_peers())
         effects: list[Effect] = []
         for each in outgoing:
-            peers = tuple(peer for _, rank, peer in ring if each.rank in (None, rank))
+            peers = tuple(peer for rank, peer in ring if each.rank in (None, rank))
             effects.append(Send(peers, each.message, each.frames))
         return effects
 

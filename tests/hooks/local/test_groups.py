@@ -117,7 +117,7 @@ def goes_back(rank: int) -> dict[str, Any]:
     if rank == 0:
         kept.steps()  # it has begun before
     found["one began before"] = refusal(lambda: load_agreed(kept, world))
-    kept._states, kept._takes_part = {7 + rank: kept._states[0]}, True
+    kept._states = {7 + rank: kept._states[0]}
     found["no common step"] = refusal(lambda: load_agreed(kept, world))
     found["one keeps none"] = refusal(lambda: load_agreed(kept if rank else None, world))
     return found
