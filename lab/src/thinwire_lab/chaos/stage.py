@@ -264,11 +264,11 @@ class Stage:
     def finish(self, limit_s: float = 60.0) -> None:
         """Waits for the end: all workers that run and have not been struck late, and the server."""
         self.until(lambda: not self.workers or bool(self.done and self.workers <= self.seen.waiting.keys()))
-        deadline = time.time() + limit_s
-        while SERVER in self.engine.running and time.time() < deadline and not self.workers:
-            self.poll()
         self.poll()
-        if SERVER in self.engine.running and not self.workers:
+        deadline = time.time() + limit_s
+        while (left := SERVER in self.engine.running and not self.workers) and time.time() < deadline:
+            self.poll()
+        if left:
             self.problems.append(f"the server did not end within {limit_s:g} s after all workers had")
 
     def close(self) -> None:
