@@ -8,13 +8,13 @@ from importlib.metadata import EntryPoint, EntryPoints
 
 import pytest
 
-from thinwire import frames, plugins
+from thinwire import frames, names, plugins
 from thinwire.codecs import registry
 from thinwire.codecs.floats import BF16
 from thinwire.codecs.scratch import ScratchPool
 from thinwire.errors import ConfigError, FrameError
 from thinwire.policies import designs, naming
-from thinwire.policies.compression import compression
+from thinwire.policies.compression import as_codec, compression
 from thinwire.policies.consistency import POLICIES, consistency
 from thinwire.policies.placement import placement
 
@@ -71,13 +71,29 @@ def test_what_only_the_lab_brings_is_told_with_the_command(monkeypatch: pytest.M
 
 def test_a_name_that_is_no_codecs_is_explained() -> None:
     for name, options, told in (
-        ("3lc[s=1.5,zstd]", {}, r"'3lc\[s=1.5,zstd\]': a codec's options are arguments"),
+        ("3lc[s=1.5,zstd]", {}, r"'3lc\[s=1.5,zstd\]': 'zstd' is not option=value"),
+        ("3lc[s=1.5]", {"sparsity": 1.5}, "'sparsity' is given twice"),
+        ("3lc", {"s": 1.5, "sparsity": 1.5}, "'sparsity' is given twice"),
+        ("3lc[sparsty=1.5]", {}, r"'sparsty' \(did you mean 'sparsity'\?\)"),
         ("3LC", {}, r"'3LC' \(did you mean '3lc'\?\)"),
         ("int9", {}, r"'int9' \(did you mean 'int8'\?\)"),
-        ("3lc", {"s": 1.5}, r"'s' \(did you mean 'sparsity'\?\)"),
+        ("local-sgd[h=4]", {}, r"tw.distribute\(model, optimizer, design='local-sgd\[h=4\]'\)"),
     ):
         with pytest.raises(ConfigError, match=told):
             registry.codec(name, **options)
+
+
+def test_every_design_that_is_no_codec_is_known_where_a_codec_is_expected() -> None:
+    assert set(designs.SHIPPED) - {scheme.id for scheme in registry.SHIPPED} == names.DESIGNS
+
+
+def test_a_codec_takes_what_reports_print() -> None:
+    made = registry.codec("3lc[s=1.0,entropy=zstd]")
+    assert made == registry.codec("3lc", sparsity=1.0, entropy="zstd") == registry.codec("3lc", s=1, entropy="zstd")
+    assert made == as_codec("3lc[s=1.0]", {"entropy": "zstd"}) == registry.codec(**made.config())
+    for codec_id in registry.ids():
+        codec = registry.codec(codec_id, error_scale=0.5, nonfinite="skip")
+        assert registry.codec(str(codec)) == codec
 
 
 def test_what_is_no_codec_or_policy_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -256,7 +256,16 @@ def waiting(core: Collective) -> float:
 def test_residuals_leave_with_the_next_codec_and_wholly_with_an_all_reduce(mean: bool) -> None:
     cores = collectives(tensors(BASE), WORLD, mean=mean)
     sent, wanted = np.zeros(sum(SIZES.values())), np.zeros(sum(SIZES.values()))
-    path = ("3lc[s=1]", "3lc[s=1.75,zstd]", "int8", "uncompressed", "bf16", "3lc[s=1]", "uncompressed", "uncompressed")
+    path = (
+        "3lc[s=1]",
+        "3lc[s=1.75,entropy=zstd]",
+        "int8",
+        "uncompressed",
+        "bf16",
+        "3lc[s=1]",
+        "uncompressed",
+        "uncompressed",
+    )
     for number, name in enumerate(path):
         given, codec = gradients(WORLD, number), LEVELS[name].codec
         if codec is None:

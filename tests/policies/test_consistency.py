@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from thinwire.errors import ConfigError
+from thinwire.names import parse_name
 from thinwire.policies.consistency import Asp, Backup, Bsp, Consistency, Local, Ssp, consistency, name_of
 from thinwire.policies.criteria import CRITERIA, Criterion, Pending
-from thinwire.policies.naming import parse_name
 
 VALUES = st.one_of(
     st.integers(-(2**40), 2**40),

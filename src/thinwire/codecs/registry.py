@@ -33,6 +33,7 @@ from thinwire.codecs.topk import TopK
 from thinwire.errors import ConfigError, FrameError, guess
 from thinwire.extras import in_lab
 from thinwire.frames import Frame
+from thinwire.names import DESIGNS, SHORT, parse_name
 from thinwire.plugins import load, load_or_warn
 
 SHIPPED: tuple[type[Scheme], ...] = (
@@ -48,10 +49,6 @@ SHIPPED: tuple[type[Scheme], ...] = (
     BlockTopK,
     Entropy,
 )
-
-
-_SHORT = {"s": "sparsity"}
-"""What names of designs abbreviate."""
 
 
 class Registry:
@@ -103,16 +100,17 @@ class Registry:
                 load(self._broken[codec_id], Scheme)  # says why it cannot be
             if error := in_lab("codec", codec_id):
                 raise error
-            raise ConfigError(f"unknown codec {codec_id!r}{self._hint(codec_id)}; there are {self.ids()}")
+            hint = guess(codec_id, [*self._schemes, "auto"])
+            raise ConfigError(f"unknown codec {codec_id!r}{hint}; there are {self.ids()}")
         return self._schemes[codec_id]
 
     def codec(self, /, id: str, **options: Any) -> Codec:
         """Returns a codec.
 
         Args:
-            id: one of `tw.codecs()`.
+            id: one of `tw.codecs()`, with options in brackets or without, as in `3lc[s=1.75,entropy=zstd]`.
             **options: the codec's own (see `docs/codecs.md`) and those of every codec: `entropy`, `error_feedback`,
-                `error_scale`, `nonfinite`.
+                `error_scale`, `nonfinite`; `s` is short for `sparsity`.
 
         Raises:
             ConfigError: an unknown id or option, or a value that is not allowed; the message lists what is.
@@ -121,16 +119,29 @@ class Registry:
             >>> import thinwire as tw
             >>> tw.codec("3lc", sparsity=1.75).config()["sparsity"]
             1.75
+            >>> tw.codec("3lc[s=1.75]") == tw.codec("3lc", sparsity=1.75)
+            True
         """
+        written, taken = id, dict[str, Any]()
+        if isinstance(id, str) and "[" in id:
+            id, taken = parse_name(id, "codec")
+        if id in DESIGNS and id not in self.ids():
+            raise ConfigError(
+                f"{written!r} is a design, no codec: tw.distribute(model, optimizer, design={written!r}) takes it"
+            )
         scheme = self.find(id)
         allowed = [*WRAPPER_OPTIONS, *(field.name for field in fields(scheme))]
-        for name in options:
+        for given, value in options.items():
+            name = given if given in allowed else SHORT.get(given, given)
+            if name in taken:
+                raise ConfigError(f"{id}: {name!r} is given twice")
+            taken[name] = value.item() if isinstance(value, np.generic) else value
+        for name in taken:
             if name not in allowed:
-                raise ConfigError(f"{id}: unknown option {name!r}{_guess(name, allowed)}; there are {allowed}")
-        options = {name: value.item() if isinstance(value, np.generic) else value for name, value in options.items()}
-        around = {name: options.pop(name) for name in WRAPPER_OPTIONS if name in options}
+                raise ConfigError(f"{id}: unknown option {name!r}{guess(name, allowed)}; there are {allowed}")
+        around = {name: taken.pop(name) for name in WRAPPER_OPTIONS if name in taken}
         try:
-            return Codec(scheme(**options), pool=self._pool, **around)
+            return Codec(scheme(**taken), pool=self._pool, **around)
         except TypeError as error:
             raise ConfigError(f"{id}: {error}") from error
 
@@ -207,18 +218,6 @@ class Registry:
                 else:
                     self.register(scheme)
             self._loaded = True  # not where an id was taken: whoever asks next hears of it as well
-
-    def _hint(self, codec_id: object) -> str:
-        """What an unknown id may have been meant for, which may hold options as names of designs do."""
-        name, bracket, options = str(codec_id).partition("[")
-        if bracket and name in self._schemes:
-            given = ", ".join(_SHORT.get(key := each.partition("=")[0], key) + "=…" for each in options.split(","))
-            return f": a codec's options are arguments, as in {name!r}, {given}"
-        return _guess(name, [*self._schemes, "auto"]) if isinstance(codec_id, str) else ""
-
-
-def _guess(word: str, allowed: list[str]) -> str:
-    return f" (did you mean {_SHORT[word]!r}?)" if _SHORT.get(word) in allowed else guess(word, allowed)
 
 
 _ours = Registry(SHIPPED, ScratchPool())

@@ -17,8 +17,9 @@ from typing import Any, Protocol, runtime_checkable
 from thinwire.codecs import Codec
 from thinwire.codecs.registry import codec as make_codec
 from thinwire.errors import ConfigError
+from thinwire.names import parse_name
 from thinwire.packets import MAX_BATCHED_NBYTES
-from thinwire.policies.naming import Family, parse_name
+from thinwire.policies.naming import Family
 
 MIN_NUMEL = 128
 """Below it a frame's header weighs as much as the values it would save."""
@@ -134,7 +135,7 @@ def codec_by_name(name: str, **options: Any) -> Codec:
     >>> codec_by_name("topk[fraction=0.05]").config()["fraction"]
     0.05
     """
-    codec_id, own = parse_name(name, "codec", short={"s": "sparsity"})
+    codec_id, own = parse_name(name, "codec")
     return make_codec(codec_id, **{**options, **own})
 
 

@@ -16,12 +16,13 @@ from thinwire.codecs.levels import Votes
 from thinwire.codecs.stochastic import TernGrad
 from thinwire.errors import ConfigError, guess
 from thinwire.extras import in_lab
+from thinwire.names import parse_name
 from thinwire.plugins import load, load_or_warn
 from thinwire.policies.compression import MIN_NUMEL, Compression, Exclude, check_pull_codec
 from thinwire.policies.compression import compression as find_compression
 from thinwire.policies.consistency import Consistency, consistency
 from thinwire.policies.local_updates import LocalUpdates
-from thinwire.policies.naming import parse_name, plugins
+from thinwire.policies.naming import plugins
 from thinwire.policies.placement import placement
 from thinwire.policies.shipped import SHIPPED
 from thinwire.schema import Reduce
@@ -248,7 +249,7 @@ def _replace(made: Design, given: dict[str, Any]) -> Design:
 
 
 def _make(name: str) -> Design:
-    design_id, options = parse_name(name, "design", short={"s": "sparsity"})
+    design_id, options = parse_name(name, "design")
     policies = {key: options.pop(key) for key in _POLICIES if key in options}
     try:
         if design_id in SHIPPED:

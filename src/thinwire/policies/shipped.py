@@ -8,10 +8,10 @@ from typing import Any
 
 from thinwire.codecs.registry import codec
 from thinwire.errors import ConfigError
+from thinwire.names import parse_name
 from thinwire.policies.compression import codec_by_name
 from thinwire.policies.local_updates import KINDS as LOCAL_KINDS
 from thinwire.policies.local_updates import OPTIONS, STEERS_FROM, Kind, split_options
-from thinwire.policies.naming import parse_name
 from thinwire.schema import Reduce
 
 
@@ -131,7 +131,7 @@ def _options_of(kind: Kind, named: str | None, given: Mapping[str, Any]) -> Mapp
 
 def _check_options(of: str, given: Mapping[str, Any]) -> None:
     """Raises ConfigError for an option that neither local updates nor their codec, by name, have."""
-    codec_id = parse_name(of, "codec", short={"s": "sparsity"})[0]
+    codec_id = parse_name(of, "codec")[0]
     known = [name for name in codec(codec_id).config() if name != "id"]
     if unknown := [name for name in given if name not in known]:
         raise ConfigError(

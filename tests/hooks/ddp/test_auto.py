@@ -235,7 +235,7 @@ def test_every_setting_gives_equal_replicas_and_uncompressed_steps_empty_residua
     first, *others = ranks["settings"]
     assert [wait == 0 for wait in first["waits"]] == [name == "uncompressed" for name in first["names"]]
     assert first["names"][:3] == ["uncompressed", "3lc[s=1]", "uncompressed"] and len(set(first["names"])) == 6
-    line = r"  auto +3lc\[s=1\.25,zstd\] since step 26, (1 change|\d+ changes), link .*, optimizer sgd$"
+    line = r"  auto +3lc\[s=1\.25,entropy=zstd\] since step 26, (1 change|\d+ changes), link .*, optimizer sgd$"
     assert re.search(line, first["report"], re.MULTILINE), first["report"]
     assert first["report"].splitlines()[0].endswith(" skipped, auto; fp32") and "\n  lag  " in first["report"]
     for other in others:

@@ -130,7 +130,7 @@ def test_slower_computation_is_measured_once_and_changes_nothing() -> None:
 
 
 def test_target_bytes_takes_the_strongest_setting_that_the_optimizer_allows() -> None:
-    for optimizer, expected in ((SGD, "3lc[s=1.9,zstd]"), (ADAPTIVE, "int8")):
+    for optimizer, expected in ((SGD, "3lc[s=1.9,entropy=zstd]"), (ADAPTIVE, "int8")):
         training = Training(limits=Limits(target="bytes"), optimizer=optimizer)
         assert training.run([1e9] * 30)[-1] == expected
 

@@ -15,10 +15,10 @@ from typing import Any
 from thinwire.codecs import Codec, ids
 from thinwire.codecs import codec as make_codec
 from thinwire.errors import ConfigError
+from thinwire.names import parse_name
 from thinwire.policies.auto.levels import AUTO
 from thinwire.policies.designs import Design, designs
 from thinwire.policies.designs import design as find_design
-from thinwire.policies.naming import parse_name
 from thinwire_lab.bench.options import STOCK
 
 NOTES = {
@@ -86,7 +86,7 @@ def hook(name: str) -> Hook:
     if name.startswith(SERVED):
         design = find_design(name.removeprefix(SERVED))
         return Hook(name.partition("[")[0], None, 0, design, served=True)
-    found, options = parse_name(name, "hook", short={"s": "sparsity"})
+    found, options = parse_name(name, "hook")
     powersgd, codec = found.startswith(POWERSGD), None
     least = POWERSGD_START if powersgd else 0
     start = options.pop("start_step", None)
@@ -116,7 +116,7 @@ def check_sharded(name: str) -> None:
     """Checks a kind and a method, as in `hsdp:none` or `fsdp:3lc[s=1.0]`."""
     if not name.startswith(SHARDED):
         raise ConfigError(f"{name!r}; expected hsdp:METHOD or fsdp:METHOD, as in hsdp:none or fsdp:3lc[s=1.0]")
-    found, given = parse_name(name.partition(":")[2], "codec", short={"s": "sparsity"})
+    found, given = parse_name(name.partition(":")[2], "codec")
     if found == "none" and given:
         raise ConfigError(f"{name!r}: stock FSDP2 has no options; leave out {', '.join(given)}")
     if found not in ("none", AUTO):

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
 from thinwire.hooks import fsdp
-from thinwire.policies.naming import parse_name
+from thinwire.names import parse_name
 from thinwire_lab.bench.names import SITES
 
 
@@ -28,7 +28,7 @@ def shard(module: nn.Module, kind: str, method: str, *, seed: int) -> fsdp.Shard
         if isinstance(layer, nn.Linear | nn.Conv2d) and not tied.intersection(map(id, layer.parameters())):
             fully_shard(layer, mesh=mesh)
     fully_shard(module, mesh=mesh)
-    codec, options = parse_name(method, "codec", short={"s": "sparsity"})
+    codec, options = parse_name(method, "codec")
     return None if codec == "none" else fsdp.compress(module, codec, seed=seed, **options)
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from thinwire.errors import ConfigError, DataError, guess
-from thinwire.policies.naming import parse_name
+from thinwire.names import parse_name
 from thinwire_lab.workloads import images, python_text
 from thinwire_lab.workloads.dataset import Dataset, part
 

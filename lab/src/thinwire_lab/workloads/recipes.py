@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from thinwire.errors import ConfigError, guess
-from thinwire.policies.naming import parse_name
+from thinwire.names import parse_name
 from thinwire_lab.workloads.models import TEXT_MODELS, models
 from thinwire_lab.workloads.recipe import MEASURED, Recipe
 

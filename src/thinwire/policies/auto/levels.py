@@ -110,7 +110,7 @@ class Limits:
 
         Example:
             >>> [level.name for level in Limits().levels()[:5]]
-            ['uncompressed', 'bf16', 'int8', '3lc[s=1]', '3lc[s=1,zstd]']
+            ['uncompressed', 'bf16', 'int8', '3lc[s=1]', '3lc[s=1,entropy=zstd]']
             >>> [level.name for level in Limits(lag_limit=1.5).levels()]
             ['uncompressed', 'bf16', 'int8']
         """
@@ -126,7 +126,7 @@ class Limits:
             found.append(Level("3lc[s=1]", ternary, 1.0, 0.5, 8.0))
             bits = (0.35, 0.25, 0.18, 0.15, 0.12)
             found += [
-                Level(f"3lc[s={s:g},zstd]", smaller, s, b, 10.0, steps)
+                Level(f"3lc[s={s:g},entropy=zstd]", smaller, s, b, 10.0, steps)
                 for s, b, steps in zip(MULTIPLIERS, bits, STEPS, strict=True)
             ]
         else:
