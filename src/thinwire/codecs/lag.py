@@ -1,11 +1,20 @@
 """A bound on the lag: which sparsity multiplier a tensor has now, so that no more than so many steps wait for it.
 
-The arithmetic is in `thinwire.kernels.numba.lag`. A `LagBound` belongs to one residual, as a context has it; a
-`DeltaLagBound` to a copy of a model, where the residual is what the copy lacks.
+The lag is ‖residual‖₂ in units of the running mean of ‖update‖₂: how many steps wait. Both norms are of the same sample
+of at most 4,096 values, in stretches of a cache line that lie evenly over the tensor, and of every fourth encode alone.
+Sums are added up in one order, so that every machine finds the same numbers.
+
+The bound is a controller with hysteresis. Above the limit the multiplier falls at once, to 1 at most; below four fifths
+of the limit it rises by an eighth of the way from 1 to what was asked for; between the two it stays. It begins at 1,
+which is a warm-up.
+
+A `LagBound` belongs to one residual, as a context has it; a `DeltaLagBound` to a copy of a model, where the residual is
+what the copy lacks.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -15,10 +24,20 @@ from numpy.typing import NDArray
 
 from thinwire.codecs.tensors import FloatArray
 from thinwire.errors import ConfigError
-from thinwire.kernels.numba import lag as kernel
 
 BEGIN = 1.0
 """The multiplier of a residual that nothing is known of."""
+EVERY = 4
+"""Encodes from one measurement to the next."""
+SAMPLE, LINE = 4096, 16
+"""Values that are looked at, and how many of them are neighbours."""
+CALM = 0.8
+"""Share of the limit below which the multiplier rises."""
+RISES = 8
+"""Steps in which it rises from 1 to what was asked for."""
+MEMORY = 0.9
+"""Weight of what was, in the running mean of the updates' norms."""
+_LARGEST = float(np.finfo(np.float64).max)
 
 
 class LagBound:
@@ -29,6 +48,10 @@ class LagBound:
         sparsity: the largest multiplier.
         clip: what it is multiplied by; see `ThreeLC`.
 
+    Attributes:
+        sparsity: the multiplier of the next encode, 1 … the largest.
+        lag: ‖residual‖₂ in units of the running mean of ‖update‖₂, in steps, as measured last; 0 before that.
+
     Example:
         >>> bound, update = LagBound(limit=5, sparsity=1.75), np.ones(8, np.float32)
         >>> for _ in range(4):
@@ -37,52 +60,61 @@ class LagBound:
         (2.0, 1.09375)
     """
 
-    __slots__ = ("_state",)
+    __slots__ = ("_asked", "_clip", "_encodes", "_limit", "_update_norm", "lag", "sparsity")
 
     def __init__(self, limit: float, sparsity: float, clip: float = 1.0) -> None:
-        self._state = kernel.new_state(limit, sparsity, clip)
+        self._limit, self._asked, self._clip = limit, sparsity, clip
+        self.sparsity, self._update_norm, self.lag, self._encodes = BEGIN, 0.0, 0.0, 0
 
     @property
-    def sparsity(self) -> float:
-        """The multiplier of the next encode, 1 … the largest."""
-        return float(self._state[kernel.SPARSITY])
-
-    @property
-    def lag(self) -> float:
-        """‖residual‖₂ in units of the running mean of ‖update‖₂, in steps, as measured last; 0 before that."""
-        return float(self._state[kernel.LAG])
-
-    @property
-    def address(self) -> int:
-        """Where the state lies, for as long as the bound does."""
-        return self._state.ctypes.data
+    def multiplier(self) -> float:
+        """What the largest magnitude is multiplied by at the next encode."""
+        return self.sparsity * self._clip
 
     def follow(self, update: FloatArray, residual: FloatArray) -> None:
         """Takes one encode: the values that came, and what of them and of earlier ones was not sent; flat arrays."""
-        kernel.follow(self._state, update, residual)
+        if self.is_due():
+            self.decide(norm(sampled(update)), norm(sampled(residual)))
+
+    def is_due(self) -> bool:
+        """Counts an encode, and says whether its norms are to be measured."""
+        self._encodes += 1
+        return self._encodes % EVERY == 0
+
+    def decide(self, update_norm: float, residual_norm: float) -> None:
+        """Takes the norms of an encode that is due."""
+        if not math.isfinite(update_norm):  # of a step that all workers skip
+            return
+        mean = self._update_norm
+        mean = MEMORY * mean + (1 - MEMORY) * update_norm if mean > 0 else update_norm
+        lag = residual_norm / mean if mean > 0 else 0.0
+        # Squares overflow where float64 values do not, and a state that is not finite never loads.
+        self._update_norm, self.lag = mean, lag if lag <= _LARGEST else _LARGEST
+        if self.lag > self._limit:
+            self.sparsity = BEGIN
+        elif self.lag < CALM * self._limit:
+            self.sparsity = min(self._asked, self.sparsity + (self._asked - BEGIN) / RISES)
 
     def ask(self, sparsity: float) -> None:
         """Sets the largest multiplier, from 1: the bound rises to it as it did before, and falls to it at once."""
-        self._state[kernel.ASKED] = sparsity
-        self._state[kernel.SPARSITY] = min(self.sparsity, sparsity)
+        self._asked, self.sparsity = sparsity, min(self.sparsity, sparsity)
 
     def scale(self, factor: float) -> None:
         """Says that updates are this many times as large from now on, and that the residual was multiplied by it."""
-        self._state[kernel.UPDATE_NORM] *= factor
+        self._update_norm *= factor
 
     def changing(self) -> NDArray[np.float64]:
         """Returns a copy of what changes: the multiplier, the mean of the updates' norms, the lag, encodes so far."""
-        return self._state[kernel.CHANGING].copy()
+        return np.array([self.sparsity, self._update_norm, self.lag, self._encodes], np.float64)
 
     def restore(self, changing: NDArray[np.float64] | torch.Tensor) -> None:
         """Takes back what `changing` returned. Raises ConfigError where it cannot be that."""
         values = _numbers(changing, torch.float64)
-        largest = self._state[kernel.ASKED]
         if values.shape != self.changing().shape or not np.isfinite(values).all() or values.min() < 0:
             raise ConfigError(f"the state of a lag is {values.tolist()}; expected 4 numbers of 0 or more")
-        self._state[kernel.CHANGING] = values
+        sparsity, self._update_norm, self.lag, encodes = values.tolist()
         # A run may go on with a smaller s than it was saved with.
-        self._state[kernel.SPARSITY] = min(max(BEGIN, values[0]), largest)
+        self.sparsity, self._encodes = min(max(BEGIN, sparsity), self._asked), int(encodes)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns a copy of the state, for an exact resume: `changing`."""
@@ -109,17 +141,15 @@ class DeltaLagBound(LagBound):
 
     def follow_model(self, values: FloatArray, copy: FloatArray) -> None:
         """Takes one encode: the model, and the copy as the encoded update has left it; flat arrays."""
-        now = kernel.sampled(values)
-        if kernel.is_due(self._state) and self._before.size == now.size:
-            update, lacking = now - self._before, now - kernel.sampled(copy)
-            kernel.decide(self._state, kernel.norm(update.reshape(-1)), kernel.norm(lacking.reshape(-1)))
-        if (self._state[kernel.ENCODES] + 1) % kernel.EVERY == 0:
+        now = sampled(values)
+        if self.is_due() and self._before.size == now.size:
+            self.decide(norm(now - self._before), norm(now - sampled(copy)))
+        if (self._encodes + 1) % EVERY == 0:
             self._before = now.copy()
 
     def clone(self) -> DeltaLagBound:
         """Returns a bound of its own for a copy that parts from this one."""
-        limit, sparsity, clip = self._state[[kernel.LIMIT, kernel.ASKED, kernel.CLIP]].tolist()
-        other = DeltaLagBound(limit, sparsity, clip)
+        other = DeltaLagBound(self._limit, self._asked, self._clip)
         other.restore(self.changing())
         other._before = self._before.copy()
         return other
@@ -132,6 +162,24 @@ class DeltaLagBound(LagBound):
         before = _numbers(state.get("before", ()) if isinstance(state, Mapping) else (), torch.float32)
         super().load_state_dict(state)
         self._before = before
+
+
+def sampled(values: Any) -> Any:
+    """Returns the sample of a flat array or tensor, as a view: of few values all."""
+    size = values.shape[0]
+    if size <= SAMPLE:
+        return values
+    lines = SAMPLE // LINE
+    return values[: size // lines * lines].reshape(lines, -1)[:, :LINE]
+
+
+def norm(sample: FloatArray) -> float:
+    """Returns ‖sample‖₂; every place of a line has a sum of its own."""
+    with np.errstate(all="ignore"):
+        squares = np.square(sample, dtype=np.float64).reshape(-1)
+        whole = squares.size // LINE * LINE
+        lines = np.add.reduce(squares[:whole].reshape(-1, LINE), axis=0)
+        return math.sqrt(np.add.accumulate(np.concatenate((squares[whole:], lines)))[-1])
 
 
 def _numbers(found: Any, dtype: torch.dtype) -> NDArray[Any]:
@@ -150,9 +198,9 @@ def follow_tensors(encoded: Iterable[tuple[LagBound | None, torch.Tensor, torch.
     """
     due, measured = [], []
     for bound, update, residual in encoded:
-        if bound is not None and residual is not None and kernel.is_due(bound._state):
-            due.append(bound._state)
-            measured += [kernel.sampled(update), kernel.sampled(residual)]
+        if bound is not None and residual is not None and bound.is_due():
+            due.append(bound)
+            measured += [sampled(update), sampled(residual)]
     if not due:
         return
     # Added up here, in the order of the CPU's own: a sum in another order chooses another s where it is a close thing.
@@ -160,6 +208,6 @@ def follow_tensors(encoded: Iterable[tuple[LagBound | None, torch.Tensor, torch.
     # Tensors may be on several devices: all samples, which are small, are brought to the first one's.
     home = measured[0].device
     samples = torch.cat([each.reshape(-1).to(home, torch.float64) for each in measured]).cpu().numpy()
-    norms = [kernel.norm(each) for each in np.split(samples, ends[:-1])]
-    for state, update_norm, residual_norm in zip(due, norms[::2], norms[1::2], strict=True):
-        kernel.decide(state, update_norm, residual_norm)
+    norms = [norm(each) for each in np.split(samples, ends[:-1])]
+    for bound, update_norm, residual_norm in zip(due, norms[::2], norms[1::2], strict=True):
+        bound.decide(update_norm, residual_norm)

@@ -15,16 +15,14 @@ from numpy.typing import NDArray
 
 from thinwire import frames
 from thinwire.codecs.base import Context
-from thinwire.codecs.lag import LagBound
+from thinwire.codecs.lag import LagBound, norm, sampled
 from thinwire.codecs.scratch import Scratch
 from thinwire.codecs.threelc import TRITS_PER_BYTE, ZERO_RUN, ThreeLC
 from thinwire.codecs.zstd_frames import ZstdFrames
 from thinwire.kernels.contract import Bytes
-from thinwire.kernels.numba.addresses import Addresses
-from thinwire.kernels.numba.decode_many import decode_many
+from thinwire.kernels.numba.addresses import Addresses, array_of
 from thinwire.kernels.numba.jit import frozen
-from thinwire.kernels.numba.lag import follow_many, set_multipliers
-from thinwire.kernels.numba.many import encode_many, scales_of_many
+from thinwire.kernels.numba.many import Given, Heads, decode_many, encode_many, scales_of_many
 
 
 def takes(context: Context) -> bool:
@@ -65,9 +63,9 @@ class TernaryBatch:
     def __init__(self, contexts: Sequence[Context]) -> None:
         self._contexts, self._pool = contexts, contexts[0].codec.pool
         heads = [frames.head(frames.VERSION, ThreeLC.id, ZERO_RUN, "fp32", each.shape) for each in contexts]
-        self._heads = np.frombuffer(b"".join(heads), np.uint8)
         ends = np.cumsum([len(head) for head in heads])
-        self._head_spans = np.stack([ends - [len(head) for head in heads], ends], axis=1)
+        spans = np.stack([ends - [len(head) for head in heads], ends], axis=1)
+        self._heads = Heads(np.frombuffer(b"".join(heads), np.uint8), spans)
         self._sizes = np.array([each.size for each in contexts])
         self._residuals = np.array([each.residual_address for each in contexts], np.int64)
         self._residual_scales = np.array([each.codec.error_scale for each in contexts], np.float32)
@@ -79,8 +77,7 @@ class TernaryBatch:
         ]
         schemes = [each.codec.scheme for each in contexts]
         self._sparsities = np.array([s.multiplier for s in schemes if isinstance(s, ThreeLC)], np.float32)
-        bounds = [each.lag_bound for each in contexts]
-        self._bounds = _addresses(bounds) if any(bounds) else None
+        self._bounds = [each.lag_bound for each in contexts]
 
     # ---- encode
 
@@ -100,33 +97,32 @@ class TernaryBatch:
             bounds: on the lag, one for each tensor; by default those of the contexts.
             others: tensors that are subtracted from them first, in float32; None: nothing is.
         """
-        multipliers, at = self._sparsities, _addresses(bounds) if any(bounds) else self._bounds
-        if at is not None:
-            multipliers = multipliers.copy()
-            set_multipliers(at, multipliers)
-        scales = scales_of_many(tensors, others, self._sizes, self._residuals, self._residual_scales, multipliers)
-        if scales is None:
-            return None
+        multipliers = self._sparsities.copy()
+        for place, bound in enumerate(bounds or self._bounds):
+            if bound is not None:
+                multipliers[place] = bound.multiplier
         with self._pool.lend() as space:
-            encoded, ends, payload_nbytes = encode_many(
-                tensors,
-                others,
-                self._sizes,
-                self._residuals,
-                self._residual_scales,
-                scales,
-                self._heads,
-                self._head_spans,
-                workspace=space.kernel,
-            )
+            less = space.array("ternary.less", 0 if others is None else int(self._sizes.max()), np.float32)
+            given = Given(tensors, others, self._sizes, self._residuals, self._residual_scales, less)
+            scales = scales_of_many(given, multipliers)
+            if scales is None:
+                return None
+            encoded, ends, payload_nbytes = encode_many(given, scales, self._heads, workspace=space.kernel)
             made = self._framed(encoded, ends, payload_nbytes, space)
+            self._follow(tensors, others)
             if outs is not None:
                 adds = np.ones(len(ends), np.bool_)
                 self._decode(_Opened(frozen(encoded), np.array(ends), []), outs, adds, space)
-        if self._bounds is not None:
-            assert outs is None or outs is not others  # which are not any more what was subtracted
-            follow_many(self._bounds, tensors, self._residuals, self._sizes, others)
         return made
+
+    def _follow(self, tensors: Addresses, others: Addresses | None) -> None:
+        for place, bound in enumerate(self._bounds):
+            if bound is not None and bound.is_due():
+                size = self._contexts[place].size
+                update = sampled(array_of(tensors[place], size))
+                if others is not None:
+                    update = update - sampled(array_of(others[place], size))
+                bound.decide(norm(update), norm(sampled(array_of(self._residuals[place], size))))
 
     def _framed(self, encoded: Bytes, ends: Sequence[int], payload_nbytes: list[int], space: Scratch) -> list[bytes]:
         """Returns frames through their second stages, with checksums; tells contexts the sizes that travel."""
@@ -173,7 +169,6 @@ class TernaryBatch:
             opened.frames,
             opened.ends,
             self._heads,
-            self._head_spans,
             tensors,
             self._sizes,
             accumulate,
@@ -189,8 +184,3 @@ class TernaryBatch:
                 checked[place], nbytes[place] = staged.expand(checked[place], space.entropy_stage)
         ends = np.cumsum([len(frame) for frame in checked])
         return _Opened(np.frombuffer(b"".join(checked), np.uint8), ends, nbytes)
-
-
-def _addresses(bounds: Sequence[LagBound | None]) -> Addresses:
-    """Returns where bounds on the lag lie; 0 where there is none."""
-    return np.array([0 if bound is None else bound.address for bound in bounds], np.int64)

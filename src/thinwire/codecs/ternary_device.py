@@ -19,8 +19,7 @@ from thinwire.codecs.lag import LagBound
 from thinwire.codecs.ternary_batch import TernaryBatch
 from thinwire.codecs.threelc import ThreeLC
 from thinwire.kernels.numba.addresses import Addresses
-from thinwire.kernels.numba.decode_many import payloads_of_many
-from thinwire.kernels.numba.many import frames_of_many
+from thinwire.kernels.numba.many import frames_of_many, payloads_of_many
 
 _CODEC_NBYTES = 4
 """What a frame begins with: two bytes that every frame has, the version, and the codec's number."""
@@ -54,7 +53,7 @@ class DeviceTernary(TernaryBatch):
             outs, bounds, others: have no kernels here.
         """
         scheme = self._contexts[0].codec.scheme
-        plain = outs is None and others is None and self._bounds is None
+        plain = outs is None and others is None and not any(self._bounds)
         if not plain or why_not(self.device) or not isinstance(scheme, ThreeLC):
             return None
         triton, workspace = import_module("thinwire.kernels.triton.ternary"), self._pool.take_on(self.device)
@@ -76,7 +75,6 @@ class DeviceTernary(TernaryBatch):
                     arrived.payloads,
                     arrived.ends,
                     self._heads,
-                    self._head_spans,
                     workspace=space.kernel,
                 )
                 return self._framed(made, ends, payload_nbytes, space)
@@ -89,7 +87,7 @@ class DeviceTernary(TernaryBatch):
     def decode(
         self, received: Sequence[bytes | memoryview], tensors: Addresses, accumulate: NDArray[np.bool_]
     ) -> list[int]:
-        codec = self._heads[:_CODEC_NBYTES].tobytes()
+        codec = self._heads.data[:_CODEC_NBYTES].tobytes()
         # Where all frames are of another codec, nobody hashes them here and then once more.
         if why_not(self.device) or not any(bytes(frame[:_CODEC_NBYTES]) == codec for frame in received):
             return [0] * len(received)
@@ -98,7 +96,7 @@ class DeviceTernary(TernaryBatch):
             opened = self._open(received, space)
             if not opened.frames.size:
                 return [0] * len(received)
-            begins, scales = payloads_of_many(opened.frames, opened.ends, self._heads, self._head_spans, self._sizes)
+            begins, scales = payloads_of_many(opened.frames, opened.ends, self._heads, self._sizes)
             for adds in (False, True):
                 places = np.flatnonzero((begins > 0) & (accumulate == adds))
                 if not places.size:

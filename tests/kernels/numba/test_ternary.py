@@ -16,7 +16,7 @@ from tests.kernels import oracle
 from thinwire.errors import FrameError, NonFiniteError
 from thinwire.kernels.numba import Workspace, decode_ternary, encode_ternary
 from thinwire.kernels.numba.jit import frozen
-from thinwire.kernels.numba.zero_run import zero_run_decode, zero_run_encode
+from thinwire.kernels.numba.zero_run import decode_runs, encode_runs
 
 SIZES = [*range(11), 39, 40, 41, 63, 64, 65, 319, 1000, 4095, 4096, 4097, 20479, 20480, 20481]
 DTYPES: list[Any] = [np.float32, np.float64]
@@ -167,8 +167,17 @@ def test_refuses_payloads_of_another_size() -> None:
             assert out.tobytes() == before, (payload, size, form)
 
 
-encode_runs = partial(zero_run_encode, workspace=Workspace())
-decode_runs = partial(zero_run_decode, workspace=Workspace())
+def encoded(codes: Any) -> Any:
+    buffer = WORKSPACE.codes
+    buffer.reserve(codes.size)
+    buffer.bytes[: codes.size] = codes
+    return buffer.bytes[: encode_runs(buffer.words, codes.size, buffer.words_at, WORKSPACE.words)].copy()
+
+
+def decoded(payload: Any, num_codes: int) -> Any:
+    WORKSPACE.codes.reserve(num_codes)
+    decode_runs(frozen(payload), WORKSPACE.codes.words_at)
+    return WORKSPACE.codes.bytes[:num_codes]
 
 
 def test_zero_runs_equal_the_oracle() -> None:
@@ -177,21 +186,21 @@ def test_zero_runs_equal_the_oracle() -> None:
             rng = np.random.default_rng(size)
             codes = rng.integers(0, 243, size).astype(np.uint8)
             codes[rng.random(size) < probability] = 121
-            payload = encode_runs(codes)
+            payload = encoded(codes)
             assert np.array_equal(payload, oracle.zero_run_encode(codes)), (probability, size)
-            assert np.array_equal(decode_runs(frozen(payload), size), codes), (probability, size)
+            assert np.array_equal(decoded(payload, size), codes), (probability, size)
 
 
 def test_zero_runs_of_every_length_at_every_offset() -> None:
     for offset in range(17):
         for run in range(62):
             codes = np.array([7] * offset + [121] * run + [9], dtype=np.uint8)
-            assert encode_runs(codes).tolist() == oracle.zero_run_encode(codes).tolist(), (offset, run)
+            assert encoded(codes).tolist() == oracle.zero_run_encode(codes).tolist(), (offset, run)
 
 
 def test_zero_run_decode_takes_any_split_of_a_run() -> None:
     for split in ([243, 121, 244], [121] * 6, [247], [243] * 3):
-        assert decode_runs(frozen(np.array(split, np.uint8)), 6).tolist() == [121] * 6, split
+        assert decoded(np.array(split, np.uint8), 6).tolist() == [121] * 6, split
     for impl in (partial(decode_ternary, workspace=Workspace()), oracle.decode_ternary):
         with pytest.raises(FrameError, match="holds 15 codes of five values, the shape asks for 14"):
             impl(b"\xff\x79", scale=1.0, out=np.empty(70, np.float32))

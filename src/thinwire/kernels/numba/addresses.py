@@ -6,6 +6,7 @@ keeps the arrays alive, contiguous, of the type and of the size that it states.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,12 @@ from thinwire.kernels.numba.jit import copy, frozen, jit, largest_magnitude
 Addresses = NDArray[np.int64]
 
 ONE = np.float32(1)
+
+
+def array_of(address: int, size: int) -> NDArray[np.float32]:
+    """Returns the float32 array at an address, which the caller keeps alive."""
+    memory = memoryview((ctypes.c_float * size).from_address(int(address)))
+    return np.frombuffer(memory, np.float32)
 
 
 def largest_of_many(values: Addresses, sizes: Addresses) -> list[float]:

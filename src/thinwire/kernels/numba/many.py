@@ -2,98 +2,92 @@
 
 A call of a kernel, and the conversion of its arguments, costs more than the arithmetic of a small tensor. So arrays are
 given by their addresses, all of them in one table. The caller keeps them alive, contiguous and of the size it states.
-`decode_many` is the way back.
+
+A received frame is checked here, all but its checksum, against the head that is expected of it. One that is anything
+else is left to the caller: it may be right, of another codec, or damaged.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from thinwire.kernels.contract import Bytes
+from thinwire.kernels.contract import Bytes, num_codes_of
 from thinwire.kernels.numba.addresses import ONE, Addresses, array_at
-from thinwire.kernels.numba.base243 import Workspace, pack_trits
-from thinwire.kernels.numba.jit import copy, float_of_bits, frozen, jit, largest_magnitude, magnitude_bits, wide_vectors
-from thinwire.kernels.numba.zero_run import _encode
+from thinwire.kernels.numba.base243 import Workspace
+from thinwire.kernels.numba.jit import copy, float_of_bits, frozen, jit, largest_magnitude, magnitude_bits
+from thinwire.kernels.numba.ternary import OVERFLOW, decode_codes, encode_codes
+from thinwire.kernels.numba.zero_run import count_expanded
 
-_OVERFLOW = 2.0**128 - 2.0**103  # from here on a product rounds to infinity: half a unit above the largest float32
+_OVERFLOW = OVERFLOW[np.dtype(np.float32)]
 _MORE_NBYTES = 16  # of a frame, beside its head and its payload: a scale and two numbers
 
 
-def scales_of_many(
-    values: Addresses,
-    others: Addresses | None,
-    sizes: Addresses,
-    residuals: Addresses,
-    residual_scales: NDArray[np.float32],
-    sparsities: NDArray[np.float32],
-) -> NDArray[np.float32] | None:
-    """Returns the scale m of each array; None where one has no finite m. Args as for `encode_many`."""
-    scales = np.empty(values.size, np.float32)
-    found = _scales(values, others, sizes, residuals, residual_scales, sparsities, scales)
-    return scales if found else None
+class Given(NamedTuple):
+    """Arrays to encode, one field a property of each.
 
-
-def encode_many(
-    values: Addresses,
-    others: Addresses | None,
-    sizes: Addresses,
-    residuals: Addresses,
-    residual_scales: NDArray[np.float32],
-    scales: NDArray[np.float32],
-    heads: Bytes,
-    head_spans: Addresses,
-    *,
-    workspace: Workspace,
-) -> tuple[Bytes, list[int], list[int]]:
-    """`encode_ternary` of many arrays, and the frames around the payloads, all but their checksums.
-
-    Args:
+    Attributes:
         values: addresses of float32 arrays.
         others: of as many, which are subtracted from the values first; None: nothing is.
         sizes: of each.
         residuals: addresses of float32 arrays as large; 0 where there is none.
         residual_scales: float32[n].
+        less: float32, as large as the largest array where there are others: scratch for differences.
+    """
+
+    values: Addresses
+    others: Addresses | None
+    sizes: Addresses
+    residuals: Addresses
+    residual_scales: NDArray[np.float32]
+    less: NDArray[np.float32]
+
+
+class Heads(NamedTuple):
+    """What frames begin with, up to their scales: end to end, read-only; int64[n, 2], where each begins and ends."""
+
+    data: Bytes
+    spans: Addresses
+
+
+def scales_of_many(given: Given, multipliers: NDArray[np.float32]) -> NDArray[np.float32] | None:
+    """Returns the scale m of each array, max|v| times its multiplier; None where one has no finite m."""
+    scales = np.empty(given.sizes.size, np.float32)
+    return scales if _scales(given, multipliers, scales) else None
+
+
+def encode_many(
+    given: Given, scales: NDArray[np.float32], heads: Heads, *, workspace: Workspace
+) -> tuple[Bytes, list[int], list[int]]:
+    """`encode_ternary` of many arrays, and the frames around the payloads, all but their checksums.
+
+    Args:
+        given: the arrays.
         scales: what `scales_of_many` returned, of the same arrays.
-        heads: what frames begin with, up to their scales; read-only.
-        head_spans: int64[n, 2], where each array's head begins and ends.
+        heads: of the frames.
         workspace: scratch, and the home of the frames.
 
     Returns:
         The frames end to end, where each ends, and its payload's size.
     """
-    num_codes, ends, payload_nbytes = (sizes + 4) // 5, np.empty_like(sizes), np.empty_like(sizes)
-    workspace.codes.reserve(int(num_codes.max()))
-    workspace.payload.reserve(int(num_codes.sum()) + int(np.diff(head_spans).sum()) + _MORE_NBYTES * sizes.size)
+    num_codes, ends, payload_nbytes = (given.sizes + 4) // 5, np.empty_like(given.sizes), np.empty_like(given.sizes)
+    codes, frames = workspace.codes, workspace.payload
+    codes.reserve(int(num_codes.max()))
+    frames.reserve(int(num_codes.sum()) + _room(heads))
+    into = frames.bytes, ends, payload_nbytes
     _encode_many(
-        values,
-        others,
-        sizes,
-        residuals,
-        residual_scales,
-        scales,
-        heads,
-        head_spans,
-        workspace.codes.bytes,
-        workspace.codes.words,
-        workspace.codes.words_at,
-        workspace.words,
-        workspace.digits,
-        workspace.payload.bytes,
-        ends,
-        payload_nbytes,
+        given, scales, heads, codes.bytes, codes.words, codes.words_at, workspace.words, workspace.digits, *into
     )
-    return workspace.payload.bytes, ends.tolist(), payload_nbytes.tolist()
+    return frames.bytes, ends.tolist(), payload_nbytes.tolist()
 
 
 def frames_of_many(
     scales: NDArray[np.float32],
     payloads: NDArray[np.uint8],
     payload_ends: Addresses,
-    heads: Bytes,
-    head_spans: Addresses,
+    heads: Heads,
     *,
     workspace: Workspace,
 ) -> tuple[Bytes, list[int]]:
@@ -103,53 +97,78 @@ def frames_of_many(
         scales: float32[n].
         payloads: end to end.
         payload_ends: int64[n], where each ends.
-        heads, head_spans: as for `encode_many`.
+        heads: of the frames.
         workspace: the home of the frames.
 
     Returns:
         The frames end to end, and where each ends.
     """
     ends = np.empty_like(payload_ends)
-    workspace.payload.reserve(payloads.size + int(np.diff(head_spans).sum()) + _MORE_NBYTES * ends.size)
-    _frame_many(scales, frozen(payloads), payload_ends, heads, head_spans, workspace.payload.bytes, ends)
+    workspace.payload.reserve(payloads.size + _room(heads))
+    _frame_many(scales, frozen(payloads), payload_ends, heads, workspace.payload.bytes, ends)
     return workspace.payload.bytes, ends.tolist()
 
 
+def decode_many(
+    frames: Bytes,
+    ends: Addresses,
+    heads: Heads,
+    outs: Addresses,
+    sizes: Addresses,
+    accumulate: NDArray[np.bool_],
+    *,
+    workspace: Workspace,
+) -> list[int]:
+    """Stores or adds the values of many frames whose checksums are right.
+
+    Args:
+        frames: end to end, without their checksums; read-only.
+        ends: where each ends.
+        heads: the only ones that they may have.
+        outs: addresses of the float32 arrays to fill; 0 where a frame is only looked at.
+        sizes: of each.
+        accumulate: whether to add, for each.
+        workspace: scratch.
+
+    Returns:
+        The size of each payload in bytes; 0 for a frame that is not the one expected, and its array is untouched.
+    """
+    codes, payload_nbytes = workspace.codes, np.zeros_like(sizes)
+    codes.reserve(num_codes_of(int(sizes.max())))
+    floats = workspace.floats(np.dtype(np.float32))
+    _decode_many(frames, ends, heads, outs, sizes, accumulate, codes.bytes, codes.words_at, floats, payload_nbytes)
+    found: list[int] = payload_nbytes.tolist()
+    return found
+
+
+def payloads_of_many(
+    frames: Bytes, ends: Addresses, heads: Heads, sizes: Addresses
+) -> tuple[Addresses, NDArray[np.float32]]:
+    """Where the payload of each frame begins, and its scale; 0 for a frame that is not the one expected.
+
+    Args:
+        frames, ends, heads, sizes: as for `decode_many`.
+    """
+    begins, scales = np.zeros_like(sizes), np.zeros(sizes.size, np.float32)
+    _payloads_of_many(frames, ends, heads, sizes, begins, scales)
+    return begins, scales
+
+
+def _room(heads: Heads) -> int:
+    """Bytes of frames beside their payloads."""
+    return int(np.diff(heads.spans).sum()) + _MORE_NBYTES * len(heads.spans)
+
+
 @jit
-def _frame_many(
-    scales: Any, payloads: Any, payload_ends: Any, heads: Any, head_spans: Any, frames: Any, ends: Any
-) -> None:
-    at: Any = 0
+def _scales(given: Any, multipliers: Any, scales: Any) -> bool:
+    """Each m = max|v| * multiplier, rounded once; False where one overflows or is NaN."""
     for i in range(scales.size):
-        payload = payloads[payload_ends[i - 1] if i else 0 : payload_ends[i]]
-        for byte in heads[head_spans[i, 0] : head_spans[i, 1]]:
-            frames[at] = byte
-            at += 1
-        at = _write_numbers(frames, at, scales[i], payload.size)
-        copy(payload, frames[at:])
-        at += payload.size
-        ends[i] = at
-
-
-@jit
-def _scales(
-    values: Any,
-    others: Any,
-    sizes: Any,
-    residuals: Any,
-    residual_scales: Any,
-    sparsities: Any,
-    scales: Any,
-) -> bool:
-    """Each m = max|v| * sparsity, rounded once; False where one overflows or is NaN."""
-    for i in range(values.size):
-        given = array_at(values[i], sizes[i], ONE)
-        less = None if others is None else array_at(others[i], sizes[i], ONE)
-        if residuals[i]:
-            largest = _largest(given, less, array_at(residuals[i], sizes[i], ONE), residual_scales[i])
+        values, factor = _values(given, given.others, i), given.residual_scales[i]
+        if given.residuals[i]:
+            largest = largest_magnitude(values, array_at(given.residuals[i], given.sizes[i], ONE), factor)
         else:
-            largest = _largest(given, less, None, residual_scales[i])
-        product = np.float64(largest) * np.float64(sparsities[i])
+            largest = largest_magnitude(values, None, factor)
+        product = np.float64(largest) * np.float64(multipliers[i])
         if not product < _OVERFLOW:
             return False
         scales[i] = product
@@ -157,28 +176,23 @@ def _scales(
 
 
 @jit
-def _largest(values: Any, others: Any, residual: Any, scale: Any) -> Any:
-    """`largest_magnitude`, of differences where there are others."""
+def _values(given: Any, others: Any, i: Any) -> Any:
+    """The values of one array, or what they are more than the others."""
+    size = given.sizes[i]
+    values = array_at(given.values[i], size, ONE)
     if others is None:
-        return largest_magnitude(values, residual, scale)
-    wide_vectors()
-    largest = magnitude_bits(ONE - ONE)
-    for i in range(values.size):
-        given = values[i] - others[i]
-        largest = max(largest, magnitude_bits(given if residual is None else scale * residual[i] + given))
-    return float_of_bits(largest)
+        return values
+    other, less = array_at(others[i], size, ONE), given.less[:size]
+    for k in range(size):
+        less[k] = values[k] - other[k]
+    return less
 
 
 @jit
 def _encode_many(
-    values: Any,
-    others: Any,
-    sizes: Any,
-    residuals: Any,
-    residual_scales: Any,
+    given: Any,
     scales: Any,
     heads: Any,
-    head_spans: Any,
     codes: Any,
     words: Any,
     words_at: Any,
@@ -189,29 +203,33 @@ def _encode_many(
     payload_nbytes: Any,
 ) -> None:
     at: Any = 0
-    for i in range(values.size):
-        given, m, num_codes = array_at(values[i], sizes[i], ONE), scales[i], (sizes[i] + 4) // 5
-        own, less = codes[:num_codes], None if others is None else array_at(others[i], sizes[i], ONE)
-        if residuals[i]:
-            held = array_at(residuals[i], sizes[i], ONE)
-            pack_trits(given, less, held, residual_scales[i], m, own, digits)
+    for i in range(scales.size):
+        values, factor, m = _values(given, given.others, i), given.residual_scales[i], scales[i]
+        if given.residuals[i]:
+            held = array_at(given.residuals[i], given.sizes[i], ONE)
+            size = encode_codes(values, held, factor, m, True, codes, words, words_at, scratch, digits)
         else:
-            pack_trits(given, less, None, residual_scales[i], m, own, digits)
-        size = _encode(words, num_codes, words_at, scratch)
-        for byte in heads[head_spans[i, 0] : head_spans[i, 1]]:
-            frames[at] = byte
-            at += 1
-        at = _write_numbers(frames, at, m, size)
-        copy(codes[:size], frames[at:])
-        at += size
+            size = encode_codes(values, None, factor, m, True, codes, words, words_at, scratch, digits)
+        at = _write_frame(heads, i, m, codes[:size], frames, at)
         ends[i], payload_nbytes[i] = at, size
 
 
 @jit
-def _write_numbers(frames: Any, at: Any, scale: Any, size: Any) -> Any:
-    """What stands between a frame's head and its payload: one scale, and the payload's size, seven bits a byte."""
+def _frame_many(scales: Any, payloads: Any, payload_ends: Any, heads: Any, frames: Any, ends: Any) -> None:
+    at: Any = 0
+    for i in range(scales.size):
+        payload = payloads[payload_ends[i - 1] if i else 0 : payload_ends[i]]
+        ends[i] = at = _write_frame(heads, i, scales[i], payload, frames, at)
+
+
+@jit
+def _write_frame(heads: Any, i: Any, scale: Any, payload: Any, frames: Any, at: Any) -> Any:
+    """A frame without its checksum: head, one scale, the payload's size, seven bits a byte, and the payload."""
+    for byte in heads.data[heads.spans[i, 0] : heads.spans[i, 1]]:
+        frames[at] = byte
+        at += 1
     frames[at] = 1
-    bits = np.uint32(magnitude_bits(scale))  # a scale is never negative
+    bits, size = np.uint32(magnitude_bits(scale)), payload.size  # a scale is never negative
     for place in range(4):
         frames[at + 1 + place] = (bits >> np.uint32(8 * place)) & np.uint32(0xFF)
     at += 5
@@ -220,4 +238,73 @@ def _write_numbers(frames: Any, at: Any, scale: Any, size: Any) -> Any:
         size >>= 7
         at += 1
     frames[at] = size
-    return at + 1
+    copy(payload, frames[at + 1 :])
+    return at + 1 + payload.size
+
+
+@jit
+def _payloads_of_many(frames: Any, ends: Any, heads: Any, sizes: Any, begins: Any, scales: Any) -> None:
+    for i in range(sizes.size):
+        first = ends[i - 1] if i else 0
+        begin, scale = _begin_of_payload(frames[first : ends[i]], heads, i, (sizes[i] + 4) // 5)
+        if begin:
+            begins[i], scales[i] = first + begin, scale
+
+
+@jit
+def _decode_many(
+    frames: Any,
+    ends: Any,
+    heads: Any,
+    outs: Any,
+    sizes: Any,
+    accumulate: Any,
+    codes: Any,
+    words_at: Any,
+    floats: Any,
+    payload_nbytes: Any,
+) -> None:
+    for i in range(sizes.size):
+        frame = frames[ends[i - 1] if i else 0 : ends[i]]
+        begin, scale = _begin_of_payload(frame, heads, i, (sizes[i] + 4) // 5)
+        if begin:
+            payload_nbytes[i] = frame.size - begin
+        if begin and outs[i]:
+            out = array_at(outs[i], sizes[i], ONE)
+            decode_codes(frame[begin:], True, scale, accumulate[i], codes, words_at, floats, out)
+
+
+@jit
+def _begin_of_payload(frame: Any, heads: Any, i: Any, num_codes: Any) -> Any:
+    """Where a frame's payload begins, and its one scale; (0, 0) for a frame that is not the one expected."""
+    begin, scale = _end_of_numbers(frame, heads.data[heads.spans[i, 0] : heads.spans[i, 1]])
+    return (begin, scale) if begin and count_expanded(frame[begin:]) == num_codes else (0, np.float32(0))
+
+
+@jit
+def _end_of_numbers(frame: Any, head: Any) -> Any:
+    nothing = 0, np.float32(0)
+    at = head.size + 5
+    if frame.size <= at:
+        return nothing
+    for i in range(head.size):
+        if frame[i] != head[i]:
+            return nothing
+    bits = np.uint32(0)
+    for i in range(4):
+        bits |= np.uint32(frame[head.size + 1 + i]) << np.uint32(8 * i)
+    scale = float_of_bits(np.int32(bits))
+    if frame[head.size] != 1 or not 0.0 <= scale < np.inf:
+        return nothing
+    # The payload's size; none here takes more than four bytes of it.
+    length: Any = 0
+    shift = 0
+    while at < frame.size and shift < 28:
+        byte = np.int64(frame[at])
+        at += 1
+        length |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            shortest = byte > 0 or shift == 0
+            return (at, scale) if shortest and length == frame.size - at else nothing
+        shift += 7
+    return nothing

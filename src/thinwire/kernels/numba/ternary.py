@@ -8,7 +8,6 @@ frames and contexts are the callers' business.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -24,14 +23,12 @@ from thinwire.kernels.contract import (
     non_finite,
     num_codes_of,
 )
-from thinwire.kernels.numba.base243 import Workspace, add_sparse, pack_trits, unpack_trits
-from thinwire.kernels.numba.jit import frozen, largest_magnitude
-from thinwire.kernels.numba.zero_run import num_expanded, zero_run_decode, zero_run_encode
-
-SPARSE_BELOW = 0.35  # payload bytes per code under which skipping zero runs beats walking through them
+from thinwire.kernels.numba.base243 import Workspace, pack_trits, unpack_trits
+from thinwire.kernels.numba.jit import frozen, jit, largest_magnitude
+from thinwire.kernels.numba.zero_run import decode_runs, encode_runs, num_expanded
 
 # From here on a product rounds to infinity: half a unit above the largest float32.
-_OVERFLOW = {np.dtype(np.float32): 2.0**128 - 2.0**103, np.dtype(np.float64): np.inf}
+OVERFLOW = {np.dtype(np.float32): 2.0**128 - 2.0**103, np.dtype(np.float64): np.inf}
 
 
 def encode_ternary(
@@ -73,12 +70,26 @@ def encode_ternary(
     """
     if residual is not None:
         check_residual(residual, values)
-    given, r, size = frozen(values), _rounded(residual_scale, values.dtype), num_codes_of(values.size)
-    workspace.payload.reserve(size)
-    codes = workspace.payload.bytes[:size]
-    m = _scale_of(largest_magnitude(given, residual, r), sparsity, values.dtype)
-    pack_trits(given, None, residual, r, m, codes, workspace.digits)
-    return float(m), zero_run_encode(codes, workspace=workspace) if zero_run else codes
+    kind, given = values.dtype.type, frozen(values)
+    factor, largest = kind(residual_scale), largest_magnitude(given, residual, kind(residual_scale))
+    m = largest * float(kind(sparsity))  # the product of two float32 is exact in a double
+    if not m < OVERFLOW[values.dtype]:  # or NaN
+        raise NonFiniteError(non_finite(largest, sparsity))
+    codes = workspace.payload  # not where decoding works
+    codes.reserve(num_codes_of(values.size))
+    size = encode_codes(
+        given,
+        residual,
+        factor,
+        kind(m),
+        zero_run,
+        codes.bytes,
+        codes.words,
+        codes.words_at,
+        workspace.words,
+        workspace.digits,
+    )
+    return float(kind(m)), codes.bytes[:size]
 
 
 def decode_ternary(
@@ -112,27 +123,41 @@ def decode_ternary(
     """
     check_scale(scale, out.dtype)
     received = frozen(np.frombuffer(payload, dtype=np.uint8))
-    num_codes = num_codes_of(out.size)
     if zero_run:
-        check_length(num_expanded(received), num_codes)
-        if accumulate and received.size < SPARSE_BELOW * num_codes:
-            add_sparse(received, scale=scale, out=out, workspace=workspace)
-            return
-        received = zero_run_decode(received, num_codes, workspace=workspace)
+        check_length(num_expanded(received), num_codes_of(out.size))
     else:
         check_codes(received, out.size)
-    unpack_trits(received, scale=scale, out=out, accumulate=accumulate, workspace=workspace)
+    codes, m = workspace.codes, out.dtype.type(scale)
+    codes.reserve(num_codes_of(out.size))
+    decode_codes(received, zero_run, m, accumulate, codes.bytes, codes.words_at, workspace.floats(out.dtype), out)
 
 
-def _scale_of(largest: float, sparsity: float, dtype: np.dtype[Any]) -> Any:
-    """m = largest * sparsity, as the arrays' type would compute it: the product of two float32 is exact in a double."""
-    product = largest * float(_rounded(sparsity, dtype))
-    if product < _OVERFLOW[dtype]:  # and not NaN
-        return dtype.type(product)
-    raise NonFiniteError(non_finite(largest, sparsity))
+@jit
+def encode_codes(
+    values: Any,
+    residual: Any,
+    residual_scale: Any,
+    m: Any,
+    zero_run: bool,
+    codes: Any,
+    words: Any,
+    words_at: Any,
+    scratch: Any,
+    digits: Any,
+) -> Any:
+    """Fills the beginning of `codes`, whose memory is also `words` and `words_at`; returns the payload's size."""
+    num_codes = (values.size + 4) // 5
+    pack_trits(values, residual, residual_scale, m, codes[:num_codes], digits)
+    return encode_runs(words, num_codes, words_at, scratch) if zero_run else num_codes
 
 
-@lru_cache
-def _rounded(option: float, dtype: np.dtype[Any]) -> Any:
-    """A codec's option in the type of the values. Kept: there are few, and rounding costs as much as a kernel call."""
-    return dtype.type(option)
+@jit
+def decode_codes(
+    payload: Any, zero_run: bool, m: Any, accumulate: bool, codes: Any, words_at: Any, floats: Any, out: Any
+) -> None:
+    """Stores or adds a checked payload; `codes`, whose memory is also `words_at`, is scratch."""
+    if zero_run:
+        decode_runs(payload, words_at)
+        unpack_trits(codes[: (out.size + 4) // 5], m, accumulate, floats, out)
+    else:
+        unpack_trits(payload, m, accumulate, floats, out)

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from thinwire.kernels.contract import FIRST_RUN, LONGEST_RUN, ZERO_CODE, Bytes
-from thinwire.kernels.numba.base243 import Workspace
 from thinwire.kernels.numba.jit import jit, wide_vectors
 
 _ONES = np.uint64(0x0101010101010101)
@@ -37,50 +36,6 @@ _COUNTS = np.array([1] * FIRST_RUN + list(range(2, LONGEST_RUN + 1)), dtype=np.u
 _FIRST_WORD = np.array([0x7979797979797900 + (b if b < FIRST_RUN else ZERO_CODE) for b in range(256)], dtype=np.uint64)
 
 
-def zero_run_encode(codes: Bytes, *, workspace: Workspace) -> Bytes:
-    """Replace runs of zero codes: k of them, 2 <= k <= 14, become the byte 243 + (k - 2).
-
-    Longer runs are cut greedily into fourteens, remainder last: canonical and shortest.
-
-    Args:
-        codes: uint8[L] of base-3^5 codes, 0..242; may be a view of this workspace's payload buffer.
-        workspace: holds the result.
-
-    Returns:
-        A view into the workspace, at most L bytes, valid until its next use.
-
-    Example:
-        >>> zero_run_encode(np.full(16, 121, dtype=np.uint8), workspace=Workspace()).tolist()
-        [255, 243]
-    """
-    target = workspace.payload
-    size = codes.size
-    if codes.base is not target.bytes:
-        target.reserve(size)
-        target.bytes[:size] = codes
-    return target.bytes[: _encode(target.words, size, target.words_at, workspace.words)]
-
-
-def zero_run_decode(payload: Bytes, num_codes: int, *, workspace: Workspace) -> Bytes:
-    """Expand a payload to its codes; any split of a run is understood.
-
-    Args:
-        payload: read-only; the caller has checked that it expands to exactly `num_codes` codes.
-        num_codes: how many.
-        workspace: holds the result.
-
-    Returns:
-        uint8[num_codes], a view into the workspace, valid until its next use.
-
-    Example:
-        >>> zero_run_decode(np.array([5, 244, 7], np.uint8), 5, workspace=Workspace()).tolist()
-        [5, 121, 121, 121, 7]
-    """
-    workspace.codes.reserve(num_codes)
-    _decode(payload, workspace.codes.words_at)
-    return workspace.codes.bytes[:num_codes]
-
-
 def num_expanded(payload: Bytes) -> int:
     """How many codes a read-only payload expands to, or a part of one: any cut is legal.
 
@@ -88,12 +43,15 @@ def num_expanded(payload: Bytes) -> int:
         >>> num_expanded(np.array([5, 244, 7], np.uint8))
         5
     """
-    return int(_expanded(payload))
+    return int(count_expanded(payload))
 
 
 @jit
-def _encode(words: Any, size: int, words_at: Any, scratch: Any) -> Any:
+def encode_runs(words: Any, size: int, words_at: Any, scratch: Any) -> Any:
     """Encode `size` codes into the bytes behind `words_at`; both may be the same memory. Returns where they end.
+
+    A run of k zero codes, 2 <= k <= 14, becomes the byte 243 + (k - 2). Longer runs are cut greedily into fourteens,
+    remainder last: canonical and shortest.
 
     `words` has a word behind the last code. Writing never overtakes reading: output is no longer than input.
     """
@@ -181,7 +139,7 @@ def _emit(words: Any, counts: Any, carries: Any, flags: Any, next_flags: Any) ->
 
 
 @jit
-def _expanded(payload: Any) -> Any:
+def count_expanded(payload: Any) -> Any:
     """How many codes a payload stands for."""
     total = payload.size
     for byte in payload:
@@ -190,8 +148,11 @@ def _expanded(payload: Any) -> Any:
 
 
 @jit
-def _decode(payload: Any, words_at: Any) -> None:
-    """Expand into the bytes behind `words_at`, which reach 16 bytes past the last code."""
+def decode_runs(payload: Any, words_at: Any) -> None:
+    """Expand a checked payload, with any split of a run, into the bytes behind `words_at`.
+
+    These reach 16 bytes past the last code.
+    """
     end: Any = 0
     for i in range(payload.size):
         byte = payload[i]
