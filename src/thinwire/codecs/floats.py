@@ -17,11 +17,13 @@ from thinwire.codecs.scratch import Scratch
 from thinwire.codecs.tensors import Flat, FloatArray, put
 from thinwire.errors import FrameError, NonFiniteError
 from thinwire.frames import Frame
-from thinwire.kernels.numba.casts import BFLOAT_MAX, finite_halves, to_bfloat, widen
 from thinwire.kernels.numba.jit import max_magnitude
 
 _FP16_MAX = 65504.0
 _FP16_ROUNDS_TO_INF = 65520.0
+
+BFLOAT_MAX = float(np.int32(0x7F7F7FFF).view(np.float32))
+"""The largest float32 that does not round to Inf in bfloat16."""
 
 NOT_FINITE = "holds NaN or Inf; nothing was encoded and no state was changed"
 ABOVE_BFLOAT = "has a value that rounds to Inf in bfloat16. Use fp32"
@@ -40,6 +42,14 @@ def put_finite(values: NDArray[Any], out: FloatArray, accumulate: bool) -> None:
     if not np.isfinite(max_magnitude(values)):
         raise FrameError("the payload holds NaN or Inf")
     put(values, out, accumulate)
+
+
+def finite_halves(frame: Frame, infinite: int) -> NDArray[np.uint16]:
+    """Returns the payload as numbers of 16 bits. Raises FrameError for NaN and Inf, which begins at `infinite`."""
+    halves = np.frombuffer(frame.payload, np.uint16)
+    if np.bitwise_and(halves, 0x7FFF).max() >= infinite:
+        raise FrameError("the payload holds NaN or Inf")
+    return halves
 
 
 class _Cast(Scheme):
@@ -78,14 +88,34 @@ class FP32(_Cast):
         put_finite(np.frombuffer(frame.payload, out.dtype), out, accumulate)
 
 
+class _Half(_Cast):
+    """A scheme whose values take 16 bits, of which the highest is the sign."""
+
+    checks_finite: ClassVar[bool] = True
+    width: ClassVar[int] = 2
+    kind: ClassVar[torch.dtype]
+    infinite: ClassVar[int]
+    """The bits of Inf."""
+
+    def cast(self, values: FloatArray) -> Payload:
+        """The payload of float32 values."""
+        values = values if values.flags.writeable else values.copy()
+        return Payload(torch.from_numpy(values).to(self.kind).view(torch.int16).numpy().view(np.uint8))
+
+    @classmethod
+    def decode(cls, frame: Frame, out: FloatArray, accumulate: bool, space: Scratch) -> None:
+        halves = torch.from_numpy(finite_halves(frame, cls.infinite).view(np.int16).copy()).view(cls.kind)
+        put(halves.to(torch.from_numpy(out).dtype).numpy(), out, accumulate)
+
+
 @dataclass(frozen=True, kw_only=True)
-class FP16(_Cast):
+class FP16(_Half):
     """16 bits a value: 11 significant bits, at most 65,504; larger values are refused, not turned into Inf."""
 
     id: ClassVar[str] = "fp16"
-    checks_finite: ClassVar[bool] = True
-    width: ClassVar[int] = 2
     precision: ClassVar[str] = "IEEE half precision: 1 sign, 5 exponent, 10 mantissa bits; at most 65,504"
+    kind: ClassVar[torch.dtype] = torch.float16
+    infinite: ClassVar[int] = 0x7C00
 
     def encode(self, flat: Flat, step: Step, space: Scratch) -> Payload:
         largest = max_magnitude(flat.values)
@@ -96,31 +126,22 @@ class FP16(_Cast):
             )
         if flat.values.dtype == np.float64:  # which torch would round twice
             return Payload(flat.values.astype(np.float16).view(np.uint8))
-        values = flat.values if flat.values.flags.writeable else flat.values.copy()
-        return Payload(torch.from_numpy(values).half().numpy().view(np.uint8))
-
-    @classmethod
-    def decode(cls, frame: Frame, out: FloatArray, accumulate: bool, space: Scratch) -> None:
-        halves = torch.from_numpy(finite_halves(frame.payload, size=out.size, infinite=0x7C00).view(np.float16).copy())
-        put(halves.to(torch.from_numpy(out).dtype).numpy(), out, accumulate)
+        return self.cast(flat.values)
 
 
 @dataclass(frozen=True, kw_only=True)
-class BF16(_Cast):
+class BF16(_Half):
     """16 bits a value: float32's range with 8 significant bits, rounded half to even."""
 
     id: ClassVar[str] = "bf16"
-    checks_finite: ClassVar[bool] = True
-    width: ClassVar[int] = 2
     precision: ClassVar[str] = "the upper half of a float32: 1 sign, 8 exponent, 7 mantissa bits"
+    kind: ClassVar[torch.dtype] = torch.bfloat16
+    infinite: ClassVar[int] = 0x7F80
 
     def encode(self, flat: Flat, step: Step, space: Scratch) -> Payload:
-        halves = space.array("floats.halves", flat.values.size, np.uint16)
-        if not to_bfloat(flat.values, halves) <= BFLOAT_MAX:
+        with np.errstate(over="ignore"):
+            values = flat.values.astype(np.float32, copy=False)
+        if not max_magnitude(values) <= BFLOAT_MAX:
             require_finite(flat.values)
             raise NonFiniteError(ABOVE_BFLOAT)
-        return Payload(halves.view(np.uint8))
-
-    @classmethod
-    def decode(cls, frame: Frame, out: FloatArray, accumulate: bool, space: Scratch) -> None:
-        widen(frame.payload, out=out, accumulate=accumulate)
+        return self.cast(values)

@@ -22,7 +22,6 @@ from thinwire.codecs.threelc import ThreeLC
 from thinwire.errors import NonFiniteError
 from thinwire.frames import Frame
 from thinwire.kernels.contract import non_finite
-from thinwire.kernels.numba.casts import BFLOAT_MAX, finite_halves
 from thinwire.kernels.triton.batch import Sent
 from thinwire.kernels.triton.dense import decode_dense, encode_int8, encode_signs
 from thinwire.kernels.triton.halves import decode_bfloat, encode_bfloat
@@ -64,7 +63,7 @@ class _ThreeLC(DeviceCoder[ThreeLC]):
 
 class _BF16(DeviceCoder[BF16]):
     def start(self, scheme: BF16, entries: Sequence[Entry], values: list[torch.Tensor], **given: Any) -> Pending:
-        return encode_bfloat(values, most=BFLOAT_MAX, **given)
+        return encode_bfloat(values, most=floats.BFLOAT_MAX, **given)
 
     def payload(self, scheme: BF16, entry: Entry, sent: Sent) -> Payload:
         if not sent.finite:
@@ -72,7 +71,7 @@ class _BF16(DeviceCoder[BF16]):
         return Payload(sent.payload)
 
     def decode(self, frames: Sequence[Frame], *, outs: Sequence[torch.Tensor], **into: Any) -> None:
-        decode_bfloat([finite_halves(each.payload, size=each.size) for each in frames], outs=outs, **into)
+        decode_bfloat([floats.finite_halves(each, BF16.infinite) for each in frames], outs=outs, **into)
 
 
 class _Int8(DeviceCoder[Int8]):

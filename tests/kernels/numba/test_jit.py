@@ -96,7 +96,7 @@ except tw.ConfigError as error:
 
 
 def test_a_change_in_any_file_of_the_package_makes_new_machine_code(tmp_path: Path) -> None:
-    """`casts` compiles `magnitude_bits`, of `jit`, into its kernels."""
+    """`addresses` compiles `magnitude_bits`, of `jit`, into its kernels."""
     package = copy_of_the_package(tmp_path)
 
     def compiled() -> tuple[str, str]:
@@ -104,10 +104,11 @@ def test_a_change_in_any_file_of_the_package_makes_new_machine_code(tmp_path: Pa
         printed = run_python(
             """
 import numpy as np
-from thinwire.kernels.numba import casts
-largest = casts._to_bfloat(np.array([1.0, -3.0 - 2.0**-22], np.float32), np.empty(2, np.uint16))
-stats = casts._to_bfloat.stats
-print(float(largest), "|", "compiled" if stats.cache_misses else "loaded", len(stats.cache_hits))
+from thinwire.kernels.numba import addresses
+array = np.array([1.0, -3.0 - 2.0**-22], np.float32)
+largest = addresses.largest_of_many(np.array([array.ctypes.data]), np.array([2]))
+stats = addresses._largest_of_many.stats
+print(largest[0], "|", "compiled" if stats.cache_misses else "loaded", len(stats.cache_hits))
 """,
             PYTHONPATH=str(tmp_path),
             NUMBA_CACHE_DIR="",

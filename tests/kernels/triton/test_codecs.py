@@ -12,7 +12,7 @@ import torch
 
 import thinwire as tw
 from tests.kernels.triton.both_sides import check, check_refused
-from thinwire.kernels.numba.casts import BFLOAT_MAX
+from thinwire.codecs.floats import BFLOAT_MAX
 from thinwire.kernels.numba.moments import STRETCH
 from thinwire.kernels.triton import batch, moments
 

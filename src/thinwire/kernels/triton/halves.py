@@ -1,6 +1,6 @@
 """`bf16` of a batch: the upper half of a float32, rounded half to even, and back.
 
-The arithmetic is the CPU's (`kernels.numba.casts`), on the bits, so that no conversion of the device's decides how a
+The arithmetic is on the bits, so that no conversion of the device's decides how a
 tie is rounded. float64 values are rounded to float32 first, there as here.
 """
 
