@@ -11,12 +11,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from importlib import import_module
 from typing import Any, NamedTuple, TypeGuard
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from thinwire.cautions import caution
 from thinwire.codecs.device_coder import DeviceCoder, Entry
@@ -88,25 +85,6 @@ def why_not_decoded(scheme: type[Scheme], frame: Frame, device: torch.device) ->
         return reason
     coder = coders().get(scheme)
     return None if coder and coder.decodes(frame) else f"{scheme.id} (as configured by the sender) has no GPU kernels"
-
-
-def largest(
-    addresses: NDArray[np.int64], sizes: NDArray[np.int64], dtype: torch.dtype, device: torch.device, pool: ScratchPool
-) -> list[float] | None:
-    """Returns the largest magnitude of each of many flat tensors on a device; None where it has no kernels.
-
-    Args:
-        addresses, sizes: int64[n]; no size is 0.
-        dtype: of all, float32 or float64.
-    """
-    if why_not(device):
-        return None
-    kernels, workspace = import_module("thinwire.kernels.triton.largest"), pool.take_on(device)
-    try:
-        found: list[float] = kernels.largest_of_many(kernels.Arrays(addresses, sizes, dtype), workspace)
-        return found
-    finally:
-        pool.give_back_on(workspace)
 
 
 class Received(NamedTuple):

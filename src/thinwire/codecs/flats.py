@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Self
 
@@ -9,8 +10,6 @@ import numpy as np
 import torch
 
 from thinwire.codecs.decoding import Values
-from thinwire.codecs.device import largest as largest_on
-from thinwire.codecs.scratch import ScratchPool
 from thinwire.codecs.tensors import FloatArray, off_host
 from thinwire.kernels.numba.addresses import Addresses, add_to_many, gather, largest_of_many, scatter
 
@@ -67,17 +66,15 @@ class Flats:
             return Flats.of(views())
         return Flats(self.addresses[some], self.sizes[some], self._like, views)
 
-    def largest(self, pool: ScratchPool) -> list[float]:
+    def largest(self) -> list[float]:
         """Returns the largest magnitude of each, NaN or Inf where one value is."""
         if not self.sizes.size:
             return []
         if self.device is None and not self.is_wide:
             return largest_of_many(self.addresses, self.sizes)
-        if self.device is not None and isinstance(self._like, torch.Tensor):
-            found = largest_on(self.addresses, self.sizes, self._like.dtype, self.device, pool)
-            if found is not None:
-                return found
-        return list(torch.stack([each.abs().max() for each in self.tensors()]).tolist())  # one wait for all of them
+        norms = torch._foreach_norm(self.tensors(), math.inf)
+        found: list[float] = torch.stack([each.to(norms[0].device) for each in norms]).tolist()  # one wait for all
+        return found
 
     def tensors(self) -> list[torch.Tensor]:
         """Returns all of them as tensors."""

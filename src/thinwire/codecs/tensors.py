@@ -72,9 +72,10 @@ def off_host(tensor: object) -> TypeGuard[torch.Tensor]:
 
 
 def put(values: NDArray[Any], out: FloatArray, accumulate: bool) -> None:
-    """Fills a flat array, or adds to it."""
+    """Fills a flat array, or adds to it; a sum that overflows is Inf, which its owner looks for."""
     if accumulate:
-        out += values
+        with np.errstate(over="ignore", invalid="ignore"):
+            out += values
     else:
         out[:] = values
 

@@ -23,8 +23,7 @@ from thinwire.errors import NonFiniteError
 from thinwire.frames import Frame
 from thinwire.kernels.contract import non_finite
 from thinwire.kernels.triton.batch import Sent
-from thinwire.kernels.triton.dense import decode_dense, encode_int8, encode_signs
-from thinwire.kernels.triton.halves import decode_bfloat, encode_bfloat
+from thinwire.kernels.triton.dense import decode_dense, encode_bfloat, encode_int8, encode_signs
 from thinwire.kernels.triton.ternary import encode_ternary
 from thinwire.kernels.triton.ternary_decode import decode_ternary
 
@@ -71,7 +70,8 @@ class _BF16(DeviceCoder[BF16]):
         return Payload(sent.payload)
 
     def decode(self, frames: Sequence[Frame], *, outs: Sequence[torch.Tensor], **into: Any) -> None:
-        decode_bfloat([floats.finite_halves(each, BF16.infinite) for each in frames], outs=outs, **into)
+        halves = [floats.finite_halves(each, BF16.infinite) for each in frames]
+        decode_dense(halves, per_byte=1, kind=np.int16, scales=[1.0] * len(outs), outs=outs, **into)
 
 
 class _Int8(DeviceCoder[Int8]):
@@ -82,7 +82,7 @@ class _Int8(DeviceCoder[Int8]):
     def decode(self, frames: Sequence[Frame], *, outs: Sequence[torch.Tensor], **into: Any) -> None:
         dtype = _NUMPY_TYPES[outs[0].dtype]
         levels, scales = zip(*(int8.levels_of(frame, dtype) for frame in frames), strict=True)
-        decode_dense(levels, per_byte=1, scales=scales, outs=outs, **into)
+        decode_dense(levels, per_byte=1, kind=np.int8, scales=scales, outs=outs, **into)
 
 
 class _OneBit(DeviceCoder[OneBit]):
@@ -96,7 +96,7 @@ class _OneBit(DeviceCoder[OneBit]):
         return encode_signs(values, norm=scheme.norm, **given)
 
     def decode(self, frames: Sequence[Frame], *, outs: Sequence[torch.Tensor], **into: Any) -> None:
-        decode_dense(_payloads(frames), per_byte=8, scales=_scales(frames), outs=outs, **into)
+        decode_dense(_payloads(frames), per_byte=8, kind=np.uint8, scales=_scales(frames), outs=outs, **into)
 
 
 CODERS: Mapping[type[Scheme], DeviceCoder[Any]] = {

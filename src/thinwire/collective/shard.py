@@ -197,7 +197,7 @@ class Shard:
     # ---- shared
 
     def _largest(self, values: Sequence[Values]) -> list[float]:
-        return self.coded.of(values).largest(self.contexts[0].codec.pool) if self.contexts else []
+        return self.coded.of(values).largest() if self.contexts else []
 
     def _encode(self, values: Sequence[Values], present: Sequence[bool]) -> list[bytes]:
         slices = self.coded.of(values)

@@ -20,12 +20,12 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import JITFunction, driver
 
 from thinwire.kernels.numba import Workspace, encode_ternary
-from thinwire.kernels.triton import batch, dense, halves, moments, ternary, ternary_decode
+from thinwire.kernels.triton import batch, dense, moments, ternary, ternary_decode
 from thinwire.kernels.triton.workspace import DeviceWorkspace
 
 SIZES = (7, 3000)
 CPU = torch.device("cpu")
-MODULES = (batch, dense, halves, moments, ternary, ternary_decode)
+MODULES = (batch, dense, moments, ternary, ternary_decode)
 
 
 class Driver:
@@ -85,14 +85,13 @@ def launch_all(dtype: torch.dtype) -> None:
         into: dict[str, Any] = {"outs": [out], "accumulate": accumulate, "workspace": space}
         ternary_decode.decode_ternary([payload], scales=[scale], **into)
     for kept in forms:
-        halves.encode_bfloat(values, most=1.0, residuals=kept, workspace=space)
+        dense.encode_bfloat(values, most=1.0, residuals=kept, workspace=space)
         dense.encode_int8(values, largest_scale=1.0, residuals=kept, workspace=space)
         for norm in ("l1", "l2"):
             dense.encode_signs(values, norm=norm, residuals=kept, workspace=space)
     for accumulate in ways:
-        halves.decode_bfloat([np.zeros(3000, np.uint16)], outs=[out], accumulate=accumulate, workspace=space)
-        for per_byte, nbytes in ((1, 3000), (8, 375)):
-            form: dict[str, Any] = {"per_byte": per_byte, "accumulate": accumulate}
+        for kind, per_byte, nbytes in ((np.int16, 1, 6000), (np.int8, 1, 3000), (np.uint8, 8, 375)):
+            form: dict[str, Any] = {"kind": kind, "per_byte": per_byte, "accumulate": accumulate}
             dense.decode_dense([bytes(nbytes)], scales=[1.0], outs=[out], workspace=space, **form)
 
 

@@ -246,8 +246,8 @@ class Pending:
         batch: what was encoded.
         largest: [num_tensors].
         scales: [num_tensors].
-        payload: uint8 on the device, the payloads of all tensors one behind the other.
-        ends: int64[num_tensors] on the device, where each payload ends; None: as many bytes as the batch has.
+        payload: on the device, the payloads of all tensors one behind the other.
+        ends: int64[num_tensors] on the device, where each payload ends; None: as many numbers as the batch has bytes.
     """
 
     def __init__(
@@ -259,7 +259,8 @@ class Pending:
         payload: torch.Tensor,
         ends: torch.Tensor | None = None,
     ) -> None:
-        self._batch, self._payload, self._sized = batch, payload, ends is not None
+        self._batch, self._payload, self._sized = batch, payload.view(torch.uint8), ends is not None
+        self._width = payload.element_size()
         size = batch.num_tensors
         facts, self._facts = _facts(batch)
         for row, fact in zip(facts.view(3, size), (largest, scales, ends), strict=True):
@@ -271,7 +272,7 @@ class Pending:
         workspace = self._batch.workspace
         workspace.synchronize()
         largest, scales, ends = self._facts.numpy().reshape(3, -1)
-        stops = ends.astype(np.int64) if self._sized else self._batch.ends
+        stops = ends.astype(np.int64) if self._sized else self._width * self._batch.ends
         host = workspace.host("pending.payload", int(stops[-1]), torch.uint8)
         with workspace.running():
             host.copy_(self._payload[: int(stops[-1])], non_blocking=True)

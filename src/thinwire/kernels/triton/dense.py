@@ -1,7 +1,10 @@
-"""Codecs that make the same number of bytes of any values, and have one scale: `int8` and `onebit` of a batch.
+"""Codecs that make the same number of bytes of any values, with at most one scale: `bf16`, `int8`, `onebit` of a batch.
 
 Such a codec brings a rule for its scale and a kernel that makes bytes; `encode_dense` does what is the same for all: a
 batch, its largest magnitudes, which tensors are refused, the payload's memory. One kernel takes bytes back.
+
+`bf16` is the upper half of a float32, rounded half to even. The arithmetic is on the bits, so that no conversion of the
+device's decides how a tie is rounded; float64 values are rounded to float32 first.
 
 `int8` is q = round(v / scale), half to even, within ±127 (3LC §4.2, "8-bit int"); `onebit` the sign of every value, and
 one scale from sums over the tensor (DoubleSqueeze §5.1). Scales are found on the device by the same operations in the
@@ -49,6 +52,7 @@ def encode_dense(
     kernel: Any,
     rule: Callable[[Batch, torch.Tensor], torch.Tensor],
     per_byte: int,
+    kind: torch.dtype = torch.uint8,
     **given: Unpack[Given],
 ) -> Pending:
     """Encodes a batch: magnitudes, scales, one pass that makes the bytes and keeps the residuals.
@@ -57,12 +61,13 @@ def encode_dense(
         values: as in `thinwire.kernels.triton.ternary.encode_ternary`, and so is what is `given`.
         kernel: takes `scales`, `allowed`, `payload` and the batch's arguments.
         rule: finds the scales, from the batch and its largest magnitudes, on the device.
-        per_byte: values that make a byte.
+        per_byte: values that make a byte, or whatever is of the `kind`.
+        kind: of what the kernel makes.
     """
     with encoding(values, per_byte=per_byte, **given) as batch:
         largest = batch.largest()
         scales = rule(batch, largest)
-        payload = batch.workspace.array("dense.payload", batch.num_bytes, torch.uint8)
+        payload = batch.workspace.array("dense.payload", batch.num_bytes, kind)
         kernel[(batch.num_blocks,)](
             scales=scales,
             allowed=allow(largest, scales, together=given.get("together", False)),
@@ -76,6 +81,7 @@ def decode_dense(
     payloads: Sequence[Any],
     *,
     per_byte: int,
+    kind: type[np.int8 | np.uint8 | np.int16],
     scales: Sequence[float],
     outs: Sequence[torch.Tensor],
     accumulate: bool = False,
@@ -85,12 +91,13 @@ def decode_dense(
 
     Args:
         payloads: any buffers of bytes, one for each tensor.
-        per_byte: how many q are in a byte: 1, signed levels; 8, bits that stand for 1 and -1.
-        scales: finite in the type of the tensors.
+        per_byte: how many q are in a byte: 1, levels; 8, bits that stand for 1 and -1.
+        kind: of the numbers in a payload: signed levels, bytes of bits, or the upper halves of float32.
+        scales: finite in the type of the tensors; halves have none.
         outs: float32[n] or float64[n] each, of one type, contiguous, n > 0.
         workspace: of their device; its next use must `synchronize` first.
     """
-    received = [np.frombuffer(payload, np.int8 if per_byte == 1 else np.uint8) for payload in payloads]
+    received = [np.frombuffer(payload, kind) for payload in payloads]
     with decoding(outs, scales, per_byte=per_byte, tile=DECODE_BLOCK, workspace=workspace) as batch:
         _decode[(batch.num_blocks,)](
             workspace.upload_all("dense.received", received),
@@ -98,6 +105,19 @@ def decode_dense(
             ACCUMULATE=accumulate,
             enable_fp_fusion=False,
         )
+
+
+def encode_bfloat(values: Sequence[torch.Tensor], *, most: float, **given: Unpack[Given]) -> Pending:
+    """Encodes a batch: two bytes a value, little-endian; a tensor with a float32 above `most` is refused.
+
+    Args and returns as `thinwire.kernels.triton.ternary.encode_ternary`.
+    """
+
+    def rule(batch: Batch, largest: torch.Tensor) -> torch.Tensor:
+        # There is no scale. What stands for it stops a tensor whose largest value is finite and rounds to Inf.
+        return torch.where(largest.to(torch.float32) <= most, 0.0, torch.inf)
+
+    return encode_dense(values, kernel=_narrow, rule=rule, per_byte=1, kind=torch.int16, **given)
 
 
 def encode_int8(values: Sequence[torch.Tensor], *, largest_scale: float, **given: Unpack[Given]) -> Pending:
@@ -126,6 +146,24 @@ def encode_signs(values: Sequence[torch.Tensor], *, norm: Literal["l2", "l1"], *
         return torch.minimum(scale.to(batch.dtype), largest)
 
     return encode_dense(values, kernel=_pack_signs, rule=rule, per_byte=8, **given)
+
+
+@triton.jit
+def _narrow(scales: tl.tensor, allowed: tl.tensor, payload: tl.tensor, batch: Tables) -> None:
+    tensor, byte = find_block(batch)
+    index, known, v = load_block(batch, tensor, byte)
+    bits = v.to(tl.float32).to(tl.int32, bitcast=True)
+    half = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    if batch.RESIDUAL:
+        store_residual(batch, tensor, 0, index, known, allowed, v - widened(half).to(batch.DTYPE))
+    _, first = byte_span(batch, tensor)
+    tl.store(payload + first + index, half.to(tl.int16), mask=known)
+
+
+@triton.jit
+def widened(half: tl.tensor) -> tl.tensor:
+    """The float32 whose upper half this is."""
+    return (half.to(tl.int32) << 16).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -188,7 +226,9 @@ def decode_tile(
     at = tl.arange(0, TILE)
     known = None if WHOLE else at < left
     byte = tl.load(payload + at // batch.PER_BYTE, mask=known, other=None if WHOLE else 0)
-    if batch.PER_BYTE == 1:
+    if byte.dtype == tl.int16:
+        put(out, at, widened(byte).to(batch.DTYPE), known, ACCUMULATE)
+    elif batch.PER_BYTE == 1:
         put(out, at, byte.to(batch.DTYPE) * m, known, ACCUMULATE)
     else:
         positive = (byte.to(tl.int32) >> (7 - (at & 7))) & 1
