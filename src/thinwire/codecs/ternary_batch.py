@@ -18,7 +18,8 @@ from thinwire.codecs.base import Context
 from thinwire.codecs.lag import LagBound, norm, sampled
 from thinwire.codecs.scratch import Scratch
 from thinwire.codecs.threelc import TRITS_PER_BYTE, ZERO_RUN, ThreeLC
-from thinwire.codecs.zstd_frames import ZstdFrames
+from thinwire.errors import FrameError
+from thinwire.frames.layout import CHECKSUM_NBYTES, ZSTD
 from thinwire.kernels.contract import Bytes
 from thinwire.kernels.numba.addresses import Addresses, array_of
 from thinwire.kernels.numba.jit import frozen
@@ -69,12 +70,6 @@ class TernaryBatch:
         self._sizes = np.array([each.size for each in contexts])
         self._residuals = np.array([each.residual_address for each in contexts], np.int64)
         self._residual_scales = np.array([each.codec.error_scale for each in contexts], np.float32)
-        self._staged = [
-            ZstdFrames.of(frames.VERSION, ThreeLC.id, ZERO_RUN, each.shape, -(-each.size // TRITS_PER_BYTE))
-            if each.codec.entropy
-            else None
-            for each in contexts
-        ]
         schemes = [each.codec.scheme for each in contexts]
         self._sparsities = np.array([s.multiplier for s in schemes if isinstance(s, ThreeLC)], np.float32)
         self._bounds = [each.lag_bound for each in contexts]
@@ -108,7 +103,7 @@ class TernaryBatch:
             if scales is None:
                 return None
             encoded, ends, payload_nbytes = encode_many(given, scales, self._heads, workspace=space.kernel)
-            made = self._framed(encoded, ends, payload_nbytes, space)
+            made = self._framed(encoded, ends, payload_nbytes, scales, space)
             self._follow(tensors, others)
             if outs is not None:
                 adds = np.ones(len(ends), np.bool_)
@@ -124,14 +119,23 @@ class TernaryBatch:
                     update = update - sampled(array_of(others[place], size))
                 bound.decide(norm(update), norm(sampled(array_of(self._residuals[place], size))))
 
-    def _framed(self, encoded: Bytes, ends: Sequence[int], payload_nbytes: list[int], space: Scratch) -> list[bytes]:
+    def _framed(
+        self,
+        encoded: Bytes,
+        ends: Sequence[int],
+        payload_nbytes: list[int],
+        scales: NDArray[np.float32],
+        space: Scratch,
+    ) -> list[bytes]:
         """Returns frames through their second stages, with checksums; tells contexts the sizes that travel."""
         data, begin, result = encoded.data, 0, []
-        for context, end, nbytes, staged in zip(self._contexts, ends, payload_nbytes, self._staged, strict=True):
-            made: bytes | memoryview = data[begin:end]
-            if staged is not None:
-                made, nbytes = staged.shrink(made, nbytes, space.entropy_stage)
-            result.append(frames.with_checksum(made))
+        for context, end, nbytes, scale in zip(self._contexts, ends, payload_nbytes, scales.tolist(), strict=True):
+            shrunk = space.entropy_stage.compress(data[end - nbytes : end]) if context.codec.entropy else None
+            if shrunk is None:
+                result.append(frames.with_checksum(data[begin:end]))
+            else:
+                nbytes, flags = len(shrunk), ZERO_RUN | ZSTD
+                result.append(frames.write(ThreeLC.id, "fp32", context.shape, (scale,), flags, shrunk))
             context.sent(nbytes)
             begin = end
         return result
@@ -177,10 +181,27 @@ class TernaryBatch:
 
     def _open(self, received: Sequence[bytes | memoryview], space: Scratch) -> _Opened:
         """Takes the checksums off, and the second stage."""
-        checked = [frames.without_checksum(frame) for frame in received]
-        nbytes = [0] * len(checked)
-        for place, staged in enumerate(self._staged):
-            if staged is not None and checked[place]:
-                checked[place], nbytes[place] = staged.expand(checked[place], space.entropy_stage)
+        checked, nbytes = [frames.without_checksum(frame) for frame in received], [0] * len(received)
+        for place, context in enumerate(self._contexts):
+            if context.codec.entropy and checked[place]:
+                checked[place], nbytes[place] = _expanded(received[place], checked[place], context.size, space)
         ends = np.cumsum([len(frame) for frame in checked])
         return _Opened(np.frombuffer(b"".join(checked), np.uint8), ends, nbytes)
+
+
+def _expanded(
+    frame: bytes | memoryview, plain: bytes | memoryview, size: int, space: Scratch
+) -> tuple[bytes | memoryview, int]:
+    """Returns a frame as it was before its second stage, without its checksum, and its payload's size as it travelled.
+
+    One without the stage stays as it is, with 0, and of a damaged one nothing is left.
+    """
+    try:
+        parsed = frames.parse(frame, copy=False)
+        if not parsed.zstd:
+            return plain, 0
+        payload = space.entropy_stage.decompress(parsed.payload, -(-size // TRITS_PER_BYTE))
+    except FrameError:
+        return b"", 0
+    whole = frames.write(parsed.codec, parsed.dtype, parsed.shape, parsed.scales, parsed.flags & ~ZSTD, payload)
+    return whole[:-CHECKSUM_NBYTES], len(parsed.payload)

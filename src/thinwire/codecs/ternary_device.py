@@ -70,14 +70,15 @@ class DeviceTernary(TernaryBatch):
                 return None
             payload_nbytes = np.diff(arrived.ends, prepend=0).tolist()
             with self._pool.lend() as space:
+                scales = arrived.scales.astype(np.float32)
                 made, ends = frames_of_many(
-                    arrived.scales.astype(np.float32),
+                    scales,
                     arrived.payloads,
                     arrived.ends,
                     self._heads,
                     workspace=space.kernel,
                 )
-                return self._framed(made, ends, payload_nbytes, space)
+                return self._framed(made, ends, payload_nbytes, scales, space)
         except BaseException:  # such as no memory left; the tensors may be freed from now on
             workspace.synchronize()
             raise
