@@ -19,7 +19,6 @@ from tests.codecs import samples
 from tests.codecs.contract import ENROLLED, Enrolled, every_codec, naming, one_item, one_item_each
 from tests.codecs.samples import DTYPES
 from tests.codecs.test_contract import NON_FINITE
-from thinwire.codecs.tensors import aligned_zeros
 
 SHAPE = (9, 11)
 
@@ -209,12 +208,6 @@ def test_a_copy_of_a_context_goes_on_as_it_does_and_by_itself(entry: Enrolled) -
         resumed.load_state_dict(made.state_dict())
         assert made.encode(values) == resumed.encode(values)
     assert context.step == 1, "a copy is a context of its own"
-
-
-def test_residuals_begin_where_loops_are_fast() -> None:
-    for size, place in ((0, 1), (1, 64), (999, 64), ((1 << 20) - 1, 64), (1 << 20, 1 << 21)):
-        zeros = aligned_zeros(size, np.float32)
-        assert zeros.size == size and not zeros.any() and zeros.ctypes.data % place == 0, size
 
 
 def test_a_damaged_state_changes_nothing() -> None:

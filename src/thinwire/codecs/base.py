@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Mapping
-from copy import deepcopy
 from typing import Any, Unpack
 
 import numpy as np
@@ -35,7 +34,6 @@ from thinwire.codecs.tensors import (
     Flat,
     FloatArray,
     Tensor,
-    aligned_zeros,
     flatten,
     flatten_on_device,
     is_dense,
@@ -233,24 +231,9 @@ class Context:
         self._wide = values.dtype
         self.shape = like.shape
         self._residual: torch.Tensor | None = None
-        self._residual_array: FloatArray | None = None
-        if codec.residual_by_default and isinstance(like, Flat):
-            self._residual_array = aligned_zeros(like.values.size, like.values.dtype)
-            self._residual = torch.from_numpy(self._residual_array)
-        elif codec.residual_by_default:
-            self._residual = torch.zeros_like(values)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """For copies and pickles: a residual in the host's memory is one thing under two names."""
-        return {**vars(self), "_residual": None if self.on_host else self._residual}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self.lag_bound = deepcopy(self.lag_bound)
-        if (held := self._residual_array) is not None:
-            self._residual_array = aligned_zeros(held.size, held.dtype)
-            self._residual_array[:] = held
-            self._residual = torch.from_numpy(self._residual_array)
+        if codec.residual_by_default:
+            with torch.inference_mode(False):  # else nobody could write it outside of that mode
+                self._residual = torch.zeros(self.size, dtype=self._wide, device=self.device)
 
     @property
     def residual(self) -> torch.Tensor | None:
@@ -290,7 +273,7 @@ class Context:
                 "GPU"
             )
         flat = self.flat(tensor)
-        residual, scale = self._residual_array, self.codec.error_scale
+        residual, scale = None if self._residual is None else self._residual.numpy(), self.codec.error_scale
         step = Step(residual, scale, self._key(), sparsity=self._sparsity, **self.codec._checked(options))
         encoded = self.codec.encode_flat(flat, step, self.name)
         self.sent(encoded.payload_nbytes)

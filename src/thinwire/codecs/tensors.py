@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeGuard
 
 import numpy as np
 import torch
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from thinwire.errors import ConfigError
 from thinwire.frames.layout import MAX_RANK
@@ -46,8 +46,6 @@ class DeviceFlat(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
 
-
-CACHE_LINE, HUGE_PAGE = 64, 1 << 21
 
 HOST_DEVICES = frozenset({"cpu"})
 """Types of devices whose memory NumPy sees."""
@@ -155,19 +153,6 @@ def _flat(tensor: torch.Tensor, name: str) -> torch.Tensor:
     return values.resolve_neg().contiguous().reshape(-1)
 
 
-def aligned_zeros(size: int, dtype: DTypeLike) -> FloatArray:
-    """Zeros that begin at a cache line, or at a huge page where they fill two: a tenth faster for loops over them.
-
-    NumPy asks for huge pages and torch does not; NumPy begins 16 bytes behind a page, and the kernel makes only whole
-    huge pages. What is skipped in front is never touched, so that it takes no memory.
-    """
-    wide = np.dtype(dtype)
-    place = HUGE_PAGE if size * wide.itemsize >= 2 * HUGE_PAGE else CACHE_LINE
-    room = np.zeros(size + place // wide.itemsize, wide)
-    first = -room.ctypes.data % place // wide.itemsize
-    return room[first : first + size]
-
-
 def compute_dtype(dtype: str) -> type[np.float32] | type[np.float64]:
     """NumPy's type for computing on a tensor of `dtype`, a frame's dtype name."""
     return np.float64 if dtype == "fp64" else np.float32
@@ -238,27 +223,12 @@ def store(out: Tensor, values: FloatArray, accumulate: bool) -> None:
     A narrower `out` takes its largest number for values and sums past it: a scale may lie there although no sender's
     value did, and one Inf would spread over the whole model. `values` may be overwritten.
     """
-    if isinstance(out, torch.Tensor):
-        store_tensor(out, torch.from_numpy(values), accumulate)
-        return
-    limit = float(np.finfo(out.dtype).max)
-    narrower = limit < float(np.finfo(values.dtype).max)
-    if narrower:
-        np.clip(values, -limit, limit, out=values)
-    if accumulate and narrower:
-        with np.errstate(over="ignore"):
-            total = out + values.reshape(out.shape).astype(out.dtype, copy=False)
-        # An Inf that the caller brought stays: loss scalers look for it.
-        out[...] = np.where(np.isinf(out), total, np.clip(total, -limit, limit))
-    elif accumulate:
-        out += values.reshape(out.shape)
-    else:
-        out[...] = values.reshape(out.shape)
+    store_tensor(out if isinstance(out, torch.Tensor) else torch.from_numpy(out), torch.from_numpy(values), accumulate)
 
 
 def store_tensor(out: torch.Tensor, values: torch.Tensor, accumulate: bool) -> None:
     """As `store`, for tensors on any devices."""
-    limit = torch.finfo(out.dtype).max
+    limit = torch.finfo(out.dtype).max  # an Inf that the caller brought stays: loss scalers look for it
     narrower = limit < torch.finfo(values.dtype).max
     if narrower:
         values.clamp_(-limit, limit)
