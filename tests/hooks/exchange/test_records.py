@@ -65,6 +65,7 @@ def run_all_steps(rank: int) -> tuple[list[StepRecord], float]:
 
 def run_ratio(rank: int, kind: str) -> tuple[list[StepRecord], float, int]:
     """Seven steps, the first three uncompressed, of which one in four is recorded."""
+    state: ddp.ThinwireState | fsdp.ShardedState
     if kind == "ddp":
         model, state, kept = compressed("3lc", 4, start_step=3)
         train(model, rank, 7)
