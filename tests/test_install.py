@@ -17,7 +17,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from thinwire.extras import DISTRIBUTIONS
+from thinwire.extras import EXTRAS
 
 ROOT = Path(__file__).parents[1]
 PACKED = ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE")
@@ -81,32 +81,29 @@ print(told(lambda: to_matplotlib(Chart(name="one", caption="", panels=[panel])))
 
 
 def test_without_the_extras_hooks_work_and_everything_else_says_what_to_install() -> None:
-    code = WITHOUT.format(names=set(DISTRIBUTIONS))
+    code = WITHOUT.format(names=set(EXTRAS))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
     expected = [
-        *["a parameter server needs grpc, which is not installed: pip install grpcio"] * 2,
-        "serving metrics needs prometheus_client, which is not installed: pip install prometheus-client",
-        "error: the command thinwire needs typer and rich, which are not installed: pip install typer rich",
-        *["error: a parameter server needs grpc, which is not installed: pip install grpcio"] * 2,
-        "error: the picture of --png needs matplotlib, which is not installed: pip install matplotlib",
-        *["error: report.html needs matplotlib, which is not installed: pip install matplotlib"] * 2,
-        "a picture needs matplotlib, which is not installed: pip install matplotlib",
+        *["a parameter server needs grpc, which is not installed: pip install 'thinwire[server]'"] * 2,
+        "serving metrics needs prometheus_client, which is not installed: pip install 'thinwire[metrics]'",
+        "error: the command thinwire needs typer and rich, which are not installed: pip install 'thinwire[cli]'",
+        *["error: a parameter server needs grpc, which is not installed: pip install 'thinwire[server]'"] * 2,
+        "error: the picture of --png needs matplotlib, which is not installed: pip install 'thinwire[plot]'",
+        *["error: report.html needs matplotlib, which is not installed: pip install 'thinwire[plot]'"] * 2,
+        "a picture needs matplotlib, which is not installed: pip install 'thinwire[plot]'",
     ]
     assert done.stdout.splitlines() == expected
 
 
-def test_every_optional_library_is_in_an_extra_and_has_the_name_that_pip_knows() -> None:
+def test_every_optional_library_is_in_the_extra_that_is_named_for_it() -> None:
     extras = {name: list(map(Requirement, needs)) for name, needs in PROJECT["optional-dependencies"].items()}
-    known, used = packages_distributions(), set()
-    for module, asked in DISTRIBUTIONS.items():
-        package = Requirement(asked)
-        assert canonicalize_name(package.name) in map(canonicalize_name, known.get(module, [package.name]))
-        found = {extra for extra, needs in extras.items() if package.name in {each.name for each in needs}}
-        assert found, module
-        used |= found
+    known = packages_distributions()
+    for module, extra in EXTRAS.items():
+        needed = {canonicalize_name(each.name) for each in extras[extra]}
+        assert needed.intersection(map(canonicalize_name, known.get(module, [module]))), module
     [everything] = extras["all"]
-    assert everything.extras == used - {"ray"}, "half a gigabyte, which few need"
+    assert everything.extras == {*EXTRAS.values()} - {"ray"}, "half a gigabyte, which few need"
     assert {Requirement(each).name for each in PROJECT["dependencies"]} == {
         *("torch", "numpy", "numba", "xxhash", "zstandard", "msgspec", "safetensors", "cryptography")
     }
@@ -209,10 +206,10 @@ print(tw.__file__, data("digits"), len(recorded()))
     out = run(python, "-c", code)
     assert out == f"{folder}/thinwire/__init__.py <Dataset digits: 1,347 train, 450 test, (1, 8, 8)> 19\n"
     assert run(command, "--help", status=2) == (
-        "error: the command thinwire needs typer and rich, which are not installed: pip install typer rich\n"
+        "error: the command thinwire needs typer and rich, which are not installed: pip install 'thinwire[cli]'\n"
     )
     link(closure(PROJECT["optional-dependencies"]["cli"]), folder)
     assert run(command, "--version") == f"thinwire {PROJECT['version']}\n"
-    assert "pip install grpcio" in run(command, "train", "--steps", "2", status=2)
+    assert "pip install 'thinwire[server]'" in run(command, "train", "--steps", "2", status=2)
     link(closure(PROJECT["optional-dependencies"]["server"]), folder)
     assert "wrote" in run(command, "train", "--steps", "5", "--workers", "2", "--json", tmp_path / "out.json")

@@ -1,28 +1,27 @@
-"""The libraries that only some of thinwire needs, and what each is installed by.
+"""The libraries that only some of thinwire needs, and the extra that brings each.
 
-The base install brings what codecs and hooks need. What needs more asks for it here, before it starts anything: what is
-missing is then one sentence with the command that installs it. The command names packages of their own: thinwire is on
-no package index, and its extras, which bring the same packages, are found only where a copy of the repository is.
+The base install brings what codecs and hooks need. A feature that needs more asks for it here, before it starts
+anything: what is missing is then one sentence with the command that installs it. pip finds the extras of an installed
+thinwire without a package index.
 """
 
 from __future__ import annotations
 
-import shlex
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
 from thinwire.errors import ConfigError
 
-DISTRIBUTIONS = {
-    "grpc": "grpcio",
-    "matplotlib": "matplotlib",
-    "prometheus_client": "prometheus-client",
-    "ray": "ray[train]",
-    "rich": "rich",
-    "typer": "typer",
+EXTRAS = {
+    "grpc": "server",
+    "matplotlib": "plot",
+    "prometheus_client": "metrics",
+    "ray": "ray",
+    "rich": "cli",
+    "typer": "cli",
 }
-"""What pip knows each module by; pyproject.toml says in which extra it is."""
+"""The extra of pyproject.toml that brings each module."""
 
 IN_LAB = {
     "codec": frozenset({"dithering", "mqe1", "qsgd", "qsgd-ds", "randomk", "stoch3", "threshold", "truncate"}),
@@ -53,13 +52,13 @@ def missing(what: str, *modules: str) -> ConfigError:
 
     Example:
         >>> print(missing("a parameter server", "grpc"))
-        a parameter server needs grpc, which is not installed: pip install grpcio
-        >>> print(missing("a server", "grpc", "typer"))
-        a server needs grpc and typer, which are not installed: pip install grpcio typer
+        a parameter server needs grpc, which is not installed: pip install 'thinwire[server]'
+        >>> print(missing("a server", "grpc", "typer", "rich"))
+        a server needs grpc and typer and rich, which are not installed: pip install 'thinwire[cli,server]'
     """
-    packages = " ".join(shlex.quote(DISTRIBUTIONS[module]) for module in modules)
+    extras = ",".join(sorted({EXTRAS[module] for module in modules}))
     needed, are = " and ".join(modules), "is" if len(modules) == 1 else "are"
-    return ConfigError(f"{what} needs {needed}, which {are} not installed: pip install {packages}")
+    return ConfigError(f"{what} needs {needed}, which {are} not installed: pip install 'thinwire[{extras}]'")
 
 
 def require(what: str, *modules: str) -> None:
@@ -67,7 +66,7 @@ def require(what: str, *modules: str) -> None:
 
     Args:
         what: who needs them, as a sentence begins.
-        modules: names in `DISTRIBUTIONS`.
+        modules: names in `EXTRAS`.
 
     Raises:
         ConfigError: one is not installed; all that are not are named.
@@ -98,17 +97,17 @@ class LazyModule:
         try:
             module = import_module(self._name)
         except ModuleNotFoundError as error:
-            if error.name != self._name or self._name not in DISTRIBUTIONS:
+            if error.name != self._name or self._name not in EXTRAS:
                 raise  # another module's, which thinwire's command line knows by its name
             raise missing(self._what, self._name) from error
         value = getattr(module, attribute)
-        if self._name in DISTRIBUTIONS:  # kept: a server reads grpc's names with every message
+        if self._name in EXTRAS:  # kept: a server reads grpc's names with every message
             setattr(self, attribute, value)
         return value
 
 
 def optional(module: str, what: str) -> Any:
-    """Returns what stands for a module of `DISTRIBUTIONS` until `what` uses it.
+    """Returns what stands for a module of `EXTRAS` until `what` uses it.
 
     Example:
         >>> grpc = optional("grpc", "a parameter server")

@@ -121,6 +121,9 @@ class StepRecord:
         link_bps: bits per second of the slowest link between ranks, as known at this step; likewise.
         loss_finite: False where the loss was NaN or Inf, which a JSON line cannot hold; likewise.
         share: of the values, which part crosses a link each way: less than 1 where ranks average shares of their own.
+        taken: steps that the worker has taken so far, recorded or not; in records of the whole step, as the next two.
+        wire_nbytes: bytes of all of them, message heads included, as its report counts them.
+        plain_nbytes: what they would be uncompressed.
 
     Example:
         >>> record = StepRecord(step=7, table="fc.weight", numel=1000, payload_bytes_push=200, payload_bytes_pull=50)
@@ -150,6 +153,9 @@ class StepRecord:
     link_bps: float | None = None
     loss_finite: bool = True
     share: float = 1.0
+    taken: int = 0
+    wire_nbytes: float = 0.0
+    plain_nbytes: float = 0.0
 
     @classmethod
     def of_scores(cls, step: int, rank: int, time_s: float, loss: float | None, accuracy: float | None) -> StepRecord:

@@ -122,10 +122,15 @@ def test_a_server_that_resumes_at_the_end_says_that_nothing_is_left_to_train(com
 
 
 def test_usage_is_explained_with_status_2(command: Command) -> None:
-    for words in ("server --checkpoint-every 0", "server --lisen x", "server --resume=soon", "srever", "certs", ""):
+    for words in ("server --checkpoint-every 0", "server --lisen x", "server --resume=soon", "srever", "certs"):
         result = command(*words.split())
         assert result.status == 2, words
         assert "Usage:" in result.err + result.out and "Traceback" not in result.err
+
+
+def test_without_a_command_there_is_the_help_and_status_0(command: Command) -> None:
+    bare, asked = command(), command("--help")
+    assert (bare.status, bare.err) == (0, "") and bare.out == asked.out and "Usage:" in bare.out
 
 
 def test_a_port_in_use_is_one_line(command: Command, taken: str) -> None:

@@ -1,18 +1,16 @@
-"""What an exchange takes besides its codecs, what other programs take, and how many steps between are enough."""
+"""What an exchange takes besides its codecs, and how many steps between are enough."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
 from thinwire.errors import ConfigError
-from thinwire.planner import exchange_work, other_work
+from thinwire.planner import exchange_work
 from thinwire.planner.exchange_work import NONE, measure_exchange_work
-from thinwire.planner.other_work import OtherWork
 from thinwire.planner.predictions import Round, check_share
 from thinwire.planner.profile import Profile, profile
 from thinwire.planner.step_time import TensorCosts
@@ -45,29 +43,6 @@ def test_nothing_is_said_of_local_updates_and_of_very_large_models(
     assert measure_exchange_work(measured, design("local-sgd[h=4]"), costs(measured)) == NONE
     monkeypatch.setattr(exchange_work, "LARGEST_NUMEL", 9000)
     assert measure_exchange_work(measured, design("fp32"), costs(measured)) == NONE
-
-
-@pytest.mark.parametrize(
-    ("busy_s", "own_s", "told"),
-    [
-        (20, 20, None),  # this one has both processors
-        (20, 12, "40 %"),
-        (12, 8, None),  # a processor is free for it
-    ],
-)
-def test_others_are_told_of_where_they_are_in_the_way(
-    busy_s: float, own_s: float, told: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seconds = iter([(100.0, 7.0, 3.0), (120.0, 7.0 + busy_s, 3.0 + own_s)])
-    monkeypatch.setattr(other_work, "_seconds", lambda: next(seconds))
-    remark = OtherWork().remark()
-    assert (remark is None) == (told is None)
-    assert told is None or f"took {told} of this machine's processors" in (remark or "")
-
-
-def test_a_system_that_does_not_say_is_no_reason_to_fail(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(other_work, "Path", lambda _: tmp_path / "missing")
-    assert OtherWork().remark() is None
 
 
 @pytest.mark.parametrize("exchange_s", [0.001, 7.77])

@@ -164,6 +164,45 @@ def test_the_verdict_names_the_line_and_what_it_chooses_for_the_optimizer(known:
     assert ternary.endswith("AdamW loses accuracy by gradients in fewer than 8 bits")
 
 
+def test_bits_and_codecs_seconds_are_a_steps_also_where_steps_share_an_exchange(known: Known) -> None:
+    names = ("3lc", "local2", "3lc[consistency=local[4]]", "local-sgd[h=5]")
+    made = known(Setting(mode="collective"), *names)
+    found = {each.at.design: each for each in made.summaries()}
+    always = found["3lc"]
+    for name, steps in zip(names, (1, 2, 4, 5), strict=True):
+        assert found[name].bits_up == found[name].bits_down == pytest.approx(always.bits_up / steps), name
+        assert found[name].encode_s == found[name].decode_s == pytest.approx(always.encode_s / steps), name
+    by_name = {name: next(each for each in verdict(made) if each.startswith(f"{name} ")) for name in names}
+    assert by_name["local2"].endswith("it sends the sum of 2 steps' gradients, and weights change once in 2 steps")
+    assert "sum of 4 steps' gradients" in by_name["3lc[consistency=local[4]]"]
+    assert "sum of" not in by_name["3lc"] + by_name["local-sgd[h=5]"]
+
+
+def test_why_a_step_takes_longer_with_fewer_ranks_is_said(known: Known) -> None:
+    """The largest share is uneven where small tensors are not cut; with servers all bytes cross the same link."""
+    sizes = (100_000, 9000, 9000, 9000)
+    tensors = tuple(
+        TensorSeconds(name=f"{number}.weight", shape=(size,), forward_s=1e-4, backward_s=1e-4, number=number)
+        for number, size in enumerate(sizes)
+    )
+    measured = replace(known(Setting()).profile, tensors=tensors)
+
+    def made(mode: Any) -> Plan:
+        plan = Plan(measured, ["int8"], Setting(link="1mbit", mode=mode))
+        costs = {each.name: TensorCosts(push_nbytes=each.shape[0], pull_nbytes=each.shape[0]) for each in tensors}
+        plan.costs = dict.fromkeys(plan.designs, costs)
+        return plan
+
+    ranks = made("collective")
+    seconds = {each.workers: each.step_s for each in ranks.by_workers() if each.design == "int8"}
+    assert seconds[16] > 1.02 * seconds[32], "only with 32 ranks are the small tensors worth cutting"
+    [*_, said] = verdict(ranks)
+    shares = [workers * ranks.largest_share("int8", workers) for workers in (16, 32)]
+    assert said.startswith("int8 takes longer with 16 workers than with 32: all wait for the rank that owns most")
+    assert f"{shares[0]:.3g} at 16 and {shares[1]:.3g} at 32 times an equal share" in said
+    assert not any("takes longer with" in each for each in verdict(made("server")))
+
+
 def paying(monkeypatch: pytest.MonkeyPatch, speedup: Callable[[float], float]) -> None:
     """Has a step take a second uncompressed, whatever the link is, and else so much less."""
     monkeypatch.setattr(Plan, "step_s", lambda _, name, __, bps: 1.0 if name == UNCOMPRESSED else 1 / speedup(bps))

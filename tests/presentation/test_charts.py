@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,22 @@ def test_a_long_legend_makes_the_picture_higher_and_one_name_needs_none() -> Non
     few, many = (to_matplotlib(chart(panel(lines(count)))) for count in (2, 30))
     assert many.get_figheight() > few.get_figheight() == 4.2
     assert not to_matplotlib(chart(panel(lines(1)))).legends
+
+
+def test_long_names_stay_inside_the_picture_and_leave_room_for_what_is_drawn() -> None:
+    names = [f"model.decoder.blocks.{each}.attention.query_key_value.weight" for each in range(12)]
+    bars = [Series(label=way, x=names, y=[1.0] * 12) for way in ("up", "down")]
+    curves = [Series(label=2 * name, x=[1.0, 2.0], y=[1.0, 2.0]) for name in names[:3]]
+    for shown in (chart(panel(bars, "bars")), chart(panel(curves))):
+        picture = to_matplotlib(shown)
+        picture.draw_without_rendering()
+        [axes] = picture.axes
+        texts = [*axes.get_yticklabels(), *picture.legends[0].get_texts()]
+        boxes = [each.get_window_extent() for each in texts]
+        assert all(box.x0 >= 0 and box.x1 <= picture.bbox.width and box.y0 >= 0 for box in boxes)
+        assert axes.get_position().width > 0.5
+        marks = sorted((each.get_window_extent() for each in axes.get_yticklabels()), key=lambda box: box.y0)
+        assert all(below.y1 <= above.y0 + 1 for below, above in pairwise(marks)), "names do not overlap"
 
 
 def test_a_picture_that_cannot_be_written(tmp_path: Path) -> None:

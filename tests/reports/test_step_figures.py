@@ -92,6 +92,19 @@ def test_where_steps_come_between_exchanges_both_that_compile_are_left_out() -> 
     assert (figures.encode_s, figures.decode_s) == pytest.approx((0.025, 0.025))
 
 
+def test_the_ratio_is_over_all_steps_where_these_were_counted() -> None:
+    def total(rank: int, step: int, taken: int, wire: float) -> StepRecord:
+        plain = 100.0 * taken
+        return StepRecord(step=step, table="", numel=0, rank=rank, taken=taken, wire_nbytes=wire, plain_nbytes=plain)
+
+    recorded = RecordedSteps([*training(), total(0, 9, 10, 50.0), total(0, 19, 20, 100.0), total(1, 19, 20, 300.0)])
+    assert (recorded.figures().taken, recorded.figures().ratio) == (20, 10.0)
+    recorded.keep(2)
+    assert (recorded.figures().taken, recorded.figures().ratio) == (20, 10.0), "however few steps are shown"
+    resumed = RecordedSteps([*training(), total(0, 9, 10, 50.0), total(0, 11, 2, 50.0), total(0, 13, 4, 150.0)])
+    assert (resumed.figures().taken, resumed.figures().ratio) == (14, 7.0), "a process that began again counts anew"
+
+
 def test_records_without_times_or_of_one_step_or_none() -> None:
     nothing = RecordedSteps().figures()
     assert (nothing.steps, nothing.last_step, nothing.step_s, nothing.ratio, nothing.tables) == (0, -1, None, 0, ())

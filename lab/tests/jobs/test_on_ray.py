@@ -28,7 +28,7 @@ from thinwire_lab.jobs.on_ray import run_on_ray
 
 def test_without_ray_one_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    sentence = r"the Ray engine needs ray, which is not installed: pip install 'ray\[train\]'"
+    sentence = r"the Ray engine needs ray, which is not installed: pip install 'thinwire\[ray\]'"
     for start in (
         lambda: run_on_ray(Job(steps=1), cluster=RayCluster()),
         lambda: tw.ray.launch(lambda rank, servers: None, workers=1),

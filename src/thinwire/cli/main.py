@@ -19,7 +19,7 @@ import thinwire
 from thinwire.cli.console import Interrupted, drop_output, errors
 from thinwire.cli.lazy import add_lazy
 from thinwire.errors import ConfigError, ThinwireError
-from thinwire.extras import DISTRIBUTIONS, LAB, LAB_COMMANDS, missing
+from thinwire.extras import EXTRAS, LAB, LAB_COMMANDS, missing
 from thinwire.plugins import load
 
 INTERRUPTED = 130
@@ -38,7 +38,6 @@ class _Commands(TyperGroup):
 app = typer.Typer(
     cls=_Commands,
     help="Train PyTorch models over thin wires: every state change packed 20–160× smaller, accuracy kept.",
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
@@ -82,11 +81,14 @@ def _version(show: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(invoke_without_command=True)
 def _root(
+    context: typer.Context,
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which.")] = False,
 ) -> None:
-    """Nothing to do before a command."""
+    """Shows the help where there is no command."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
 
 
 def _show_warning(
@@ -159,7 +161,7 @@ def run() -> None:
     try:
         app()
     except ModuleNotFoundError as error:
-        if (library := (error.name or "").partition(".")[0]) not in DISTRIBUTIONS:
+        if (library := (error.name or "").partition(".")[0]) not in EXTRAS:
             raise
         _fail(missing("this command", library), 2)
     except ThinwireError as error:

@@ -22,7 +22,6 @@ from thinwire.quantities import seconds_text
 
 with lazily():
     from thinwire.planner import models, planning, predictions, script, verdict
-    from thinwire.planner import other_work as other_working
     from thinwire.policies import adaptive
 
 app = typer.Typer()
@@ -113,7 +112,6 @@ def plan(
     )
     given = None if designs is None else split_names(designs)
     planning.plannable(given or [])  # before a script has run
-    other_work = other_working.OtherWork()
     threads = None if cores is None else 1  # processes that share processors have one thread each
     if bool(command) == bool(model):
         raise ConfigError(
@@ -136,7 +134,6 @@ def plan(
             tell=lambda what: tell(f"measuring {what}"),
         )
         said = verdict.verdict(made)
-    said += filter(None, [other_work.remark()])
     summaries = [
         # JSON has no infinity: "at any rate" is a field of its own
         msgspec.structs.asdict(each) | {"pays_at_any_rate": each.pays_below_bps == math.inf}

@@ -22,7 +22,7 @@ from thinwire.cli.outputs import check_apart
 from thinwire.errors import ConfigError, TransportError
 from thinwire.quantities import counted, ms_text, nbytes_text, rate_text, seconds_text
 from thinwire.reports.step_figures import Figures, RecordedSteps
-from thinwire.reports.training_page import tensors_table
+from thinwire.reports.training_page import ratio_of, tensors_table
 from thinwire.runtime.record_files import RecordAddress, RecordFile
 
 app = typer.Typer()
@@ -172,11 +172,14 @@ def _lines(figures: Figures) -> list[tuple[str, str]]:
     elif figures.steps < 2:
         speed = "more steps are needed"
     plain = f"{nbytes_text(figures.plain_nbytes)} in the tensors' own dtype"
-    travelled = f"{nbytes_text(figures.push_nbytes)} up, {nbytes_text(figures.pull_nbytes)} down a step"
+    travelled = f"{nbytes_text(figures.push_nbytes)} up, {nbytes_text(figures.pull_nbytes)} down a step, of {plain}"
     lines = [
         ("speed", f"{speed} ({figures.steps:,} of {counted(figures.of_steps, 'step')} recorded)"),
         ("bytes", travelled),
-        ("ratio", f"{figures.ratio:.1f}× less than {plain}" if figures.ratio else f"nothing travelled, of {plain}"),
+        (
+            "ratio",
+            f"{figures.ratio:.1f}× less {ratio_of(figures)}" if figures.ratio else f"nothing travelled, of {plain}",
+        ),
         ("time", seconds),
     ]
     if figures.link_bps is not None:

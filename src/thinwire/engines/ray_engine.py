@@ -4,8 +4,8 @@
     driver (RayEngine) ── events() ─▶ actor (RoleActor) ── stdout ──▶ thinwire worker …  ══ gRPC ══▶ the server
 
 A placement group has one bundle for each host, so that Ray spreads them over its nodes. Events and commands travel
-through Ray; tensors do not. Where a role fails, its actor dies, too, and Ray starts it again (`max_restarts`); an actor
-that came back is idle until it is told what to run, which need not be what it ran before.
+through Ray; tensors do not. A role that fails is started again in a new actor, in the same bundle, which Ray places on
+another node if the first one is gone.
 """
 
 from __future__ import annotations
@@ -34,11 +34,12 @@ _DIED = "the Ray actor died, or its node did"
 
 
 class _Actor(Role):
-    """One actor, and what it will say of the life in which it was last told what to run."""
+    """A role and its actor, whose answer to the command holds two process ids: its own, and that of what it runs."""
 
-    def __init__(self, name: str, again: Again, restarts: int, optional: bool, handle: Any, host: str | None) -> None:
+    def __init__(self, name: str, again: Again, restarts: int, optional: bool, host: str) -> None:
         super().__init__(name, again, restarts, optional)
-        self.handle, self.host = handle, host
+        self.host = host
+        self.handle: Any = None
         self.told: Any = None
 
 
@@ -92,12 +93,12 @@ class RayEngine(Engine[_Actor]):
     @property
     def pids(self) -> dict[str, int]:
         """The processes' ids on their nodes, by name."""
-        return {name: self._life(actor)[2] for name, actor in self._roles.items()}
+        return {name: self._pids_of(actor)[1] for name, actor in self._roles.items()}
 
     @property
     def actor_pids(self) -> dict[str, int]:
         """The actors' process ids on their nodes, by name."""
-        return {name: self._life(actor)[1] for name, actor in self._roles.items()}
+        return {name: self._pids_of(actor)[0] for name, actor in self._roles.items()}
 
     def listen_at(self, host: str) -> str:
         return f"{LOOPBACK if self._alone else self._nodes()[self._numbers[host]]}:0"
@@ -116,33 +117,19 @@ class RayEngine(Engine[_Actor]):
             raise ConfigError(f"a process called {name!r} has been started already; give each its own name")
         if host not in self._hosts:
             raise ConfigError(f"{name}: no host {host!r} here; there are {', '.join(self._hosts)}")
-        strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
-            self._group, placement_group_bundle_index=self._numbers[host]
-        )
-        options = {
-            "num_cpus": 1,
-            "num_gpus": self._hosts[host].get("GPU", 0) if name == host else 0,
-            "max_restarts": restarts,
-            "max_task_retries": -1,  # until the actor comes back a call waits
-            "scheduling_strategy": strategy,
-        }
-        handle = ray.remote(**options)(RoleActor).remote()
-        actor = _Actor(name, again or (lambda: command), restarts, optional, handle, host)
-        self._tell(actor, command)
-        self._roles[name] = actor
+        self._roles[name] = actor = _Actor(name, again or (lambda: command), restarts, optional, host)
+        self._start_actor(actor, command)
 
     def stop(self) -> None:
         """Asks every role to end, kills the actors, and gives back their room."""
         self._pending.clear()
         if not ray.is_initialized():  # stopped before: any call would connect to another Ray, or start one
             return
-        handles = [actor.handle for actor in self._roles.values() if actor.status is None]
-        if handles:
-            asked = [handle.stop.options(max_task_retries=0).remote() for handle in handles]
+        asked = [actor.handle.stop.remote() for actor in self._roles.values() if actor.status is None]
+        if asked:
             ray.wait(asked, num_returns=len(asked), timeout=_STOP_S)
         for actor in self._roles.values():
-            with contextlib.suppress(ray.exceptions.RayError):
-                ray.kill(actor.handle)
+            self._kill(actor)
             actor.status = -signal.SIGTERM if actor.status is None else actor.status
         if self._group is not None:
             ray.util.remove_placement_group(self._group)
@@ -169,10 +156,29 @@ class RayEngine(Engine[_Actor]):
         return name, came
 
     def _start_again(self, role: _Actor, command: Command) -> None:
-        self._ask(role, role.handle.leave.remote(self._life(role)[0]))
+        self._kill(role)
         role.restarts, role.status = role.restarts - 1, None
         role.tail.clear()
-        self._tell(role, command)
+        self._start_actor(role, command)
+
+    def _start_actor(self, role: _Actor, command: Command) -> None:
+        """Starts an actor, has it run something, and listens to it; actors start side by side."""
+        strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
+            self._group, placement_group_bundle_index=self._numbers[role.host]
+        )
+        gpus = self._hosts[role.host].get("GPU", 0) if role.name == role.host else 0
+        role.handle = ray.remote(num_cpus=1, num_gpus=gpus, scheduling_strategy=strategy)(RoleActor).remote()
+        if callable(command):
+            role.told = role.handle.call.remote(command)
+        else:
+            python = command[0] == sys.executable  # each node has its own
+            role.told = role.handle.run.remote(list(command[python:]), python, ENVIRONMENT)
+        self._listen(role)
+
+    @staticmethod
+    def _kill(role: _Actor) -> None:
+        with contextlib.suppress(ray.exceptions.RayError):
+            ray.kill(role.handle)
 
     def _connect(self, address: str | None) -> None:
         wanted = {"address": address} if address else {"address": "local", "num_cpus": self._cpus()}
@@ -212,27 +218,14 @@ class RayEngine(Engine[_Actor]):
         addresses = {each["NodeID"]: each["NodeManagerAddress"] for each in ray.nodes()}
         return {number: addresses[node] for number, node in self._placed().items() if node in addresses}
 
-    def _tell(self, role: _Actor, command: Command) -> None:
-        """Has an actor run something, and listens to it; actors start side by side."""
-        if callable(command):
-            role.told = role.handle.call.remote(command)
-        else:
-            python = command[0] == sys.executable  # each node has its own
-            role.told = role.handle.run.remote(list(command[python:]), python, ENVIRONMENT)
-        self._listen(role)
-
-    def _life(self, role: _Actor) -> tuple[str, int, int]:
-        """The actor's life, its process id and that of what it runs."""
-        life: tuple[str, int, int] = self._ask(role, role.told)
-        return life
-
-    def _ask(self, role: _Actor, answer: Any) -> Any:
+    def _pids_of(self, role: _Actor) -> tuple[int, int]:
         try:
-            return ray.get(answer, timeout=START_S)
+            pids: tuple[int, int] = ray.get(role.told, timeout=START_S)
         except ray.exceptions.GetTimeoutError as error:
             raise EngineError(f"{role.name}: Ray has not started its actor within {START_S:g} s") from error
         except ray.exceptions.RayError as error:  # also what the actor itself ran into
             raise EngineError(f"{role.name} could not be started: {error}") from error
+        return pids
 
     def _listen(self, role: _Actor) -> None:
         self._pending[role.handle.events.remote()] = role.name
@@ -241,20 +234,16 @@ class RayEngine(Engine[_Actor]):
         """Takes the events of an actor's role, or that there is no such actor any more."""
         try:
             events = ray.get(answer)
-        except ray.exceptions.RayActorError as error:
-            role.restarts, events = 0, [("idle", None)]  # Ray has given it up
-            role.tail.extend(str(error).splitlines())  # and says why: a node that lacks thinwire, for example
+        except ray.exceptions.RayActorError as error:  # Ray says why: a node that lacks thinwire, for example
+            role.tail.extend([_DIED, *str(error).splitlines()])
+            self._came.append((role.name, -signal.SIGKILL))
+            return
         except ray.exceptions.RayError as error:  # what a call returned cannot travel
             role.tail.extend(str(error).splitlines())
             self._came.append((role.name, 1))
             return
-        else:
-            self._life(role)  # raises what it ran into when it was told
+        self._pids_of(role)  # raises what it ran into when it was told
         for kind, what in events:
-            if kind == "idle":
-                role.tail.append(_DIED)
-                self._came.append((role.name, -signal.SIGKILL))
-                return
             if kind == "ended":
                 role.tail.extend(what[1])
                 self._came.append((role.name, what[0]))

@@ -1,8 +1,7 @@
 """What runs in a Ray actor: one role, a process beside the actor's own or a call in a thread of it.
 
-An actor that Ray has started again knows of nothing: it says that it is idle, and is told what to run by whoever holds
-it (`ray_engine`). This file imports no Ray. Its process dies with the actor: `parent_watch` ties it to the main thread,
-which is where Ray runs an actor's methods.
+This file imports no Ray. The process dies with the actor: `parent_watch` ties it to the main thread, which is where Ray
+runs an actor's methods.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import subprocess
 import sys
 import threading
 import traceback
-import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -27,18 +25,17 @@ _DRAIN_S = 2.0  # after an end: how long its output may stay open
 _LOOK_S = 0.5  # how long `events` may keep other calls waiting
 
 RoleEvent = tuple[str, Any]
-"""`line` and its text; `result` and what a call returned; `ended` and (status, last lines); `idle` and None."""
+"""`line` and its text; `result` and what a call returned; `ended` and (status, last lines)."""
 
 
 class RoleActor:
-    """One role of a Ray engine. Methods run one after the other."""
+    """One role of a Ray engine, told once what to run. Methods run one after the other."""
 
     def __init__(self) -> None:
-        self._life = uuid.uuid4().hex  # another one after a death
         self._process: subprocess.Popen[str] | None = None
-        self._heard: queue.SimpleQueue[RoleEvent] | None = None
+        self._heard = queue.SimpleQueue[RoleEvent]()
 
-    def run(self, arguments: Sequence[str], python: bool, environment: dict[str, str]) -> tuple[str, int, int]:
+    def run(self, arguments: Sequence[str], python: bool, environment: dict[str, str]) -> tuple[int, int]:
         """Starts a process.
 
         Args:
@@ -47,9 +44,8 @@ class RoleActor:
             environment: variables on top of what the actor has.
 
         Returns:
-            This life of the actor, the process id of the actor and that of the process.
+            The process ids of the actor and of the process.
         """
-        heard = self._heard = queue.SimpleQueue()
         variables = [f"{name}={value}" for name, value in environment.items()]
         process = self._process = subprocess.Popen(
             with_parent_watch(["env", *variables, *([sys.executable] if python else []), *arguments]),
@@ -60,32 +56,31 @@ class RoleActor:
             errors="replace",
             start_new_session=True,
         )
-        threading.Thread(target=_listen, args=(process, heard), name="lines", daemon=True).start()
-        return self._life, os.getpid(), process.pid
+        threading.Thread(target=_listen, args=(process, self._heard), name="lines", daemon=True).start()
+        return os.getpid(), process.pid
 
-    def call(self, function: Callable[[], object]) -> tuple[str, int, int]:
+    def call(self, function: Callable[[], object]) -> tuple[int, int]:
         """Calls a function in a thread. Returns as `run`."""
-        called = self._heard = queue.SimpleQueue()
 
         def work() -> None:
             try:
-                called.put(("result", function()))
+                self._heard.put(("result", function()))
             except BaseException:
-                called.put(("ended", (1, traceback.format_exc().splitlines()[-TAIL_LINES:])))
+                self._heard.put(("ended", (1, traceback.format_exc().splitlines()[-TAIL_LINES:])))
             else:
-                called.put(("ended", (0, [])))
+                self._heard.put(("ended", (0, [])))
 
         threading.Thread(target=work, name="worker", daemon=True).start()
-        return self._life, os.getpid(), os.getpid()
+        return os.getpid(), os.getpid()
 
     def events(self) -> list[RoleEvent]:
         """Returns what the role has said since, in order; nothing after a while in which it has said nothing."""
-        return [("idle", None)] if self._heard is None else _all(self._heard)
-
-    def leave(self, life: str) -> None:
-        """Dies, so that Ray starts this actor again; nothing where it has done so since that life."""
-        if life == self._life:
-            os._exit(1)
+        found: list[RoleEvent] = []
+        with suppress(queue.Empty):
+            found.append(self._heard.get(timeout=_LOOK_S))
+            while True:
+                found.append(self._heard.get_nowait())
+        return found
 
     def stop(self) -> None:
         """Ends the process with all that it has started."""
@@ -110,13 +105,3 @@ def _read(process: subprocess.Popen[str], heard: queue.SimpleQueue[RoleEvent]) -
         for line in process.stdout:
             if line.strip():
                 heard.put(("line", line.rstrip()))
-
-
-def _all(box: queue.SimpleQueue[RoleEvent]) -> list[RoleEvent]:
-    found: list[RoleEvent] = []
-    try:
-        found.append(box.get(timeout=_LOOK_S))
-        while True:
-            found.append(box.get_nowait())
-    except queue.Empty:
-        return found

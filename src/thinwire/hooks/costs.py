@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 from thinwire.hooks.report import Report
 from thinwire.telemetry import WARM_UP_EXCHANGES, WarmUp
@@ -80,6 +80,15 @@ class TrainingCosts:
         counted = self._counted()
         # Whoever joined first has waited for the others, which is no part of the training.
         return {**counted, **{name: counted[name] - seconds for name, seconds in self._joining.items()}}
+
+    def totals(self) -> dict[str, Any]:
+        """Returns what all steps so far have sent and received, and what they would have uncompressed."""
+        taken, sums = self._worker.iteration - self._first_step, self._sums()
+        return {
+            "taken": taken,
+            "wire_nbytes": sums["wire_bytes_push"] + sums["wire_bytes_pull"],
+            "plain_nbytes": 2 * taken * self._uncompressed_nbytes,
+        }
 
     def report(self) -> Report:
         """See `DistributedOptimizer.report`."""

@@ -61,9 +61,9 @@ class DistributedOptimizer(HeldOptimizer):
         self.counters = worker.counters
         self.assignment = assignment
         self._worker, self._driver = worker, driver
-        self._recorder = Recorder(metrics, worker.rank)
         nbytes = sum(tensor.shown.nbytes for tensor in worker.model.tensors if not tensor.state)
         self._costs = TrainingCosts(worker, self._counted, nbytes)
+        self._recorder = Recorder(metrics, worker.rank, self._costs.totals)
         self._averaged = self._joined = False
         start(worker, driver, resume, self._go_on_from)
         self._hooks, self._joined = ModelHooks(model, worker, driver), True

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import SupportsFloat
+from typing import Any, SupportsFloat
 
 from thinwire.cautions import caution
 from thinwire.collective.core import Collective
@@ -29,6 +29,7 @@ LAG_WARNING = 100.0
 """Steps of updates waiting in a residual: 2–4 are normal at s = 1, 11–31 at 1.75; far more is a rate too high."""
 _WEIGHT = 0.1
 """Of a measured step in the running mean of norms, so that one easy batch does not look like a lag."""
+Totals = Callable[[], dict[str, Any]]
 _PHASES = ("encode_seconds", "decode_seconds", "wait_seconds")
 
 
@@ -51,10 +52,12 @@ class StepRecords:
     Args:
         writers: closed with the records.
         rank: of this process.
+        totals: returns a record's `taken`, `wire_nbytes` and `plain_nbytes`.
     """
 
-    def __init__(self, writers: Sequence[MetricsWriter], rank: int) -> None:
-        self._writers, self._rank = writers, rank
+    def __init__(self, writers: Sequence[MetricsWriter], rank: int, totals: Totals) -> None:
+        self._writers, self._rank, self._totals = writers, rank, totals
+        self._newest = -1
 
     def _write(self, record: StepRecord) -> None:
         for writer in self._writers:
@@ -66,7 +69,9 @@ class StepRecords:
         self._write(StepRecord.of_scores(step, self._rank, time.time(), *scores))
 
     def close(self) -> None:
-        """Closes the metrics writers."""
+        """Records what all steps came to, and closes the metrics writers."""
+        if self._newest >= 0:
+            self._write(StepRecord(step=self._newest, table="", numel=0, rank=self._rank, **self._totals()))
         for writer in self._writers:
             writer.close()
 
@@ -77,11 +82,11 @@ class Recorder(StepRecords):
     Whether a step changed a table is known when its update has come: records leave when the next step ends.
 
     Args:
-        metrics, rank: of `StepRecords`; without any writer, nothing is recorded.
+        metrics, rank, totals: of `StepRecords`; without any writer, nothing is recorded.
     """
 
-    def __init__(self, metrics: Sequence[MetricsWriter], rank: int) -> None:
-        super().__init__(metrics, rank)
+    def __init__(self, metrics: Sequence[MetricsWriter], rank: int, totals: Totals) -> None:
+        super().__init__(metrics, rank, totals)
         self._warned = False
         self._waiting: list[tuple[WorkerTable, StepRecord]] = []
 
@@ -97,7 +102,8 @@ class Recorder(StepRecords):
         self._send()
         ratios = residual_ratios(model)
         self._warn_of_lag(ratios)
-        now = time.time()
+        now, self._newest = time.time(), step
+        self._write(StepRecord(step=step, table="", numel=0, rank=self._rank, time_s=now, **self._totals()))
         for tensor in model.tensors:
             for table in [] if tensor.state else tensor.tables:
                 record = StepRecord(
@@ -140,7 +146,7 @@ class ExchangeRecords(StepRecords):
     """Records every tensor of a hook, and the step as a whole, at one step in so many.
 
     Args:
-        writers, rank: of `StepRecords`.
+        writers, rank, totals: of `StepRecords`.
         core, driver: of the exchange.
         every: steps from one measured step to the next.
 
@@ -149,11 +155,17 @@ class ExchangeRecords(StepRecords):
     """
 
     def __init__(
-        self, writers: Sequence[MetricsWriter], rank: int, core: Collective, driver: CollectiveDriver, every: int
+        self,
+        writers: Sequence[MetricsWriter],
+        rank: int,
+        totals: Totals,
+        core: Collective,
+        driver: CollectiveDriver,
+        every: int,
     ) -> None:
         if every < 1:
             raise ConfigError(f"every={every}; a step in {every} cannot be recorded, take 1 or more")
-        super().__init__(writers, rank)
+        super().__init__(writers, rank, totals)
         self._core, self._driver, self._every = core, driver, every
         self._step = self._skipped = 0
         self._tally: Tally | None = None
@@ -177,6 +189,7 @@ class ExchangeRecords(StepRecords):
 
     def end_step(self, step: int, skipped: int, link_bps: float) -> None:
         """Records the step before `step`, if it was measured; if `step` is, which has not begun, it is forgotten."""
+        self._newest = step - 1
         if self._tally is not None and step != self._step:
             self._record(self._tally, link_bps, skipped=skipped > self._skipped)
         self._tally = self._core.tally = None
@@ -223,6 +236,7 @@ class ExchangeRecords(StepRecords):
                 wait_s=wait_s,
                 time_s=now,
                 link_bps=link_bps or None,
+                **self._totals(),
             )
         )
 

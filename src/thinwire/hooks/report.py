@@ -185,11 +185,10 @@ def report(state: ExchangeState) -> Report:
         >>> dist.destroy_process_group()
     """
     state.note_warm_up()
-    auto, sums, whole = state.auto, state.compressed_sums(), state.counters()
-    steps = int(sums.get("steps", 0))
-    taken = max(state.taken, steps)
+    auto, sums, totals = state.auto, state.compressed_sums(), state.totals()
+    steps, taken = int(sums.get("steps", 0)), totals["taken"]
     warm_up, since = state.warm_up.split(steps, sums)
-    plain, all_steps, timed = state.uncompressed_nbytes, 1 / max(1, taken), 1 / max(1, steps - warm_up)
+    all_steps, timed = 1 / max(1, taken), 1 / max(1, steps - warm_up)
     residuals, pulls = state.core.residuals, state.core.pulls
     base = None if auto is None else auto.base
     names = {_name(tensor.choice, base, pulls=pulls) for tensor in residuals.tensors.values()}
@@ -200,8 +199,8 @@ def report(state: ExchangeState) -> Report:
     return Report(
         taken=taken,
         steps=steps,
-        sent_nbytes=(whole.get("wire_bytes", 0) + (taken - steps) * plain) * all_steps,
-        uncompressed_nbytes=plain + whole.get("gather_uncompressed_bytes", 0) * all_steps,
+        sent_nbytes=totals["wire_nbytes"] * all_steps,
+        uncompressed_nbytes=totals["plain_nbytes"] * all_steps if taken else state.uncompressed_nbytes,
         encode_s=since.get("encode_seconds", 0) * timed,
         decode_s=since.get("decode_seconds", 0) * timed,
         copy_s=since.get("copy_seconds", 0) * timed,

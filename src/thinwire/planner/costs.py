@@ -113,7 +113,7 @@ def choices(profile: Profile, design: Design) -> Mapping[str, Choice]:
 
 
 def mean_bits(costs: Mapping[str, TensorCosts], profile: Profile) -> tuple[float, float]:
-    """Returns the bits of a value up and down, frames' heads and uncompressed tensors included."""
+    """Returns the bits of a value at an exchange, up and down, frames' heads and uncompressed tensors included."""
     values = sum(math.prod(each.shape) for each in profile.tensors)
     up, down = sum(each.push_nbytes for each in costs.values()), sum(each.pull_nbytes for each in costs.values())
     return 8 * up / values, 8 * down / values

@@ -189,7 +189,7 @@ class Plan:
             byte_s=0.0 if collective else transport.byte_s,
             hop_s=peers.hop_s,
             use=self._sharing.use,
-            largest_share=self._largest_share(made, workers) if collective and not ring else None,
+            largest_share=self.largest_share(made.name, workers) if collective and not ring else None,
         )
         alone = cluster.crowded * sum(layer.forward_s + layer.backward_s for layer in layers)
         exchanged = step_s(layers, cluster) if workers > 1 or not collective else alone
@@ -235,13 +235,14 @@ class Plan:
     def _summary(self, name: str) -> Summary:
         asked, costs = (self.setting.workers, self.setting.bps), self.costs[name]
         bits_up, bits_down = mean_bits(costs, self.profile)
+        steps = exchange_every(self.designs[name])
         made = None if self.designs[name].local is None else self.round_of(name, *asked)
         return Summary(
             at=self.predict(name, *asked),
-            bits_up=bits_up,
-            bits_down=bits_down,
-            encode_s=sum(cost.encode_s for cost in costs.values()),
-            decode_s=sum(cost.decode_s for cost in costs.values()),
+            bits_up=bits_up / steps,
+            bits_down=bits_down / steps,
+            encode_s=sum(cost.encode_s for cost in costs.values()) / steps,
+            decode_s=sum(cost.decode_s for cost in costs.values()) / steps,
             free_above_bps=self.free_above_bps(name),
             pays_below_bps=self.pays_below_bps(name),
             exchange_share=None if made is None else made.exchange_share,
@@ -286,12 +287,12 @@ class Plan:
             return _threshold(pays, SLOWEST_BPS, asked)
         return math.inf if pays(FASTEST_BPS) else _threshold(pays, asked, FASTEST_BPS)
 
-    def _largest_share(self, made: Design, workers: int) -> float:
-        """Returns the share of a model's bytes on the rank that owns most of them."""
-        asked = made.name, workers
+    def largest_share(self, name: str, workers: int) -> float:
+        """Returns the share of the model's bytes on the rank that owns most of them, with a design of this plan."""
+        asked = name, workers
         if asked not in self._shares:
-            owned = among_ranks(self.profile, made, workers)
-            self._shares[asked] = largest_share(owned, self.costs[made.name], workers)
+            owned = among_ranks(self.profile, self.designs[name], workers)
+            self._shares[asked] = largest_share(owned, self.costs[name], workers)
         return self._shares[asked]
 
     def _gathered_nbytes(self, layers: Sequence[Layer]) -> float:

@@ -148,8 +148,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         at: seconds and speed-up there.
-        bits_up, bits_down: of a value, frames' heads and uncompressed tensors included.
-        encode_s, decode_s: of a worker at each exchange, as measured.
+        bits_up, bits_down: of a value in a step, the mean over steps with and without an exchange; frames' heads and
+            uncompressed tensors included.
+        encode_s, decode_s: of a worker's step, likewise the mean, as measured at exchanges.
         free_above_bps: the rate above which a step takes at most 1.05 times as long as without a limit; None where
             latency or messages keep it above that at any rate, 0 where the link never matters.
         pays_below_bps: the rate below which it is faster than uncompressed; infinity: at any. None: not on the

@@ -75,7 +75,8 @@ class Cluster:
         chunk_nbytes: gradients leave when so many bytes are ready for a server; 0: layer by layer.
         message_s: of a server's processor for a message that comes or leaves; 0 in the collective mode.
         worker_message_s: of a worker's processor likewise; counted where cores are shared, else hidden in threads.
-        byte_s: of a processor for each byte at either end; counted at a worker where cores are shared.
+        byte_s: of a processor for each byte at either end; counted at a worker where cores are shared. 0 in the
+            collective mode.
         hop_s: wait at each further hop of a ring, where cores are shared.
         use: share of shared processors that lockstep keeps in use.
         largest_share: in the collective mode, the share of every layer on the rank that owns most; None: 1/workers.
@@ -119,8 +120,8 @@ class Cluster:
         return 0.0 if self.collective else 2 * self.message_s
 
     def carried_s(self, nbytes: float) -> float:
-        """Returns seconds of a processor at either end for so many bytes; a rank's own share does not travel."""
-        return nbytes * self.byte_s * (1 - 1 / self.workers if self.collective else 1.0)
+        """Returns seconds of a processor at either end for so many bytes."""
+        return nbytes * self.byte_s
 
 
 def step_s(layers: Sequence[Layer], cluster: Cluster) -> float:
@@ -217,8 +218,7 @@ class _Timeline:
         names = ("push_nbytes", "pull_nbytes", "server_push_s", "server_update_s")
         push, pull, add_s, update_s = (_sum(layers, name) for name in names)
         carried_s = cluster.carried_s(push + pull)
-        own_s = cluster.exchange_s + (2 * carried_s if cluster.collective else carried_s)  # a rank is either end
-        messages_s = 0.0 if cluster.cores is None else self._stretch * own_s
+        messages_s = 0.0 if cluster.cores is None else self._stretch * (cluster.exchange_s + carried_s)
         if cluster.collective:
             updated = self._exchange_among_ranks(push, pull, add_s, update_s, messages_s)
         else:

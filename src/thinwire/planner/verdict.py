@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from thinwire.planner.costs import exchange_every
 from thinwire.planner.planning import UNCOMPRESSED, WORTH, Plan
 from thinwire.planner.predictions import Setting, Summary
 from thinwire.policies.auto.levels import steps_of
@@ -27,7 +29,8 @@ UNEVEN = 1.5
 
 def verdict(plan: Plan) -> list[str]:
     """Returns sentences: the line to write and what it chooses in the cluster that was asked about, then each design by
-    itself, then what of the training is not planned, and a warning where the measured steps differ much.
+    itself, then what of the training is not planned, why more workers may take less time, and a warning where the
+    measured steps differ much.
 
     Adaptive optimizers are to exchange local updates. Of gradients the fastest design is the one whose seconds a step,
     times how many steps it takes to the same accuracy, are fewest.
@@ -94,14 +97,32 @@ def _steps(plan: Plan, summary: Summary) -> float:
 
 
 def _remarks(plan: Plan) -> list[str]:
-    """Returns what is to be known of the measured steps."""
-    (low, high), remarks = plan.profile.middle_s, [*plan.profile.remarks]
+    """Returns what is to be known of the measured steps and of the predictions."""
+    (low, high), remarks = plan.profile.middle_s, [*plan.profile.remarks, *_uneven_shares(plan)]
     if high > UNEVEN * low:
         remarks.append(
             f"measured steps are uneven: of the middle half, the shortest took {seconds_text(low)} and the longest "
             f"{seconds_text(high)}. Where batches are alike, something else was running: plan again when nothing is"
         )
     return remarks
+
+
+def _uneven_shares(plan: Plan) -> list[str]:
+    """Returns of each design why more workers take less time somewhere, if they do."""
+    found, every = [], plan.by_workers() if plan.collective else []
+    for name in plan.designs:
+        falls = [
+            (few.step_s / more.step_s, few.workers, more.workers)
+            for few, more in pairwise(each for each in every if each.design == name)
+        ]
+        fall, few, more = max(falls, default=(1.0, 0, 0))
+        if fall > WORTH:
+            shares = [f"{workers * plan.largest_share(name, workers):.3g} at {workers:,}" for workers in (few, more)]
+            found.append(
+                f"{name} takes longer with {few:,} workers than with {more:,}: all wait for the rank that owns most of "
+                f"the model, which is {' and '.join(shares)} times an equal share, as small tensors are not cut"
+            )
+    return found
 
 
 def _sentence(plan: Plan, summary: Summary) -> str:
@@ -116,6 +137,8 @@ def _sentence(plan: Plan, summary: Summary) -> str:
     else:
         paying = f"it pays below {rate_text(pays, 2)}" if math.isfinite(pays) else "it pays at any rate"
     said = [f"{at.design} {at.speedup:.3g}×", matters, paying]
+    if (steps := exchange_every(plan.designs[at.design])) > 1 and summary.exchange_share is None:
+        said.append(f"it sends the sum of {steps} steps' gradients, and weights change once in {steps} steps")
     if summary.exchange_share is not None:
         allowed = f"{100 * plan.exchange_share:.3g} % or less"
         said.append(f"exchanges take {100 * summary.exchange_share:.2g} % of the time")
@@ -130,7 +153,7 @@ def _sentence(plan: Plan, summary: Summary) -> str:
 
 def designs_table(plan: Plan) -> Table:
     """Returns a line for each design in the cluster that was asked about."""
-    header = ["design", "step", "speed-up", "bits up", "bits down", "encode", "decode", "link matters below"]
+    header = ["design", "step", "speed-up", "bits up", "bits down", "encode", "decode"]
     lines = []
     for each in plan.summaries():
         free, pays = each.free_above_bps, each.pays_below_bps
@@ -145,7 +168,8 @@ def designs_table(plan: Plan) -> Table:
         )
     setting = plan.setting
     where = f"{counted(setting.workers, 'worker')}, {link_text(setting.bps)}, {mode_text(setting)}"
-    return Table([*header, "pays below"], lines, f"Predicted: {where}", left=1)
+    title = f"Predicted: {where}; means of a step, bits of a value"
+    return Table([*header, "link matters below", "pays below"], lines, title, left=1)
 
 
 def workers_table(plan: Plan) -> Table:

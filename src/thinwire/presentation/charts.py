@@ -8,6 +8,7 @@ matplotlib is imported where something is drawn.
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,10 @@ MOST_COLUMNS = 3
 """Panels beside each other in a picture, which is then as wide as a screen."""
 FEW_TICKS = 10
 """Labels that fit beside each other below a panel."""
+_LETTER, _LINE = 0.075, 0.2
+"""Width of a letter and height of a line, in inches."""
+_NAME = 28
+"""Letters of a line beside a bar."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +77,15 @@ class Panel:
     kind: Kind = "lines"
     x_log: bool = False
     y_log: bool = False
+
+    def names(self) -> list[str]:
+        """Returns the x of all series, as text, each once."""
+        return list(dict.fromkeys(str(x) for series in self.series for x in series.x))
+
+    def beside(self) -> list[str]:
+        """Returns the names beside bars that lie, in lines: where there is no room for them below."""
+        names = self.names() if self.kind == "bars" else []
+        return [_wrapped(each, _NAME) for each in names] if sum(map(len, names)) > 40 else []
 
     def ticks(self) -> list[float]:
         """Returns the labels of a logarithmic x axis: its own values where they are few and whole, else none.
@@ -136,8 +150,21 @@ def _looks(chart: Chart) -> dict[str, _Look]:
     return looks
 
 
-def to_matplotlib(chart: Chart) -> Figure:
+def _wrapped(name: str, letters: int) -> str:
+    """Returns a name in lines of so many letters at most; names of tensors have no blanks to break at.
+
+    >>> _wrapped("blocks.0.weight", 8)
+    'blocks.0\\n.weight'
+    """
+    return "\n".join(name[at : at + letters] for at in range(0, len(name), letters))
+
+
+def to_matplotlib(chart: Chart, columns: int = MOST_COLUMNS) -> Figure:
     """Returns the chart as a picture: panels in rows, and one legend below all.
+
+    Args:
+        chart: to draw.
+        columns: panels beside each other, at most.
 
     Raises:
         ConfigError: matplotlib is not installed.
@@ -146,13 +173,17 @@ def to_matplotlib(chart: Chart) -> Figure:
     from matplotlib.figure import Figure
 
     looks = _looks(chart)
-    columns = min(len(chart.panels), MOST_COLUMNS)
+    columns = min(len(chart.panels), columns)
     rows = -(-len(chart.panels) // columns)
     width = max(6.0, 5.0 * columns)
-    # A letter of a label is some 0.075 inches wide, a line and the space around it 0.7; a line is 0.2 inches high, and
-    # two take no more of the panels than these can do without.
-    names = max(1, min(4, len(looks), int(width / (0.075 * max(map(len, looks)) + 0.7))))
-    height = 4.2 * rows + 0.2 * max(0, -(-len(looks) // names) - 2)
+    # A line and the space around it are 0.7 inches wide. Two lines of labels take no more of the panels than these can
+    # do without.
+    labels = [_wrapped(each, int((width - 0.7) / _LETTER)) for each in looks]
+    longest = max(len(line) for each in labels for line in each.split("\n"))
+    names = max(1, min(4, len(looks), int(width / (_LETTER * longest + 0.7))))
+    lines = sum(each.count("\n") + 1 for each in labels) / names
+    bars = max(_LINE * (sum(each.count("\n") + 1 for each in panel.beside())) for panel in chart.panels)
+    height = rows * max(4.2, 1.2 + bars) + _LINE * max(0, math.ceil(lines) - 2)
     figure = Figure(figsize=(width, height), dpi=110, layout="constrained")
     places: list[Axes] = list(figure.subplots(rows, columns, squeeze=False).flat)
     handles: dict[str, Any] = {}
@@ -163,13 +194,13 @@ def to_matplotlib(chart: Chart) -> Figure:
     if len(looks) > 1:
         where: Any = "outside lower center"  # matplotlib's stubs list its strings only beside other types
         shown = [handles[label] for label in looks]
-        figure.legend(shown, list(looks), loc=where, ncols=names, fontsize="small", handlelength=3, handleheight=1.2)
+        figure.legend(shown, labels, loc=where, ncols=names, fontsize="small", handlelength=3, handleheight=1.2)
     return figure
 
 
 def _draw_panel(axes: Axes, panel: Panel, looks: dict[str, _Look]) -> dict[str, Any]:
     """Draws a panel, and returns what the legend shows of its series, by label."""
-    names = list(dict.fromkeys(str(x) for series in panel.series for x in series.x))
+    names, beside = panel.names(), panel.beside()
     handles: dict[str, Any] = {}
     for place, series in enumerate(panel.series):
         look = looks[series.label]
@@ -178,7 +209,11 @@ def _draw_panel(axes: Axes, panel: Panel, looks: dict[str, _Look]) -> dict[str, 
             offset = (place - (len(panel.series) - 1) / 2) * width
             at = [names.index(str(x)) + offset for x in series.x]
             more: Any = {"color": look.colour, "hatch": look.hatch, "ec": "white"}
-            drawn: Any = axes.bar(at, series.y, width, yerr=series.error, **more)
+            drawn: Any
+            if beside:
+                drawn = axes.barh(at, series.y, width, xerr=series.error, **more)
+            else:
+                drawn = axes.bar(at, series.y, width, yerr=series.error, **more)
         elif series.role == "reference":
             [drawn] = axes.plot([float(x) for x in series.x], series.y, color=look.colour, linewidth=_BAND, zorder=1)
         else:
@@ -195,25 +230,28 @@ def _draw_panel(axes: Axes, panel: Panel, looks: dict[str, _Look]) -> dict[str, 
                 capsize=2,
             )
         handles.setdefault(series.label, drawn)
-    if panel.kind == "bars":
-        turned = sum(map(len, names)) > 40
-        axes.set_xticks(range(len(names)), names, rotation=30 if turned else 0, ha="right" if turned else "center")
+    if beside:
+        axes.set_yticks(range(len(names)), beside, fontsize="small")
+        axes.invert_yaxis()  # the first name is the uppermost
+    elif panel.kind == "bars":
+        axes.set_xticks(range(len(names)), names)
     elif panel.x_log:
         axes.set_xscale("log")
         if ticks := panel.ticks():
             axes.set_xticks(ticks, [f"{x:g}" for x in ticks])
             axes.set_xticks([], minor=True)
-    axes.set(xlabel=panel.x_label, ylabel=panel.y_label, title=panel.title)
+    x_label, y_label = (panel.y_label, panel.x_label) if beside else (panel.x_label, panel.y_label)
+    axes.set(xlabel=x_label, ylabel=y_label, title=panel.title)
     if panel.y_log and any(y > 0 for series in panel.series for y in series.y):
-        axes.set_yscale("log")
-    axes.grid(alpha=0.3, axis="y" if panel.kind == "bars" else "both")
+        (axes.set_xscale if beside else axes.set_yscale)("log")
+    axes.grid(alpha=0.3, axis="both" if panel.kind != "bars" else "x" if beside else "y")
     return handles
 
 
-def to_svg(chart: Chart) -> str:
-    """Returns the chart as a picture in the text of a file."""
+def to_svg(chart: Chart, columns: int = MOST_COLUMNS) -> str:
+    """Returns the chart as a picture in the text of a file; arguments as for `to_matplotlib`."""
     file = io.StringIO()
-    to_matplotlib(chart).savefig(file, format="svg")
+    to_matplotlib(chart, columns).savefig(file, format="svg")
     return file.getvalue()
 
 

@@ -17,6 +17,11 @@ table { border-collapse: collapse; margin: 1rem 0; display: block; overflow-x: a
 th, td { border: 1px solid #ccc; padding: .25rem .6rem; text-align: right; white-space: nowrap }
 th:first-child, td:first-child { text-align: left } th { background: #f3f3f3 }
 .left { text-align: left; white-space: normal; min-width: 12rem }
+@media (max-width: 45rem) {
+  table, tbody, tr, td { display: block } thead, td:empty { display: none }
+  tr { border-top: 1px solid #ccc; padding: .4rem 0 } td { border: 0; overflow-wrap: anywhere; white-space: normal }
+  td:first-child { font-weight: bold } td:not(:first-child)::before { content: attr(data-head) ": "; float: left }
+}
 img { max-width: 100% } .failure { color: #a00; white-space: pre-wrap } figcaption { color: #555; max-width: 60rem }
 figure { margin: 1.5rem 0 }
 """
@@ -36,11 +41,14 @@ def document(title: str, parts: Sequence[str]) -> str:
 
 
 def table_html(table: Table) -> str:
-    """Returns a table, its title above it; cells in the column `remark` are text that may be broken into lines."""
-    wide = [' class="left"' if name == "remark" else "" for name in table.header]
+    """Returns a table, its title above it; cells in the column `remark` are text that may be broken into lines.
+
+    On a narrow screen every cell has a line of its own, with the head of its column before it.
+    """
+    about = [f' data-head="{escape(name)}"{" class=left" if name == "remark" else ""}' for name in table.header]
 
     def line(tag: str, cells: Sequence[str]) -> str:
-        found = (f"<{tag}{left}>{escape(cell)}</{tag}>" for cell, left in zip(cells, wide, strict=True))
+        found = (f"<{tag}{more}>{escape(cell)}</{tag}>" for cell, more in zip(cells, about, strict=True))
         return f"<tr>{''.join(found)}</tr>"
 
     body = "\n".join(line("td", cells) for cells in table.lines)
@@ -49,14 +57,20 @@ def table_html(table: Table) -> str:
 
 
 def chart_html(chart: Chart, caption: str) -> str:
-    """Returns a chart as a picture that scales, with the text below it.
+    """Returns a chart as a picture that scales, with the text below it; on a narrow screen, one panel below the other.
 
     Raises:
         ConfigError: matplotlib is not installed.
     """
-    data = base64.b64encode(to_svg(chart).encode()).decode()
-    picture = f'<img id="{escape(chart.name)}" alt="{escape(chart.caption)}" src="data:image/svg+xml;base64,{data}">'
+    picture = f'<img id="{escape(chart.name)}" alt="{escape(chart.caption)}" src="{_address(to_svg(chart))}">'
+    if len(chart.panels) > 1:
+        narrow = f'<source media="(max-width: 45rem)" srcset="{_address(to_svg(chart, columns=1))}">'
+        picture = f"<picture>{narrow}{picture}</picture>"
     return f"<figure>{picture}<figcaption>{escape(caption)}</figcaption></figure>"
+
+
+def _address(svg: str) -> str:
+    return f"data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}"
 
 
 def write_page(path: Path, page: str) -> None:

@@ -57,7 +57,9 @@ class Figures:
         plain_nbytes: what all tables' values take in their own dtype, all ways that they travel.
         plain_way_nbytes: likewise one way.
         shared: whether ranks average shares of their own, and so send and receive both gradients and averages.
-        ratio: of that over what travelled; 0 where nothing did.
+        ratio: how many times less travelled than uncompressed, over all steps, as the training's own report has it;
+            over the recorded ones where that was not recorded; 0 where nothing travelled.
+        taken: steps that the ratio is over, recorded or not; 0 where it is over the recorded ones.
         lag: the largest latest lag of a table, and `lag_table` which it is; None where no residual is kept.
         loss: the latest that is finite, mean over ranks.
         lost_at: the first of the latest steps whose loss was NaN or Inf; None where the latest is finite.
@@ -91,6 +93,7 @@ class Figures:
     last_s: float = 0.0
     record_s: float | None = None
     of_steps: int = 0
+    taken: int = 0
 
     @property
     def exchange_s(self) -> float:
@@ -124,6 +127,8 @@ class RecordedSteps:
         self._steps: defaultdict[int, dict[int, RankStep]] = defaultdict(dict)
         self._tables: defaultdict[str, TableSums] = defaultdict(TableSums)
         self._latest: dict[int, int] = {}
+        # By rank what all steps so far came to; one more for each time that it began anew.
+        self._totals: defaultdict[int, list[StepRecord]] = defaultdict(list)
         self._recorded: defaultdict[int, set[str]] = defaultdict(set)  # tables of that step
         for record in records:
             self.add(record)
@@ -141,6 +146,11 @@ class RecordedSteps:
             self._latest[record.rank] = record.step
             self._tables[record.table].add(record)
         self._steps[record.step].setdefault(record.rank, RankStep()).add(record)
+        if record.taken:
+            totals = self._totals[record.rank]
+            if totals and record.taken >= totals[-1].taken:
+                totals.pop()
+            totals.append(record)
 
     def keep(self, newest: int) -> None:
         """Forgets all but so many of the newest steps that tables were recorded of.
@@ -177,12 +187,19 @@ class RecordedSteps:
     def _go_back(self, rank: int, step: int) -> None:
         if step == 0:
             self.runs += 1
-            for each in (self._steps, self._tables, self._latest, self._recorded):
+            for each in (self._steps, self._tables, self._latest, self._recorded, self._totals):
                 each.clear()
         for later in [each for each in self._steps if each >= step]:
             self._steps[later].pop(rank, None)
         for sums in self._tables.values():
             sums.go_back(rank, step)
+
+    def _ratio(self) -> tuple[int, float]:
+        """Returns how many steps the ratio of all ranks' bytes is over, and the ratio; 0 where it was not recorded."""
+        every = [each for totals in self._totals.values() for each in totals]
+        wire = sum(each.wire_nbytes for each in every)
+        taken = max((sum(each.taken for each in totals) for totals in self._totals.values()), default=0)
+        return (taken, sum(each.plain_nbytes for each in every) / wire) if wire else (0, 0.0)
 
     def _warm_up(self, steps: Sequence[int]) -> int:
         """Returns how many of these steps compile kernels, or start something else."""
@@ -255,7 +272,9 @@ class RecordedSteps:
         links = [] if link is None else [each.link_bps for each in self._steps[link].values() if each.link_bps]
 
         means = {name: sum(map(attrgetter(name), chosen)) / max(1, len(chosen)) for name in _MEANS}
-        travelled = means["push_nbytes"] + means["pull_nbytes"]
+        taken, ratio = self._ratio()
+        if not taken and (travelled := means["push_nbytes"] + means["pull_nbytes"]):
+            ratio = means["plain_nbytes"] / travelled
         return Figures(
             steps=len(steps),
             warm_up=warm_up if newest else 0,
@@ -264,7 +283,8 @@ class RecordedSteps:
             step_s=statistics.fmean(seconds) if seconds else None,
             median_step_s=statistics.median(seconds) if seconds else None,
             **means,
-            ratio=means["plain_nbytes"] / travelled if travelled else 0.0,
+            ratio=ratio,
+            taken=taken,
             lag=None if lagging is None else lagging.lag,
             lag_table="" if lagging is None else lagging.table,
             loss=self.newest("loss")[1],

@@ -12,7 +12,7 @@ from typing import Any
 from thinwire.presentation.charts import Chart, Panel, Series, smooth
 from thinwire.presentation.page import chart_html, document, table_html
 from thinwire.presentation.tables import Table
-from thinwire.quantities import ms_text, nbytes_text, number_text, rate_text
+from thinwire.quantities import counted, ms_text, nbytes_text, number_text, rate_text
 from thinwire.reports.recorded_run import RecordedRun
 from thinwire.reports.step_figures import Figures
 from thinwire.reports.step_sums import RankStep
@@ -35,7 +35,7 @@ def verdict(figures: Figures) -> list[str]:
     """
     spent = figures.encode_s + figures.decode_s
     saved = (figures.plain_nbytes - figures.push_nbytes - figures.pull_nbytes) * _each_way(figures)
-    less = f"{figures.ratio:.1f}× less travels than in the tensors’ own dtype"
+    less = f"{figures.ratio:.1f}× less travels than in the tensors’ own dtype {ratio_of(figures)}"
     if not figures.ratio:
         sentences = ["Nothing travelled."]
     elif saved <= 0 or figures.ratio < 1.05:
@@ -94,6 +94,8 @@ def page(run: RecordedRun, command: str) -> str:
 
 def _how(run: RecordedRun, command: str) -> str:
     told = f"Read from {', '.join(map(str, run.files))}. Made by: {command}."
+    if taken := run.recorded.figures().taken:
+        told += f" {len(run.recorded.steps):,} of {counted(taken, 'step')} were recorded."
     if run.recorded.runs > 1:
         told += f" The records are of {run.recorded.runs} runs, one after the other; this is the last."
     if run.damaged:
@@ -115,16 +117,21 @@ def figures_table(run: RecordedRun) -> Table:
         ("payload up", lambda f: nbytes_text(f.push_nbytes)),
         ("payload down", lambda f: nbytes_text(f.pull_nbytes)),
         ("in the tensors' own dtype, both ways", lambda f: nbytes_text(f.plain_nbytes)),
-        ("ratio", lambda f: f"{f.ratio:.1f}×"),
     ]
     scores = [("largest lag, steps", rest.lag, ".1f"), ("loss", rest.loss, ".5g"), ("accuracy", rest.accuracy, ".2%")]
     return Table(
         ["a worker's step, mean", f"first {first.steps}", "the others"],
         [
             *([name, text(first), text(rest)] for name, text in lines),
+            [f"ratio, {ratio_of(rest)}", "", f"{rest.ratio:.1f}×"],
             *([f"{name}, latest", "", f"{value:{form}}"] for name, value, form in scores if value is not None),
         ],
     )
+
+
+def ratio_of(figures: Figures) -> str:
+    """Returns in words which steps the ratio is of."""
+    return f"over all {counted(figures.taken, 'step')}" if figures.taken else "of recorded steps"
 
 
 def tensors_table(figures: Figures, most: int = _ROWS) -> Table:

@@ -29,6 +29,7 @@ _MOST = 1e18
 _NUMBERS = (
     *("step", "rank", "numel", "payload_bytes_push", "payload_bytes_pull", "staleness", "itemsize", "ways"),
     *("time_s", "encode_s", "decode_s", "wait_s", "residual_norm", "residual_lag", "link_bps"),
+    *("taken", "wire_nbytes", "plain_nbytes"),
 )
 
 

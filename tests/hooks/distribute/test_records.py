@@ -19,6 +19,7 @@ from tests.hooks.server_runs import one_step, run
 from thinwire.hooks import records as module
 from thinwire.hooks.distribute import DistributedOptimizer
 from thinwire.hooks.report import Report
+from thinwire.reports.step_figures import RecordedSteps
 from thinwire.worker.costs import StepCost
 
 
@@ -110,6 +111,20 @@ def test_records_add_up_to_the_traffic() -> None:
             for phase in ("encode", "decode"):
                 seconds = sum(getattr(each, f"{phase}_s") for each in costs)
                 assert seconds == pytest.approx(traffic[f"{phase}_seconds"]), (consistency, phase)
+
+
+def test_pages_have_the_reports_ratio() -> None:
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> float:
+        for step in range(7):
+            one_step(model, opt, rank, step)
+        opt.sync()
+        return opt.report().ratio
+
+    for design in ("3lc[consistency=local[2]]", "local-sgd[h=2]"):
+        listener = Listener()
+        [ratio], _ = run_cluster(mlp, train, workers=1, metrics=[listener], optimizer=adamw, design=design)
+        figures = RecordedSteps(listener.records).figures()
+        assert figures.taken == 7 and figures.ratio == pytest.approx(ratio, rel=0.01), design
 
 
 def test_training_reports_bytes_and_times() -> None:

@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.hooks.ddp_ranks import backward, mlp, run_cases, same, train, weights
 from thinwire.hooks import ddp, fsdp
+from thinwire.reports.step_figures import RecordedSteps
 from thinwire.telemetry import StepRecord
 
 
@@ -62,6 +63,23 @@ def run_all_steps(rank: int) -> tuple[list[StepRecord], float]:
     return kept.records, payload
 
 
+def run_ratio(rank: int, kind: str) -> tuple[list[StepRecord], float, int]:
+    """Seven steps, the first three uncompressed, of which one in four is recorded."""
+    state: ddp.ThinwireState | fsdp.ShardedState
+    if kind == "ddp":
+        model, state, kept = compressed("3lc", 4, start_step=3)
+        train(model, rank, 7)
+    else:
+        sharded, kept = mlp(), Kept()
+        fully_shard(sharded)
+        state = fsdp.compress(sharded, codec="3lc", gather="int8", measure_link=False)
+        state.record_to(kept, every=4)
+        train(sharded, rank, 7)
+    state.close()
+    report = ddp.report(state)
+    return kept.records, report.ratio, report.taken
+
+
 def run_skipping(rank: int) -> list[bool]:
     model, state, kept = compressed("3lc", 1, nonfinite="skip")
     for step in range(3):
@@ -88,6 +106,8 @@ def ranks() -> dict[str, list[Any]]:
         "some steps": (run_some_steps,),
         "all steps": (run_all_steps,),
         "skipping": (run_skipping,),
+        "ratio ddp": (run_ratio, "ddp"),
+        "ratio fsdp": (run_ratio, "fsdp"),
         "replicas": (run_shards, 2, 1),
         "shards": (run_shards, 2),
     }
@@ -121,6 +141,17 @@ def test_records_change_no_bit_and_leave_out_the_steps_between(ranks: dict[str, 
     small = [record for record in records if record.table == "3.weight"]
     assert all(record.residual_norm is None and record.residual_lag is None for record in small)
     assert [record.loss for record in records if record.loss is not None] == [0.5]
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_pages_have_the_reports_ratio_though_few_steps_were_recorded(ranks: dict[str, list[Any]], kind: str) -> None:
+    records, ratio, taken = ranks[f"ratio {kind}"][0]
+    figures = RecordedSteps(records).figures()
+    assert taken == figures.taken == 7 and {each.step for each in of_tables(records)} == {0, 4}
+    assert figures.ratio == pytest.approx(ratio, rel=1e-9) and ratio > 1
+    both = RecordedSteps(record for own, _, _ in ranks[f"ratio {kind}"] for record in own).figures()
+    ratios = [own for _, own, _ in ranks[f"ratio {kind}"]]
+    assert both.taken == 7 and min(ratios) <= both.ratio <= max(ratios)
 
 
 def test_skipped_steps_are_recorded_as_skipped(ranks: dict[str, list[Any]]) -> None:

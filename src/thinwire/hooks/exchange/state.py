@@ -114,6 +114,20 @@ class ExchangeState:
         """Returns the sums so far: bytes, values and messages sent, and seconds by purpose."""
         return self.driver.counters()
 
+    def totals(self) -> dict[str, Any]:
+        """Returns what all steps so far have sent, and would have sent uncompressed: the report's ratio, and records'.
+
+        Steps that are not compressed count as such on both sides.
+        """
+        sums, plain = self.counters(), self.uncompressed_nbytes
+        steps = int(sums.get("steps", 0))
+        taken = max(self.taken, steps)
+        return {
+            "taken": taken,
+            "wire_nbytes": sums.get("wire_bytes", 0) + (taken - steps) * plain,
+            "plain_nbytes": taken * plain + sums.get("gather_uncompressed_bytes", 0),
+        }
+
     def compressed_sums(self) -> dict[str, float]:
         """Returns `counters()` of compressed steps alone, as the report takes them."""
         return self.counters()
@@ -145,7 +159,7 @@ class ExchangeState:
         """
         if self._records is not None:
             raise ConfigError("records go to metrics writers already: give all of them to one call")
-        self._records = ExchangeRecords(writers, self.rank, self.core, self.driver, every)
+        self._records = ExchangeRecords(writers, self.rank, self.totals, self.core, self.driver, every)
         self.between_steps()
 
     def record_scores(self, *, loss: SupportsFloat | None = None, accuracy: SupportsFloat | None = None) -> None:
