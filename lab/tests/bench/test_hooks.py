@@ -11,12 +11,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.hooks.ddp_ranks import batch, mlp, run_ranks
 from thinwire_lab.bench.cells import HookCell
-from thinwire_lab.bench.fsdp import FsdpBench
 from thinwire_lab.bench.hook_runs import HookRun
 from thinwire_lab.bench.hooks import HooksBench
 from thinwire_lab.bench.methods import install
 from thinwire_lab.bench.options import OURS
-from thinwire_lab.bench.updates import UpdatesBench
 from thinwire_lab.jobs.job import Job
 
 TOLERANCES = {
@@ -88,7 +86,3 @@ def test_recipes_are_those_that_train_takes() -> None:
     known = {"model": "byte-transformer-1m", "data": "python-text", "batch": 7}
     job = Job(design="fp32", workers=4, **known)  # type: ignore[arg-type]
     assert HookCell(hook="none", **known).recipe() == replace(job, steps=23).recipe()  # type: ignore[arg-type]
-    [updates] = UpdatesBench(models=["byte-transformer-1m"], designs=["update"], batch=7).cells()
-    assert updates.recipe() == job.recipe()
-    [sharded, *_] = FsdpBench(lr=0.25, steps=9, **known).cells()  # type: ignore[arg-type]
-    assert sharded.recipe() == replace(replace(job, lr=0.25, steps=9).recipe(), schedule="constant", warmup=0.0)

@@ -17,6 +17,7 @@ from thinwire_lab.bench.cells import HookCell, HookRank
 from thinwire_lab.bench.hook_runs import HookRun, measure
 from thinwire_lab.bench.options import RUNNERS
 from thinwire_lab.bench.race import Race
+from thinwire_lab.bench.roles import rank_command
 from thinwire_lab.bench.standings import median_curve, reached
 from thinwire_lab.jobs import grid
 from thinwire_lab.jobs.outcome import CurvePoint
@@ -67,7 +68,7 @@ def raced(monkeypatch: pytest.MonkeyPatch) -> Any:
         script, ran = SCRIPT.replace("PACES", repr(json.dumps(paces))), list[HookCell]()
 
         def command(role: HookRank) -> list[str]:
-            return [sys.executable, "-c", script, role.command()[-1]]
+            return [sys.executable, "-c", script, rank_command(role)[-2]]
 
         def measured_by(cell: HookCell, *, counted: bool = False, **more: Any) -> HookRun:
             ran.append(cell)

@@ -13,7 +13,7 @@ from thinwire.errors import EngineError
 from thinwire.transports.links import Rate
 from thinwire_lab.bench import roles
 from thinwire_lab.bench.rank_group import PORT, RankGroup
-from thinwire_lab.bench.roles import STOPPED, WARM, Gates, Role, role_command
+from thinwire_lab.bench.roles import STOPPED, WARM, Gates, Rank, rank_command
 from thinwire_lab.engines.namespaces import available
 
 THIN = Rate(10_000_000)
@@ -28,11 +28,6 @@ class Place(Event, frozen=True, kw_only=True):
     address: str
 
 
-class Placed(Role, frozen=True, kw_only=True):
-    rank: int
-    gate: str
-
-
 SCRIPT = """
 import json, os, sys
 role = json.loads(sys.argv[1])
@@ -41,20 +36,19 @@ print(json.dumps({"event": "place", "rank": role["rank"], "gate": role["gate"], 
 """
 
 
-def command(role: Placed) -> list[str]:
-    return [sys.executable, "-c", SCRIPT, role.command()[-1]]
+def command(rank: Rank) -> list[str]:
+    return [sys.executable, "-c", SCRIPT, rank_command(rank)[-2]]
 
 
 def test_ranks_of_this_machine_have_no_links() -> None:
     with RankGroup([Place]) as group:
-        group.start([Placed(rank=rank, gate=group.gate) for rank in range(2)], command)
+        group.start([Rank(rank=rank, **group.where) for rank in range(2)], command)
         found = sorted((event for _, event in group.engine.events(silence_s=60.0)), key=str)
         assert found == [Place(rank=rank, gate=group.gate, device="lo", address="127.0.0.1") for rank in range(2)]
         assert group.master.startswith("127.0.0.1:") and not group.master.endswith(f":{PORT}")
         group.begin(THIN)
         assert group.traffic() is None and group.end() is None
         assert sorted(each.name for each in Path(group.gate).iterdir()) == ["stopped", "warm"]
-    assert role_command(Placed(rank=3, gate="x"))[-1] == "--events"
 
 
 @pytest.mark.skipif(not available()[0], reason="needs network namespaces")
@@ -68,7 +62,7 @@ def test_ranks_are_spread_over_hosts_in_order(monkeypatch: pytest.MonkeyPatch) -
             start(name, argv, host=host)
 
         monkeypatch.setattr(group.engine, "start", noted)
-        group.start([Placed(rank=rank, gate=group.gate) for rank in range(4)], command)
+        group.start([Rank(rank=rank, **group.where) for rank in range(4)], command)
         places = [event for _, event in group.engine.events(silence_s=60.0) if isinstance(event, Place)]
         host = group.master.removesuffix(f":{PORT}")
         assert {(each.device, each.address) for each in places} == {("eth0", host)} and len(places) == 4

@@ -9,33 +9,25 @@ from typing import Any
 import msgspec
 import pytest
 
-from thinwire_lab.bench.clock import ClockBench
 from thinwire_lab.bench.codecs import CodecsBench
-from thinwire_lab.bench.fsdp import FsdpBench
 from thinwire_lab.bench.harness import Bench
 from thinwire_lab.bench.hooks import HooksBench
 from thinwire_lab.bench.memory import MemoryBench
 from thinwire_lab.bench.pays import PaysBench
 from thinwire_lab.bench.race import Race
-from thinwire_lab.bench.updates import UpdatesBench
-from thinwire_lab.chaos.soak import Soak
 from thinwire_lab.chaos.storms import Storms
 
 BENCHES: dict[str, tuple[type[Bench[Any, Any]], dict[str, Any]]] = {
-    "clock": (ClockBench, {"model": "mlp", "data": "digits"}),
     "codecs": (CodecsBench, {}),
-    "fsdp": (FsdpBench, {}),
     "hooks": (HooksBench, {}),
     "memory": (MemoryBench, {}),
     "pays": (PaysBench, {}),
     "race": (Race, {}),
     "race to a loss": (Race, {"models": ["byte-transformer-1m"]}),
-    "updates": (UpdatesBench, {}),
     "storms": (Storms, {"runs": 2}),
-    "soak": (Soak, {}),
 }
 """Every benchmark, with the options that it needs here."""
-OTHER = {"memory.ranks": 8, "storms.min_workers": 2, "soak.min_workers": 2, "soak.strikes": 1, "storms.strikes": 1}
+OTHER = {"memory.ranks": 8, "storms.min_workers": 2, "storms.strikes": 1}
 """Numbers that may not be one larger."""
 
 SAME = {

@@ -9,54 +9,42 @@ from pathlib import Path
 import pytest
 
 from tests.cli.commands import Result
-from thinwire.planner.transport_costs import TransportCosts
-from thinwire_lab.bench.clock import ClockBench, Clocked
+from thinwire_lab.bench.cells import MemoryCell
+from thinwire_lab.bench.memory import MemoryBench, MemoryRun
 from thinwire_lab.bench.options import QUICK, PaysOptions
 from thinwire_lab.bench.pays import PaysBench
 from thinwire_lab.cli import bench
 from thinwire_lab.jobs import cluster
-from thinwire_lab.jobs.job import Job
 
 Command = Callable[..., Result]
-
-
-CLOCK = ("bench", "clock", "--designs", "fp32,int8,3lc", "--links", "none", "--workers", 2, "--workers", 4)
-
-
-def stand_in(monkeypatch: pytest.MonkeyPatch, seconds: Callable[[Job], float]) -> None:
-    """Has `bench clock` measure nothing."""
-
-    def measure(bench: ClockBench, cell: Job, before: object, tell: Callable[[str], None]) -> Clocked:
-        tell("going")
-        return Clocked(measured_s=seconds(cell), modelled_s=0.5, shaping="none", cores=1, costs=TransportCosts())
-
-    monkeypatch.setattr(ClockBench, "measure", measure)
 
 
 def test_interrupted_bench_keeps_its_runs_and_resumes(
     command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    made: list[Job] = []
+    made: list[MemoryCell] = []
 
-    def seconds(cell: Job) -> float:
+    def measure(bench: MemoryBench, cell: MemoryCell, before: object, tell: Callable[[str], None]) -> MemoryRun:
+        tell("going")
         if len(made) == 4:
             raise KeyboardInterrupt
         made.append(cell)
-        return 0.01 * len(made)
+        return MemoryRun(held=10.0 * len(made), peak=0.5, fixed_nbytes=0.0)
 
-    stand_in(monkeypatch, seconds)
-    file = tmp_path / "new" / "clock.json"
-    arguments = (*CLOCK, "--json", file)
+    monkeypatch.setattr(MemoryBench, "measure", measure)
+    file = tmp_path / "new" / "memory.json"
+    methods = [text for name in ("alone", "none", "update") for text in ("--hook", name)]
+    arguments = ("bench", "memory", *methods, "--rounds", 2, "--json", file)
     result = command(*arguments)
     assert result.status == 130 and "interrupted" in result.err
-    assert "0.0100" in result.out and f"wrote {file}" in result.out.replace("\n", "")
+    assert "10.0 bytes a parameter" in result.out and f"wrote {file}" in result.out.replace("\n", "")
     assert len(json.loads(file.read_text())["runs"]) == 4
     assert command(*arguments).status == 2, "a file that is there is added to with --resume alone"
     made.clear()
     result = command(*arguments, "--resume")
     assert (result.status, result.err) == (0, "") and len(made) == 2
     written = json.loads(file.read_text())
-    assert [row["measured_s"] for row in written["rows"]] == [0.01, 0.02, 0.03, 0.04, 0.01, 0.02]
+    assert [row["held"] for row in written["rows"]] == [25.0, 15.0, 25.0], "medians of both rounds"
 
 
 def test_links_that_cannot_be_shaped_are_said_before_anything_is_measured(

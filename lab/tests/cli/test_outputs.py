@@ -30,9 +30,9 @@ def test_said_before_anything_is_done(command: Command) -> None:
 def test_results_that_are_there_are_not_replaced(tmp_path: Path, command: Command) -> None:
     there = tmp_path / "notes.txt"
     there.write_text("mine")
-    result = command("bench", "updates", "--json", there)
+    result = command("bench", "memory", "--json", there)
     assert result.status == 2 and "is there already: add to it with --resume" in result.err
-    result = command("bench", "updates", "--json", "-")
+    result = command("bench", "memory", "--json", "-")
     assert result.status == 2 and "is a file" in result.err and result.out == ""
     assert there.read_text() == "mine"
 

@@ -1,14 +1,12 @@
-"""A run with a computed clock: the bits of any other run, in the time that its links and processors say."""
+"""A run with a computed clock: the bits of any other run, in the time that its links say."""
 
 import pytest
 
 from thinwire.errors import ConfigError
-from thinwire.planner.transport_costs import TCP_PAYLOAD_NBYTES, Sharing, TransportCosts
+from thinwire.planner.transport_costs import TCP_PAYLOAD_NBYTES
 from thinwire_lab.jobs import in_process, modelled
 from thinwire_lab.jobs.job import Job
-from thinwire_lab.jobs.virtual_time import Agenda, ModelledLinks, Processors
-
-FREE = TransportCosts(worker_message_s=0.0, server_message_s=0.0, byte_s=0.0, latency_s=0.0)
+from thinwire_lab.jobs.virtual_time import Agenda, ModelledLinks
 
 
 def job(**changes: object) -> Job:
@@ -26,25 +24,12 @@ def test_weights_and_bytes_are_those_of_other_runs() -> None:
 
 
 def test_a_thin_link_says_how_long_a_step_is() -> None:
-    outcome = modelled.run(job(link="1mbit"), costs=FREE)
+    outcome = modelled.run(job(link="1mbit"))
     pushes = 8 * outcome.wire_bytes_push / 4 / 1e6  # seconds in which a step's gradients cross the server's link
     # Updates come back while later gradients leave, or after them; computing is a matter of milliseconds.
     assert 1.04 * pushes < outcome.seconds_per_step < 2.2 * pushes
-    shared = modelled.run(job(link="1mbit", servers_on_workers=True), costs=FREE)
+    shared = modelled.run(job(link="1mbit", servers_on_workers=True))
     assert shared.seconds_per_step < 0.75 * outcome.seconds_per_step  # each link has a third of the traffic
-
-
-def test_workers_hold_each_other_up_only_where_they_share_processors() -> None:
-    held_up = Sharing(slowdown=2.0, use=0.1)
-    seconds = {
-        (cores, sharing is None): modelled.run(
-            job(workers=2, steps=12), cores=cores, costs=FREE, sharing=sharing
-        ).seconds_per_step
-        for cores in (2, None)
-        for sharing in (held_up, None)
-    }
-    assert seconds[2, False] > 4 * seconds[2, True], "twenty times, of all that one computes beside the other"
-    assert seconds[None, False] < 3 * seconds[None, True], "each has a processor of its own"
 
 
 def test_what_it_cannot_do_is_refused() -> None:
@@ -100,16 +85,3 @@ def test_a_burst_passes_at_once_after_a_pause() -> None:
     }
     for case, (messages, expected) in cases.items():
         assert arrivals(messages, burst_bytes=half) == pytest.approx(expected), case
-
-
-def test_cores_are_taken_in_turn() -> None:
-    own, shared = Processors(None), Processors(2)
-    for processors, begins in ((own, [0.0, 0.0, 0.0, 0.0]), (shared, [0.0, 0.0, 3.0, 3.0])):
-        seen = []
-        for _ in range(4):
-            seen.append(processors.begins(0.0))
-            processors.book(seen[-1], 3.0)
-        assert seen == begins
-    assert shared.begins(7.0) == 7.0
-    with pytest.raises(ConfigError, match="0 cores"):
-        Processors(0)

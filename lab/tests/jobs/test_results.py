@@ -51,24 +51,6 @@ def test_results_are_found_by_their_job_whatever_their_kind_and_numbers(tmp_path
     assert unkept.find({}) == Loss(1.0)
 
 
-def test_two_writers_of_one_file_keep_each_others_runs(tmp_path: Path) -> None:
-    path = tmp_path / "results.json"
-    first = Results(path, [Loss])
-    first.save({})
-    second = Results(path, [Loss])
-    for number, results in enumerate((first, second, first, second), 1):
-        results.add({"a": number}, Loss(number))
-        results.save({})
-    first.add({"a": 2}, Loss(20.0))
-    first.save({})
-    second.save({})
-    assert {run.job["a"]: run.outcome.value for run in second.runs} == {1: 1, 2: 2, 3: 3, 4: 4}, "one's own counts"
-    fresh = Results(path, [Loss], fresh=True)
-    fresh.add({"a": 9}, Loss(9.0))
-    fresh.save({})
-    assert [run.job for run in Results(path, [Loss]).runs] == [{"a": 9}]
-
-
 def test_other_files_are_refused_and_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "results.json"
     for text in ("{", "[]", "{}", '{"format": 1, "runs": [{}]}', '{"format": 1, "runs": 3}', '{"format": 2}'):

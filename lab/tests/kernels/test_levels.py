@@ -12,15 +12,11 @@ from hypothesis import strategies as st
 
 from lab.tests.kernels import oracle
 from thinwire.errors import FrameError
-from thinwire_lab.kernels.elias import decode_levels, encode_levels, longest
+from thinwire_lab.kernels.elias import decode_levels, encode_levels
 from thinwire_lab.kernels.levels import bucket_largest, bucket_norms, round_to_levels, value_of_levels, worth
 
 KEY = (5, 6)
 DTYPES: tuple[Any, ...] = (np.float32, np.float64)
-
-
-def words_for(size: int, top: int) -> Any:
-    return np.empty(size * longest(top) // 32 + 1, np.uint32)
 
 
 def test_levels_equal_the_oracle() -> None:
@@ -45,7 +41,7 @@ def test_levels_equal_the_oracle() -> None:
 
 def test_bits_that_no_encoder_writes() -> None:
     levels = np.array([0, 3, -1, 2], np.int16)
-    packed = bytes(encode_levels(levels, top=4, words=words_for(4, 4)))
+    packed = bytes(encode_levels(levels, top=4))
     out = np.empty(4, np.int16)
     with pytest.raises(FrameError, match="too large"):
         decode_levels(packed, top=2, out=out)
@@ -68,7 +64,7 @@ def test_any_bits_are_levels_or_a_frame_error(packed: bytes, size: int) -> None:
     except FrameError:
         return
     assert np.abs(out).max() <= 9
-    assert bytes(encode_levels(out, top=9, words=words_for(size, 9))) == packed
+    assert bytes(encode_levels(out, top=9)) == packed
 
 
 def test_coded_levels_of_any_size_and_top() -> None:
@@ -78,7 +74,7 @@ def test_coded_levels_of_any_size_and_top() -> None:
         for spread in (0.3, 3.0, top / 2):
             levels = np.rint(rng.standard_normal(size) * spread).clip(-top, top).astype(np.int16)
             levels[size // 2] = top
-            packed = encode_levels(levels, top=top, words=words_for(size, top))
+            packed = encode_levels(levels, top=top)
             text = oracle.bits_of_elias_gamma(levels)
             assert "".join(map(str, np.unpackbits(packed, bitorder="little")))[: len(text)] == text, (size, top)
             assert packed.size == -(-len(text) // 8), (size, top)

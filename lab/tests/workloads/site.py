@@ -51,7 +51,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def remote_file(*urls: str, body: bytes = BODY, name: str = "file.bin") -> RemoteFile:
-    return RemoteFile(name=name, urls=urls, nbytes=len(body), sha256=hashlib.sha256(body).hexdigest())
+    return RemoteFile(name=name, urls=urls, sha256=hashlib.sha256(body).hexdigest())
 
 
 def files(folder: Path) -> list[str]:

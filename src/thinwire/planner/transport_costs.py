@@ -11,7 +11,7 @@ TCP_HEADERS_NBYTES = 66
 
 @dataclass(frozen=True, kw_only=True)
 class TransportCosts:
-    """What messages between a worker and a server cost; the defaults are gRPC's on two cores (`thinwire bench clock`).
+    """What messages between a worker and a server cost; the defaults are gRPC's, measured on two cores.
 
     Args:
         worker_message_s: of a processor for a message at a worker's end, in seconds, beside its computation.

@@ -14,8 +14,9 @@ from msgspec import UNSET, UnsetType
 from thinwire.engines.events import Event
 from thinwire.errors import ConfigError
 from thinwire_lab.bench.courses import course
-from thinwire_lab.bench.names import SITES, hook, period
-from thinwire_lab.bench.roles import Role
+from thinwire_lab.bench.names import SITES, hook
+from thinwire_lab.bench.options import ALONE
+from thinwire_lab.bench.roles import Rank
 from thinwire_lab.jobs.devices import device as find_device
 from thinwire_lab.workloads.recipe import Recipe, for_workers
 from thinwire_lab.workloads.recipes import recipe
@@ -24,16 +25,10 @@ WARMUP = 3
 """Steps of a hook before the clock starts, at least: PowerSGD's first two are uncompressed."""
 BATCHES = {"lenet": 16, "resnet20": 8, "mlp-5m": 32}
 """Examples per rank and step of models whose recipes are for other batches."""
-FSDP_RANKS, FSDP_WARMUP = 4, 2
 MEMORY_STEPS, MEMORY_EXCHANGES = 6, 3
 """Steps, and exchanges of local updates, at least; after that nothing more is allocated."""
-DDP, EXCHANGED = "plain DDP", "design"
-"""The ways to train beside `alone` in `bench updates`: with torch's own exchange, with the design."""
-TRAINING, SHARD, OTHERS = "training thread", "exchange's threads", "others"
-STATUS, TASKS = Path("/proc/self/status"), Path("/proc/self/task")
-"""Where Linux tells a process's memory, and the processor time of its threads."""
-Spent = dict[str, dict[str, float]]
-"""CPU milliseconds of a step, by way and thread."""
+STATUS = Path("/proc/self/status")
+"""Where Linux tells a process's memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +59,11 @@ class HookCell:
         return f"{self.model}, {self.link or 'unlimited'}, seed {self.seed}, {self.hook}"
 
     def __post_init__(self) -> None:
-        hook(self.hook)
+        sharded = hook(self.hook).sharded
+        if sharded == "hsdp" and self.ranks % SITES:
+            raise ConfigError(f"{self.hook}: {self.ranks} ranks; {SITES} sites need a multiple of it")
+        if sharded and self.device != "cpu":
+            raise ConfigError(f"{self.hook}: ranks share one GPU here, and NCCL, which shards need, takes one of them")
         course(self.link)
         find_device(self.device)
         recipe(self.model, self.data)
@@ -80,40 +79,16 @@ class HookCell:
         if self.target is not None and self.eval_every < 1:
             raise ConfigError("a target accuracy needs eval_every, the steps between evaluations")
 
+    @property
+    def hosts(self) -> int:
+        """How many links there are: one for each rank, or for each site of HSDP."""
+        return SITES if hook(self.hook).sharded == "hsdp" else self.ranks
+
     def recipe(self) -> Recipe:
         """Returns the recipe for so many ranks, with this cell's own numbers in it."""
         found = for_workers(recipe(self.model, self.data, design=hook(self.hook).recipe), self.ranks)
         batch = self.batch or BATCHES.get(self.model, found.batch)
         return replace(found, batch=batch, lr=self.lr or found.lr, steps=self.warmup + self.steps)
-
-
-@dataclass(frozen=True, slots=True)
-class FsdpCell:
-    """One training whose model is sharded; all but the timed steps have no limit on the link."""
-
-    kind: str
-    method: str
-    link: str | None
-    model: str
-    data: str
-    steps: int
-    timed: int
-    batch: int
-    lr: float
-    seed: int
-
-    @property
-    def hosts(self) -> int:
-        """How many links there are."""
-        return SITES if self.kind == "hsdp" else FSDP_RANKS
-
-    def __str__(self) -> str:
-        return f"{self.kind} {self.method}, {self.link or 'unlimited'}"
-
-    def recipe(self) -> Recipe:
-        """Returns the recipe with this cell's own numbers in it, its rate the same at every step."""
-        found = for_workers(recipe(self.model, self.data), FSDP_RANKS)
-        return replace(found, batch=self.batch, lr=self.lr, schedule="constant", warmup=0.0, steps=self.steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,29 +107,7 @@ class MemoryCell:
     @property
     def steps(self) -> int:
         """How many are taken."""
-        return max(MEMORY_STEPS, MEMORY_EXCHANGES * period(self.method))
-
-
-@dataclass(frozen=True, slots=True)
-class UpdatesCell:
-    """One model with one design of local updates; all ranks train one way for a block of steps."""
-
-    model: str
-    data: str
-    design: str
-    ranks: int
-    steps: int
-    warm_up: int
-    blocks: int
-    batch: int
-    seed: int
-
-    def __str__(self) -> str:
-        return f"{self.model}, {self.design}"
-
-    def recipe(self) -> Recipe:
-        """Returns the recipe for so many ranks, with this cell's batch."""
-        return replace(for_workers(recipe(self.model, self.data), self.ranks), batch=self.batch)
+        return max(MEMORY_STEPS, MEMORY_EXCHANGES * (1 if self.method == ALONE else hook(self.method).period))
 
 
 def whole_periods(steps: int, period: int) -> int:
@@ -181,25 +134,10 @@ def timed(cell: HookCell, *, periods: int = 1) -> HookCell:
     )
 
 
-class Rank(Role, frozen=True, kw_only=True):
-    """One rank of a cell; `gate` is the folder of its gates, `server` the address of a parameter server."""
-
-    rank: int
-    master: str
-    gate: str
-    server: str | None = None
-
-
 class HookRank(Rank, frozen=True, kw_only=True):
-    """Trains with a hook."""
+    """Trains with a hook, or sharded."""
 
     cell: HookCell
-
-
-class FsdpRank(Rank, frozen=True, kw_only=True):
-    """Trains a sharded model."""
-
-    cell: FsdpCell
 
 
 class MemoryRank(Rank, frozen=True, kw_only=True):
@@ -209,20 +147,13 @@ class MemoryRank(Rank, frozen=True, kw_only=True):
     layers: int
 
 
-class UpdatesRank(Rank, frozen=True, kw_only=True):
-    """Trains alone, with plain DDP and with a design, in turn."""
-
-    cell: UpdatesCell
-
-
 class Scored(Event, frozen=True, kw_only=True):
-    """Rank 0 has evaluated the model, or all ranks a sharded one; the loss is of text, in nats a byte."""
+    """Rank 0 has evaluated the model; the loss is of text, in nats a byte."""
 
     step: int
     seconds: float
     accuracy: float
     loss: float | UnsetType = UNSET
-    report: str = ""
 
 
 class Ended(Event, frozen=True, kw_only=True):
@@ -249,16 +180,3 @@ class Held(Event, frozen=True, kw_only=True):
     held: int
     peak: int
     host: int = 0
-
-
-class BlockEnded(Event, frozen=True, kw_only=True):
-    """Rank 0 has ended a turn of all ways."""
-
-    number: int
-
-
-class Counted(Event, frozen=True, kw_only=True):
-    """A rank has trained all blocks: medians over them, and a digest of the parameters that the design has led to."""
-
-    spent: Spent
-    weights: str

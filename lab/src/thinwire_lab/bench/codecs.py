@@ -24,9 +24,7 @@ from thinwire.errors import ConfigError
 from thinwire.frames import parse
 from thinwire.kernels import triton
 from thinwire.policies.compression import codec_by_name
-from thinwire.presentation.tables import Table
-from thinwire_lab.bench import codec_figures, codec_inputs, peers
-from thinwire_lab.bench.codec_figures import Figure
+from thinwire_lab.bench import codec_inputs, peers
 from thinwire_lab.bench.codec_inputs import ROTATION, SLOW_TURNS, Arrays
 from thinwire_lab.bench.harness import Bench, Column, Figures, Tell, column
 from thinwire_lab.bench.options import CodecsOptions
@@ -43,7 +41,7 @@ INTERPRETER = "interpreter"
 
 @dataclass(frozen=True)
 class CodecCell:
-    """A codec, a raw compressor, or a figure of `codec_figures`; that many values, that share of them zero."""
+    """A codec or a raw compressor; that many values, that share of them zero."""
 
     codec: str
     elements: int
@@ -89,12 +87,12 @@ COLUMNS: Sequence[Column[Any, Any]] = (
 
 
 @dataclass(kw_only=True)
-class CodecsBench(CodecsOptions, Bench[CodecCell, Figures]):
+class CodecsBench(CodecsOptions, Bench[CodecCell, Speed]):
     """Codecs on one thread, beside memcpy, the two-pass floor, plain torch and raw compressors; or on a GPU."""
 
     _arrays: Arrays | None = field(default=None, init=False)
 
-    kinds = (Speed, Figure)
+    kinds = (Speed,)
     columns = COLUMNS
 
     def __post_init__(self) -> None:
@@ -127,13 +125,9 @@ class CodecsBench(CodecsOptions, Bench[CodecCell, Figures]):
                 names = [name for name in self.only or ids() if usual or codec_by_name(name).id == "3lc"]
                 names += peers.installed() if usual and not self.only else []
                 cells += [CodecCell(name, elements, fraction, self.turns, self.device) for name in names]
-        figures = codec_figures.FIGURES if on_cpu else ()
-        return cells + [CodecCell(name, max(self.elements), self.usual_fraction, self.turns) for name in figures]
+        return cells
 
-    def measure(self, cell: CodecCell, before: Measured[CodecCell, Figures], tell: Tell) -> Figures:
-        if cell.codec in codec_figures.FIGURES:
-            self._arrays = None
-            return codec_figures.FIGURES[cell.codec](cell.elements, cell.turns)
+    def measure(self, cell: CodecCell, before: Measured[CodecCell, Speed], tell: Tell) -> Speed:
         if self._arrays is None or self._arrays.size != cell.elements:
             self._arrays = Arrays(cell.elements, cell.place, 1 if cell.device == "cpu" else ROTATION)
         self._arrays.fill(cell.zero_fraction)
@@ -146,12 +140,7 @@ class CodecsBench(CodecsOptions, Bench[CodecCell, Figures]):
         finally:
             torch.set_num_threads(threads)
 
-    def tables(self, measured: Measured[CodecCell, Figures]) -> list[Table]:
-        speeds = {cell: runs for cell, runs in measured.items() if isinstance(runs[0], Speed)}
-        others = [line for [run] in measured.values() if isinstance(run, Figure) for line in run.lines]
-        return [*super().tables(speeds), *([Table(["figure", "measured"], others)] if others else [])]
-
-    def notes(self, measured: Measured[CodecCell, Figures]) -> list[str]:
+    def notes(self, measured: Measured[CodecCell, Speed]) -> list[str]:
         if self.device != "cpu":
             return []
         return [f"Raw compressors and codecs without zero runs are measured at {self.usual_fraction:g} zeros."]

@@ -27,7 +27,7 @@ from thinwire_lab.bench.courses import course as course_of
 from thinwire_lab.bench.harness import Figures, Tell
 from thinwire_lab.bench.names import hook
 from thinwire_lab.bench.rank_group import RankGroup, Traffic
-from thinwire_lab.bench.roles import SILENCE_S, Stepped, Stopped, Warm, role_command
+from thinwire_lab.bench.roles import SILENCE_S, Stepped, Stopped, Warm, rank_command
 from thinwire_lab.engines.local import LocalEngine
 from thinwire_lab.engines.namespaces import available
 from thinwire_lab.engines.starters import Starter
@@ -74,7 +74,7 @@ def measure(
     *,
     limit_s: float | None = None,
     tell: Tell = lambda text: None,
-    command: RankCommand = role_command,
+    command: RankCommand = rank_command,
     counted: bool = False,
     course: Course | None = None,
     starter: Starter | None = None,
@@ -111,7 +111,7 @@ class _Run:
     def play(self, links: Links, course: Course, command: RankCommand, starter: Starter | None) -> None:
         """Starts the ranks, opens their gates, and collects what they report until they end or the course does."""
         ranks, served = range(self.cell.ranks), hook(self.cell.hook).served
-        hosts = [f"rank {rank}" for rank in ranks] if links.shaping == "kernel" else []
+        hosts = [f"host {number}" for number in range(self.cell.hosts)] if links.shaping == "kernel" else []
         kinds: list[type[Event]] = [Warm, Stepped, Scored, Stopped, Ended, Listening]
         with RankGroup(kinds, hosts=hosts, also=[SERVER] if served else [], starter=starter) as group:
             server = _start_server(group.engine, private=bool(hosts)) if served else None

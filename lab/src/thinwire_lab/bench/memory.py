@@ -10,12 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from thinwire.errors import ConfigError
+from thinwire.errors import ConfigError, EngineError
 from thinwire_lab.bench.cells import STATUS, Held, MemoryCell, MemoryRank
 from thinwire_lab.bench.harness import Bench, Column, Figures, Tell, column, median
-from thinwire_lab.bench.names import ALONE, SHARDED, SITES, check_sharded, hook
-from thinwire_lab.bench.options import MemoryOptions
-from thinwire_lab.bench.rank_group import RankGroup, gathered
+from thinwire_lab.bench.names import SHARDED, SITES, hook
+from thinwire_lab.bench.options import ALONE, MemoryOptions
+from thinwire_lab.bench.rank_group import RankGroup
+from thinwire_lab.bench.roles import SILENCE_S
 from thinwire_lab.jobs.devices import device as find_device
 from thinwire_lab.jobs.grid import Measured
 
@@ -86,10 +87,11 @@ class MemoryBench(MemoryOptions, Bench[MemoryCell, MemoryRun]):
         )
 
     def _held(self, cell: MemoryCell, layers: int) -> Held:
-        def roles(group: RankGroup) -> list[MemoryRank]:
-            return [MemoryRank(cell=cell, layers=layers, rank=rank, **group.where) for rank in range(cell.ranks)]
-
-        held = gathered(Held, roles)
+        with RankGroup([Held]) as group:
+            group.start([MemoryRank(cell=cell, layers=layers, rank=rank, **group.where) for rank in range(cell.ranks)])
+            held = [event for _, event in group.engine.events(silence_s=SILENCE_S) if isinstance(event, Held)]
+        if len(held) != cell.ranks:
+            raise EngineError(f"{len(held)} of {cell.ranks} ranks reported their memory")
         return Held(
             numel=held[0].numel,
             held=max(each.held for each in held),
@@ -109,11 +111,8 @@ def _check(name: str, ranks: int) -> None:
     """Raises ConfigError where a method cannot be measured here."""
     if name == ALONE:
         return
-    if name.startswith(SHARDED):
-        check_sharded(name)
-        if name.startswith("hsdp:") and ranks % SITES:
-            raise ConfigError(f"{name}: {ranks} ranks; {SITES} sites need a multiple of it")
-        return
     named = hook(name)
+    if named.sharded == "hsdp" and ranks % SITES:
+        raise ConfigError(f"{name}: {ranks} ranks; {SITES} sites need a multiple of it")
     if named.served:
         raise ConfigError(f"method {name!r} needs a server; here ranks train among themselves")

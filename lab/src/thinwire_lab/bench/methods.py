@@ -1,4 +1,4 @@
-"""What a rank trains with: plain DDP, a hook of torch's or ours, or local updates.
+"""What a rank trains with: plain DDP, a hook of torch's or ours, local updates, or FSDP2.
 
 Every method has the same training loop around it: `model` is called, `optimizer`'s rates follow the schedule, and
 `step` ends a step.
@@ -6,7 +6,9 @@ Every method has the same training loop around it: `model` is called, `optimizer
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -14,12 +16,19 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from thinwire.extras import LazyModule
 from thinwire.hooks import ddp
 from thinwire.hooks.distribute import distribute
 from thinwire.policies.auto.levels import AUTO
 from thinwire.policies.designs import Design
 from thinwire_lab.bench.cells import HookCell
 from thinwire_lab.bench.names import POWERSGD, hook
+from thinwire_lab.jobs.training_loop import weights_digest
+
+if TYPE_CHECKING:
+    from thinwire_lab.bench import sharding
+else:
+    sharding = LazyModule("thinwire_lab.bench.sharding")
 
 POWERSGD_BUCKET_MB = 100
 _closed: list[Method] = []
@@ -32,7 +41,10 @@ class Method:
 
     Attributes:
         clips: whether clipping has an effect after the backward pass; otherwise gradients have left by then.
+        together: whether all ranks evaluate the model, of which each holds a part.
     """
+
+    together = False
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self.model, self.optimizer, self.clips = model, optimizer, True
@@ -56,6 +68,10 @@ class Method:
     def report(self) -> str:
         """Returns what our own hook says of the training."""
         return ""
+
+    def weights(self) -> str:
+        """Returns a digest of the model's parameters, which all ranks agree on."""
+        return weights_digest(self.model)
 
     def close(self) -> None:
         """Ends what the method opened; the model stays until the process ends."""
@@ -101,6 +117,28 @@ class Distributed(Method):
 
     def close(self) -> None:
         self._opt.close()
+        super().close()
+
+
+class Sharded(Method):
+    """FSDP2 or HSDP, by the hook's name; the optimizer is made of the parameters that sharding puts in place."""
+
+    together = True
+
+    def __init__(
+        self, module: nn.Module, optimizer: Callable[[nn.Module], torch.optim.Optimizer], name: str, seed: int
+    ) -> None:
+        self._state = sharding.shard(module, name, seed=seed)
+        super().__init__(module, optimizer(module))
+
+    def report(self) -> str:
+        return sharding.report(self._state)
+
+    def weights(self) -> str:
+        return sharding.digest(self.model)
+
+    def close(self) -> None:
+        dist.barrier()
         super().close()
 
 

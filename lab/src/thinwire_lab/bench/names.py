@@ -27,8 +27,6 @@ NOTES = {
 }
 """What to know of a hook, by id."""
 
-ALONE = "alone"
-"""A training that exchanges nothing."""
 POWERSGD = "powersgd-"
 SERVED = "server:"
 SHARDED = ("fsdp:", "hsdp:")
@@ -50,6 +48,7 @@ class Hook:
     design: Design | None = None
     auto: Mapping[str, Any] | None = None
     served: bool = False
+    sharded: str | None = None
 
     @property
     def period(self) -> int:
@@ -86,6 +85,8 @@ def hook(name: str) -> Hook:
     if name.startswith(SERVED):
         design = find_design(name.removeprefix(SERVED))
         return Hook(name.partition("[")[0], None, 0, design, served=True)
+    if name.startswith(SHARDED):
+        return _sharded(name)
     found, options = parse_name(name, "hook")
     powersgd, codec = found.startswith(POWERSGD), None
     least = POWERSGD_START if powersgd else 0
@@ -103,8 +104,8 @@ def hook(name: str) -> Hook:
         return Hook(found, None, 0, design)
     else:
         raise ConfigError(
-            f"unknown hook {name!r}; there are {', '.join((*STOCK, AUTO))}, codecs: {ids()}, and designs of "
-            "local updates"
+            f"unknown hook {name!r}; there are {', '.join((*STOCK, AUTO))}, codecs: {ids()}, designs of local "
+            "updates, and fsdp:METHOD and hsdp:METHOD"
         )
     start = least if start is None else start
     if type(start) is not int or start < least:
@@ -112,24 +113,16 @@ def hook(name: str) -> Hook:
     return Hook(found, codec, start)
 
 
-def check_sharded(name: str) -> None:
-    """Checks a kind and a method, as in `hsdp:none` or `fsdp:3lc[s=1.0]`."""
-    if not name.startswith(SHARDED):
-        raise ConfigError(f"{name!r}; expected hsdp:METHOD or fsdp:METHOD, as in hsdp:none or fsdp:3lc[s=1.0]")
-    found, given = parse_name(name.partition(":")[2], "codec")
+def _sharded(name: str) -> Hook:
+    """Returns what a kind and a method say, as in `hsdp:none` or `fsdp:3lc[s=1.0]`."""
+    kind, _, method = name.partition(":")
+    found, given = parse_name(method, "codec")
     if found == "none" and given:
         raise ConfigError(f"{name!r}: stock FSDP2 has no options; leave out {', '.join(given)}")
-    if found not in ("none", AUTO):
-        make_codec(found, **{option: value for option, value in given.items() if option not in _OF_FSDP})
-
-
-def period(name: str) -> int:
-    """Returns the steps between two exchanges of a method of any kind.
-
-    >>> period("alone"), period("fsdp:none"), period("local-sgd[h=4]")
-    (1, 1, 4)
-    """
-    return 1 if name == ALONE or name.startswith(SHARDED) else hook(name).period
+    own = {option: value for option, value in given.items() if option not in _OF_FSDP}
+    codec = None if found in ("none", AUTO) else make_codec(found, **own)
+    auto = own if found == AUTO else None
+    return Hook(name.partition("[")[0], codec, given.get("start_step", 0), auto=auto, sharded=kind)
 
 
 def last_line(error: str) -> str:

@@ -12,6 +12,9 @@ from typing import Any
 STOCK = ("none", "fp16", "bf16", "powersgd-1", "powersgd-2", "powersgd-4")
 """What torch ships, and `none` for plain DDP."""
 
+ALONE = "alone"
+"""A training that exchanges nothing."""
+
 OURS = ("3lc[s=1.0]", "3lc[s=1.75,entropy=zstd]", "onebit", "topk")
 """Our hooks, unless told otherwise."""
 
@@ -63,53 +66,17 @@ class HooksOptions:
 
 
 @dataclass(kw_only=True)
-class UpdatesOptions:
-    """The options of `UpdatesBench`."""
-
-    models: Sequence[str] = ("byte-transformer-1m",)
-    designs: Sequence[str] = ("update",)
-    data: str = "python-text"
-    ranks: int = 4
-    steps: int = 6
-    blocks: int = 7
-    batch: int = 4
-    seed: int = 0
-    rounds: int = 1
-
-
-@dataclass(kw_only=True)
 class MemoryOptions:
     """The options of `MemoryBench`."""
 
     hooks: Sequence[str] = (
-        *("alone", "none", "powersgd-4", "3lc[s=1.0,entropy=zstd]", "auto[target=bytes]"),
+        *(ALONE, "none", "powersgd-4", "3lc[s=1.0,entropy=zstd]", "auto[target=bytes]"),
         *("update", "local-sgd[h=4]", "diloco[h=30]", "streaming-diloco[h=30]", "sparseloco[h=30]"),
         *("fsdp:none", "fsdp:3lc[s=1.0,entropy=zstd]", "hsdp:none", "hsdp:3lc[s=1.0,entropy=zstd]"),
     )
     ranks: int = 4
     layers: Sequence[int] = (12, 44)
     device: str = "cpu"
-    seed: int = 0
-    rounds: int = 1
-
-
-@dataclass(kw_only=True)
-class FsdpOptions:
-    """The options of `FsdpBench`."""
-
-    hooks: Sequence[str] = (
-        "hsdp:none",
-        "hsdp:3lc[s=1.0,entropy=zstd]",
-        "fsdp:none",
-        "fsdp:3lc[s=1.0,entropy=zstd,gather=int8]",
-    )
-    link: str = "10mbit"
-    model: str = "mlp-5m"
-    data: str = "fashion-mnist"
-    steps: int = 300
-    short_steps: int = 4
-    batch: int = 16
-    lr: float = 0.02
     seed: int = 0
     rounds: int = 1
 
@@ -130,21 +97,6 @@ class RaceOptions(HooksOptions):
     timed_steps: int = 40
     timed_seconds: float = 120.0
     margin: float = 0.1
-
-
-@dataclass(kw_only=True)
-class ClockOptions:
-    """The options of `ClockBench`."""
-
-    designs: Sequence[str] = ("fp32", "3lc[s=1.75]")
-    links: Sequence[str] = ("10mbit", "100mbit")
-    workers: Sequence[int] = (2, 4, 8)
-    model: str = "lenet5"
-    data: str = "fashion-mnist"
-    steps: int = 40
-    servers: int = 1
-    rounds: int = 1
-    shaping: str = "auto"
 
 
 METHODS = (

@@ -3,26 +3,23 @@
 One run sweeps a method over all links: its processes start once, warm up without a limit, and train on while the links
 change. The figure of a link is the median step; speed-ups are over uncompressed training of the same kind, by
 DDP, at a parameter server, or with local updates. The planner sees the same model, batch and machine, and nothing of
-the runs: its profile is measured before them, one thread at work as in each rank.
+the runs: its profile is measured before them, one thread at work as in each rank. Messages and shared processors cost
+what `thinwire plan` takes.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any, ClassVar
 
 from thinwire.codecs import Codec
-from thinwire.engines.engine import ENVIRONMENT
 from thinwire.errors import ConfigError
 from thinwire.planner.costs import exchange_every
 from thinwire.planner.models import torch_threads
 from thinwire.planner.planning import UNCOMPRESSED, Plan
 from thinwire.planner.predictions import Setting
-from thinwire.planner.transport_costs import PeerCosts, TransportCosts
 from thinwire.policies.adaptive import is_adaptive_name
 from thinwire.policies.designs import Design, design
 from thinwire.presentation.tables import Table
@@ -43,20 +40,11 @@ from thinwire_lab.bench.pay_rows import (
     prediction_tables,
     summary,
 )
-from thinwire_lab.bench.peer_costs import measure_peer_costs, measure_sharing
-from thinwire_lab.bench.transport_costs import measure_costs
-from thinwire_lab.engines.starters import Forks
+from thinwire_lab.jobs.forks import forks
 from thinwire_lab.jobs.grid import Measured
 from thinwire_lab.workloads.models import TEXT_MODELS
 from thinwire_lab.workloads.profiling import profile_workload
 from thinwire_lab.workloads.recipes import recipe
-
-LIBRARIES = (
-    *("thinwire.cli.main", "thinwire.cli.server", "thinwire_lab.cli.bench", "thinwire.runtime.serving"),
-    *("thinwire.transports.grpc.server", "torch._dynamo"),
-    *(f"thinwire_lab.bench.{name}" for name in ("ranks", "peer_costs")),
-)
-"""What ranks and servers import, once for all of them."""
 
 WARM_EXCHANGES = 3
 """Before the first link: whatever is compiled when it is first called has been by then."""
@@ -74,8 +62,6 @@ STEPS = 5000
 class PaysBench(PaysOptions, Bench[SweptMethod, Paid]):
     """Models × methods, each swept over the links."""
 
-    _forks: Forks | None = field(default=None, init=False, repr=False)
-    _closing: ExitStack = field(default_factory=ExitStack, init=False, repr=False)
     _plans: dict[str, dict[str, Plan]] = field(default_factory=dict, init=False, repr=False)
 
     kinds = (Paid,)
@@ -114,16 +100,6 @@ class PaysBench(PaysOptions, Bench[SweptMethod, Paid]):
     def failed(self, figures: Paid) -> bool:
         return figures.error is not None
 
-    @cached_property
-    def transport(self) -> TransportCosts:
-        """What a message to or from a server costs on this machine, measured once."""
-        return measure_costs()
-
-    @cached_property
-    def peers(self) -> PeerCosts:
-        """What messages between ranks cost on this machine, measured once."""
-        return measure_peer_costs(self.ranks)
-
     # ---- one sweep
 
     def measure(self, cell: SweptMethod, before: Measured[SweptMethod, Paid], tell: Tell) -> Paid:
@@ -146,7 +122,7 @@ class PaysBench(PaysOptions, Bench[SweptMethod, Paid]):
             ),
             tell=lambda text: tell(f"{cell.rates[min(len(sweep.step_s), len(rates) - 1)]}: {text}"),
             course=sweep,
-            starter=self._starter(),
+            starter=forks(),
         )
         at = [
             AtLink(link=link, measured_s=seconds, predicted_s=_predicted_s(plan, cell, rate.bps or math.inf))
@@ -155,14 +131,6 @@ class PaysBench(PaysOptions, Bench[SweptMethod, Paid]):
         missing = f"only {len(at)} of {len(rates)} links within {STEPS} steps" if len(at) < len(rates) else None
         return Paid(at=at, alone_s=plan.profile.step_s, error=run.error or missing)
 
-    def close(self) -> None:
-        self._closing.close()
-
-    def _starter(self) -> Forks:
-        if self._forks is None:
-            self._forks = self._closing.enter_context(Forks(LIBRARIES, ENVIRONMENT))
-        return self._forks
-
     def _plan(self, cell: SweptMethod) -> Plan:
         """The plan of a model in one mode; no rank is running while it is measured."""
         if cell.model not in self._plans:
@@ -170,23 +138,12 @@ class PaysBench(PaysOptions, Bench[SweptMethod, Paid]):
             profile = profile_workload(
                 cell.model, cell.data, batch=batch, seed=cell.seed, steps=PROFILED_STEPS, threads=1
             )
-            cores = self.cores or os.cpu_count()
-            sharing = measure_sharing(
-                cell.model, cell.data, batch=batch, ranks=cell.ranks, cores=cores, starter=self._starter()
-            )
             made = {}
             for mode in ("server", "collective"):
                 names = [name for name in self.methods if (mode == "server") == hook(name).served]
                 planned = [each for name in names for each in _planned(name)]
-                setting = Setting(workers=cell.ranks, mode=mode, cores=cores)
-                made[mode] = Plan(
-                    profile,
-                    planned,
-                    setting,
-                    transport=self.transport,
-                    peers=self.peers,
-                    sharing=sharing,
-                )
+                setting = Setting(workers=cell.ranks, mode=mode, cores=self.cores or os.cpu_count())
+                made[mode] = Plan(profile, planned, setting)
                 with torch_threads(1):
                     made[mode].costs, made[mode].works  # measured now, while nothing else runs
             self._plans = {cell.model: made}

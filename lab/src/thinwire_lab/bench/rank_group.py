@@ -13,17 +13,15 @@ from contextlib import ExitStack
 from typing import NamedTuple, TypeVar
 
 from thinwire.engines.events import Event
-from thinwire.errors import EngineError
 from thinwire.transports.links import Rate
-from thinwire_lab.bench.roles import SILENCE_S, STOPPED, WARM, Gates, Role, role_command
+from thinwire_lab.bench.roles import STOPPED, WARM, Gates, Rank, rank_command
 from thinwire_lab.engines.local import LocalEngine, free_port
 from thinwire_lab.engines.namespaces import Count, Fabric
 from thinwire_lab.engines.starters import Starter
 
 PORT = 29400
 """Where ranks of a fabric meet."""
-R = TypeVar("R", bound=Role)
-E = TypeVar("E", bound=Event)
+R = TypeVar("R", bound=Rank)
 
 
 class Traffic(NamedTuple):
@@ -67,7 +65,7 @@ class RankGroup(ExitStack):
         """What a role has of its group."""
         return {"master": self.master, "gate": self.gate}
 
-    def start(self, roles: Sequence[R], command: Callable[[R], list[str]] = role_command) -> None:
+    def start(self, roles: Sequence[R], command: Callable[[R], list[str]] = rank_command) -> None:
         """Starts all ranks, `rank 0` and so on, evenly spread over the hosts."""
         for rank, role in enumerate(roles):
             host = self._hosts[rank * len(self._hosts) // len(roles)] if self._hosts else None
@@ -102,28 +100,3 @@ class RankGroup(ExitStack):
 
     def _carried(self, way: Callable[[str], Count]) -> int:
         return sum(way(host).nbytes for host in self._hosts)
-
-
-def gathered(
-    kind: type[E],
-    roles: Callable[[RankGroup], Sequence[Role]],
-    *,
-    hosts: Sequence[str] = (),
-    also: Sequence[type[Event]] = (),
-    on_event: Callable[[Event], None] = lambda event: None,
-    silence_s: float = SILENCE_S,
-    starter: Starter | None = None,
-) -> list[E]:
-    """Runs ranks to their end, and returns the one event of a kind that each has reported."""
-    found: list[E] = []
-    with RankGroup([kind, *also], hosts=hosts, starter=starter) as group:
-        made = roles(group)
-        group.start(made)
-        for _, event in group.engine.events(silence_s=silence_s):
-            if isinstance(event, kind):
-                found.append(event)
-            else:
-                on_event(event)
-    if len(found) != len(made):
-        raise EngineError(f"{len(found)} of {len(made)} ranks reported {kind.__name__}")
-    return found

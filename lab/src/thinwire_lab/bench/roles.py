@@ -1,4 +1,4 @@
-"""The roles of a benchmark's processes, and what ranks and their launcher say to each other.
+"""One rank of a benchmark as a process, and what ranks and their launcher say to each other.
 
 A rank reports that it waits, and the launcher opens a gate: a file, which processes in any network namespace see.
 """
@@ -6,19 +6,13 @@ A rank reports that it waits, and the launcher opens a gate: a file, which proce
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 
 import msgspec
-import torch
-import torch.distributed as dist
 
 from thinwire.engines.events import Event
 from thinwire.engines.roles import own_command
 from thinwire.errors import EngineError
-from thinwire.transports.grpc import GrpcOptions
 
 SILENCE_S = 900.0
 """How long ranks and their launcher wait for each other, in seconds."""
@@ -27,34 +21,21 @@ WARM, STOPPED = "warm", "stopped"
 _POLL_S = 0.01
 
 
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """What the command line of a benchmark's process gives it."""
+class Rank(msgspec.Struct, frozen=True, kw_only=True, tag_field="role", tag=str.lower):
+    """Base class of one rank; its fields travel on the process's command line.
 
-    report: Callable[[Event], None]
-    listen: str
-    transport: GrpcOptions
+    `gate` is the folder of its gates, `server` the address of a parameter server.
+    """
 
-
-class Role(msgspec.Struct, frozen=True, kw_only=True, tag_field="role", tag=str.lower):
-    """Base class of what one process of a benchmark does; its fields travel on the process's command line."""
-
-    def command(self) -> list[str]:
-        """Returns the `thinwire` command of the process."""
-        return ["bench", "role", msgspec.json.encode(self).decode()]
+    rank: int
+    master: str
+    gate: str
+    server: str | None = None
 
 
-def role_command(role: Role) -> list[str]:
-    """Returns the command of a process that plays a role and reports to us."""
-    return own_command(*role.command(), "--events")
-
-
-def join(master: str, *, rank: int, ranks: int, silence_s: float) -> None:
-    """Joins the process group of all ranks, and leaves this process one thread to compute on."""
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"tcp://{master}", rank=rank, world_size=ranks, timeout=timedelta(seconds=silence_s)
-    )
+def rank_command(rank: Rank) -> list[str]:
+    """Returns the command of a process that is this rank and reports to us."""
+    return own_command("bench", "role", msgspec.json.encode(rank).decode(), "--events")
 
 
 class Warm(Event, frozen=True, kw_only=True):

@@ -9,14 +9,17 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 from thinwire.hooks import fsdp
 from thinwire.names import parse_name
+from thinwire.runtime.digests import bits_digest
 from thinwire_lab.bench.names import SITES
 
 
-def shard(module: nn.Module, kind: str, method: str, *, seed: int) -> fsdp.ShardedState | None:
+def shard(module: nn.Module, name: str, *, seed: int) -> fsdp.ShardedState | None:
     """Shards every layer that has parameters of its own, and the rest together; compresses what is exchanged."""
+    kind, _, method = name.partition(":")
     ranks = torch.arange(dist.get_world_size())
     if kind == "hsdp":
         mesh = DeviceMesh("cpu", ranks.view(SITES, -1), mesh_dim_names=("replicate", "shard"))
@@ -35,3 +38,8 @@ def shard(module: nn.Module, kind: str, method: str, *, seed: int) -> fsdp.Shard
 def report(state: fsdp.ShardedState | None) -> str:
     """Returns what `fsdp.report` says; nothing of stock FSDP2."""
     return "" if state is None else str(fsdp.report(state))
+
+
+def digest(module: nn.Module) -> str:
+    """Returns a digest of the whole parameters; all ranks call it."""
+    return bits_digest(each.full_tensor() for each in module.parameters() if isinstance(each, DTensor))

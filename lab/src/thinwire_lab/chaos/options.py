@@ -1,4 +1,4 @@
-"""The options of storms and soaks with their defaults; `cli.options` describes them."""
+"""The options of storms with their defaults; `cli.options` describes them."""
 
 from __future__ import annotations
 
@@ -7,29 +7,20 @@ from dataclasses import dataclass
 
 
 @dataclass(kw_only=True)
-class ScenarioOptions:
-    """The options of every trial."""
+class StormsOptions:
+    """The options of storms."""
 
-    runs: int = 1
+    runs: int = 100
     first: int = 0
     seed: int = 0
     model: str = "mlp"
     data: str = "digits"
-    workers: int = 4
+    workers: int = 3
     link: str = "10mbit"
     shaping: str = "auto"
-    fork: bool = False
+    fork: bool = True
     min_workers: int | None = None
     worker_grace_s: float = 10.0
-
-
-@dataclass(kw_only=True)
-class StormsOptions(ScenarioOptions):
-    """The options of storms."""
-
-    runs: int = 100
-    workers: int = 3
-    fork: bool = True
     designs: Sequence[str] = ()
     consistency: str | None = None
     steps: int = 120
@@ -39,13 +30,3 @@ class StormsOptions(ScenarioOptions):
     peace: bool = False
     checkpoint_every: int = 10
     points: float = 5.0
-
-
-@dataclass(kw_only=True)
-class SoakOptions(ScenarioOptions):
-    """The options of soaks."""
-
-    design: str = "3lc[s=1.0]"
-    minutes: float = 60.0
-    churn_s: float = 30.0
-    growth_mb: float = 5.0

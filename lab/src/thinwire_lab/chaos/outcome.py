@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -14,18 +14,17 @@ from thinwire_lab.bench.harness import Figures
 from thinwire_lab.jobs.job import Job
 from thinwire_lab.jobs.outcome import WorkerOutcome
 
+SETTLED_MINUTE = 10.0  # from when on the server should not grow any more
+GROWTH_MB = 5.0  # how much its memory may grow from then on
+
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """The resources of a server's process at a minute of a soak."""
+    """The resources of a server's process, so many minutes after its start."""
 
     minute: float
     rss_mb: float  # resident memory, in MB
     descriptors: int  # open files and sockets
     threads: int  # of the process
-    version: int  # updates so far
-
-    def __str__(self) -> str:
-        return f"minute {self.minute:.1f}: {self.rss_mb:.0f} MB, {self.descriptors} descriptors, {self.threads} threads"
 
 
 _OWN_NAMES = {"faults": "struck", "steps": "steps_done", "seconds": "seconds_taken"}
@@ -49,7 +48,7 @@ class Outcome(Figures, frozen=True, kw_only=True):
     redone: int = 0  # see `Audit`
     weights: tuple[str, ...] = ()  # of the workers that reached the end, as one digest; several where they differ
     seconds: float = 0.0  # of the whole trial, from the start of the processes on
-    samples: tuple[Sample, ...] = ()  # of a soak
+    samples: tuple[Sample, ...] = ()  # of the last server process
     lines: tuple[str, ...] = ()  # the last lines that processes printed, where something went wrong
 
     def row(self) -> dict[str, Any]:
@@ -85,3 +84,24 @@ def ends(job: Job, done: Mapping[int, WorkerOutcome]) -> list[str]:
 
 def with_problem(outcome: Outcome, problem: str) -> Outcome:
     return msgspec.structs.replace(outcome, problems=[*outcome.problems, problem])
+
+
+def growth(samples: Sequence[Sample]) -> list[str]:
+    """Returns what has grown too much since the server should have settled.
+
+    Single samples are of a moment when a worker may be joining, so the least and most of two halves are compared:
+    memory by the most of each, descriptors and threads by the least.
+    """
+    settled = [each for each in samples if each.minute >= SETTLED_MINUTE]
+    first, second = settled[: len(settled) // 2], settled[len(settled) // 2 :]
+    if not first:
+        return []
+    problems = []
+    more = max(each.rss_mb for each in second) - max(each.rss_mb for each in first)
+    if more > GROWTH_MB:
+        problems.append(f"the server grew by {more:.1f} MB since minute {SETTLED_MINUTE:g}")
+    for name in ("descriptors", "threads"):
+        counts = [min(getattr(each, name) for each in half) for half in (first, second)]
+        if counts[1] > counts[0]:
+            problems.append(f"the server's {name} grew from {counts[0]} to {counts[1]} since minute {SETTLED_MINUTE:g}")
+    return problems

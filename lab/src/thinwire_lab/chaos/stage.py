@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 from thinwire.engines.events import Event, Listening, Lost, Said
@@ -24,6 +24,7 @@ from thinwire_lab.chaos import stranger
 from thinwire_lab.chaos.audit import Audit
 from thinwire_lab.chaos.disk import TinyDisk
 from thinwire_lab.chaos.faults import Fault
+from thinwire_lab.chaos.outcome import Sample
 from thinwire_lab.chaos.witnesses import Witnesses
 from thinwire_lab.engines.local import PORT, LocalEngine, free_port
 from thinwire_lab.engines.namespaces import Fabric
@@ -40,6 +41,7 @@ LAST_LINES = 40
 BEGIN_S = 900.0  # how long the first update may take: every process has to start
 PATIENCE_S = 300.0  # how long a worker tries to reach the server: on a busy machine a process takes a minute to start
 SILENCE_S = 300.0  # how long a training may go without an update
+SAMPLE_S = 10.0  # between two looks at the server
 DISK_NBYTES = 8 * 2**20
 
 
@@ -67,6 +69,7 @@ class Stage:
         self.seen = Witnesses()  # who was struck, and what came of it
         self.happened: list[Fault] = []  # faults so far, as they struck
         self.lines: deque[str] = deque(maxlen=LAST_LINES)
+        self.samples: list[Sample] = []  # of the server's process
         self._expected: dict[str, Callable[[], None] | None] = {}
         self._later: list[tuple[float, Callable[[], None]]] = []
         self._strangers = 0
@@ -106,6 +109,8 @@ class Stage:
         folder = "disk" if self._disk else "."
         arguments = ["server", "--listen", f"{self.host}:{self.port}", "--journal", str(self.folder / "journal.jsonl")]
         arguments += [*self._server_options, *self._kept(Path(folder) / "server.checkpoint")]
+        self._served = self._sampled = time.time()
+        self.samples.clear()
         self._start(SERVER, [*arguments, "--resume"] if resume else arguments)
 
     def start_worker(self, rank: int) -> None:
@@ -120,12 +125,6 @@ class Stage:
             self._expected[SERVER] = None  # it may end with an error, for it waits in vain for this worker
         self._expected[_name(rank)] = (lambda: self.start_worker(rank)) if again else None
         self.engine.signal(_name(rank), signal.SIGKILL)
-
-    def join_again(self, rank: int) -> None:
-        """Starts a worker again that was killed for good."""
-        self._expected.pop(SERVER, None)
-        self.seen.lift(rank, time.time())
-        self.start_worker(rank)
 
     def kill_server(self) -> None:
         """Kills the server and starts it again with `--resume`."""
@@ -232,9 +231,25 @@ class Stage:
             if isinstance(entry, Changed):
                 self.lines.append(f"server: {entry.reason}")
         now = time.time()
+        if now >= self._sampled + SAMPLE_S:
+            self._sampled = now
+            self._sample((now - self._served) / 60)
         for each in [each for each in self._later if each[0] <= now]:
             self._later.remove(each)
             each[1]()
+
+    def _sample(self, minute: float) -> None:
+        """Looks at the server's process, if there is one; one that is just ending has nothing to look at."""
+        with suppress(OSError, KeyError, ValueError):
+            process = Path("/proc") / str(self.engine.pids[SERVER])
+            status = dict(line.split(":", 1) for line in (process / "status").read_text().splitlines() if ":" in line)
+            sample = Sample(
+                minute=round(minute, 2),
+                rss_mb=int(status["VmRSS"].split()[0]) * 1024 / 1e6,
+                descriptors=len(list((process / "fd").iterdir())),
+                threads=int(status["Threads"]),
+            )
+            self.samples.append(sample)
 
     def _take(self, name: str, event: Event) -> None:
         match event:
@@ -252,10 +267,6 @@ class Stage:
 
     def until_step(self, step: int) -> None:
         self.until(lambda: self.audit.version >= step or bool(self.done))
-
-    def until_time(self, at: float) -> None:
-        """Follows the training until a time, in seconds since the epoch, or its end."""
-        self.until(lambda: time.time() >= at or bool(self.done))
 
     def until_back(self) -> None:
         """Follows the training until all workers take part again, or its end."""

@@ -1,7 +1,8 @@
 """Storms: trainings that faults strike, of one design or of all, once or again and again.
 
 A storm ends right where the last step is reached with equal weights, no gradient was lost or counted twice, and the
-accuracy is no more than `points` below that of the same training without faults. Where no fault strikes a worker, as
+accuracy is no more than `points` below that of the same training without faults. In trainings of more than ten minutes
+the server's memory, descriptors and threads must not grow. Where no fault strikes a worker, as
 after the death of a server that resumes, the weights equal those of that training bit for bit.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 
@@ -17,13 +18,15 @@ from thinwire.errors import ConfigError
 from thinwire.policies.consistency import consistency
 from thinwire.policies.designs import design, designs
 from thinwire.quantities import number_text
-from thinwire_lab.bench.harness import Tell
+from thinwire_lab.bench.harness import Bench, Tell
 from thinwire_lab.chaos.faults import EXACT, KINDS, OF_THE_SERVER, RETURNING, WITHOUT_PRIVILEGES, Fault, draw, scatter
 from thinwire_lab.chaos.options import StormsOptions
 from thinwire_lab.chaos.outcome import Outcome, with_problem
 from thinwire_lab.chaos.stage import Stage
-from thinwire_lab.chaos.trials import Scenario, Trial
+from thinwire_lab.chaos.trials import Trial, staged
 from thinwire_lab.jobs import in_process
+from thinwire_lab.jobs.cluster import Links, choose_links
+from thinwire_lab.jobs.forks import forks
 from thinwire_lab.jobs.grid import Measured
 from thinwire_lab.jobs.job import Job
 from thinwire_lab.jobs.outcome import RunOutcome
@@ -34,14 +37,19 @@ PEACE = "peace"
 
 
 @dataclass(kw_only=True)
-class Storms(StormsOptions, Scenario):
+class Storms(StormsOptions, Bench[Trial, Outcome]):
     """Storms, each of a design of its own and of a few kinds of faults, drawn by its number.
 
     Designs whose workers alone hold the model are spared deaths, after which no process could give it to a new one.
     """
 
-    name: ClassVar[str] = "storm"
-    key_options = (*Scenario.key_options, *("every", "strikes", "checkpoint_every", "points"))
+    kinds = (Outcome,)
+    serves = True
+    key_options = (
+        *("shaping", "fork", "min_workers", "worker_grace_s"),
+        *("every", "strikes", "checkpoint_every", "points"),
+    )
+    left = 3
     columns = (
         ("trial", lambda cell, runs: str(cell)),
         ("design", lambda cell, runs: cell.design),
@@ -59,7 +67,9 @@ class Storms(StormsOptions, Scenario):
     _undisturbed: dict[Job, RunOutcome] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        if self.runs < 1:
+            raise ConfigError(f"{self.runs} runs; at least 1 is needed")
+        self.elastic().check(self.workers)
         if unknown := [kind for kind in self.faults if kind not in KINDS] or ([] if self.faults else ["none"]):
             raise ConfigError(f"fault {unknown[0]!r}; there are {', '.join(KINDS)}")
         if self.steps < 30:
@@ -78,20 +88,19 @@ class Storms(StormsOptions, Scenario):
     # ---- the grid
 
     def cells(self) -> list[Trial]:
-        trials = super().cells()
+        trials = [self._stormy(number) for number in range(self.first, self.first + self.runs)]
         names = dict.fromkeys(trial.design for trial in trials) if self.peace else ()
-        calm = [super(Storms, self).trial(-1, scenario=PEACE, **self._of(name)) for name in names]
-        return [*calm, *trials]
+        return [*(self._trial(PEACE, -1, name) for name in names), *trials]
 
-    def trial(self, number: int, **given: Any) -> Trial:
-        own = self._of(self.design_of(number))
-        possible = suiting(self.possible(), own["design"])
-        chance = super().trial(number, **own).chance
-        kinds = chance.sample(possible, min(len(possible), 3))
-        return super().trial(number, **{**own, "faults": ",".join(kinds), **given})
+    def _stormy(self, number: int) -> Trial:
+        trial = self._trial("storm", number, self.design_of(number))
+        possible = suiting(self.possible(), trial.design)
+        return replace(trial, faults=",".join(trial.chance.sample(possible, min(len(possible), 3))))
 
-    def _of(self, name: str) -> dict[str, Any]:
-        return {"design": name, "steps": self.steps, "consistency": self.consistency}
+    def _trial(self, scenario: str, number: int, name: str) -> Trial:
+        shared = ("seed", "model", "data", "workers", "link", "steps", "consistency")
+        own = {name: getattr(self, name) for name in shared}
+        return Trial(scenario=scenario, number=number, design=name, **own)
 
     def design_of(self, number: int) -> str:
         names = list(self.designs) or list(designs())
@@ -108,7 +117,23 @@ class Storms(StormsOptions, Scenario):
             )
         return found
 
+    def thin_link(self) -> tuple[str | None, str]:
+        return self.link, self.shaping
+
+    def links(self) -> Links:
+        """How the links are made; by the kernel where it may, also without a limit."""
+        links = choose_links(self.link, self.shaping)
+        if links.shaping == "none" and self.shaping == "auto":
+            links = choose_links("100gbit", "auto")
+            links = links if links.shaping == "kernel" else choose_links(None)
+        return links
+
     # ---- one trial
+
+    def elastic(self) -> Elastic:
+        """The server's policy for workers that die."""
+        least = self.min_workers or max(1, self.workers // 2)
+        return Elastic(min_workers=least, worker_grace_s=self.worker_grace_s)
 
     def measure(self, cell: Trial, before: Measured[Trial, Outcome], tell: Tell) -> Outcome:
         kinds = [kind for kind in cell.faults.split(",") if kind]
@@ -118,9 +143,10 @@ class Storms(StormsOptions, Scenario):
         elastic = self.elastic()
         if exact or "gone" in kinds:  # no update goes without a worker, but those without a backup worker
             elastic = Elastic(worker_grace_s=None if exact else self.worker_grace_s)
-        options = {"elastic": elastic, "checkpoint_every": kept, "tiny_disk": "disk" in kinds}
+        options: dict[str, Any] = {"elastic": elastic, "checkpoint_every": kept, "tiny_disk": "disk" in kinds}
+        options["starter"] = forks() if self.fork else None
         if cell.scenario == PEACE:
-            return self.staged(cell, tell, lambda stage: None, **options)
+            return staged(cell, self.links(), tell, lambda stage: None, **options)
         seed = f"{cell.seed}/{cell.number}"
         if self.strikes is None:
             every = min(self.every, max(1, rounds // 6))
@@ -141,7 +167,7 @@ class Storms(StormsOptions, Scenario):
                 if self.strikes is not None:
                     stage.until_back()
 
-        outcome = self.staged(cell, tell, play, **options)
+        outcome = staged(cell, self.links(), tell, play, **options)
         if not struck:
             outcome = with_problem(outcome, "nothing could strike")
         if self.strikes is not None:
@@ -164,6 +190,14 @@ class Storms(StormsOptions, Scenario):
         return outcome
 
     # ---- what came out
+
+    def failed(self, figures: Outcome) -> bool:
+        return bool(figures.problems)
+
+    def line(self, cell: Trial, figures: Outcome) -> str:
+        struck = "; ".join(figures.faults[:3]) + (f"; {len(figures.faults)} in all" if figures.faults[3:] else "")
+        end = f"NOT RIGHT: {figures.problems[0]}" if figures.problems else "right"
+        return f"{cell}: {struck or 'nothing'}: {end} ({figures.steps} steps, {figures.seconds:.0f} s)"
 
     def compared(self, cell: Trial, measured: Measured[Trial, Outcome]) -> dict[str, float | None]:
         if not self.peace:

@@ -8,12 +8,11 @@ import typer
 
 from thinwire.cli.lazy import lazily
 from thinwire_lab.chaos.faults import KINDS
-from thinwire_lab.chaos.options import SoakOptions, StormsOptions
+from thinwire_lab.chaos.options import StormsOptions
 from thinwire_lab.cli import options
 from thinwire_lab.cli.measuring import measure
 
 with lazily():
-    from thinwire_lab.chaos import soak as soaks
     from thinwire_lab.chaos import storms as many_storms
 
 app = typer.Typer(no_args_is_help=True, help="Kill, freeze and cut off real processes, and see the training end right.")
@@ -36,15 +35,7 @@ def storms(given: StormsOptions, resume: options.ResumeGrid = False, json: optio
 
     Many short trainings of all designs, unless told otherwise. With --strikes each fault is over before the next: a
     killed worker's command rejoins, and after the death of a server the weights are those of an undisturbed training.
+    In trainings of more than ten minutes the server may not grow.
     Deaths for good are of backup workers: --faults gone --strikes 1 --consistency 'backup\[1]'.
     """
     measure(many_storms.Storms(**vars(given)), json, resume)
-
-
-@app.command(epilog="Example: thinwire chaos soak --minutes 60 --json soak.json --png soak.png")
-@options.takes(SoakOptions, link=Link)
-def soak(
-    given: SoakOptions, resume: options.ResumeGrid = False, png: options.Png = None, json: options.Json = None
-) -> None:
-    """Let workers come and go for an hour, and watch the server's memory, descriptors and threads."""
-    measure(soaks.Soak(**vars(given)), json, resume, png)

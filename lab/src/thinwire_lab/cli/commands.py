@@ -24,18 +24,13 @@ BENCH = {
     "compressors.",
     "sample": "Measure every codec's ratio and error on real gradients: the record that `thinwire codecs` shows.",
     "hooks": "Measure DDP hooks: seconds per step, CPU time and bytes at the interface.",
-    "fsdp": "FSDP2 and HSDP on thin links, stock and compressed: seconds per step, bytes, and the loss after some "
-    "steps.",
-    "updates": "What local updates cost of the processor: a step alone, with plain DDP and with the design, in turn.",
     "memory": "What a rank takes of memory with every method: bytes a parameter, between steps and at most.",
-    "clock": "The computed clock of runs in one process, beside processes behind links that the kernel shapes.",
     "pays": "Does compression pay? Measured steps of every method on every link, beside what the planner predicts.",
-    "role": "One process of a benchmark; the others start it.",
+    "role": "One rank of a benchmark; the others start it.",
 }
 CHAOS = {
     "storms": "Strike trainings with faults: no gradient lost or counted twice, and weights or accuracy as without "
     "faults.",
-    "soak": "Let workers come and go for an hour, and watch the server's memory, descriptors and threads.",
 }
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.markup import escape
-from rich.progress import Progress
 
 from thinwire.cli.console import console, show, write_json
 from thinwire.cli.lazy import lazily
@@ -29,7 +28,8 @@ def data(json: Path | None, *, root: Path | None, download: str | None) -> None:
     """Lists data sets, and downloads one where it is asked to."""
     folder = None
     if download is not None:
-        folder = _fetch(download, data_sets.cache_folder() / download if root is None else root / download)
+        place = data_sets.cache_folder() / download if root is None else root / download
+        folder = downloading.download(download, place)
     rows: list[dict[str, Any]] = [
         {**asdict(info), "present": info.present, "where": None if info.where is None else str(info.where)}
         for info in data_sets.datasets(root=root)
@@ -39,15 +39,3 @@ def data(json: Path | None, *, root: Path | None, download: str | None) -> None:
         console.print(escape(f"{download}: {folder}"))
     lines = [[row["name"], row["description"], row["where"] or "missing", row["how"]] for row in rows]
     show(Table(["data set", "what it is", "here", "how to get it"], lines, left=4))
-
-
-def _fetch(name: str, folder: Path) -> Path:
-    with Progress(console=console, disable=not console.is_terminal) as progress:
-        tasks: dict[str, Any] = {}
-
-        def advance(file: str, done: int, total: int) -> None:
-            if file not in tasks:
-                tasks[file] = progress.add_task(file, total=total)
-            progress.update(tasks[file], completed=done)
-
-        return downloading.download(name, folder, advance)

@@ -114,8 +114,9 @@ OPTIONS: dict[str, Any] = {
     # benchmarks
     "rounds": typer.Option(min=1, help="Runs of each cell; medians are shown."),
     "hooks": many(
-        r"none, fp16, bf16, powersgd-N, a codec as in 3lc\[s=1.75], or local updates as in diloco\[h=30]; with "
-        "start_step=50 in the brackets of a codec the steps before it travel uncompressed.",
+        r"none, fp16, bf16, powersgd-N, a codec as in 3lc\[s=1.75], local updates as in diloco\[h=30], or fsdp:METHOD "
+        "and hsdp:METHOD, sharded models, where a method is none or a codec, and with gather=int8 in its brackets "
+        "parameters are coded too; with start_step=50 the steps before it travel uncompressed.",
         "--hook",
     ),
     "methods": many(
@@ -138,7 +139,6 @@ OPTIONS: dict[str, Any] = {
     "elements": Annotated[list[int], typer.Option(min=1, max=2**32, help="Number of values; repeat for several.")],
     "zero_fraction": Annotated[list[float], typer.Option(min=0, max=1, help="Share of zeros; repeat for several.")],
     "turns": typer.Option(min=1, help="Timed turns of each candidate; medians are shown."),
-    "blocks": typer.Option(min=1, help="Blocks of steps of each way to train, in turn."),
     "layers": Annotated[
         list[int], typer.Option(min=1, help="Of the two models, a million parameters each; give it twice.")
     ],
@@ -156,9 +156,6 @@ OPTIONS: dict[str, Any] = {
     "worker_grace_s": typer.Option(min=0, help="The server's --worker-grace-s."),
     "checkpoint_every": CheckpointEvery,
     "points": typer.Option(min=0, help="Percentage points that accuracy may be below the undisturbed training's."),
-    "minutes": typer.Option(help="How long."),
-    "churn_s": typer.Option(help="Seconds between a death and a join."),
-    "growth_mb": typer.Option(help="How much the server's memory may grow after minute 10, in MB."),
 }
 """The options of dataclasses' fields, by the field's name; where no type is given it is the field's."""
 

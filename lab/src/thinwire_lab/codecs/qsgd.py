@@ -61,8 +61,7 @@ class QSGD(Scheme):
         levels = space.array("levels.levels", values.size, np.int16)
         how: dict[str, Any] = {"bucket": self.bucket, "top": self.levels, "natural": False}
         round_to_levels(values, norms=norms, key=step.key, out=levels, **how)
-        words = space.array("levels.words", -(-values.size * longest(self.levels) // 32) + 1, np.uint32)
-        coded = encode_levels(levels, top=self.levels, words=words)
+        coded = encode_levels(levels, top=self.levels)
         payload = space.array("levels.payload", _HEAD.size + coded.size, np.uint8)
         payload[: _HEAD.size] = np.frombuffer(_HEAD.pack(self.levels, self.bucket), np.uint8)
         payload[_HEAD.size :] = coded

@@ -1,9 +1,10 @@
 """One run in one process whose clock is computed: many workers on few cores, in the time that a cluster would take.
 
 The cores, codecs and bytes are the real ones. What a step takes is put together from what was measured and what is
-known: every worker's and server's processor seconds, measured as they compute one after the other, and every message's
-way over links of a given rate. Whoever is earliest by its own clock goes on, so that everything happens in the order
-of computed time. A `RunOutcome` of such a run says `modelled` for its shaping: its seconds are no measurement.
+known: every worker's and server's processor seconds, measured as they compute one after the other, each with a
+processor of its own, and every message's way over links of a given rate. Whoever is earliest by its own clock goes on,
+so that everything happens in the order of computed time. A `RunOutcome` of such a run says `modelled` for its shaping:
+its seconds are no measurement.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import msgspec
 from thinwire.engines.events import Event
 from thinwire.engines.roles import OnEvent
 from thinwire.errors import ConfigError, DeadlineError, EngineError, ThinwireError, TransportError
-from thinwire.planner.transport_costs import Sharing, TransportCosts
+from thinwire.planner.transport_costs import TransportCosts
 from thinwire.runtime.metrics import MetricsWriter
 from thinwire.runtime.serving import serving
 from thinwire.server.core import ServerCore
@@ -32,26 +33,19 @@ from thinwire_lab.jobs.job import Job
 from thinwire_lab.jobs.outcome import CurvePoint, RunOutcome, WorkerOutcome, summarise
 from thinwire_lab.jobs.training import run_worker
 from thinwire_lab.jobs.training_loop import OnStep
-from thinwire_lab.jobs.virtual_time import Agenda, ModelledLinks, Processors
+from thinwire_lab.jobs.virtual_time import Agenda, ModelledLinks
 
 MODELLED = "modelled"
 """The `shaping` of a run whose seconds are computed."""
 
 
-def run(
-    job: Job,
-    *,
-    cores: int | None = None,
-    costs: TransportCosts | None = None,
-    sharing: Sharing | None = None,
-    on_event: OnEvent = lambda process, event: None,
-) -> RunOutcome:
+def run(job: Job, *, on_event: OnEvent = lambda process, event: None) -> RunOutcome:
     """Trains once, by the computed clock."""
     if job.seconds is not None:
         raise ConfigError("a run with a computed clock has a number of steps, no time budget")
     if job.device != "cpu":
         raise ConfigError(f"device {job.device!r}: the computed clock counts a processor's seconds; use cpu")
-    return Cluster(job, on_event, Processors(cores), costs, sharing).run(shaping=MODELLED)
+    return Cluster(job, on_event).run(shaping=MODELLED)
 
 
 class Cluster:
@@ -65,16 +59,12 @@ class Cluster:
         self,
         job: Job,
         on_event: OnEvent,
-        processors: Processors | None = None,
-        costs: TransportCosts | None = None,
-        sharing: Sharing | None = None,
         *,
         metrics: Sequence[MetricsWriter] = (),
         on_step: OnStep | None = None,
     ) -> None:
         self.job, self.metrics, self.on_step = job, metrics, on_step
-        self.processors, self.costs = processors or Processors(None), costs or TransportCosts()
-        self.sharing, self.agenda = sharing or Sharing(), Agenda()
+        self.costs, self.agenda = TransportCosts(), Agenda()
         self.rate = parse_rate(job.link or "none")
         burst_bytes = 0.0 if self.rate.bps is None else burst_nbytes(self.rate.bps)
         self.links = ModelledLinks(self.agenda, self.rate.bps, latency_s=self.costs.latency_s, burst_bytes=burst_bytes)
@@ -104,21 +94,10 @@ class Cluster:
         """Sends a message over the links when the time has come at which it is ready."""
         self.agenda.note(ready_s, lambda now_s: self.links.send(sender, receiver, nbytes, now_s, arrived))
 
-    def book(self, begin_s: float, seconds: float) -> float:
-        """Keeps a processor busy from a time that may be still to come; returns for how long, as it is shared."""
-        lasts_s = seconds * self.stretch(begin_s)
-        self.agenda.note(begin_s, partial(self.processors.book, seconds=lasts_s))
-        return lasts_s
-
-    def stretch(self, begin_s: float) -> float:
-        """Returns how many times as long as measured something takes that begins at a time."""
-        # Whoever begins beside another one is held up; who has the machine to itself is not.
-        return self.sharing.stretch if self.processors.contended(begin_s) else 1.0
-
     def _go_on(self) -> None:
         ready = [worker for worker in self.workers if worker.ready]
-        first = min(ready, key=lambda worker: worker.begins_s, default=None)
-        if first is not None and first.begins_s < self.agenda.next_s:
+        first = min(ready, key=lambda worker: worker.clock_s, default=None)
+        if first is not None and first.clock_s < self.agenda.next_s:
             first.go_on()
             if isinstance(first.error, ThinwireError):
                 raise EngineError(f"a worker failed: {first.error}") from first.error
@@ -148,29 +127,21 @@ class _Worker:
         self.ready = True
         self.stopped = False
         self._turn = threading.Semaphore(0)
-        self._clock_s = self._begin_s = 0.0
-        self._began_cpu_s, self._stretch = 0.0, 1.0
-
-    @property
-    def begins_s(self) -> float:
-        """When it can go on: it is ready, and there is a processor."""
-        return self._cluster.processors.begins(self._clock_s)
+        self.clock_s = self._began_cpu_s = 0.0
 
     def now(self) -> float:
         """Returns its clock: when it went on, and what it has computed since. For its own thread."""
-        return self._begin_s + self._stretch * (time.thread_time() - self._began_cpu_s)
+        return self.clock_s + time.thread_time() - self._began_cpu_s
 
     def go_on(self) -> None:
         """Lets it compute until it waits or ends. For the cluster's thread."""
-        self._begin_s = self.begins_s
-        self._stretch = self._cluster.stretch(self._begin_s)
         self._turn.release()
         self._cluster.yielded.acquire()
 
     def wake(self, now_s: float) -> None:
         """A message is there that it may wait for."""
         if not self.ready and self.outcome is None:
-            self._clock_s = max(self._clock_s, now_s)
+            self.clock_s = max(self.clock_s, now_s)
             self.ready = True
 
     def let_others(self, *, until_woken: bool) -> None:
@@ -179,11 +150,6 @@ class _Worker:
         self._cluster.yielded.release()
         self._turn.acquire()
         self._resume()
-
-    def book_message(self, when_s: float, nbytes: int) -> None:
-        """Keeps a processor busy with a message that its transport sends or receives at a time."""
-        costs = self._cluster.costs
-        self._cluster.book(when_s, costs.worker_message_s + nbytes * costs.byte_s)
 
     def stop(self) -> None:
         """Ends its thread, which finds its sessions over."""
@@ -222,8 +188,7 @@ class _Worker:
         self._on_event(self.name, event)
 
     def _stand(self, *, ready: bool) -> None:
-        self._clock_s = self.now()
-        self._cluster.processors.book(self._begin_s, self._clock_s - self._begin_s)
+        self.clock_s = self.now()
         self.ready = ready
 
     def _resume(self) -> None:
@@ -269,8 +234,8 @@ class _Shard:
         self._cluster.send(self.node, worker, nbytes, free_s, arrived)
 
     def work(self, begin_s: float, seconds: float) -> float:
-        """Keeps the server and a processor busy; returns when the server is free again."""
-        self._free_s = begin_s + self._cluster.book(begin_s, seconds)
+        """Keeps the server busy; returns when it is free again."""
+        self._free_s = begin_s + seconds
         return self._free_s
 
     def _message_s(self, nbytes: int) -> float:
@@ -323,11 +288,9 @@ class _ModelledConnection(Connection):
 
     def _leave(self, call: Callable[[], None], nbytes: int) -> None:
         now_s = self._worker.now()
-        self._worker.book_message(now_s, nbytes)
         handle = partial(self._shard.handle, call, nbytes)
         self._cluster.send(self._worker.name, self._shard.node, nbytes, now_s, handle)
 
     def _arrive(self, packet: bytes | None, now_s: float) -> None:
-        self._worker.book_message(now_s, 0 if packet is None else wire_nbytes(packet))
         self._arrived.append(packet)
         self._worker.wake(now_s)

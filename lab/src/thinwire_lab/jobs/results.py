@@ -1,19 +1,18 @@
 """Results in a JSON file: which job was run, on which machine, and what it came to.
 
 Comparisons and benchmarks write one as they go and find in it what was run before. A file is written beside its place
-and moved there, so that an end in between leaves the old one whole; several processes may write to one, and each keeps
-what the others have stored. Nothing here knows which runs are needed.
+and moved there, so that an end in between leaves the old one whole. One process at a time writes to it. Nothing here
+knows which runs are needed.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import os
 import platform
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Generic, TypeVar, Union
 
@@ -63,12 +62,9 @@ class Results(Generic[R]):
         # A device would be moved away: a file of results is written beside its place, and takes it.
         if path is not None and os.path.exists(path) and not (path.is_file() or path.is_dir()):
             raise ConfigError(f"{path} is no file, to which every run that is finished could be added: name one")
-        self._path, self._kinds, self._shared = path, kinds, not fresh
-        self._own: list[Run[R]] = []
-        self._seen: tuple[int, ...] = ()
-        self.runs: list[Run[R]] = []
-        if path is not None and not fresh:
-            self._look(path)
+        self._path = path
+        stored = path is not None and not fresh and os.path.exists(path)
+        self.runs: list[Run[R]] = read_runs(path, kinds) if stored and path is not None else []
 
     def find(self, job: Mapping[str, Any]) -> R | None:
         """Returns what a job came to, or None where no run of it is stored."""
@@ -76,40 +72,25 @@ class Results(Generic[R]):
 
     def add(self, job: Mapping[str, Any], outcome: R) -> None:
         """Stores what a job came to on this machine, in place of an earlier outcome."""
-        self._take([Run(job=dict(job), machine=machine(), outcome=outcome)])
+        earlier = [run for run in self.runs if run.job != job]
+        self.runs = [*earlier, Run(job=dict(job), machine=machine(), outcome=outcome)]
 
     def join(self, runs: Sequence[Run[R]]) -> int:
         """Stores runs that were made elsewhere, of jobs that no run is stored of; returns how many."""
         lacking = [run for run in runs if self.find(run.job) is None]
-        self._take(lacking)
+        self.runs += lacking
         return len(lacking)
 
     def save(self, sections: Mapping[str, Any]) -> None:
-        """Writes the file, with further `sections` before the runs, and makes its folder.
-
-        What another process has stored there meanwhile is kept, and found from then on.
-        """
+        """Writes the file, with further `sections` before the runs, and makes its folder."""
         if self._path is None:
             return
         try:
             path = Path(os.path.realpath(self._path))  # a link stays, and what it leads to is written
             path.parent.mkdir(parents=True, exist_ok=True)
-            with _alone_in(path.parent):
-                if self._shared:
-                    self._look(path)
-                self._write(path, sections)
-                self._seen = _state(path)
+            self._write(path, sections)
         except OSError as error:
             raise ConfigError(f"{self._path} cannot be written: {error.strerror}. Choose another place") from error
-
-    def _look(self, path: Path) -> None:
-        """Takes what the file holds, but for the runs that were added here, if it is not as it was seen last."""
-        seen = _state(path)
-        if seen and seen != self._seen:
-            self.runs, self._seen = _instead(read_runs(path, self._kinds), self._own), seen
-
-    def _take(self, runs: Sequence[Run[R]]) -> None:
-        self._own, self.runs = _instead(self._own, runs), _instead(self.runs, runs)
 
     def _write(self, path: Path, sections: Mapping[str, Any]) -> None:
         whole = msgspec.to_builtins({"format": FORMAT, **sections, "runs": self.runs}, str_keys=True)
@@ -122,33 +103,6 @@ class Results(Generic[R]):
         finally:
             with suppress(OSError):
                 new.unlink(missing_ok=True)
-
-
-def _instead(runs: Sequence[Run[R]], newer: Sequence[Run[R]]) -> list[Run[R]]:
-    """Returns runs with newer ones at their end, in place of earlier ones of the same jobs."""
-    jobs = [run.job for run in newer]
-    return [*(run for run in runs if run.job not in jobs), *newer]
-
-
-@contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    """Within it, no other process is, where the file system has locks; the folder is locked, so no file is left."""
-    opened = os.open(folder, os.O_RDONLY)
-    try:
-        with suppress(OSError):
-            fcntl.flock(opened, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(opened)
-
-
-def _state(path: Path) -> tuple[int, ...]:
-    """Returns what tells one writing of a file from another; nothing where there is no file."""
-    try:
-        found = path.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return ()
-    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _lines(value: Any, in_words: bool) -> str:

@@ -1,6 +1,6 @@
-"""Time that is computed: processors, links and what happens when, for a cluster that one process stands in for.
+"""Time that is computed: links and what happens when, for a cluster that one process stands in for.
 
-What comes to a link or a processor is served in order, one thing at a time. A message flows through its sender's link
+What comes to a link is served in order, one thing at a time. A message flows through its sender's link
 and its receiver's at once, so that alone it takes as long as the slower of them needs, and those of many senders queue
 at their one receiver. Nothing here measures anything or knows what a message is.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from heapq import heappop, heappush
 
-from thinwire.errors import ConfigError
 from thinwire.planner.transport_costs import TCP_HEADERS_NBYTES, TCP_PAYLOAD_NBYTES
 from thinwire.transports.shaped import TokenBucket
 
@@ -36,33 +35,6 @@ class Agenda:
         """Has the next thing happen."""
         when, _, happen = heappop(self._waiting)
         happen(when)
-
-
-class Processors:
-    """Processors that all processes share.
-
-    A worker's computing holds one from its beginning to its end. What others wake up for, a message in most cases, is
-    short: it begins at once, as a scheduler lets it, and whatever comes next on that processor begins later by as much.
-    """
-
-    def __init__(self, cores: int | None) -> None:
-        if cores is not None and cores < 1:
-            raise ConfigError(f"{cores} cores; at least 1 is needed, or None for one of its own for each process")
-        self._free: list[float] | None = None if cores is None else [0.0] * cores
-
-    def begins(self, ready_s: float) -> float:
-        """Returns when something that is ready at a time finds a free processor."""
-        return ready_s if self._free is None else max(ready_s, min(self._free))
-
-    def contended(self, begin_s: float) -> bool:
-        """Returns whether something else still computes when something begins on the processor that is free first."""
-        return self._free is not None and max(self._free) > begin_s
-
-    def book(self, begin_s: float, seconds: float) -> None:
-        """Keeps the processor that is free first busy for so many seconds from `begin_s`, or from when it is free."""
-        if self._free is not None:
-            first = self._free.index(min(self._free))
-            self._free[first] = max(self._free[first], begin_s) + seconds
 
 
 class ModelledLinks:

@@ -23,10 +23,16 @@ def longest(top: int) -> int:
     return 2 * (top + 1).bit_length()
 
 
-def encode_levels(levels: NDArray[np.int16], *, top: int, words: NDArray[np.uint32]) -> Bytes:
-    """Encodes signed levels −top … top; `words` has room for `longest(top)` bits a level, and holds the result."""
-    num_bits = _encode(frozen(levels), top, *_table(top), words)
-    return words.view(np.uint8)[: -(-num_bits // 8)]
+def encode_levels(levels: NDArray[np.int16], *, top: int) -> Bytes:
+    """Encodes signed levels −top … top."""
+    codes, lengths = _table(top)
+    coded, length = codes[levels + np.int32(top)], lengths[levels + np.int32(top)]
+    starts = length.cumsum() - length
+    bits = np.zeros(int(length.sum()), np.uint8)
+    for at in range(int(length.max())):
+        some = length > at
+        bits[starts[some] + at] = coded[some] >> at & 1
+    return np.packbits(bits, bitorder="little")
 
 
 def decode_levels(packed: Any, *, top: int, out: NDArray[np.int16]) -> None:
@@ -35,31 +41,14 @@ def decode_levels(packed: Any, *, top: int, out: NDArray[np.int16]) -> None:
         raise FrameError(f"the coded levels {_FAULTS[fault]}: the payload is damaged")
 
 
-def _table(top: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+def _table(top: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Codes and their lengths, for the levels −top … top."""
     level = np.arange(-top, top + 1)
     x = np.abs(level) + 1
     z = np.floor(np.log2(x)).astype(np.int64)
     low = x - (1 << z)
     codes = (1 << z) | low << (z + 1) | (level < 0).astype(np.int64) << (2 * z + 1)
-    return codes.astype(np.uint64), (2 * z + 1 + (level != 0)).astype(np.uint64)
-
-
-@jit
-def _encode(levels: Any, top: int, codes: Any, lengths: Any, words: Any) -> Any:
-    held, filled, at = np.uint64(0), np.uint64(0), 0
-    for i in range(levels.size):
-        code = levels[i] + top
-        held |= codes[code] << filled
-        filled += lengths[code]
-        if filled >= np.uint64(32):
-            words[at] = np.uint32(held & np.uint64(0xFFFFFFFF))
-            held >>= np.uint64(32)
-            filled -= np.uint64(32)
-            at += 1
-    if filled:
-        words[at] = np.uint32(held)
-    return 32 * at + np.int64(filled)
+    return codes, 2 * z + 1 + (level != 0)
 
 
 @jit

@@ -13,12 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thinwire.kernels.contract import UNIT, Key
-from thinwire.kernels.numba.jit import frozen, jit
 from thinwire.kernels.numba.stochastic import high_bits
 
 MAX_LEVELS = 1 << 14
 MAX_NATURAL_LEVELS = 64
-_BLOCK = 1 << 12
+_BLOCK = 1 << 16
 
 
 def round_to_levels(
@@ -26,18 +25,37 @@ def round_to_levels(
 ) -> None:
     """Fills `out` with signed levels −top … top."""
     random = np.empty(min(_BLOCK, values.size), np.int32)
-    kernel = _natural if natural else _linear
     for first in range(0, values.size, _BLOCK):
-        part = frozen(values[first : first + _BLOCK])
+        part = values[first : first + _BLOCK].astype(np.float64)
         high_bits(key, first, random)
-        kernel(part, norms, bucket, first, top, UNIT, random, out[first : first + _BLOCK])
+        norm = norms[np.arange(first, first + part.size) // bucket].astype(np.float64)
+        a = np.divide(np.abs(part), norm, out=np.zeros(part.size), where=norm > 0)
+        level, rest = _natural(a, top) if natural else _linear(a, top)
+        level = np.minimum(level + (random[: part.size] * UNIT < rest), top)
+        out[first : first + part.size] = np.where(part > 0, level, -level)
+
+
+def _linear(a: Any, top: int) -> tuple[Any, Any]:
+    """Returns the level below each magnitude, and the probability of the one above."""
+    level = np.floor(a * top)
+    return level, a * top - level
+
+
+def _natural(a: Any, top: int) -> tuple[Any, Any]:
+    """As `_linear`, of levels that are powers of two."""
+    lowest = 2.0 ** (1 - top)
+    mantissa, exponent = np.frexp(a)
+    small = a < lowest
+    return np.where(small, 0, top + exponent - 1), np.where(small, a / lowest, 2.0 * mantissa - 1.0)
 
 
 def bucket_norms(values: Any, *, bucket: int, largest: float) -> NDArray[np.float64]:
     """float64[ceil(n / bucket)]: the 2-norm of each bucket, summed in order, in units of a power of two."""
-    norms = np.empty(-(-values.size // bucket))
     unit = 1.0 if values.dtype == np.float32 else 2.0 ** min(max(math.frexp(largest)[1], -1000), 1000)
-    _norms(frozen(values), bucket, unit, norms)
+    wide = min(bucket, values.size)
+    squares = np.zeros(-(-values.size // wide) * wide)
+    squares[: values.size] = (values.astype(np.float64) / unit) ** 2
+    norms: NDArray[np.float64] = np.sqrt(squares.reshape(-1, wide).cumsum(axis=1)[:, -1]) * unit
     return norms
 
 
@@ -60,41 +78,3 @@ def value_of_levels(
     scale = np.repeat(norms.astype(np.float64), bucket)[: levels.size] if norms.size > 1 else np.float64(norms[0])
     values = (scale * worth(top, natural)[levels + np.int32(top)]).astype(out.dtype)
     out[:] = out + values if accumulate else values
-
-
-@jit
-def _norms(values: Any, bucket: int, unit: float, norms: Any) -> None:
-    lift = 1.0 / unit  # a power of two: as good as dividing by the unit
-    for k in range(norms.size):
-        total = 0.0
-        for i in range(k * bucket, min(values.size, (k + 1) * bucket)):
-            v = np.float64(values[i]) * lift
-            total += v * v
-        norms[k] = math.sqrt(total) * unit
-
-
-@jit
-def _linear(values: Any, norms: Any, bucket: int, first: int, top: int, unit: float, random: Any, out: Any) -> None:
-    for i in range(values.size):
-        norm = np.float64(norms[(first + i) // bucket])
-        a = abs(np.float64(values[i])) / norm * top if norm > 0.0 else 0.0
-        level = int(a)
-        level = min(level + int(np.float64(random[i]) * unit < a - level), top)
-        out[i] = level if values[i] > 0 else -level
-
-
-@jit
-def _natural(values: Any, norms: Any, bucket: int, first: int, top: int, unit: float, random: Any, out: Any) -> None:
-    level: Any
-    lowest = 2.0 ** (1 - top)
-    for i in range(values.size):
-        norm = np.float64(norms[(first + i) // bucket])
-        a = abs(np.float64(values[i])) / norm if norm > 0 else 0.0
-        if a < lowest:
-            level, rest = 0, a / lowest
-        else:
-            mantissa, exponent = math.frexp(a)
-            level, rest = top + exponent - 1, 2.0 * mantissa - 1.0
-        level += np.float64(random[i]) * unit < rest
-        level = min(level, top)
-        out[i] = level if values[i] > 0 else -level

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from thinwire.errors import EngineError
+from thinwire_lab.jobs.results import Results
 from thinwire_lab.studies.reproduce import mps_processes, mps_speedups
 from thinwire_lab.studies.reproduce.entry import Cell, Finding, Found
 from thinwire_lab.studies.reproduce.mps_nodes import (
@@ -21,6 +23,7 @@ from thinwire_lab.studies.reproduce.mps_nodes import (
     thin_link,
 )
 from thinwire_lab.studies.reproduce.mps_processes import MeasuredCell, MeasuredFinding
+from thinwire_lab.studies.reproduce.run import make
 
 
 def told(cell: Cell) -> Finding:
@@ -40,13 +43,33 @@ class Ran(SimpleNamespace):
         super().__init__(steps=steps, seconds_per_step=seconds / (steps - 1), **nbytes)
 
 
-def test_a_step_is_what_a_long_run_has_more_also_where_other_work_spoils_some() -> None:
-    """Both runs are made again; where that does not help, their seconds are said."""
-    short = iter([5.0, 0.7])
-    found = steady(lambda: Ran(7, next(short)), lambda: Ran(13, 1.3))  # type: ignore[arg-type, return-value]
-    assert found == pytest.approx((0.1, 10))
-    with pytest.raises(EngineError, match=r"of 13 steps took 1\.3 s and one of 7 2 s"):
-        steady(lambda: Ran(7, 2.0), lambda: Ran(13, 1.3))  # type: ignore[arg-type, return-value]
+def test_a_step_is_what_a_long_run_has_more() -> None:
+    assert steady(Ran(7, 0.7), Ran(13, 1.3)) == pytest.approx((0.1, 10))  # type: ignore[arg-type]
+
+
+SPOILT = {"four machines are more than four": 0.06024, "a step takes less than no time": -0.01}
+
+
+@pytest.mark.parametrize("seconds", SPOILT.values(), ids=SPOILT)
+def test_what_cannot_be_is_measured_again_and_at_last_refused(
+    seconds: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """With a single machine's step of 0.1 s, 0.06024 s are a speed-up of 6.64."""
+    [cell] = nodes([STALE_TOP], "quick", 0.5)
+    spoilt, good = (
+        NodesFinding(seconds_per_step=each, single_s=0.1, link="9mbit", sent_bytes=1.0) for each in (seconds, 0.125)
+    )
+    ran = [spoilt, spoilt, good]
+    monkeypatch.setattr(NodesCell, "run", lambda *_: ran.pop(0))
+    results = Results[Finding](tmp_path / "results.json", [NodesFinding])
+    results.add(cell.key(), spoilt)  # of a command that took it
+    make([cell], results, on_cell=lambda *_: None, on_progress=lambda *_: None)
+    assert results.find(cell.key()) == good and ran == []
+    monkeypatch.setattr(NodesCell, "run", lambda *_: spoilt)
+    results = Results[Finding](None, [NodesFinding])
+    with pytest.raises(EngineError, match="This machine is loaded"):
+        make([cell], results, on_cell=lambda *_: None, on_progress=lambda *_: None)
+    assert results.runs == [], "and nothing of it is kept"
 
 
 def test_links_are_as_thin_as_a_machine_generates() -> None:

@@ -10,7 +10,7 @@ from thinwire_lab.jobs.history import StepHistory
 from thinwire_lab.studies.reproduce.entry import Found
 from thinwire_lab.studies.reproduce.job_cells import TrainingFinding
 from thinwire_lab.studies.reproduce.three_lc import ENTRIES
-from thinwire_lab.studies.reproduce.three_lc_riddles import RIDDLES
+from thinwire_lab.studies.reproduce.three_lc_lag import LAG
 
 
 def trained(*evaluations: tuple[int, float], losses: tuple[float, ...] = (1.0,)) -> TrainingFinding:
@@ -25,7 +25,7 @@ def trained(*evaluations: tuple[int, float], losses: tuple[float, ...] = (1.0,))
 
 def test_the_papers_line_is_of_what_the_axis_says() -> None:
     """By table 1 s = 1.75 ends at 93.51 %, s = 1.0 at 93.32 % and float at 93.37 %."""
-    study = RIDDLES[0].study
+    study = LAG[0].study
     assert study is not None
     shown = study.show(Found({cell: trained() for cell in study.cells("quick")}))
     [panel] = shown.charts[0].panels

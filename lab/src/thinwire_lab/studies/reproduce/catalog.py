@@ -16,7 +16,7 @@ from thinwire_lab.studies.reproduce import (
     terngrad_throughput,
     terngrad_training,
     three_lc,
-    three_lc_riddles,
+    three_lc_lag,
 )
 from thinwire_lab.studies.reproduce.entry import Entry, Finding, Status
 
@@ -35,7 +35,7 @@ CATALOG: tuple[Entry, ...] = (
     ),
     *_unmeasured("3lc", "drawing", "explains the codec", figure_2="steps of the codec"),
     *three_lc.ENTRIES,
-    *three_lc_riddles.RIDDLES,
+    *three_lc_lag.LAG,
     *entropy.ENTRIES,
     *_unmeasured("terngrad", "drawing", "explains algorithm 1", figure_1="distributed SGD"),
     *terngrad_gradients.ENTRIES,

@@ -44,6 +44,10 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
     def run(self, on_progress: OnProgress) -> Finding:
         """Makes the run, and tells its progress; raises ThinwireError where it fails."""
 
+    def impossible(self, finding: Any) -> str | None:
+        """Returns what a finding says that cannot be, as other work on the machine makes it; None of any other."""
+        return None
+
     def __str__(self) -> str:
         told = ((each.name, getattr(self, each.name), each.default) for each in msgspec.structs.fields(self))
         return ", ".join(f"{name} {value}" for name, value, default in told if value != default)

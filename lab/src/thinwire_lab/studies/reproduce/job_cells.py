@@ -118,9 +118,8 @@ def train(cell: TrainingCell, on_progress: OnProgress, *, on_step: OnStep | None
 
 _COSTS = TransportCosts()
 MESSAGES = (
-    f"The costs of a gRPC message are set: {seconds_text(_COSTS.worker_message_s)} of a processor at a worker, "
-    f"{seconds_text(_COSTS.server_message_s)} at a server, {1e9 * _COSTS.byte_s:g} ns a byte at either, and "
-    f"{seconds_text(_COSTS.latency_s)} on the way."
+    f"The costs of a gRPC message are set: {seconds_text(_COSTS.server_message_s)} and {1e9 * _COSTS.byte_s:g} ns a "
+    f"byte at a server, and {seconds_text(_COSTS.latency_s)} on the way; at a worker they are not counted."
 )
 
 

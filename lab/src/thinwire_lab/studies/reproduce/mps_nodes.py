@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from thinwire.errors import EngineError
+from thinwire.quantities import counted
 from thinwire.transports.links import parse_rate
 from thinwire_lab.jobs import modelled
 from thinwire_lab.jobs.cluster import Links, choose_links
@@ -59,7 +59,6 @@ MODELLED = (
     f"before and after each run. {MESSAGES}"
 )
 FIRST = 7  # steps of a short run, whose seconds and bytes are taken off: the first weights, and what its end waits for
-TRIES = 5  # pairs of a short and a long run, until it is given up that the long one takes longer
 STEPS: dict[Scale, int] = {"tiny": 13, "quick": 19, "full": 67}
 """A multiple of 6 more than those: after so many a worker of staleness 5 exchanges, and never twice as often."""
 
@@ -82,13 +81,26 @@ class MachineCell(JobCell, frozen=True, kw_only=True):
     def job(self, **more: Any) -> Job:
         return super().job(servers_on_workers=True, **more)
 
+    def impossible(self, finding: Any) -> str | None:
+        if not isinstance(finding, StepFinding):
+            return None
+        if finding.seconds_per_step <= 0:
+            return f"a step of {finding.seconds_per_step:.3g} s, for the shorter of two runs took longer"
+        found = speedup(self, finding)
+        return f"a speed-up of {found:.2f} with {counted(self.workers, 'machine')}" if found > self.workers else None
 
-class NodesFinding(Finding, frozen=True, kw_only=True):
-    """The results of a run."""
 
-    seconds_per_step: float  # by the modelled clock
+class StepFinding(Finding, frozen=True, kw_only=True):
+    """Seconds of a step of several machines, and of one."""
+
+    seconds_per_step: float  # by the modelled clock, or measured
     single_s: float  # of a step of a single machine, measured
     link: str  # rate of every machine's link
+
+
+class NodesFinding(StepFinding, frozen=True, kw_only=True):
+    """The results of a run by the modelled clock."""
+
     sent_bytes: float  # of packets that a machine sends in a step, as worker and as server, to itself as well
 
 
@@ -104,8 +116,8 @@ class NodesCell(MachineCell, frozen=True, kw_only=True):
         link = thin_link(self, self.generated, statistics.median(single))
         modelled.run(self.job(link=link, steps=2))  # kernels are loaded, memory is there
         seconds_per_step, sent_bytes = steady(
-            lambda: modelled.run(self.job(link=link, steps=FIRST)),
-            lambda: modelled.run(self.job(link=link), on_event=following(on_progress)),
+            modelled.run(self.job(link=link, steps=FIRST)),
+            modelled.run(self.job(link=link), on_event=following(on_progress)),
         )
         return NodesFinding(
             seconds_per_step=seconds_per_step,
@@ -115,22 +127,15 @@ class NodesCell(MachineCell, frozen=True, kw_only=True):
         )
 
 
-def steady(short: Callable[[], RunOutcome], long: Callable[[], RunOutcome]) -> tuple[float, float]:
+def steady(less: RunOutcome, more: RunOutcome) -> tuple[float, float]:
     """Returns the seconds and the bytes of a step: the difference of two runs, without their beginning and end.
 
-    Where other work made the short run the longer one, both are made again.
+    Other work can make the short run the longer one; a step then takes less than no time, which `impossible` says.
     """
-    for _ in range(TRIES):
-        less, more = short(), long()
-        first_s, whole_s = (each.seconds_per_step * (each.steps - 1) for each in (less, more))
-        if whole_s > first_s:
-            first_nbytes, whole_nbytes = (each.wire_bytes_push + each.wire_bytes_pull for each in (less, more))
-            steps = more.steps - less.steps
-            return (whole_s - first_s) / steps, (whole_nbytes - first_nbytes) / steps
-    raise EngineError(
-        f"a run of {more.steps} steps took {whole_s:.3g} s and one of {less.steps} {first_s:.3g} s, in the last of "
-        f"{TRIES} pairs: other work on this machine is longer than these steps; run it again when nothing else does"
-    )
+    first_s, whole_s = (each.seconds_per_step * (each.steps - 1) for each in (less, more))
+    first_nbytes, whole_nbytes = (each.wire_bytes_push + each.wire_bytes_pull for each in (less, more))
+    steps = more.steps - less.steps
+    return (whole_s - first_s) / steps, (whole_nbytes - first_nbytes) / steps
 
 
 def speedup(cell: MachineCell, finding: Any) -> float:

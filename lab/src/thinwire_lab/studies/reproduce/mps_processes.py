@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.engines.events import Event
-from thinwire.engines.roles import OnEvent
 from thinwire.presentation.charts import Chart, Panel, Series
 from thinwire.presentation.tables import Table
 from thinwire.transports.links import parse_rate
@@ -26,7 +25,6 @@ from thinwire_lab.jobs import processes
 from thinwire_lab.jobs.cluster import Place
 from thinwire_lab.jobs.events import Done, Progress
 from thinwire_lab.jobs.forks import forks
-from thinwire_lab.jobs.outcome import RunOutcome
 from thinwire_lab.studies.reproduce import mps_nodes as on
 from thinwire_lab.studies.reproduce.entry import Cell, Finding, Found, OnProgress, Scale, Shown, chart, scaled
 from thinwire_lab.studies.reproduce.job_cells import following
@@ -39,12 +37,9 @@ _DESIGNS = (on.TENSORFLOW, on.STALE_TOP)
 _PRINTED = {1: (1.00, 1.00), 2: (1.43, 1.99), 4: (2.11, 3.76), 8: (2.95, 7.15)}
 
 
-class MeasuredFinding(Finding, frozen=True, kw_only=True):
-    """The results of a run."""
+class MeasuredFinding(on.StepFinding, frozen=True, kw_only=True):
+    """The results of a run of processes."""
 
-    seconds_per_step: float  # measured
-    single_s: float  # of a step of a single machine, measured
-    link: str  # rate of every machine's link
     shaping: str  # who made it: `kernel`, or `none` where that may not shape
 
 
@@ -59,20 +54,14 @@ class MeasuredCell(MachineCell, frozen=True, kw_only=True):
         single = on.single_steps(self.job())
         link, links = on.machine_links(self, self.generated, statistics.median(single))
         place = Place(links=links, starter=forks())
-        runs: list[RunOutcome] = []
-
-        def run(steps: int, on_event: OnEvent) -> RunOutcome:
-            runs.append(processes.run(self.job(link=link, steps=steps), place=place, on_event=on_event))
-            return runs[-1]
-
-        seconds_per_step, _ = on.steady(
-            lambda: run(on.FIRST, lambda process, event: None), lambda: run(self.steps, following(on_progress))
-        )
+        short = processes.run(self.job(link=link, steps=on.FIRST), place=place)
+        long = processes.run(self.job(link=link), place=place, on_event=following(on_progress))
+        seconds_per_step, _ = on.steady(short, long)
         return MeasuredFinding(
             seconds_per_step=seconds_per_step,
             single_s=statistics.median([*single, *on.single_steps(self.job())]),
             link=link,
-            shaping=runs[-1].shaping,
+            shaping=long.shaping,
         )
 
 

@@ -14,6 +14,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from thinwire.errors import EngineError
 from thinwire.extras import require
 from thinwire.presentation.charts import draw
 from thinwire.presentation.page import chart_html, document, table_html, write_page
@@ -23,6 +24,8 @@ from thinwire_lab.studies.files import REPORT, RESULTS
 from thinwire_lab.studies.machines import mixed, mixed_versions
 from thinwire_lab.studies.reproduce.entry import Cell, Entry, Finding, Found, Scale, Shown
 
+TRIES = 5
+"""How often a cell is run until its finding can be."""
 OnCell = Callable[[int, int, Cell], None]
 """Called before each run with its number, the number of all runs, and its cell."""
 OnCellProgress = Callable[[Cell, float, str], None]
@@ -95,12 +98,19 @@ class _Runs(Grid[Cell, Finding]):
         return cell.key()
 
     def outdated(self, cell: Cell, figures: Finding, before: Measured[Cell, Finding]) -> bool:
-        return not isinstance(figures, cell.finding)
+        return not isinstance(figures, cell.finding) or cell.impossible(figures) is not None
 
     def measure(self, cell: Cell, before: Measured[Cell, Finding], tell: Tell) -> Finding:
-        finding = cell.run(partial(self._on_progress, cell))
-        self._on_progress(cell, 1.0, "")
-        return finding
+        for _ in range(TRIES):
+            finding = cell.run(partial(self._on_progress, cell))
+            wrong = cell.impossible(finding)
+            if wrong is None:
+                self._on_progress(cell, 1.0, "")
+                return finding
+        raise EngineError(
+            f"{cell}: {wrong}, in the last of {TRIES} tries. This machine is loaded: run the same command again when "
+            "nothing else works on it"
+        )
 
 
 def found(results: Results[Finding], cell: Cell) -> Finding | None:
