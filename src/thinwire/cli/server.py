@@ -24,8 +24,7 @@ from thinwire.engines.events import Listening, Served
 from thinwire.errors import ConfigError, ProtocolError
 from thinwire.security import Credentials
 from thinwire.transports.grpc import GrpcOptions
-from thinwire.transports.links import parse_rate
-from thinwire.transports.shaped import Shaping
+from thinwire.transports.links import Shaping, parse_rate
 
 with lazily():
     from thinwire.runtime import checkpoint as checkpoint_files

@@ -16,11 +16,12 @@ MAX_OPENING_NBYTES = 64 * 1024
 """Of a packet about the session, which holds a name and two numbers."""
 MAX_JOIN_NBYTES = 2**20
 """Of a worker's first message: a plan takes some 150 bytes a table. As much memory again for each byte, and more, goes
-into what it says, so it is small unless whoever serves says otherwise."""
+into what it says, so it is small."""
 MAX_KEPT_NBYTES = 512 * 2**20
 """What may wait for a worker's acknowledgement, where its shard is not so large that its values are half of it."""
 MAX_ENDED = 1024
 """Sessions that have ended, whose last packet may be asked for again."""
+JOIN_TOO_LARGE = f"a first message of more than {MAX_JOIN_NBYTES} bytes: no model of so many tensors can be served"
 JOIN_WITHIN_S = 120.0
 """A connection whose worker has not joined by then is ended. Workers connect to all shards, then join."""
 
@@ -64,11 +65,3 @@ def allowance(plan: Plan) -> Allowance:
     nbytes = message + VALUE_NBYTES * values + TABLE_NBYTES * (tables + 1)
     kept = max(MAX_KEPT_NBYTES, 2 * (DOWN_NBYTES * values + TABLE_NBYTES * tables))
     return Allowance(nbytes, PacketLimits(frames=tables + 1, message_nbytes=message), kept)
-
-
-def join_too_large(nbytes: int) -> str:
-    """Says that a first message is larger than so many bytes."""
-    return (
-        f"a first message of more than {nbytes} bytes; whoever serves a model of so many tensors raises that with "
-        "serving(max_join_nbytes=…)"
-    )

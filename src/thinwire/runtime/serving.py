@@ -8,13 +8,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from thinwire.errors import ConfigError, ProtocolError
 from thinwire.packets import EncodedTensor, PacketLimits, kind_of, pack, parse
 from thinwire.runtime.clock import MOMENT_S, Cancel, Clock, SystemClock, check_seconds
 from thinwire.runtime.journal import Journal
-from thinwire.runtime.limits import MAX_JOIN_NBYTES, Allowance, allowance, join_too_large
+from thinwire.runtime.limits import JOIN_TOO_LARGE, MAX_JOIN_NBYTES, Allowance, allowance
 from thinwire.runtime.session_server import SessionServer
 from thinwire.runtime.shard_checkpoints import Checkpointer
 from thinwire.schema import Join, Leave, Message, Refused
@@ -33,7 +32,6 @@ def serving(
     grace_s: float = 0.0,
     clock: Clock | None = None,
     journal: Journal | None = None,
-    max_join_nbytes: int = MAX_JOIN_NBYTES,
 ) -> Serving:
     """Returns what one server of a transport needs to serve `core`.
 
@@ -44,39 +42,38 @@ def serving(
         grace_s: how long a worker whose connection broke may take to come back, in seconds; 0 ends the training.
         clock: by default the system's.
         journal: is told of every gradient and update.
-        max_join_nbytes: of a worker's `Join`; a model of some 5,000 tensors or more needs a larger one.
 
     Raises:
         ConfigError: `grace_s` is no time that can be waited for.
     """
     check_seconds(grace_s=grace_s)
-    shared: dict[str, Any] = {"clock": clock or SystemClock(), "grace_s": grace_s, "max_join_nbytes": max_join_nbytes}
-    handler = partial(ServerHandler, core, on_end=on_end, checkpointer=checkpointer, journal=journal, **shared)
-    return Serving(handler, partial(SessionServer, **shared))
+    return Serving(
+        partial(ServerHandler, core, on_end=on_end, checkpointer=checkpointer, journal=journal),
+        grace_s,
+        clock or SystemClock(),
+    )
 
 
 class Serving:
     """Makes the handler of one transport's server, and may end its training.
 
     Args:
-        handler: makes the handler of sessions, of their sender.
-        sessions: makes what stands between that and the transport, of the maker of the one and the sender of the other.
+        make: returns the handler of sessions.
+        grace_s, clock: as for `serving`.
     """
 
-    def __init__(
-        self, handler: Callable[[Sender], ServerHandler], sessions: Callable[[Any, Sender], SessionServer]
-    ) -> None:
-        self._make, self._sessions = handler, sessions
+    def __init__(self, make: Callable[..., ServerHandler], grace_s: float, clock: Clock) -> None:
+        self._make, self._grace_s, self._clock = make, grace_s, clock
         self._handler: ServerHandler | None = None
 
     def __call__(self, sender: Sender) -> SessionServer:
         """Returns the handler of a server with this sender; a transport calls it."""
 
         def handler(sessions: Sender) -> ServerHandler:
-            self._handler = self._make(sessions)
+            self._handler = self._make(sessions, grace_s=self._grace_s, clock=self._clock)
             return self._handler
 
-        return self._sessions(handler, sender)
+        return SessionServer(handler, sender, self._grace_s, self._clock)
 
     def end(self, reason: str) -> None:
         """Ends the training before its end, where workers are here: they hear why. For any thread."""
@@ -88,9 +85,8 @@ class ServerHandler:
     """Feeds packets to a core and carries out its effects. One packet object goes to all receivers of an effect.
 
     Args:
-        core, on_end, checkpointer, journal, max_join_nbytes, grace_s: as for `serving`.
-        sender: the transport's sending half.
-        clock: by which workers that are to come back are given their time.
+        core, on_end, checkpointer, journal, grace_s, clock: as for `serving`.
+        sender: of the sessions.
     """
 
     def __init__(
@@ -101,12 +97,11 @@ class ServerHandler:
         checkpointer: Checkpointer | None = None,
         journal: Journal | None = None,
         *,
-        max_join_nbytes: int = MAX_JOIN_NBYTES,
-        clock: Clock | None = None,
         grace_s: float = 0.0,
+        clock: Clock | None = None,
     ) -> None:
         self._core, self._sender, self._checkpointer, self._journal = core, sender, checkpointer, journal
-        self._clock, self._grace_s, self._max_join_nbytes = clock or SystemClock(), grace_s, max_join_nbytes
+        self._clock, self._grace_s = clock or SystemClock(), grace_s
         self._on_end: Callable[[], None] | None = on_end
         self._allowance: Allowance | None = None
         self._joined: dict[int, int] = {}
@@ -123,8 +118,6 @@ class ServerHandler:
             message, frames = self._read(peer, packet)
             if isinstance(message, Join):
                 self._check_rank(peer, message.rank)
-                if self._checkpointer is not None:
-                    self._checkpointer.check_space(message.plan)
                 self._joined[peer] = message.rank
                 self._admit(peer)  # before the answer, which may be a whole model
         except (ProtocolError, ConfigError) as error:
@@ -145,9 +138,9 @@ class ServerHandler:
         kind = kind_of(packet)
         if kind is not None and kind is not Join:
             raise ProtocolError(f"{kind.__name__} came before Join")
-        if len(packet) > self._max_join_nbytes:
-            raise ProtocolError(join_too_large(self._max_join_nbytes))
-        return parse(packet, limits=PacketLimits(0, self._max_join_nbytes))
+        if len(packet) > MAX_JOIN_NBYTES:
+            raise ProtocolError(JOIN_TOO_LARGE)
+        return parse(packet, limits=PacketLimits(0, MAX_JOIN_NBYTES))
 
     def closed(self, peer: int, error: str | None) -> None:
         self._joined.pop(peer, None)

@@ -202,7 +202,7 @@ class Worker(WorkerBase):
                 yield Poll(conversation.shard)
         self.clock += 1
         if self._terms.partial_quorum:
-            reached = [each.reached() for each in self.conversations]
+            reached = [each.updates.reached() for each in self.conversations]
             self.clock = max(self.clock, min(version for version in reached if version is not None))
         for conversation in self.conversations:
             conversation.transmit.end_step()

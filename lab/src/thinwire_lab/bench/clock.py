@@ -17,11 +17,12 @@ from dataclasses import dataclass
 
 from thinwire.planner.transport_costs import Sharing, TransportCosts
 from thinwire.presentation.tables import Table
-from thinwire.transports.links import first_thin, parse_rate
+from thinwire.transports.links import parse_rate
 from thinwire_lab.bench.harness import Bench, Figures, Tell, column, median
 from thinwire_lab.bench.options import ClockOptions
 from thinwire_lab.bench.peer_costs import measure_sharing
 from thinwire_lab.bench.transport_costs import measure_costs
+from thinwire_lab.engines.queues import first_thin
 from thinwire_lab.jobs import modelled
 from thinwire_lab.jobs.cluster import Place, choose_links
 from thinwire_lab.jobs.grid import Measured

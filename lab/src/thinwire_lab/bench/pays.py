@@ -26,7 +26,7 @@ from thinwire.planner.transport_costs import PeerCosts, TransportCosts
 from thinwire.policies.adaptive import is_adaptive_name
 from thinwire.policies.designs import Design, design
 from thinwire.presentation.tables import Table
-from thinwire.transports.links import first_thin, parse_rate
+from thinwire.transports.links import parse_rate
 from thinwire_lab.bench.cells import BATCHES, HookCell
 from thinwire_lab.bench.courses import Sweep
 from thinwire_lab.bench.harness import Bench, Tell
@@ -45,6 +45,7 @@ from thinwire_lab.bench.pay_rows import (
 )
 from thinwire_lab.bench.peer_costs import measure_peer_costs, measure_sharing
 from thinwire_lab.bench.transport_costs import measure_costs
+from thinwire_lab.engines.queues import first_thin
 from thinwire_lab.engines.starters import Forks
 from thinwire_lab.jobs.grid import Measured
 from thinwire_lab.workloads.models import TEXT_MODELS

@@ -12,7 +12,7 @@ from heapq import heappop, heappush
 
 from thinwire.errors import ConfigError
 from thinwire.planner.transport_costs import TCP_HEADERS_NBYTES, TCP_PAYLOAD_NBYTES
-from thinwire.transports.shaped import TokenBucket
+from thinwire.transports.links import TokenBucket
 
 
 class Agenda:
