@@ -80,9 +80,9 @@ class ServerCore(ShardMembership):
             return self._fail(f"the training has diverged: {error}. Use a smaller learning rate or sparsity")
 
     def _broke(self, peer: int, reason: str) -> list[Effect]:
-        if peer not in self._ranks or self._failed is not None:
+        if peer not in self._peers or self._failed is not None:
             return [Close(peer, refused(reason))]
-        if self._presence[rank := self._ranks[peer]] is Presence.JOINED:
+        if self._presence[rank := self._peers[peer].rank] is Presence.JOINED:
             self._forget(peer)
             return [Close(peer, refused(reason)), *self._gone(rank, reason)]
         told = f"worker {rank}: {reason}"
@@ -100,7 +100,7 @@ class ServerCore(ShardMembership):
         Args:
             reason: what ended it, in words.
         """
-        if self._failed is not None or not self._ranks:
+        if self._failed is not None or not self._peers:
             return []
         return self._fail(reason)
 
@@ -109,14 +109,14 @@ class ServerCore(ShardMembership):
     def _dispatch(self, peer: int, message: Message, frames: tuple[EncodedTensor, ...]) -> list[Effect]:
         if isinstance(message, Join):
             return self._join(peer, message)
-        if peer not in self._ranks:
+        if peer not in self._peers:
             raise ProtocolError(f"{type(message).__name__} came before Join")
         match message:
             case Resume():
                 return self._resume(peer, message)
             case Leave():
                 return self._leave(peer, message)
-            case Push() | Values() | Scalars() if self._presence[self._ranks[peer]] is not Presence.TRAINING:
+            case Push() | Values() | Scalars() if self._presence[self._peers[peer].rank] is not Presence.TRAINING:
                 raise ProtocolError(f"{type(message).__name__} came before Resume")
             case Push():
                 return self._push(peer, message, frames)
@@ -129,7 +129,7 @@ class ServerCore(ShardMembership):
 
     def _values(self, peer: int, message: Values, frames: tuple[EncodedTensor, ...]) -> list[Effect]:
         assert self._engine is not None
-        if self._ranks[peer] != 0 or self._initialised:
+        if self._peers[peer].rank != 0 or self._initialised:
             raise ProtocolError("only worker 0 sends initial values, and only once")
         if message.tables[:1] == (0,):
             self._initial = []  # another process of this rank begins anew
@@ -148,7 +148,7 @@ class ServerCore(ShardMembership):
         if not self._initialised:
             raise ProtocolError("a gradient came before the initial values")
         self._progressed = True
-        rank = self._ranks[peer]
+        rank = self._peers[peer].rank
         if push.digest:
             self._engine.check_step(push.step)  # the first one that is told is what the others must equal
             self._digests.add(rank, push.step, push.digest)
@@ -161,7 +161,7 @@ class ServerCore(ShardMembership):
             raise ProtocolError(f"{len(message.values)} scalars came for {len(self.tables)} tables")
         self._engine.check_step(message.step)
         ranks = self._engine.members.expected(message.step)
-        largest = self._maxima.add(self._ranks[peer], message.step, message.values, ranks)
+        largest = self._maxima.add(self._peers[peer].rank, message.step, message.values, ranks)
         if largest is None:
             reason = self._maxima.unreachable(self._engine.members.expected, self.left)
             return [] if reason is None else self._fail(reason)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
 from thinwire.errors import ConfigError
 from thinwire.quantities import moment_text
-from thinwire.schema import Members, Plan
+from thinwire.schema import Members, Offer, Plan, Resume
 from thinwire.server.effects import Close, Effect, Send, refused
 from thinwire.server.rounds import Digests, Maxima
 from thinwire.server.table import Table
@@ -33,6 +34,25 @@ class Presence(Enum):
     """It was dropped, and may join again."""
 
 
+@dataclass(slots=True)
+class Peer:
+    """A session whose worker has joined.
+
+    Args:
+        rank: of the worker.
+        steps: of which it holds states.
+        interrupted: its connection is broken.
+        offer: the newest one that it was sent.
+        choice: from where it continues, of that offer.
+    """
+
+    rank: int
+    steps: tuple[int, ...]
+    interrupted: bool = False
+    offer: Offer | None = None
+    choice: Resume | None = None
+
+
 class ShardState:
     """The workers of one shard, by peer and rank, and its tables.
 
@@ -51,10 +71,7 @@ class ShardState:
         self._min_workers = min_workers
         self._engine: UpdateEngine | None = None
         self._presence: dict[int, Presence] = {}
-        self._ranks: dict[int, int] = {}
-        """By peer, of all open sessions."""
-        self._interrupted: set[int] = set()
-        """Peers of `_ranks` whose connection is broken."""
+        self._peers: dict[int, Peer] = {}
         self._initialised = self._progressed = self._began = False
         """Whether the tables have values; have changed since this shard began or went back; whether all have come."""
         self._failed: str | None = None
@@ -122,12 +139,12 @@ class ShardState:
     @property
     def here(self) -> tuple[int, ...]:
         """Workers that have joined and not gone, sorted."""
-        return tuple(sorted(self._ranks.copy().values()))
+        return tuple(sorted(each.rank for each in self._peers.copy().values()))
 
     @property
     def interrupted_ranks(self) -> tuple[int, ...]:
         """Workers of `here` whose connection is broken, and who may come back, sorted."""
-        return tuple(sorted(rank for peer, rank in self._ranks.copy().items() if peer in self._interrupted))
+        return tuple(sorted(each.rank for each in self._peers.copy().values() if each.interrupted))
 
     @property
     def left(self) -> tuple[int, ...]:
@@ -138,7 +155,7 @@ class ShardState:
         return {rank for rank, presence in self._presence.copy().items() if presence in presences}
 
     def _training_peers(self) -> list[int]:
-        return [peer for peer, rank in self._ranks.items() if self._presence[rank] is Presence.TRAINING]
+        return [peer for peer, each in self._peers.items() if self._presence[each.rank] is Presence.TRAINING]
 
     @property
     def _least(self) -> int:
@@ -151,7 +168,7 @@ class ShardState:
         """Ranks become the peers that hold them."""
         if not outgoing:
             return []
-        ring = sorted((self._ranks[peer], peer) for peer in self._training_peers())
+        ring = sorted((self._peers[peer].rank, peer) for peer in self._training_peers())
         effects: list[Effect] = []
         for each in outgoing:
             peers = tuple(peer for rank, peer in ring if each.rank in (None, rank))
@@ -160,7 +177,7 @@ class ShardState:
 
     def _fail(self, reason: str) -> list[Effect]:
         self._failed = reason
-        return [Close(peer, refused(reason)) for peer in self._ranks]
+        return [Close(peer, refused(reason)) for peer in self._peers]
 
     def _tell(self, reason: str, *, but: int | None = None, interrupted: bool = False) -> list[Effect]:
         """Tells all workers, or all but one, the members from now on."""
