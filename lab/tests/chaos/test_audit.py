@@ -126,7 +126,7 @@ def test_a_journal_tells_workers_that_come_and_go_and_steps_gone_back_to(tmp_pat
     tables = TableSpec(name="w", shape=(2,)), TableSpec(name="mean", shape=(2,), state=True)
     plan = Plan(workers=2, tables=tables, codecs=(), optimizer="SGD", groups=())
     for rank in (1, 0):
-        journal.received(rank, Join(rank=rank, plan=plan))
+        journal.received(rank, Join(rank=rank, plan=plan), plan)
         journal.sent(Welcome(send_values=False))
     planned, *joined = list(reader.entries())[1:]
     assert isinstance(planned, Planned) and (planned.workers, planned.tables, planned.state) == (2, 2, (1,))

@@ -95,7 +95,7 @@ class Journal:
         >>> import tempfile
         >>> path = Path(tempfile.mkdtemp()) / "journal"
         >>> journal = Journal(path, step=7)
-        >>> journal.received(2, Push(step=7, tables=(0, 1)))
+        >>> journal.received(2, Push(step=7, tables=(0, 1)), None)
         >>> journal.sent(Delta(version=8, tables=(0, 1), ranks=(2,)))
         >>> journal.close()
         >>> [msgspec.json.decode(line)["entry"] for line in path.read_bytes().splitlines()]
@@ -104,16 +104,17 @@ class Journal:
 
     def __init__(self, path: Path, step: int = 0) -> None:
         self._file = LineFile(path, "entries of the journal")
-        self._planned = self._going_back = False
+        self._plan: Plan | None = None
+        self._going_back = False
         self._write(Began(at=time.time(), step=step))
 
-    def received(self, rank: int, message: Message) -> None:
-        """Writes down a push, and who asks to take part; from the first of them also the plan."""
+    def received(self, rank: int, message: Message, plan: Plan | None) -> None:
+        """Writes down a push, and who asks to take part; and the shard's plan, where that is new."""
         match message:
             case Join():
-                if not self._planned:
-                    self._planned = True
-                    self._write(_planned(message.plan))
+                if plan is not None and plan != self._plan:
+                    self._plan = plan
+                    self._write(_planned(plan))
                 self._write(Joined(at=time.time(), rank=rank))
             case Push():
                 self._write(Took(at=time.time(), rank=rank, step=message.step, tables=message.tables))

@@ -7,9 +7,13 @@ anything else of it is looked at; so neither memory nor time depends on what a p
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
+from thinwire.errors import ProtocolError
 from thinwire.packets import PacketLimits
+from thinwire.quantities import nbytes_text
 from thinwire.schema import Plan
 
 MAX_OPENING_NBYTES = 64 * 1024
@@ -33,6 +37,34 @@ TABLE_NBYTES = 4096
 """A frame's head, and what a codec sends besides its values."""
 MESSAGE_NBYTES, MESSAGE_TABLE_NBYTES, MESSAGE_GROUP_NBYTES = 64 * 1024, 64, 4096
 """Of a message beside its frames: numbers for every table, an optimizer's options for every parameter group."""
+
+
+TABLE_WORKER_NBYTES = 130
+"""Of memory, for what a shard knows of one worker and one table."""
+
+
+def check_memory(plan: Plan) -> None:
+    """Raises ProtocolError where a plan needs more memory than this machine has left, before any of it is taken.
+
+    Counted are the values, the sum of their gradients, and what the shard knows of every worker and table.
+    """
+    values = sum(math.prod(filter(None, spec.shape)) for spec in plan.tables)
+    needed, free = 8 * values + TABLE_WORKER_NBYTES * plan.workers * len(plan.tables), free_nbytes()
+    if needed > free:
+        raise ProtocolError(
+            f"a plan for {plan.workers} workers and {len(plan.tables)} tables with {values:,} values needs at least "
+            f"{nbytes_text(needed)} of memory at the server, which has {nbytes_text(free)} left"
+        )
+
+
+def free_nbytes() -> float:
+    """Returns how much memory this process may take at most, by the kernel and by its container; inf without Linux."""
+    free = math.inf
+    with suppress(OSError, ValueError, IndexError):
+        free = 1024.0 * int(Path("/proc/meminfo").read_text().partition("MemAvailable:")[2].split()[0])
+    with suppress(OSError, ValueError):  # "max" where there is no limit
+        free = min(free, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return free
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,12 @@ from thinwire.errors import ConfigError, ProtocolError
 from thinwire.packets import EncodedTensor, PacketLimits, kind_of, pack, parse
 from thinwire.runtime.clock import MOMENT_S, Cancel, Clock, SystemClock, check_seconds
 from thinwire.runtime.journal import Journal
-from thinwire.runtime.limits import JOIN_TOO_LARGE, MAX_JOIN_NBYTES, Allowance, allowance
+from thinwire.runtime.limits import JOIN_TOO_LARGE, MAX_JOIN_NBYTES, Allowance, allowance, check_memory
 from thinwire.runtime.session_server import SessionServer
 from thinwire.runtime.shard_checkpoints import Checkpointer
-from thinwire.schema import Join, Leave, Message, Refused
+from thinwire.schema import Join, Leave, Message, Plan, Refused
 from thinwire.server.core import ServerCore
-from thinwire.server.effects import Close, Effect, Send
+from thinwire.server.effects import Close, Effect, Send, Tell
 from thinwire.transports.base import Sender
 
 _log = logging.getLogger(__name__)
@@ -103,7 +103,9 @@ class ServerHandler:
         self._core, self._sender, self._checkpointer, self._journal = core, sender, checkpointer, journal
         self._clock, self._grace_s = clock or SystemClock(), grace_s
         self._on_end: Callable[[], None] | None = on_end
+        self._plan: Plan | None = None
         self._allowance: Allowance | None = None
+        """Of `_plan`: a shard that has not begun may forget one for another."""
         self._joined: dict[int, int] = {}
         """The rank of every session that has joined."""
         self._interrupted: dict[int, Cancel] = {}
@@ -118,14 +120,17 @@ class ServerHandler:
             message, frames = self._read(peer, packet)
             if isinstance(message, Join):
                 self._check_rank(peer, message.rank)
+                if self._core.plan is None:
+                    check_memory(message.plan)
                 self._joined[peer] = message.rank
                 self._admit(peer)  # before the answer, which may be a whole model
         except (ProtocolError, ConfigError) as error:
             self._do(self._core.broke(peer, str(error)))
             return
+        effects = self._core.received(peer, message, frames)
         if self._journal is not None and peer in self._joined:
-            self._journal.received(self._joined[peer], message)
-        self._do(self._core.received(peer, message, frames))
+            self._journal.received(self._joined[peer], message, self._core.plan)
+        self._do(effects)
         if isinstance(message, Join):
             self._admit(peer)
         if isinstance(message, Join | Leave):
@@ -165,7 +170,8 @@ class ServerHandler:
     def _admit(self, peer: int) -> None:
         """Lets a worker that has joined send what the plan's shapes allow, once there is a plan."""
         if self._core.plan is not None:
-            self._allowance = self._allowance or allowance(self._core.plan)
+            if self._allowance is None or self._core.plan is not self._plan:
+                self._plan, self._allowance = self._core.plan, allowance(self._core.plan)
             most = self._allowance.packet_nbytes
             reason = f"a packet of more than {most} bytes came, which is what the plan's shapes allow"
             broken = partial(self._core.broke, peer, reason)
@@ -208,8 +214,11 @@ class ServerHandler:
     def _do(self, effects: list[Effect]) -> None:
         if effects and self._checkpointer is not None:  # no worker goes on to a step that is two checkpoints ahead
             self._checkpointer.write_if_due()
+        told = any(isinstance(effect, Tell) for effect in effects)
         for effect in effects:
             match effect:
+                case Tell(text):
+                    _log.warning("%s", text)
                 case Send(peers, message, frames):
                     if self._journal is not None:
                         self._journal.sent(message)
@@ -217,10 +226,9 @@ class ServerHandler:
                     for peer in peers:
                         self._sender.send(peer, packet)
                 case Close(peer, message):
-                    if isinstance(message, Refused) and self._core.failed is None:  # a failure is told once, at the end
-                        reason = "".join(each if each.isprintable() else "?" for each in message.reason)
+                    if isinstance(message, Refused) and not (told or self._core.failed):  # which is told at the end
                         what = "worker's session has ended" if message.lost else "worker was refused"
-                        _log.warning("a %s: %s", what, reason)
+                        _log.warning("a %s: %s", what, message.reason)
                     self._sender.close(peer, None if message is None else pack(message))
         if self._on_end is not None and (self._core.finished or self._core.failed is not None):
             ended, self._on_end = self._on_end, None

@@ -40,8 +40,6 @@ class ServerCore(ShardMembership):
 
     def __init__(self, min_workers: int | None = None) -> None:
         super().__init__(min_workers)
-        self._initial: list[tuple[Values, tuple[EncodedTensor, ...]]] = []
-        """What worker 0 has sent of the initial values, until it has sent all of them."""
 
     # ---- events
 
@@ -71,13 +69,16 @@ class ServerCore(ShardMembership):
     def _ending(self, event: Callable[[], list[Effect]]) -> list[Effect]:
         """Returns what an event leads to. Where it makes an update that cannot be made, the training ends for all."""
         try:
-            return event()
+            effects = event()
         except CannotGoOn as error:
-            return self._fail(str(error))
+            effects = self._fail(str(error))
         except FrameError as error:  # a gradient may have waited for its turn: the text says whose it is
-            return self._fail(str(error))
+            effects = self._fail(str(error))
         except NonFiniteError as error:
-            return self._fail(f"the training has diverged: {error}. Use a smaller learning rate or sparsity")
+            effects = self._fail(f"the training has diverged: {error}. Use a smaller learning rate or sparsity")
+        if not self._trained and not (self._peers or self.left):
+            self._forget_plan()
+        return effects
 
     def _broke(self, peer: int, reason: str) -> list[Effect]:
         if peer not in self._peers or self._failed is not None:
@@ -102,7 +103,8 @@ class ServerCore(ShardMembership):
         """
         if self._failed is not None or not self._peers:
             return []
-        return self._fail(reason)
+        self._failed = reason
+        return [Close(peer, refused(reason)) for peer in self._peers]
 
     # ---- the conversation
 
@@ -147,7 +149,7 @@ class ServerCore(ShardMembership):
         assert self._engine is not None
         if not self._initialised:
             raise ProtocolError("a gradient came before the initial values")
-        self._progressed = True
+        self._progressed = self._trained = True
         rank = self._peers[peer].rank
         if push.digest:
             self._engine.check_step(push.step)  # the first one that is told is what the others must equal
@@ -188,4 +190,4 @@ class ServerCore(ShardMembership):
         if self._engine is not None:
             raise ConfigError("this shard has begun a training; a state is loaded before anybody joins")
         self._engine, self._initialised = engine_of(state, self._min_workers), True
-        self._began = True  # before that state was taken
+        self._began = self._trained = True  # before that state was taken

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from thinwire.errors import ConfigError, ProtocolError
-from thinwire.quantities import moment_text
+from thinwire.quantities import moment_text, plain_text
 from thinwire.schema import Join, Leave, Offer, Plan, Resume, Scalars, Welcome
 from thinwire.server.agreement import check_plan, check_version, difference
-from thinwire.server.effects import Close, Effect, Send, refused
+from thinwire.server.effects import Close, Effect, Send, Tell, refused
 from thinwire.server.rounds import Digests, Maxima
 from thinwire.server.shard_state import Peer, Presence, ShardState
 from thinwire.server.state import engine_of, state_of
@@ -92,7 +92,15 @@ class ShardMembership(ShardState):
         if peer in self._peers:
             raise ProtocolError("a second Join in one session")
         check_version(join.version)
-        self._check_join(join)
+        effects: list[Effect] = []
+        try:
+            self._check_join(join)
+        except ProtocolError:
+            if self._trained or not all(each.interrupted for each in self._peers.values()):
+                raise
+            # Only broken connections hold this plan, and before the first gradient: this worker brings its own.
+            effects = self._fail("another training began here while this worker was not connected")
+            self._check_join(join)
         engine = self._engine or self._engine_of(join.plan)
         if self._engine is None:
             # A shard may hold nothing, where there are more of them than tables: there are no values to send then.
@@ -104,11 +112,10 @@ class ShardMembership(ShardState):
             raise ProtocolError(f"worker {rank} has left this training, and it does not begin again")
         others = self._ranks_that_are(Presence.TRAINING, Presence.LEFT) - {rank}
         goes_on = bool(others) or not engine.terms.has_common_clock
-        effects: list[Effect] = []
         if holder is not None:
             self._forget(holder)
             reason = f"another process has taken rank {rank}, while this one was not connected"
-            effects.append(Close(holder, refused(reason)))
+            effects += [Tell(f"worker {rank} is here again, as another process"), Close(holder, refused(reason))]
         self._peers[peer] = Peer(rank, join.steps)
         self._presence[rank] = Presence.JOINED
         return [*effects, *(self._admit(peer, rank) if goes_on else self._gather())]
@@ -278,6 +285,9 @@ class ShardMembership(ShardState):
         """A worker has gone for good: the others continue, or the training ends."""
         reason = f"worker {rank} went away at {self.moment}: {why}"
         trained, self._presence[rank] = self._presence[rank] is Presence.TRAINING, Presence.LOST
+        if not self._began and (rank == 0 or self._min_workers is None):
+            self._presence[rank] = Presence.EXPECTED  # the others wait for it, as for one that has never come
+            return [Tell(f"{plain_text(reason)}, before the training had begun")]
         no_values = not self._initialised and (trained or rank == 0)
         if no_values or self._too_few or (self.left and not self._peers):
             return self._fail(reason)

@@ -8,9 +8,10 @@ from enum import Enum, auto
 from typing import Any
 
 from thinwire.errors import ConfigError
-from thinwire.quantities import moment_text
-from thinwire.schema import Members, Offer, Plan, Resume
-from thinwire.server.effects import Close, Effect, Send, refused
+from thinwire.packets import EncodedTensor
+from thinwire.quantities import moment_text, plain_text
+from thinwire.schema import Members, Offer, Plan, Resume, Values
+from thinwire.server.effects import Close, Effect, Send, Tell, refused
 from thinwire.server.rounds import Digests, Maxima
 from thinwire.server.table import Table
 from thinwire.server.update_engine import UpdateEngine
@@ -69,12 +70,19 @@ class ShardState:
         self.finished = False
         self.checkpoints: Mapping[int, Mapping[str, Any]] = {}
         self._min_workers = min_workers
+        self._failed: str | None = None
+        self._forget_plan()
+
+    def _forget_plan(self) -> None:
+        """Becomes a shard at which no worker has been."""
         self._engine: UpdateEngine | None = None
         self._presence: dict[int, Presence] = {}
         self._peers: dict[int, Peer] = {}
-        self._initialised = self._progressed = self._began = False
-        """Whether the tables have values; have changed since this shard began or went back; whether all have come."""
-        self._failed: str | None = None
+        self._initial: list[tuple[Values, tuple[EncodedTensor, ...]]] = []
+        """What worker 0 has sent of the initial values, until it has sent all of them."""
+        self._initialised = self._progressed = self._began = self._trained = False
+        """Whether the tables have values; have changed since this shard began or went back; whether all workers have
+        come; whether a gradient has ever come, or a state was loaded. Until then the shard may forget the plan."""
         self._maxima, self._digests = Maxima(), Digests()
 
     # ---- where the training is
@@ -120,6 +128,11 @@ class ShardState:
         if engine is None or engine.final is None or not engine.terms.has_common_clock:
             return False
         return engine.step >= engine.final
+
+    @property
+    def begun(self) -> bool:
+        """Whether all workers have come once."""
+        return self._began
 
     @property
     def failed(self) -> str | None:
@@ -176,8 +189,14 @@ class ShardState:
         return effects
 
     def _fail(self, reason: str) -> list[Effect]:
-        self._failed = reason
-        return [Close(peer, refused(reason)) for peer in self._peers]
+        """Ends the training for the workers that are here. Before its first gradient the shard waits for another."""
+        effects: list[Effect] = [Close(peer, refused(reason)) for peer in self._peers]
+        if self._trained:
+            self._failed = plain_text(reason)
+        else:
+            self._forget_plan()
+            effects.append(Tell(f"{plain_text(reason)}; no gradient had come, and the server waits for others"))
+        return effects
 
     def _tell(self, reason: str, *, but: int | None = None, interrupted: bool = False) -> list[Effect]:
         """Tells all workers, or all but one, the members from now on."""
@@ -186,7 +205,7 @@ class ShardState:
             step=self.step,
             ranks=self._engine.members.ranks,
             least=self._least,
-            reason=refused(reason).reason,
+            reason=plain_text(reason),
             interrupted=interrupted,
             since=-1 if interrupted else self._engine.members.since,
         )
