@@ -16,7 +16,7 @@ from thinwire.runtime.journal import Journal
 from thinwire.runtime.limits import JOIN_TOO_LARGE, MAX_JOIN_NBYTES, Allowance, allowance, check_memory
 from thinwire.runtime.session_server import SessionServer
 from thinwire.runtime.shard_checkpoints import Checkpointer
-from thinwire.schema import Join, Leave, Message, Plan, Refused
+from thinwire.schema import Join, Leave, Message, Plan
 from thinwire.server.core import ServerCore
 from thinwire.server.effects import Close, Effect, Send, Tell
 from thinwire.transports.base import Sender
@@ -214,7 +214,6 @@ class ServerHandler:
     def _do(self, effects: list[Effect]) -> None:
         if effects and self._checkpointer is not None:  # no worker goes on to a step that is two checkpoints ahead
             self._checkpointer.write_if_due()
-        told = any(isinstance(effect, Tell) for effect in effects)
         for effect in effects:
             match effect:
                 case Tell(text):
@@ -225,8 +224,8 @@ class ServerHandler:
                     packet = pack(message, frames)
                     for peer in peers:
                         self._sender.send(peer, packet)
-                case Close(peer, message):
-                    if isinstance(message, Refused) and not (told or self._core.failed):  # which is told at the end
+                case Close(peer, message, told):
+                    if message is not None and not (told or self._core.failed):  # which is told at the end
                         what = "worker's session has ended" if message.lost else "worker was refused"
                         _log.warning("a %s: %s", what, message.reason)
                     self._sender.close(peer, None if message is None else pack(message))

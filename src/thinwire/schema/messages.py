@@ -153,10 +153,12 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     Args:
         reason: in words.
         lost: the server does not know the session that the worker wants to take up again: it may join anew.
+        stopped: the server was stopped.
     """
 
     reason: str
     lost: bool = False
+    stopped: bool = False
 
 
 class SessionOpen(msgspec.Struct, frozen=True, kw_only=True, array_like=True):

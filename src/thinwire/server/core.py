@@ -14,7 +14,7 @@ from typing import Any
 
 from thinwire.errors import ConfigError, FrameError, NonFiniteError, ProtocolError
 from thinwire.packets import EncodedTensor
-from thinwire.schema import Join, Leave, Message, Push, Resume, Scalars, Values
+from thinwire.schema import Join, Leave, Message, Push, Refused, Resume, Scalars, Values
 from thinwire.server.effects import Close, Effect, Send, refused
 from thinwire.server.shard_membership import ShardMembership
 from thinwire.server.shard_state import Presence
@@ -94,17 +94,15 @@ class ServerCore(ShardMembership):
         return [Close(peer, refused(told)), *self._drop(rank, told), *self._gather()]
 
     def end(self, reason: str) -> list[Effect]:
-        """Ends the training early: workers that are here hear why, and it has failed.
-
-        Where no worker is here, nothing happens.
+        """Ends the training early, as the server is stopped; where no worker is here, nothing happens.
 
         Args:
-            reason: what ended it, in words.
+            reason: who or what stopped the server, and when, in words for the workers.
         """
         if self._failed is not None or not self._peers:
             return []
         self._failed = reason
-        return [Close(peer, refused(reason)) for peer in self._peers]
+        return [Close(peer, Refused(reason=reason, stopped=True)) for peer in self._peers]
 
     # ---- the conversation
 

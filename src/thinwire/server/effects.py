@@ -20,15 +20,22 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """End a peer's session, after a last message."""
+    """End a peer's session, after a last message.
+
+    Args:
+        peer: whose.
+        message: its reason is logged.
+        told: people know the reason already, or need not.
+    """
 
     peer: int
-    message: Message | None = None
+    message: Refused | None = None
+    told: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """Tell the person who runs the server; a `Close` beside it needs no more words."""
+    """Tell the person who runs the server."""
 
     text: str
 

@@ -115,7 +115,7 @@ class ShardMembership(ShardState):
         if holder is not None:
             self._forget(holder)
             reason = f"another process has taken rank {rank}, while this one was not connected"
-            effects += [Tell(f"worker {rank} is here again, as another process"), Close(holder, refused(reason))]
+            effects.append(Close(holder, refused(reason), told=True))
         self._peers[peer] = Peer(rank, join.steps)
         self._presence[rank] = Presence.JOINED
         return [*effects, *(self._admit(peer, rank) if goes_on else self._gather())]

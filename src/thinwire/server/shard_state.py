@@ -150,9 +150,14 @@ class ShardState:
         return tuple(sorted(known.difference(self.left)))
 
     @property
+    def sessions(self) -> dict[int, int]:
+        """The number of each worker's session, of those that have joined and not gone."""
+        return {each.rank: peer for peer, each in self._peers.copy().items()}
+
+    @property
     def here(self) -> tuple[int, ...]:
         """Workers that have joined and not gone, sorted."""
-        return tuple(sorted(each.rank for each in self._peers.copy().values()))
+        return tuple(sorted(self.sessions))
 
     @property
     def interrupted_ranks(self) -> tuple[int, ...]:
@@ -190,7 +195,7 @@ class ShardState:
 
     def _fail(self, reason: str) -> list[Effect]:
         """Ends the training for the workers that are here. Before its first gradient the shard waits for another."""
-        effects: list[Effect] = [Close(peer, refused(reason)) for peer in self._peers]
+        effects: list[Effect] = [Close(peer, refused(reason), told=True) for peer in self._peers]
         if self._trained:
             self._failed = plain_text(reason)
         else:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from thinwire.errors import ProtocolError, SessionLostError
+from thinwire.errors import ProtocolError, ServerStoppedError, SessionLostError
 from thinwire.packets import EncodedTensor, portions
 from thinwire.policies.consistency import Consistency, consistency
 from thinwire.policies.sampling import Memberships, extended
@@ -31,6 +31,14 @@ from thinwire.version import VERSION
 from thinwire.worker.apply_buffer import ApplyBuffer, Update
 from thinwire.worker.effects import Procedure, Receive, Send
 from thinwire.worker.transmit_buffer import CHUNK_NBYTES, TransmitBuffer
+
+
+def refusal(message: Refused) -> ProtocolError:
+    """Returns the error that a server's last message is to its worker."""
+    if message.stopped:
+        return ServerStoppedError(f"the server was stopped: {message.reason}")
+    kind = SessionLostError if message.lost else ProtocolError
+    return kind(f"the server ended the session: {message.reason}")
 
 
 class Conversation:
@@ -211,8 +219,7 @@ class Conversation:
                     raise SessionLostError("the workers continue from another step than was agreed on")
                 self.offer, self._changed = message, message.begin >= 0
             case Refused():
-                reason = f"the server ended the session: {message.reason}"
-                raise (SessionLostError if message.lost else ProtocolError)(reason)
+                raise refusal(message)
             case _:
                 raise ProtocolError(f"a server does not send {type(message).__name__}")
 
