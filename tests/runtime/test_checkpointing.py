@@ -92,6 +92,7 @@ def test_a_full_disk_warns_once_and_is_tried_again(tmp_path: Path) -> None:
         with pytest.warns(UserWarning, match="Training goes on, and the next try is in 1 steps") as warned:
             writer.stepped(first, dict)
         writer.stepped(first + 1, dict)  # warnings are errors here
+        assert warned[0].filename == "thinwire", "no line of the user's has caused it"
         assert "No space left on device" in str(warned[0].message) and checkpoint.steps_in(path)[0] == first - 1
         disk.full = False
         writer.stepped(first + 2, dict)

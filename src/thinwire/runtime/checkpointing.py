@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from thinwire.cautions import caution
+from thinwire.cautions import notice
 from thinwire.errors import ConfigError
 from thinwire.runtime.checkpoint import (
     LOCAL,
@@ -114,7 +114,7 @@ class CheckpointWriter:
             raise error
         elif not self._failing:
             self._failing = True
-            caution(
+            notice(
                 f"checkpoint {str(self.path)!r} of step {step} cannot be written: {error.strerror or error}. Training "
                 f"goes on, and the next try is in {self.every} steps; the checkpoint before is still whole"
             )
@@ -150,4 +150,4 @@ def try_out(path: Path, disk: Disk = LOCAL, *, resumes: bool = False) -> None:
         told = f"checkpoint {str(path)!r} cannot be written: {error.strerror or error}. "
         if not (resumes and files_at(path, disk)):
             raise ConfigError(f"{told}Choose another place") from error
-        caution(f"{told}Training goes on from the checkpoints that are there, and new ones are tried when they are due")
+        notice(f"{told}Training goes on from the checkpoints that are there, and new ones are tried when they are due")
