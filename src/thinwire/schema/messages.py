@@ -89,7 +89,8 @@ class Push(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     Args:
         rates: the learning rate of every parameter group at this step, so that any scheduler on the worker works.
         last: this worker ends the training with this step, unless another has ended it.
-        digest: of this worker's replica before this step, where the workers compare theirs; else empty.
+        digest: of this worker's replica before this step, where the workers compare theirs, after the instructions that
+            its processor computes with and a colon; else empty.
         options: of the optimizer, where they differ from what this worker said last (at first: from the plan).
         batch: see `BatchSizes`.
     """
