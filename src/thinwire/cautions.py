@@ -1,4 +1,4 @@
-"""Warnings that point at the line of the user's that they are about, however deep below it they are found."""
+"""Warnings that point at the line of the user's that they are about, however deep below it, or at none."""
 
 from __future__ import annotations
 
@@ -23,3 +23,16 @@ def caution(text: str) -> None:
     while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in _BELOW:
         frame, level = frame.f_back, level + 1
     warnings.warn(text, UserWarning, stacklevel=level)
+
+
+def notice(text: str) -> None:
+    """Warns, with a UserWarning that names no line, of what no line has caused: a worker that died, a full disk.
+
+    Example:
+        >>> import warnings
+        >>> with warnings.catch_warnings(record=True, action="always") as told:
+        ...     notice("worker 1 went away")
+        >>> print(told[0].filename, told[0].lineno, told[0].message)
+        thinwire 0 worker 1 went away
+    """
+    warnings.warn_explicit(text, UserWarning, "thinwire", 0)

@@ -5,7 +5,8 @@
     ├── NonFiniteError     a tensor holds NaN or Inf, or a scale would overflow; nothing was changed
     ├── FrameError         bytes that claim to be a frame and are not
     ├── ProtocolError      a peer broke the conversation: wrong shapes, wrong step, wrong version
-    │   └── SessionLostError  the server no longer knows this worker: start it again
+    │   ├── SessionLostError  the server no longer knows this worker: start it again
+    │   └── ServerStoppedError  a person, or a scheduler, has stopped the server
     ├── TransportError     bytes could not be moved: no server, a broken connection, a port in use
     │   └── DeadlineError  nobody answered in time
     ├── DataError          a data set is missing or damaged
@@ -43,6 +44,10 @@ class ProtocolError(ThinwireError):
 
 class SessionLostError(ProtocolError):
     """The server no longer knows this worker's session: it was restarted, or went on without this worker."""
+
+
+class ServerStoppedError(ProtocolError):
+    """The server was stopped before the training's end; no worker is at fault."""
 
 
 class TransportError(ThinwireError, ConnectionError):

@@ -78,3 +78,19 @@ def number_text(value: float | None, form: str = "g", unit: str = "") -> str:
     ('1.25', '50%', '1.2×', '–')
     """
     return "–" if value is None else f"{value:{form}}{unit}"
+
+
+MAX_TEXT = 2000
+"""Characters of a peer's text: the answer to a large message must not be larger still."""
+
+
+def plain_text(text: str) -> str:
+    """Returns a peer's text as people may see it: one line of printable characters, cut where it is long.
+
+    >>> plain_text("no\\nsuch \\x1b[31mfile"), len(plain_text("x" * 9000))
+    ('no such ?[31mfile', 2002)
+    """
+    cut = text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]} …"
+    if cut.isprintable():
+        return cut
+    return "".join(each if each.isprintable() else " " if each.isspace() else "?" for each in cut)

@@ -17,7 +17,7 @@ import torch
 
 import thinwire as tw
 from tests.cli.commands import Result, start
-from thinwire.errors import ProtocolError, SessionLostError
+from thinwire.errors import ServerStoppedError, SessionLostError
 from thinwire.transports.grpc.client import connect
 
 Command = Callable[..., Result]
@@ -89,7 +89,9 @@ def test_workers_find_back_to_a_server_that_was_ended_by_sigterm(command: Comman
         serve = ["server", "--listen", address, "--checkpoint", tmp_path / "shard", "--checkpoint-every", 1]
         first = command(*serve)
         second = command(*serve, "--resume")
-    assert first.status == 1 and "ended by SIGTERM at step" in first.err and "workers 0 go back with it" in first.err
+    assert (
+        first.status == 1 and "ended by SIGTERM at step" in first.err and "worker 0 will go back with it" in first.err
+    )
     assert isinstance(lost[0], SessionLostError) and "does not know the session" in str(lost[0]), second.err
 
 
@@ -105,7 +107,8 @@ def test_a_server_that_is_ended_in_the_middle_tells_its_workers_and_blames_none(
 ) -> None:
     with worker_that_ends_its_server(signum) as (address, heard):
         server = command("server", "--listen", address, *options)
-    said = f"error: {name} ended the server at step [0-9]+; workers 0 had not reached the training's end\n"
+    said = f"error: {name} ended the server at step [0-9]+; worker 0 had not reached the training's end\n"
     assert server.status == status and re.search(said, server.err), server.err
     assert "went away" not in server.err
-    assert type(heard[0]) is ProtocolError and f"the server ended the session: {name} ended the server" in str(heard[0])
+    assert type(heard[0]) is ServerStoppedError and "\n" not in str(heard[0])
+    assert str(heard[0]).startswith(f"the server was stopped: {name} ended the server at step ")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from thinwire.cli.serving_progress import PROGRESS_S, ServingProgress
 
@@ -15,6 +15,12 @@ class Shard:
     step: int = 0
     missing: tuple[int, ...] = ()
     steps_each: int = 1
+    begun: bool = True
+    numbers: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def sessions(self) -> dict[int, int]:
+        return {rank: self.numbers.get(rank, rank) for rank in self.here}
 
 
 def test_joins_progress_departures_and_a_summary() -> None:
@@ -86,3 +92,24 @@ def test_a_connection_that_is_broken_for_more_than_a_moment_is_told_of() -> None
         lost,
         "worker 1 is gone at step 30; 1 here",
     ]
+
+
+def test_a_process_that_takes_the_place_of_a_broken_one_has_joined_again() -> None:
+    core, told, time = Shard(here=(0, 1), step=30), list[str](), [100.0]
+    progress = ServingProgress(core, told.append, lambda: time[0], grace_s=60.0)
+    for seconds, broken, session in ((0.0, (), 1), (0.2, (1,), 1), (1.8, (1,), 1), (2.0, (), 7)):
+        time[0], core.interrupted_ranks, core.numbers, core.step = 100 + seconds, broken, {1: session}, core.step + 1
+        progress.look(0, 0)
+    assert told[2:] == [
+        "worker 1 lost its connection at step 33; waited for, 60 s at most",
+        "worker 1 joined again at step 34; 2 here",
+    ]
+
+
+def test_one_that_went_before_all_had_come_is_waited_for() -> None:
+    core, told, time = Shard(here=(0,), missing=(0, 1), begun=False), list[str](), [100.0]
+    progress = ServingProgress(core, told.append, lambda: time[0])
+    for seconds, here in ((0, (0, 1)), (1, (0,)), (12, (0,))):
+        time[0], core.here = 100 + seconds, here
+        progress.look(0, 0)
+    assert told[-1] == "waiting for worker 1, which has not come yet"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.server.conversation import Shard, make_plan
+from tests.server.conversation import Shard
 from thinwire.errors import ConfigError
 from thinwire.runtime import checkpoint
 from thinwire.runtime.checkpointing import CheckpointWriter, try_out
@@ -53,7 +53,6 @@ class FullDisk(LocalDisk):
     """Has room only while it is told so."""
 
     full = False
-    bytes_free = 10**9
 
     @contextmanager
     def write(self, path: Path, parts: Iterable[Bytes]) -> Iterator[None]:
@@ -61,9 +60,6 @@ class FullDisk(LocalDisk):
             raise OSError(28, "No space left on device")
         with super().write(path, parts):
             yield
-
-    def free(self, folder: Path) -> int:
-        return self.bytes_free
 
 
 def test_the_copy_is_written_while_the_training_goes_on(tmp_path: Path) -> None:
@@ -96,6 +92,7 @@ def test_a_full_disk_warns_once_and_is_tried_again(tmp_path: Path) -> None:
         with pytest.warns(UserWarning, match="Training goes on, and the next try is in 1 steps") as warned:
             writer.stepped(first, dict)
         writer.stepped(first + 1, dict)  # warnings are errors here
+        assert warned[0].filename == "thinwire", "no line of the user's has caused it"
         assert "No space left on device" in str(warned[0].message) and checkpoint.steps_in(path)[0] == first - 1
         disk.full = False
         writer.stepped(first + 2, dict)
@@ -108,22 +105,13 @@ def test_places_that_cannot_be_written_are_refused_before_training(tmp_path: Pat
     with pytest.raises(ConfigError, match=r"checkpoint '.*file' cannot be written: No such file.*Choose another place"):
         CheckpointWriter(tmp_path / "no folder" / "file", "test", 1)
     disk = FullDisk()
-    try_out(tmp_path / "file", 300_000_000, disk)
-    with pytest.raises(ConfigError, match="need about 1,200 MB more, and 1,000 MB are free: free some space"):
-        try_out(tmp_path / "file", 400_000_000, disk)
+    try_out(tmp_path / "file", disk)
     checkpoint.write(tmp_path / "file", "test", 1, {})
-    try_out(tmp_path / "file", 400_000_000, disk)  # one of the three files is there
     disk.full = True
     with pytest.raises(ConfigError, match="cannot be written: No space left on device"):
         try_out(tmp_path / "file", disk=disk)
     with pytest.warns(UserWarning, match="No space left on device.* goes on from the checkpoints that are there"):
         CheckpointWriter(tmp_path / "file", "test", 1, disk=disk, resumes=True).close()
-    small = FullDisk()
-    small.bytes_free = 100
-    checkpointer = Checkpointer(ServerCore(), tmp_path / "server", 1, small)
-    with pytest.raises(ConfigError, match=r"checkpoints in .* need about"):
-        checkpointer.check_space(make_plan())
-    checkpointer.close()
 
 
 def test_a_checkpoint_is_written_once_every_so_many_steps(tmp_path: Path) -> None:

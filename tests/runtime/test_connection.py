@@ -45,7 +45,7 @@ def test_a_connection_is_taken_as_it_is_and_an_address_leads_to_its_server() -> 
     with grpc_server.serve(serving(core), "127.0.0.1:0") as there, connect(f"grpc://{there.address}") as connection:
         connection.send(pack(Join(rank=0, plan=make_plan(1))))
         assert connection.receive(30) is not None
-    assert core.plan == make_plan(1)
+        assert core.plan == make_plan(1)
 
 
 def test_an_unreachable_shard_closes_the_connections_to_the_others() -> None:

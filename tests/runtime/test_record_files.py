@@ -11,11 +11,9 @@ from pathlib import Path
 import pytest
 
 from thinwire.errors import ConfigError, TransportError
-from thinwire.runtime.journal import Began, Changed, Joined, Journal, JournalReader, Planned
 from thinwire.runtime.line_file import LineFile
 from thinwire.runtime.metrics import JsonLines
 from thinwire.runtime.record_files import MAX_LINE_NBYTES, RecordAddress, RecordFile
-from thinwire.schema import Join, Members, Offer, Plan, TableSpec, Welcome
 from thinwire.telemetry import StepRecord
 
 RECORDS = [
@@ -152,30 +150,3 @@ def test_a_full_disk_is_one_warning(tmp_path: Path) -> None:
         signal.signal(signal.SIGXFSZ, handler)
     file.close()
     assert (tmp_path / "new" / "lines").read_bytes() == (b"x" * 24 + b"\n") * 4
-
-
-def test_a_journal_tells_workers_that_come_and_go_and_steps_gone_back_to(tmp_path: Path) -> None:
-    path = tmp_path / "journal"
-    reader = JournalReader(path)
-    assert list(reader.entries()) == [], "it need not be there yet"
-    journal = Journal(path)
-    tables = TableSpec(name="w", shape=(2,)), TableSpec(name="mean", shape=(2,), state=True)
-    plan = Plan(workers=2, tables=tables, codecs=(), optimizer="SGD", groups=())
-    for rank in (1, 0):
-        journal.received(rank, Join(rank=rank, plan=plan))
-        journal.sent(Welcome(send_values=False))
-    planned, *joined = list(reader.entries())[1:]
-    assert isinstance(planned, Planned) and (planned.workers, planned.tables, planned.state) == (2, 2, (1,))
-    assert [each.rank for each in joined if isinstance(each, Joined)] == [1, 0]
-    journal.sent(Members(step=3, ranks=(0,), least=1, reason="worker 1 lost its connection", interrupted=True))
-    journal.sent(Members(step=3, ranks=(0,), least=1, reason="worker 1 went away"))
-    journal.sent(Offer(steps=(2,), held=(2,)))
-    for _ in range(2):
-        journal.sent(Welcome(send_values=False, step=2))
-    journal.close()
-    changed, began = reader.entries()
-    assert isinstance(changed, Changed) and changed.reason == "worker 1 went away"
-    assert isinstance(began, Began) and began.step == 2
-    with path.open("ab") as file:
-        file.write(b'{"entry":"joined","at":1')
-    assert list(reader.entries()) == [], "a line that is not complete yet is left for later"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from tests.packets.bytes_of import packet
@@ -9,9 +10,9 @@ from tests.runtime.handlers import Hours, Notes, make
 from tests.server.conversation import make_plan
 from thinwire.packets import pack, parse
 from thinwire.runtime.clock import MOMENT_S
-from thinwire.runtime.limits import MAX_JOIN_NBYTES, allowance
+from thinwire.runtime.limits import MAX_JOIN_NBYTES, allowance, free_nbytes
 from thinwire.runtime.serving import ServerHandler
-from thinwire.schema import Join, Leave, Members, Offer, Refused, Resume, Values, Welcome
+from thinwire.schema import Join, Leave, Members, Offer, Refused, Resume, TableSpec, Values, Welcome
 from thinwire.server.core import ServerCore
 from thinwire.transports.base import Identity
 
@@ -37,14 +38,41 @@ def test_packets_that_are_no_message_are_answered_and_end_the_session() -> None:
     assert core.failed is None
     handler, notes, core, ends = make()
     handler.received(1, packet(kind=4, message=b"\xc1"))
-    assert core.failed is not None
-    assert core.failed.startswith("worker 1: a message of kind 4 could not be read: ")
-    assert sorted(notes.ended) == [(0, Refused(reason=core.failed)), (1, Refused(reason=core.failed))]
-    handler.closed(1, None)
-    assert ends == [1] and "could not be read" in core.failed
+    assert sorted(peer for peer, _ in notes.ended) == [0, 1] and core.failed is None and ends == []
+    assert all("worker 1: a message of kind 4 could not be read: " in str(message) for _, message in notes.ended)
 
 
 # ---- strangers
+
+
+def test_a_plan_that_needs_more_memory_than_the_machine_has_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert free_nbytes() > 1e6
+    handler, notes, core, _ = make(0)
+    many = tuple(TableSpec(name=str(number), shape=(1,)) for number in range(1023))
+    large = msgspec.structs.replace(make_plan(2), tables=(TableSpec(name="w", shape=(2**20, 2**12)),))
+    for free, plan, why in (
+        (1e8, msgspec.structs.replace(make_plan(1000), tables=many), "needs at least 133 MB of memory at the server"),
+        (1e10, large, "with 4,294,967,296 values needs at least 34.4 GB of memory at the server, which has 10 GB left"),
+        (1e12, msgspec.structs.replace(make_plan(4096), tables=many), "4096 workers × 1023 tables; together at most"),
+    ):
+        monkeypatch.setattr("thinwire.runtime.limits.free_nbytes", lambda free=free: free)
+        handler.received(7, pack(Join(rank=0, plan=plan)))
+        assert why in str(notes.ended[-1]) and core.plan is None
+    handler.received(8, pack(Join(rank=0, plan=make_plan(2))))
+    assert core.plan == make_plan(2)
+
+
+def test_what_a_worker_says_reaches_people_filtered_and_cut(caplog: pytest.LogCaptureFixture) -> None:
+    """A terminal obeys escape sequences, and a log's reader believes its lines."""
+    said = "\x1b[2J\nERROR all is lost " + "x" * 9000
+    handler, notes, *_ = make(2)
+    handler.received(1, pack(Leave(failure=said)))
+    table = TableSpec(name=said[:90], shape=(-1,))
+    handler.received(7, pack(Join(rank=0, plan=msgspec.structs.replace(make_plan(1), tables=(table,)))))
+    told = [message.reason for _, message in notes.ended if isinstance(message, Refused)]
+    assert len(told) == 2 and all("ERROR all is lost" in each for each in told), told
+    for text in (*told, *caplog.messages):
+        assert text.isprintable() and len(text) < 2200
 
 
 def test_nothing_but_a_join_is_decoded_before_a_worker_has_joined(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,17 +102,18 @@ def test_a_peer_joins_with_the_rank_that_it_proved() -> None:
 
 
 def test_packets_beyond_what_the_plan_allows_end_the_session() -> None:
-    _, notes, core, _ = make()
+    _, notes, _, _ = make()
     most, exceeded = notes.limits[1]
     assert most == allowance(make_plan(2)).packet_nbytes
     exceeded()
     reason = f"worker 1: a packet of more than {most} bytes came, which is what the plan's shapes allow"
-    assert core.failed == reason and (1, Refused(reason=reason)) in notes.ended
+    assert (1, Refused(reason=reason)) in notes.ended
     head = allowance(make_plan(2)).head
     for frames, message in ((head.frames + 1, b""), (0, bytes(head.message_nbytes + 1))):
-        handler, _, core, _ = make()
+        handler, notes, _, _ = make()
         handler.received(1, packet(kind=4, message=message, frames=(b"",) * frames))
-        assert core.failed is not None and f"at most {head.frames} frames and {head.message_nbytes}" in core.failed
+        [reason] = {message.reason for _, message in notes.ended if isinstance(message, Refused)}
+        assert f"at most {head.frames} frames and {head.message_nbytes}" in reason
 
 
 @pytest.mark.parametrize("min_workers", [None, 1])

@@ -30,7 +30,7 @@ from thinwire.security.certificates import Authority
 from thinwire.security.pem import read_tls
 from thinwire.security.starter import files_in, in_starter, make_starter
 from thinwire.security.tokens import Token, TokenFile, new_token, parse_tokens
-from thinwire.transports import Sender
+from thinwire.transports.base import Sender
 from thinwire.transports.grpc import GrpcOptions
 from thinwire.transports.grpc.client import connect
 from thinwire.transports.grpc.server import serve

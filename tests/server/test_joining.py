@@ -8,7 +8,7 @@ import pytest
 
 from tests.server.conversation import BIAS, PLAIN, STATISTIC, WEIGHT, Shard, gradient, make_plan
 from thinwire.codecs import codec, decode
-from thinwire.schema import FROZEN, Ahead, Delta, Join, Leave, Offer, Push, Values, Welcome
+from thinwire.schema import FROZEN, Ahead, Delta, Join, Leave, Offer, Push, Resume, Values, Welcome
 
 LATE = 7
 
@@ -161,3 +161,56 @@ def test_workers_that_went_away_or_left_do_not_join_again() -> None:
     shard.join(1, peer=LATE)
     assert "worker 1 has left this training" in str(shard.ended[LATE])
     assert shard.core.failed is None
+
+
+@pytest.mark.parametrize("least", [None, 1])
+def test_a_first_join_of_another_model_does_not_end_a_server_that_has_not_begun(least: int | None) -> None:
+    for stage in ("joined", "trains", "values"):
+        shard = Shard(make_plan(1, state=True), begin=False, min_workers=least)
+        honest, shard.plan = make_plan(), shard.plan
+        if stage == "joined":
+            shard.say(0, Join(rank=0, plan=shard.plan))
+        else:
+            shard.join(0)
+        if stage == "values":
+            shard.give_values(0)
+        shard.say(1, Join(rank=1, plan=honest))
+        assert "expects 2 workers, the others 1" in str(shard.ended[1])
+        shard.lose(0)
+        assert (shard.core.failed, shard.core.plan, shard.core.missing) == (None, None, ()) and not shard.core.finished
+        assert shard.core.overdue(range(2)) == []
+        shard.plan = honest
+        for rank in (0, 1):
+            shard.join(rank, peer=10 + rank)
+        shard.give_values(10)
+        for rank in (0, 1):
+            shard.push(10 + rank, 0, shard.frames(rank, 0))
+        assert shard.core.step == 1 and shard.ended.keys() == {1}
+
+
+def test_the_plan_of_a_broken_connection_is_forgotten_for_another_until_the_first_gradient() -> None:
+    for begun in (False, True):
+        shard = Shard(make_plan(1, state=True), begin=begun)
+        if begun:
+            shard.step(0)
+        else:
+            shard.join(0)
+        assert shard.core.interrupted(0) == []
+        shard.plan = make_plan(1)
+        shard.join(0, peer=LATE)
+        assert shard.ended.keys() == ({LATE} if begun else {0})
+        assert begun or shard.core.plan == shard.plan
+
+
+def test_workers_wait_for_one_that_went_before_all_had_come() -> None:
+    """It takes its time to come again, as one that has never come; only one that all may do without is dropped."""
+    for least in (None, 1):
+        shard = Shard(begin=False, min_workers=least)
+        for rank in (0, 1):
+            shard.say(rank, Join(rank=rank, plan=shard.plan))
+        shard.lose(0)
+        assert not shard.ended and shard.core.failed is None and shard.core.awaited == frozenset()
+        shard.say(LATE, Join(rank=0, plan=shard.plan))
+        for peer in (1, LATE):
+            shard.say(peer, Resume(step=0))
+        assert [type(shard.told[peer][-1][0]) for peer in (1, LATE)] == [Welcome, Welcome]

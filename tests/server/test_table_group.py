@@ -193,6 +193,12 @@ def test_equal_digests_are_silent_and_another_names_both_ranks() -> None:
     digests.add(2, 500, "a")
     with pytest.raises(ProtocolError, match="differs from worker 2's before step 500: replicas have drifted apart"):
         digests.add(0, 500, "b")
+    digests.add(2, 501, "AVX2:a")
+    digests.add(1, 501, "DEFAULT:a")
+    with pytest.raises(
+        ProtocolError, match=r"Its processor computes with DEFAULT and the other's with AVX2, which round"
+    ):
+        digests.add(0, 501, "DEFAULT:b")
     digests = Digests()
     for step in range(MAX_OPEN + 10):
         digests.add(0, step, "a")

@@ -187,7 +187,7 @@ def _(right: Right, self: Table, rank: int = 0) -> bytes:
 
 @bug("a stranger ends the training", ServerCore, "broke")
 def _(right: Right, self: ServerCore, peer: int, reason: str) -> list[Effect]:
-    if peer not in self._ranks and self._initialised and self._failed is None:
+    if peer not in self._peers and self._initialised and self._failed is None:
         return self._fail(reason)
     effects: list[Effect] = right(self, peer, reason)
     return effects

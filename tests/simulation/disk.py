@@ -95,9 +95,6 @@ class SimulatedDisk:
         data = self._names[path.name].data[start:]
         return data if nbytes < 0 else data[:nbytes]
 
-    def free(self, folder: Path) -> int:
-        return 1 << 40
-
     # ---- its thread
 
     def executor(self) -> Executor:

@@ -229,7 +229,7 @@ class WorkerProcess:
 
     def train(self) -> Generator[Wait, None, None]:
         worker, kept = self.worker, self.cluster.kept(self)
-        writer = None if kept is None else kept.writer(0, lambda step: None, self.cluster.executor(self))
+        writer = None if kept is None else kept.writer(lambda step: None, self.cluster.executor(self))
         step = yield from self.run(worker.agree(() if kept is None else kept.steps()))
         self._load(step)
         offers = [each.offer for each in worker.conversations]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from thinwire.transports import Connection, Sender, Server
+from thinwire.transports.base import Connection, Sender, Server
 from thinwire.transports.grpc import GrpcOptions
 from thinwire.transports.grpc.client import connect
 from thinwire.transports.grpc.server import serve

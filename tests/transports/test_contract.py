@@ -13,8 +13,7 @@ import pytest
 
 from tests.transports.conftest import Cluster, Idle
 from thinwire.errors import ConfigError, DeadlineError, TransportError
-from thinwire.transports import Sender
-from thinwire.transports.base import wire_nbytes
+from thinwire.transports.base import Sender, wire_nbytes
 from thinwire.transports.memory import MemoryServer
 
 WAIT_S = 20.0

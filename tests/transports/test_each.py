@@ -12,8 +12,8 @@ import torch.distributed as dist
 from tests.hooks.ddp_ranks import run_ranks
 from thinwire.errors import TransportError
 from thinwire.runtime.peers import gather, leave
-from thinwire.transports import Sender
 from thinwire.transports import gloo as module
+from thinwire.transports.base import Sender
 from thinwire.transports.gloo import GlooPeerGroup, call_roll
 from thinwire.transports.memory import MemoryServer
 from thinwire.transports.peers import ReceiveBuffer

@@ -14,8 +14,7 @@ from thinwire.errors import ConfigError
 from thinwire.transports.addresses import parse_address, parse_dialled
 from thinwire.transports.base import CHUNK_NBYTES, wire_nbytes
 from thinwire.transports.grpc import GrpcOptions
-from thinwire.transports.links import Rate, parse_rate
-from thinwire.transports.shaped import Shaping, TokenBucket
+from thinwire.transports.links import Rate, Shaping, TokenBucket, parse_rate
 
 
 def test_rates_are_read() -> None:
@@ -43,13 +42,6 @@ def test_what_is_no_rate_is_refused_with_what_is_allowed() -> None:
 @given(st.integers(1_000, 100_000_000_000) | st.none())
 def test_what_is_printed_reads_back(bps: int | None) -> None:
     assert parse_rate(str(Rate(bps))) == Rate(bps)
-
-
-def test_queues_at_the_measured_rates() -> None:
-    for text, burst_kib, limit_kib in (("10mbit", 4, 256), ("100mbit", 16, 1024), ("1gbit", 128, 4096)):
-        rate = parse_rate(text)
-        assert rate.qdisc() == f"tbf rate {rate.bps}bit burst {burst_kib * 1024} limit {limit_kib * 1024}"
-    assert Rate(None).qdisc() == "pfifo limit 1000", "a queue that counts"
 
 
 NO_ADDRESSES = ["", "host", "host:", ":50051", "host:port", "host:-1", "host:65536", "::1:50051", "a/b:1", "http://a:1"]

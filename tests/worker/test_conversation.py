@@ -55,7 +55,7 @@ def begun(one: Conversation) -> Conversation:
     one.received(Welcome(send_values=False), ())
     one.received(Values(tables=tables, versions=(0,) * len(tables)), tuple(b"v" for _ in tables))
     for table in tables:
-        assert one.take(table, 0) == [Update(0, b"v", True)]
+        assert one.updates.take(table, 0) == [Update(0, b"v", True)]
     return one
 
 
@@ -87,13 +87,13 @@ def test_a_worker_joins_with_its_steps_and_goes_on_with_the_versions_that_it_has
     assert end.value.value == Welcome(send_values=True, step=17)
     begun(one)
     one.received(Delta(version=1, tables=(1,)), (b"d",))
-    one.take(1, 1)
+    one.updates.take(1, 1)
     assert list(one.resume(1)) == [Send(SHARD, Resume(step=1, have=(0, 1, 0)))]
 
 
 def test_initial_values_are_version_zero_and_travel_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
     one = make()
-    assert all(one.is_stale(table, 0) for table in range(3)) and one.take(0, 0) == []
+    assert all(one.is_stale(table, 0) for table in range(3)) and one.updates.take(0, 0) == []
     values = Values(tables=(0, 1, 2), versions=(0, 0, 0))
     assert list(one.send_values((b"a", b"b", b"c"))) == [Send(SHARD, values, (b"a", b"b", b"c"))]
     assert not any(one.is_stale(table, 0) for table in range(3))
@@ -140,16 +140,16 @@ def test_updates_are_applied_in_order_and_not_before_their_step() -> None:
     one = begun(make())
     for version in (1, 2, 3):  # the shard may be ahead with a table that this worker has not used yet
         one.received(Delta(version=version, tables=(0, 1)), (b"%d" % version,) * 2)
-    assert one.take(0, 1) == [Update(1, b"1", False)]
-    assert one.take(0, 2) == [Update(2, b"2", False)] and one.take(0, 2) == []
-    assert [update.frame for update in one.take(1, 3)] == [b"1", b"2", b"3"]
+    assert one.updates.take(0, 1) == [Update(1, b"1", False)]
+    assert one.updates.take(0, 2) == [Update(2, b"2", False)] and one.updates.take(0, 2) == []
+    assert [update.frame for update in one.updates.take(1, 3)] == [b"1", b"2", b"3"]
     assert one.versions == [2, 3, 0]
-    assert one.reached() == 0
+    assert one.updates.reached() == 0
     for version in (0, 2, 3):
         other = begun(make())
         other.received(Delta(version=version, tables=(1,)), (b"d",))
         with pytest.raises(ProtocolError, match=rf"'t1': version {version} came after 0"):
-            other.take(1, 5)
+            other.updates.take(1, 5)
 
 
 def test_buffers_are_needed_after_the_steps_that_send_them() -> None:
@@ -162,7 +162,7 @@ def test_buffers_are_needed_after_the_steps_that_send_them() -> None:
             assert one.is_stale(buffer, clock) == (version > held), (interval, clock)
             if version > held:
                 one.received(Delta(version=version, tables=(buffer,)), (b"s",))
-                assert one.take(buffer, clock) == [Update(version, b"s", True)], "values, not a difference"
+                assert one.updates.take(buffer, clock) == [Update(version, b"s", True)], "values, not a difference"
                 held = version
             assert not one.is_stale(buffer, clock)
 
@@ -203,4 +203,4 @@ def test_what_a_server_may_not_say_is_refused() -> None:
         one = begun(make())
         with pytest.raises(ProtocolError, match=text):
             one.received(message, frames)
-        assert one.versions == [0, 0, 0] and not any(one.take(table, 1) for table in range(3)), message
+        assert one.versions == [0, 0, 0] and not any(one.updates.take(table, 1) for table in range(3)), message

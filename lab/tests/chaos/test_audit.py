@@ -12,11 +12,13 @@ from torch import nn
 
 import thinwire as tw
 from thinwire.hooks.distribute import DistributedOptimizer
-from thinwire.runtime.journal import AnyEntry, Began, Journal, JournalReader, Planned, Took, Updated
+from thinwire.runtime.journal import AnyEntry, Began, Changed, Joined, Journal, Planned, Took, Updated
 from thinwire.runtime.serving import serving
+from thinwire.schema import Join, Members, Offer, Plan, TableSpec, Welcome
 from thinwire.server.core import ServerCore
 from thinwire.transports.memory import MemoryServer
 from thinwire_lab.chaos.audit import Audit
+from thinwire_lab.chaos.journals import JournalReader
 
 
 def plan(workers: int = 2, consistency: str = "bsp") -> list[AnyEntry]:
@@ -114,3 +116,30 @@ def test_a_real_shard_keeps_its_promise_and_a_worker_dies_on_the_way(tmp_path: P
     assert (audit.version, audit.missing) == (5, 2)
     without_last = [entry for entry in entries if not (isinstance(entry, Took) and entry.step == 4)]
     assert "did not come" in audited(without_last).problems[0]
+
+
+def test_a_journal_tells_workers_that_come_and_go_and_steps_gone_back_to(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    reader = JournalReader(path)
+    assert list(reader.entries()) == [], "it need not be there yet"
+    journal = Journal(path)
+    tables = TableSpec(name="w", shape=(2,)), TableSpec(name="mean", shape=(2,), state=True)
+    plan = Plan(workers=2, tables=tables, codecs=(), optimizer="SGD", groups=())
+    for rank in (1, 0):
+        journal.received(rank, Join(rank=rank, plan=plan), plan)
+        journal.sent(Welcome(send_values=False))
+    planned, *joined = list(reader.entries())[1:]
+    assert isinstance(planned, Planned) and (planned.workers, planned.tables, planned.state) == (2, 2, (1,))
+    assert [each.rank for each in joined if isinstance(each, Joined)] == [1, 0]
+    journal.sent(Members(step=3, ranks=(0,), least=1, reason="worker 1 lost its connection", interrupted=True))
+    journal.sent(Members(step=3, ranks=(0,), least=1, reason="worker 1 went away"))
+    journal.sent(Offer(steps=(2,), held=(2,)))
+    for _ in range(2):
+        journal.sent(Welcome(send_values=False, step=2))
+    journal.close()
+    changed, began = reader.entries()
+    assert isinstance(changed, Changed) and changed.reason == "worker 1 went away"
+    assert isinstance(began, Began) and began.step == 2
+    with path.open("ab") as file:
+        file.write(b'{"entry":"joined","at":1')
+    assert list(reader.entries()) == [], "a line that is not complete yet is left for later"

@@ -14,9 +14,10 @@ from typing import Literal
 import pytest
 
 from thinwire.errors import EngineError
-from thinwire.transports.links import parse_rate
+from thinwire.transports.links import Rate, parse_rate
 from thinwire_lab.engines import namespaces
 from thinwire_lab.engines.namespaces import Fabric, available
+from thinwire_lab.engines.queues import qdisc
 from thinwire_lab.engines.system_tools import can_unshare
 
 TEN_MBIT = parse_rate("10mbit")
@@ -208,3 +209,10 @@ def test_an_ordinary_user_gets_links_in_a_user_namespace() -> None:
     if done.stderr == "no user namespaces\n":
         pytest.skip("this machine does not let ordinary users make user namespaces")
     assert (done.stdout, done.stderr, done.returncode) == ("shaped\n", "", 0)
+
+
+def test_queues_at_the_measured_rates() -> None:
+    for text, burst_kib, limit_kib in (("10mbit", 4, 256), ("100mbit", 16, 1024), ("1gbit", 128, 4096)):
+        rate = parse_rate(text)
+        assert qdisc(rate) == f"tbf rate {rate.bps}bit burst {burst_kib * 1024} limit {limit_kib * 1024}"
+    assert qdisc(Rate(None)) == "pfifo limit 1000", "a queue that counts"

@@ -24,8 +24,7 @@ from thinwire.engines.events import Listening, Served
 from thinwire.errors import ConfigError, ProtocolError
 from thinwire.security import Credentials
 from thinwire.transports.grpc import GrpcOptions
-from thinwire.transports.links import parse_rate
-from thinwire.transports.shaped import Shaping
+from thinwire.transports.links import Shaping, parse_rate
 
 with lazily():
     from thinwire.runtime import checkpoint as checkpoint_files
@@ -147,16 +146,18 @@ def server(
             handler.end(stopped)
     if not events:
         tell(progress.summary(running.bytes_received, running.bytes_sent))
-    ranks = ", ".join(map(str, core.missing))
+    ranks = core.missing
+    numbers = " and ".join(filter(None, [", ".join(map(str, ranks[:-1])), *map(str, ranks[-1:])]))
+    workers, have = (f"worker{'s' * (len(ranks) > 1)} {numbers}", "have" if len(ranks) > 1 else "has")
     if core.failed == stopped or (caught and ranks and not (broken or events or core.failed)):
-        ended_early = f"{stopped}; workers {ranks} had not reached the training's end"
+        ended_early = f"{stopped}; {workers} had not reached the training's end"
         raise Interrupted(ended_early) if signal.SIGINT in caught else ProtocolError(ended_early)
     if core.failed is not None:
         raise ProtocolError(core.failed)
     if broken and (not core.finished if events else ranks):  # whoever started all processes starts this one again
-        whose = f" at {core.moment}: workers {ranks} go back with it" if ranks else ", and workers join it"
+        whose = f" at {core.moment}: {workers} will go back with it" if ranks else ", and workers join it"
         raise ProtocolError(f"ended by SIGTERM{whose} where it is started again with --resume")
     if events:  # whoever started all processes knows which of the workers reached the end
         report(Served(wire_bytes_sent=running.bytes_sent, wire_bytes_received=running.bytes_received))
     elif ranks:
-        raise ProtocolError(f"the training is over at {core.moment}, and workers {ranks} have not reached its end")
+        raise ProtocolError(f"the training is over at {core.moment}, and {workers} {have} not reached its end")

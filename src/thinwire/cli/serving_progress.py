@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from thinwire.quantities import counted, moment_text, nbytes_text
@@ -35,7 +35,7 @@ class ServingProgress:
         self._least = min_workers or 0
         self._broken: dict[int, float] = {}
         self._told_broken: set[int] = set()
-        self._here: set[int] = set()
+        self._sessions: dict[int, int] = {}
         self._seen: set[int] = set()
         self._began: float | None = None
         self._first = self._step = self._looked = core.step
@@ -48,23 +48,26 @@ class ServingProgress:
             received, sent: bytes of the whole training so far.
         """
         core, now = self._core, self._now()
-        here, left, step = set(core.here), set(core.left), core.step
+        sessions, left, step = core.sessions, set(core.left), core.step
+        here, before = set(sessions), self._sessions
         at = f" at {moment_text(step, core.steps_each)}"
         # A look may come many steps after the first one: only a later one knows who came late.
         late = at if self._looked > self._first else ""
         lines = [
-            f"worker {rank} joined{' again' if rank in self._seen else ''}{late}" for rank in sorted(here - self._here)
+            f"worker {rank} joined{' again' if rank in self._seen else ''}{late}"
+            for rank in sorted(here)
+            if sessions[rank] != before.get(rank)
         ]
         lines += [
             f"worker {rank} {'has reached the end' if rank in left else 'is gone'}{at}"
-            for rank in sorted(self._here - here)
+            for rank in sorted(before.keys() - here)
         ]
         # Between two looks: nothing was left to do.
         lines += [f"worker {rank} joined, and has reached the end{at}" for rank in sorted(left - here - self._seen)]
         for line in lines:
             self._tell(f"{line}; {len(here)} here")
-        self._tell_broken(here, at, now)
-        self._looked, self._here = step, here
+        self._tell_broken(dict(sessions.items() & before.items()), at, now)
+        self._looked, self._sessions = step, sessions
         self._seen |= here | left
         if self._seen and self._began is None:
             self._began = self._told = now
@@ -74,11 +77,11 @@ class ServingProgress:
             self._told, self._step = now, step
         self._tell_missing(here, left, now)
 
-    def _tell_broken(self, here: set[int], at: str, now: float) -> None:
-        """Tells once of each break that is longer than a moment, and of its end where the worker is back."""
+    def _tell_broken(self, same: Collection[int], at: str, now: float) -> None:
+        """Tells once of each break that is longer than a moment, and of its end where the same process is back."""
         broken = set(self._core.interrupted_ranks)
         for rank in sorted(self._told_broken - broken):
-            if rank in here:
+            if rank in same:
                 self._tell(f"worker {rank} is connected again{at}")
         self._told_broken &= broken
         self._broken = {rank: self._broken.get(rank, now) for rank in broken}
@@ -88,7 +91,7 @@ class ServingProgress:
 
     def _tell_missing(self, here: set[int], left: set[int], now: float) -> None:
         """Tells every ten seconds of workers that never came, or that too few are here, where some are."""
-        never = sorted(set(self._core.missing) - here - self._seen)
+        never = sorted(set(self._core.missing) - here - (self._seen if self._core.begun else set()))
         too_few = len(here | left) < self._least
         if not (here and (never or too_few)):
             self._waited = now

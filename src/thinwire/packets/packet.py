@@ -20,7 +20,8 @@ import msgspec
 
 from thinwire.errors import ConfigError, FrameError, ProtocolError
 from thinwire.packets.batch import BatchedTensor, EncodedTensor, join, split
-from thinwire.schema import KINDS, Delta, Message, Push
+from thinwire.quantities import plain_text
+from thinwire.schema import KINDS, Abort, Delta, Leave, Members, Message, Push, Refused
 
 MAGIC = b"TP"
 VERSION = 2
@@ -47,6 +48,8 @@ class PacketLimits:
     message_nbytes: int = MAX_MESSAGE_NBYTES
 
 
+_TEXTS: dict[type[Message], str] = {Leave: "failure", Refused: "reason", Members: "reason", Abort: "reason"}
+"""Fields that people are shown; they are filtered and cut where they are received."""
 _NUMBERS = {kind: number for number, kind in KINDS.items()}
 _encode = msgspec.msgpack.Encoder().encode
 _decoders = {number: msgspec.msgpack.Decoder(kind).decode for number, kind in KINDS.items()}
@@ -158,6 +161,8 @@ def parse(
         at += length
     if isinstance(message, Push | Delta) and message.batch:
         return message, _unbatch(message, frames)
+    if (field := _TEXTS.get(type(message))) is not None:
+        message = msgspec.structs.replace(message, **{field: plain_text(getattr(message, field))})
     return message, tuple(frames)
 
 

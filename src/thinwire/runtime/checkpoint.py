@@ -55,15 +55,6 @@ class Snapshot:
     def __post_init__(self) -> None:
         object.__setattr__(self, "state", take_apart(self.state, self.tensors))
 
-    def plain(self) -> dict[str, Any]:
-        """Returns what `from_plain` takes: numbers, strings, dicts, lists and tensors alone, which torch saves."""
-        return {"kind": self.kind, "step": self.step, "state": self.state, "tensors": dict(self.tensors)}
-
-    @property
-    def nbytes(self) -> int:
-        """Of its tensors, which are nearly all of the file."""
-        return sum(tensor.nbytes for tensor in self.tensors.values())
-
     def parts(self) -> Iterator[Bytes]:
         """Yields the file's contents."""
         body = json.dumps({"format": FORMAT, "kind": self.kind, "step": self.step, "state": self.state})
@@ -101,16 +92,6 @@ class Snapshot:
             with suppress(OSError):
                 disk.remove(fresh)
             raise
-
-
-def from_plain(plain: Mapping[str, Any]) -> Any:
-    """Returns the state that a snapshot was taken of, from what its `plain` returned; tensors are copied.
-
-    Example:
-        >>> from_plain(Snapshot("example", 7, {"counts": {1: (2, 3)}, "frame": b"abc"}).plain())
-        {'counts': {1: (2, 3)}, 'frame': b'abc'}
-    """
-    return put_together(plain["state"], {name: tensor.clone() for name, tensor in plain["tensors"].items()})
 
 
 def write(path: Path, kind: str, step: int, state: Mapping[str, Any], disk: Disk = LOCAL) -> None:

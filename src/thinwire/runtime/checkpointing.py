@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from thinwire.cautions import caution
+from thinwire.cautions import notice
 from thinwire.errors import ConfigError
 from thinwire.runtime.checkpoint import (
     LOCAL,
@@ -23,9 +23,6 @@ from thinwire.runtime.checkpoint import (
     remove_unfinished,
 )
 from thinwire.runtime.disk import Disk
-
-FILES = 3
-"""At one time, as a rule: the newest, the one before, and the one that is being written."""
 
 
 class CheckpointWriter:
@@ -38,7 +35,7 @@ class CheckpointWriter:
         on_written: called with the step of a checkpoint that is on the disk, by the thread that trains.
         disk: the file system.
         executor: runs the writes; by default a thread.
-        tried: whether this training has begun with a writer of this path: a disk that is full now costs a checkpoint.
+        tried: the path was tried out before.
         resumes: as for `try_out`.
 
     Raises:
@@ -117,7 +114,7 @@ class CheckpointWriter:
             raise error
         elif not self._failing:
             self._failing = True
-            caution(
+            notice(
                 f"checkpoint {str(self.path)!r} of step {step} cannot be written: {error.strerror or error}. Training "
                 f"goes on, and the next try is in {self.every} steps; the checkpoint before is still whole"
             )
@@ -130,49 +127,27 @@ class CheckpointWriter:
             self._executor.shutdown()
 
 
-def try_out(path: Path, nbytes: int = 0, disk: Disk = LOCAL, *, resumes: bool = False) -> None:
+def try_out(path: Path, disk: Disk = LOCAL, *, resumes: bool = False) -> None:
     """Finds out, before there is anything to lose, whether checkpoints can be written.
 
-    Where there is something to lose, as somebody resumes, it warns: a disk that is full now may not stay so.
+    Where a training resumes, this function warns instead: a disk that is full now may have room later.
 
     Args:
         path: of the file.
-        nbytes: about how many a file takes.
         disk: the file system.
         resumes: whether a training goes on from what is there.
 
     Raises:
-        ConfigError: no file can be written there, or there is no room for three.
+        ConfigError: no file can be written there.
     """
-    try:
-        _try_out(path, nbytes, disk)
-    except ConfigError as error:
-        if not (resumes and files_at(path, disk)):
-            raise
-        caution(
-            f"{error}. Training goes on from the checkpoints that are there, and new ones are tried when they are due"
-        )
-
-
-def _try_out(path: Path, nbytes: int, disk: Disk) -> None:
     trial = path.with_name(f"{path.name}.{os.getpid()}{UNFINISHED}")
     try:
         with disk.write(trial, [b"thinwire"]):
             disk.remove(trial)
-        free = disk.free(path.parent)
     except OSError as error:
         with suppress(OSError):
             disk.remove(trial)
-        raise ConfigError(
-            f"checkpoint {str(path)!r} cannot be written: {error.strerror or error}. Choose another place"
-        ) from error
-    check_space(path.parent, free, nbytes * (FILES - len(files_at(path, disk))))
-
-
-def check_space(folder: Path, free: int, needed: int) -> None:
-    """Raises ConfigError where fewer bytes are free in a folder than checkpoints need."""
-    if needed > free:
-        raise ConfigError(
-            f"checkpoints in {str(folder)!r} need about {needed / 1e6:,.0f} MB more, and {free / 1e6:,.0f} MB are "
-            "free: free some space, or choose another place"
-        )
+        told = f"checkpoint {str(path)!r} cannot be written: {error.strerror or error}. "
+        if not (resumes and files_at(path, disk)):
+            raise ConfigError(f"{told}Choose another place") from error
+        notice(f"{told}Training goes on from the checkpoints that are there, and new ones are tried when they are due")

@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 
-from thinwire.cautions import caution
+from thinwire.cautions import notice
 from thinwire.errors import ConfigError
 
 LOCK = ".lock"
@@ -51,7 +51,7 @@ def claimed(path: Path, *, resumes: bool = False) -> Iterator[None]:
                     ) from None
                 if waited >= ENDING_S and not told:
                     told = True
-                    caution(f"{said}, or has died on another machine: this one waits for it, {LEASE_S:.0f} s at most")
+                    notice(f"{said}, or has died on another machine: this one waits for it, {LEASE_S:.0f} s at most")
                 time.sleep(_LOOK_S)
             except OSError:
                 break

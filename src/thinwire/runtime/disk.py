@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -41,9 +40,6 @@ class Disk(Protocol):
 
     def read(self, path: Path, start: int = 0, nbytes: int = -1) -> bytes:
         """Returns some bytes of a file, by default all; fewer where it ends before."""
-
-    def free(self, folder: Path) -> int:
-        """Returns how many bytes can still be written."""
 
 
 class LocalDisk:
@@ -99,6 +95,3 @@ class LocalDisk:
         with path.open("rb") as file:
             file.seek(start)
             return file.read(nbytes)
-
-    def free(self, folder: Path) -> int:
-        return shutil.disk_usage(folder).free

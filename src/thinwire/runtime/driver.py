@@ -14,9 +14,10 @@ from contextlib import suppress
 
 import torch
 
-from thinwire.cautions import caution
+from thinwire.cautions import notice
 from thinwire.errors import DeadlineError, ProtocolError, SessionLostError, TransportError
 from thinwire.packets import pack, parse
+from thinwire.quantities import counted
 from thinwire.schema import Members
 from thinwire.telemetry import Counters
 from thinwire.transports.base import Connection
@@ -191,17 +192,17 @@ class WorkerDriver:
     def _take(self, shard: int, packet: bytes) -> None:
         conversation = self._conversations[shard]
         conversation.received(*parse(packet))
-        for notice in conversation.notices:
-            if shard == 0 and notice.reason:  # all shards say the same
-                self._tell(notice)
+        for told in conversation.notices:
+            if shard == 0 and told.reason:  # all shards say the same
+                self._tell(told)
         conversation.notices.clear()
 
-    def _tell(self, notice: Members) -> None:
-        here = len(notice.ranks)
-        if notice.interrupted:
+    def _tell(self, told: Members) -> None:
+        here = len(told.ranks)
+        if told.interrupted:
             state = "it is waited for, for as long as the server says"
-        elif here >= notice.least:
-            state = f"the training goes on with {here} workers"
+        elif here >= told.least:
+            state = f"the training goes on with {counted(here, 'worker')}"
         else:
-            state = f"{here} workers are here, and the training waits until they are {notice.least}"
-        caution(f"{notice.reason}; {state}")
+            state = f"{here} workers are here, and the training waits until they are {told.least}"
+        notice(f"{told.reason}; {state}")

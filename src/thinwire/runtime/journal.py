@@ -8,7 +8,7 @@ against it: every update is of the gradients that came for it, each of them once
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -95,25 +95,26 @@ class Journal:
         >>> import tempfile
         >>> path = Path(tempfile.mkdtemp()) / "journal"
         >>> journal = Journal(path, step=7)
-        >>> journal.received(2, Push(step=7, tables=(0, 1)))
+        >>> journal.received(2, Push(step=7, tables=(0, 1)), None)
         >>> journal.sent(Delta(version=8, tables=(0, 1), ranks=(2,)))
         >>> journal.close()
-        >>> [type(entry).__name__ for entry in JournalReader(path).entries()]
-        ['Began', 'Took', 'Updated']
+        >>> [msgspec.json.decode(line)["entry"] for line in path.read_bytes().splitlines()]
+        ['began', 'took', 'updated']
     """
 
     def __init__(self, path: Path, step: int = 0) -> None:
         self._file = LineFile(path, "entries of the journal")
-        self._planned = self._going_back = False
+        self._plan: Plan | None = None
+        self._going_back = False
         self._write(Began(at=time.time(), step=step))
 
-    def received(self, rank: int, message: Message) -> None:
-        """Writes down a push, and who asks to take part; from the first of them also the plan."""
+    def received(self, rank: int, message: Message, plan: Plan | None) -> None:
+        """Writes down a push, and who asks to take part; and the shard's plan, where that is new."""
         match message:
             case Join():
-                if not self._planned:
-                    self._planned = True
-                    self._write(_planned(message.plan))
+                if plan is not None and plan != self._plan:
+                    self._plan = plan
+                    self._write(_planned(plan))
                 self._write(Joined(at=time.time(), rank=rank))
             case Push():
                 self._write(Took(at=time.time(), rank=rank, step=message.step, tables=message.tables))
@@ -138,30 +139,6 @@ class Journal:
 
     def _write(self, entry: AnyEntry) -> None:
         self._file.write(msgspec.json.encode(entry))
-
-
-class JournalReader:
-    """Reads a journal while it is being written.
-
-    Args:
-        path: the file, which may not be there yet.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._read = path, 0
-        self._decoder = msgspec.json.Decoder(AnyEntry)
-
-    def entries(self) -> Iterator[AnyEntry]:
-        """Yields the lines that have been completed since the last call."""
-        if not self._path.exists():
-            return
-        with self._path.open("rb") as file:
-            file.seek(self._read)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    return
-                self._read += len(line)
-                yield self._decoder.decode(line)
 
 
 def _planned(plan: Plan) -> Planned:

@@ -7,20 +7,25 @@ anything else of it is looked at; so neither memory nor time depends on what a p
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
+from thinwire.errors import ProtocolError
 from thinwire.packets import PacketLimits
+from thinwire.quantities import nbytes_text
 from thinwire.schema import Plan
 
 MAX_OPENING_NBYTES = 64 * 1024
 """Of a packet about the session, which holds a name and two numbers."""
 MAX_JOIN_NBYTES = 2**20
 """Of a worker's first message: a plan takes some 150 bytes a table. As much memory again for each byte, and more, goes
-into what it says, so it is small unless whoever serves says otherwise."""
+into what it says, so it is small."""
 MAX_KEPT_NBYTES = 512 * 2**20
 """What may wait for a worker's acknowledgement, where its shard is not so large that its values are half of it."""
 MAX_ENDED = 1024
 """Sessions that have ended, whose last packet may be asked for again."""
+JOIN_TOO_LARGE = f"a first message of more than {MAX_JOIN_NBYTES} bytes: no model of so many tensors can be served"
 JOIN_WITHIN_S = 120.0
 """A connection whose worker has not joined by then is ended. Workers connect to all shards, then join."""
 
@@ -32,6 +37,34 @@ TABLE_NBYTES = 4096
 """A frame's head, and what a codec sends besides its values."""
 MESSAGE_NBYTES, MESSAGE_TABLE_NBYTES, MESSAGE_GROUP_NBYTES = 64 * 1024, 64, 4096
 """Of a message beside its frames: numbers for every table, an optimizer's options for every parameter group."""
+
+
+TABLE_WORKER_NBYTES = 130
+"""Of memory, for what a shard knows of one worker and one table."""
+
+
+def check_memory(plan: Plan) -> None:
+    """Raises ProtocolError where a plan needs more memory than this machine has left, before any of it is taken.
+
+    Counted are the values, the sum of their gradients, and what the shard knows of every worker and table.
+    """
+    values = sum(math.prod(filter(None, spec.shape)) for spec in plan.tables)
+    needed, free = 8 * values + TABLE_WORKER_NBYTES * plan.workers * len(plan.tables), free_nbytes()
+    if needed > free:
+        raise ProtocolError(
+            f"a plan for {plan.workers} workers and {len(plan.tables)} tables with {values:,} values needs at least "
+            f"{nbytes_text(needed)} of memory at the server, which has {nbytes_text(free)} left"
+        )
+
+
+def free_nbytes() -> float:
+    """Returns how much memory this process may take at most, by the kernel and by its container; inf without Linux."""
+    free = math.inf
+    with suppress(OSError, ValueError, IndexError):
+        free = 1024.0 * int(Path("/proc/meminfo").read_text().partition("MemAvailable:")[2].split()[0])
+    with suppress(OSError, ValueError):  # "max" where there is no limit
+        free = min(free, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return free
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +97,3 @@ def allowance(plan: Plan) -> Allowance:
     nbytes = message + VALUE_NBYTES * values + TABLE_NBYTES * (tables + 1)
     kept = max(MAX_KEPT_NBYTES, 2 * (DOWN_NBYTES * values + TABLE_NBYTES * tables))
     return Allowance(nbytes, PacketLimits(frames=tables + 1, message_nbytes=message), kept)
-
-
-def join_too_large(nbytes: int) -> str:
-    """Says that a first message is larger than so many bytes."""
-    return (
-        f"a first message of more than {nbytes} bytes; whoever serves a model of so many tensors raises that with "
-        "serving(max_join_nbytes=…)"
-    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from thinwire.cautions import caution
+from thinwire.cautions import notice
 from thinwire.errors import ConfigError
 
 
@@ -42,7 +42,7 @@ class LineFile:
             whole, why = False, error.strerror or str(error)
         if not whole:
             self._ended = True
-            caution(
+            notice(
                 f"{self._what} are no longer written to {str(self._path)!r}: {why}. The training goes on without them"
             )
 

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import msgspec
 
-from thinwire.cautions import caution
+from thinwire.cautions import notice
 from thinwire.errors import ConfigError, TransportError
 from thinwire.extras import require
 from thinwire.runtime.line_file import LineFile
@@ -186,7 +186,7 @@ class TensorBoard:
         """No more is written; says so the first time."""
         if not self._ended:
             self._ended = True
-            caution(
+            notice(
                 f"TensorBoard's charts are no longer written to {str(self._folder)!r}: {error.strerror or error}. The "
                 "training goes on without them"
             )

@@ -8,18 +8,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from thinwire.errors import ConfigError, ProtocolError
 from thinwire.packets import EncodedTensor, PacketLimits, kind_of, pack, parse
 from thinwire.runtime.clock import MOMENT_S, Cancel, Clock, SystemClock, check_seconds
 from thinwire.runtime.journal import Journal
-from thinwire.runtime.limits import MAX_JOIN_NBYTES, Allowance, allowance, join_too_large
+from thinwire.runtime.limits import JOIN_TOO_LARGE, MAX_JOIN_NBYTES, Allowance, allowance, check_memory
 from thinwire.runtime.session_server import SessionServer
 from thinwire.runtime.shard_checkpoints import Checkpointer
-from thinwire.schema import Join, Leave, Message, Refused
+from thinwire.schema import Join, Leave, Message, Plan
 from thinwire.server.core import ServerCore
-from thinwire.server.effects import Close, Effect, Send
+from thinwire.server.effects import Close, Effect, Send, Tell
 from thinwire.transports.base import Sender
 
 _log = logging.getLogger(__name__)
@@ -33,7 +32,6 @@ def serving(
     grace_s: float = 0.0,
     clock: Clock | None = None,
     journal: Journal | None = None,
-    max_join_nbytes: int = MAX_JOIN_NBYTES,
 ) -> Serving:
     """Returns what one server of a transport needs to serve `core`.
 
@@ -44,39 +42,38 @@ def serving(
         grace_s: how long a worker whose connection broke may take to come back, in seconds; 0 ends the training.
         clock: by default the system's.
         journal: is told of every gradient and update.
-        max_join_nbytes: of a worker's `Join`; a model of some 5,000 tensors or more needs a larger one.
 
     Raises:
         ConfigError: `grace_s` is no time that can be waited for.
     """
     check_seconds(grace_s=grace_s)
-    shared: dict[str, Any] = {"clock": clock or SystemClock(), "grace_s": grace_s, "max_join_nbytes": max_join_nbytes}
-    handler = partial(ServerHandler, core, on_end=on_end, checkpointer=checkpointer, journal=journal, **shared)
-    return Serving(handler, partial(SessionServer, **shared))
+    return Serving(
+        partial(ServerHandler, core, on_end=on_end, checkpointer=checkpointer, journal=journal),
+        grace_s,
+        clock or SystemClock(),
+    )
 
 
 class Serving:
     """Makes the handler of one transport's server, and may end its training.
 
     Args:
-        handler: makes the handler of sessions, of their sender.
-        sessions: makes what stands between that and the transport, of the maker of the one and the sender of the other.
+        make: returns the handler of sessions.
+        grace_s, clock: as for `serving`.
     """
 
-    def __init__(
-        self, handler: Callable[[Sender], ServerHandler], sessions: Callable[[Any, Sender], SessionServer]
-    ) -> None:
-        self._make, self._sessions = handler, sessions
+    def __init__(self, make: Callable[..., ServerHandler], grace_s: float, clock: Clock) -> None:
+        self._make, self._grace_s, self._clock = make, grace_s, clock
         self._handler: ServerHandler | None = None
 
     def __call__(self, sender: Sender) -> SessionServer:
         """Returns the handler of a server with this sender; a transport calls it."""
 
         def handler(sessions: Sender) -> ServerHandler:
-            self._handler = self._make(sessions)
+            self._handler = self._make(sessions, grace_s=self._grace_s, clock=self._clock)
             return self._handler
 
-        return self._sessions(handler, sender)
+        return SessionServer(handler, sender, self._grace_s, self._clock)
 
     def end(self, reason: str) -> None:
         """Ends the training before its end, where workers are here: they hear why. For any thread."""
@@ -88,9 +85,8 @@ class ServerHandler:
     """Feeds packets to a core and carries out its effects. One packet object goes to all receivers of an effect.
 
     Args:
-        core, on_end, checkpointer, journal, max_join_nbytes, grace_s: as for `serving`.
-        sender: the transport's sending half.
-        clock: by which workers that are to come back are given their time.
+        core, on_end, checkpointer, journal, grace_s, clock: as for `serving`.
+        sender: of the sessions.
     """
 
     def __init__(
@@ -101,14 +97,15 @@ class ServerHandler:
         checkpointer: Checkpointer | None = None,
         journal: Journal | None = None,
         *,
-        max_join_nbytes: int = MAX_JOIN_NBYTES,
-        clock: Clock | None = None,
         grace_s: float = 0.0,
+        clock: Clock | None = None,
     ) -> None:
         self._core, self._sender, self._checkpointer, self._journal = core, sender, checkpointer, journal
-        self._clock, self._grace_s, self._max_join_nbytes = clock or SystemClock(), grace_s, max_join_nbytes
+        self._clock, self._grace_s = clock or SystemClock(), grace_s
         self._on_end: Callable[[], None] | None = on_end
+        self._plan: Plan | None = None
         self._allowance: Allowance | None = None
+        """Of `_plan`: a shard that has not begun may forget one for another."""
         self._joined: dict[int, int] = {}
         """The rank of every session that has joined."""
         self._interrupted: dict[int, Cancel] = {}
@@ -123,16 +120,17 @@ class ServerHandler:
             message, frames = self._read(peer, packet)
             if isinstance(message, Join):
                 self._check_rank(peer, message.rank)
-                if self._checkpointer is not None:
-                    self._checkpointer.check_space(message.plan)
+                if self._core.plan is None:
+                    check_memory(message.plan)
                 self._joined[peer] = message.rank
                 self._admit(peer)  # before the answer, which may be a whole model
         except (ProtocolError, ConfigError) as error:
             self._do(self._core.broke(peer, str(error)))
             return
+        effects = self._core.received(peer, message, frames)
         if self._journal is not None and peer in self._joined:
-            self._journal.received(self._joined[peer], message)
-        self._do(self._core.received(peer, message, frames))
+            self._journal.received(self._joined[peer], message, self._core.plan)
+        self._do(effects)
         if isinstance(message, Join):
             self._admit(peer)
         if isinstance(message, Join | Leave):
@@ -145,9 +143,9 @@ class ServerHandler:
         kind = kind_of(packet)
         if kind is not None and kind is not Join:
             raise ProtocolError(f"{kind.__name__} came before Join")
-        if len(packet) > self._max_join_nbytes:
-            raise ProtocolError(join_too_large(self._max_join_nbytes))
-        return parse(packet, limits=PacketLimits(0, self._max_join_nbytes))
+        if len(packet) > MAX_JOIN_NBYTES:
+            raise ProtocolError(JOIN_TOO_LARGE)
+        return parse(packet, limits=PacketLimits(0, MAX_JOIN_NBYTES))
 
     def closed(self, peer: int, error: str | None) -> None:
         self._joined.pop(peer, None)
@@ -172,7 +170,8 @@ class ServerHandler:
     def _admit(self, peer: int) -> None:
         """Lets a worker that has joined send what the plan's shapes allow, once there is a plan."""
         if self._core.plan is not None:
-            self._allowance = self._allowance or allowance(self._core.plan)
+            if self._allowance is None or self._core.plan is not self._plan:
+                self._plan, self._allowance = self._core.plan, allowance(self._core.plan)
             most = self._allowance.packet_nbytes
             reason = f"a packet of more than {most} bytes came, which is what the plan's shapes allow"
             broken = partial(self._core.broke, peer, reason)
@@ -217,17 +216,18 @@ class ServerHandler:
             self._checkpointer.write_if_due()
         for effect in effects:
             match effect:
+                case Tell(text):
+                    _log.warning("%s", text)
                 case Send(peers, message, frames):
                     if self._journal is not None:
                         self._journal.sent(message)
                     packet = pack(message, frames)
                     for peer in peers:
                         self._sender.send(peer, packet)
-                case Close(peer, message):
-                    if isinstance(message, Refused) and self._core.failed is None:  # a failure is told once, at the end
-                        reason = "".join(each if each.isprintable() else "?" for each in message.reason)
+                case Close(peer, message, told):
+                    if message is not None and not (told or self._core.failed):  # which is told at the end
                         what = "worker's session has ended" if message.lost else "worker was refused"
-                        _log.warning("a %s: %s", what, reason)
+                        _log.warning("a %s: %s", what, message.reason)
                     self._sender.close(peer, None if message is None else pack(message))
         if self._on_end is not None and (self._core.finished or self._core.failed is not None):
             ended, self._on_end = self._on_end, None

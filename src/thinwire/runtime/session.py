@@ -12,10 +12,11 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from thinwire.errors import ProtocolError, SessionLostError, TransportError
+from thinwire.errors import ProtocolError, TransportError
 from thinwire.packets import kind_of, pack, parse
 from thinwire.schema import Acknowledged, Leave, Refused, SessionAccepted, SessionOpen
 from thinwire.transports.base import wire_nbytes
+from thinwire.worker.conversation import refusal
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 3.0
 LEAVING_S = 5.0
@@ -203,10 +204,11 @@ class WorkerSession:
             if packet is None:
                 self.over = str(error)
                 raise error
-            if kind_of(packet) is Refused:
-                refusal = _refusal(parse(packet)[0])
-                self.over = str(refusal)
-                raise refusal
+            message = parse(packet)[0] if kind_of(packet) is Refused else None
+            if isinstance(message, Refused):
+                refused = refusal(message)
+                self.over = str(refused)
+                raise refused
 
     def _reconnect(self, error: TransportError, arrived: Callable[[], Sequence[bytes | None]]) -> Reconnection:
         self._look_for_end(error, arrived())
@@ -234,15 +236,8 @@ class WorkerSession:
         packet = yield Dial(left, self.opening())
         message = None if packet is None else parse(packet)[0]
         if isinstance(message, Refused):
-            raise _refusal(message)
+            raise refusal(message)
         if not isinstance(message, SessionAccepted):
             raise TransportError(f"{self._address} did not take the session up again")
         self.buffer.acknowledge(message.received)
         yield Repeat(self.buffer.unacknowledged)
-
-
-def _refusal(message: object) -> ProtocolError:
-    """The error that a server's last message is to its worker."""
-    assert isinstance(message, Refused)
-    reason = f"the server ended the session: {message.reason}"
-    return (SessionLostError if message.lost else ProtocolError)(reason)

@@ -17,12 +17,12 @@ from thinwire.errors import ProtocolError, SessionLostError
 from thinwire.packets import kind_of, pack, parse
 from thinwire.runtime.clock import Cancel, Clock, SystemClock
 from thinwire.runtime.limits import (
+    JOIN_TOO_LARGE,
     JOIN_WITHIN_S,
     MAX_ENDED,
     MAX_JOIN_NBYTES,
     MAX_KEPT_NBYTES,
     MAX_OPENING_NBYTES,
-    join_too_large,
 )
 from thinwire.runtime.session import ReplayBuffer
 from thinwire.schema import Acknowledged, Message, Refused, SessionAccepted, SessionOpen
@@ -74,20 +74,12 @@ class SessionServer(Sender):
         inner, sender: of sessions; of the transport.
         grace_s: how long a worker may take to come back, in seconds; 0 reports every break at once.
         clock: by default the system's.
-        max_join_nbytes: of a packet of a worker that has not joined.
     """
 
     def __init__(
-        self,
-        inner: Callable[[Sender], SessionHandler],
-        sender: Sender,
-        grace_s: float,
-        clock: Clock | None = None,
-        *,
-        max_join_nbytes: int = MAX_JOIN_NBYTES,
+        self, inner: Callable[[Sender], SessionHandler], sender: Sender, grace_s: float, clock: Clock | None = None
     ) -> None:
-        self._sender, self._grace_s, self._max_join_nbytes = sender, grace_s, max_join_nbytes
-        self._clock = clock or SystemClock()
+        self._sender, self._grace_s, self._clock = sender, grace_s, clock or SystemClock()
         self._num_sessions = 0
         self._numbered: dict[int, _Session] = {}
         self._named: dict[str, _Session] = {}
@@ -103,8 +95,7 @@ class SessionServer(Sender):
         """Gives the worker some time to join; its first packet names the session."""
         late = partial(self._sender.call, partial(self._is_late, peer))
         self._joining[peer] = self._clock.call_later(JOIN_WITHIN_S, late)
-        large = partial(self._refuse, peer, join_too_large(self._max_join_nbytes))
-        self._sender.limit(peer, self._max_join_nbytes, large)
+        self._sender.limit(peer, MAX_JOIN_NBYTES, partial(self._refuse, peer, JOIN_TOO_LARGE))
 
     def received(self, peer: int, packet: bytes) -> None:
         """Passes a packet on to the handler, unless it is about the session itself."""

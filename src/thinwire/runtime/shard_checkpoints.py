@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import suppress
@@ -11,10 +10,8 @@ from typing import Any
 
 from thinwire.policies.consistency import consistency
 from thinwire.runtime.checkpoint import LOCAL, forget_after, read, steps_in
-from thinwire.runtime.checkpointing import CheckpointWriter, try_out
+from thinwire.runtime.checkpointing import CheckpointWriter
 from thinwire.runtime.disk import Disk
-from thinwire.schema import Plan
-from thinwire.server.agreement import check_plan
 from thinwire.server.core import ServerCore
 
 
@@ -63,18 +60,6 @@ class Checkpointer(Mapping[int, dict[str, Any]]):
         self._begin_at(self._round)
         own = [0, *steps_in(self._writer.path, self._writer.disk)] if step is None else [step]
         self._own = {*sorted(own)[-2:]}
-
-    def check_space(self, plan: Plan) -> None:
-        """Looks whether a shard with this plan, which nobody has begun yet, has room for its files.
-
-        Raises:
-            ConfigError: it has not.
-            ProtocolError: no training can have the plan, which comes from a peer; nothing is written then.
-        """
-        if self._core.plan is None:
-            check_plan(plan)
-            values = sum(math.prod(spec.shape) for spec in plan.tables)
-            try_out(self._writer.path, shard_nbytes(4 * values), self._writer.disk)
 
     def write_if_due(self) -> None:
         """Writes a checkpoint where one is due; called after every event, before its answers leave."""
@@ -125,8 +110,3 @@ class Checkpointer(Mapping[int, dict[str, Any]]):
 
     def _written(self, step: int) -> None:
         self._own = {*sorted(self._own | {step})[-2:]}
-
-
-def shard_nbytes(model_nbytes: int) -> int:
-    """Returns about how many bytes a shard's file takes: values, the workers' copy, one state of the optimizer."""
-    return 3 * model_nbytes

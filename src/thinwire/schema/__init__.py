@@ -7,102 +7,36 @@ Fields are added last, with a default, so that an older reader skips what it doe
 
 from __future__ import annotations
 
-from typing import TypeAlias, get_args
-
-from thinwire.schema.exchange import (
-    Abort,
-    Ahead,
-    BatchSizes,
-    Changes,
-    Delta,
-    Join,
-    Leave,
-    Push,
-    Refused,
-    Scalars,
-    Shard,
-    Skip,
-    Values,
-    Welcome,
-)
-from thinwire.schema.plan import (
-    FROZEN,
-    MAX_CODECS,
-    MAX_GROUPS,
-    MAX_RANK,
-    MAX_TABLES,
-    Config,
-    Plan,
-    Reduce,
-    Settings,
-    TableSpec,
-)
-from thinwire.schema.sessions import (
-    MAX_STEPS,
-    Acknowledged,
-    Members,
-    Offer,
-    Resume,
-    SessionAccepted,
-    SessionOpen,
-)
-
-__all__ = [
-    "FROZEN",
-    "KINDS",
-    "MAX_CODECS",
-    "MAX_GROUPS",
-    "MAX_RANK",
-    "MAX_STEPS",
-    "MAX_TABLES",
-    "Abort",
-    "Acknowledged",
-    "Ahead",
-    "BatchSizes",
-    "Changes",
-    "Config",
-    "Delta",
-    "Join",
-    "Leave",
-    "Members",
-    "Message",
-    "Offer",
-    "Plan",
-    "Push",
-    "Reduce",
-    "Refused",
-    "Resume",
-    "Scalars",
-    "SessionAccepted",
-    "SessionOpen",
-    "Settings",
-    "Shard",
-    "Skip",
-    "TableSpec",
-    "Values",
-    "Welcome",
-]
-
-Message: TypeAlias = (
-    Join
-    | Welcome
-    | Values
-    | Push
-    | Delta
-    | Leave
-    | Refused
-    | Scalars
-    | SessionOpen
-    | SessionAccepted
-    | Acknowledged
-    | Shard
-    | Skip
-    | Abort
-    | Members
-    | Offer
-    | Resume
-    | Ahead
-)
-
-KINDS: dict[int, type[Message]] = dict(zip([*range(1, 18), 22], get_args(Message), strict=True))
-"""Messages by the number that travels, in the order of the union above. New ones come last; 18 to 21 stay unused."""
+from thinwire.schema.messages import KINDS as KINDS
+from thinwire.schema.messages import MAX_STEPS as MAX_STEPS
+from thinwire.schema.messages import Abort as Abort
+from thinwire.schema.messages import Acknowledged as Acknowledged
+from thinwire.schema.messages import Ahead as Ahead
+from thinwire.schema.messages import BatchSizes as BatchSizes
+from thinwire.schema.messages import Changes as Changes
+from thinwire.schema.messages import Delta as Delta
+from thinwire.schema.messages import Join as Join
+from thinwire.schema.messages import Leave as Leave
+from thinwire.schema.messages import Members as Members
+from thinwire.schema.messages import Message as Message
+from thinwire.schema.messages import Offer as Offer
+from thinwire.schema.messages import Push as Push
+from thinwire.schema.messages import Refused as Refused
+from thinwire.schema.messages import Resume as Resume
+from thinwire.schema.messages import Scalars as Scalars
+from thinwire.schema.messages import SessionAccepted as SessionAccepted
+from thinwire.schema.messages import SessionOpen as SessionOpen
+from thinwire.schema.messages import Shard as Shard
+from thinwire.schema.messages import Skip as Skip
+from thinwire.schema.messages import Values as Values
+from thinwire.schema.messages import Welcome as Welcome
+from thinwire.schema.plan import FROZEN as FROZEN
+from thinwire.schema.plan import MAX_CODECS as MAX_CODECS
+from thinwire.schema.plan import MAX_GROUPS as MAX_GROUPS
+from thinwire.schema.plan import MAX_RANK as MAX_RANK
+from thinwire.schema.plan import MAX_TABLES as MAX_TABLES
+from thinwire.schema.plan import Config as Config
+from thinwire.schema.plan import Plan as Plan
+from thinwire.schema.plan import Reduce as Reduce
+from thinwire.schema.plan import Settings as Settings
+from thinwire.schema.plan import TableSpec as TableSpec

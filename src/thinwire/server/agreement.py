@@ -17,7 +17,7 @@ from thinwire.version import VERSION
 
 MAX_VALUES = 2**36
 """256 GiB of float32: far above any shard, far below what would overflow a size."""
-MAX_PLACES = 2**22
+MAX_PLACES = 2**20
 """Workers times tables: a shard takes some 130 bytes for each of them."""
 MAX_SETTINGS = 64
 """Settings are a handful of numbers and short texts."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from thinwire.errors import ConfigError, FrameError, NonFiniteError, ProtocolError
 from thinwire.packets import EncodedTensor
-from thinwire.schema import Join, Leave, Message, Push, Resume, Scalars, Values
+from thinwire.schema import Join, Leave, Message, Push, Refused, Resume, Scalars, Values
 from thinwire.server.effects import Close, Effect, Send, refused
 from thinwire.server.shard_membership import ShardMembership
 from thinwire.server.shard_state import Presence
@@ -40,8 +40,6 @@ class ServerCore(ShardMembership):
 
     def __init__(self, min_workers: int | None = None) -> None:
         super().__init__(min_workers)
-        self._initial: list[tuple[Values, tuple[EncodedTensor, ...]]] = []
-        """What worker 0 has sent of the initial values, until it has sent all of them."""
 
     # ---- events
 
@@ -71,18 +69,21 @@ class ServerCore(ShardMembership):
     def _ending(self, event: Callable[[], list[Effect]]) -> list[Effect]:
         """Returns what an event leads to. Where it makes an update that cannot be made, the training ends for all."""
         try:
-            return event()
+            effects = event()
         except CannotGoOn as error:
-            return self._fail(str(error))
+            effects = self._fail(str(error))
         except FrameError as error:  # a gradient may have waited for its turn: the text says whose it is
-            return self._fail(str(error))
+            effects = self._fail(str(error))
         except NonFiniteError as error:
-            return self._fail(f"the training has diverged: {error}. Use a smaller learning rate or sparsity")
+            effects = self._fail(f"the training has diverged: {error}. Use a smaller learning rate or sparsity")
+        if not self._trained and not (self._peers or self.left):
+            self._forget_plan()
+        return effects
 
     def _broke(self, peer: int, reason: str) -> list[Effect]:
-        if peer not in self._ranks or self._failed is not None:
+        if peer not in self._peers or self._failed is not None:
             return [Close(peer, refused(reason))]
-        if self._presence[rank := self._ranks[peer]] is Presence.JOINED:
+        if self._presence[rank := self._peers[peer].rank] is Presence.JOINED:
             self._forget(peer)
             return [Close(peer, refused(reason)), *self._gone(rank, reason)]
         told = f"worker {rank}: {reason}"
@@ -93,30 +94,29 @@ class ServerCore(ShardMembership):
         return [Close(peer, refused(told)), *self._drop(rank, told), *self._gather()]
 
     def end(self, reason: str) -> list[Effect]:
-        """Ends the training early: workers that are here hear why, and it has failed.
-
-        Where no worker is here, nothing happens.
+        """Ends the training early, as the server is stopped; where no worker is here, nothing happens.
 
         Args:
-            reason: what ended it, in words.
+            reason: who or what stopped the server, and when, in words for the workers.
         """
-        if self._failed is not None or not self._ranks:
+        if self._failed is not None or not self._peers:
             return []
-        return self._fail(reason)
+        self._failed = reason
+        return [Close(peer, Refused(reason=reason, stopped=True)) for peer in self._peers]
 
     # ---- the conversation
 
     def _dispatch(self, peer: int, message: Message, frames: tuple[EncodedTensor, ...]) -> list[Effect]:
         if isinstance(message, Join):
             return self._join(peer, message)
-        if peer not in self._ranks:
+        if peer not in self._peers:
             raise ProtocolError(f"{type(message).__name__} came before Join")
         match message:
             case Resume():
                 return self._resume(peer, message)
             case Leave():
                 return self._leave(peer, message)
-            case Push() | Values() | Scalars() if self._presence[self._ranks[peer]] is not Presence.TRAINING:
+            case Push() | Values() | Scalars() if self._presence[self._peers[peer].rank] is not Presence.TRAINING:
                 raise ProtocolError(f"{type(message).__name__} came before Resume")
             case Push():
                 return self._push(peer, message, frames)
@@ -129,7 +129,7 @@ class ServerCore(ShardMembership):
 
     def _values(self, peer: int, message: Values, frames: tuple[EncodedTensor, ...]) -> list[Effect]:
         assert self._engine is not None
-        if self._ranks[peer] != 0 or self._initialised:
+        if self._peers[peer].rank != 0 or self._initialised:
             raise ProtocolError("only worker 0 sends initial values, and only once")
         if message.tables[:1] == (0,):
             self._initial = []  # another process of this rank begins anew
@@ -147,8 +147,8 @@ class ServerCore(ShardMembership):
         assert self._engine is not None
         if not self._initialised:
             raise ProtocolError("a gradient came before the initial values")
-        self._progressed = True
-        rank = self._ranks[peer]
+        self._progressed = self._trained = True
+        rank = self._peers[peer].rank
         if push.digest:
             self._engine.check_step(push.step)  # the first one that is told is what the others must equal
             self._digests.add(rank, push.step, push.digest)
@@ -161,7 +161,7 @@ class ServerCore(ShardMembership):
             raise ProtocolError(f"{len(message.values)} scalars came for {len(self.tables)} tables")
         self._engine.check_step(message.step)
         ranks = self._engine.members.expected(message.step)
-        largest = self._maxima.add(self._ranks[peer], message.step, message.values, ranks)
+        largest = self._maxima.add(self._peers[peer].rank, message.step, message.values, ranks)
         if largest is None:
             reason = self._maxima.unreachable(self._engine.members.expected, self.left)
             return [] if reason is None else self._fail(reason)
@@ -188,4 +188,4 @@ class ServerCore(ShardMembership):
         if self._engine is not None:
             raise ConfigError("this shard has begun a training; a state is loaded before anybody joins")
         self._engine, self._initialised = engine_of(state, self._min_workers), True
-        self._began = True  # before that state was taken
+        self._began = self._trained = True  # before that state was taken

@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from thinwire.packets import EncodedTensor
+from thinwire.quantities import plain_text
 from thinwire.schema import Message, Refused
-
-MAX_REASON = 2000
-"""Characters. A reason may quote what a peer sent, and the answer to a large message must not be larger still."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,19 +20,29 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """End a peer's session, after a last message."""
+    """End a peer's session, after a last message.
+
+    Args:
+        peer: whose.
+        message: its reason is logged.
+        told: people know the reason already, or need not.
+    """
 
     peer: int
-    message: Message | None = None
+    message: Refused | None = None
+    told: bool = False
 
 
-Effect = Send | Close
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Tell the person who runs the server."""
+
+    text: str
+
+
+Effect = Send | Close | Tell
 
 
 def refused(reason: str) -> Refused:
-    """Returns the last message to a peer, no longer than it needs to be.
-
-    >>> len(refused("x" * 9000).reason)
-    2002
-    """
-    return Refused(reason=reason if len(reason) <= MAX_REASON else f"{reason[:MAX_REASON]} …")
+    """Returns the last message to a peer; its reason may quote what another peer has sent."""
+    return Refused(reason=plain_text(reason))

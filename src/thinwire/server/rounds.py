@@ -11,6 +11,11 @@ LEFT_BEFORE = (
     "worker {rank} has left before {moment}, with which the others go on; all workers must take the same number of "
     "steps"
 )
+_MIXED = (
+    "Its processor computes with {ours} and the other's with {theirs}, which round differently, and in this design "
+    "every worker runs the optimizer: take machines of one kind, or a design whose servers run it, such as 3lc"
+)
+_DRIFTED = "Code that writes to parameters on some workers only does that, and faulty memory"
 MAX_OPEN = 64
 """Steps of which some workers have spoken and others have not; more means that a peer breaks the conversation."""
 
@@ -86,15 +91,17 @@ class Digests:
         self._first: dict[int, tuple[int, str]] = {}
 
     def add(self, rank: int, step: int, digest: str) -> None:
-        """Takes one worker's digest.
+        """Takes one worker's digest, `instructions:hash`: of the model, and what its processor computes with.
 
         Raises:
-            ProtocolError: it differs from another worker's.
+            ProtocolError: the hash differs from another worker's.
         """
         first, expected = self._first.setdefault(step, (rank, digest))
-        if digest != expected:
+        (theirs, _, other), (ours, _, own) = expected.rpartition(":"), digest.rpartition(":")
+        if own != other:
             raise ProtocolError(
-                f"its model differs from worker {first}'s before step {step}: replicas have drifted apart"
+                f"its model differs from worker {first}'s before step {step}: replicas have drifted apart. "
+                + (_MIXED.format(ours=ours, theirs=theirs) if ours != theirs else _DRIFTED)
             )
         if len(self._first) > MAX_OPEN:
             del self._first[min(self._first)]

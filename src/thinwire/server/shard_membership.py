@@ -7,15 +7,15 @@ and say so (`Resume`).
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from thinwire.errors import ConfigError, ProtocolError
-from thinwire.quantities import moment_text
+from thinwire.quantities import moment_text, plain_text
 from thinwire.schema import Join, Leave, Offer, Plan, Resume, Scalars, Welcome
 from thinwire.server.agreement import check_plan, check_version, difference
-from thinwire.server.effects import Close, Effect, Send, refused
+from thinwire.server.effects import Close, Effect, Send, Tell, refused
 from thinwire.server.rounds import Digests, Maxima
-from thinwire.server.shard_state import Presence, ShardState
+from thinwire.server.shard_state import Peer, Presence, ShardState
 from thinwire.server.state import engine_of, state_of
 from thinwire.server.update_engine import UpdateEngine
 from thinwire.server.updates import CannotGoOn, Outgoing
@@ -27,36 +27,30 @@ CLOSED = "it closed its session"
 class ShardMembership(ShardState):
     """The workers of one shard. Args and attributes as for `ShardState`."""
 
-    def __init__(self, min_workers: int | None) -> None:
-        super().__init__(min_workers)
-        self._held: dict[int, tuple[int, ...]] = {}
-        """By rank, the steps of which workers that have joined hold states."""
-        self._offered: dict[int, Offer] = {}
-        self._chosen: dict[int, Resume] = {}
-
     # ---- connections and time
 
     def interrupted(self, peer: int) -> list[Effect]:
         """A peer's connection broke, and its session waits: another process may now take its rank."""
-        if peer not in self._ranks:
+        if peer not in self._peers:
             return []
-        self._interrupted.add(peer)
+        self._peers[peer].interrupted = True
         # Without min_workers no worker is dropped for a short break, and most are short.
         return [] if self._min_workers is None else self._tell_of_break(peer)
 
     def still_interrupted(self, peer: int) -> list[Effect]:
         """A peer that was interrupted is not back after a moment: the others hear of it, where they have not yet."""
-        if self._min_workers is not None or self._failed is not None or peer not in self._ranks:
+        if self._min_workers is not None or self._failed is not None or peer not in self._peers:
             return []
         return self._tell_of_break(peer)
 
     def _tell_of_break(self, peer: int) -> list[Effect]:
-        reason = f"worker {self._ranks[peer]} lost its connection at {self.moment}"
+        reason = f"worker {self._peers[peer].rank} lost its connection at {self.moment}"
         return self._tell(reason, but=peer, interrupted=True)
 
     def resumed(self, peer: int) -> None:
         """An interrupted peer is back."""
-        self._interrupted.discard(peer)
+        if peer in self._peers:
+            self._peers[peer].interrupted = False
 
     def closed(self, peer: int, error: str | None) -> list[Effect]:
         """A session is over. In the middle of training its worker is dropped, or the training ends for all."""
@@ -87,7 +81,7 @@ class ShardMembership(ShardState):
             if self._too_few:
                 return self._fail(reason)
             effects += self._drop(rank, reason)
-        if gone and self.left and not (self._ranks or self.awaited):
+        if gone and self.left and not (self._peers or self.awaited):
             self.finished = True  # those who were here have left, and no other comes
         return [*effects, *self._gather()]
 
@@ -95,27 +89,34 @@ class ShardMembership(ShardState):
 
     def _join(self, peer: int, join: Join) -> list[Effect]:
         rank = join.rank
-        if peer in self._ranks:
+        if peer in self._peers:
             raise ProtocolError("a second Join in one session")
         check_version(join.version)
-        self._check_join(join)
+        effects: list[Effect] = []
+        try:
+            self._check_join(join)
+        except ProtocolError:
+            if self._trained or not all(each.interrupted for each in self._peers.values()):
+                raise
+            # Only broken connections hold this plan, and before the first gradient: this worker brings its own.
+            effects = self._fail("another training began here while this worker was not connected")
+            self._check_join(join)
         engine = self._engine or self._engine_of(join.plan)
         if self._engine is None:
             # A shard may hold nothing, where there are more of them than tables: there are no values to send then.
             self._engine, self._initialised = engine, not engine.tables
-        holder = next((other for other, taken in self._ranks.items() if taken == rank), None)
-        if holder is not None and holder not in self._interrupted:
+        holder = next((other for other, each in self._peers.items() if each.rank == rank), None)
+        if holder is not None and not self._peers[holder].interrupted:
             raise ProtocolError(f"rank {rank} is taken: every worker needs a rank of its own")
         if self._presence.get(rank) is Presence.LEFT and self._min_workers is None:
             raise ProtocolError(f"worker {rank} has left this training, and it does not begin again")
         others = self._ranks_that_are(Presence.TRAINING, Presence.LEFT) - {rank}
         goes_on = bool(others) or not engine.terms.has_common_clock
-        effects: list[Effect] = []
         if holder is not None:
             self._forget(holder)
             reason = f"another process has taken rank {rank}, while this one was not connected"
-            effects.append(Close(holder, refused(reason)))
-        self._ranks[peer], self._held[rank] = rank, join.steps
+            effects.append(Close(holder, refused(reason), told=True))
+        self._peers[peer] = Peer(rank, join.steps)
         self._presence[rank] = Presence.JOINED
         return [*effects, *(self._admit(peer, rank) if goes_on else self._gather())]
 
@@ -168,30 +169,31 @@ class ShardMembership(ShardState):
 
     def _gather(self) -> list[Effect]:
         """Once all workers have joined and none trains, offers them its steps; goes back to the one that all chose."""
-        if self._engine is None or self._failed is not None or not self._ranks or self.left:
+        if self._engine is None or self._failed is not None or not self._peers or self.left:
             return []
-        if not self._held.keys() >= {*self._engine.members.ranks, *self._ranks.values()}:
+        if not self._ranks_that_are(Presence.JOINED) >= {*self._engine.members.ranks, *self.here}:
             return []
         offer = self._possible(self._engine)
-        changed = [peer for peer in self._ranks if self._offered.get(peer) != offer]
+        changed = [peer for peer, each in self._peers.items() if each.offer != offer]
         for peer in changed:  # one that has chosen by another offer joins again
-            self._chosen.pop(self._ranks[peer], None)
-        steps = {each.step for each in self._chosen.values()}
-        if self._chosen.keys() == self._held.keys() and len(steps) == 1:
-            return self._go_back(step := steps.pop(), as_it_is=step not in offer.steps)
+            self._peers[peer].choice = None
+        chosen = {each.rank: each.choice for each in self._peers.values() if each.choice is not None}
+        steps = {each.step for each in chosen.values()}
+        if len(chosen) == len(self._peers) and len(steps) == 1:
+            return self._go_back(step := steps.pop(), chosen, as_it_is=step not in offer.steps)
         return self._offer(changed, offer)
 
     def _possible(self, engine: UpdateEngine) -> Offer:
         """From where this shard can continue. Raises CannotGoOn where there is no such step."""
         own = {*self.checkpoints, *(() if self._progressed else (self.step,))}
-        held = {step: sum(step in steps for steps in self._held.values()) for step in own}
+        held = {step: sum(step in each.steps for each in self._peers.values()) for step in own}
         gives_model = engine.plan.downlink != "gradient"
         if not gives_model:
-            own = {step for step in own if step == 0 or held[step] == len(self._held)}
+            own = {step for step in own if step == 0 or held[step] == len(self._peers)}
         keeps = self._progressed and not self.checkpoints and self._min_workers is not None and gives_model
         as_it_is = keeps or all(table.spec.state for table in self.tables)
         if not own and not as_it_is:
-            said = ((f"worker {rank}", steps) for rank, steps in sorted(self._held.items()))
+            said = sorted((f"worker {each.rank}", each.steps) for each in self._peers.values())
             have = "; ".join(f"{who}: {_named(steps)}" for who, steps in (("the shard", held), *said))
             raise CannotGoOn(
                 f"there is no step that this shard and all workers can go back to: {have}. All of them need "
@@ -201,13 +203,14 @@ class ShardMembership(ShardState):
         return Offer(steps=steps, held=tuple(held[step] for step in steps), newest=engine.newest if as_it_is else -1)
 
     def _offer(self, peers: Collection[int], offer: Offer) -> list[Effect]:
-        self._offered |= dict.fromkeys(peers, offer)
+        for peer in peers:
+            self._peers[peer].offer = offer
         return [Send(tuple(peers), offer)] if peers else []
 
     def _resume(self, peer: int, message: Resume) -> list[Effect]:
         """A worker says from where it continues: at once where others train, else once all have said the same."""
         assert self._engine is not None
-        engine, rank, offer = self._engine, self._ranks[peer], self._offered.get(peer)
+        engine, rank, offer = self._engine, self._peers[peer].rank, self._peers[peer].offer
         if offer is None or self._presence[rank] is not Presence.JOINED:
             raise ProtocolError("Resume came without an offer")
         if offer.begin >= 0:
@@ -218,13 +221,13 @@ class ShardMembership(ShardState):
             return [*self._welcome(peer, message), *self._address(engine.go_on()), *self._complete_scalars()]
         if message.step not in offer.steps and not 0 <= offer.newest <= message.step:
             return []  # it was chosen by an earlier offer: the worker has been told, and joins again
-        self._chosen[rank] = message
+        self._peers[peer].choice = message
         return self._gather()
 
-    def _go_back(self, step: int, *, as_it_is: bool) -> list[Effect]:
+    def _go_back(self, step: int, chosen: Mapping[int, Resume], *, as_it_is: bool) -> list[Effect]:
         """All have chosen: the shard becomes what it was at that step, and lets all workers in."""
         assert self._engine is not None
-        chosen, least = self._chosen, self._min_workers
+        least = self._min_workers
         if as_it_is:
             self._engine = engine_of(state_of(self._engine, step), least)
         elif self._progressed or step != self.step:
@@ -245,16 +248,15 @@ class ShardMembership(ShardState):
             members.admit(rank, self.step)
         for rank in sorted(chosen.keys() - {*members.ranks}):
             self._engine.admit(rank)
-        return [effect for peer, rank in self._ranks.items() for effect in self._welcome(peer, chosen[rank])]
+        return [effect for peer, each in self._peers.items() for effect in self._welcome(peer, chosen[each.rank])]
 
     def _welcome(self, peer: int, resume: Resume) -> list[Effect]:
         """Lets a worker in, and gives it what it lacks."""
         assert self._engine is not None
-        engine, rank = self._engine, self._ranks[peer]
+        engine, rank = self._engine, self._peers[peer].rank
         values = engine.catch_up(rank, resume.have) if self._initialised else []
         engine.begin(rank)
         self._presence[rank] = Presence.TRAINING
-        self._forget_choice(peer)
         history = engine.members.history
         welcome = Welcome(
             send_values=rank == 0 and not self._initialised,
@@ -268,19 +270,10 @@ class ShardMembership(ShardState):
 
     # ---- who goes
 
-    def _forget_choice(self, peer: int) -> None:
-        rank = self._ranks[peer]
-        self._offered.pop(peer, None)
-        self._held.pop(rank, None)
-        self._chosen.pop(rank, None)
-
     def _forget(self, peer: int) -> int | None:
         """Forgets a session; returns its worker's rank, if it had joined."""
-        self._interrupted.discard(peer)
-        if peer not in self._ranks:
-            return None
-        self._forget_choice(peer)
-        return self._ranks.pop(peer)
+        gone = self._peers.pop(peer, None)
+        return None if gone is None else gone.rank
 
     @property
     def _too_few(self) -> bool:
@@ -292,8 +285,11 @@ class ShardMembership(ShardState):
         """A worker has gone for good: the others continue, or the training ends."""
         reason = f"worker {rank} went away at {self.moment}: {why}"
         trained, self._presence[rank] = self._presence[rank] is Presence.TRAINING, Presence.LOST
+        if not self._began and (rank == 0 or self._min_workers is None):
+            self._presence[rank] = Presence.EXPECTED  # the others wait for it, as for one that has never come
+            return [Tell(f"{plain_text(reason)}, before the training had begun")]
         no_values = not self._initialised and (trained or rank == 0)
-        if no_values or self._too_few or (self.left and not self._ranks):
+        if no_values or self._too_few or (self.left and not self._peers):
             return self._fail(reason)
         return [*self._drop(rank, reason), *self._gather()]
 
@@ -313,7 +309,7 @@ class ShardMembership(ShardState):
 
     def _leave(self, peer: int, leave: Leave) -> list[Effect]:
         assert self._engine is not None
-        trained = self._presence[self._ranks[peer]] is Presence.TRAINING
+        trained = self._presence[self._peers[peer].rank] is Presence.TRAINING
         rank = self._forget(peer)
         assert rank is not None
         if leave.returning:
@@ -322,7 +318,7 @@ class ShardMembership(ShardState):
         if leave.failure or not trained:
             return [Close(peer), *self._gone(rank, f"it failed with {leave.failure}" if leave.failure else "it left")]
         self._presence[rank] = Presence.LEFT
-        self.finished = not self._ranks and set(self.left) >= set(self._engine.members.ranks)
+        self.finished = not self._peers and set(self.left) >= set(self._engine.members.ranks)
         if not (self._initialised or self.finished):
             return [Close(peer), *self._fail("a worker left before the training had begun")]
         if self._min_workers is not None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
 from thinwire.errors import ConfigError
-from thinwire.quantities import moment_text
-from thinwire.schema import Members, Plan
-from thinwire.server.effects import Close, Effect, Send, refused
+from thinwire.packets import EncodedTensor
+from thinwire.quantities import moment_text, plain_text
+from thinwire.schema import Members, Offer, Plan, Resume, Values
+from thinwire.server.effects import Close, Effect, Send, Tell, refused
 from thinwire.server.rounds import Digests, Maxima
 from thinwire.server.table import Table
 from thinwire.server.update_engine import UpdateEngine
@@ -33,6 +35,25 @@ class Presence(Enum):
     """It was dropped, and may join again."""
 
 
+@dataclass(slots=True)
+class Peer:
+    """A session whose worker has joined.
+
+    Args:
+        rank: of the worker.
+        steps: of which it holds states.
+        interrupted: its connection is broken.
+        offer: the newest one that it was sent.
+        choice: from where it continues, of that offer.
+    """
+
+    rank: int
+    steps: tuple[int, ...]
+    interrupted: bool = False
+    offer: Offer | None = None
+    choice: Resume | None = None
+
+
 class ShardState:
     """The workers of one shard, by peer and rank, and its tables.
 
@@ -49,15 +70,19 @@ class ShardState:
         self.finished = False
         self.checkpoints: Mapping[int, Mapping[str, Any]] = {}
         self._min_workers = min_workers
+        self._failed: str | None = None
+        self._forget_plan()
+
+    def _forget_plan(self) -> None:
+        """Becomes a shard at which no worker has been."""
         self._engine: UpdateEngine | None = None
         self._presence: dict[int, Presence] = {}
-        self._ranks: dict[int, int] = {}
-        """By peer, of all open sessions."""
-        self._interrupted: set[int] = set()
-        """Peers of `_ranks` whose connection is broken."""
-        self._initialised = self._progressed = self._began = False
-        """Whether the tables have values; have changed since this shard began or went back; whether all have come."""
-        self._failed: str | None = None
+        self._peers: dict[int, Peer] = {}
+        self._initial: list[tuple[Values, tuple[EncodedTensor, ...]]] = []
+        """What worker 0 has sent of the initial values, until it has sent all of them."""
+        self._initialised = self._progressed = self._began = self._trained = False
+        """Whether the tables have values; have changed since this shard began or went back; whether all workers have
+        come; whether a gradient has ever come, or a state was loaded. Until then the shard may forget the plan."""
         self._maxima, self._digests = Maxima(), Digests()
 
     # ---- where the training is
@@ -105,6 +130,11 @@ class ShardState:
         return engine.step >= engine.final
 
     @property
+    def begun(self) -> bool:
+        """Whether all workers have come once."""
+        return self._began
+
+    @property
     def failed(self) -> str | None:
         """Why the training ended early, or None."""
         return self._failed
@@ -120,14 +150,19 @@ class ShardState:
         return tuple(sorted(known.difference(self.left)))
 
     @property
+    def sessions(self) -> dict[int, int]:
+        """The number of each worker's session, of those that have joined and not gone."""
+        return {each.rank: peer for peer, each in self._peers.copy().items()}
+
+    @property
     def here(self) -> tuple[int, ...]:
         """Workers that have joined and not gone, sorted."""
-        return tuple(sorted(self._ranks.copy().values()))
+        return tuple(sorted(self.sessions))
 
     @property
     def interrupted_ranks(self) -> tuple[int, ...]:
         """Workers of `here` whose connection is broken, and who may come back, sorted."""
-        return tuple(sorted(rank for peer, rank in self._ranks.copy().items() if peer in self._interrupted))
+        return tuple(sorted(each.rank for each in self._peers.copy().values() if each.interrupted))
 
     @property
     def left(self) -> tuple[int, ...]:
@@ -138,7 +173,7 @@ class ShardState:
         return {rank for rank, presence in self._presence.copy().items() if presence in presences}
 
     def _training_peers(self) -> list[int]:
-        return [peer for peer, rank in self._ranks.items() if self._presence[rank] is Presence.TRAINING]
+        return [peer for peer, each in self._peers.items() if self._presence[each.rank] is Presence.TRAINING]
 
     @property
     def _least(self) -> int:
@@ -151,7 +186,7 @@ class ShardState:
         """Ranks become the peers that hold them."""
         if not outgoing:
             return []
-        ring = sorted((self._ranks[peer], peer) for peer in self._training_peers())
+        ring = sorted((self._peers[peer].rank, peer) for peer in self._training_peers())
         effects: list[Effect] = []
         for each in outgoing:
             peers = tuple(peer for rank, peer in ring if each.rank in (None, rank))
@@ -159,8 +194,14 @@ class ShardState:
         return effects
 
     def _fail(self, reason: str) -> list[Effect]:
-        self._failed = reason
-        return [Close(peer, refused(reason)) for peer in self._ranks]
+        """Ends the training for the workers that are here. Before its first gradient the shard waits for another."""
+        effects: list[Effect] = [Close(peer, refused(reason), told=True) for peer in self._peers]
+        if self._trained:
+            self._failed = plain_text(reason)
+        else:
+            self._forget_plan()
+            effects.append(Tell(f"{plain_text(reason)}; no gradient had come, and the server waits for others"))
+        return effects
 
     def _tell(self, reason: str, *, but: int | None = None, interrupted: bool = False) -> list[Effect]:
         """Tells all workers, or all but one, the members from now on."""
@@ -169,7 +210,7 @@ class ShardState:
             step=self.step,
             ranks=self._engine.members.ranks,
             least=self._least,
-            reason=refused(reason).reason,
+            reason=plain_text(reason),
             interrupted=interrupted,
             since=-1 if interrupted else self._engine.members.since,
         )

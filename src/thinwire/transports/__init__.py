@@ -1,15 +1,4 @@
 """Moves packets, which are bytes, between processes and knows nothing of their meaning.
 
-`base` is the contract. `memory` runs a whole cluster in one process, `grpc` crosses machines, `shaped`
-makes a link thin on purpose.
+`base` is the contract. `memory` runs a whole cluster in one process, `grpc` crosses machines, `links` makes one thin.
 """
-
-from thinwire.transports.base import (
-    Connection,
-    Handler,
-    HandlerFactory,
-    Sender,
-    Server,
-)
-
-__all__ = ["Connection", "Handler", "HandlerFactory", "Sender", "Server"]

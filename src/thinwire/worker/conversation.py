@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from thinwire.errors import ProtocolError, SessionLostError
+from thinwire.errors import ProtocolError, ServerStoppedError, SessionLostError
 from thinwire.packets import EncodedTensor, portions
 from thinwire.policies.consistency import Consistency, consistency
 from thinwire.policies.sampling import Memberships, extended
@@ -33,6 +33,14 @@ from thinwire.worker.effects import Procedure, Receive, Send
 from thinwire.worker.transmit_buffer import CHUNK_NBYTES, TransmitBuffer
 
 
+def refusal(message: Refused) -> ProtocolError:
+    """Returns the error that a server's last message is to its worker."""
+    if message.stopped:
+        return ServerStoppedError(f"the server was stopped: {message.reason}")
+    kind = SessionLostError if message.lost else ProtocolError
+    return kind(f"the server ended the session: {message.reason}")
+
+
 class Conversation:
     """One worker's conversation with one shard.
 
@@ -45,6 +53,7 @@ class Conversation:
 
     Attributes:
         transmit: what leaves with the next push.
+        updates: what has come and is not applied yet.
         last_version: with which the training ends, once the shard has said so.
         memberships: who divides the data from which clock on.
         gone: the workers that went, though another may have taken the rank since.
@@ -77,16 +86,16 @@ class Conversation:
         self._maxima: dict[int, tuple[float, ...]] = {}
         self._ahead: dict[bool, dict[int, EncodedTensor]] = {True: {}, False: {}}  # by anchor, of values to come
         self.transmit = TransmitBuffer(plan, chunk_nbytes)
-        self._apply = ApplyBuffer(plan, rank, immediate=not self._terms.has_common_clock)
+        self.updates = ApplyBuffer(plan, rank, immediate=not self._terms.has_common_clock)
 
     @property
     def versions(self) -> list[int]:
         """Of the worker's copy, per table; −1 before the initial values."""
-        return self._apply.versions
+        return self.updates.versions
 
     @versions.setter
     def versions(self, versions: list[int]) -> None:
-        self._apply.versions = versions
+        self.updates.versions = versions
 
     # ---- up
 
@@ -118,7 +127,7 @@ class Conversation:
 
     def resume_at(self, clock: int) -> None:
         """Every table has answered all of this worker's exchanges so far, or never will."""
-        self._apply.answered = [clock] * len(self.plan.tables)
+        self.updates.answered = [clock] * len(self.plan.tables)
 
     def send_values(self, frames: tuple[bytes, ...]) -> Procedure[None]:
         """Sends the initial values of every table, uncompressed, in the plan's order."""
@@ -135,7 +144,7 @@ class Conversation:
         """
         ready = self.transmit.add(clock, table, frame)
         if frame:
-            self._apply.pushed(table, clock)
+            self.updates.pushed(table, clock)
         return ready
 
     def flush(self, clock: int, rates: tuple[float, ...], *, last: bool = False, digest: str = "") -> Procedure[None]:
@@ -174,19 +183,19 @@ class Conversation:
                     self.last_version = message.final
                 self.memberships = message.memberships or self.memberships
             case Values():
-                self._apply.check(message.tables, frames)
+                self.updates.check(message.tables, frames)
                 if len(message.versions) != len(frames):
                     raise ProtocolError(f"{len(message.versions)} versions and {len(frames)} frames in one message")
                 for table, version, frame in zip(message.tables, message.versions, frames, strict=True):
                     self._newest = max(self._newest, version)
                     ahead = [own.pop(table, b"") for own in (self._ahead[True], self._ahead[False])]
                     told = tuple(ahead) if all(ahead) else ()
-                    self._apply.replace(table, Update(version, frame, True, ahead=told))
+                    self.updates.replace(table, Update(version, frame, True, ahead=told))
             case Ahead():
-                self._apply.check(message.tables, frames)
+                self.updates.check(message.tables, frames)
                 self._ahead[message.anchor].update(zip(message.tables, frames, strict=True))
             case Delta():
-                self._apply.check(message.tables, frames)
+                self.updates.check(message.tables, frames)
                 # Statistics are relayed when they come, before anybody knows whether the exchange is the last.
                 if not self.has_parameters or not all(self.plan.tables[table].state for table in message.tables):
                     self._newest = max(self._newest, message.version)
@@ -196,7 +205,7 @@ class Conversation:
                 for table, frame in zip(message.tables, frames, strict=True):
                     whole = self.plan.tables[table].state or self.plan.downlink == "weights"
                     update = Update(message.version, frame, whole, False, rates, ranks, options, base)
-                    self._apply.add(table, update)
+                    self.updates.add(table, update)
             case Scalars():
                 self._maxima[message.step] = message.values
             case Members():
@@ -210,8 +219,7 @@ class Conversation:
                     raise SessionLostError("the workers continue from another step than was agreed on")
                 self.offer, self._changed = message, message.begin >= 0
             case Refused():
-                reason = f"the server ended the session: {message.reason}"
-                raise (SessionLostError if message.lost else ProtocolError)(reason)
+                raise refusal(message)
             case _:
                 raise ProtocolError(f"a server does not send {type(message).__name__}")
 
@@ -230,7 +238,7 @@ class Conversation:
             due = (clock - 1) // interval * interval
             return self.versions[table] <= (due if self._will_come(due) else -1)
         if not self._terms.has_common_clock:
-            return self.versions[table] < 0 or self._apply.answered[table] < clock
+            return self.versions[table] < 0 or self.updates.answered[table] < clock
         return self.versions[table] < (clock if strict else self._policy.needs(clock))
 
     def _will_come(self, clock: int) -> bool:
@@ -260,7 +268,7 @@ class Conversation:
         self, tables: Sequence[int], clocks: Sequence[int], *, strict: bool = False
     ) -> Procedure[list[list[Update]]]:
         """As `pull`, of several tables: waits for one after the other."""
-        take, found = self._apply.take, []
+        take, found = self.updates.take, []
         for table, clock in zip(tables, clocks, strict=True):
             updates = take(table, clock)
             while self.is_stale(table, clock, strict=strict):
@@ -268,14 +276,6 @@ class Conversation:
                 updates += take(table, clock)
             found.append(updates)
         return found
-
-    def take(self, table: int, clock: int) -> list[Update]:
-        """See `ApplyBuffer.take`."""
-        return self._apply.take(table, clock)
-
-    def reached(self) -> int | None:
-        """See `ApplyBuffer.reached`."""
-        return self._apply.reached()
 
     def ended(self, clock: int) -> Procedure[bool]:
         """Whether the last exchange ended the training (where clocks are everyone's own, any exchange).

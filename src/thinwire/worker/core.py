@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from thinwire.codecs.stochastic import TernGrad
 from thinwire.errors import NonFiniteError, ProtocolError
 from thinwire.optimizers.options import ParameterGroups
@@ -185,7 +187,8 @@ class Worker(WorkerBase):
         for conversation in self.conversations:
             yield from self._push_frames(self._statistics(conversation, self.clock))
         compares = self._design.digest_every and self.iteration % self._design.digest_every == 0
-        digest = self.model.digest() if compares else ""  # of the model that this step's gradients were taken from
+        # Of the model that this step's gradients were taken from, and what it was computed with.
+        digest = f"{torch.backends.cpu.get_cpu_capability()}:{self.model.digest()}" if compares else ""
         for conversation in self.conversations:
             yield from self._flush(conversation, digest)
         yield from self._advance()
@@ -202,7 +205,7 @@ class Worker(WorkerBase):
                 yield Poll(conversation.shard)
         self.clock += 1
         if self._terms.partial_quorum:
-            reached = [each.reached() for each in self.conversations]
+            reached = [each.updates.reached() for each in self.conversations]
             self.clock = max(self.clock, min(version for version in reached if version is not None))
         for conversation in self.conversations:
             conversation.transmit.end_step()

@@ -25,7 +25,7 @@ from thinwire.transports.grpc.client import connect
 from thinwire.transports.grpc.options import GOODBYE, METHOD, SERVICE
 from thinwire.transports.grpc.server import serve
 from thinwire.transports.grpc.sessions import StreamSession
-from thinwire.transports.shaped import Shaping, TokenBucket
+from thinwire.transports.links import Shaping, TokenBucket
 
 WAIT_S = 20.0
 WORKER = """

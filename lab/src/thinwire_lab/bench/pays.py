@@ -23,7 +23,7 @@ from thinwire.planner.predictions import Setting
 from thinwire.policies.adaptive import is_adaptive_name
 from thinwire.policies.designs import Design, design
 from thinwire.presentation.tables import Table
-from thinwire.transports.links import first_thin, parse_rate
+from thinwire.transports.links import parse_rate
 from thinwire_lab.bench.cells import BATCHES, HookCell
 from thinwire_lab.bench.courses import Sweep
 from thinwire_lab.bench.harness import Bench, Tell
@@ -40,6 +40,7 @@ from thinwire_lab.bench.pay_rows import (
     prediction_tables,
     summary,
 )
+from thinwire_lab.engines.queues import first_thin
 from thinwire_lab.jobs.forks import forks
 from thinwire_lab.jobs.grid import Measured
 from thinwire_lab.workloads.models import TEXT_MODELS

@@ -18,13 +18,14 @@ from pathlib import Path
 from thinwire.engines.events import Event, Listening, Lost, Said
 from thinwire.engines.roles import own_command
 from thinwire.errors import EngineError
-from thinwire.runtime.journal import Changed, JournalReader
+from thinwire.runtime.journal import Changed
 from thinwire.transports.links import Rate
 from thinwire_lab.chaos import stranger
 from thinwire_lab.chaos.audit import Audit
 from thinwire_lab.chaos.disk import TinyDisk
 from thinwire_lab.chaos.faults import Fault
 from thinwire_lab.chaos.outcome import Sample
+from thinwire_lab.chaos.journals import JournalReader
 from thinwire_lab.chaos.witnesses import Witnesses
 from thinwire_lab.engines.local import PORT, LocalEngine, free_port
 from thinwire_lab.engines.namespaces import Fabric

@@ -15,10 +15,10 @@ from thinwire.cli.outputs import check_apart, writable_folder
 from thinwire.errors import ConfigError, EngineError
 from thinwire.extras import require
 from thinwire.quantities import counted
-from thinwire.transports.links import first_thin
 from thinwire_lab.cli import options
 from thinwire_lab.cli.options import takes
 from thinwire_lab.cli.privileges import with_privileges
+from thinwire_lab.engines.queues import first_thin
 from thinwire_lab.jobs.describe import choices, servers_of
 from thinwire_lab.studies.files import REPORT, RESULTS
 from thinwire_lab.studies.options import ComparisonOptions

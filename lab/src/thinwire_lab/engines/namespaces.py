@@ -21,6 +21,7 @@ from typing import Any, Literal
 from thinwire.engines.parent_watch import with_parent_watch
 from thinwire.errors import ConfigError, EngineError
 from thinwire.transports.links import Rate
+from thinwire_lab.engines.queues import burst_of, qdisc
 from thinwire_lab.engines.system_tools import TIMEOUT_S, WHO_MAY, entering, find_tools, run_tool
 
 MAX_HOSTS = 253  # the addresses 10.77.0.1 to .253
@@ -111,10 +112,8 @@ class Fabric:
         for host, rate in rates.items():
             if (rate.bps is None) != (self._rates[self._known(host)].bps is None):
                 self._carried[host] = (self.sent(host), self.received(host))
-        self._let_out(
-            {host: rate for host, rate in rates.items() if rate.burst_nbytes < self._rates[host].burst_nbytes}
-        )
-        self._replace({host: rate.qdisc() for host, rate in rates.items()})
+        self._let_out({host: rate for host, rate in rates.items() if burst_of(rate) < burst_of(self._rates[host])})
+        self._replace({host: qdisc(rate) for host, rate in rates.items()})
         self._rates.update(rates)
 
     def cut(self, host: str, way: Literal["both", "out", "in"] = "both") -> None:
@@ -171,12 +170,12 @@ class Fabric:
         for host, port in self._ports.items():
             links.append(f"link add {port} type veth peer name eth0 netns {self._holders[host].pid}")
             links.append(f"link set {port} master br0 up")
-            queues.append(f"qdisc replace dev {port} root {self._rates[host].qdisc()}")
+            queues.append(f"qdisc replace dev {port} root {qdisc(self._rates[host])}")
         self._run(None, "ip", *links)
         self._run(None, "tc", *queues)
         for host, address in self.addresses.items():
             self._run(host, "ip", "link set lo up", f"addr add {address}/24 dev eth0", "link set eth0 up")
-            self._run(host, "tc", f"qdisc replace dev eth0 root {self._rates[host].qdisc()}")
+            self._run(host, "tc", f"qdisc replace dev eth0 root {qdisc(self._rates[host])}")
 
     def _known(self, host: str) -> str:
         if host not in self.addresses:
@@ -207,7 +206,7 @@ class Fabric:
     def _let_out(self, rates: Mapping[str, Rate]) -> None:
         """Before these rates: wait until no packet is queued any more that is larger than their bursts."""
         limited = [host for host, rate in rates.items() if self._rates[host].bps is not None]
-        found = self._replace({host: self._rates[host].qdisc(int(rates[host].burst_nbytes)) for host in limited})
+        found = self._replace({host: qdisc(self._rates[host], int(burst_of(rates[host]))) for host in limited})
         until = time.monotonic() + TIMEOUT_S
         for (name, device), queue in found.items():
             last = queue["bytes"] + queue["backlog"]

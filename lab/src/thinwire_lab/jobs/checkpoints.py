@@ -12,12 +12,9 @@ from thinwire.errors import ConfigError
 from thinwire.policies.consistency import consistency
 from thinwire.runtime import checkpoint
 from thinwire.runtime.checkpoint_folder import CheckpointFolder
-from thinwire.runtime.checkpointing import FILES, CheckpointWriter, check_space, try_out
+from thinwire.runtime.checkpointing import CheckpointWriter
 from thinwire.runtime.disk import Disk
-from thinwire.runtime.shard_checkpoints import shard_nbytes
 from thinwire_lab.jobs.job import Job
-from thinwire_lab.workloads.data import data
-from thinwire_lab.workloads.models import model
 
 KIND = "worker"
 FREE = frozenset({"link", "data_root", "eval_every", "eval_steps", "servers_on_workers"})
@@ -40,19 +37,22 @@ class WorkerCheckpoint:
     written: set[int] = field(default_factory=set)
     disk: Disk = checkpoint.LOCAL
 
-    def writer(
-        self, model_nbytes: int, on_written: Callable[[int], None], executor: Executor | None = None
-    ) -> CheckpointWriter:
+    def writer(self, on_written: Callable[[int], None], executor: Executor | None = None) -> CheckpointWriter:
         """Opens what writes them. Where this worker has begun before, and goes back, its disk is not tried again."""
-        if not self.written:
-            try_out(self.path, worker_nbytes(model_nbytes), self.disk, resumes=self.resume)
 
         def written(step: int) -> None:
             self.written.add(step)
             on_written(step)
 
         return CheckpointWriter(
-            self.path, KIND, self.every, on_written=written, disk=self.disk, executor=executor, tried=True
+            self.path,
+            KIND,
+            self.every,
+            on_written=written,
+            disk=self.disk,
+            executor=executor,
+            tried=bool(self.written),
+            resumes=self.resume,
         )
 
     def steps(self) -> tuple[int, ...]:
@@ -96,33 +96,16 @@ class WorkerCheckpoint:
         return state
 
 
-def worker_nbytes(model_nbytes: int) -> int:
-    """Returns about how many bytes a worker's file takes: parameters and residuals."""
-    return 2 * model_nbytes
-
-
-def num_parameters(job: Job) -> int:
-    """Returns how many values a job's model trains."""
-    dataset = data(job.data, root=job.data_root, context=job.recipe().context)
-    trained = model(job.model, num_classes=dataset.num_classes, in_shape=dataset.in_shape, seed=job.seed)
-    return sum(each.numel() for each in trained.parameters() if each.requires_grad)
-
-
 class RunCheckpoints(CheckpointFolder):
     """The checkpoints of all processes of a run: shards and workers, in one folder."""
 
     def check(self, job: Job) -> None:
         """Makes the folder, and finds out whether all processes can write their files."""
         self.check_files(self._files(job))
-        needed = 0
-        for path, nbytes in self._files(job, 4 * num_parameters(job)).items():
-            needed += nbytes * (FILES - len(checkpoint.files_at(path)))
-        check_space(self.folder, checkpoint.LOCAL.free(self.folder), needed)
 
-    def _files(self, job: Job, model_nbytes: int = 0) -> dict[Path, int]:
-        """Every process's file, and about how many bytes it takes."""
-        shards = dict.fromkeys(map(self.server, range(job.shards)), shard_nbytes(model_nbytes) // job.shards)
-        return shards | dict.fromkeys(map(self.worker, range(job.workers)), worker_nbytes(model_nbytes))
+    def _files(self, job: Job) -> list[Path]:
+        """Every process's file."""
+        return [*map(self.server, range(job.shards)), *map(self.worker, range(job.workers))]
 
     def worker(self, rank: int) -> Path:
         """Where worker `rank` writes."""

@@ -25,9 +25,8 @@ from thinwire.runtime.metrics import MetricsWriter
 from thinwire.runtime.serving import serving
 from thinwire.server.core import ServerCore
 from thinwire.transports.base import Connection, wire_nbytes
-from thinwire.transports.links import parse_rate
+from thinwire.transports.links import burst_nbytes, parse_rate
 from thinwire.transports.memory import MemoryServer
-from thinwire.transports.shaped import burst_nbytes
 from thinwire_lab.jobs.events import Accuracy
 from thinwire_lab.jobs.job import Job
 from thinwire_lab.jobs.outcome import CurvePoint, RunOutcome, WorkerOutcome, summarise

@@ -54,8 +54,7 @@ def run_worker(
     warm_up(design.down)
     writer = None
     if checkpoint is not None:
-        nbytes = sum(each.nbytes for each in model.parameters() if each.requires_grad)
-        writer = checkpoint.writer(nbytes, lambda step: report(Checkpointed(rank=rank, step=step)))
+        writer = checkpoint.writer(lambda step: report(Checkpointed(rank=rank, step=step)))
     opt = distribute(
         model,
         made.optimizer,

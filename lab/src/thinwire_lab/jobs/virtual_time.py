@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable
 from heapq import heappop, heappush
 
 from thinwire.planner.transport_costs import TCP_HEADERS_NBYTES, TCP_PAYLOAD_NBYTES
-from thinwire.transports.shaped import TokenBucket
+from thinwire.transports.links import TokenBucket
 
 
 class Agenda:

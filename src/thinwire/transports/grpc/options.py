@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from thinwire.errors import ConfigError
 from thinwire.transports.addresses import is_loopback
 from thinwire.transports.base import CHUNK_NBYTES, MAX_MESSAGE_NBYTES, MAX_PACKET_NBYTES, MAX_PENDING_NBYTES
-from thinwire.transports.shaped import Shaping
+from thinwire.transports.links import Shaping
 from thinwire.transports.trust import Authenticate, Tls
 
 SERVICE = "thinwire.v3.Exchange"

@@ -1,14 +1,16 @@
-"""What an exchange is made of: between a worker and a shard, from joining to leaving, and between equal ranks."""
+"""The messages: between a worker and a shard, from joining to leaving, and between equal ranks."""
 
 from __future__ import annotations
 
-from typing import Annotated, TypeAlias
+from typing import Annotated, TypeAlias, get_args
 
 import msgspec
 from msgspec import Meta
 
-from thinwire.schema.plan import Config, Plan
-from thinwire.schema.sessions import MAX_STEPS
+from thinwire.schema.plan import MAX_TABLES, Config, Plan
+
+MAX_STEPS = 1000
+"""That somebody has checkpoints of."""
 
 BatchSizes: TypeAlias = tuple[int, ...]
 """Which of a message's tables share its last frame, the batch: for every table how many float32 values of that frame
@@ -87,7 +89,8 @@ class Push(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     Args:
         rates: the learning rate of every parameter group at this step, so that any scheduler on the worker works.
         last: this worker ends the training with this step, unless another has ended it.
-        digest: of this worker's replica before this step, where the workers compare theirs; else empty.
+        digest: of this worker's replica before this step, where the workers compare theirs, after the instructions that
+            its processor computes with and a colon; else empty.
         options: of the optimizer, where they differ from what this worker said last (at first: from the plan).
         batch: see `BatchSizes`.
     """
@@ -151,10 +154,96 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     Args:
         reason: in words.
         lost: the server does not know the session that the worker wants to take up again: it may join anew.
+        stopped: the server was stopped.
     """
 
     reason: str
     lost: bool = False
+    stopped: bool = False
+
+
+class SessionOpen(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """Worker → server, before anything else on every connection of a session that may outlive its connections.
+
+    Args:
+        session: a random name, the same on each of them.
+        received: messages of the server that the worker has received in this session.
+        acknowledged: messages of its own that the server has acknowledged, which the worker cannot repeat.
+        connection: how many connections of this session were opened before this one.
+    """
+
+    session: str
+    received: int = 0
+    acknowledged: int = 0
+    connection: int = 0
+
+
+class SessionAccepted(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """Server → worker: the answer to `SessionOpen`. What the other end has not received follows, on both sides.
+
+    Args:
+        received: messages of the worker that the server has received in this session.
+        grace_s: how long the server waits for a worker whose connection broke, in seconds; 0: not at all.
+    """
+
+    received: int
+    grace_s: float
+
+
+class Acknowledged(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """Both ways, now and then: so many messages have been received in this session and need not be kept."""
+
+    count: int
+
+
+class Members(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """Server → worker: the members from now on, after one went away or came.
+
+    Args:
+        step: updates that every table has had.
+        ranks: of the workers that are expected to push.
+        least: with fewer workers no update is made until others come.
+        reason: who came or went, and why; empty where one has left in good order.
+        interrupted: nobody has gone yet: a worker lost its connection, and the others wait for it for a while.
+        since: the clock from which on `ranks` divide the data, which no worker has taken examples for; −1: as before.
+    """
+
+    step: int
+    ranks: tuple[int, ...]
+    least: int
+    reason: str
+    interrupted: bool = False
+    since: int = -1
+
+
+class Offer(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """Server → worker, the answer to `Join`: from where this worker can continue. A later one replaces it.
+
+    Args:
+        begin: workers train here, and this one is expected from this clock on; −1: all of them have joined, and
+            continue together from one of `steps`.
+        steps: of which the shard has a state.
+        held: how many of its workers have one of each of these steps, too.
+        newest: where no step is offered by all shards, this one may continue with the parameters that it has, at this
+            step or any later one; −1: it may not.
+    """
+
+    begin: int = -1
+    steps: tuple[int, ...] = ()
+    held: tuple[int, ...] = ()
+    newest: int = -1
+
+
+class Resume(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """Worker → server: the step from which this worker continues, the same at all shards; `Welcome` is the answer.
+
+    Args:
+        step: which.
+        have: the table versions that the worker has of it, or nothing.
+    """
+
+    step: int
+    have: Annotated[tuple[int, ...], Meta(max_length=MAX_TABLES)] = ()
 
 
 class Shard(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -180,3 +269,28 @@ class Abort(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Between ranks, in place of any message: the sender has given up, and why."""
 
     reason: str
+
+
+Message: TypeAlias = (
+    Join
+    | Welcome
+    | Values
+    | Push
+    | Delta
+    | Leave
+    | Refused
+    | Scalars
+    | SessionOpen
+    | SessionAccepted
+    | Acknowledged
+    | Shard
+    | Skip
+    | Abort
+    | Members
+    | Offer
+    | Resume
+    | Ahead
+)
+
+KINDS: dict[int, type[Message]] = dict(zip([*range(1, 18), 22], get_args(Message), strict=True))
+"""Messages by the number that travels, in the order of the union above. New ones come last; 18 to 21 stay unused."""
