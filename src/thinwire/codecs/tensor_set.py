@@ -38,6 +38,9 @@ from thinwire.packets.batch import NARROW, rounded
 Checked: TypeAlias = CheckedFrame | EncodedTensor | None
 """A received tensor: opened, or still raw bytes where a kernel call decodes them; None for nothing."""
 
+MAX_SUBSETS = 256
+"""Tensors come in a few combinations; sets of further ones are made anew."""
+
 
 class TensorSet:
     """Some tensors with their contexts. Their values are given as `Flats`, one for each context.
@@ -49,6 +52,7 @@ class TensorSet:
 
     def __init__(self, contexts: Sequence[Context], batched: Collection[int] = ()) -> None:
         self.contexts = contexts
+        self._some: dict[tuple[int, ...], TensorSet] = {}
         self._is_narrow: dict[int, bool] = {}
         alike: defaultdict[object, list[int]] = defaultdict(list)
         for place, context in enumerate(contexts):
@@ -60,6 +64,18 @@ class TensorSet:
         for key, places in alike.items():
             some = [contexts[place] for place in places]
             self._ternary.append((places, TernaryBatch(some) if key is None else DeviceTernary(some)))
+
+    def at(self, places: Sequence[int]) -> TensorSet:
+        """Returns some of them, by their places in ascending order."""
+        if len(places) == len(self.contexts):
+            return self
+        key = tuple(places)
+        if key not in self._some:
+            if len(self._some) >= MAX_SUBSETS:
+                self._some.clear()
+            batched = [index for index, place in enumerate(key) if place in self._is_narrow]
+            self._some[key] = TensorSet([self.contexts[place] for place in key], batched)
+        return self._some[key]
 
     # ---- encode
 
