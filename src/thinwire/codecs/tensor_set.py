@@ -137,8 +137,8 @@ class TensorSet:
                 continue
             if outs is not None:
                 outs.at(places).scatter(whole, accumulate=True)
-            for place, part in zip(places, np.split(whole, np.cumsum(at.sizes)[:-1]), strict=True):
-                made[place] = vector = BatchedTensor(part, narrow)
+            for place, size, end in zip(places, at.sizes.tolist(), np.cumsum(at.sizes).tolist(), strict=True):
+                made[place] = vector = BatchedTensor(whole[end - size : end], narrow)
                 self.contexts[place].sent(len(vector))
         return made
 
@@ -158,7 +158,7 @@ class TensorSet:
         for place, frame in enumerate(frames):
             if isinstance(frame, BatchedTensor):
                 narrow = self._is_narrow.get(place)
-                if narrow is None or not frame.fits(self.contexts[place].size) or frame.narrow > narrow:
+                if narrow is None or not self._fits(place, frame) or frame.narrow > narrow:
                     self._refuse(place, frame)
             elif place not in known:
                 checked[place] = self._open(place, frame) if len(frame) else None
@@ -218,7 +218,7 @@ class TensorSet:
     def _add_vectors(self, checked: Sequence[Checked], into: Flats, begun: NDArray[np.bool_], done: list[int]) -> None:
         came = {place: each for place, each in enumerate(checked) if isinstance(each, BatchedTensor)}
         for place, vector in came.items():
-            if not vector.fits(self.contexts[place].size):
+            if not self._fits(place, vector):
                 self._refuse(place, vector)
         for accumulate in (False, True) if came else ():
             places = [place for place in came if begun[place] == accumulate]
@@ -227,6 +227,10 @@ class TensorSet:
                 into.at(places).scatter(whole, accumulate=accumulate)
             for place in places:
                 done[place] = len(came[place])
+
+    def _fits(self, place: int, vector: BatchedTensor) -> bool:
+        context = self.contexts[place]
+        return vector.fits(context.size, "fp64" if context.dtype == "fp64" else "fp32")
 
     def _refuse(self, place: int, vector: BatchedTensor) -> None:
         context = self.contexts[place]

@@ -57,7 +57,7 @@ class OwnedShard:
 
     Args:
         tensors: what is received.
-        sums: where the tensors are summed up; the sums of a clock overwrite those before.
+        sums: where the tensors are summed up; the sums of a clock overwrite those before. None: `begin` says so.
         members: the ranks that are expected.
         clocks: of the tensors; by default 0.
         means: by place, of tensors whose values are divided by the number of their senders.
@@ -72,7 +72,7 @@ class OwnedShard:
     def __init__(
         self,
         tensors: TensorSet,
-        sums: Flats,
+        sums: Flats | None,
         members: Membership,
         *,
         clocks: Sequence[int] = (),
@@ -82,7 +82,8 @@ class OwnedShard:
     ) -> None:
         self.clocks = np.array(clocks or [0] * len(tensors.contexts), np.int64)
         self.counts = np.zeros(self.clocks.size, np.int64)
-        self._tensors, self._sums, self._members = tensors, sums, members
+        self._tensors, self._members = tensors, members
+        self._sums = sums
         self._means, self._blame = means or {}, blame
         self._over = np.zeros(self.clocks.size, np.int64) + over
         self._inbox: dict[int, dict[int, _Arrival]] = {}
@@ -105,10 +106,13 @@ class OwnedShard:
     def alike(self, places: Sequence[int]) -> Iterator[tuple[int, tuple[int, ...], list[int]]]:
         """Yields a clock, ranks and the places of all tensors that are at this clock and have gradients of these."""
         at = np.asarray(places, np.int64)
-        for clock in np.unique(self.clocks[at]).tolist():
+        for clock in sorted({*self.clocks[at].tolist()}):
             some = at[self.clocks[at] == clock]
             arrived = sorted(self._inbox.get(clock, {}).items())
             came = np.array([arrival.came[some] for _, arrival in arrived], np.bool_).reshape(len(arrived), some.size)
+            if came.all():
+                yield clock, tuple(rank for rank, _ in arrived), some.tolist()
+                continue
             groups: dict[bytes, list[int]] = {}
             for place, column in zip(some.tolist(), came.T.tolist(), strict=True):
                 groups.setdefault(bytes(column), []).append(place)
@@ -126,15 +130,15 @@ class OwnedShard:
 
     # ---- sums
 
-    def begin(self, rank: int, counts: NDArray[np.int64]) -> None:
-        """Says that the sums hold one rank's gradients already, the owner's own.
+    def begin(self, sums: Flats, counts: NDArray[np.int64]) -> None:
+        """Says where the first sums are, which hold the gradients of rank 0 already.
 
         Args:
-            rank: the owner's, the first in the order of the sum.
+            sums: of the tensors.
             counts: 0 for each tensor of which it has no gradient, else 1.
         """
-        self.counts[:] = counts
-        self._arrival(rank, 0).came[:] = True
+        self._sums, self.counts[:] = sums, counts
+        self._arrival(0, 0).came[:] = True
         self.add_in_turn()
 
     def receive(
@@ -190,14 +194,15 @@ class OwnedShard:
         for clock, ranks, some in self.alike(places):
             for rank in ranks:
                 arrival = self._inbox[clock][rank]
-                left = [place for place in some if arrival.waits[place] and (clock, place) not in self._refused]
-                self._add(rank, arrival, left)
+                if arrival.waits[some].any():
+                    left = [place for place in some if arrival.waits[place] and (clock, place) not in self._refused]
+                    self._add(rank, arrival, left)
                 arrival.came[some] = False
             ranks_of |= dict.fromkeys(some, ranks or NO_RANKS)
-            for place in some:
-                if (clock, place) in self._refused:
-                    self._refused.remove((clock, place))
-                    self.counts[place], ranks_of[place] = 0, NO_RANKS
+            for each in self._refused.intersection((clock, place) for place in some) if self._refused else ():
+                self._refused.remove(each)
+                self.counts[each[1]], ranks_of[each[1]] = 0, NO_RANKS
+        assert self._sums is not None
         counts = self.counts[places].tolist()
         for place, count, total in zip(places, counts, self._sums.at(places).views(), strict=True):
             if count and place in self._means:
@@ -221,6 +226,7 @@ class OwnedShard:
     def _add(self, rank: int, arrival: _Arrival, places: list[int]) -> None:
         if not places:
             return
+        assert self._sums is not None
         given, counts = [arrival.gradients[place] for place in places], self.counts[places]
         sums = [None if place in self._means else each for place, each in zip(places, given, strict=True)]
         try:
