@@ -16,7 +16,7 @@ from thinwire.collective.cut import Cut
 from thinwire.collective.exchange import MAX_REASON, Exchange, Send, abort_packet
 from thinwire.collective.residuals import Residuals, TrainedTensor
 from thinwire.errors import ConfigError, NonFiniteError, ProtocolError
-from thinwire.packets import pack
+from thinwire.packets import pack, parse
 from thinwire.policies.assignment import Partition
 from thinwire.policies.auto.levels import Limits, residual_codec
 from thinwire.policies.compression import PLAIN, Choice
@@ -179,7 +179,8 @@ def test_packets_that_are_not_due_are_refused_with_the_rank() -> None:
         with pytest.raises(error, match=text):
             begun()[0].receive(1, Pass.PUSH, memoryview(packet))
     wrong = tw.codec("3lc").encode(np.zeros(3, np.float32))
-    packet = pack(Shard(step=7, bucket=0), [wrong] * frames)
+    plain = parse(memoryview(send.packet))[1][-1]
+    packet = pack(Shard(step=7, bucket=0), [*[wrong] * (frames - 1), plain])
     with pytest.raises(
         ProtocolError, match=r"w\[0:15000\]: a frame of shape \(3,\) and dtype fp32 came; .* shape \(15000,\)"
     ):

@@ -11,15 +11,18 @@ from numpy.typing import NDArray
 
 from tests.sent_frames import as_frame
 from thinwire.codecs import Codec, codec, decode
+from thinwire.codecs.flats import Flats
 from thinwire.codecs.scheme import stream_seed
-from thinwire.errors import FrameError, NonFiniteError, ProtocolError
+from thinwire.codecs.tensor_set import TensorSet
+from thinwire.collective.membership import Membership
+from thinwire.collective.owned_shard import OwnedShard, Taken
+from thinwire.errors import FrameError, NonFiniteError
 from thinwire.frames import Frame, pack
 from thinwire.policies.consistency import Bsp
 from thinwire.schema import TableSpec
 from thinwire.server.copies import Copies
 from thinwire.server.downlinks import AverageGradient, AverageWeights, Downlink, ModelDelta
 from thinwire.server.table import Table
-from thinwire.server.table_group import TableGroups
 
 PLAIN = codec("fp32")
 
@@ -57,7 +60,7 @@ def test_tables_of_empty_and_scalar_shapes_are_updated() -> None:
     shapes: list[tuple[int, ...]] = [(), (0,), (3, 0, 2), (1,)]
     for shape in shapes:
         table = make(codec("3lc"), shape)
-        given(table, 0, PLAIN.encode(np.ones(shape, np.float32)))
+        shard_of(table).receive(0, 0, [0], [PLAIN.encode(np.ones(shape, np.float32))])
         assert table.sum.shape == shape and (table.sum == 1).all()
         update(table, 0)
         assert table.version == 1 and decode(table.snapshot()).shape == shape
@@ -75,16 +78,16 @@ def test_an_update_that_gives_nan_is_not_sent() -> None:
 def test_damaged_gradients_change_nothing() -> None:
     table = make(workers=2)
     good = PLAIN.encode(np.ones((4, 25), np.float32))
-    with pytest.raises(ProtocolError, match="w: "):
-        given(table, 0, good[:-1])
     bad = pack(Frame("fp32", "fp32", (4, 25), payload=np.full(100, np.inf, np.float32).tobytes()))
-    for rank, frame in enumerate((good, bad, good)):
-        if rank == 1:
-            with pytest.raises(FrameError, match="the gradient of worker 1: w: the payload holds NaN or Inf"):
-                given(table, rank, frame)
-        else:
-            given(table, rank, frame)
+    owned = shard_of(table)
+    owned.receive(0, 0, [0], [good])
+    for frame, reason in ((good[:-1], "w: "), (bad, "w: the payload holds NaN or Inf")):
+        with pytest.raises(FrameError, match=f"worker 1: {reason}"):
+            owned.receive(1, 0, [0], [frame])
+        assert not owned.complete([0])
+    owned.receive(1, 0, [0], [good])
     np.testing.assert_array_equal(table.sum, np.full((4, 25), 2, np.float32))
+    assert owned.complete([0]) == [0]
 
 
 def test_copies_part_only_where_workers_do() -> None:
@@ -117,17 +120,14 @@ def sent_to(downlink: Downlink, ranks: set[int], version: int, aggregate: Array 
     return downlink.publish(nothing if aggregate is None else aggregate, version, ranks, None)
 
 
-def given(table: Table, rank: int, frame: bytes) -> None:
-    """A worker's gradient is added to a table's sum."""
-    group = TableGroups([table]).of([0])
-    gradients, refused = group.check([frame])
-    assert gradients != [None] and not refused
-    group.add(rank, gradients)
-
-
-def mean(table: Table) -> Array | None:
-    [aggregate] = TableGroups([table]).of([0]).take()
-    return aggregate
+def shard_of(table: Table) -> OwnedShard:
+    """The owner of one table."""
+    return OwnedShard(
+        TensorSet([table.pushes], [0] if table.is_batched else []),
+        Flats.of([table.sum]),
+        Membership(2),
+        blame=lambda rank, error: FrameError(f"worker {rank}: {error}"),
+    )
 
 
 def frame_of(downlink: Downlink, values: Array, version: int) -> bytes:
@@ -236,11 +236,13 @@ def test_doublesqueeze_worked_example() -> None:
     made = codec("onebit")
     table = Table(TableSpec(name="w", shape=(3,)), made, made, Bsp().terms(2), "gradient")
     contexts = [made.context(np.zeros(3, np.float32)) for _ in range(2)]
+    owned = shard_of(table)
     x, broadcasts = np.zeros(3), []
-    for gradients in (([1, -2, 0.5], [0, 1, -1.5]), ([0.5, 0.5, 0.5], [-1, 0, 1])):
+    for clock, gradients in enumerate((([1, -2, 0.5], [0, 1, -1.5]), ([0.5, 0.5, 0.5], [-1, 0, 1]))):
         for rank, gradient in enumerate(gradients):
-            given(table, rank, contexts[rank].encode(np.array(gradient, np.float32)))
-        [(_, frame)] = table.publish(mean(table))
+            owned.receive(rank, clock, [0], [contexts[rank].encode(np.array(gradient, np.float32))])
+        assert owned.take([0]) == [Taken(2, (0, 1))]
+        [(_, frame)] = table.publish(table.sum)
         broadcasts.append(decode(as_frame(frame, table.spec.shape)).numpy().copy())
         x -= 0.1 * broadcasts[-1]
     np.testing.assert_allclose(broadcasts, [[0.691991, -0.691991, 0.691991], [-0.10756] * 3], atol=1e-5)

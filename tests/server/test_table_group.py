@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Sequence
+from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,15 +18,11 @@ from thinwire.errors import FrameError, NonFiniteError, ProtocolError
 from thinwire.frames import Frame, pack
 from thinwire.packets import BatchedTensor, EncodedTensor
 from thinwire.policies.compression import NARROW, PLAIN, is_batched
-from thinwire.policies.consistency import Bsp
-from thinwire.schema import TableSpec
-from thinwire.server.aggregation import Taken
+from thinwire.schema import Delta, Plan, Push, TableSpec, Values
 from thinwire.server.downlinks import ModelDelta
-from thinwire.server.lanes import Lanes
-from thinwire.server.membership import Membership
 from thinwire.server.rounds import MAX_OPEN, Digests, Maxima
 from thinwire.server.table import Table
-from thinwire.server.table_group import TableGroups
+from thinwire.server.update_engine import UpdateEngine
 
 WORKERS = 3
 UP = [
@@ -38,16 +35,24 @@ TOGETHER = [0, 1, 3, 4, 5, 7, 9]
 """Whose updates are encoded together."""
 SHAPES = [(30, 41), (7,), (8, 9), (200,), (5,), (33,), (40,), (6, 5), (0, 3), (50, 20)]
 EVERY = range(len(UP))
+INITIAL = tuple(PLAIN.encode(np.full(shape, 0.5, np.float32)) for shape in SHAPES)
 
 
-def made() -> list[Table]:
-    terms = Bsp().terms(WORKERS)
-    tables = []
-    for number, (up, down, shape) in enumerate(zip(UP, DOWN, SHAPES, strict=True)):
-        table = Table(TableSpec(name=f"w{number}", shape=shape), up, down, terms)
-        table.assign(PLAIN.encode(np.full(shape, 0.5, np.float32)), 0)
-        tables.append(table)
-    return tables
+def made(*, plain: int | None = None) -> UpdateEngine:
+    """A shard of all tables, of which one travels uncompressed, in frames of its own."""
+    codecs = [PLAIN if number == plain else each for number, each in enumerate([*UP, *DOWN])]
+    tables = [TableSpec(name=f"w{n}", shape=shape, up=n, down=n + len(UP)) for n, shape in enumerate(SHAPES)]
+    engine = UpdateEngine(
+        Plan(
+            workers=WORKERS,
+            tables=tuple(tables),
+            codecs=tuple(each.config() for each in codecs),
+            optimizer="SGD",
+            groups=({},),
+        )
+    )
+    engine.assign(0, Values(tables=tuple(EVERY), versions=(0,) * len(EVERY)), INITIAL)
+    return engine
 
 
 def contexts() -> list[list[Context]]:
@@ -70,90 +75,76 @@ def pushes(senders: list[list[Context]], seed: int, absent: set[tuple[int, int]]
     return found
 
 
-def lanes_of(tables: list[Table]) -> Lanes:
-    return Lanes(TableGroups(tables), Membership(WORKERS), dict.fromkeys(range(len(tables)), 0))
-
-
-def hold(lanes: Lanes, places: Sequence[int], rank: int, frames: list[EncodedTensor], clock: int) -> None:
-    """A message with the frames of some tables."""
-    for lane in lanes.of(set(places)):
-        lane.hold(rank, [frames[index] for index in lane.group.indices], clock)
-        lane.resume()
-
-
-def take(lanes: Lanes, tables: list[Table], seed: int) -> list[Taken]:
-    """Ends the clock, and trains every table by its aggregate."""
-    taken = {index: each for lane in lanes for index, each in zip(lane.group.indices, lane.take(), strict=True)}
-    for index, (aggregate, _) in taken.items():
-        if aggregate is not None:
-            tables[index].values -= 0.1 * seed * torch.from_numpy(aggregate)
-    return [taken[index] for index in range(len(tables))]
+def push(
+    engine: UpdateEngine, places: Sequence[int], rank: int, frames: Sequence[EncodedTensor], clock: int
+) -> dict[int, EncodedTensor]:
+    """A message with the frames of some tables; returns the updates that it leads to, by table."""
+    message = Push(step=clock, tables=tuple(places), rates=(0.1,))
+    found: dict[int, EncodedTensor] = {}
+    for each in engine.push(rank, message, tuple(frames[place] for place in places), left=()):
+        assert isinstance(each.message, Delta) and each.message.version == clock + 1
+        assert each.message.ranks == ()
+        found |= dict(zip(each.message.tables, each.frames, strict=True))
+    return found
 
 
 def test_gradients_and_updates_are_those_of_tables_alone() -> None:
     together, single, senders = made(), made(), contexts()
-    lanes, alone, draw = lanes_of(together), lanes_of(single), np.random.default_rng(4)
+    draw = np.random.default_rng(4)
+    published, encoded_together = Table.publish, set[str]()
+
+    def publish(self: Table, *given: Any, made: EncodedTensor | None = None) -> Any:
+        if made is not None:
+            encoded_together.add(self.spec.name)
+        return published(self, *given, made=made)
+
     for clock, order in enumerate(itertools.permutations(range(WORKERS))):
         absent = {(1, clock)} if clock != 2 else {(rank, 6) for rank in range(WORKERS)}
         frames = pushes(senders, clock, absent)
+        ours, theirs = dict[int, EncodedTensor](), dict[int, EncodedTensor]()
         for rank in order:
             cuts = sorted(draw.integers(0, len(EVERY) + 1, draw.integers(3)))  # one message to three
             for part in np.split(draw.permutation(len(EVERY)), cuts):
-                hold(lanes, part.tolist(), rank, frames[rank], clock)
+                with mock.patch.object(Table, "publish", publish):
+                    ours |= push(together, part.tolist(), rank, frames[rank], clock)
             for place in EVERY:
-                hold(alone, [place], rank, frames[rank], clock)
-        assert len(list(alone)) == len(EVERY)
-        [lane] = lanes.of(set(EVERY))
-        means = take(lanes, together, clock)
-        encoded = lane.group.encode([mean is not None for mean, _ in means])
-        came = [place for place, frame in enumerate(encoded) if frame is not None]
-        assert came == ([] if clock == 2 else TOGETHER), clock
-        for place, (mean, ranks) in enumerate(take(alone, single, clock)):
-            (ours, took_part), where = means[place], (clock, place)
-            assert took_part == ranks == tuple(range(WORKERS)), where
-            assert (ours is None) == (mean is None), where
-            assert ours is None or mean is None or ours.tobytes() == mean.tobytes(), where
-            [(_, down)] = together[place].publish(ours, made=encoded[place])
-            [(_, expected)] = single[place].publish(mean)
-            assert down == expected, where
-            assert together[place].replica.tobytes() == single[place].replica.tobytes(), where
-    assert isinstance(bounded := together[9].downlink, ModelDelta) and bounded.copies.only is not None
+                theirs |= push(single, [place], rank, frames[rank], clock)
+        assert ours.keys() == set(EVERY) and ours == theirs, clock
+        assert (ours[6] == b"") == (clock == 2)
+        for place in EVERY:
+            assert together.tables[place].replica.tobytes() == single.tables[place].replica.tobytes(), (clock, place)
+    assert encoded_together == {f"w{place}" for place in TOGETHER}
+    assert isinstance(bounded := together.tables[9].downlink, ModelDelta) and bounded.copies.only is not None
     assert bounded.copies.only.lag is not None and bounded.copies.only.lag.sparsity > 1
 
 
 def test_errors_are_those_of_the_table_itself() -> None:
     senders = contexts()
     for place in (0, 2, 4, 6):
-        tables, frames = made(), pushes(senders, 0, set())[0]
+        engine, frames = made(), pushes(senders, 0, set())[0]
         good = frames[place]
-        bad = BatchedTensor(np.ones(9, np.float32)) if isinstance(good, BatchedTensor) else bytes(good[:-1])
+        frames[place] = BatchedTensor(np.ones(9, np.float32)) if isinstance(good, BatchedTensor) else bytes(good[:-1])
         with pytest.raises(ProtocolError) as alone:
-            TableGroups(made()).of([place]).check([bad])
-        lanes = lanes_of(tables)
+            push(made(), [place], 0, frames, 0)
         with pytest.raises(ProtocolError) as together:
-            hold(lanes, EVERY, 0, [*frames[:place], bad, *frames[place + 1 :]], 0)
+            push(engine, EVERY, 0, frames, 0)
         assert str(together.value) == str(alone.value), place
-        assert not any(lane.has(0) for lane in lanes)
-    tables = made()
-    full = np.full(SHAPES[2], np.inf, np.float32)
-    tables[2] = Table(TableSpec(name="plain", shape=SHAPES[2]), PLAIN, PLAIN, Bsp().terms(WORKERS))
-    damaged = pack(Frame("fp32", "fp32", SHAPES[2], payload=full.tobytes()))
-    with pytest.raises(FrameError, match="the gradient of worker 0: plain: the payload holds NaN or Inf"):
-        hold(lanes_of(tables), EVERY, 0, [*frames[:2], damaged, *frames[3:]], 0)
+        assert not engine.shard.has(0, 0)
+    frames = pushes(senders, 0, set())[0]
+    frames[2] = pack(Frame("fp32", "fp32", SHAPES[2], payload=np.full(SHAPES[2], np.inf, np.float32).tobytes()))
+    with pytest.raises(FrameError, match="the gradient of worker 0: w2: the payload holds NaN or Inf"):
+        push(made(plain=2), EVERY, 0, frames, 0)
 
 
 def test_updates_with_nan_are_left_to_the_table_which_says_so() -> None:
     for bad in (0, 1):
-        tables, senders = made(), contexts()
-        [lane] = lanes = lanes_of(tables)
-        for rank, frames in enumerate(pushes(senders, 0, set())):
-            hold(lanes, EVERY, rank, frames, 0)
-        means = [mean for mean, _ in take(lanes, tables, 1)]
-        tables[bad].values.view(-1)[3] = float("nan")
-        encoded = lane.group.encode([True] * len(tables))
-        assert encoded[bad] is None
+        engine, senders = made(), contexts()
+        engine.tables[bad].values.view(-1)[3] = float("nan")
+        *first, last = pushes(senders, 0, set())
+        for rank, frames in enumerate(first):
+            push(engine, EVERY, rank, frames, 0)
         with pytest.raises(NonFiniteError, match=f"after update 1: w{bad}: .*NaN"):
-            tables[bad].publish(means[bad], made=encoded[bad])
+            push(engine, EVERY, len(first), last, 0)
 
 
 # ---- scales and digests, once a step

@@ -12,6 +12,8 @@ from unittest import mock
 
 import msgspec
 
+from thinwire.collective.membership import Membership
+from thinwire.collective.owned_shard import OwnedShard
 from thinwire.errors import ProtocolError, SessionLostError, TransportError
 from thinwire.packets import EncodedTensor, parse
 from thinwire.policies.compression import PLAIN
@@ -19,10 +21,8 @@ from thinwire.runtime.checkpoint import Snapshot
 from thinwire.runtime.session import Dial, Reconnection, Repeat, ReplayBuffer, WorkerSession
 from thinwire.runtime.session_server import SessionServer
 from thinwire.schema import Push, Refused, SessionAccepted
-from thinwire.server.aggregation import Aggregation
 from thinwire.server.core import ServerCore
 from thinwire.server.effects import Effect
-from thinwire.server.membership import Membership
 from thinwire.server.rounds import Maxima
 from thinwire.server.table import Table
 from thinwire.server.update_engine import UpdateEngine
@@ -142,8 +142,10 @@ def _(
 @bug("a dead worker's gradient dropped", UpdateEngine, "drop")
 def _(right: Right, self: UpdateEngine, rank: int) -> Any:
     """The gradient of a worker that died after it came is forgotten, and the update is made without it."""
-    for lane in self.lanes:
-        lane._arrived[lane.clock].pop(rank, None)
+    arrived = self.shard._inbox.get(self.step, {})
+    arrived.pop(rank, None)
+    if not arrived:
+        self.shard._inbox.pop(self.step, None)
     return right(self, rank)
 
 
@@ -155,10 +157,10 @@ def _(right: Right, self: Conversation, table: int, clock: int, *, strict: bool 
 # ---- membership
 
 
-@bug("a stale clock in the welcome", Aggregation, "untouched")
-def _(right: Right, self: Aggregation) -> int:
+@bug("a stale clock in the welcome", OwnedShard, "first_unbegun_clock")
+def _(right: Right, self: OwnedShard) -> int:
     """A worker that joins late is expected at the last clock that has begun, not at the one after it."""
-    return max((clock for clock, arrived in self._arrived.items() if arrived), default=self.clock)
+    return max(self._inbox, default=int(self.clocks.max(initial=0)))
 
 
 @bug("a drop that forgets the scalars", Maxima, "completed")

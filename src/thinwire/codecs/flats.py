@@ -64,7 +64,19 @@ class Flats:
 
         if self._is_mixed and some:
             return Flats.of(views())
-        return Flats(self.addresses[some], self.sizes[some], self._like, views)
+        contiguous = bool(some) and some[-1] - some[0] == len(some) - 1
+        index = slice(some[0], some[-1] + 1) if contiguous else some  # NumPy takes a slice ten times faster
+        return Flats(self.addresses[index], self.sizes[index], self._like, views)
+
+    def followed_by(self, other: Values) -> Flats:
+        """Returns them and one more, in the same memory."""
+        addresses = np.append(self.addresses, address_of(other))
+        sizes = np.append(self.sizes, other.size if isinstance(other, np.ndarray) else other.numel())
+        return Flats(addresses, sizes, self._like, lambda: [*self.views(), other])
+
+    def joined(self) -> Values:
+        """Returns a copy of all values, end to end, in their memory."""
+        return self.gather() if self.device is None else torch.cat(self.tensors())
 
     def largest(self) -> list[float]:
         """Returns the largest magnitude of each, NaN or Inf where one value is."""
@@ -91,7 +103,7 @@ class Flats:
         return whole
 
     def scatter(self, whole: FloatArray, *, accumulate: bool = False) -> None:
-        """Stores values that lie end to end in the host's memory, or adds them (float32)."""
+        """Stores values that lie end to end in the host's memory, or adds them."""
         if self.device is None and not self._is_mixed:
             (add_to_many if accumulate else scatter)(whole, self.addresses, self.sizes)
             return

@@ -38,6 +38,9 @@ from thinwire.packets.batch import NARROW, rounded
 Checked: TypeAlias = CheckedFrame | EncodedTensor | None
 """A received tensor: opened, or still raw bytes where a kernel call decodes them; None for nothing."""
 
+MAX_SUBSETS = 256
+"""Tensors come in a few combinations; sets of further ones are made anew."""
+
 
 class TensorSet:
     """Some tensors with their contexts. Their values are given as `Flats`, one for each context.
@@ -49,6 +52,7 @@ class TensorSet:
 
     def __init__(self, contexts: Sequence[Context], batched: Collection[int] = ()) -> None:
         self.contexts = contexts
+        self._some: dict[tuple[int, ...], TensorSet] = {}
         self._is_narrow: dict[int, bool] = {}
         alike: defaultdict[object, list[int]] = defaultdict(list)
         for place, context in enumerate(contexts):
@@ -60,6 +64,18 @@ class TensorSet:
         for key, places in alike.items():
             some = [contexts[place] for place in places]
             self._ternary.append((places, TernaryBatch(some) if key is None else DeviceTernary(some)))
+
+    def at(self, places: Sequence[int]) -> TensorSet:
+        """Returns some of them, by their places in ascending order."""
+        if len(places) == len(self.contexts):
+            return self
+        key = tuple(places)
+        if key not in self._some:
+            if len(self._some) >= MAX_SUBSETS:
+                self._some.clear()
+            batched = [index for index, place in enumerate(key) if place in self._is_narrow]
+            self._some[key] = TensorSet([self.contexts[place] for place in key], batched)
+        return self._some[key]
 
     # ---- encode
 
@@ -121,8 +137,8 @@ class TensorSet:
                 continue
             if outs is not None:
                 outs.at(places).scatter(whole, accumulate=True)
-            for place, part in zip(places, np.split(whole, np.cumsum(at.sizes)[:-1]), strict=True):
-                made[place] = vector = BatchedTensor(part, narrow)
+            for place, size, end in zip(places, at.sizes.tolist(), np.cumsum(at.sizes).tolist(), strict=True):
+                made[place] = vector = BatchedTensor(whole[end - size : end], narrow)
                 self.contexts[place].sent(len(vector))
         return made
 
@@ -142,7 +158,7 @@ class TensorSet:
         for place, frame in enumerate(frames):
             if isinstance(frame, BatchedTensor):
                 narrow = self._is_narrow.get(place)
-                if narrow is None or not frame.fits(self.contexts[place].size) or frame.narrow > narrow:
+                if narrow is None or not self._fits(place, frame) or frame.narrow > narrow:
                     self._refuse(place, frame)
             elif place not in known:
                 checked[place] = self._open(place, frame) if len(frame) else None
@@ -202,7 +218,7 @@ class TensorSet:
     def _add_vectors(self, checked: Sequence[Checked], into: Flats, begun: NDArray[np.bool_], done: list[int]) -> None:
         came = {place: each for place, each in enumerate(checked) if isinstance(each, BatchedTensor)}
         for place, vector in came.items():
-            if not vector.fits(self.contexts[place].size):
+            if not self._fits(place, vector):
                 self._refuse(place, vector)
         for accumulate in (False, True) if came else ():
             places = [place for place in came if begun[place] == accumulate]
@@ -211,6 +227,10 @@ class TensorSet:
                 into.at(places).scatter(whole, accumulate=accumulate)
             for place in places:
                 done[place] = len(came[place])
+
+    def _fits(self, place: int, vector: BatchedTensor) -> bool:
+        context = self.contexts[place]
+        return vector.fits(context.size, "fp64" if context.dtype == "fp64" else "fp32")
 
     def _refuse(self, place: int, vector: BatchedTensor) -> None:
         context = self.contexts[place]

@@ -3,21 +3,23 @@
 The two passes are separate. The push pass ends with the average of this rank's own shard in its values; a caller whose
 ranks keep only their own shard stops there. The pull pass gives every rank the averages of all shards.
 
-    push    `push()` → a packet for each owner          `receive(peer, PUSH, packet)` … until `pushed`
-    pull    `pull()` → the same packet for everyone     `receive(peer, PULL, packet)` … until `complete`
+    push    `push()` → a packet for each owner              `receive(peer, PUSH, packet)` … until `pushed`
+    pull    `pull()` → the same packet for all other ranks  `receive(peer, PULL, packet)` … until `complete`
 
-Packets may come in any order and are added in the order of the ranks. No thread, no socket: a test can play every rank.
+Packets may come in any order; `OwnedShard` adds them in the order of the ranks, after the owner's own gradient. No
+thread, no socket: a test can play every rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import cast
 
 from thinwire.codecs.decoding import Values
+from thinwire.collective.membership import Membership
+from thinwire.collective.owned_shard import OwnedShard
 from thinwire.collective.shard import Shard
 from thinwire.collective.tally import Tally
 from thinwire.errors import ConfigError, FrameError, NonFiniteError, ProtocolError, TransportError
@@ -33,7 +35,7 @@ _PASSED_ON = {kind.__name__: kind for kind in (NonFiniteError, TransportError)}
 
 
 class Pass(Enum):
-    """A direction: gradients to the owner of a shard, or its average to everyone."""
+    """A direction: gradients to the owner of a shard, or its average to all ranks."""
 
     PUSH = 0
     PULL = 1
@@ -62,6 +64,10 @@ class Group:
 
     shards: tuple[Shard, ...]
     rank: int
+    members: Membership = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "members", Membership(len(self.shards)))
 
     @property
     def peers(self) -> list[int]:
@@ -85,10 +91,10 @@ class Exchange:
         mean: whether ranks average or sum.
         skip: whether NaN or Inf makes all ranks skip the step; otherwise it is an error.
         pulls: whether the pull pass follows.
-        tally: takes what is sent and received of every tensor; None where nobody asks.
+        tally: takes what is sent and received of every tensor; None where it is not measured.
 
     Attributes:
-        skipped: some rank holds NaN or Inf: the values mean nothing, and nobody takes this step.
+        skipped: some rank holds NaN or Inf: the values mean nothing, and no rank takes this step.
         received_nbytes: of the frames that came.
     """
 
@@ -113,13 +119,19 @@ class Exchange:
         self.pulls = pulls
         self.skipped = False
         self.received_nbytes = 0
-        self._over = len(group.shards) if mean else 1
         self._skip = skip
         self._tally = tally
         self._values: Sequence[Values] = ()
-        self._pushes: dict[int, Sequence[memoryview]] = {}
-        self._to_add = group.peers
-        self._to_apply = set(group.peers if pulls else ())
+        self._in_turn = [group.rank, *group.peers]
+        self._owned = OwnedShard(
+            self.own.tensors,
+            None,
+            group.members,
+            over=len(group.shards) if mean else 1,
+            blame=lambda turn, error: _unreadable(self._names[self._in_turn[turn]], error),
+        )
+        self._present: Sequence[bool] = ()
+        self._awaited = {Pass.PUSH: set(group.peers), Pass.PULL: set(group.peers if pulls else ())}
         self._pulled = not pulls
 
     @property
@@ -130,12 +142,12 @@ class Exchange:
     @property
     def pushed(self) -> bool:
         """Whether the push pass is over: this rank's shard of the values is the average."""
-        return not self._to_add
+        return bool(self._values) and not self._awaited[Pass.PUSH]
 
     @property
     def complete(self) -> bool:
         """Whether all passes are over: the values are the averages of all shards, without pulls of this rank's own."""
-        return self.pushed and self._pulled and not self._to_apply
+        return self.pushed and self._pulled and not self._awaited[Pass.PULL]
 
     def push(self, values: Sequence[Values]) -> list[Send]:
         """Encodes this rank's gradient.
@@ -154,21 +166,22 @@ class Exchange:
         frames: dict[int, list[bytes]] = {}
         if not self.skipped:
             try:
-                self.own.begin(values)
+                self._slices = self.own.slices(values)
+                self._owned.begin(self._slices, self.own.present_finite(self._slices))
                 frames = {peer: self._encode(peer, values) for peer in self.group.peers}
             except NonFiniteError:
                 if not self._skip:
                     raise
                 self.skipped = True
         sends = [self._send(peer, peer, Pass.PUSH, frames.get(peer, [])) for peer in self.group.peers]
-        self._add_in_turn()
+        self._average()
         return sends
 
     def pull(self) -> list[Send]:
         """Encodes the average of this rank's shard, and decodes it into its own values. Call once `pushed`.
 
         Returns:
-            The same packet for every other rank.
+            The same packet for each other rank.
 
         Raises:
             NonFiniteError, ConfigError: as `push`.
@@ -178,7 +191,7 @@ class Exchange:
             try:
                 if self._tally is not None:
                     self._tally.given(self.own, self._values)
-                frames = self.own.encode_average(self._values)
+                frames = self.own.encode(self._slices, self._present)
             except NonFiniteError:
                 if not self._skip:
                     raise
@@ -203,38 +216,39 @@ class Exchange:
             TransportError: the peer gave up because another is gone.
         """
         frames = self._read(peer, way, packet)
-        if way is Pass.PUSH:
-            self._pushes[peer] = frames
-            self._add_in_turn()
-        else:
-            self._to_apply.discard(peer)
-            if not self.skipped:
-                with _blamed_on(self._names[peer]):
-                    self.group.shards[peer].apply(self._values, frames)
-                    if self._tally is not None:
-                        self._tally.received(self.group.shards[peer], frames)
+        self._awaited[way].discard(peer)
+        if self.skipped:
+            return
+        name, about = self._names[peer], self.group.shards[peer]
+        try:
+            if way is Pass.PULL:
+                about.apply(self._values, frames)
+                if self._tally is not None:
+                    self._tally.received(about, frames)
+                return
+            gradients = self.own.opened(frames)
+        except FrameError as error:
+            raise _unreadable(name, error) from error
+        self._owned.receive(self._in_turn.index(peer), 0, range(len(gradients)), gradients)
+        self._average()
 
     def _encode(self, peer: int, values: Sequence[Values]) -> list[bytes]:
         shard, tally = self.group.shards[peer], self._tally
         if tally is not None:
             tally.given(shard, values)
-        frames = shard.encode(values)
+        slices = shard.slices(values)
+        frames = shard.encode(slices, shard.present(slices))
         if tally is not None:
             tally.sent(shard, frames)
         return frames
 
-    def _add_in_turn(self) -> None:
-        """Adds the gradients whose turn has come; after the last one, averages."""
-        if not self._values or not self._to_add:
-            return
-        while self._to_add and self._to_add[0] in self._pushes:
-            peer = self._to_add.pop(0)
-            frames = self._pushes.pop(peer)
-            if not self.skipped:
-                with _blamed_on(self._names[peer]):
-                    self.own.add(self._values, frames)
-        if not self._to_add and not self.skipped:
-            self.own.average(self._values, self._over)
+    def _average(self) -> None:
+        """Ends the sums once the gradients of all ranks are in."""
+        if self.pushed and not self.skipped:
+            taken = self._owned.take(range(self.own.num_frames))
+            self._present = [each.num_added > 0 for each in taken]
+            if not self.pulls:
+                self.own.put_back(self._slices, self._values)
 
     def _send(self, peer: int, owner: int, way: Pass, frames: Sequence[bytes]) -> Send:
         if self.skipped:
@@ -280,9 +294,5 @@ def abort_packet(error: BaseException) -> bytearray:
     return bytearray().join(segments(Abort(reason=f"{type(error).__name__}: {error}"[:MAX_REASON])))
 
 
-@contextmanager
-def _blamed_on(name: int) -> Iterator[None]:
-    try:
-        yield
-    except FrameError as error:
-        raise ProtocolError(f"rank {name} sent a frame that cannot be read: {error}") from error
+def _unreadable(name: int, error: FrameError) -> ProtocolError:
+    return ProtocolError(f"rank {name} sent a frame that cannot be read: {error}")

@@ -60,9 +60,9 @@ class BatchedTensor:
         """Bit for bit."""
         return isinstance(other, BatchedTensor) and self.values.tobytes() == other.values.tobytes()
 
-    def fits(self, size: int) -> bool:
-        """Whether these are so many float32 numbers."""
-        return self.values.size == size and self.values.dtype == np.float32
+    def fits(self, size: int, dtype: str) -> bool:
+        """Whether these are so many numbers of that dtype, fp32 or fp64."""
+        return self.values.size == size and _DTYPES[self.values.dtype] == dtype
 
     def unpack(self, out: NDArray[Any], *, accumulate: bool) -> None:
         """Stores the values in an array of n values, or adds them."""

@@ -25,10 +25,8 @@ class Maxima:
 
     def __init__(self) -> None:
         self._open: dict[int, dict[int, tuple[float, ...]]] = {}
-        self.used = False
-        """Whether anybody has said anything."""
-        self.untouched = 0
-        """The first step after those of which somebody was told the maxima."""
+        self.first_unbegun = 0
+        """The first step after those whose maxima a worker was told."""
 
     def add(self, rank: int, step: int, values: tuple[float, ...], ranks: Collection[int]) -> tuple[float, ...] | None:
         """Takes one worker's numbers; returns the maxima once those of all `ranks`, of that step, are in.
@@ -41,7 +39,6 @@ class Maxima:
         said = self._open.get(step, {})
         if rank in said or (step not in self._open and len(self._open) >= MAX_OPEN):
             raise ProtocolError(f"scalars for step {step} came twice, or for too many steps")
-        self.used = True
         self._open[step] = said
         said[rank] = values
         return self._end(step) if said.keys() >= set(ranks) else None
@@ -75,7 +72,7 @@ class Maxima:
         return None
 
     def _end(self, step: int) -> tuple[float, ...]:
-        self.untouched = max(self.untouched, step + 1)
+        self.first_unbegun = max(self.first_unbegun, step + 1)
         return _largest(self._open.pop(step))
 
 

@@ -152,14 +152,14 @@ class ShardMembership(ShardState):
                 engine.admit(rank)
         elif member and not self._initialised:
             begin = 0
-        elif member and self._maxima.untouched <= self.step and engine.awaits(rank):
+        elif member and self._maxima.first_unbegun <= self.step and engine.awaits(rank):
             begin = self.step  # nothing of it is in the update under way, which waits for it
             self._maxima.drop(rank)
             self._digests.drop(rank)
         else:
             if member:
                 effects += self._drop(rank, f"worker {rank} was away at {self.moment}")
-            begin = engine.admit(rank, self._maxima.untouched)
+            begin = engine.admit(rank, self._maxima.first_unbegun)
             # The others hear of it before the next update, for it says from when on they divide the data otherwise.
             effects += self._tell(f"worker {rank} is here from {moment_text(begin, self.steps_each)} on", but=peer)
             effects += self._address(engine.go_on())  # where it was one too few that the others waited for

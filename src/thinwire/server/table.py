@@ -1,6 +1,6 @@
 """One table: its values, its versions, the sum of its gradients, and the frames that a worker gets.
 
-`aggregation.py` decides which gradients are added when, for all tables that move together.
+`OwnedShard` decides which gradients are added when.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import torch
 
 from thinwire import frames
 from thinwire.codecs import Codec, decode
-from thinwire.codecs.senders import SenderMeans
 from thinwire.codecs.tensors import FloatArray
 from thinwire.errors import FrameError, NonFiniteError, ProtocolError
 from thinwire.optimizers.outer_momentum import OuterMomentum
@@ -45,8 +44,7 @@ class Table:
         is_batched: whether a gradient may come in a message's batch.
         sum: float32, of the current clock's gradients so far; before the first one, the last aggregate.
         gradient: the same memory, for torch.
-        num_added: how many gradients the sum holds.
-        means: takes the gradients in place of the sum, where each value is divided by the number of its senders.
+        reduce: how gradients are aggregated.
         scale: the last one that workers shared.
     """
 
@@ -73,11 +71,7 @@ class Table:
         self.is_batched = is_batched(up, spec.shape)
         self.sum: FloatArray = np.zeros(spec.shape, np.float32)
         self.gradient = torch.from_numpy(self.sum)
-        self.num_added = 0
         self.reduce: Reduce = reduce if up.scheme.sends_some or reduce == "sum" else "mean"
-        self.means: SenderMeans | None = None
-        if self.reduce not in ("mean", "sum"):
-            self.means = SenderMeans(self.sum.reshape(-1), clip=self.reduce == "clipped-mean-of-senders")
         self.given = dict.fromkeys(range(terms.workers), 0)
         """The version that each worker was led to last."""
         self.scale: float | None = None

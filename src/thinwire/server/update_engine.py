@@ -1,18 +1,18 @@
 """The update engine of one plan: gradients in, and which updates are made when, of whose gradients.
 
-Updates happen message by message: tables whose gradients came in one share a lane (`lanes.py`), and are updated when as
-many gradients are in as the consistency policy asks for. So an early layer's never waits for a late one's gradient.
-How an update is made and sent is in `updates.py`. It knows workers by rank, and nothing of peers, sessions, or who is
-there.
+Each table is updated when as many of its gradients are in as the consistency policy asks for: an early layer's update
+never waits for a late layer's gradient. How an update is made and sent is in `updates.py`. The engine knows workers by
+rank, and nothing of peers, sessions, or who is there.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 
 import numpy as np
 
+from thinwire.codecs.tensor_set import Checked
 from thinwire.errors import ProtocolError
 from thinwire.optimizers.options import LARGEST, Options, Settings, apply_changes
 from thinwire.packets import EncodedTensor
@@ -20,7 +20,6 @@ from thinwire.policies.compression import PLAIN
 from thinwire.policies.consistency import consistency
 from thinwire.quantities import moment_text
 from thinwire.schema import Delta, Plan, Push
-from thinwire.server.aggregation import Aggregation
 from thinwire.server.rounds import LEFT_BEFORE
 from thinwire.server.table import Table
 from thinwire.server.updates import CannotGoOn, Outgoing, TableUpdates
@@ -47,32 +46,32 @@ class UpdateEngine(TableUpdates):
         self._settings: dict[int, tuple[int, Settings]] = {}
         """What the updates of the current clock and of those ahead of it go by: the lowest rank's, and the rank."""
         self._buffers = frozenset(index for index, table in enumerate(self.tables) if table.spec.state)
+        self._places = {index: place for place, index in enumerate(self._indices)}
+        self._all = range(len(self._places))
 
     # ---- who joins, and who is gone
 
-    def admit(self, rank: int, untouched: int = 0) -> int:
-        """Expects a worker that was dropped, or was never there, from the first clock that nobody has begun.
+    def admit(self, rank: int, unbegun: int = 0) -> int:
+        """Expects a worker that was dropped, or was never there, from the first clock that no worker has begun.
 
         Args:
             rank: whose.
-            untouched: before this clock, others have begun without having pushed.
+            unbegun: before this clock, workers have begun without having pushed.
 
         Returns:
             That clock.
         """
-        clock = max((untouched, *(lane.untouched for lane in self.lanes)))
+        clock = max(unbegun, self.shard.first_unbegun_clock)
         self.members.admit(rank, clock)
-        self.members.divide_data(self.untaken)
+        self.members.divide_data(self.first_undrawn_clock)
         for table in self.tables:
             table.admit(rank)
         return clock
 
     def awaits(self, rank: int) -> bool:
         """Whether the update under way needs all of a worker's gradients, and nothing that it pushed for it is in."""
-        return self.terms.lockstep and all(
-            lane.clock == self.step and self.members.expects(rank, self.step) and not lane.has(rank)
-            for lane in self.lanes
-        )
+        is_due = self.step == self.newest and self.members.expects(rank, self.step)
+        return self.terms.lockstep and is_due and not self.shard.has(rank, self.step)
 
     def drop(self, rank: int) -> list[Outgoing]:
         """Goes on without a worker; returns what is to be sent, where only its gradients were missing."""
@@ -81,25 +80,24 @@ class UpdateEngine(TableUpdates):
         outgoing = self.go_on()
         if spoke:  # it may have sent gradients alone
             outgoing += self._stand_in(gone=True)
-        self.members.divide_data(self.untaken)
+        self.members.divide_data(self.first_undrawn_clock)
         return outgoing
 
     @property
-    def untaken(self) -> int:
-        """The first clock for which nobody can have taken examples before hearing what is said now.
+    def first_undrawn_clock(self) -> int:
+        """The first clock whose examples no worker can have drawn before it hears what the shard says now.
 
-        Examples of a clock are taken before its forward pass, which waits for all tables but those of the last `lead`
-        clocks. Of the tables' oldest version every worker has been told; of the next none has.
+        A worker draws the examples of a clock before its forward pass, which waits for all tables but those of the last
+        `lead` clocks. Every worker has been told of the tables' oldest version; none of the next.
         """
         return self.step + 2 + self.terms.lead
 
     def go_on(self) -> list[Outgoing]:
-        """Updates what nobody is waited for any more; returns what is to be sent."""
-        if self.terms.immediate:
+        """Updates what waits for no worker any more; returns what is to be sent."""
+        if not self.terms.has_common_clock:
             return []
-        for lane in self.lanes:
-            lane.resume()
-        return self._update_all(self.lanes)
+        self.shard.add_in_turn()
+        return self._update_all(self._all)
 
     def begin(self, rank: int) -> None:
         """A worker joins: the changes of its options count from the plan's on."""
@@ -108,10 +106,10 @@ class UpdateEngine(TableUpdates):
     # ---- what workers send
 
     def check_step(self, step: int) -> None:
-        """Raises ProtocolError for a step to which nobody can have come: what is said of it counts when it is there."""
-        if self.terms.immediate:
-            return  # every worker has its own, and none waits for what others say
-        furthest = max((lane.clock for lane in self.lanes), default=MAX_STEP - self.terms.lead) + self.terms.lead
+        """Raises ProtocolError for a step that no worker can have reached."""
+        if not self.terms.has_common_clock:
+            return  # each worker counts its own steps
+        furthest = self.newest + self.terms.lead if self._places else MAX_STEP
         if not 0 <= step <= furthest:
             raise ProtocolError(f"something came of step {step}; nobody can be beyond step {furthest}")
 
@@ -134,57 +132,50 @@ class UpdateEngine(TableUpdates):
         """
         if len(push.tables) != len(frames):
             raise ProtocolError(f"{len(push.tables)} tables and {len(frames)} frames in one push")
-        if (push.last or self.terms.immediate) and not 0 <= push.step < MAX_STEP:  # what is kept of it travels on
+        own_clock = not self.terms.has_common_clock
+        if (push.last or own_clock) and not 0 <= push.step < MAX_STEP:  # what is kept of it travels on
             raise ProtocolError(f"a push of step {push.step}; steps are 0 … {MAX_STEP - 1}")
         frame_of = dict(zip(push.tables, frames, strict=True))
         settings = self._settings_of(rank, push)
         if push.last and self.final is None:  # of whoever is first: worker 0 may have died, or have come late
             # Where updates are made without this worker, they may be ahead of it.
-            self.final = max(push.step, *(lane.clock for lane in self.lanes), 0) + 1
-        lanes = self.lanes.of(self._trained(push, frame_of))
-        counted: list[Aggregation] = []
-        for lane in lanes:
-            if self.terms.immediate or not self._late(rank, lane, push.step):
-                clock = lane.clock if self.terms.immediate else push.step
-                lane.hold(rank, [frame_of[index] for index in lane.group.indices], clock)
-                counted.append(lane)
+            self.final = max(push.step, self.newest) + 1
+        places = sorted(self._places[index] for index in self._trained_of(push, frame_of))
+        places = places if own_clock else self._not_late(rank, places, push.step)
+        checked, refused = self._check(places, [frame_of[self._indices[place]] for place in places])
         relayed = [
             each
             for index in frame_of
             if index in self._buffers
             for each in self._relay(rank, index, self.tables[index], push.step, frame_of[index])
         ]
-        for lane in counted:
-            lane.resume()
+        self._receive(rank, dict(zip(places, checked, strict=True)), refused, None if own_clock else push.step)
         outgoing = []
-        if relayed:  # to everybody, as they came
+        if relayed:  # to all workers, as they came
             delta = Delta(version=push.step + 1, tables=tuple(index for index, _ in relayed))
             outgoing.append(Outgoing(delta, tuple(frame for _, frame in relayed)))
-        if self.terms.immediate:
-            assert settings is not None  # there, everybody's count
-            exchanges = self.exchanges.setdefault(rank, [0] * len(self.tables)) if counted else []
-            for index in (index for lane in counted for index in lane.group.indices):
-                exchanges[index] = push.step + 1
-            return outgoing + (self._update(counted, settings, rank) if counted else [])
-        if counted and settings is not None and rank <= self._settings.get(push.step, (rank, settings))[0]:
+        if own_clock:
+            assert settings is not None  # every worker's count there
+            exchanges = self.exchanges.setdefault(rank, [0] * len(self.tables)) if places else []
+            for place in places:
+                exchanges[self._indices[place]] = push.step + 1
+            return outgoing + (self._update(places, settings, rank) if places else [])
+        if places and settings is not None and rank <= self._settings.get(push.step, (rank, settings))[0]:
             self._settings[push.step] = rank, settings
-        for lane in counted if left else ():
-            if not lane.complete and (reason := self._unreachable(lane, left)):
-                raise CannotGoOn(reason)
-        return outgoing + self._update_all(counted)
+        if left and (reason := self._unreachable(places, left)):
+            raise CannotGoOn(reason)
+        return outgoing + self._update_all(places)
 
     def unreachable(self, left: Collection[int]) -> str | None:
         """Why a step that has begun can never be complete without those who left, or None."""
-        for lane in self.lanes:
-            if not self.terms.immediate and lane.started and (reason := self._unreachable(lane, left)):
-                return reason
-        return None
+        return self._unreachable(self._all, left) if self.terms.has_common_clock else None
 
-    def _unreachable(self, lane: Aggregation, left: Collection[int]) -> str | None:
-        absent = [rank for rank in left if rank not in lane.arrived]
-        if not absent or self.members.reachable(lane.clock, lane.arrived, left):
-            return None
-        return LEFT_BEFORE.format(rank=absent[0], moment=moment_text(lane.clock, self.steps_from(lane.clock)))
+    def _unreachable(self, places: Sequence[int], left: Collection[int]) -> str | None:
+        for clock, ranks, _ in self.shard.alike(places):
+            absent = [rank for rank in left if rank not in ranks]
+            if ranks and absent and not self.members.reachable(clock, ranks, left):
+                return LEFT_BEFORE.format(rank=absent[0], moment=moment_text(clock, self.steps_from(clock)))
+        return None
 
     def steps_from(self, clock: int) -> int:
         """How many steps workers take from an exchange to the next."""
@@ -214,7 +205,7 @@ class UpdateEngine(TableUpdates):
             options = self._options[rank] = apply_changes(self.plan.optimizer, options, push.options)
         return Settings(push.rates, options)
 
-    def _trained(self, push: Push, frame_of: Mapping[int, EncodedTensor]) -> Set[int]:
+    def _trained_of(self, push: Push, frame_of: Mapping[int, EncodedTensor]) -> Set[int]:
         """Returns the tables of a push whose gradients it holds. Raises ProtocolError where there is no such table."""
         if unknown := frame_of.keys() - range(len(self.tables)):
             raise ProtocolError(f"table {min(unknown)}; there are {len(self.tables)}")
@@ -223,16 +214,33 @@ class UpdateEngine(TableUpdates):
             raise ProtocolError(f"{self.tables[twice].spec.name!r} got two gradients for step {push.step}")
         return frame_of.keys() - self._buffers
 
-    def _late(self, rank: int, lane: Aggregation, clock: int) -> bool:
-        """Whether gradients came too late, under a policy that allows that. Raises ProtocolError where none may."""
-        name, current = lane.group.tables[0].spec.name, lane.clock
-        if clock < current and self.terms.quorum < self.terms.workers:
-            return True  # the update that was made without it says so
-        if not current <= clock <= current + self.terms.lead:
-            raise ProtocolError(f"a gradient of step {clock} came for {name!r}, which is at step {current}")
-        if lane.has(rank, clock):
-            raise ProtocolError(f"{name!r} got two gradients for step {clock}")
-        return False
+    def _not_late(self, rank: int, places: Sequence[int], clock: int) -> list[int]:
+        """Returns the places of tables whose update of a clock is still to be made.
+
+        The others' was made without this worker's gradient, and says so. Raises ProtocolError where none may.
+        """
+        in_time: list[int] = []
+        for current, _, some in self.shard.alike(places):
+            name = self._trained[some[0]].spec.name
+            if clock < current and self.terms.partial_quorum:
+                continue
+            if not current <= clock <= current + self.terms.lead:
+                raise ProtocolError(f"a gradient of step {clock} came for {name!r}, which is at step {current}")
+            if self.shard.has(rank, clock, some):
+                raise ProtocolError(f"{name!r} got two gradients for step {clock}")
+            in_time += some
+        return sorted(in_time)
+
+    def _receive(
+        self, rank: int, gradients: Mapping[int, Checked], refused: Collection[int], clock: int | None
+    ) -> None:
+        """Puts gradients into the inbox: of a clock, or (None) of each table's current one."""
+        by_clock: dict[int, list[int]] = {}
+        for place in gradients:
+            by_clock.setdefault(int(self.shard.clocks[place]) if clock is None else clock, []).append(place)
+        for each, places in by_clock.items():
+            some = [place for place in refused if place in places]
+            self.shard.receive(rank, each, places, [gradients[place] for place in places], some)
 
     def _relay(
         self, rank: int, index: int, table: Table, step: int, frame: EncodedTensor
@@ -242,18 +250,18 @@ class UpdateEngine(TableUpdates):
             raise ProtocolError(f"buffer {table.spec.name!r} comes from worker 0 alone")
         if step < table.version and another_may:
             return []  # another worker was ahead of this one, and has died since
-        newest = max((other.version for other in self.tables if not other.spec.state), default=MAX_STEP)
-        if not table.version <= step <= newest + self.terms.lead and not self.terms.immediate:
+        newest = self.newest if self._places else MAX_STEP
+        if self.terms.has_common_clock and not table.version <= step <= newest + self.terms.lead:
             raise ProtocolError(f"buffer {table.spec.name!r} of step {step} came between {table.version} and {newest}")
         table.assign(frame, step + 1)
         return [(index, frame)]
 
     def _stand_in(self, *, gone: bool = False) -> list[Outgoing]:
-        """Relays buffers that are due and that nobody sends any more, as they are here: in lockstep all wait for them.
+        """Relays the shard's own buffers where they are due and no worker sends them: in lockstep all wait for them.
 
-        Whoever was to send them was late for that update, has begun after it, or (`gone`) was just dropped.
+        The worker that was to send them was late for that update, has begun after it, or (`gone`) was just dropped.
         """
-        step, every = min((lane.clock for lane in self.lanes), default=0), self.plan.state_interval
+        step, every = self.step, self.plan.state_interval
         due = (step - 1) // every * every
         if not step or not self.terms.lockstep or (not gone and self.members.expects(self.members.lowest, due)):
             return []
@@ -265,20 +273,20 @@ class UpdateEngine(TableUpdates):
 
     # ---- updates
 
-    def _update_all(self, lanes: Iterable[Aggregation]) -> list[Outgoing]:
+    def _update_all(self, places: Sequence[int]) -> list[Outgoing]:
         """Updates tables whose gradients are in, for as many clocks as they are."""
         outgoing: list[Outgoing] = []
-        ready = [lane for lane in lanes if lane.complete]
+        ready = self.shard.complete(places)
         while ready:
-            # Whom nobody waits for any more may have pushed some tables and not others.
-            clock = min(lane.clock for lane in ready)
-            now = [lane for lane in ready if lane.clock == clock]
-            # Nobody has pushed of a clock before which all went away who had begun it: it has no settings.
+            # A worker that no update waits for any more may have pushed some tables and not others.
+            clock = int(self.shard.clocks[ready].min())
+            now = [place for place in ready if self.shard.clocks[place] == clock]
+            # A clock from which all went away who had begun it has no settings.
             none = (-1, Settings((0.0,) * len(self.plan.groups), self.plan.groups))
             outgoing += self._update(now, self._settings.get(clock, none)[1])
             outgoing += self._stand_in() if self._buffers else []
             # Gradients of the next clock may have been waiting already.
-            ready = [lane for lane in ready if lane.complete]
+            ready = self.shard.complete(ready)
         while len(self._settings) > 1 and (oldest := min(self._settings)) < self.step:
             del self._settings[oldest]
         return outgoing

@@ -6,33 +6,38 @@ peers, sessions, or who is there.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from thinwire.codecs.decoding import CheckedFrame
+from thinwire.codecs.flats import Flats
 from thinwire.codecs.scheme import stream_seed
-from thinwire.errors import ConfigError, ProtocolError
+from thinwire.codecs.senders import SenderMeans
+from thinwire.codecs.tensor_set import Checked, TensorSet
+from thinwire.codecs.tensors import FloatArray
+from thinwire.collective.membership import Membership
+from thinwire.collective.owned_shard import OwnedShard
+from thinwire.errors import ConfigError, FrameError, ProtocolError
 from thinwire.optimizers.options import Options, Settings, changes
 from thinwire.optimizers.runner import OptimizerRunner
 from thinwire.packets import EncodedTensor, portions
 from thinwire.policies.consistency import consistency
 from thinwire.schema import Ahead, Delta, Message, Plan, Values
-from thinwire.server.aggregation import Aggregation, Taken
 from thinwire.server.agreement import usable_codecs
-from thinwire.server.lanes import Lanes
-from thinwire.server.membership import Membership
+from thinwire.server.downlinks import ModelDelta
 from thinwire.server.table import Table
-from thinwire.server.table_group import TableGroups
 
 
 class CannotGoOn(Exception):
-    """A step can never be complete, or was not made whole. That is nobody's breach of the conversation, and ends it."""
+    """A step can never be complete, or was not made whole: the training must stop; no peer broke the protocol."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """A message for one worker, or (rank None) for everybody who is there."""
+    """A message for one worker, or (rank None) for all that are there."""
 
     message: Message
     frames: tuple[EncodedTensor, ...] = ()
@@ -75,9 +80,18 @@ class TableUpdates:
         trained = [(table.spec.group, table.values) for table in self.tables if not table.spec.state]
         if trained:
             self._optimizer = OptimizerRunner(plan.optimizer, self._stepped_by(plan.groups), trained)
-        self._groups = TableGroups(self.tables)
-        self.lanes = self._new_lanes()
-        """The gradients that come in."""
+        self._indices = [index for index, table in enumerate(self.tables) if not table.spec.state]
+        self._trained = [self.tables[index] for index in self._indices]
+        self._values = Flats.of([table.downlink.values for table in self._trained] or [np.empty(0, np.float32)])
+        deltas = [table.downlink for table in self._trained if isinstance(table.downlink, ModelDelta)]
+        self._pulls = TensorSet(
+            [each.pulls for each in deltas], [p for p, each in enumerate(deltas) if each.is_batched]
+        )
+        """Of all that gradients change where the server updates the model; else empty."""
+        batched = [place for place, table in enumerate(self._trained) if table.is_batched]
+        self._pushes = TensorSet([table.pushes for table in self._trained], batched)
+        self.shard = self._new_shard()
+        """The gradients that come in. Buffers have no place in it."""
 
     def _stepped_by(self, groups: tuple[Options, ...]) -> tuple[Options, ...]:
         """Returns the options of the shard's own steps: without the momentum that each end adds itself."""
@@ -85,9 +99,21 @@ class TableUpdates:
             return groups
         return tuple({**group, "momentum": 0.0, "nesterov": False} for group in groups)
 
-    def _new_lanes(self) -> Lanes:
-        clocks = {index: table.version for index, table in enumerate(self.tables) if not table.spec.state}
-        return Lanes(self._groups, self.members, clocks)
+    def _new_shard(self) -> OwnedShard:
+        tables = self._trained
+        return OwnedShard(
+            self._pushes,
+            Flats.of([table.sum for table in tables] or [np.empty(0, np.float32)]),
+            self.members,
+            clocks=[table.version for table in tables],
+            means={
+                place: SenderMeans(table.sum.reshape(-1), clip=table.reduce.startswith("clipped"))
+                for place, table in enumerate(tables)
+                if "senders" in table.reduce
+            },
+            over=[table.reduce == "sum" for table in tables],
+            blame=lambda rank, error: FrameError(f"the gradient of worker {rank}: {error}"),
+        )
 
     # ---- where everything stands
 
@@ -203,7 +229,7 @@ class TableUpdates:
             due = (self.step - 1) // self.plan.state_interval * self.plan.state_interval
             for table in (each for each in self.tables if each.spec.state):
                 table.version = max(table.version, due + 1)
-        self.lanes = self._new_lanes()
+        self.shard = self._new_shard()
         if self._optimizer is not None:
             self._optimizer.load_state_dict(state["updater"])
         self.members.history = tuple((clock, tuple(ranks)) for clock, ranks in state["memberships"])
@@ -211,45 +237,54 @@ class TableUpdates:
 
     # ---- updates
 
-    def _aggregate(self, ready: Sequence[Aggregation], settings: Settings) -> list[list[Taken]]:
-        """Ends the current clock of some tables, and updates the model where that is the server's to do."""
-        assert self._optimizer is not None
-        taken = [lane.take() for lane in ready]
-        if self.plan.shard_steps:
-            pairs = zip((table for lane in ready for table in lane.group.tables), itertools.chain(*taken), strict=True)
-            changed = [table for table, (aggregate, _) in pairs if aggregate is not None]
-            try:
-                self._optimizer.set(Settings(settings.rates, self._stepped_by(settings.groups)))
-                self._optimizer.step([table.values for table in changed], [table.gradient for table in changed])
-            except (ProtocolError, ConfigError):
-                raise
-            except Exception as error:  # torch raises anything; some tables may be updated, and others not
-                raise CannotGoOn(f"{self.plan.optimizer} failed at step {self.step}: {error}") from error
-        return taken
+    def _check(self, places: Sequence[int], frames: Sequence[EncodedTensor]) -> tuple[list[Checked], list[int]]:
+        """Checks one frame for each of some trained tables.
 
-    def _update(self, ready: Sequence[Aggregation], settings: Settings, rank: int | None = None) -> list[Outgoing]:
-        """Updates each of these tables once; tables that took the same turn share a message.
+        Returns:
+            The gradients to add, and the places of those that their sender refused: they were not finite.
+
+        Raises:
+            ProtocolError: a frame is no gradient of its table, in the codec that was agreed on.
+        """
+        try:
+            checked = self._pushes.at(places).check(frames)
+        except FrameError as error:
+            raise ProtocolError(str(error)) from error
+        refused = []
+        for place, frame, each in zip(places, frames, checked, strict=True):
+            table = self._trained[place]
+            if isinstance(each, CheckedFrame):
+                if each.frame.codec != (agreed := table.pushes.codec.id):
+                    raise ProtocolError(f"{table.spec.name}: codec {each.frame.codec!r} came, {agreed!r} was agreed on")
+                table.scale = each.frame.scales[0] if each.frame.scales else table.scale
+            elif each is None and len(frame):
+                refused.append(place)
+        return checked, refused
+
+    def _update(self, places: Sequence[int], settings: Settings, rank: int | None = None) -> list[Outgoing]:
+        """Updates each of these trained tables once; those that took the same turn share a message.
 
         Args:
-            ready: the tables, as they move together.
+            places: of the tables.
             settings: rates and options of the update.
-            rank: of the worker whose push alone is the update, and who alone is led to it; None leads everybody.
+            rank: of the worker whose push alone is the update, and who alone is led to it; None leads all workers.
         """
-        here = self.plan.shard_steps  # the optimizer runs here, and nobody else need know
+        here = self.plan.shard_steps  # the optimizer runs here, and no worker need know
         messages: dict[tuple[int, int, tuple[int, ...]], list[tuple[int, EncodedTensor]]] = {}
         targets = None if rank is None else {rank}
-        for lane, taken in zip(ready, self._aggregate(ready, settings), strict=True):
-            made: list[EncodedTensor | None] = [None] * len(taken)
-            if here and rank is None:
-                made = lane.group.encode([aggregate is not None for aggregate, _ in taken])
-            for index, table, (aggregate, ranks), frame in zip(
-                lane.group.indices, lane.group.tables, taken, made, strict=True
-            ):
-                base, some = (-1, ranks) if rank is None else (table.given[rank], (rank,))
-                [(_, sent)] = table.publish(aggregate, targets, made=frame)
-                messages.setdefault((table.version, base, some), []).append((index, sent))
-            lane.resume()
-        everybody = tuple(range(self.plan.workers)) if self.members.highest < self.plan.workers else None
+        taken = self.shard.take(places)
+        changed = [place for place, each in zip(places, taken, strict=True) if each.num_added]
+        if here:
+            self._step([self._trained[place] for place in changed], settings)
+        made = self._encode_together(changed) if here and rank is None else {}
+        for place, each in zip(places, taken, strict=True):
+            table = self._trained[place]
+            table.downlink.senders = each.num_added or table.downlink.senders
+            base, some = (-1, each.ranks) if rank is None else (table.given[rank], (rank,))
+            [(_, sent)] = table.publish(table.sum if each.num_added else None, targets, made=made.get(place))
+            messages.setdefault((table.version, base, some), []).append((self._indices[place], sent))
+        self.shard.add_in_turn()
+        all_ranks = tuple(range(self.plan.workers)) if self.members.highest < self.plan.workers else None
         outgoing: list[Outgoing] = []
         for (version, base, ranks), frames in messages.items():
             # The forward pass needs the first tables first.
@@ -260,9 +295,48 @@ class TableUpdates:
                     base=base,
                     tables=tuple(index for index, _ in frames[part]),
                     last=self.final is not None and (rank is not None or version >= self.final),
-                    ranks=() if rank is None and ranks == everybody else ranks,
+                    ranks=() if rank is None and ranks == all_ranks else ranks,
                     rates=() if here else settings.rates,
                     options=() if here else changes(self.plan.groups, settings.groups),
                 )
                 outgoing.append(Outgoing(delta, tuple(frame for _, frame in frames[part]), rank))
         return outgoing
+
+    def _step(self, tables: Sequence[Table], settings: Settings) -> None:
+        """Updates the model by the means of some tables."""
+        assert self._optimizer is not None
+        try:
+            self._optimizer.set(Settings(settings.rates, self._stepped_by(settings.groups)))
+            self._optimizer.step([table.values for table in tables], [table.gradient for table in tables])
+        except (ProtocolError, ConfigError):
+            raise
+        except Exception as error:  # torch raises anything; some tables may be updated, and others not
+            raise CannotGoOn(f"{self.plan.optimizer} failed at step {self.step}: {error}") from error
+
+    def _encode_together(self, places: Sequence[int]) -> dict[int, EncodedTensor]:
+        """Encodes the difference between some trained tables and the workers' copies, and updates these copies.
+
+        Returns:
+            Frames by place, without those that `Table.publish` must make: of tables of which workers hold different
+            copies, that go one by one, or that hold NaN or Inf.
+        """
+        downlinks = [(p, each) for p in places if isinstance(each := self._trained[p].downlink, ModelDelta)]
+        lacking = {place: (each, copy) for place, each in downlinks if (copy := each.copies.only) is not None}
+        if not lacking:
+            return {}
+        values, copies = self._values.at([*lacking]), [copy for _, copy in lacking.values()]
+        made = self._pulls.at([*lacking]).encode_together(
+            values,
+            _placed([copy.base_address for copy in copies], [copy.base for copy in copies], values),
+            outs=_placed([copy.address for copy in copies], [copy.values for copy in copies], values),
+            bounds=[copy.lag for copy in copies],
+        )
+        found = {place: frame for place, frame in zip(lacking, made, strict=True) if frame is not None}
+        for place in found:
+            downlink, copy = lacking[place]
+            downlink.sent(copy)
+        return found
+
+
+def _placed(addresses: Sequence[int], arrays: Sequence[FloatArray], like: Flats) -> Flats:
+    return Flats(np.array(addresses, np.int64), like.sizes, arrays[0], lambda: [each.reshape(-1) for each in arrays])

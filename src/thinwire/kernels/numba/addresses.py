@@ -54,7 +54,7 @@ def scatter(whole: Floats, parts: Addresses, sizes: Addresses) -> None:
 
 
 def add_to_many(whole: Floats, parts: Addresses, sizes: Addresses) -> None:
-    """Adds the parts of one float32 array to the arrays where they belong.
+    """Adds the parts of one float32 or float64 array to the arrays where they belong.
 
     Example:
         >>> first, second = np.ones(2, np.float32), np.ones(1, np.float32)
