@@ -162,6 +162,9 @@ class Worker(WorkerBase):
 
     def _end_iteration(self) -> None:
         self.iteration += 1
+        self._note_step()
+
+    def _note_step(self) -> None:
         self.began = True
         self.counters.add("steps", 1)
         self._follow_members()
