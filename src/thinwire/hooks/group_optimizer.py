@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from typing import Any, SupportsFloat
 
 import torch
@@ -60,14 +60,11 @@ class GroupOptimizer(LocalOptimizer):
         self._take_rounds(optimizer, rounds, design.local, outer_groups)
         self._fixed = [_without_rate(group) for group in outer_groups]
         self._counters = Counters()
-        self._of_model = ModelPlaces(model, shared.tensors, self.leave)
+        self._places = ModelPlaces(model, shared.tensors, self.leave)
         # What a rank sends and averages of the parameters, as in a ring.
         nbytes, world = sum(each.shown.nbytes for each in shared.tensors if each.group == 0), exchange.world_size
         self._costs = TrainingCosts(rounds.timetable, self._counted, 2 * nbytes * (world - 1) // world)
         exchange.driver.close_with(self)
-        self._begin_steps()
-        with suppress(AttributeError):  # one that never called torch's __init__ tells nobody
-            optimizer.register_load_state_dict_post_hook(self._follow)
 
     # ---- the optimizer's interface
 
@@ -122,11 +119,7 @@ class GroupOptimizer(LocalOptimizer):
         self._places.leave()
         self.exchange.close()
 
-    @property
-    def _places(self) -> ModelPlaces:
-        return self._of_model
-
-    def _check_may_step(self) -> None:
+    def _check_step(self) -> None:
         if self.closed:
             raise ConfigError("this optimizer is closed: its training is over")
         if self._fixed != [_without_rate(group) for group in self.outer_groups]:
@@ -134,6 +127,7 @@ class GroupOptimizer(LocalOptimizer):
                 "of outer_groups the rate alone may change; another momentum is the design's, as in "
                 "'diloco[outer_momentum=0.8]'"
             )
+        super()._check_step()
 
     # ---- its state
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, Self
 
 import torch
@@ -29,6 +30,9 @@ class HeldOptimizer(torch.optim.Optimizer):
         self.param_groups = optimizer.param_groups
         self._inner, self._held = optimizer, num_held(optimizer)
         self._stepping = False
+        with suppress(AttributeError):  # one that never called torch's __init__ tells nobody
+            optimizer.register_load_state_dict_post_hook(self._follow)
+        HeldOptimizer._follow(self)
 
     def _check_held(self) -> None:
         if self._held != (held := num_held(self._inner)):
@@ -65,8 +69,11 @@ class HeldOptimizer(torch.optim.Optimizer):
             self._stepping = False
 
     def _follow(self, *_: Any) -> None:
-        """Has the inner optimizer's own dicts, of which it makes new ones when it loads a state."""
-        self.param_groups, self.state = self._inner.param_groups, self._inner.state
+        """Has the dicts that the inner optimizer makes anew when it loads a state, in the list that others hold."""
+        groups = self.param_groups
+        if groups is not self._inner.param_groups:
+            groups[:], self._inner.param_groups = self._inner.param_groups, groups
+        self.state = self._inner.state
 
     def _look_who_steps(self, *_: Any) -> None:
         if not (self._stepping or getattr(self, "closed", False)):
@@ -106,6 +113,7 @@ class HeldOptimizer(torch.optim.Optimizer):
 class JoinedOptimizer(HeldOptimizer):
     """A `HeldOptimizer` that has joined a training with others, until it is closed."""
 
+    _step_supports_amp_scaling = True  # so that a GradScaler says that it is there, and calls steps with overflows too
     _costs: TrainingCosts
 
     def traffic(self) -> dict[str, float]:
@@ -122,6 +130,10 @@ class JoinedOptimizer(HeldOptimizer):
 
     def flush(self) -> None:
         """Exchanges what waits; all workers call it after the same step, at the end."""
+        raise NotImplementedError
+
+    def _end_step(self) -> None:
+        """Exchanges what is due at the end of a step."""
         raise NotImplementedError
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from thinwire.errors import ConfigError, ProtocolError, check_keys
-from thinwire.hooks.held import HeldOptimizer, JoinedOptimizer
+from thinwire.hooks.held import JoinedOptimizer
 from thinwire.hooks.moments import forget_what_is_not_finite
 from thinwire.hooks.optimizer import DistributedOptimizer
 from thinwire.hooks.resuming import check_inner_state, check_state
@@ -47,7 +47,7 @@ class LocalOptimizer(JoinedOptimizer):
             opt.flush()          # every worker now has the same parameters
     """
 
-    _step_supports_amp_scaling = True  # so that a GradScaler says that it is there, and calls steps with overflows too
+    _places: ModelPlaces
 
     def _take_rounds(
         self,
@@ -75,12 +75,8 @@ class LocalOptimizer(JoinedOptimizer):
         if updates.steer and steered:
             self._steering = rounds.steering = Steering(steered, updates.steer, outer_groups, of_senders=of_senders)
         rounds.forget = partial(forget_what_is_not_finite, optimizer)
-
-    def _begin_steps(self) -> None:
-        """Is told that all else is ready."""
-        self._follow()
         with suppress(AttributeError):  # one that never called torch's __init__ tells nobody
-            self._inner.register_step_post_hook(self._look_who_steps)
+            optimizer.register_step_post_hook(self._look_who_steps)
 
     # ---- the optimizer's interface
 
@@ -119,21 +115,8 @@ class LocalOptimizer(JoinedOptimizer):
         """Exchanges so far, each of every tensor."""
         return self._rounds.timetable.clock
 
-    @property
-    def _places(self) -> ModelPlaces:
-        raise NotImplementedError
-
-    def _check_may_step(self) -> None:
-        """Raises an error where the training is over, or options were changed that may not be."""
-        raise NotImplementedError
-
-    def _end_step(self) -> None:
-        """Sends what is due at the end of an inner step."""
-        raise NotImplementedError
-
     def _check_step(self) -> None:
         """Raises ConfigError or ProtocolError where a step could not be exchanged."""
-        self._check_may_step()
         self._places.check()
         self._check_held()
         if self._rounds.shared.evaluating:
@@ -214,27 +197,15 @@ class LocalUpdateOptimizer(LocalOptimizer, DistributedOptimizer):
         self._local = worker
         self._take_rounds(optimizer, worker.rounds, updates, outer_groups, of_senders=of_senders)
         DistributedOptimizer.__init__(self, model, optimizer, worker, driver, outer_groups=outer_groups, **settings)
-        if worker.began_late or worker.pending:  # the first forward pass changes the parameters
+        if worker.began_late or worker.rounds.awaits_any:  # the first forward pass changes the parameters
             self._began_with = None
-        self._begin_steps()
-
-    @property
-    def _places(self) -> ModelPlaces:
-        return self._hooks.places
-
-    def _check_may_step(self) -> None:
-        self._local.check_open()
-        self._local.check_options()
+        self._places = self._hooks.places
 
     def _check_step(self) -> None:
+        self._local.check_open()
+        self._local.check_options()
         super()._check_step()
         self._hooks.await_updates()  # an answer that no layer's call has waited for would take this step's place
-
-    def _end_step(self) -> None:
-        DistributedOptimizer._end_step(self)
-
-    def _follow(self, *_: Any) -> None:
-        HeldOptimizer._follow(self)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what `DistributedOptimizer.state_dict` does, and the inner optimizer's state.

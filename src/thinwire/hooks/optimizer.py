@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from typing import Any, SupportsFloat
 
 import torch
@@ -39,8 +39,6 @@ class DistributedOptimizer(JoinedOptimizer):
             opt.sync()          # before evaluating or saving the model
     """
 
-    _step_supports_amp_scaling = True  # so that a GradScaler says that it is there, and calls steps with overflows too
-
     def __init__(
         self,
         model: nn.Module,
@@ -66,8 +64,6 @@ class DistributedOptimizer(JoinedOptimizer):
         self._averaged = self._joined = False
         start(worker, driver, resume, self._go_on_from)
         self._hooks, self._joined = ModelHooks(model, worker, driver), True
-        with suppress(AttributeError):  # one that never called torch's __init__ tells nobody
-            optimizer.register_load_state_dict_post_hook(self._follow)
         self._costs.begin()
         self._recorder.begin(worker.model)
 
@@ -92,12 +88,6 @@ class DistributedOptimizer(JoinedOptimizer):
             self._unscale()
         self._end_step()
         return loss
-
-    def _follow(self, *_: Any) -> None:
-        """Has the dicts that the inner optimizer makes anew when it loads a state, in the list that others hold."""
-        groups = self.param_groups
-        if groups is not self._inner.param_groups:
-            groups[:], self._inner.param_groups = self._inner.param_groups, groups
 
     def _end_step(self) -> None:
         self._hooks.places.check()

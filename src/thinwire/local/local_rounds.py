@@ -69,6 +69,11 @@ class LocalRounds:
         self._design, self._updates, self._reducer = design, design.local, reducer
         self._copies: dict[str, torch.Tensor] = {}
 
+    @property
+    def awaits_any(self) -> bool:
+        """Whether averages are still to be taken into the local parameters."""
+        return any(map(self.timetable.awaits, self.timetable.every))
+
     def end_step(self) -> Procedure[None]:
         """Ends an inner step, which the worker's own optimizer has taken; sends what is due."""
         timetable = self.timetable

@@ -103,19 +103,11 @@ class LocalWorker(Worker):
                 self._timetable.merge_now([number], whole=True)
 
     @property
-    def pending(self) -> bool:
-        """Whether answers are still to be merged into the local parameters."""
-        return any(map(self._timetable.awaits, self._timetable.every))
-
-    @property
     def idle(self) -> bool:
         return not (self._timetable.to_merge() or self.rounds.shared.evaluating)
 
     def awaits(self, tensor: WorkerTensor) -> bool:
         return self._is_due(tensor) and not self.rounds.shared.evaluating
-
-    def heeds(self, tensor: WorkerTensor) -> bool:
-        return self._is_due(tensor) or self.rounds.shared.evaluating
 
     def _is_due(self, tensor: WorkerTensor) -> bool:
         return self._fragment_of[tensor.name] in self._timetable.to_merge()
