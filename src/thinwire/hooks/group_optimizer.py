@@ -16,6 +16,7 @@ from thinwire.hooks.exchange.state import ExchangeState
 from thinwire.hooks.held import HeldOptimizer, own_options
 from thinwire.hooks.local_optimizer import LocalOptimizer
 from thinwire.hooks.peer_reducer import PeerReducer, completed
+from thinwire.hooks.private_weights import warn_at_end
 from thinwire.local.local_rounds import LocalRounds, Procedure
 from thinwire.local.parameters import SharedParameters
 from thinwire.local.rounds import Rounds
@@ -57,7 +58,7 @@ class GroupOptimizer(LocalOptimizer):
         self.exchange = exchange
         self.reducer = PeerReducer(design.local, exchange, shared, outer_groups)
         rounds = LocalRounds(design, Rounds(design.local), shared, self.reducer)
-        self._take_rounds(optimizer, rounds, design.local, outer_groups)
+        self._take_rounds(model, optimizer, rounds, design.local, outer_groups)
         self._fixed = [_without_rate(group) for group in outer_groups]
         self._counters = Counters()
         self._places = ModelPlaces(model, shared.tensors, self.leave)
@@ -65,6 +66,7 @@ class GroupOptimizer(LocalOptimizer):
         nbytes, world = sum(each.shown.nbytes for each in shared.tensors if each.group == 0), exchange.world_size
         self._costs = TrainingCosts(rounds.timetable, self._counted, 2 * nbytes * (world - 1) // world)
         exchange.driver.close_with(self)
+        self._forgotten = warn_at_end(self, rounds.timetable, exchange.driver)
 
     # ---- the optimizer's interface
 
@@ -116,6 +118,9 @@ class GroupOptimizer(LocalOptimizer):
     def leave(self) -> None:
         """Ends the training here, whatever the other ranks do."""
         self.closed = True
+        self._forgotten.detach()
+        self._private.check()
+        self._private.remove()
         self._places.leave()
         self.exchange.close()
 
@@ -140,7 +145,7 @@ class GroupOptimizer(LocalOptimizer):
         Raises:
             ConfigError: the model has its shared weights for now, from which this rank's own do not go on.
         """
-        self._check_not_shown()
+        self._begin_state()
         if not self.closed:
             self.sync()
         return {

@@ -14,6 +14,7 @@ from thinwire.errors import ConfigError, ProtocolError, check_keys
 from thinwire.hooks.held import JoinedOptimizer
 from thinwire.hooks.moments import forget_what_is_not_finite
 from thinwire.hooks.optimizer import DistributedOptimizer
+from thinwire.hooks.private_weights import PrivateWeights
 from thinwire.hooks.resuming import check_inner_state, check_state
 from thinwire.hooks.several import parts
 from thinwire.hooks.steering import KINDS, Steering
@@ -51,6 +52,7 @@ class LocalOptimizer(JoinedOptimizer):
 
     def _take_rounds(
         self,
+        model: nn.Module,
         optimizer: torch.optim.Optimizer,
         rounds: LocalRounds,
         updates: LocalUpdates,
@@ -61,7 +63,7 @@ class LocalOptimizer(JoinedOptimizer):
         """Takes what a constructor was given, before a state is loaded.
 
         Args:
-            optimizer: the user's.
+            model, optimizer: the user's.
             rounds: of this worker.
             updates: the timetable and the outer optimizer.
             outer_groups: that one's parameter groups.
@@ -74,6 +76,7 @@ class LocalOptimizer(JoinedOptimizer):
         steered = [each for each in parts(optimizer) if type(each) in KINDS]
         if updates.steer and steered:
             self._steering = rounds.steering = Steering(steered, updates.steer, outer_groups, of_senders=of_senders)
+        self._private = PrivateWeights(model, rounds)
         rounds.forget = partial(forget_what_is_not_finite, optimizer)
         with suppress(AttributeError):  # one that never called torch's __init__ tells nobody
             optimizer.register_step_post_hook(self._look_who_steps)
@@ -128,10 +131,12 @@ class LocalOptimizer(JoinedOptimizer):
                 "round has changed: give the model the state_dict() that was saved with it, before the first step"
             )
         self._check_rates(self._updates)
+        self._private.check()
 
     # ---- its state
 
-    def _check_not_shown(self) -> None:
+    def _begin_state(self) -> None:
+        self._private.optimizer_state_taken(self.steps_done)
         if self._rounds.shared.evaluating:
             raise ConfigError("state_dict() inside `with opt.shared_weights():` is of the shared ones: call it outside")
 
@@ -195,11 +200,16 @@ class LocalUpdateOptimizer(LocalOptimizer, DistributedOptimizer):
         **settings: Any,
     ) -> None:
         self._local = worker
-        self._take_rounds(optimizer, worker.rounds, updates, outer_groups, of_senders=of_senders)
+        self._take_rounds(model, optimizer, worker.rounds, updates, outer_groups, of_senders=of_senders)
         DistributedOptimizer.__init__(self, model, optimizer, worker, driver, outer_groups=outer_groups, **settings)
         if worker.began_late or worker.rounds.awaits_any:  # the first forward pass changes the parameters
             self._began_with = None
         self._places = self._hooks.places
+
+    def _leave(self, within_s: float | None, failure: str = "") -> None:
+        self._private.check()
+        self._private.remove()
+        super()._leave(within_s, failure)
 
     def _check_step(self) -> None:
         self._local.check_open()
@@ -216,7 +226,7 @@ class LocalUpdateOptimizer(LocalOptimizer, DistributedOptimizer):
         Raises:
             ConfigError: the model has its shared weights for now, from which this worker's own do not go on.
         """
-        self._check_not_shown()
+        self._begin_state()
         state = DistributedOptimizer.state_dict(self)  # first: it waits for the last exchange
         return {**state, **self._local_state()}
 

@@ -74,6 +74,15 @@ class LocalRounds:
         """Whether averages are still to be taken into the local parameters."""
         return any(map(self.timetable.awaits, self.timetable.every))
 
+    @property
+    def are_weights_shared(self) -> bool:
+        """Whether the model has, once all that is due is merged, what all workers share."""
+        timetable, updates = self.timetable, self._updates
+        waits = any(timetable.awaits(each) for each in timetable.every if each not in timetable.to_merge())
+        keeps = updates.keep or (updates.keep_unsent and any(each.withheld for each in self.shared.tensors))
+        ended = not (timetable.steps_in_round or waits or keeps or len(timetable.every) > 1)
+        return self.shared.evaluating or timetable.is_flushed or ended
+
     def end_step(self) -> Procedure[None]:
         """Ends an inner step, which the worker's own optimizer has taken; sends what is due."""
         timetable = self.timetable

@@ -59,6 +59,16 @@ class Rounds:
         """Whether a round ends with the inner step under way."""
         return self._updates.ends_round(self.iteration)
 
+    @property
+    def steps_in_round(self) -> int:
+        """Inner steps since a round ended, or since a flush: no other worker has any of them."""
+        return min(self._updates.steps_in_round(self.iteration), self.iteration - self._flushed_at)
+
+    @property
+    def is_flushed(self) -> bool:
+        """Whether no step was taken since a flush, or at all."""
+        return self._flushed_at == self.iteration
+
     def due(self) -> list[int]:
         """Returns the fragments to exchange at the end of the inner step under way.
 
@@ -100,7 +110,7 @@ class Rounds:
 
     def flush(self) -> list[int] | None:
         """Returns the fragments left in the round under way, and None where no step came since a flush."""
-        if self._flushed_at == self.iteration:
+        if self.is_flushed:
             return None
         self._flushed_at = self.iteration
         if self._updates.ends_round(self.iteration - 1):
