@@ -11,13 +11,13 @@ import torch
 
 from thinwire.errors import ConfigError
 from thinwire.hooks.planning import make_plan
+from thinwire.local.same_updates import check_same, coded_by
 from thinwire.optimizers.options import ParameterGroups
 from thinwire.policies.designs import design
 from thinwire.policies.designs import design as find_design
 from thinwire.schema import Push
 from thinwire.worker.effects import Send
 from thinwire.worker.local_updates import LocalWorker
-from thinwire.worker.same_updates import check_same, coded_by
 
 WORKERS = 4
 
@@ -34,8 +34,8 @@ def made(rank: int, shards: int) -> LocalWorker:
 
 def pushed(worker: LocalWorker) -> list[int]:
     """Takes the steps of a round; returns the shards that were sent to."""
-    for state in worker._rounds.values():
-        state.merges_at = None
+    timetable = worker.rounds.timetable
+    timetable.merged(timetable.every)
     effects = [*worker.end_step(), *worker.end_step()]
     assert all(isinstance(each, Send) and isinstance(each.message, Push) for each in effects)
     return [each.shard for each in effects]

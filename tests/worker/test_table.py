@@ -11,6 +11,7 @@ from thinwire.codecs import Codec, codec, decode
 from thinwire.codecs.lag import LagBound
 from thinwire.errors import NonFiniteError, ProtocolError
 from thinwire.frames import parse
+from thinwire.local.parameters import LocalTensor, SharedParameters, lend
 from thinwire.packets import BatchedTensor
 from thinwire.policies.assignment import Partition
 from thinwire.policies.compression import NARROW
@@ -18,7 +19,9 @@ from thinwire.policies.criteria import Criterion
 from thinwire.schema import TableSpec
 from thinwire.telemetry import Counters
 from thinwire.worker.apply_buffer import Update
+from thinwire.worker.finite import all_finite
 from thinwire.worker.fragment import Fragment
+from thinwire.worker.local_updates import local_tensor
 from thinwire.worker.model import PlannedTensor, WorkerTensor
 from thinwire.worker.table import NO_GRADIENT, WorkerTable
 
@@ -219,20 +222,31 @@ def train(tensors: list[WorkerTensor], seed: int) -> None:
             tensor.parameter += 0.01 * torch.randn(tensor.parameter.shape, generator=generator)
 
 
+def change_of(tensor: WorkerTensor, offset: torch.Tensor | None) -> torch.Tensor:
+    change = tensor.values - tensor.parameter.detach().float().reshape(-1)
+    return change if offset is None else change - offset
+
+
+def fragment_of(tensors: list[WorkerTensor]) -> tuple[Fragment, SharedParameters, list[LocalTensor]]:
+    local = [local_tensor(tensor, 0) for tensor in tensors]
+    tables = [(table, own.change) for own, tensor in zip(local, tensors, strict=True) for table in tensor.tables]
+    return Fragment(tables, lambda: 0.0), SharedParameters(local, 1, lend), local
+
+
 def test_a_fragment_sends_and_applies_what_its_tensors_would_alone() -> None:
     together, alone = made(), made()
-    fragment = Fragment(together, lambda: 0.0)
+    fragment, shared, local_of = fragment_of(together)
+    offsets: dict[str, torch.Tensor | None] = {}
     # A lag is measured at the fourth exchange and the eighth.
     for step, (keep, keep_unsent) in enumerate([(0, 0), (0, 0), (0, 1), (0.5, 0.25), *[(0, 0)] * 5]):
         train(together, step)
         train(alone, step)
-        assert all(fragment.find_changes())
+        assert all(all_finite(own.take_change() for own in local_of))
         frames = dict(fragment.encode())
         pulled = []
         for tensor, other in zip(together, alone, strict=True):
             [table], [single] = tensor.tables, other.tables
-            change = other.values - other.parameter.detach().float().reshape(-1)
-            change = change if other.offset is None else change - other.offset
+            change = change_of(other, offsets.get(other.name))
             frame = single.encode(change.view(single.spec.shape), None)
             found = frames[table]
             same = found == frame if isinstance(frame, BatchedTensor) else bytes(found) == bytes(frame)  # type: ignore[arg-type]
@@ -243,8 +257,8 @@ def test_a_fragment_sends_and_applies_what_its_tensors_would_alone() -> None:
             assert table.context is not None and single.context is not None
             assert table.context.payload_nbytes == single.context.payload_nbytes > 0
         fragment.apply(pulled, step)
-        fragment.merge(keep, keep_unsent)
-        for tensor, other in zip(together, alone, strict=True):
+        shared.merge([0], keep, keep_unsent)
+        for tensor, own, other in zip(together, local_of, alone, strict=True):
             assert torch.equal(tensor.values, other.values), tensor.name
             local = other.parameter.detach().float().reshape(-1)
             merged = torch.lerp(other.values, local, keep) if keep else other.values.clone()
@@ -254,10 +268,11 @@ def test_a_fragment_sends_and_applies_what_its_tensors_would_alone() -> None:
             other.parameter.detach().copy_(merged.view(other.parameter.shape))
             assert torch.equal(tensor.parameter, other.parameter), tensor.name
             local = other.parameter.detach().float().reshape(-1)
-            exact = not keep and not keep_unsent and other.parameter.dtype == torch.float32
-            other.offset = None if exact else other.values - local
-            assert (tensor.offset is None) == exact
-            assert exact or torch.equal(tensor.offset, other.offset), tensor.name  # type: ignore[arg-type]
+            withheld = bool(keep_unsent) and residual is not None
+            exact = not keep and not withheld and other.parameter.dtype == torch.float32
+            offsets[other.name] = None if exact else other.values - local
+            assert (own.offset is None) == exact
+            assert exact or torch.equal(own.offset, offsets[other.name]), tensor.name  # type: ignore[arg-type]
         assert all(table.cost.payload_bytes_pull > 0 for tensor in together for table in tensor.tables)
     bound, expected = (lag_bound_of(tensors[-1]) for tensors in (together, alone))
     assert bound.sparsity == 1 + 2 * 0.75 / 8
@@ -273,8 +288,9 @@ def lag_bound_of(tensor: WorkerTensor) -> LagBound:
 def test_a_tensor_with_nan_or_inf_is_told_from_the_others() -> None:
     for number, bad in enumerate((float("nan"), float("inf"), -float("inf")) * 3):
         tensors = made()
-        fragment = Fragment(tensors, lambda: 0.0)
+        _, _, local = fragment_of(tensors)
         with torch.no_grad():
             tensors[0].parameter[:2] = 3e38  # a sum that overflows is no Inf
             tensors[1 + number % 7].parameter[-1] = bad
-        assert fragment.find_changes() == [place != 1 + number % 7 for place in range(len(tensors))], (number, bad)
+        found = all_finite(own.take_change() for own in local)
+        assert found == [place != 1 + number % 7 for place in range(len(tensors))], (number, bad)

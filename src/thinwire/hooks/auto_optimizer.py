@@ -118,8 +118,6 @@ class AutoOptimizer(HeldOptimizer):
         self.inner = optimizer
         self._steps, self._watch = 0, LinkWatch()
         self._follow()
-        with suppress(AttributeError):  # one that never called torch's __init__ tells nobody
-            optimizer.register_load_state_dict_post_hook(self._follow)
         given = load_agreed(resume, group)
         self._auto = AutoExchange(
             model,

@@ -23,8 +23,7 @@ from thinwire.hooks.group_optimizer import GroupOptimizer
 from thinwire.hooks.planning import check_inner, frozen, statistics, trained
 from thinwire.hooks.quiet_ddp import check_quiet, keep_quiet, reducing
 from thinwire.hooks.resuming import Resumable, known_buffers, load_agreed
-from thinwire.local.parameters import LocalTensor, SharedParameters
-from thinwire.optimizers.options import portable_options
+from thinwire.local.parameters import LocalTensor, SharedParameters, move
 from thinwire.policies.compression import NARROW, PLAIN, Choice, Compression, Exclude
 from thinwire.policies.consistency import consistency
 from thinwire.policies.designs import Design
@@ -146,7 +145,7 @@ def _local(
     outer = design.local.outer_groups(inner_lr=optimizer.param_groups[0]["lr"])
     if asked.reduce == "sum":
         outer[1]["lr"] /= dist.get_world_size(group)  # buffers are averaged all the same
-    shared = SharedParameters(tensors, design.local.outer, [portable_options(each, outer[0]) for each in outer])
+    shared = SharedParameters(tensors, design.local.fragments, move)
     peers = asked.meet(dist.get_process_group_ranks(group), group)
     said: dict[str, Any] = {option_of(each.name): getattr(design.local, each.name) for each in fields(design.local)}
     if state is None:
@@ -192,14 +191,15 @@ def _tensors(
     for (name, each), fragment in zip(parameters, fragments, strict=True):
         is_narrow = choices[name] == Choice(NARROW, NARROW)
         travels_as = f"{NARROW.id} of fragment {fragment} on {each.device}" if is_narrow else name
-        tensor = LocalTensor(name, each, fragment, 0, travels_as, choices[name].up.scheme.sends_some)
+        some = choices[name].up.scheme.sends_some
+        tensor = LocalTensor(name, each, fragment, some, travels_as=travels_as)
         (narrow if is_narrow else coded).append(tensor)
         chosen[travels_as] = choices[name]
     averaged = statistics(model)
     tensors = [*coded, *narrow]
     for name, buffer in ((plain_name(name), each) for name, each in model.named_buffers()):
         if buffer.numel() and (id(buffer) in averaged if buffers is None else name in buffers):
-            tensors.append(LocalTensor(name, buffer, design.local.fragments - 1, 1, name))
+            tensors.append(LocalTensor(name, buffer, design.local.fragments - 1, group=1, travels_as=name))
             chosen[name] = Choice(PLAIN, PLAIN)
     sizes = Counter[str]()
     devices = {each.travels_as: each.parameter.device for each in tensors}
@@ -226,13 +226,12 @@ def _begin(opt: GroupOptimizer, shared: SharedParameters, peers: PeerGroup, stat
             + ". Give all of them resume=… of the newest exchange that every rank has"
         )
     if state is None:
-        shared.begin_from_model()
-        own = b"".join(piece.shared.cpu().numpy().tobytes() for piece in shared.pieces) if peers.rank == 0 else b""
+        own = b"".join(tensor.local.cpu().numpy().tobytes() for tensor in shared.tensors) if peers.rank == 0 else b""
         values = torch.frombuffer(bytearray(ranks.from_first(peers, own)), dtype=torch.float32)
-        sizes = [piece.shared.numel() for piece in shared.pieces]
-        for piece, of_rank_0 in zip(shared.pieces, torch.split(values, sizes), strict=True):
-            piece.shared.copy_(of_rank_0)
-        shared.merge(shared.pieces)
+        sizes = [tensor.values.numel() for tensor in shared.tensors]
+        for tensor, of_rank_0 in zip(shared.tensors, torch.split(values, sizes), strict=True):
+            tensor.values.copy_(of_rank_0)
+        shared.merge(shared.every)
 
 
 def _load(opt: GroupOptimizer, state: Mapping[str, Any]) -> str:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, Self
 
 import torch
 
 from thinwire.cautions import caution
 from thinwire.errors import ConfigError
+from thinwire.hooks.costs import TrainingCosts
+from thinwire.hooks.report import Report
 from thinwire.hooks.several import num_held
 from thinwire.optimizers.options import ADDED
 from thinwire.policies.local_updates import LocalUpdates
@@ -27,6 +30,9 @@ class HeldOptimizer(torch.optim.Optimizer):
         self.param_groups = optimizer.param_groups
         self._inner, self._held = optimizer, num_held(optimizer)
         self._stepping = False
+        with suppress(AttributeError):  # one that never called torch's __init__ tells nobody
+            optimizer.register_load_state_dict_post_hook(self._follow)
+        HeldOptimizer._follow(self)
 
     def _check_held(self) -> None:
         if self._held != (held := num_held(self._inner)):
@@ -63,8 +69,11 @@ class HeldOptimizer(torch.optim.Optimizer):
             self._stepping = False
 
     def _follow(self, *_: Any) -> None:
-        """Has the inner optimizer's own dicts, of which it makes new ones when it loads a state."""
-        self.param_groups, self.state = self._inner.param_groups, self._inner.state
+        """Has the dicts that the inner optimizer makes anew when it loads a state, in the list that others hold."""
+        groups = self.param_groups
+        if groups is not self._inner.param_groups:
+            groups[:], self._inner.param_groups = self._inner.param_groups, groups
+        self.state = self._inner.state
 
     def _look_who_steps(self, *_: Any) -> None:
         if not (self._stepping or getattr(self, "closed", False)):
@@ -99,3 +108,47 @@ class HeldOptimizer(torch.optim.Optimizer):
             "what tw.distribute returned cannot be copied or pickled: it is one worker's part in a training. Save its "
             "state_dict(), and the model's"
         )
+
+
+class JoinedOptimizer(HeldOptimizer):
+    """A `HeldOptimizer` that has joined a training with others, until it is closed."""
+
+    _step_supports_amp_scaling = True  # so that a GradScaler says that it is there, and calls steps with overflows too
+    _costs: TrainingCosts
+
+    def traffic(self) -> dict[str, float]:
+        """Returns this worker's sums so far: payload and wire bytes sent (push) and received (pull), and seconds."""
+        return self._costs.traffic()
+
+    def report(self) -> Report:
+        """Returns what the exchanges cost so far, and the share of the time that was left for computing; print it."""
+        return self._costs.report()
+
+    def sync(self) -> None:
+        """Waits for, and applies, everything up to the last step: call it before evaluating or saving the model."""
+        raise NotImplementedError
+
+    def flush(self) -> None:
+        """Exchanges what waits; all workers call it after the same step, at the end."""
+        raise NotImplementedError
+
+    def _end_step(self) -> None:
+        """Exchanges what is due at the end of a step."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Ends the training here in good order; all workers call it. The model stays usable."""
+        self._end(None)
+
+    def _end(self, error: BaseException | None) -> None:
+        """Ends the training here: because of an error, or well, also where a part is lost and all go back."""
+        raise NotImplementedError
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        well = isinstance(error, SystemExit) and not error.code  # at the end of a training that is no failure
+        self._end(None if well else error)
+
+
+def own_options(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a parameter group's options, for a state."""
+    return {key: value for key, value in group.items() if key != "params"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from typing import Any, SupportsFloat
 
 import torch
@@ -12,9 +12,8 @@ from torch import nn
 from thinwire.errors import ConfigError, SessionLostError
 from thinwire.hooks import ending
 from thinwire.hooks.costs import TrainingCosts
-from thinwire.hooks.held import HeldOptimizer
+from thinwire.hooks.held import JoinedOptimizer, own_options
 from thinwire.hooks.records import Recorder, residual_ratios
-from thinwire.hooks.report import Report
 from thinwire.hooks.resuming import Resumable, check_state
 from thinwire.hooks.starting import start
 from thinwire.policies.assignment import Assignment
@@ -25,7 +24,7 @@ from thinwire.runtime.model_hooks import ModelHooks
 from thinwire.worker.core import Worker
 
 
-class DistributedOptimizer(HeldOptimizer):
+class DistributedOptimizer(JoinedOptimizer):
     """The optimizer of one worker. `step`, `zero_grad`, `param_groups` and schedulers work as they always do.
 
     Example::
@@ -39,8 +38,6 @@ class DistributedOptimizer(HeldOptimizer):
                 opt.step()
             opt.sync()          # before evaluating or saving the model
     """
-
-    _step_supports_amp_scaling = True  # so that a GradScaler says that it is there, and calls steps with overflows too
 
     def __init__(
         self,
@@ -67,8 +64,6 @@ class DistributedOptimizer(HeldOptimizer):
         self._averaged = self._joined = False
         start(worker, driver, resume, self._go_on_from)
         self._hooks, self._joined = ModelHooks(model, worker, driver), True
-        with suppress(AttributeError):  # one that never called torch's __init__ tells nobody
-            optimizer.register_load_state_dict_post_hook(self._follow)
         self._costs.begin()
         self._recorder.begin(worker.model)
 
@@ -94,12 +89,6 @@ class DistributedOptimizer(HeldOptimizer):
         self._end_step()
         return loss
 
-    def _follow(self, *_: Any) -> None:
-        """Has the dicts that the inner optimizer makes anew when it loads a state, in the list that others hold."""
-        groups = self.param_groups
-        if groups is not self._inner.param_groups:
-            groups[:], self._inner.param_groups = self._inner.param_groups, groups
-
     def _end_step(self) -> None:
         self._hooks.places.check()
         self._driver.run(self._worker.end_step())
@@ -117,11 +106,9 @@ class DistributedOptimizer(HeldOptimizer):
             self._worker.accumulating = before
 
     def sync(self) -> None:
-        """Waits for, and applies, everything up to the last step: call it before evaluating or saving the model."""
         self._driver.run(self._worker.sync())
 
     def flush(self) -> None:
-        """Exchanges what a policy has accumulated; all workers call it after the same step, at the end."""
         self._driver.run(self._worker.flush())
 
     @contextmanager
@@ -193,19 +180,15 @@ class DistributedOptimizer(HeldOptimizer):
         """Whether this worker has left the training."""
         return self._worker.closed
 
-    def close(self) -> None:
-        """Leaves the training in good order. The model stays usable; further steps are refused."""
-        self._end(None)
-
     def leave_soon(self, failure: str) -> None:
         """Leaves the training within some seconds, whoever does not answer; the model stays usable.
 
         Args:
             failure: what went wrong here, in words, for the others; empty where nothing did.
         """
-        self._end(ending.FAILED_S, failure)
+        self._leave(ending.FAILED_S, failure)
 
-    def _end(self, within_s: float | None, failure: str = "") -> None:
+    def _leave(self, within_s: float | None, failure: str = "") -> None:
         if not self._worker.closed:
             self._worker.closed = True
             ending.left(self)
@@ -214,11 +197,9 @@ class DistributedOptimizer(HeldOptimizer):
                 ends.callback(self._driver.close, within_s, failure)
                 self._hooks.remove()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        # One that goes back with the others must have said so; `sys.exit()` at the end of a training is no failure.
-        ends_well = isinstance(error, SessionLostError) or (isinstance(error, SystemExit) and not error.code)
-        if error is None or ends_well:
-            self._end(None)
+    def _end(self, error: BaseException | None) -> None:
+        if error is None or isinstance(error, SessionLostError):  # one that goes back with the others has said so
+            self._leave(None)
         else:
             self.leave_soon(ending.failure_text(error))
 
@@ -245,9 +226,7 @@ class DistributedOptimizer(HeldOptimizer):
                 each.name for each in self._worker.model.tensors if not isinstance(each.parameter, nn.Parameter)
             ],
             **self._worker.model.state_dict(),
-            "param_groups": [
-                {key: value for key, value in group.items() if key != "params"} for group in self.param_groups
-            ],
+            "param_groups": [own_options(group) for group in self.param_groups],
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -302,14 +281,6 @@ class DistributedOptimizer(HeldOptimizer):
     def _counted(self) -> dict[str, float]:
         sent, received = self._driver.wire_nbytes
         return {**self._worker.counters.snapshot(), "wire_bytes_push": sent, "wire_bytes_pull": received}
-
-    def traffic(self) -> dict[str, float]:
-        """Returns this worker's sums so far: payload and wire bytes and values each way, and seconds by purpose."""
-        return self._costs.traffic()
-
-    def report(self) -> Report:
-        """Returns what the exchanges cost so far, and the share of the time that was left for computing; print it."""
-        return self._costs.report()
 
     def record_scores(self, *, loss: SupportsFloat | None = None, accuracy: SupportsFloat | None = None) -> None:
         """Gives the metrics writers the latest step's loss on this worker, or a test accuracy, 0 … 1.

@@ -137,7 +137,11 @@ class LocalUpdates:
 
     def ends_round(self, iteration: int) -> bool:
         """Returns whether every tensor has been pushed once more after this inner step."""
-        return iteration < self.warmup or (iteration + 1 - self.warmup) % self.sync_every == 0
+        return self.steps_in_round(iteration + 1) == 0
+
+    def steps_in_round(self, iteration: int) -> int:
+        """Returns how many inner steps were taken since the last round ended, after so many in all."""
+        return max(0, iteration - self.warmup) % self.sync_every
 
     def merges_at(self, iteration: int) -> int:
         """Returns before which inner step the answer to a push at the end of `iteration` is needed."""

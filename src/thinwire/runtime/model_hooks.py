@@ -145,7 +145,7 @@ class ModelHooks:
                 self._driver.run(self._worker.pull(tensor))
 
     def _after_gradient(self, tensor: WorkerTensor, _parameter: torch.Tensor) -> None:
-        if not self._worker.idle and self._worker.heeds(tensor):
+        if not self._worker.idle:
             self._driver.run(self._worker.gradient_ready(tensor))
 
 

@@ -80,10 +80,6 @@ class Worker(WorkerBase):
         """Whether `pull` has anything to do for a tensor."""
         return not self.model.evaluating and (self._terms.accepts_newer or self._is_stale(tensor))
 
-    def heeds(self, tensor: WorkerTensor) -> bool:
-        """Whether `gradient_ready` has anything to do for a tensor."""
-        return True
-
     def gradient_ready(self, tensor: WorkerTensor) -> Procedure[None]:
         """Pushes a gradient that the backward pass has produced, unless the design or the policy has it wait.
 
@@ -164,6 +160,9 @@ class Worker(WorkerBase):
 
     def _end_iteration(self) -> None:
         self.iteration += 1
+        self._note_step()
+
+    def _note_step(self) -> None:
         self.began = True
         self.counters.add("steps", 1)
         self._follow_members()

@@ -1,4 +1,4 @@
-"""Tensors that a worker exchanges together: their changes by local steps, updates, and the merge."""
+"""Tables that a worker exchanges together: their changes are coded, and updates added, by as few calls as can be."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from thinwire.codecs.tensor_set import TensorSet
 from thinwire.packets import EncodedTensor
 from thinwire.worker.apply_buffer import Update
 from thinwire.worker.costs import count_pulls, count_pushes
-from thinwire.worker.finite import all_finite
-from thinwire.worker.model import WorkerTensor
 from thinwire.worker.table import WorkerTable, prepare_all
 
 Frames = Iterator[tuple[WorkerTable, EncodedTensor]]
@@ -22,64 +20,36 @@ Pulled = Sequence[tuple[WorkerTable, Sequence[Update]]]
 
 
 class Fragment:
-    """Some tensors of a model at one worker, and their tables.
+    """Some tables of a model at one worker.
 
     Args:
-        tensors: in the model's order.
+        tables: in the model's order, each with the memory of its changes.
         now: returns a time in seconds.
 
     Attributes:
-        by_shard: the tables, by the shard that holds them.
+        tables: without that.
+        by_shard: by the shard that holds them.
     """
 
-    def __init__(self, tensors: Sequence[WorkerTensor], now: Callable[[], float]) -> None:
-        self.tensors, self._now = tensors, now
-        self._shared = [tensor.values for tensor in tensors]
-        self._tables = [table for tensor in tensors for table in tensor.tables]
-        self._values = Flats.of([table.values for table in self._tables])
+    def __init__(self, tables: Sequence[tuple[WorkerTable, torch.Tensor]], now: Callable[[], float]) -> None:
+        self.tables, self._changes = [table for table, _ in tables], [change for _, change in tables]
+        self._now = now
+        self._values = Flats.of([table.values for table in self.tables])
         self.by_shard: dict[int, list[WorkerTable]] = {}
-        for table in self._tables:
+        for table in self.tables:
             self.by_shard.setdefault(table.shard, []).append(table)
         self._set = TensorSet(
-            [table.context for table in self._tables if table.context is not None],
-            [place for place, table in enumerate(self._tables) if table.travels_in_batch],
+            [table.context for table in self.tables if table.context is not None],
+            [place for place, table in enumerate(self.tables) if table.travels_in_batch],
         )
 
-    # ---- up
-
-    def find_changes(self) -> list[bool]:
-        """Finds the changes by local steps since the last merge: shared − local in float32, a change with a minus sign.
-
-        `encode` sends them, unless another method was called in between.
-
-        Returns:
-            For each tensor, whether its change is finite.
-        """
-        return all_finite(self._subtract())
-
-    def _subtract(self) -> Iterator[torch.Tensor]:
-        for tensor in self.tensors:
-            torch.sub(tensor.values, tensor.local, out=tensor.scratch)
-            if tensor.offset is not None:
-                tensor.scratch.sub_(tensor.offset)
-            yield tensor.scratch
-
     def encode(self) -> Frames:
-        """Yields every table with its frame of the changes that `find_changes` found, all of them finite."""
-        parts = [tensor.scratch[table.span] for tensor in self.tensors for table in tensor.tables]
-        parts, begin = prepare_all(self._tables, parts), self._now()
+        """Yields every table with the frame of its changes, all of them finite."""
+        parts, begin = prepare_all(self.tables, self._changes), self._now()
         frames = self._set.encode(Flats.of(parts))
-        nbytes = [table.context.payload_nbytes for table in self._tables if table.context is not None]
-        count_pushes(self._tables, nbytes, self._now() - begin)
-        yield from zip(self._tables, frames, strict=True)
-
-    # ---- down
-
-    def copy_shared(self) -> list[torch.Tensor]:
-        """Returns copies of the shared parameters, float32[n] each, in memory that the next call uses again."""
-        copies = [tensor.scratch for tensor in self.tensors]
-        torch._foreach_copy_(copies, self._shared)
-        return copies
+        nbytes = [table.context.payload_nbytes for table in self.tables if table.context is not None]
+        count_pushes(self.tables, nbytes, self._now() - begin)
+        yield from zip(self.tables, frames, strict=True)
 
     def apply(self, pulled: Pulled, step: int) -> None:
         """Applies updates to the shared parameters.
@@ -91,9 +61,9 @@ class Fragment:
         found = {id(table): updates for table, updates in pulled}
         for table, _ in pulled:
             table.begin_update()
-        begin, deltas = self._now(), [_only_delta(found.get(id(table), ())) for table in self._tables]
+        begin, deltas = self._now(), [_only_delta(found.get(id(table), ())) for table in self.tables]
         nbytes = self._set.add(deltas, self._values)
-        if done := [(table, size) for table, size in zip(self._tables, nbytes, strict=True) if size]:
+        if done := [(table, size) for table, size in zip(self.tables, nbytes, strict=True) if size]:
             added = [table for table, _ in done]
             count_pulls(added, [size for _, size in done], self._now() - begin)
             for table in added:
@@ -104,19 +74,6 @@ class Fragment:
                 table.end_update()
             elif updates:
                 table.apply(updates, None, step=step)
-
-    def merge(self, keep: float, keep_unsent: float) -> None:
-        """Continues the local parameters from the shared ones; see `WorkerTensor.merged`."""
-        merged = [tensor.merged(keep, keep_unsent) for tensor in self.tensors]
-        elsewhere = [
-            (tensor.shown, values.view(tensor.shown.shape))
-            for tensor, values in zip(self.tensors, merged, strict=True)
-            if values is not tensor.memory
-        ]
-        if elsewhere:
-            torch._foreach_copy_([shown for shown, _ in elsewhere], [values for _, values in elsewhere])
-        for tensor, values in zip(self.tensors, merged, strict=True):
-            tensor.note_offset(differs=values is not tensor.values)
 
 
 def _only_delta(updates: Sequence[Update]) -> EncodedTensor:

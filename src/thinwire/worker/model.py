@@ -57,7 +57,8 @@ class WorkerTensor:
 
     A contiguous float32 tensor is its own copy: deltas are added in place, with no temporary. Any other (half
     precision, channels last) gets a copy beside it, so that small deltas are not rounded away and every worker holds
-    the same bits. Either is on the tensor's device: what is decoded for a tensor on a GPU is written there.
+    the same bits; so does a tensor that local steps change. Either is on the tensor's device: what is decoded for a
+    tensor on a GPU is written there.
 
     Args:
         planned: what it is; changed in place, outside autograd.
@@ -67,8 +68,6 @@ class WorkerTensor:
         tables: one for each partition, in order.
         sends_some: whether a push holds some of the values, as with `topk`.
         shown: the model's tensor, detached.
-        memory: the same, flat, where it holds float32 in the values' order; else None.
-        offset: shared − local parameters after the last merge, which no update holds; None where they were equal.
     """
 
     def __init__(self, planned: PlannedTensor) -> None:
@@ -76,82 +75,30 @@ class WorkerTensor:
         self.sends_some = planned.up.scheme.sends_some
         self.tables: list[WorkerTable] = []
         self.shown = planned.tensor.detach()
-        self.offset: torch.Tensor | None = None
-        self._scratch: torch.Tensor | None = None
         own = self.shown.dtype == torch.float32 and planned.tensor.is_contiguous()
-        self.memory = self.shown.view(-1) if own else None
         self._separate = planned.local or not own
-        self.values = self._flat().clone() if self._separate else self.shown.view(-1)
-
-    def read(self) -> None:
-        """Takes over the tensor's values, after something else changed them."""
-        if self._separate:
-            self.values.copy_(self._flat())
-
-    def write(self) -> None:
-        """Copies what all workers share to the tensor, where it is separate."""
-        if self._separate:
-            self.shown.copy_(self.shared.view(self.shown.shape))
-
-    @property
-    def shared(self) -> torch.Tensor:
-        """The values that all workers share, with the momentum that each end adds itself; float32[n], flat."""
-        shared = self.values
-        for table in self.tables:
-            if table.outer is not None and table.outer.ahead is not None:
-                shared = shared.clone() if shared is self.values else shared
-                shared[table.span] += table.outer.ahead.view(-1)
-        return shared
+        self.values = self.local.clone() if self._separate else self.shown.view(-1)
 
     @property
     def local(self) -> torch.Tensor:
         """The values in the model's tensor now: float32[n], flat; its own memory where possible."""
-        return self._flat() if self.memory is None else self.memory
+        return self.shown.to(torch.float32).contiguous().view(-1)
 
-    @property
-    def scratch(self) -> torch.Tensor:
-        """Memory for one exchange, float32[n]; it is kept, for new pages cost more than the arithmetic."""
-        self._scratch = torch.empty_like(self.values) if self._scratch is None else self._scratch
-        return self._scratch
+    def read(self) -> None:
+        """Takes over the tensor's values, after something else changed them."""
+        if self._separate:
+            self.values.copy_(self.local)
 
-    def merged(self, keep: float, keep_unsent: float) -> torch.Tensor:
-        """Returns the values from which local steps continue: float32[n], flat.
-
-        Args:
-            keep: the share of the local parameters, 0 … 1; the rest is the shared ones'.
-            keep_unsent: the share of the residuals, 0 … 1, to subtract: a residual is a change with a minus sign.
-
-        Returns:
-            `values` themselves; or `memory`, already overwritten; or a copy.
-        """
-        merged = self.shared
-        if keep:
-            merged = torch.lerp(merged, self.local, keep)
-        if keep_unsent:
-            out = torch.empty_like(self.values) if self.memory is None else self.memory
-            for table in self.tables:
-                if table.residual is None:
-                    out[table.span] = merged[table.span]
-                else:
-                    torch.sub(merged[table.span], table.residual, alpha=keep_unsent, out=out[table.span])
-            merged = out
-        return merged
-
-    def note_offset(self, *, differs: bool) -> None:
-        """Keeps shared − local after a merge, where they `differ` or the parameter's own dtype rounds."""
-        if differs or self.shown.dtype != torch.float32:
-            self.offset = torch.sub(self.values, self.local, out=self.offset)
-        else:
-            self.offset = None
+    def write(self) -> None:
+        """Copies the values to the tensor, where it is separate."""
+        if self._separate:
+            self.shown.copy_(self.values.view(self.shown.shape))
 
     def gradients(self) -> Iterator[tuple[WorkerTable, torch.Tensor]]:
         """Each table with its part of the gradient; nothing for a buffer, or without a gradient."""
         if not self.state and self.parameter.grad is not None:
             for table in self.tables:
                 yield table, table.part_of(self.parameter.grad)
-
-    def _flat(self) -> torch.Tensor:
-        return self.shown.to(torch.float32).contiguous().view(-1)
 
 
 class WorkerModel:
@@ -288,12 +235,13 @@ class WorkerModel:
             )
         averages = [tensor.values.clone() for tensor in self.tensors] if self.evaluating else self._with_current()
         trained = [tensor.values.clone() for tensor in self.tensors]
-        with self._evaluating():
-            try:
-                self._fill(averages)
-                yield
-            finally:
-                self._fill(trained)
+        before, self.evaluating = self.evaluating, True
+        try:
+            self._fill(averages)
+            yield
+        finally:
+            self.evaluating = before  # True within another block
+            self._fill(trained)
 
     def _with_current(self) -> list[torch.Tensor]:
         for tensor in self.tensors:
@@ -308,26 +256,6 @@ class WorkerModel:
         for tensor, value in zip(self.tensors, values, strict=True):
             tensor.values.copy_(value)
             tensor.write()
-
-    @contextmanager
-    def shared_weights(self) -> Iterator[None]:
-        """Inside the block the model has the parameters that all workers share, after local steps that they do not."""
-        with self._evaluating():
-            for tensor in self.tensors:
-                tensor.write()
-            yield
-
-    @contextmanager
-    def _evaluating(self) -> Iterator[None]:
-        """Inside the block the model's weights are for evaluation alone; then they are again what they were."""
-        before, shown = self.evaluating, [tensor.parameter.detach().clone() for tensor in self.tensors]
-        self.evaluating = True
-        try:
-            yield
-        finally:
-            self.evaluating = before  # True within another block
-            for tensor, values in zip(self.tensors, shown, strict=True):
-                tensor.parameter.detach().copy_(values)
 
     # ---- state
 

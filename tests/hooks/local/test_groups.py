@@ -140,7 +140,7 @@ def refuses(rank: int) -> dict[str, str]:
     damaged: dict[str, Any] = {
         "shared": {**state, "shared": {}},
         "residuals": {**state, "residuals": {**state["residuals"], "owners": 3}},
-        "position": {**state, "position": {**state["position"], "exchanges": None}},
+        "position": {**state, "position": {**state["position"], "rounds": None}},
         "kind": {key: value for key, value in state.items() if key != "outer"},
     }
     for name, each in damaged.items():

@@ -1,0 +1,133 @@
+"""The averages of local rounds among ranks, each of which takes the outer optimizer's step, to the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from thinwire.cautions import caution
+from thinwire.collective.core import Bucket
+from thinwire.hooks.exchange.state import ExchangeState
+from thinwire.local.local_rounds import Procedure, T
+from thinwire.local.parameters import SharedParameters
+from thinwire.local.pieces import Piece, pieces_of
+from thinwire.optimizers.options import Settings, portable_options
+from thinwire.optimizers.runner import OptimizerRunner
+from thinwire.policies.local_updates import LocalUpdates
+from thinwire.runtime.bucket_buffers import Future
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _UnderWay:
+    """An exchange whose averages have not been taken.
+
+    Args:
+        fragments: that are exchanged.
+        pieces: of them; their changes become averages.
+        futures: of each piece.
+        rates: of the outer optimizer when it began.
+    """
+
+    fragments: Sequence[int]
+    pieces: Sequence[Piece]
+    futures: Sequence[Future]
+    rates: tuple[float, ...]
+
+
+class PeerReducer:
+    """Averages the changes of one rank with those of the others.
+
+    Args:
+        updates: says the outer optimizer.
+        exchange: with the other ranks.
+        shared: the parameters that all ranks have in common.
+        outer_groups: of the outer optimizer, whose rates count when an exchange begins.
+
+    Attributes:
+        pieces: what travels together.
+    """
+
+    def __init__(
+        self,
+        updates: LocalUpdates,
+        exchange: ExchangeState,
+        shared: SharedParameters,
+        outer_groups: Sequence[Mapping[str, Any]],
+    ) -> None:
+        self.pieces = [*pieces_of(shared.tensors)]
+        self._exchange, self._shared, self._outer_groups = exchange, shared, outer_groups
+        self._options = tuple(portable_options(each, outer_groups[0]) for each in outer_groups)
+        of_group = [(piece.tensors[0].group, piece.shared) for piece in self.pieces]
+        self._outer = OptimizerRunner(updates.outer, self._options, of_group)
+        self._withholds = bool(updates.keep_unsent)
+        self._buckets = {id(piece): Bucket(piece.offsets, piece.changes.nbytes) for piece in self.pieces}
+        self._begun = 0
+        self._under_way: list[_UnderWay] = []
+
+    def begin_exchange(self, fragments: Sequence[int]) -> Procedure[bool]:
+        """See `Reducer`. Every rank takes part: NaN are found while changes are coded, by all ranks."""
+        driver, pieces = self._exchange.driver, [each for each in self.pieces if each.fragment in fragments]
+        driver.settle()
+        self._exchange.between_steps()
+        for tensor in self._shared.of(fragments):
+            tensor.take_change()
+        futures = [
+            driver.bucket_ready(
+                self._buckets[id(piece)], piece.changes, self._begun, index, last=index == len(pieces) - 1
+            )
+            for index, piece in enumerate(pieces)
+        ]
+        self._begun += 1
+        rates = tuple(float(group["lr"]) for group in self._outer_groups)
+        self._under_way.append(_UnderWay(fragments, pieces, futures, rates))
+        yield from ()
+        return True
+
+    def take_averages(self, fragments: Sequence[int]) -> Procedure[Sequence[int]]:
+        """Takes the outer step by the averages, as all ranks do; what NaN or Inf on some rank has refused waits."""
+        driver, refused = self._exchange.driver, list[int]()
+        for each in [each for each in self._under_way if not set(each.fragments).isdisjoint(fragments)]:
+            for future in each.futures:
+                future.wait()
+            driver.raise_failure()
+            self._under_way.remove(each)
+            if any(bool(piece.changes[:1].isnan().any()) for piece in each.pieces):
+                refused += each.fragments
+            elif each.pieces:
+                self._outer.set(Settings(each.rates, self._options))
+                self._outer.step([piece.shared for piece in each.pieces], [piece.changes for piece in each.pieces])
+        if refused and not self._shared.is_finite():
+            caution(
+                f"rank {self._exchange.rank}: parameters hold NaN or Inf after inner step {self._exchange.step - 1}; "
+                "this rank continues from the shared ones, and no rank takes this exchange"
+            )
+        if self._withholds and self._exchange.core.skip:
+            driver.settle()  # or an exchange that is refused would restore residuals of before the merge
+        yield from ()
+        return refused
+
+    def end_round(self) -> None:
+        """Nothing is kept by rounds."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns copies of the shared values and of the outer optimizer's state; nothing is under way."""
+        shared = {each.name: each.values.cpu().clone() for each in self._shared.tensors}
+        return {"shared": shared, "outer": self._outer.state_dict(), "begun": self._begun}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes back what `state_dict` returned."""
+        for tensor in self._shared.tensors:
+            tensor.values.copy_(state["shared"][tensor.name])
+        self._outer.load_state_dict(state["outer"])
+        self._begun = int(state["begun"])
+
+
+def completed(procedure: Generator[Any, None, T]) -> T:
+    """Runs a procedure among ranks, which waits by itself."""
+    try:
+        next(procedure)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    raise AssertionError("nothing is to be sent here")

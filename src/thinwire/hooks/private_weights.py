@@ -1,0 +1,82 @@
+"""Warnings where weights of one worker alone would be taken for everybody's: saved, or left at a script's end."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from typing import Any
+
+from torch import nn
+
+from thinwire.cautions import caution
+from thinwire.local.local_rounds import LocalRounds
+from thinwire.local.rounds import Rounds
+from thinwire.runtime.collective import CollectiveDriver
+
+_ADVICE = (
+    "call flush() of what tw.distribute returned, or leave `with opt:`, before the weights are saved; in between, save "
+    "them inside `with opt.shared_weights():`"
+)
+
+
+class PrivateWeights:
+    """Notices where a script takes a model's state that no other worker has.
+
+    A checkpoint of one worker is such a state too, and rightly so: it has the optimizer's state of the same step.
+
+    Args:
+        model: that is trained.
+        rounds: of this worker.
+    """
+
+    def __init__(self, model: nn.Module, rounds: LocalRounds) -> None:
+        self._model, self._rounds = weakref.ref(model), weakref.ref(rounds)  # the model outlives its training
+        self._taken_at: int | None = None
+        self._resumable_at: int | None = None
+        self._handle: Any = model.register_state_dict_pre_hook(self)  # type: ignore[no-untyped-call]
+
+    def __call__(self, module: nn.Module, *_: Any) -> None:
+        """Is called before the model's state is taken; a copy of the model has this hook as well."""
+        if module is self._model() and (rounds := self._rounds()) is not None and not rounds.are_weights_shared:
+            self._taken_at = rounds.timetable.iteration
+
+    def optimizer_state_taken(self, step: int) -> None:
+        """Is told that the optimizer's state was taken, which goes with the model's of the same step."""
+        self._resumable_at = step
+
+    def check(self) -> None:
+        """Warns where a model's state was taken alone; called before the next step, and at the end."""
+        taken_at, self._taken_at = self._taken_at, None
+        if taken_at is not None and taken_at != self._resumable_at:
+            caution(
+                f"model.state_dict() was called after step {taken_at}, within a round of local updates: it holds "
+                f"weights that this worker alone has: {_ADVICE}"
+            )
+            self.remove()  # once is enough
+
+    def remove(self) -> None:
+        """Looks at no further state."""
+        self._handle.remove()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A model that is pickled keeps nothing of it."""
+        return _nothing, ()
+
+
+def _nothing() -> Any:
+    return _ignore
+
+
+def _ignore(*_: Any) -> None:
+    pass
+
+
+def warn_at_end(optimizer: object, timetable: Rounds, driver: CollectiveDriver) -> weakref.finalize[Any, Any]:
+    """Warns where an optimizer's script ends, or drops it, within a round; until the result is detached."""
+    return weakref.finalize(optimizer, _ended, timetable, driver)
+
+
+def _ended(timetable: Rounds, driver: CollectiveDriver) -> None:
+    failed = driver.failure is not None or (not hasattr(sys, "ps1") and getattr(sys, "last_value", None) is not None)
+    if (steps := timetable.steps_in_round) and not failed:
+        caution(f"the training ends with {steps} steps that no other rank has: {_ADVICE}")
