@@ -119,7 +119,7 @@ NONSENSE: list[tuple[str, dict[str, Any], str]] = [
     ("fp32", {"compression": "by-hand"}, r"'by-hand' \(did you mean 'by-shape'\?\)"),
     ("3lc", {"down": codec("3lc", error_scale=0.5)}, "error_scale is 0.5"),
     ("3lc", {"reduce": "mean-of-senders"}, "the pushes are 3lc"),
-    ("entropy", {"reduce": "sum"}, "the sum of the workers' weights"),
+    ("entropy", {"reduce": "sum"}, "reduce='sum' with downlink=weights"),
 ]
 
 
@@ -147,10 +147,10 @@ def test_the_papers_choices() -> None:
 
 def test_once_an_epoch_is_said_in_steps() -> None:
     assert design("entropy").with_epoch(7).consistency == "local[steps=7]"
-    assert design("3lc").with_epoch(None) == design("3lc") == design("3lc").with_epoch(7)
+    assert design("3lc").with_epoch(7) == design("3lc")
     assert design("entropy", consistency="local[3]").with_epoch(7).consistency == "local[3]", "chosen by the user"
-    with pytest.raises(ConfigError, match="'entropy' exchanges once an epoch: pass steps_per_epoch="):
-        design("entropy").with_epoch(None)
+    with pytest.raises(ConfigError, match="'entropy' exchanges once an epoch: give consistency="):
+        design("entropy").check_counts_steps()
 
 
 # ---- what other packages bring

@@ -101,8 +101,7 @@ def make_plan(
     parameters = trained(model, optimizer)
     choices = select(
         {key: tuple(parameter.shape) for key, parameter in parameters},
-        compression or design.compress(exclude),
-        last_layer="fp32" if design.last_layer == "fp32" and compression is None else None,
+        **design.choosing(compression, exclude),
     )
     placing = placement or find_placement(design.placement)
     assignment = placing.place([Sized(key, p.numel(), 4.0 * p.numel()) for key, p in parameters], shards)

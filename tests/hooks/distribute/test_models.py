@@ -92,7 +92,7 @@ def test_frozen_parameters_must_be_equal_on_all_workers_when_a_training_begins(d
     found, _ = run_cluster(lambda rank: Frozen(), steps(2), **options)
     assert torch.equal(*found)
     with pytest.raises(ProtocolError, match="digest of frozen parameters"):
-        run_cluster(Frozen, steps(2), timeout_s=2, **options)  # the other worker waits so long
+        run_cluster(Frozen, steps(2), timeout=2, **options)  # the other worker waits so long
     found, _ = run_cluster(Frozen, steps(2), settings={FROZEN: "own"}, **options)
     assert not torch.equal(*found)
 
@@ -192,4 +192,4 @@ def test_models_of_two_dtypes_are_refused_by_name(design: str, name: str) -> Non
 
     optimizer = sgd if design == "3lc" else adamw
     with pytest.raises(ProtocolError, match=f"'{name}' is (float|bfloat)"):  # the other worker waits so long
-        run_cluster(mixed, steps(1), optimizer=optimizer, design=design, timeout_s=0.5)
+        run_cluster(mixed, steps(1), optimizer=optimizer, design=design, timeout=0.5)
