@@ -18,7 +18,7 @@ from thinwire.hooks.exchange.options import ExchangeOptions
 from thinwire.hooks.exchange.ranks import described
 from thinwire.hooks.exchange.state import ExchangeState
 from thinwire.hooks.group_optimizer import GroupOptimizer
-from thinwire.hooks.planning import check_inner, frozen, statistics, trained
+from thinwire.hooks.planning import check_inner, exchanged_buffers, frozen, trained
 from thinwire.hooks.quiet_ddp import check_quiet, keep_quiet, reducing
 from thinwire.hooks.resuming import Resumable, known_buffers, load_agreed
 from thinwire.hooks.training_options import TrainingOptions
@@ -32,7 +32,6 @@ from thinwire.runtime import peers as ranks
 from thinwire.runtime.collective import CollectiveDriver
 from thinwire.runtime.metrics import MetricsWriter
 from thinwire.schema import Settings
-from thinwire.schema.tensor_names import plain_name
 from thinwire.transports.peers import PeerGroup
 from thinwire.version import VERSION
 
@@ -169,12 +168,10 @@ def _tensors(
         tensor = LocalTensor(name, each, fragment, 0, travels_as, choices[name].up.scheme.sends_some)
         (narrow if is_narrow else coded).append(tensor)
         chosen[travels_as] = choices[name]
-    averaged = statistics(model)
     tensors = [*coded, *narrow]
-    for name, buffer in ((plain_name(name), each) for name, each in model.named_buffers()):
-        if buffer.numel() and (id(buffer) in averaged if buffers is None else name in buffers):
-            tensors.append(LocalTensor(name, buffer, design.local.fragments - 1, 1, name))
-            chosen[name] = Choice(PLAIN, PLAIN)
+    for name, buffer in exchanged_buffers(model, buffers):
+        tensors.append(LocalTensor(name, buffer, design.local.fragments - 1, 1, name))
+        chosen[name] = Choice(PLAIN, PLAIN)
     sizes = Counter[str]()
     devices = {each.travels_as: each.parameter.device for each in tensors}
     for tensor in tensors:
@@ -210,7 +207,7 @@ def _begin(opt: GroupOptimizer, shared: SharedParameters, peers: PeerGroup, stat
 
 
 def _load(opt: GroupOptimizer, state: Mapping[str, Any]) -> str:
-    """Takes a state; returns what to tell the other ranks of it, which wait to hear: nothing is raised."""
+    """Takes a state; returns a description of it for the other ranks, which wait for that: it raises nothing."""
     try:
         opt.load_state_dict(state)
     except (ConfigError, KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:

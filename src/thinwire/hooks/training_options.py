@@ -24,17 +24,13 @@ class TrainingOptions:
     """The keyword arguments of `tw.distribute` beside those in its signature; all others are of the codec.
 
     Args:
-        codec_down: of the pulls; by default the same. The codec's options are the other's; give `tw.codec(…)` with
-            options of its own.
-        min_numel: tensors with fewer values travel uncompressed, as do biases and norm layers.
-        exclude: further tensors to leave uncompressed, by name and shape.
+        codec_down, min_numel, exclude, seed: as of `ExchangeOptions`; None: the design's.
         compression: which tensor takes which codec: a policy's name, or a policy that replaces codecs, `min_numel` and
             `exclude`.
         reduce: `mean` over the gradients that came, or their `sum` (not where weights or votes travel down); see
             `Design` for the means over those who sent a value. By default the design's, the mean unless it says so.
         overlap: False pushes and pulls at `step()`, which leaves room for gradient clipping between backward and step.
             Otherwise gradients leave as backward makes them, and `step()` refuses those that were changed since.
-        seed: of random codecs; each rank derives its own stream.
         timeout: how long the slowest worker may keep the others waiting, in seconds or as a timedelta.
         credentials: this worker's certificate and token, and whom it trusts; None: it speaks in the clear. In a group
             messages are sealed with the first token without a rank.

@@ -118,12 +118,13 @@ class Design:
             )
         if self.share_scales:
             yield from self._conflicts_of_votes()
-        if local is not None and (self.downlink != "delta" or self.consistency != local.consistency or self.ema):
+        if local is not None and (self.downlink != "delta" or self.consistency != local.consistency):
             yield (
                 f"design {self.name!r} trains locally for {local.sync_every} steps: its consistency is "
-                f"{local.consistency}, its downlink delta, and as each worker has weights of its own no ema averages "
-                f"those of all steps; {self.consistency}, {self.downlink} and ema={self.ema:g} were given"
+                f"{local.consistency} and its downlink delta; {self.consistency} and {self.downlink} were given"
             )
+        if local is not None and self.ema:
+            yield "ema averages the weights of all steps, and with local updates each worker has its own"
         means = {"downlink=weights": weights, "votes": self.share_scales, "steer": local is not None and local.steer}
         if self.reduce == "sum" and (of := [name for name, given in means.items() if given]):
             yield (
