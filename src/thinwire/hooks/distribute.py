@@ -125,7 +125,8 @@ def distribute(
         3
     """
     asked, of_codec = TrainingOptions.of(options)
-    group = _group(group) if server is None else group
+    servers = [server] if isinstance(server, str | Connection) else list(server or ())
+    group = group if servers else _group(group)
     rank, workers = _place(rank, workers, server=server, group=group)
     if not isinstance(model, nn.Module):
         raise ConfigError(f"a {type(model).__name__} is no model: the model comes first, then its optimizer")
@@ -151,9 +152,6 @@ def distribute(
         if chosen.local is None:
             return AutoOptimizer(model, optimizer, group, asked, design=chosen, **common)
         return join_group(model, optimizer, chosen, group, asked, **common)
-    servers = [server] if isinstance(server, str | Connection) else list(server or ())
-    if not servers:
-        raise ConfigError("no server was given")
     if twice := sorted({each for each in servers if isinstance(each, str) and servers.count(each) > 1}):
         raise ConfigError(f"{twice[0]} is given twice: every server is one shard, and has a part of the model")
     if consistency is None:
@@ -188,12 +186,11 @@ def _place(
     Raises:
         ConfigError: one is said without the other, or cannot be, or both servers and a group are given.
     """
-    if server is not None and group is not None:
+    if group is not None and any(each is not None for each in (server, rank, workers)):
         raise ConfigError(
-            "give either server=… (addresses of shards) or group=… (a process group whose ranks exchange)"
+            "group=… (a process group whose ranks exchange) says which rank this is and how many workers there are, "
+            "without servers: leave out server, rank and workers, or give server=… (addresses of shards) without group"
         )
-    if group is not None and (rank is not None or workers is not None):
-        raise ConfigError("group=… says which rank this is and how many workers there are: leave out rank and workers")
     if rank is None and workers in (None, 1):
         return 0, 1
     whole = all(isinstance(each, int) and not isinstance(each, bool) for each in (rank, workers))

@@ -100,24 +100,28 @@ class Design:
         up, weights, local = self.up.scheme, self.downlink == "weights", self.local
         if self.downlink != "delta" and policy.immediate:
             yield f"{policy.id} applies each push to the server's model, and with downlink={self.downlink} it has none"
-        if weights and self.transmission == "wait-free":
+        residuals = self.up.residual_by_default or self.down.residual_by_default
+        early, some = self.transmission == "wait-free", policy.quorum(8) < 8 or policy.criterion() is not None
+        if weights and (early or some or residuals):
             yield (
-                "with downlink=weights a worker sends what its step has made of its weights: it needs "
-                "transmission=traditional (overlap=False), as the backward pass comes before that"
+                "with downlink=weights every worker sends what its steps have made of its weights: that needs "
+                "transmission=traditional (overlap=False), codecs without a residual (error_feedback=false), and a "
+                f"consistency that takes the weights of all workers; here are transmission={self.transmission}, "
+                f"{self.up}, {self.down} and {self.consistency}"
             )
-        if weights and policy.quorum(8) < 8:
-            yield "an average of weights needs every worker's; backup workers would drop some"
-        if weights and (self.up.residual_by_default or self.down.residual_by_default):
-            yield "whole weights carry no residual; use error_feedback=false with downlink=weights"
-        if weights and policy.criterion() is not None:
-            yield "adaptive communication accumulates gradients; whole weights cannot be accumulated"
         if self.downlink == "delta" and self.down.error_scale != 1:
             yield (
                 f"the pulls' error_scale is {self.down.error_scale:g}, and with downlink=delta nothing is multiplied "
                 "by it: what a pull leaves out is what the model is ahead of the workers' copy; leave it at 1"
             )
-        if self.share_scales:
-            yield from self._conflicts_of_votes()
+        trits = isinstance(up, TernGrad) and up.scale is None and self.down.scheme == Votes()
+        if self.share_scales and (early or not trits or self.downlink != "gradient" or policy.id != "bsp"):
+            yield (
+                "votes are counted trits of one scale, the largest of all workers', which takes a round trip at the "
+                "end of backward: they need terngrad without a scale, votes without options, downlink=gradient, bsp "
+                f"and transmission=traditional; here are {self.up}, {self.down}, downlink={self.downlink}, "
+                f"{self.consistency} and transmission={self.transmission}"
+            )
         if local is not None and (self.downlink != "delta" or self.consistency != local.consistency):
             yield (
                 f"design {self.name!r} trains locally for {local.sync_every} steps: its consistency is "
@@ -135,21 +139,6 @@ class Design:
             yield (
                 f"reduce={self.reduce!r} is of codecs that send some of the values (blocktopk, topk); the "
                 f"pushes are {self.up.id}, which sends all of them: use reduce='mean'"
-            )
-
-    def _conflicts_of_votes(self) -> Iterator[str]:
-        up = self.up.scheme
-        if self.down.scheme != Votes():
-            yield "votes are counted with the workers' shared scale and their number: neither can be given in a design"
-        if self.downlink != "gradient" or not isinstance(up, TernGrad) or up.scale is not None:
-            yield (
-                "votes are counted trits of one scale, the largest of all workers': they need downlink=gradient and "
-                f"terngrad without a scale of its own; the pushes are {self.up} and the downlink is {self.downlink}"
-            )
-        if self.transmission == "wait-free" or self.consistency != "bsp":
-            yield (
-                "sharing scales is a round trip of all workers at the end of backward: it needs bsp and "
-                "transmission=traditional"
             )
 
     @property
