@@ -74,7 +74,7 @@ def train(steps: int, *, workers: int = 2, shards: int = 2, **options: Any) -> t
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
             servers = [address() for address in addresses]
             with tw.distribute(
-                model, optimizer, server=servers, rank=rank, workers=workers, timeout_s=30, **choices
+                model, optimizer, server=servers, rank=rank, workers=workers, timeout=30, **choices
             ) as opt:
                 losses = []
                 for step in range(steps):

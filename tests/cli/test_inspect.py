@@ -143,7 +143,7 @@ def test_designs_lists_all_with_every_choice(command: Command, tmp_path: Path) -
         assert name in result.out
     assert "topk[entropy=null, error_feedback=true" in result.out
     assert re.search(r"consistency +│ ssp\[staleness=5,mode=passive\]", result.out)
-    assert re.search(r"share_scales +│ true", result.out)
+    assert re.search(r"downlink +│ gradient", result.out)
 
 
 def test_designs_takes_names_with_options(command: Command) -> None:

@@ -161,7 +161,7 @@ def test_terngrad() -> None:
 def test_entropy_averages_decoded_weights() -> None:
     for design, c in (("entropy", 6.0), ("entropy[preset=size]", 5.0)):
         s = setting(iterations=7)
-        found, _ = run(design, s, steps_per_epoch=3)
+        found, _ = run(design, s, consistency="local[3]")
         expected = sim.workers_alone(s, sim.bins(c), every=3)
         compare(design, [found[0]], expected)
         for iteration in (2, 5):

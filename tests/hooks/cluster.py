@@ -61,7 +61,7 @@ def run_cluster(
         try:
             model = models[rank]
             opt = tw.distribute(
-                model, optimizer(model), server=address(), rank=rank, workers=workers, **{"timeout_s": 30, **options}
+                model, optimizer(model), server=address(), rank=rank, workers=workers, **{"timeout": 30, **options}
             )
             with opt:
                 results[rank] = train(rank, model, opt)

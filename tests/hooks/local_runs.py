@@ -95,7 +95,7 @@ def alone(
         model = mlp(0)
         inner = optimizer(model)
         with tw.distribute(
-            model, inner, server=server.connect(), rank=0, workers=1, design=name, timeout_s=10, **options
+            model, inner, server=server.connect(), rank=0, workers=1, design=name, timeout=10, **options
         ) as opt:
             yield model, inner, opt
 
@@ -144,7 +144,7 @@ def resume(
     def work(rank: int) -> torch.Tensor:
         model = make(rank)
         model.load_state_dict(saved[rank]["model"])
-        place: dict[str, Any] = {"server": address(), "rank": rank, "workers": len(saved), "timeout_s": 30}
+        place: dict[str, Any] = {"server": address(), "rank": rank, "workers": len(saved), "timeout": 30}
         inner = (optimizer or inner_optimizer(design))(model)
         with tw.distribute(model, inner, design=design, resume=saved[rank]["opt"], **place) as opt:
             return (train or steps(those.stop, first=those.start))(rank, model, opt)
@@ -180,7 +180,7 @@ def disagree(*designs: str) -> list[BaseException | None]:
 
     def work(rank: int) -> None:
         model = mlp(rank)
-        place: dict[str, Any] = {"server": address(), "rank": rank, "workers": len(designs), "timeout_s": 120}
+        place: dict[str, Any] = {"server": address(), "rank": rank, "workers": len(designs), "timeout": 120}
         with tw.distribute(model, adamw(model), design=designs[rank], **place) as opt:
             steps(3)(rank, model, opt)
 

@@ -87,7 +87,7 @@ class Training:
             codec="fp32",
             consistency="asp",
             credentials=self.pki.worker(rank),
-            **{"settings": SETTINGS, "timeout_s": WAIT_S, **settings},
+            **{"settings": SETTINGS, "timeout": WAIT_S, **settings},
         )
         return opt, model
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Mapping
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -10,11 +12,14 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from thinwire.cautions import caution
 from thinwire.errors import ConfigError, check_keys
 from thinwire.hooks.exchange.ranks import meet
 from thinwire.hooks.quiet_ddp import check_silent
 from thinwire.hooks.several import class_names, parts
+from thinwire.hooks.training_options import TrainingOptions
 from thinwire.hooks.wrapping import inside_compiled, is_sharded
 from thinwire.policies.adaptive import is_adaptive
 from thinwire.policies.designs import design as find_design
@@ -30,9 +35,10 @@ def adapts(optimizer: torch.optim.Optimizer) -> bool:
     return any(map(is_adaptive, parts(optimizer)))
 
 
-def check_alone(given: Mapping[str, Any]) -> None:
-    """Raises ConfigError for arguments, None where they were not given, that decide what `auto` decides."""
-    names = [name for name, value in given.items() if value is not None]
+def check_alone(asked: TrainingOptions, given: Mapping[str, Any]) -> None:
+    """Raises ConfigError for arguments that decide what `auto` decides; None, or their default, where not given."""
+    options = {name: getattr(asked, name) for name in ("codec_down", "reduce", "overlap", "compression")}
+    names = [name for name, value in {**given, **options}.items() if value is not None]
     if names:
         raise ConfigError(
             f"design='auto' decides {', '.join(names)} itself; leave {'it' if len(names) == 1 else 'them'} out, or "
@@ -107,7 +113,7 @@ def check_state(state: Mapping[str, Any], optimizer: torch.optim.Optimizer, rank
 def meet_alike(
     optimizer: torch.optim.Optimizer,
     group: dist.ProcessGroup,
-    compress: Mapping[str, Any],
+    asked: TrainingOptions,
     saved: Mapping[str, Any] | None,
     settings: Mapping[str, Any],
 ) -> PeerGroup:
@@ -117,7 +123,7 @@ def meet_alike(
         ProtocolError: they differ; the message names rank and setting.
         TransportError: not all ranks came.
     """
-    peers = meet(dist.get_process_group_ranks(group), compress["timeout"], compress["credentials"])
+    peers = meet(dist.get_process_group_ranks(group), timedelta(seconds=asked.timeout_s), asked.credentials)
     shapes = [list(parameter.shape) for each in optimizer.param_groups for parameter in each["params"]]
     said = {
         "optimizer": class_names(optimizer),
@@ -127,3 +133,25 @@ def meet_alike(
     }
     agree(peers, said, when="call tw.distribute", wanted="all ranks must call tw.distribute with the same arguments")
     return peers
+
+
+def watch_for_others(inner: torch.optim.Optimizer) -> Callable[[], None]:
+    """Warns once where another optimizer takes a step with the same parameters, until what this returns is called."""
+    ours, told = weakref.ref(inner), False
+
+    def look(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        nonlocal told
+        mine = ours()
+        if told or mine is None or optimizer in parts(mine) or optimizer.param_groups is mine.param_groups:
+            return
+        held = {id(each) for group in mine.param_groups for each in group["params"]}
+        if any(id(each) in held for group in optimizer.param_groups for each in group["params"]):
+            told = True
+            caution(
+                f"a {type(optimizer).__name__} has taken a step with parameters that tw.distribute trains with "
+                f"{class_names(mine)}, and the step counts for no exchange: close what tw.distribute returned, and "
+                "give it the new optimizer"
+            )
+
+    stop: Callable[[], None] = register_optimizer_step_post_hook(look).remove
+    return stop

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from thinwire.hooks.optimizer import DistributedOptimizer
+from thinwire.hooks.group_optimizer import GroupOptimizer
 from thinwire.policies.adaptive import EXCHANGE_SHARE, ROUNDS, local_steps
 from thinwire.policies.compression import MIN_NUMEL
 from thinwire.quantities import ms_text, rate_text
@@ -39,6 +39,26 @@ class Choice:
     kind: str
     name: str
     why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class AutoReport:
+    """The choice and its costs so far; print it.
+
+    Attributes:
+        choice: the chosen exchange and the figures that led to it, as a line of text.
+        report: a `Report` of local updates, or a report of coded gradients as `ddp.report` returns; else None.
+
+    Example:
+        >>> print(AutoReport(choice="auto: AdamW, one rank: nothing is exchanged"))
+        auto: AdamW, one rank: nothing is exchanged
+    """
+
+    choice: str
+    report: Any = None
+
+    def __str__(self) -> str:
+        return self.choice if self.report is None else f"{self.choice}\n{self.report}"
 
 
 def choose(
@@ -136,7 +156,7 @@ class LinkWatch:
         self._slow: list[list[float]] = []
         self._told = False
 
-    def step_ended(self, optimizer: DistributedOptimizer) -> str:
+    def step_ended(self, optimizer: GroupOptimizer) -> str:
         """Returns a warning, once; else nothing."""
         if self._told or optimizer.clock == self._sums[0]:
             return ""

@@ -7,9 +7,10 @@ all-reduce. `policies/adaptive.py` has the rules.
 
 from __future__ import annotations
 
+import logging
+import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,32 +19,27 @@ from torch import nn
 
 from thinwire.cautions import caution
 from thinwire.errors import ConfigError
-from thinwire.hooks.auto_checks import KEY, check_state
-from thinwire.hooks.auto_choice import LinkWatch
-from thinwire.hooks.auto_exchange import AutoExchange
+from thinwire.hooks import ddp
+from thinwire.hooks.auto_checks import KEY, adapts, check_state, check_training, meet_alike, watch_for_others
+from thinwire.hooks.auto_choice import AutoReport, Choice, LinkWatch, StepClock, choose
+from thinwire.hooks.costs import sent_and_received
+from thinwire.hooks.group_optimizer import GroupOptimizer
+from thinwire.hooks.groups import join_group
 from thinwire.hooks.held import HeldOptimizer
+from thinwire.hooks.replicas import Replicas, follow_rank_0, silence
 from thinwire.hooks.resuming import Resumable, load_agreed
+from thinwire.hooks.several import class_names
+from thinwire.hooks.training_options import TrainingOptions
+from thinwire.policies.adaptive import ROUNDS
+from thinwire.policies.designs import Design
+from thinwire.runtime import peers as ranks
 from thinwire.runtime.metrics import MetricsWriter
+from thinwire.schema import Settings
+from thinwire.transports.peers import PeerGroup
 
-
-@dataclass(frozen=True, kw_only=True)
-class AutoReport:
-    """The choice and its costs so far; print it.
-
-    Attributes:
-        choice: the chosen exchange and the figures that led to it, as a line of text.
-        report: a `Report` of local updates, or a report of coded gradients as `ddp.report` returns; else None.
-
-    Example:
-        >>> print(AutoReport(choice="auto: AdamW, one rank: nothing is exchanged"))
-        auto: AdamW, one rank: nothing is exchanged
-    """
-
-    choice: str
-    report: Any = None
-
-    def __str__(self) -> str:
-        return self.choice if self.report is None else f"{self.choice}\n{self.report}"
+_log = logging.getLogger(__name__)
+_MEASURED = struct.Struct("<d??")
+"""Measurements of a rank: seconds, whether all parameters are used, whether there is a GradScaler."""
 
 
 class AutoOptimizer(HeldOptimizer):
@@ -74,14 +70,13 @@ class AutoOptimizer(HeldOptimizer):
         model: bare, or in DistributedDataParallel.
         optimizer: the user's, or several as one.
         group: the ranks.
-        compress: options of `ddp.compress`.
-        local: makes the optimizer of a design of local updates, from its name and a state or None.
-        design: the name of one whose gradients are coded, in place of a choice.
-        metrics, settings, resume: of `tw.distribute`.
+        asked: what the script asks for besides.
+        design: one whose gradients are coded, in place of a choice.
+        metrics, settings, resume: of `tw.distribute`; metrics take records where the exchange has some.
 
     Attributes:
         inner: the user's optimizer.
-        chosen: the name of the choice.
+        choice: of the exchange, with its reason; `chosen` is its name.
 
     Raises:
         ConfigError: a model or an optimizer that cannot be trained so, or a state of something else.
@@ -106,31 +101,40 @@ class AutoOptimizer(HeldOptimizer):
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         group: dist.ProcessGroup,
+        asked: TrainingOptions,
         *,
-        compress: Mapping[str, Any],
-        local: Callable[[str, Mapping[str, Any] | None], Any] | None = None,
-        design: str = "",
+        design: Design | None = None,
         metrics: Sequence[MetricsWriter] = (),
-        settings: Mapping[str, Any] | None = None,
+        settings: Settings,
         resume: Mapping[str, Any] | Resumable | None = None,
     ) -> None:
         super().__init__(optimizer)
-        self.inner = optimizer
-        self._steps, self._watch = 0, LinkWatch()
+        self.inner, self.closed = optimizer, False
+        self._model, self._group, self._asked, self._design = model, group, asked, design
+        self._metrics, self._settings = metrics, settings
+        self._steps, self._step_clock, self._watch = 0, StepClock(), LinkWatch()
+        self._replicas: Replicas | None = None
+        self._coded: ddp.ThinwireState | None = None
+        self._local: GroupOptimizer | None = None
+        self._peers: PeerGroup | None = None
+        self._link_bps, self._rank, self._size = 0.0, dist.get_rank(group), dist.get_world_size(group)
+        self._stop_watching: Callable[[], None] = _nothing
+        self._speak: Callable[[], None] = _nothing
         self._follow()
         given = load_agreed(resume, group)
-        self._auto = AutoExchange(
-            model,
-            optimizer,
-            group,
-            local=local,
-            design=design,
-            metrics=metrics,
-            settings=settings or {},
-            compress=compress,
-            saved=None if given is None else check_state(given, optimizer, dist.get_rank(group)),
-        )
-        self.closed = False
+        saved = None if given is None else check_state(given, optimizer, self._rank)
+        self._wrapped = check_training(model, optimizer, group, chooses=design is None)
+        who, wanted = class_names(optimizer), "auto" if design is None else design.name
+        self.choice = Choice(kind="plain", name="nothing is exchanged", why=f"{wanted}: {who}, one rank alone")
+        if self._size == 1:
+            _log.info("%s", self.choice.why)
+        else:
+            self._peers = meet_alike(optimizer, group, asked, saved, settings)
+            if design is None and adapts(optimizer):
+                self._measure(known_bps=None if saved is None else float(saved["link_bps"]))
+            else:
+                name = "ddp.compress, auto" if design is None else wanted
+                self._begin(Choice(kind="gradients", name=name, why=f"{wanted}: {who}: gradients are coded"))
         if given is not None:
             self.load_state_dict(given)
 
@@ -141,9 +145,67 @@ class AutoOptimizer(HeldOptimizer):
             self._optimizer_step_pre_hooks = self.inner._optimizer_step_pre_hooks
             self._optimizer_step_post_hooks = self.inner._optimizer_step_post_hooks
 
+    # ---- the choice
+
+    def _measure(self, known_bps: float | None) -> None:
+        """Has the first steps timed, and measures the link unless its rate is known."""
+        assert self._peers is not None
+        why = f"auto: {class_names(self.inner)}, measuring the first steps"
+        self.choice = Choice(kind="measuring", name="nothing yet", why=why)
+        self._stop_watching = watch_for_others(self.inner)
+        if self._wrapped is not None:
+            self._speak = silence(self._wrapped, self)
+        self._link_bps = ranks.measure_link(self._peers) if known_bps is None else known_bps
+
+    def _decide(self) -> None:
+        """Chooses, from the measurements of all ranks."""
+        assert self._peers is not None
+        clock = self._step_clock
+        mine = _MEASURED.pack(clock.step_s, clock.uses_all, clock.scaled)
+        told = [_MEASURED.unpack(each) for each in ranks.gather(self._peers, mine)]
+        clock.uses_all = all(uses_all for _, uses_all, _ in told)
+        trained = [each for group in self.param_groups for each in group["params"] if each.requires_grad]
+        least = ROUNDS[0] if any(scaled for _, _, scaled in told) else 1
+        slowest_s = max(seconds for seconds, _, _ in told)
+        self._begin(choose(class_names(self.inner), slowest_s, self._link_bps, self._size, trained, least=least))
+
+    def _begin(self, choice: Choice, state: Mapping[str, Any] | None = None) -> None:
+        """Begins the chosen exchange; local updates resume from a state of theirs, if there is one."""
+        measured, wrapped = self._kind == "measuring", self._wrapped
+        self.choice = choice
+        self._speak()
+        if choice.kind == "local":
+            design = self._asked.design(choice.name, None, {})
+            given: dict[str, Any] = {"metrics": self._metrics, "resume": state, "settings": self._settings}
+            self._local = join_group(self._model, self.inner, design, self._group, self._asked, **given)
+        else:
+            self._stop_watching()  # gradients are averaged, whoever takes the step
+            if choice.kind == "plain":
+                self._follow_rank_0()
+            unused = {} if self._step_clock.uses_all else {"find_unused_parameters": True}
+            self._replicas = Replicas(self._model, self._group, wrapped, init_sync=not measured, **unused)
+            if choice.kind == "gradients":
+                inside = self._model if wrapped is not None else self._replicas.ddp
+                self._coded = ddp.compress(inside, **self._asked.of_ranks(self._design))
+                if self._metrics:
+                    self._coded.record_to(*self._metrics)
+        self._peers = None
+        if self._rank == 0:
+            _log.info("%s", choice.why)
+
+    def _follow_rank_0(self) -> None:
+        """Gives all ranks rank 0's weights and moments."""
+        if self._peers is not None:
+            follow_rank_0(self._model, self.inner, self._peers, self._group)
+
     @property
     def _kind(self) -> str:
-        return self._auto.choice.kind
+        return self.choice.kind
+
+    @property
+    def exchange(self) -> ddp.ThinwireState | GroupOptimizer | None:
+        """The hook's state with coded gradients, the optimizer with local updates; else None."""
+        return self._coded or self._local
 
     # ---- the optimizer's interface
 
@@ -152,17 +214,17 @@ class AutoOptimizer(HeldOptimizer):
         if self.closed:
             raise ConfigError("this optimizer is closed: its training is over")
         self._check_held()
-        if self._kind == "local":
-            loss = self._local_step(closure)
+        if self._local is not None:
+            loss = self._local_step(self._local, closure)
         elif self._kind == "measuring":
             loss = self._measured_step(closure)
         else:
-            if self._auto.replicas is not None and closure is None:
-                self._auto.replicas.check_called(self.inner)
+            if self._replicas is not None and closure is None:
+                self._replicas.check_called(self.inner)
             loss = self.inner.step() if closure is None else self.inner.step(closure)
         self._steps += 1
-        if self._kind == "measuring" and self._auto.clock.step_ended(self._steps, self.inner):
-            self._auto.decide()
+        if self._kind == "measuring" and self._step_clock.step_ended(self._steps, self.inner):
+            self._decide()
             self._follow()
         return loss
 
@@ -171,19 +233,19 @@ class AutoOptimizer(HeldOptimizer):
     def _measured_step(self, closure: Callable[[], Any] | None) -> Any:
         called: Any = self.inner  # untyped in torch
         called._opt_called = True  # which a scheduler that was made for that one looks for
-        clock = self._auto.clock
+        clock = self._step_clock
         clock.scaled = clock.scaled or "found_inf" in self.__dict__
         return self._inner_step(closure)
 
-    def _local_step(self, closure: Callable[[], Any] | None) -> Any:
-        optimizer = self._auto.exchange
-        asked = {name: self.__dict__[name] for name in ("grad_scale", "found_inf") if name in self.__dict__}
-        optimizer.__dict__.update(asked)
+    def _local_step(self, optimizer: GroupOptimizer, closure: Callable[[], Any] | None) -> Any:
+        theirs, mine = vars(optimizer), vars(self)
+        asked = [name for name in ("grad_scale", "found_inf") if name in mine]
+        theirs |= {name: mine[name] for name in asked}
         try:
             loss = optimizer.step(closure)
         finally:
             for name in asked:
-                optimizer.__dict__.pop(name, None)
+                del theirs[name]
         if optimizer.rank == 0 and (told := self._watch.step_ended(optimizer)):
             caution(told)
         return loss
@@ -195,30 +257,27 @@ class AutoOptimizer(HeldOptimizer):
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Backward passes inside only accumulate gradients; forward passes belong inside, too, as with DDP."""
-        if self._kind == "local":
-            no_sync: AbstractContextManager[None] = self._auto.exchange.no_sync()
-            return no_sync
-        return nullcontext() if self._auto.replicas is None else self._auto.replicas.no_sync()
+        return nullcontext() if self._replicas is None else self._replicas.no_sync()
 
     def sync(self) -> None:
         """Waits for, and applies, everything up to the last step: call it before evaluating or saving the model."""
-        if self._kind == "local":
-            self._auto.exchange.sync()
+        if self._local is not None:
+            self._local.sync()
 
     def flush(self) -> None:
         """Exchanges updates that wait, after which all ranks have the same weights; all call it after the same step.
 
         While steps are measured all ranks take rank 0's weights and moments.
         """
-        if self._kind == "local":
-            self._auto.exchange.flush()
+        if self._local is not None:
+            self._local.flush()
         elif self._kind == "measuring":
-            self._auto.follow_rank_0()
+            self._follow_rank_0()
 
     @contextmanager
     def shared_weights(self) -> Iterator[None]:
         """Inside the block the model has the parameters that all ranks share, while steps are measured its own."""
-        with self._auto.exchange.shared_weights() if self._kind == "local" else nullcontext():
+        with nullcontext() if self._local is None else self._local.shared_weights():
             yield
 
     @property
@@ -229,31 +288,42 @@ class AutoOptimizer(HeldOptimizer):
     @property
     def chosen(self) -> str:
         """The name of the choice, as in `local-sgd[h=4]`."""
-        return self._auto.choice.name
+        return self.choice.name
 
     def traffic(self) -> dict[str, float]:
         """Returns this rank's sums so far, of coded gradients or local updates; none of a plain all-reduce."""
-        return self._auto.traffic()
+        if self._local is not None:
+            return self._local.traffic()
+        return {} if self._coded is None else sent_and_received(self._coded.counters())
 
     def report(self) -> AutoReport:
         """Returns the choice with its reason, and its costs so far."""
-        return AutoReport(choice=self._auto.choice.why, report=self._auto.report())
+        coded = None if self._coded is None else ddp.report(self._coded)
+        return AutoReport(choice=self.choice.why, report=coded if self._local is None else self._local.report())
 
     def close(self) -> None:
         """Ends the training here. The model and its wrapper stay usable; further steps are refused."""
-        if not self.closed:
-            self.closed = True
-            self._auto.close()
+        if self.closed:
+            return
+        self.closed = True
+        self._stop_watching()
+        if self._kind == "measuring":
+            self._speak()
+        if self._replicas is not None:
+            self._replicas.close()
+        for each in self._metrics if self.exchange is None else [self.exchange]:
+            each.close()
+        self._peers = None
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if self._kind == "local":
-            self._auto.exchange.__exit__(kind, error, trace)
+        if self._local is not None:
+            self._local.__exit__(kind, error, trace)
         self.close()
 
     def __getattr__(self, name: str) -> Any:
         """Looks up methods that local updates alone have, such as `outer_groups`, where they were chosen."""
-        if not name.startswith("_") and "closed" in self.__dict__ and self._kind == "local":
-            return getattr(self._auto.exchange, name)
+        if not name.startswith("_") and self.__dict__.get("_local") is not None:
+            return getattr(self._local, name)
         raise AttributeError(f"no {name!r}: of tw.distribute without a design, local updates alone may have it")
 
     # ---- its state
@@ -264,9 +334,20 @@ class AutoOptimizer(HeldOptimizer):
         Together with the model's own, taken at the same time on every rank, `tw.distribute(…, resume=state)` resumes
         bit for bit, and measures nothing again.
         """
-        state = self._auto.state_dict(self._steps)
-        own = state["exchange"].pop("inner") if self._kind == "local" else self.inner.state_dict()
-        return {**own, KEY: state}
+        exchange = None if self.exchange is None else self.exchange.state_dict()
+        own = self.inner.state_dict() if exchange is None or self._local is None else exchange.pop("inner")
+        choice = {
+            "kind": self.choice.kind,
+            "name": self.choice.name,
+            "why": self.choice.why,
+            "taken": self._steps,
+            "optimizer": class_names(self.inner),
+            "ranks": [self._rank, self._size],
+            "link_bps": self._link_bps,
+            "clock": self._step_clock.state_dict(),
+            "exchange": exchange,
+        }
+        return {**own, KEY: choice}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Resumes from the `state_dict()` of this rank; all ranks call it together.
@@ -274,8 +355,23 @@ class AutoOptimizer(HeldOptimizer):
         Raises:
             ConfigError: it is of another optimizer, rank or choice.
         """
-        state = self._auto.check(state_dict)
-        self._auto.load_state_dict(state, {key: value for key, value in state_dict.items() if key != KEY})
+        state = check_state(state_dict, self.inner, self._rank)
+        inner = {key: value for key, value in state_dict.items() if key != KEY}
+        kind = "plain" if self._size == 1 and state["kind"] != "local" else state["kind"]
+        if kind != self._kind != "measuring":
+            raise ConfigError(
+                f"the state is of a training that has chosen {state['name']}, and this one has {self.chosen}: "
+                "give it as tw.distribute(…, resume=state)"
+            )
+        self._step_clock.load_state_dict(state["clock"])
+        self._link_bps = float(state["link_bps"])
+        local = {**state["exchange"], "inner": inner} if kind == "local" else None
+        if local is None:
+            self.inner.load_state_dict(inner)
+        if kind != self._kind:
+            self._begin(Choice(kind=kind, name=state["name"], why=state["why"]), local)
+        elif self.exchange is not None:
+            self.exchange.load_state_dict(local or state["exchange"])
         self._steps = int(state["taken"])
         self._follow()
 
@@ -283,3 +379,7 @@ class AutoOptimizer(HeldOptimizer):
     def clock(self) -> int:
         """The number by which `KeptSteps` finds a state: the steps taken so far."""
         return self._steps
+
+
+def _nothing() -> None:
+    """Ends nothing, as nothing has begun."""

@@ -7,9 +7,7 @@ pass first reaches that layer (3LC §4.1, "incremental pull"). So communication 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from datetime import timedelta
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,25 +19,23 @@ from thinwire.errors import ConfigError
 from thinwire.hooks.auto_checks import check_alone
 from thinwire.hooks.auto_optimizer import AutoOptimizer
 from thinwire.hooks.groups import check_ranks_can, join_group
-from thinwire.hooks.joining import join, prepare
+from thinwire.hooks.joining import join_servers
 from thinwire.hooks.optimizer import DistributedOptimizer
 from thinwire.hooks.resuming import Resumable
 from thinwire.hooks.several import as_one
+from thinwire.hooks.training_options import TrainingOptions
 from thinwire.policies.auto.levels import AUTO
-from thinwire.policies.compression import Compression, as_codec
 from thinwire.policies.consistency import Consistency
 from thinwire.policies.consistency import consistency as find_consistency
 from thinwire.policies.designs import Design
-from thinwire.policies.designs import design as find_design
 from thinwire.policies.placement import Placement
-from thinwire.runtime.clock import check_seconds
+from thinwire.policies.placement import placement as find_placement
 from thinwire.runtime.metrics import MetricsWriter
 from thinwire.runtime.model_places import check_free
-from thinwire.schema import Reduce, Settings
-from thinwire.security import Credentials
+from thinwire.schema import Settings
 from thinwire.transports.base import Connection
 
-__all__ = ["AutoOptimizer", "DistributedOptimizer", "distribute"]
+__all__ = ["AutoOptimizer", "DistributedOptimizer", "TrainingOptions", "distribute"]
 
 
 def distribute(
@@ -50,26 +46,12 @@ def distribute(
     group: dist.ProcessGroup | None = None,
     rank: int | None = None,
     workers: int | None = None,
-    codec: str | Codec | None = None,
-    codec_down: str | Codec | None = None,
     design: str | Design | None = None,
+    codec: str | Codec | None = None,
     consistency: str | Consistency | None = None,
     placement: str | Placement | None = None,
-    min_numel: int | None = None,
-    exclude: Callable[[str, tuple[int, ...]], bool] | None = None,
-    compression: str | Compression | None = None,
-    reduce: Reduce | None = None,
-    overlap: bool | None = None,
-    seed: int = 0,
-    chunk_nbytes: int | None = None,
-    state_interval: int = 50,
-    timeout_s: float = 600.0,
-    connect_timeout_s: float = 30.0,
-    reconnect_s: float = 60.0,
-    credentials: Credentials | None = None,
     metrics: Sequence[MetricsWriter] = (),
     resume: Mapping[str, Any] | Resumable | None = None,
-    steps_per_epoch: int | None = None,
     settings: Settings | None = None,
     **options: Any,
 ) -> DistributedOptimizer | Any:
@@ -95,48 +77,31 @@ def distribute(
             optimizer takes the step. By default, and without `server`, the group of all ranks.
         rank: this worker's number, 0 … workers − 1; above, where it joins an elastic server (`--min-workers`) besides.
         workers: how many workers begin the training; without this and `rank` one trains alone.
-        codec: of the pushes; an id with `**options`, or a codec; with servers by default `"3lc"`.
-        codec_down: of the pulls; by default the same. `**options` are the other's; give `tw.codec(…)` with its own.
-        design: a complete configuration in place of the codecs, as in `"terngrad"`; the arguments below override it.
+        design: a complete configuration, as in `"terngrad"`; the arguments below override what is not of its codecs.
             `"auto"`, the default in a group where no codec is given, chooses by the optimizer and the link, and takes
             no argument that it decides.
+        codec: of the pushes, in place of a design; an id with its options, or a codec; with servers by default `"3lc"`.
         consistency: when gradients are exchanged, as in `"ssp[staleness=5]"`; by default bulk-synchronous.
         placement: which shard holds what, as in `"uniform"`; by default largest first onto the least loaded.
-        min_numel: tensors with fewer values travel uncompressed, as do biases and norm layers.
-        exclude: further tensors to leave uncompressed, by name and shape.
-        compression: which tensor takes which codec: a policy's name, or a policy that replaces codecs, `min_numel` and
-            `exclude`.
-        reduce: `mean` over the gradients that came, or their `sum` (not where weights or votes travel down); see
-            `Design` for the means over those who sent a value. By default the design's, the mean unless it says so.
-        overlap: False pushes and pulls at `step()`, which leaves room for gradient clipping between backward and step.
-            Otherwise gradients leave as backward makes them, and `step()` refuses those that were changed since.
-        seed: of random codecs; each rank derives its own stream.
-        chunk_nbytes: a push to servers leaves as soon as so many bytes of frames are ready; by default 32 kB.
-        state_interval: batch-norm statistics of worker 0 go to the others after every so many steps, by servers.
-        timeout_s: how long the slowest worker may keep the others waiting, in seconds.
-        connect_timeout_s: how long the server may take to appear, in seconds.
-        reconnect_s: for how long a broken connection to an address is tried to be replaced, in seconds; 0 turns it off.
-        credentials: this worker's certificate and token, and whom it trusts; None: it speaks in the clear. In a group
-            messages are sealed with the first token without a rank.
         metrics: take a record of every table at every step, in a group at every exchange; closed with the optimizer,
             and where this worker cannot join, so that their files and ports are free when it joins again.
         resume: what `opt.state_dict()` returned after `opt.sync()`; the model has its weights of then, and the shards
             were started with their checkpoints of the same step. In a group every rank resumes from its own, all of
-            one step. Or several states to go on from (`hooks.resuming`),
-            as `KeptSteps` has them: all workers and shards agree on the newest that everybody has.
-        steps_per_epoch: how many steps every worker takes in an epoch, for designs that exchange once an epoch.
+            one step. Or several states to go on from (`hooks.resuming`), as `KeptSteps` has them: all workers and
+            shards agree on the newest that everybody has.
         settings: what else must be equal on all workers, by name, as in `{"batch": 32, "steps": 1000}`; a worker that
             has another value is refused, and the message names it. The seed is always compared, and at the start of
             a training the values of frozen parameters.
-        **options: of the codec, such as `sparsity=1.0`.
+        **options: those of the codec, such as `sparsity=1.0`, and those of `TrainingOptions`, such as `overlap=False`
+            or `credentials=…`: `help(thinwire.hooks.distribute.TrainingOptions)` describes them.
 
     Returns:
         With servers a `DistributedOptimizer`; in a group a `GroupOptimizer` for a design of local updates, else an
         `AutoOptimizer`, which has `chosen`. All have what the example uses.
 
     Raises:
-        ConfigError: arguments that cannot be; a design that exchanges once an epoch, without `steps_per_epoch`; a
-            model that another optimizer of ours trains, which is not closed.
+        ConfigError: arguments that cannot be; a design that exchanges once an epoch; a model that another optimizer of
+            ours trains, which is not closed.
         DeadlineError: no server at that address.
         TransportError: the server does not let this worker in.
         ProtocolError: the server refuses this worker, for instance for a tensor of another shape.
@@ -159,109 +124,45 @@ def distribute(
         >>> opt.steps_done
         3
     """
-    group = _group(group) if server is None else group
+    asked, of_codec = TrainingOptions.of(options)
+    servers = [server] if isinstance(server, str | Connection) else list(server or ())
+    group = group if servers else _group(group)
     rank, workers = _place(rank, workers, server=server, group=group)
     if not isinstance(model, nn.Module):
         raise ConfigError(f"a {type(model).__name__} is no model: the model comes first, then its optimizer")
-    if state_interval < 1 or (chunk_nbytes is not None and chunk_nbytes < 1):
-        raise ConfigError(f"state_interval={state_interval} and chunk_nbytes={chunk_nbytes} must be at least 1")
-    check_seconds(timeout_s=timeout_s, connect_timeout_s=connect_timeout_s, reconnect_s=reconnect_s)
     check_free(model)
     optimizer = as_one(optimizer)
-    told: dict[str, Any] = {"metrics": metrics, "settings": {"seed": seed, **(settings or {})}}
+    common: dict[str, Any] = {
+        "metrics": metrics,
+        "resume": resume,
+        "settings": {"seed": asked.seed, **(settings or {})},
+    }
+    policies = {"consistency": consistency, "placement": placement}
     if design == AUTO or (group is not None and design is None and codec is None):
         if group is None:
             raise ConfigError(
                 "design='auto' is for ranks of a group, without servers: name a design, or leave server out"
             )
-        check_alone(
-            {
-                "codec": codec,
-                "codec_down": codec_down,
-                "consistency": consistency,
-                "placement": placement,
-                "reduce": reduce,
-                "overlap": overlap,
-                "compression": compression,
-                "chunk_nbytes": chunk_nbytes,
-                "steps_per_epoch": steps_per_epoch,
-                **options,
-            }
-        )
-        given: dict[str, Any] = {"seed": seed, "min_numel": min_numel, "exclude": exclude, "credentials": credentials}
-        joins = partial(
-            distribute,
-            *(model, optimizer),
-            group=group,
-            timeout_s=timeout_s,
-            metrics=metrics,
-            settings=settings,
-            **given,
-        )
-        compress = {**given, "timeout": timedelta(seconds=timeout_s)}
-        return AutoOptimizer(
-            *(model, optimizer, group),
-            local=lambda name, state: joins(design=name, resume=state),
-            compress={key: value for key, value in compress.items() if key != "min_numel" or value is not None},
-            resume=resume,
-            **told,
-        )
-    policy = None if consistency is None else find_consistency(consistency)
-    chosen = find_design(
-        _design(codec, codec_down, options) if design is None else _without_codecs(design, codec, codec_down, options),
-        min_numel=min_numel,
-        transmission=None if overlap is None else ("wait-free" if overlap else "traditional"),
-        consistency=consistency if isinstance(consistency, str) else None,
-        placement=placement if isinstance(placement, str) else None,
-        reduce=reduce,
-        compression=compression if isinstance(compression, str) else None,
-    )
-    of_compression = None if isinstance(compression, str) else compression
+        check_alone(asked, {"codec": codec, **policies, **of_codec})
+        return AutoOptimizer(model, optimizer, group, asked, **common)
+    names = {name: given for name, given in policies.items() if isinstance(given, str)}
+    chosen = asked.design(design, codec, of_codec, **names)
     if group is not None:
-        check_ranks_can(chosen, consistency=consistency, placement=placement)
-        return join_group(
-            *(model, optimizer, chosen, group),
-            compression=of_compression,
-            exclude=exclude,
-            seed=seed,
-            timeout_s=timeout_s,
-            credentials=credentials,
-            resume=resume,
-            **told,
-        )
-    if policy is None:
-        chosen = chosen.with_epoch(steps_per_epoch)
-    servers = [server] if isinstance(server, str | Connection) else list(server or ())
-    if not servers:
-        raise ConfigError("no server was given")
+        check_ranks_can(chosen, **policies)
+        if chosen.local is None:
+            return AutoOptimizer(model, optimizer, group, asked, design=chosen, **common)
+        return join_group(model, optimizer, chosen, group, asked, **common)
     if twice := sorted({each for each in servers if isinstance(each, str) and servers.count(each) > 1}):
         raise ConfigError(f"{twice[0]} is given twice: every server is one shard, and has a part of the model")
-    prepared = prepare(
-        model,
-        optimizer,
-        chosen,
+    if consistency is None:
+        chosen.check_counts_steps()
+    return join_servers(
+        *(model, optimizer, chosen, servers, asked),
         rank=rank,
         workers=workers,
-        servers=len(servers),
-        policy=policy,
-        resume=resume,
-        seed=seed,
-        chunk_nbytes=chunk_nbytes,
-        measures=bool(metrics),
-        compression=of_compression,
-        exclude=exclude,
-        placement=placement if isinstance(placement, Placement) else None,
-        state_interval=state_interval,
-        settings=told["settings"],
-    )
-    return join(
-        prepared,
-        servers,
-        metrics=metrics,
-        credentials=credentials,
-        timeout_s=timeout_s,
-        connect_timeout_s=connect_timeout_s,
-        reconnect_s=reconnect_s,
+        consistency=find_consistency(chosen.consistency if consistency is None else consistency),
+        placement=find_placement(chosen.placement if placement is None else placement),
+        **common,
     )
 
 
@@ -285,12 +186,11 @@ def _place(
     Raises:
         ConfigError: one is said without the other, or cannot be, or both servers and a group are given.
     """
-    if server is not None and group is not None:
+    if group is not None and any(each is not None for each in (server, rank, workers)):
         raise ConfigError(
-            "give either server=… (addresses of shards) or group=… (a process group whose ranks exchange)"
+            "group=… (a process group whose ranks exchange) says which rank this is and how many workers there are, "
+            "without servers: leave out server, rank and workers, or give server=… (addresses of shards) without group"
         )
-    if group is not None and (rank is not None or workers is not None):
-        raise ConfigError("group=… says which rank this is and how many workers there are: leave out rank and workers")
     if rank is None and workers in (None, 1):
         return 0, 1
     whole = all(isinstance(each, int) and not isinstance(each, bool) for each in (rank, workers))
@@ -300,29 +200,3 @@ def _place(
             "0 … workers − 1"
         )
     return rank, workers
-
-
-def _design(codec: str | Codec | None, codec_down: str | Codec | None, options: dict[str, Any]) -> Design:
-    """The design that codecs make."""
-    up = as_codec("3lc" if codec is None else codec, options)
-    down = up if codec_down is None else as_codec(codec_down, {})
-    return Design(name=up.id, up=up, down=down)
-
-
-def _without_codecs(
-    design: str | Design, codec: str | Codec | None, codec_down: str | Codec | None, options: dict[str, Any]
-) -> str | Design:
-    """Returns the design. Raises ConfigError where codecs or their options are given besides."""
-    if not options and codec is None and codec_down is None:
-        return design
-    name = design if isinstance(design, str) else design.name
-    if codec is not None or codec_down is not None:
-        would = "codec" if codec is not None else "codec_down"
-        raise ConfigError(f"design={name!r} brings its codecs; {would}=… would change them: leave one of the two out")
-    inside = ",".join(f"{key}={value}" for key, value in sorted(options.items()))
-    ways = f"{name[:-1]},{inside}]" if name.endswith("]") else f"{name}[{inside}]"
-    try:
-        find_design(ways)
-    except ConfigError as error:
-        raise ConfigError(f"tw.distribute has no {', '.join(sorted(options))}, nor has the design: {error}") from error
-    raise ConfigError(f"design={name!r} brings its codecs and their options; write design={ways!r}")

@@ -1,4 +1,4 @@
-"""A named design among the ranks of a group: gradients averaged by DDP's hook, or local updates averaged over gloo."""
+"""A design of local updates among the ranks of a group, which average them over gloo."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -15,16 +14,16 @@ from torch import nn
 
 from thinwire.collective.residuals import TrainedTensor
 from thinwire.errors import ConfigError
-from thinwire.hooks.auto_optimizer import AutoOptimizer
 from thinwire.hooks.exchange.options import ExchangeOptions
 from thinwire.hooks.exchange.ranks import described
 from thinwire.hooks.exchange.state import ExchangeState
 from thinwire.hooks.group_optimizer import GroupOptimizer
-from thinwire.hooks.planning import check_inner, frozen, statistics, trained
+from thinwire.hooks.planning import check_inner, exchanged_buffers, frozen, trained
 from thinwire.hooks.quiet_ddp import check_quiet, keep_quiet, reducing
 from thinwire.hooks.resuming import Resumable, known_buffers, load_agreed
+from thinwire.hooks.training_options import TrainingOptions
 from thinwire.local.parameters import LocalTensor, SharedParameters, move
-from thinwire.policies.compression import NARROW, PLAIN, Choice, Compression, Exclude
+from thinwire.policies.compression import NARROW, PLAIN, Choice
 from thinwire.policies.consistency import consistency
 from thinwire.policies.designs import Design
 from thinwire.policies.local_updates import option_of
@@ -32,8 +31,6 @@ from thinwire.runtime import peers as ranks
 from thinwire.runtime.collective import CollectiveDriver
 from thinwire.runtime.metrics import MetricsWriter
 from thinwire.schema import Settings
-from thinwire.schema.tensor_names import plain_name
-from thinwire.security import Credentials
 from thinwire.transports.peers import PeerGroup
 from thinwire.version import VERSION
 
@@ -75,47 +72,23 @@ def join_group(
     optimizer: torch.optim.Optimizer,
     design: Design,
     group: dist.ProcessGroup,
+    asked: TrainingOptions,
     *,
-    compression: Compression | None,
-    exclude: Exclude | None,
-    seed: int,
-    timeout_s: float,
-    credentials: Credentials | None,
     metrics: Sequence[MetricsWriter],
     settings: Settings,
     resume: Mapping[str, Any] | Resumable | None,
-) -> Any:
-    """Returns what trains a model with a design; all ranks call it. The arguments are those of `tw.distribute`."""
-    options: dict[str, Any] = {
-        "last_layer": "fp32" if design.last_layer == "fp32" and compression is None else None,
-        "compression": compression or design.compress(exclude),
-        "reduce": design.reduce,
-        "nonfinite": design.up.nonfinite,
-        "seed": seed,
-        "timeout": timedelta(seconds=timeout_s),
-        "credentials": credentials,
-    }
-    if design.local is None:
-        return AutoOptimizer(
-            model,
-            optimizer,
-            group,
-            design=design.name,
-            compress={**options, "codec": design.up},
-            metrics=metrics,
-            settings=settings,
-            resume=resume,
-        )
+) -> GroupOptimizer:
+    """Returns what trains a model with local updates; all ranks call it. The arguments are those of `tw.distribute`."""
     if dist.get_rank(group) < 0:
         raise ConfigError("this process is not in the group that it was given")
     wrapped = reducing(model, group)
     if wrapped is not None:
         check_quiet(model, wrapped, group, design)
         model = wrapped.module
-    asked = ExchangeOptions(codec=design.up, measure_link=False, **options)
     state = load_agreed(resume, group)
+    exchange = ExchangeOptions(measure_link=False, **asked.of_ranks(design))
     try:
-        opt = _local(model, optimizer, design, group, asked, resume=resume, state=state, settings=settings)
+        opt = _local(model, optimizer, design, group, exchange, resume=resume, state=state, settings=settings)
     except BaseException:
         for each in metrics:  # there is no optimizer to be closed, and who joins again opens them anew
             with suppress(Exception):
@@ -195,12 +168,10 @@ def _tensors(
         tensor = LocalTensor(name, each, fragment, some, travels_as=travels_as)
         (narrow if is_narrow else coded).append(tensor)
         chosen[travels_as] = choices[name]
-    averaged = statistics(model)
     tensors = [*coded, *narrow]
-    for name, buffer in ((plain_name(name), each) for name, each in model.named_buffers()):
-        if buffer.numel() and (id(buffer) in averaged if buffers is None else name in buffers):
-            tensors.append(LocalTensor(name, buffer, design.local.fragments - 1, group=1, travels_as=name))
-            chosen[name] = Choice(PLAIN, PLAIN)
+    for name, buffer in exchanged_buffers(model, buffers):
+        tensors.append(LocalTensor(name, buffer, design.local.fragments - 1, group=1, travels_as=name))
+        chosen[name] = Choice(PLAIN, PLAIN)
     sizes = Counter[str]()
     devices = {each.travels_as: each.parameter.device for each in tensors}
     for tensor in tensors:
@@ -235,7 +206,7 @@ def _begin(opt: GroupOptimizer, shared: SharedParameters, peers: PeerGroup, stat
 
 
 def _load(opt: GroupOptimizer, state: Mapping[str, Any]) -> str:
-    """Takes a state; returns what to tell the other ranks of it, which wait to hear: nothing is raised."""
+    """Takes a state; returns a description of it for the other ranks, which wait for that: it raises nothing."""
     try:
         opt.load_state_dict(state)
     except (ConfigError, KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:

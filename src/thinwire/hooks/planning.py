@@ -101,8 +101,7 @@ def make_plan(
     parameters = trained(model, optimizer)
     choices = select(
         {key: tuple(parameter.shape) for key, parameter in parameters},
-        compression or design.compress(exclude),
-        last_layer="fp32" if design.last_layer == "fp32" and compression is None else None,
+        **design.choosing(compression, exclude),
     )
     placing = placement or find_placement(design.placement)
     assignment = placing.place([Sized(key, p.numel(), 4.0 * p.numel()) for key, p in parameters], shards)
@@ -137,17 +136,15 @@ def make_plan(
             sends_some[part.server] |= choices[key].up.scheme.sends_some
         tensors.append(PlannedTensor(key, parameter, False, choices[key].up, tuple(placed), local is not None))
     check_none_idle(placing, assignment)
-    plain, exchanged = index_of(PLAIN), statistics(model)
-    for key, buffer in ((plain_name(name), each) for name, each in model.named_buffers()):
-        if id(buffer) in exchanged if buffers is None else key in buffers:
-            placed = [(Partition(0, 0, buffer.numel()), len(tables[0]))]
-            # After local steps everybody's statistics count; after a common step, worker 0's are as good as any.
-            state, group = (True, 0) if local is None else (False, 1)
-            tensors.append(PlannedTensor(key, buffer, state, PLAIN, tuple(placed), local is not None))
-            shape, dtype = tuple(buffer.shape), _named(buffer.dtype)
-            tables[0].append(
-                TableSpec(name=key, shape=shape, up=plain, down=plain, group=group, state=state, dtype=dtype)
-            )
+    plain = index_of(PLAIN)
+    for key, buffer in exchanged_buffers(model, buffers):
+        placed = [(Partition(0, 0, buffer.numel()), len(tables[0]))]
+        # After local steps everybody's statistics count; after a common step, worker 0's are as good as any.
+        state, group = (True, 0) if local is None else (False, 1)
+        # Updates change a copy: a buffer whose own memory they changed could not be resized by its module.
+        tensors.append(PlannedTensor(key, buffer, state, PLAIN, tuple(placed), local=True))
+        shape, dtype = tuple(buffer.shape), _named(buffer.dtype)
+        tables[0].append(TableSpec(name=key, shape=shape, up=plain, down=plain, group=group, state=state, dtype=dtype))
     given = optimizer.param_groups if local is None else local.outer_groups()
     known = optimizer.defaults if local is None else given[0]
     groups = tuple(portable_options(group, known) for group in given)
@@ -178,15 +175,38 @@ def _named(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def statistics(model: nn.Module) -> set[int]:
-    """Returns the ids of the buffers that are exchanged: floating-point numbers that belong to the model's state.
+def exchanged_buffers(model: nn.Module, known: Collection[str] | None) -> list[tuple[str, torch.Tensor]]:
+    """Returns the buffers that are exchanged, by their plain names: numbers that belong to the model's state.
 
-    A buffer that is not persistent is made anew by every process, such as a table of rotary positions. One that begins
-    with Inf, as a mask of attention does, has no mean that anybody could use. NaN are damage, and refused later on.
+    Every other buffer stays each worker's own: one that is not persistent, such as a table of rotary positions, which
+    every process makes anew; one with Inf, such as an attention mask, which has no mean; one that begins empty, with a
+    warning, as the model resizes it later; and those that a script has DistributedDataParallel ignore
+    (`_set_params_and_buffers_to_ignore_for_model`). NaN are damage, which the first exchange refuses.
+
+    Args:
+        model: of the training.
+        known: the names of those that are exchanged, in a training that goes on; None: what their values say now.
     """
+    named = [(plain_name(name), buffer) for name, buffer in model.named_buffers()]
+    if known is not None:
+        return [(name, buffer) for name, buffer in named if name in known]
     constants = {id(module._buffers[name]) for module in model.modules() for name in module._non_persistent_buffers_set}
-    numbers = [each for each in model.buffers() if each.is_floating_point() and id(each) not in constants]
-    return {id(each) for each in numbers if each.isnan().any() or not each.isinf().any()}
+    ignored = {plain_name(name) for name in getattr(model, "_ddp_params_and_buffers_to_ignore", ())}
+    numbers = [
+        (name, buffer)
+        for name, buffer in named
+        if buffer.is_floating_point() and id(buffer) not in constants and name not in ignored
+    ]
+    if empty := [name for name, buffer in numbers if not buffer.numel()]:
+        caution(
+            f"buffers that begin empty are not exchanged, and stay each worker's own: {', '.join(empty[:4])}"
+            f"{', …' if len(empty) > 4 else ''}"
+        )
+    return [
+        (name, buffer)
+        for name, buffer in numbers
+        if buffer.numel() and (buffer.isnan().any() or not buffer.isinf().any())
+    ]
 
 
 def check_inner(local: LocalUpdates, optimizer: torch.optim.Optimizer) -> None:
@@ -259,10 +279,10 @@ def trained(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[tuple[st
 
 
 def frozen(model: nn.Module, trained: Sequence[nn.Parameter]) -> Settings:
-    """Which values nobody trains or sends; nothing of a model without any.
+    """Returns a digest of the frozen parameters, as a setting that all workers share; nothing where there are none.
 
-    Of a quantised base (a parameter of a class of its own) and of one in shards, ranks may rightly have other bits;
-    what shares its memory with a trained parameter gets that one's values.
+    A quantised base (a parameter of a class of its own) and one in shards are left out, as their bits may rightly
+    differ by rank. So is a parameter that shares its memory with a trained one, and gets that one's values.
     """
     sent = {parameter.untyped_storage().data_ptr() for parameter in trained}
     plain = [

@@ -146,14 +146,17 @@ class Report:
                 cost = "but kernels compile in two exchanges: more of them tell more"
             which = "the first step" if self.warm_up == 1 else f"the first {self.warm_up} steps"
             lines.append(f"  left out         {which}, {cost}")
-        return lines + ([f"  verdict          {self._verdict()}"] if self.codecs else [])
+        decides = self.codecs and not self.auto  # which measures whole steps, and says what it has decided
+        return lines + ([f"  verdict          {self._verdict()}"] if decides else [])
 
     def _why_none(self) -> str:
         if not self.uncompressed_nbytes:
             return "one rank alone sends nothing"
         if not self.auto:
             return "they come before start_step"
-        return "the link is fast enough" if self.link_bps else "the link is not measured yet"
+        if not self.link_bps:
+            return "the link is not measured yet"
+        return f"the link ({rate_text(self.link_bps)}) is fast enough, and nothing is compressed, as intended"
 
     def _verdict(self) -> str:
         if self.pays is None:

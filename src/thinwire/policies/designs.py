@@ -55,7 +55,6 @@ class Design:
         transmission: `wait-free` pushes and pulls layer by layer, `traditional` everything at the end of the step.
         min_numel: tensors with fewer values travel uncompressed, as do biases and norm layers.
         last_layer: `fp32` leaves the last layer's weights uncompressed.
-        share_scales: every tensor is encoded with the largest of all workers' scales (one more round trip a step).
         every: `epoch` where workers exchange once an epoch; `consistency` says it in steps once that is known, see
             `with_epoch`.
         digest_every: replicas are compared by hash every so many steps; 0: never.
@@ -80,7 +79,6 @@ class Design:
     transmission: Literal["wait-free", "traditional"] = "wait-free"
     min_numel: int = MIN_NUMEL
     last_layer: Literal["same", "fp32"] = "same"
-    share_scales: bool = False
     every: Literal["step", "epoch"] = "step"
     digest_every: int = 0
     ema: float = 0.0
@@ -100,62 +98,54 @@ class Design:
 
     def _conflicts(self, policy: Consistency) -> Iterator[str]:
         """Yields why choices do not go together."""
-        up, down, weights = self.up.scheme, self.down.scheme, self.downlink == "weights"
+        up, weights, local = self.up.scheme, self.downlink == "weights", self.local
         if self.downlink != "delta" and policy.immediate:
             yield f"{policy.id} applies each push to the server's model, and with downlink={self.downlink} it has none"
-        if weights and self.transmission == "wait-free":
+        residuals = self.up.residual_by_default or self.down.residual_by_default
+        early, some = self.transmission == "wait-free", policy.quorum(8) < 8 or policy.criterion() is not None
+        if weights and (early or some or residuals):
             yield (
-                "with downlink=weights a worker sends what its step has made of its weights: it needs "
-                "transmission=traditional (overlap=False), as the backward pass comes before that"
+                "with downlink=weights every worker sends what its steps have made of its weights: that needs "
+                "transmission=traditional (overlap=False), codecs without a residual (error_feedback=false), and a "
+                f"consistency that takes the weights of all workers; here are transmission={self.transmission}, "
+                f"{self.up}, {self.down} and {self.consistency}"
             )
-        if weights and policy.quorum(8) < 8:
-            yield "an average of weights needs every worker's; backup workers would drop some"
-        if weights and (self.up.residual_by_default or self.down.residual_by_default):
-            yield "whole weights carry no residual; use error_feedback=false with downlink=weights"
-        if weights and policy.criterion() is not None:
-            yield "adaptive communication accumulates gradients; whole weights cannot be accumulated"
         if self.downlink == "delta" and self.down.error_scale != 1:
             yield (
                 f"the pulls' error_scale is {self.down.error_scale:g}, and with downlink=delta nothing is multiplied "
                 "by it: what a pull leaves out is what the model is ahead of the workers' copy; leave it at 1"
             )
-        if isinstance(down, Votes) and down != Votes():
-            yield "votes are counted with the workers' shared scale and their number: neither can be given in a design"
-        if isinstance(down, Votes) and not (self.downlink == "gradient" and self.share_scales):
-            yield "votes are counted trits of one scale: they need downlink=gradient and share_scales"
-        if self.share_scales and not isinstance(up, TernGrad):
-            yield f"scales are shared by terngrad alone; the pushes are {self.up.id}"
-        if self.share_scales and isinstance(up, TernGrad) and up.scale is not None:
-            yield f"scale={up.scale:g}: workers share the largest of theirs; leave it out"
-        if self.share_scales and (self.transmission == "wait-free" or policy.id != "bsp"):
+        trits = isinstance(up, TernGrad) and up.scale is None and self.down.scheme == Votes()
+        if self.share_scales and (early or not trits or self.downlink != "gradient" or policy.id != "bsp"):
             yield (
-                "sharing scales is a round trip of all workers at the end of backward: it needs bsp and "
-                "transmission=traditional"
+                "votes are counted trits of one scale, the largest of all workers', which takes a round trip at the "
+                "end of backward: they need terngrad without a scale, votes without options, downlink=gradient, bsp "
+                f"and transmission=traditional; here are {self.up}, {self.down}, downlink={self.downlink}, "
+                f"{self.consistency} and transmission={self.transmission}"
             )
-        if self.local is not None and (self.downlink != "delta" or self.consistency != self.local.consistency):
+        if local is not None and (self.downlink != "delta" or self.consistency != local.consistency):
             yield (
-                f"design {self.name!r} trains locally for {self.local.sync_every} steps: its consistency is "
-                f"{self.local.consistency} and its downlink delta; {self.consistency} and {self.downlink} were given"
+                f"design {self.name!r} trains locally for {local.sync_every} steps: its consistency is "
+                f"{local.consistency} and its downlink delta; {self.consistency} and {self.downlink} were given"
             )
-        if self.local is not None and self.ema:
+        if local is not None and self.ema:
             yield "ema averages the weights of all steps, and with local updates each worker has its own"
-        if self.reduce == "sum" and weights:
-            yield "reduce='sum' with downlink=weights: the sum of the workers' weights is no model; use reduce='mean'"
-        if self.reduce == "sum" and self.local is not None and self.local.steer:
+        means = {"downlink=weights": weights, "votes": self.share_scales, "steer": local is not None and local.steer}
+        if self.reduce == "sum" and (of := [name for name, given in means.items() if given]):
             yield (
-                "reduce='sum' with steer: momenta are led by the mean of what all workers did; use reduce='mean', or "
-                "steer=0"
-            )
-        if self.reduce == "sum" and isinstance(down, Votes):
-            yield (
-                "reduce='sum' with votes: votes are counted and their mean is what travels; use reduce='mean', and a "
-                "learning rate that is larger by the number of workers"
+                f"reduce='sum' with {of[0]}, which is about the mean of what all workers have; use reduce='mean', and "
+                "a learning rate that is larger by the number of workers"
             )
         if self.reduce not in ("mean", "sum") and not up.sends_some:
             yield (
                 f"reduce={self.reduce!r} is of codecs that send some of the values (blocktopk, topk); the "
                 f"pushes are {self.up.id}, which sends all of them: use reduce='mean'"
             )
+
+    @property
+    def share_scales(self) -> bool:
+        """Whether all workers encode with the largest of their scales, for votes: one more round trip a step."""
+        return isinstance(self.down.scheme, Votes)
 
     def compress(self, exclude: Exclude | None = None) -> Compression:
         """Returns the policy that decides for each tensor.
@@ -164,6 +154,18 @@ class Design:
             exclude: tensors to leave uncompressed besides, by name and shape.
         """
         return find_compression(self.compression, up=self.up, down=self.down, min_numel=self.min_numel, exclude=exclude)
+
+    def choosing(self, policy: Compression | None = None, exclude: Exclude | None = None) -> dict[str, Any]:
+        """Returns what gives each tensor its codecs, as `select` and hooks take it.
+
+        Args:
+            policy: in place of the design's, which has the last layer as an exception.
+            exclude: tensors to leave uncompressed besides the design's.
+        """
+        if policy is not None:
+            return {"compression": policy, "last_layer": None}
+        last_layer = "fp32" if self.last_layer == "fp32" else None
+        return {"compression": self.compress(exclude), "last_layer": last_layer}
 
     @property
     def sends_early(self) -> bool:
@@ -175,27 +177,26 @@ class Design:
         """
         return self.local is None and self.transmission == "wait-free"
 
-    def with_epoch(self, steps: int | None) -> Design:
+    def with_epoch(self, steps: int) -> Design:
         """Returns the design with its exchanges counted in steps.
 
         Args:
             steps: that every worker takes in an epoch.
 
-        Raises:
-            ConfigError: the design exchanges once an epoch, and `steps` is None.
-
         Example:
             >>> design("entropy").with_epoch(steps=40).consistency
             'local[steps=40]'
         """
-        if self.every == "step":
-            return self
-        if steps is None:
+        return self if self.every == "step" else replace(self, every="step", consistency=f"local[steps={steps}]")
+
+    def check_counts_steps(self) -> None:
+        """Raises ConfigError where the design exchanges once an epoch, and does not say how many steps that is."""
+        if self.every != "step":
+            steps = "consistency='local[steps=100]'"
             raise ConfigError(
-                f"design {self.name!r} exchanges once an epoch: pass steps_per_epoch=…, the number of steps that every "
-                "worker takes in an epoch (or a consistency of your own, such as 'local[steps=100]')"
+                f"design {self.name!r} exchanges once an epoch: give {steps}, with the number of steps that every "
+                "worker takes in an epoch"
             )
-        return replace(self, every="step", consistency=f"local[steps={steps}]")
 
     def choices(self) -> dict[str, Any]:
         """Returns every choice spelled out, as JSON values."""

@@ -50,7 +50,6 @@ def _terngrad(ema: float = 0.0, last_layer: str = "fp32", **options: Any) -> dic
         "up": codec("terngrad", **options),
         "down": codec("votes"),
         "downlink": "gradient",
-        "share_scales": True,
         "transmission": "traditional",
         "last_layer": last_layer,
         "digest_every": 100,

@@ -7,6 +7,7 @@ import time
 from bisect import insort
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import timedelta
 from typing import Protocol
 
 from thinwire.errors import ConfigError
@@ -22,6 +23,15 @@ Cancel = Callable[[], None]
 """Makes a later call not happen; does nothing once it has."""
 
 
+def in_seconds(timeout: float | timedelta) -> float:
+    """Returns a time that a script gives in seconds or as a timedelta.
+
+    >>> in_seconds(1.5), in_seconds(timedelta(minutes=1))
+    (1.5, 60.0)
+    """
+    return timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+
+
 def check_seconds(**given: float) -> None:
     """Raises ConfigError where one of these times, by the names of their options, is none that can be waited for.
 
@@ -32,8 +42,8 @@ def check_seconds(**given: float) -> None:
     thinwire.errors.ConfigError: timeout_s is inf; give 0 to 1000000 seconds
     """
     for name, seconds in given.items():
-        if not 0 <= seconds <= MAX_WAIT_S:  # NaN as well
-            raise ConfigError(f"{name} is {seconds:g}; give 0 to {MAX_WAIT_S:.0f} seconds")
+        if not (isinstance(seconds, int | float) and 0 <= seconds <= MAX_WAIT_S):  # NaN as well
+            raise ConfigError(f"{name} is {seconds!r}; give 0 to {MAX_WAIT_S:.0f} seconds")
 
 
 class Clock(Protocol):

@@ -93,16 +93,18 @@ class ModelPlaces:
     def _keep_assigned(self, tensor: Exchanged, now: torch.Tensor) -> bool:
         """Copies what a forward pass has assigned (self.mean = …) into the buffer that is exchanged, if it fits."""
         buffer = tensor.parameter
-        if now is buffer and buffer.data_ptr() == tensor.shown.data_ptr():
-            return True
         if now.shape != tensor.shown.shape:
+            if now is buffer:  # a module has resized it where it lies: what is exchanged lies elsewhere from now on
+                buffer.data = buffer.detach().clone()
             if tensor.name not in self._unexchanged:
                 self._unexchanged.add(tensor.name)
                 caution(
-                    f"buffer {tensor.name!r} was assigned a value that cannot be exchanged, and stays each worker's "
-                    f"own from now on: it has shape {tuple(now.shape)} now, and had {tuple(tensor.shown.shape)}"
+                    f"buffer {tensor.name!r} has another shape and cannot be exchanged, and stays each worker's own "
+                    f"from now on: it is {tuple(now.shape)} now, and was {tuple(tensor.shown.shape)}"
                 )
             return False
+        if now is buffer and buffer.data_ptr() == tensor.shown.data_ptr():
+            return True
         with torch.no_grad():
             tensor.shown.copy_(now)
         buffer.data = tensor.shown

@@ -138,7 +138,7 @@ def run_uncompressed(rank: int) -> dict[str, Any]:
         for step in range(6):
             for model in models:
                 train(model, rank, 1, first=step)
-        assert str(ddp.report(state)).startswith("thinwire: 6 steps, none of them compressed: the link is "), name
+        assert str(ddp.report(state)).startswith("thinwire: 6 steps, none of them compressed: the link "), name
         found[name] = ([weights(model.module) for model in models], len(auto.controller.memory.window))
     return found
 
@@ -301,3 +301,12 @@ def test_fixed_codec_of_few_bits_with_an_adaptive_optimizer_warns_once(ranks: Ra
 def test_unused_branch_keeps_its_residual_through_uncompressed_steps(ranks: Ranks) -> None:
     for _, compressed, *elsewhere, taken in ranks["unused"]:
         assert elsewhere == [compressed] * 2 and compressed > 0 and taken == 0
+
+
+def test_a_report_of_auto_does_not_contradict_its_setting() -> None:
+    nothing: dict[str, Any] = {"taken": 40, "sent_nbytes": 9e6, "uncompressed_nbytes": 9e6, "wait_s": 0.0}
+    spent: dict[str, Any] = {**nothing, "encode_s": 2e-3, "decode_s": 0.0, "link_bps": 1e9, "codecs": "auto"}
+    said = str(ddp.Report(**spent, steps=0, auto="uncompressed since step 0"))
+    assert "the link (1 Gbit/s) is fast enough, and nothing is compressed, as intended" in said
+    said = str(ddp.Report(**{**spent, "sent_nbytes": 8.9e6}, steps=30, auto="bf16 since step 33"))
+    assert "bf16 since step 33" in said and "would be faster" not in said

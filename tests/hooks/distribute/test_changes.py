@@ -128,7 +128,7 @@ def test_clipping_has_its_effect_where_gradients_leave_at_the_end_of_the_step() 
         {"design": "3lc[nonfinite=skip]"},
         {"design": "terngrad"},
         {"codec": "fp32", "overlap": False, "consistency": "adaptive[period,threshold=2]"},
-        {"design": "entropy", "steps_per_epoch": 2},
+        {"design": "entropy", "consistency": "local[2]"},
         {"design": "update"},
         {"design": "local-sgd[h=2]"},
         {"design": "demo"},

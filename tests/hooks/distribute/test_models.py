@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+from torch.nn.parallel import DistributedDataParallel
 
 from tests.hooks.cluster import run_cluster
 from tests.hooks.local_runs import adamw, batch, inner_step, mlp, resume, sgd, steps
@@ -72,6 +73,51 @@ def test_plan_has_statistics_alone_and_refuses_damaged_ones_by_name() -> None:
         run_cluster(lambda rank: model, lambda rank, model, opt: None, workers=1, optimizer=adamw, design="update")
 
 
+class Observes(nn.Module):
+    """Resizes buffers where they lie, as observers of quantisation do; `queue` holds data, not statistics."""
+
+    def __init__(self, rank: int, at_step: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.at_step, self.calls = at_step, 0
+        self.first, self.last = nn.Linear(12, 40), nn.Linear(40, 3)
+        self.register_buffer("scale", torch.ones(7 if at_step else 0))
+        self.register_buffer("queue", torch.full((5,), float(rank)))
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(self, ["queue"])  # type: ignore[no-untyped-call]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = torch.relu(self.first(x))
+        if self.calls >= self.at_step:
+            with torch.no_grad():
+                largest = hidden.amax(0)
+                self.get_buffer("scale").resize_(largest.shape).copy_(largest)
+        self.calls += 1
+        answer: torch.Tensor = self.last(hidden)
+        return answer
+
+
+@pytest.mark.parametrize("design", ["3lc", "terngrad", "fp32", "local-sgd[h=2]"])
+@pytest.mark.parametrize(
+    ("at_step", "told"), [(0, "begin empty are not exchanged"), (3, r"it is \(40,\) now, and was")]
+)
+def test_resized_and_ignored_buffers_stay_each_workers_own(design: str, at_step: int, told: str) -> None:
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> tuple[torch.Tensor, ...]:
+        for step in range(6):
+            inner_step(model, opt, rank, step)
+        opt.flush()
+        return weights(model), model.get_buffer("scale").clone(), model.get_buffer("queue").clone()
+
+    optimizer = adamw if design.startswith("local") else sgd
+    with pytest.warns(UserWarning, match=told):
+        found = run_cluster(
+            lambda rank: Observes(rank, at_step), train, optimizer=optimizer, design=design, state_interval=1
+        )[0]
+    assert torch.equal(found[0][0], found[1][0])
+    assert not torch.equal(found[0][1], found[1][1]), "each has what its own batches gave"
+    for rank, (_, scale, queue) in enumerate(found):
+        assert scale.shape == (40,) and torch.equal(queue, torch.full((5,), float(rank)))
+
+
 class Frozen(nn.Module):
     """A trained layer behind two frozen ones with the values of a seed; the teacher may follow what is trained."""
 
@@ -92,7 +138,7 @@ def test_frozen_parameters_must_be_equal_on_all_workers_when_a_training_begins(d
     found, _ = run_cluster(lambda rank: Frozen(), steps(2), **options)
     assert torch.equal(*found)
     with pytest.raises(ProtocolError, match="digest of frozen parameters"):
-        run_cluster(Frozen, steps(2), timeout_s=2, **options)  # the other worker waits so long
+        run_cluster(Frozen, steps(2), timeout=2, **options)  # the other worker waits so long
     found, _ = run_cluster(Frozen, steps(2), settings={FROZEN: "own"}, **options)
     assert not torch.equal(*found)
 
@@ -192,4 +238,4 @@ def test_models_of_two_dtypes_are_refused_by_name(design: str, name: str) -> Non
 
     optimizer = sgd if design == "3lc" else adamw
     with pytest.raises(ProtocolError, match=f"'{name}' is (float|bfloat)"):  # the other worker waits so long
-        run_cluster(mixed, steps(1), optimizer=optimizer, design=design, timeout_s=0.5)
+        run_cluster(mixed, steps(1), optimizer=optimizer, design=design, timeout=0.5)

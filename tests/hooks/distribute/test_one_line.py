@@ -37,7 +37,7 @@ STEPS = 11
 LINKS = {"plain all-reduce": 1e12, "local-sgd[h=4]": 2.2e6, "local-sgd[h=16]": 1.7e5}
 """Bits per second with which each is chosen where a step of `mlp` takes 10 ms."""
 
-DECIDED = ("codec_down", "consistency", "placement", "reduce", "overlap", "compression", "sparsity", "steps_per_epoch")
+DECIDED = ("codec_down", "consistency", "placement", "reduce", "overlap", "compression", "sparsity")
 
 
 @contextmanager
@@ -97,7 +97,7 @@ def train(rank: int, wrapped: bool, link: str, stop: int = 0, passes: int = 1, m
                     with opt.shared_weights():
                         found |= {"shared": values(module)}
                     found |= {"chosen": opt.chosen, "report": str(opt.report()), "steps": opt.steps_done}
-                    found |= {"exchange": type(opt._auto.exchange).__name__, "probes": probe.call_count}
+                    found |= {"exchange": type(opt.exchange).__name__, "probes": probe.call_count}
                     found |= {"rates": opt.param_groups[0]["lr"] == inner.param_groups[0]["lr"]}
                     found |= {"moments": inner.state[next(module.parameters())]["exp_avg"].clone()}
         if wrapped and end == STEPS:
@@ -117,7 +117,7 @@ def train_sgd(rank: int, wrapped: bool) -> dict[str, Any]:
     model, module = made(rank, wrapped)
     inner = sgd(module)
     opt: Any = tw.distribute(model, inner, group=dist.group.WORLD, design="auto", seed=3, min_numel=64)
-    found: dict[str, Any] = {"first": opt.chosen, "kind": type(opt._auto.exchange).__name__}
+    found: dict[str, Any] = {"first": opt.chosen, "kind": type(opt.exchange).__name__}
     with opt:
         for number in range(6):
             step(model, opt, rank, number, passes=2)
@@ -137,7 +137,7 @@ def train_sgd(rank: int, wrapped: bool) -> dict[str, Any]:
             copied(batch(0, 0)[0]).sum().backward()
     model, module = made(rank, wrapped)
     with tw.distribute(model, sgd(module), min_numel=64, seed=3, resume=saved) as opt:
-        found |= {"resumed": opt.steps_done, "exchanged": opt._auto.exchange.step}
+        found |= {"resumed": opt.steps_done, "exchanged": opt.exchange.step}
         step(model, opt, rank, 8)
         found["again"] = spread(module)
     return found

@@ -48,7 +48,7 @@ def test_recorded_as_skipped_are_steps_that_did_not_change_the_table() -> None:
         ({"codec": "fp32", "consistency": "local[2]"}, [0, 2, 4]),
         ({"codec": "fp32", "consistency": "adaptive[period,threshold=3]"}, [0, 1, 3, 4]),
         ({"codec": tw.codec("3lc", nonfinite="skip")}, [2]),
-        ({"design": "entropy", "steps_per_epoch": 4}, []),
+        ({"design": "entropy", "consistency": "local[4]"}, []),
         ({"design": "mem-sgd-topk"}, []),
     ]
     for options, expected in cases:

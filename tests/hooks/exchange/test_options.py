@@ -41,11 +41,15 @@ WRONG: tuple[dict[str, Any], ...] = (
     {"gather_mb": "1"},
     {"gather_mb": -1},
     {"timeout": timedelta(0)},
+    {"timeout": 0.0},
+    {"timeout": math.inf},
+    {"timeout": "60"},
 )
 
 
 def test_wrong_values_are_refused_by_the_option_s_name() -> None:
-    ExchangeOptions(**USUAL)
+    for timeout in (60, 0.5, timedelta(seconds=60)):
+        ExchangeOptions(**{**USUAL, "timeout": timeout})
     for wrong in WRONG:
         said = refusal(partial(ExchangeOptions, **{**USUAL, **wrong}))
         assert said.startswith("ConfigError: ") and next(iter(wrong)) in said, (wrong, said)

@@ -35,7 +35,7 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"design": "3lc", "nonfinite": "skip"}, r"design='3lc\[nonfinite=skip\]'"),
     ({"design": "update", "s": 1.5}, r"design='update\[s=1\.5\]'"),
     ({"design": "3lc", "elastic": True}, "tw.distribute has no elastic"),
-    ({"design": "entropy", "steps_per_epoch": 0}, "steps is 0"),
+    ({"design": "entropy"}, r"consistency='local\[steps=100\]'"),
     ({"sparsity": 2.0}, "sparsity"),
     ({"sparsty": 1.0}, "did you mean 'sparsity'"),
     ({"reduce": "max"}, "reduce"),
@@ -47,7 +47,7 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"server": [f"grpc://127.0.0.1:{port}" for port in (1, 2, 1)]}, r"grpc://127\.0\.0\.1:1 is given twice"),
     *(
         ({option: seconds}, f"{option} is ")
-        for option in ("timeout_s", "connect_timeout_s", "reconnect_s")
+        for option in ("timeout", "connect_timeout_s", "reconnect_s")
         for seconds in (float("inf"), float("nan"), 1e10, -1.0)
     ),
 ]

@@ -73,7 +73,7 @@ class Life:
         connection, model = self._address(), mlp()
         inner = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
         opt = tw.distribute(
-            model, inner, server=connection, rank=self.rank, workers=WORKERS, design=self._design, timeout_s=30
+            model, inner, server=connection, rank=self.rank, workers=WORKERS, design=self._design, timeout=30
         )
         self.joined_at = opt.steps_done
         if self._carries is not None:
@@ -174,7 +174,7 @@ def train(cuts: list[int], *, shards: int = 1, **options: Any) -> tuple[list[Any
                 server=[f"grpc://{way}" for way in ways],
                 rank=rank,
                 workers=2,
-                timeout_s=60,
+                timeout=60,
                 chunk_nbytes=256,
                 **options,
             ) as opt:

@@ -190,7 +190,7 @@ def trained(example: Any, monkeypatch: pytest.MonkeyPatch, file: Path, dies_at: 
     def work(rank: int) -> None:
         if rank:
             built.wait(60)
-        model = example.train(Address(), rank, 2, STEPS, timeout_s=30)
+        model = example.train(Address(), rank, 2, STEPS, timeout=30)
         weights[rank] = [parameter.detach().clone() for parameter in model.parameters()]
 
     torch.manual_seed(0)

@@ -123,7 +123,7 @@ def test_a_worker_that_has_left_is_not_waited_for_where_scales_are_shared() -> N
             return str(error)
         return "at the end"
 
-    (first, second), _ = run_cluster(mlp, train, design="terngrad", timeout_s=20)
+    (first, second), _ = run_cluster(mlp, train, design="terngrad", timeout=20)
     assert first == "at the end" and "worker 0 has left before step 2" in second
 
 

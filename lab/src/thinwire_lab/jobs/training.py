@@ -61,12 +61,11 @@ def run_worker(
         server=servers() if callable(servers) else servers,
         rank=rank,
         workers=job.workers,
-        design=design,
+        design=design.with_epoch(len(dataset.train_x) // job.workers // made.recipe.batch),
         seed=job.seed,
         connect_timeout_s=connect_timeout_s,
         metrics=metrics,
         resume=states,
-        steps_per_epoch=len(dataset.train_x) // job.workers // made.recipe.batch,
         settings=_settings(job, dataset),
     )
     with nullcontext() if writer is None else closing(writer), opt:

@@ -27,6 +27,7 @@ from thinwire.hooks.guards import StepGuard
 from thinwire.policies.adaptive import takes_few_bits
 from thinwire.policies.auto.levels import AUTO, Level, Limits, Target, residual_codec
 from thinwire.policies.compression import MIN_NUMEL, PLAIN, ByShape, Choice, Compression, Exclude, as_codec, select
+from thinwire.runtime.clock import check_seconds, in_seconds
 from thinwire.runtime.collective import CollectiveDriver
 from thinwire.runtime.peers import agree, measure_link
 from thinwire.security.credentials import Credentials
@@ -61,7 +62,8 @@ class ExchangeOptions:
             everywhere. With a fixed codec, steps before `start_step` are torch's own, which look for neither.
         scaler: the training loop's GradScaler; residuals then follow its scale. It needs `nonfinite="skip"`.
         seed: of random codecs.
-        timeout: how long a rank may keep the other ranks waiting; by default the timeout of the process group.
+        timeout: how long a rank may keep the other ranks waiting, in seconds or as a timedelta; by default the timeout
+            of the process group.
         gather_mb: buckets travel together until they have so many megabytes; 0 sends each by itself.
         measure_link: sends a few messages at the start (some 0.1 s) so that the report can say whether it pays.
         credentials: with a token file, what the ranks exchange is sealed with its first token without a rank, the same
@@ -86,7 +88,7 @@ class ExchangeOptions:
     nonfinite: Literal["raise", "skip"] = "raise"
     scaler: Any = None
     seed: int = 0
-    timeout: timedelta | None = None
+    timeout: float | timedelta | None = None
     gather_mb: float = GATHER_MB
     measure_link: bool = True
     credentials: Credentials | None = None
@@ -136,8 +138,9 @@ class ExchangeOptions:
         )
         check("credentials", isinstance(given["credentials"], Credentials | None), "tw.Credentials(token_file=…)")
         check("gather_mb", isinstance(mb, int | float) and 0 <= mb < float("inf"), "a number of megabytes, 0 or more")
-        above = timeout is None or (isinstance(timeout, timedelta) and timeout > timedelta(0))
-        check("timeout", above, "a datetime.timedelta above 0, as in timedelta(seconds=60)")
+        if timeout is not None:
+            check_seconds(timeout=in_seconds(timeout))
+            check("timeout", in_seconds(timeout) > 0, "a number of seconds or a timedelta above 0")
         if self.scaler is not None and self.nonfinite != "skip":
             raise ConfigError("a GradScaler finds its scale by steps that overflow; with scaler, set nonfinite='skip'")
 
@@ -212,7 +215,8 @@ class ExchangeOptions:
 
     def meet(self, ranks: Sequence[int], group: dist.ProcessGroup) -> PeerGroup:
         """Returns connections to these ranks, as `ranks.meet`; the default timeout is that of the training's group."""
-        return meet(ranks, self.timeout or timeout_of(group), self.credentials)
+        timeout = timeout_of(group) if self.timeout is None else timedelta(seconds=in_seconds(self.timeout))
+        return meet(ranks, timeout, self.credentials)
 
     def agree(self, peers: PeerGroup, tensors: Sequence[TrainedTensor], own: Mapping[str, Any]) -> None:
         """Compares settings and tensors with rank 0's, as `runtime.peers.agree`.

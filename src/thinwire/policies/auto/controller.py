@@ -104,7 +104,7 @@ class Workload:
 
 
 class Note(NamedTuple):
-    """What a rank tells the others of its latest steps at one setting: medians, in seconds.
+    """The message of a rank to the others about its latest steps at one setting: medians, in seconds.
 
     Args:
         step_s: from a step's first gradients to the next one's; 0 where none was measured.
