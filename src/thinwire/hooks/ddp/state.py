@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from thinwire.collective.core import Bucket
 from thinwire.errors import ConfigError, check_keys
 from thinwire.hooks.exchange.state import ExchangeState
+from thinwire.hooks.guards import Gradients, Place, is_zeroed, parameter_at
 
 
 class Reduction(NamedTuple):
@@ -29,29 +31,51 @@ class Reduction(NamedTuple):
     averages: torch.futures.Future[torch.Tensor]
 
 
-class _Emptied:
-    """Whether a parameter's gradient was None when a backward pass came to it, since that was last asked.
+class BucketGradients(Gradients):
+    """Gradients that are in DDP's buckets before the hook can look: each pass is asked when it comes to a parameter.
 
-    It costs a microsecond a pass. A hook of the tensor's own would be in the way of `torch.compile`.
+    That costs a microsecond, so that one parameter stands for all until `follow` is called. A hook of the tensor's own
+    would be in the way of `torch.compile`.
+
+    Args:
+        places: of the parameters, by name.
     """
 
-    def __init__(self, parameter: torch.Tensor) -> None:
-        self._found = False
-        # DDP keeps the node, and the node has the parameter in any case.
-        node = torch.autograd.graph.get_gradient_edge(parameter).node
-        self._handle = node.register_prehook(lambda _: self._look(parameter))
+    def __init__(self, places: Mapping[str, Place]) -> None:
+        super().__init__(places)
+        self._followed = set[str]()
+        self._found = set[str]()
+        self._handles: list[Any] = []
+        self._hook([*places][-1:])  # which a backward pass comes to first, as a rule
 
-    def _look(self, parameter: torch.Tensor) -> None:
-        self._found = self._found or parameter.grad is None
+    def follow(self) -> None:
+        self._hook(self.places.keys() - self._followed)
 
-    def take(self) -> bool:
-        """Returns it, and looks anew."""
-        found, self._found = self._found, False
-        return found
+    def emptied(self, names: Collection[str]) -> set[str]:
+        looked_at = {*names} & self._followed
+        found = looked_at & self._found | super().emptied(looked_at)  # the pass has not come to all of them yet
+        return {*names} if len(self._followed) < len(self.places) and found else found
+
+    def end_pass(self) -> None:
+        """Forgets what the backward pass has found, once it has come to every parameter."""
+        self._found.clear()
 
     def close(self) -> None:
         """Looks no more."""
-        self._handle.remove()
+        for handle in self._handles:
+            handle.remove()
+
+    def _hook(self, names: Iterable[str]) -> None:
+        for name in names:
+            parameter = parameter_at(self.places[name])
+            if parameter is not None:  # DDP keeps the node, and the node has the parameter in any case
+                node = torch.autograd.graph.get_gradient_edge(parameter).node
+                self._handles.append(node.register_prehook(partial(self._look, name, parameter)))
+                self._followed.add(name)
+
+    def _look(self, name: str, parameter: torch.Tensor, _gradients: object) -> None:
+        if parameter.grad is None or (len(self._followed) > 1 and is_zeroed(parameter)):
+            self._found.add(name)
 
 
 class ThinwireState(ExchangeState):
@@ -60,10 +84,17 @@ class ThinwireState(ExchangeState):
     Attributes:
         group: of DDP.
         under_way: the step's all-reduces.
-        emptied: whether gradients were None since the last compressed step.
+        gradients: those that are compressed.
     """
 
-    def __init__(self, *, parameters: Mapping[str, torch.Tensor], model: DistributedDataParallel, **kept: Any) -> None:
+    def __init__(
+        self,
+        *,
+        parameters: Mapping[str, torch.Tensor],
+        model: DistributedDataParallel,
+        gradients: BucketGradients,
+        **kept: Any,
+    ) -> None:
         super().__init__(**kept)
         # DDP's reducer would free the group with the interpreter's lock held, and hang where one of the group's threads
         # waits for it. DDP drops this state after its reducer, and what Python has last is freed without the lock.
@@ -73,11 +104,11 @@ class ThinwireState(ExchangeState):
         self._names = {id(parameter): name for name, parameter in parameters.items()}
         self._orders = {name: _order(parameter) for name, parameter in parameters.items()}
         self._buckets: dict[tuple[int, ...], Bucket] = {}
-        self.emptied = _Emptied([*parameters.values()][-1])  # which a backward pass comes to first, as a rule
+        self.gradients = gradients
 
     def close(self) -> None:
         super().close()
-        self.emptied.close()
+        self.gradients.close()
 
     @property
     def reduces_late(self) -> bool:

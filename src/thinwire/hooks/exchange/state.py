@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from thinwire.cautions import caution
 from thinwire.collective.core import Collective
+from thinwire.collective.snapshot import Snapshot
 from thinwire.errors import ConfigError, check_keys
 from thinwire.hooks.exchange.auto import ExchangeAuto
 from thinwire.hooks.exchange.options import ExchangeOptions
@@ -53,6 +54,7 @@ class ExchangeState:
         auto: ExchangeAuto | None = None,
     ) -> None:
         self._guard = guard
+        self._before: Snapshot | None = None
         numbers = driver.peers.names if ranks is None else ranks
         self._group = " ".join(map(str, numbers)) if len(numbers) < dist.get_world_size() else ""
         self.auto = auto
@@ -181,10 +183,29 @@ class ExchangeState:
         if self._records is not None:
             self._records.close()
 
-    def watch(self, *, anew: bool) -> None:
-        """Has the guard look whether the compressed step before was of any use; `anew` as in `StepGuard.exchanged`."""
-        if self._guard is not None and self.core.residuals.world > 1:  # one rank alone keeps nothing
-            self._guard.exchanged(anew=anew, skipped=self.steps_skipped)
+    def take_back_discarded(self) -> None:
+        """Undoes the exchange before for gradients that no optimizer took; before a step touches residuals.
+
+        Residuals are copied from the time on when an optimizer has stepped without some of the gradients.
+        """
+        if self._guard is None or self.core.residuals.world == 1:  # one rank alone keeps nothing
+            return
+        self.driver.settle()
+        if self.auto is not None:
+            self.auto.flush.settle()
+        untaken = self._guard.begin_exchange(skipped=self.steps_skipped)
+        if untaken.seen and self._before is None:
+            self._before = Snapshot(self.core.residuals.contexts)
+        if self._before is not None:
+            self._before.restore(untaken.discarded)
+            self._before.take(kept=untaken.kept)
+        if untaken.discarded and self.auto is not None:
+            self.auto.flush.expect_all()
+
+    def note_compressed(self) -> None:
+        """Says that the step that has begun is compressed: an optimizer is to take its gradients."""
+        if self._guard is not None and self.core.residuals.world > 1:
+            self._guard.exchanged()
 
     def __deepcopy__(self, memo: Any) -> _Copied:
         """A copy of the model, such as one of averaged weights, exchanges nothing."""
@@ -219,6 +240,8 @@ class ExchangeState:
         scale = float(self._scaler.get_scale())
         if self._loss_scale not in (0.0, scale):
             self.core.residuals.scale(scale / self._loss_scale)
+            if self._before is not None:
+                self._before.scale(scale / self._loss_scale)
         if scale < self._loss_scale and self._guard is not None:
             self._guard.forget()  # the scaler has skipped the step before, for gradients that may be nobody's here
         self._loss_scale = scale
@@ -306,6 +329,7 @@ class ExchangeState:
             self._load_residuals(state)
         if self._guard is not None:
             self._guard.forget()
+        self._before = None
         self._first += int(state["step"]) - self.step
         self.step, self._loss_scale = int(state["step"]), float(state["loss_scale"])
         if self._scaler is None and self._loss_scale not in (0.0, 1.0):

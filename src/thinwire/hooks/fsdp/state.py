@@ -145,6 +145,7 @@ class ShardedState(ExchangeState):
             if any(group is each.group for each in self._ready):
                 self.end_step()
             if not self._exchanging:
+                self.take_back_discarded()
                 self.begin_step()
             auto.bucket_ready()
             if auto.flush.waiting and not auto.compressed:
@@ -170,10 +171,10 @@ class ShardedState(ExchangeState):
             self.end_step()  # a group that is reduced twice in a backward pass: each time is an exchange of its own
         if not self._ready:
             if self.auto is None:  # else before its controller looks at residuals, in `begin`
+                self.take_back_discarded()
                 self.follow_loss_scale()
             if ready.values is not None:
-                # Of several passes that one step takes, each may be through other groups: nobody's gradients are left.
-                self.watch(anew=not any(group.has_gradients for group in self._buckets))
+                self.note_compressed()
         if self._buckets[ready.group].offsets:
             self._exchange_newest(last=False)
         self._ready.append(ready)

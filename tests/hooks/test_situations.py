@@ -1,0 +1,113 @@
+"""Situations that users of other tools reported, on two ranks: the right result, or an error that says what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from tests.hooks.ddp_ranks import Weights, run_cases, same
+from thinwire.collective.snapshot import Snapshot
+from thinwire.hooks import ddp, fsdp
+
+CODED: dict[str, Any] = {"codec": "3lc", "sparsity": 1.75, "min_numel": 16, "measure_link": False}
+HOOKS = ("ddp", "fsdp")
+
+
+def whole(model: nn.Module) -> Weights:
+    """Copies of the parameters, those of FSDP2 whole."""
+    return {
+        name: (each.full_tensor() if isinstance(each, DTensor) else each).detach().clone()
+        for name, each in model.named_parameters()
+    }
+
+
+def noise(rank: int, step: int, *shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(1000 * step + rank))
+
+
+def hooked(kind: str, model: Any, parts: tuple[str, ...] = (), **options: Any) -> tuple[Any, Any]:
+    """A model as a script calls it, and the hook's state; FSDP2 reduces these parts by themselves."""
+    given = {**CODED, **options}
+    if kind == "ddp":
+        wrapped = DistributedDataParallel(model, find_unused_parameters=bool(parts))
+        return wrapped, ddp.compress(wrapped, **given)
+    mesh = init_device_mesh("cpu", (2,))
+    for part in parts:
+        fully_shard(getattr(model, part), mesh=mesh)
+    return fully_shard(model, mesh=mesh), fsdp.compress(model, **given)
+
+
+# ---- several optimizers over one wrapper
+
+
+class Gan(nn.Module):
+    """A generator, and a discriminator that judges what it makes, or real data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.generator = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 8))
+        self.discriminator = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 1))
+
+    def forward(self, x: torch.Tensor, *, generates: bool) -> torch.Tensor:
+        judged: torch.Tensor = self.discriminator(self.generator(x) if generates else x)
+        return judged
+
+
+def train_gan(rank: int, kind: str, *, discards: bool, zeros: bool = False) -> Weights:
+    """Trains with two optimizers; the generator's pass leaves gradients in the discriminator, where it `discards`.
+
+    FSDP2 cannot freeze what it reduces: there the residuals are put back by hand, in place of the hook.
+    """
+    gan = Gan()
+    model, state = hooked(kind, gan, ("generator", "discriminator"))
+    make, judge = (torch.optim.SGD(part.parameters(), lr=0.05) for part in (gan.generator, gan.discriminator))
+    by_hand, before = kind == "fsdp" and not discards, Snapshot(state.core.residuals.contexts)
+    if by_hand:
+        state._guard.close()
+    for step in range(6):
+        judge.zero_grad(set_to_none=not zeros)
+        nn.functional.softplus(-model(1 + noise(rank, step, 16, 8), generates=False)).mean().backward()
+        judge.step()
+        make.zero_grad(set_to_none=not zeros)
+        if by_hand:
+            before.take()
+        gan.discriminator.requires_grad_(discards or by_hand)
+        nn.functional.softplus(-model(noise(rank, 100 + step, 16, 4), generates=True)).mean().backward()
+        gan.discriminator.requires_grad_(True)
+        if by_hand:
+            before.restore([name for name in state.core.residuals.tensors if name.startswith("discriminator")])
+        make.step()
+    state.close()
+    return whole(gan)
+
+
+def run_gan(rank: int, kind: str) -> tuple[Weights, bool, bool]:
+    """Whether a discarded gradient leaves nothing behind, set to None or to zeros."""
+    wanted = train_gan(rank, kind, discards=False)
+    found, zeroed = (train_gan(rank, kind, discards=True, zeros=zeros) for zeros in (False, True))
+    return found, same(found, wanted), same(zeroed, wanted)
+
+
+CASES: dict[str, tuple[Callable[..., Any], ...]] = {
+    **{f"gan, {kind}": (run_gan, kind) for kind in HOOKS},
+}
+
+
+@pytest.fixture(scope="module")
+def ranks() -> dict[str, list[Any]]:
+    return run_cases(2, CASES)
+
+
+@pytest.mark.parametrize("kind", HOOKS)
+def test_gradients_that_another_optimizer_s_pass_leaves_are_taken_back(ranks: dict[str, list[Any]], kind: str) -> None:
+    for weights, exact, zeroed in ranks[f"gan, {kind}"]:
+        assert same(weights, ranks[f"gan, {kind}"][0][0]) and exact and zeroed
