@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.hooks.ddp_ranks import Weights, run_cases, same
+from tests.hooks.ddp_ranks import Weights, refusal, run_cases, same
 from thinwire.collective.snapshot import Snapshot
 from thinwire.hooks import ddp, fsdp
 
@@ -145,8 +146,55 @@ def run_sharply(rank: int, kind: str) -> tuple[Weights, bool]:
     return found, same(found, train_sharply(rank, kind, by_hand=True))
 
 
+# ---- where values lie
+
+
+def run_placement(rank: int) -> tuple[str, str, bool, str]:
+    """A state of shards of rows in a training of shards of columns; one of a transposed parameter."""
+    mesh, found = init_device_mesh("cpu", (2,)), {}
+    for dim in (0, 1):
+        torch.manual_seed(0)
+        model: Any = nn.Linear(32, 64, bias=False)
+        fully_shard(model, mesh=mesh, shard_placement_fn=[rows, columns][dim])
+        found[dim] = fsdp.compress(model, **{**CODED, "sparsity": 1.9})
+        for step in range(3):
+            model(noise(rank, step, 8, 32)).pow(2).mean().backward()
+    state, other = found.values()
+    states: list[Any] = [None, None]
+    dist.all_gather_object(states, state.state_dict())
+    alone = refusal(lambda: other.load_state_dict(states[rank]))
+    said = other.load_state_dict(fsdp.merge(states))
+    dist.all_gather_object(states, other.state_dict())
+    plain, turned = nn.Linear(32, 64, bias=False), nn.Linear(64, 32, bias=False)
+    for each in (plain, turned):
+        fully_shard(each, mesh=mesh)
+    again = fsdp.compress(plain, **{**CODED, "sparsity": 1.9})
+    again.load_state_dict(fsdp.merge(states))
+    whole = still_to_add(state)
+    kept = all(torch.allclose(each, whole, rtol=1e-5) for each in (still_to_add(other, 1), still_to_add(again)))
+    transposed = fsdp.compress(turned, **CODED)
+    return alone, said, kept, refusal(lambda: transposed.load_state_dict(state.state_dict()))
+
+
+def rows(_: nn.Parameter) -> Shard:
+    return Shard(0)
+
+
+def columns(_: nn.Parameter) -> Shard:
+    return Shard(1)
+
+
+def still_to_add(state: Any, dim: int = 0) -> torch.Tensor:
+    """What all ranks have still to add to the averaged gradient, whole, where tensors are cut along a dimension."""
+    total: torch.Tensor = state.core.residuals.state_dict()["residuals"]["weight"].clone()
+    dist.all_reduce(total)
+    shape = (32, 32) if dim == 0 else (64, 16)
+    return torch.cat([shard.view(shape) for shard in total.chunk(2)], dim)
+
+
 CASES: dict[str, tuple[Any, ...]] = {
     **{f"gan, {kind}": (run_gan, kind) for kind in HOOKS},
+    "placement": (run_placement,),
     **{f"sharpness, {kind}": (run_sharply, kind) for kind in HOOKS},
 }
 
@@ -166,3 +214,9 @@ def test_gradients_that_another_optimizer_s_pass_leaves_are_taken_back(ranks: di
 def test_gradients_that_a_step_computes_anew_replace_those_before_it(ranks: dict[str, list[Any]], kind: str) -> None:
     for weights, exact in ranks[f"sharpness, {kind}"]:
         assert same(weights, ranks[f"sharpness, {kind}"][0][0]) and exact
+
+
+def test_states_of_other_placements_are_put_together_by_whole_tensors(ranks: dict[str, list[Any]]) -> None:
+    for alone, said, kept, turned in ranks["placement"]:
+        assert "cut along other dimensions" in alone and "other owners of slices" in said and kept
+        assert "in the shape [64, 32" in turned and "here it is [32, 64]" in turned

@@ -15,7 +15,7 @@ from thinwire.collective.snapshot import Snapshot
 from thinwire.errors import ConfigError, check_keys
 from thinwire.hooks.exchange.auto import ExchangeAuto
 from thinwire.hooks.exchange.options import ExchangeOptions
-from thinwire.hooks.exchange.saved import FORMAT, check_saved
+from thinwire.hooks.exchange.saved import FORMAT, Layout, check_saved
 from thinwire.hooks.guards import StepGuard
 from thinwire.hooks.records import ExchangeRecords
 from thinwire.runtime.collective import CollectiveDriver
@@ -49,11 +49,12 @@ class ExchangeState:
         driver: CollectiveDriver,
         options: ExchangeOptions,
         link_bps: float,
+        layouts: Mapping[str, Layout],
         ranks: Sequence[int] | None = None,
         guard: StepGuard | None = None,
         auto: ExchangeAuto | None = None,
     ) -> None:
-        self._guard = guard
+        self._guard, self._layouts = guard, layouts
         self._before: Snapshot | None = None
         numbers = driver.peers.names if ranks is None else ranks
         self._group = " ".join(map(str, numbers)) if len(numbers) < dist.get_world_size() else ""
@@ -262,7 +263,11 @@ class ExchangeState:
     def _saved(
         self, layout: Mapping[str, int], ranks: Mapping[int, Mapping[str, Any]], step: int = 0, loss_scale: float = 1.0
     ) -> dict[str, Any]:
-        """Returns a state of these ranks' parts."""
+        """Returns a state of these ranks' parts, with the layout of each tensor."""
+        parts = {
+            str(rank): {**part, "layouts": {name: self._layouts[name].tensor() for name in part["residuals"]}}
+            for rank, part in ranks.items()
+        }
         return {
             "format": FORMAT,
             **layout,
@@ -270,7 +275,7 @@ class ExchangeState:
             "loss_scale": loss_scale,
             "reduce": self._reduce,
             "group": self._group,
-            "ranks": {str(rank): dict(part) for rank, part in ranks.items()},
+            "ranks": parts,
         }
 
     @property
@@ -314,6 +319,10 @@ class ExchangeState:
         if isinstance(state, _Copied):
             raise ConfigError(_NOTHING)
         check_saved(state)
+        for part in state["ranks"].values():
+            for name, saved in part["layouts"].items():
+                if name in self._layouts:
+                    self._layouts[name].check(name, saved.tolist())
         if ("replicas" in state) != ("replicas" in self.layout()):
             was, here = ("FSDP", "DDP") if "replicas" in state else ("DDP", "FSDP")
             raise ConfigError(f"the state is of a model under {was}, and this one is under {here}: shards are others")
@@ -350,6 +359,10 @@ class ExchangeState:
         """Whether the run that saved a state was divided as this one is."""
         return all(state.get(key) == value for key, value in self.layout().items())
 
+    def _owned_alike(self, part: Mapping[str, Any]) -> bool:
+        """Whether ranks owned the slices that they own here, as the part of this rank in a state says."""
+        return self.core.residuals.owned_alike(part)
+
     def _check_group(self, state: Mapping[str, Any]) -> None:
         """Raises ConfigError for a state of other ranks of a larger job, which train another model or other shards."""
         group = state.get("group", "")
@@ -368,13 +381,14 @@ class ExchangeState:
                 f"the state is of rank {', '.join(ranks)} and this is rank {self.rank}: every rank has residuals "
                 "of its own; save state_dict() on every rank and load each one's"
             )
-        if alike and self.core.residuals.owned_alike(ranks[str(self.rank)]):
+        if alike and self._owned_alike(ranks[str(self.rank)]):
             self.core.residuals.load_state_dict(ranks[str(self.rank)])
             self.resumed = f"resumed at step {state['step']} with this rank's own residuals, bit for bit"
         else:
             if missing := [other for other in range(old) if str(other) not in ranks]:
                 why = (
-                    "the state was saved where other tensors were trained or compressed, and ranks owned other slices"
+                    "the state was saved where other tensors were trained or compressed, or tensors were cut along "
+                    "other dimensions, and ranks owned other slices"
                     if alike
                     else f"the state was saved by {old} ranks and this run has {self.world_size}"
                 )
