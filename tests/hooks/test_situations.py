@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -35,7 +36,7 @@ def noise(rank: int, step: int, *shape: int) -> torch.Tensor:
 
 def hooked(kind: str, model: Any, parts: tuple[str, ...] = (), **options: Any) -> tuple[Any, Any]:
     """A model as a script calls it, and the hook's state; FSDP2 reduces these parts by themselves."""
-    given = {**CODED, **options}
+    given = {name: value for name, value in {**CODED, **options}.items() if value is not None}
     if kind == "ddp":
         wrapped = DistributedDataParallel(model, find_unused_parameters=bool(parts))
         return wrapped, ddp.compress(wrapped, **given)
@@ -192,9 +193,29 @@ def still_to_add(state: Any, dim: int = 0) -> torch.Tensor:
     return torch.cat([shard.view(shape) for shard in total.chunk(2)], dim)
 
 
+# ---- reports
+
+
+def run_report(rank: int) -> list[str]:
+    """Reports of `auto` on a fast link and on one that it believes to be thin, with a record of every second step."""
+    said = []
+    for kind, link_bps in (("ddp", 1e12), ("ddp", 1e6), ("fsdp", 1e6)):
+        model, state = hooked(kind, nn.Linear(64, 64), codec="auto", sparsity=None)
+        state.record_to(every=2)
+        state.auto.measure = partial(state.auto.controller.take_link, link_bps)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for step in range(40):
+            model(noise(rank, step, 8, 64)).pow(2).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        said.append(str(ddp.report(state)))
+    return said
+
+
 CASES: dict[str, tuple[Any, ...]] = {
     **{f"gan, {kind}": (run_gan, kind) for kind in HOOKS},
     "placement": (run_placement,),
+    "report": (run_report,),
     **{f"sharpness, {kind}": (run_sharply, kind) for kind in HOOKS},
 }
 
@@ -220,3 +241,11 @@ def test_states_of_other_placements_are_put_together_by_whole_tensors(ranks: dic
     for alone, said, kept, turned in ranks["placement"]:
         assert "cut along other dimensions" in alone and "other owners of slices" in said and kept
         assert "in the shape [64, 32" in turned and "here it is [32, 64]" in turned
+
+
+def test_report_of_auto_says_what_its_setting_says(ranks: dict[str, list[Any]]) -> None:
+    for fast, *thin in ranks["report"]:
+        assert "none of them compressed: the link, 1000 Gbit/s, is fast enough, and nothing" in fast, fast
+        for said in thin:
+            assert "  verdict          compression pays: auto expects" in said and "would be faster" not in said, said
+            assert "  recorded         20 of 40 steps" in said, said

@@ -113,6 +113,11 @@ class ExchangeState:
         """Bits per second of the slowest link, as measured last: at the start, or by the controller since."""
         return (0.0 if self.auto is None else self.auto.controller.memory.link_bps) or self.link_bps
 
+    @property
+    def recorded(self) -> int:
+        """Steps that metrics writers have records of."""
+        return 0 if self._records is None else self._records.written
+
     def counters(self) -> dict[str, float]:
         """Returns the sums so far: bytes, values and messages sent, and seconds by purpose."""
         return self.driver.counters()
