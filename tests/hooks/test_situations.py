@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
 
+import thinwire as tw
 from tests.hooks.ddp_ranks import Weights, refusal, run_cases, same
 from thinwire.collective.snapshot import Snapshot
 from thinwire.hooks import ddp, fsdp
@@ -212,10 +214,46 @@ def run_report(rank: int) -> list[str]:
     return said
 
 
+# ---- what wraps a model
+
+
+class Fabric(nn.Module):
+    """Stands in for the wrapper that Lightning's Fabric returns."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self._forward_module = module
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self._forward_module(x)
+        return found
+
+
+def run_wrapped(rank: int) -> tuple[bool, str]:
+    """A model in Fabric's wrapper trains as its DDP does; a bare ScriptModule is refused."""
+    found = []
+    for outside in (Fabric, lambda module: module):
+        torch.manual_seed(0)
+        wrapped = DistributedDataParallel(nn.Linear(8, 32))
+        model, optimizer = outside(wrapped), torch.optim.SGD(wrapped.parameters(), lr=0.1)
+        ddp.compress(model, **CODED)
+        for step in range(3):
+            model(noise(rank, step, 4, 8)).pow(2).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        found.append(whole(wrapped.module))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch.jit is deprecated
+        scripted = torch.jit.script(nn.Linear(8, 32))
+    optimizer = torch.optim.SGD(scripted.parameters(), lr=0.1)
+    return same(*found), refusal(lambda: tw.distribute(scripted, optimizer, group=dist.group.WORLD, design="3lc"))
+
+
 CASES: dict[str, tuple[Any, ...]] = {
     **{f"gan, {kind}": (run_gan, kind) for kind in HOOKS},
     "placement": (run_placement,),
     "report": (run_report,),
+    "wrapped": (run_wrapped,),
     **{f"sharpness, {kind}": (run_sharply, kind) for kind in HOOKS},
 }
 
@@ -249,3 +287,8 @@ def test_report_of_auto_says_what_its_setting_says(ranks: dict[str, list[Any]]) 
         for said in thin:
             assert "  verdict          compression pays: auto expects" in said and "would be faster" not in said, said
             assert "  recorded         20 of 40 steps" in said, said
+
+
+def test_wrappers_are_seen_through_and_script_modules_refused(ranks: dict[str, list[Any]]) -> None:
+    for alike, said in ranks["wrapped"]:
+        assert alike and "wrap it in DistributedDataParallel before tw.distribute" in said

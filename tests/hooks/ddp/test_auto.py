@@ -138,7 +138,7 @@ def run_uncompressed(rank: int) -> dict[str, Any]:
         for step in range(6):
             for model in models:
                 train(model, rank, 1, first=step)
-        assert str(ddp.report(state)).startswith("thinwire: 6 steps, none of them compressed: the link is "), name
+        assert str(ddp.report(state)).startswith("thinwire: 6 steps, none of them compressed: the link"), name
         found[name] = ([weights(model.module) for model in models], len(auto.controller.memory.window))
     return found
 

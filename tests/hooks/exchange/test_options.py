@@ -41,11 +41,14 @@ WRONG: tuple[dict[str, Any], ...] = (
     {"gather_mb": "1"},
     {"gather_mb": -1},
     {"timeout": timedelta(0)},
+    {"timeout": -1.0},
+    {"timeout": "60"},
 )
 
 
 def test_wrong_values_are_refused_by_the_option_s_name() -> None:
     ExchangeOptions(**USUAL)
+    assert ExchangeOptions(timeout=2).timeout == 2
     for wrong in WRONG:
         said = refusal(partial(ExchangeOptions, **{**USUAL, **wrong}))
         assert said.startswith("ConfigError: ") and next(iter(wrong)) in said, (wrong, said)
@@ -76,6 +79,7 @@ PART: dict[str, Any] = {
     "encodes": {"w": torch.tensor([3, 3])},
     "owners": {"w": torch.tensor([0, 1])},
     "lags": {},
+    "layouts": {"w": torch.tensor([-1, 2, 0])},
 }
 GOOD: dict[str, Any] = {"format": 1, "world_size": 2, "step": 3, "loss_scale": 1.0, "ranks": {"0": PART}}
 DAMAGED: dict[str, tuple[object, str]] = {

@@ -37,6 +37,15 @@ GATHER_MB = 4.0
 """Every group of buckets costs two packets to every rank, which soon outweigh what leaving earlier gains."""
 
 
+def seconds_of(duration: float | timedelta) -> float:
+    """Returns a duration that a user gives, in seconds.
+
+    >>> seconds_of(2), seconds_of(timedelta(minutes=1))
+    (2.0, 60.0)
+    """
+    return duration.total_seconds() if isinstance(duration, timedelta) else float(duration)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ExchangeOptions:
     """The keyword arguments of `ddp.compress`, `fsdp.compress` and `named.compress`, beside the model.
@@ -61,7 +70,8 @@ class ExchangeOptions:
             everywhere. With a fixed codec, steps before `start_step` are torch's own, which look for neither.
         scaler: the training loop's GradScaler; residuals then follow its scale. It needs `nonfinite="skip"`.
         seed: of random codecs.
-        timeout: how long a rank may keep the other ranks waiting; by default the timeout of the process group.
+        timeout: how long a rank may keep the other ranks waiting, in seconds or as a timedelta; by default the timeout
+            of the process group.
         gather_mb: buckets travel together until they have so many megabytes; 0 sends each by itself.
         measure_link: sends a few messages at the start (some 0.1 s) so that the report can say whether it pays.
         credentials: with a token file, what the ranks exchange is sealed with its first token without a rank, the same
@@ -86,7 +96,7 @@ class ExchangeOptions:
     nonfinite: Literal["raise", "skip"] = "raise"
     scaler: Any = None
     seed: int = 0
-    timeout: timedelta | None = None
+    timeout: float | timedelta | None = None
     gather_mb: float = GATHER_MB
     measure_link: bool = True
     credentials: Credentials | None = None
@@ -136,8 +146,9 @@ class ExchangeOptions:
         )
         check("credentials", isinstance(given["credentials"], Credentials | None), "tw.Credentials(token_file=…)")
         check("gather_mb", isinstance(mb, int | float) and 0 <= mb < float("inf"), "a number of megabytes, 0 or more")
-        above = timeout is None or (isinstance(timeout, timedelta) and timeout > timedelta(0))
-        check("timeout", above, "a datetime.timedelta above 0, as in timedelta(seconds=60)")
+        is_time = isinstance(timeout, int | float | timedelta) and not isinstance(timeout, bool)
+        above = timeout is None or (is_time and 0 < seconds_of(timeout) < float("inf"))
+        check("timeout", above, "a number of seconds above 0, or a datetime.timedelta")
         if self.scaler is not None and self.nonfinite != "skip":
             raise ConfigError("a GradScaler finds its scale by steps that overflow; with scaler, set nonfinite='skip'")
 
@@ -212,7 +223,8 @@ class ExchangeOptions:
 
     def meet(self, ranks: Sequence[int], group: dist.ProcessGroup) -> PeerGroup:
         """Returns connections to these ranks, as `ranks.meet`; the default timeout is that of the training's group."""
-        return meet(ranks, self.timeout or timeout_of(group), self.credentials)
+        timeout = timeout_of(group) if self.timeout is None else timedelta(seconds=seconds_of(self.timeout))
+        return meet(ranks, timeout, self.credentials)
 
     def agree(self, peers: PeerGroup, tensors: Sequence[TrainedTensor], own: Mapping[str, Any]) -> None:
         """Compares settings and tensors with rank 0's, as `runtime.peers.agree`.

@@ -49,6 +49,11 @@ class Layout(NamedTuple):
             )
 
 
+def row_major(tensors: Mapping[str, torch.Tensor]) -> dict[str, Layout]:
+    """Returns the layouts of tensors whose values travel in the order of their indices, whatever their memory."""
+    return {name: Layout(tuple(each.shape), tuple(range(each.ndim))) for name, each in tensors.items()}
+
+
 def layout_of(tensor: torch.Tensor) -> Layout:
     """Returns the layout of a tensor that is reduced in the order of its memory, as DDP does."""
     dims, strides = [dim for dim, size in enumerate(tensor.shape) if size != 1], tensor.stride()
