@@ -20,14 +20,13 @@ from thinwire.codecs import Context
 from thinwire.codecs.lag import LagBound
 from thinwire.codecs.scheme import stream_seed
 from thinwire.codecs.tensors import is_dense
+from thinwire.collective.snapshot import Snapshot
 from thinwire.errors import ConfigError, check_keys
 from thinwire.policies.assignment import Partition, Sized
 from thinwire.policies.compression import PLAIN, Choice
 from thinwire.policies.placement import Sharded
 
 Float64Array = npt.NDArray[np.float64]
-Lag = npt.NDArray[np.float64]
-"""What `LagBound.changing` returns."""
 Partitions = Mapping[str, tuple[Partition, ...]]
 """Who owns which slice of every tensor, by name."""
 
@@ -146,7 +145,7 @@ class Residuals:
                 like = torch.empty(part.numel, dtype=tensor.compute_dtype, device=tensor.device)
                 name = part.label(tensor.name)
                 self.contexts[tensor.name, part] = codec.context(like, name=name, seed=stream_seed(seed, rank))
-        self._snapshot: dict[tuple[str, Partition], tuple[int, torch.Tensor | None, Lag | None]] = {}
+        self._snapshot = Snapshot(self.contexts)
 
     def _compressed(self) -> list[TrainedTensor]:
         return [tensor for tensor in self.tensors.values() if not tensor.uncompressed]
@@ -159,23 +158,11 @@ class Residuals:
 
     def snapshot(self) -> None:
         """Copies every context's state, so that `restore` can undo a step."""
-        for key, context in self.contexts.items():
-            residual = context.residual
-            copy = self._snapshot.get(key, (0, None, None))[1]
-            if residual is not None:
-                copy = residual.clone() if copy is None else copy.copy_(residual)
-            bound = context.lag_bound
-            self._snapshot[key] = (context.step, copy, None if bound is None else bound.changing())
+        self._snapshot.take()
 
     def restore(self) -> None:
         """Returns to the last snapshot, bit for bit."""
-        for key, (step, copy, lag) in self._snapshot.items():
-            context = self.contexts[key]
-            context.step = step
-            if context.lag_bound is not None and lag is not None:
-                context.lag_bound.restore(lag)
-            if context.residual is not None and copy is not None:
-                context.residual.copy_(copy)
+        self._snapshot.restore()
 
     def scale(self, factor: float) -> None:
         """Multiplies every residual, for gradients whose loss scale has changed by this factor."""

@@ -16,6 +16,7 @@ from thinwire.collective.residuals import TrainedTensor
 from thinwire.errors import ConfigError
 from thinwire.hooks.exchange.options import ExchangeOptions
 from thinwire.hooks.exchange.ranks import described
+from thinwire.hooks.exchange.saved import row_major
 from thinwire.hooks.exchange.state import ExchangeState
 from thinwire.hooks.group_optimizer import GroupOptimizer
 from thinwire.hooks.planning import check_inner, exchanged_buffers, frozen, trained
@@ -131,7 +132,10 @@ def _local(
             context = core.residuals.contexts.get((tensor.travels_as, part))
             if part.server != peers.rank and context is not None and context.residual is not None:
                 tensor.withheld.append((part.start, part.stop, context.residual))
-    exchange = ExchangeState(core=core, driver=CollectiveDriver(core, peers), options=asked, link_bps=0.0)
+    layouts = row_major({each.travels_as: each.parameter for each in tensors})
+    exchange = ExchangeState(
+        core=core, driver=CollectiveDriver(core, peers), options=asked, link_bps=0.0, layouts=layouts
+    )
     opt = GroupOptimizer(model, optimizer, design, exchange, shared, outer)
     try:
         _begin(opt, shared, peers, state)

@@ -22,7 +22,7 @@ from thinwire.collective.residuals import TrainedTensor
 from thinwire.errors import ConfigError
 from thinwire.hooks.exchange.options import ExchangeOptions
 from thinwire.hooks.exchange.ranks import check_floating
-from thinwire.hooks.exchange.saved import merge
+from thinwire.hooks.exchange.saved import merge, row_major
 from thinwire.hooks.exchange.state import ExchangeState
 from thinwire.hooks.report import Report, report
 from thinwire.runtime.collective import CollectiveDriver
@@ -34,7 +34,7 @@ class NamedState(ExchangeState):
     """The state that `named.compress` returns, as of `ExchangeState`: call `average` every step."""
 
     def __init__(self, *, tensors: Mapping[str, torch.Tensor], **kept: Any) -> None:
-        super().__init__(**kept)
+        super().__init__(layouts=row_major(tensors), **kept)
         self._buckets = {name: Bucket(((name, 0),), tensor.nbytes) for name, tensor in tensors.items()}
         self._shapes = {name: (tensor.shape, tensor.dtype, tensor.device) for name, tensor in tensors.items()}
 

@@ -150,6 +150,9 @@ class ExchangeRecords(StepRecords):
         core, driver: of the exchange.
         every: steps from one measured step to the next.
 
+    Attributes:
+        written: how many steps were recorded.
+
     Raises:
         ConfigError: `every` is below 1.
     """
@@ -167,7 +170,7 @@ class ExchangeRecords(StepRecords):
             raise ConfigError(f"every={every}; a step in {every} cannot be recorded, take 1 or more")
         super().__init__(writers, rank, totals)
         self._core, self._driver, self._every = core, driver, every
-        self._step = self._skipped = 0
+        self._step = self._skipped = self.written = 0
         self._tally: Tally | None = None
         self._before: Mapping[str, float] = {}
         self._norms: dict[str, float] = {}
@@ -196,6 +199,7 @@ class ExchangeRecords(StepRecords):
 
     def _record(self, tally: Tally, link_bps: float, *, skipped: bool) -> None:
         now, core = time.time(), self._core
+        self.written += 1
         pushed, pulled = total(tally.pushed), total(tally.pulled)
         units = {} if skipped else self._running_norms(tally)
         # The owner of everything sends no gradient and receives no average, but codes the averages.

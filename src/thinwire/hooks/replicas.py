@@ -44,6 +44,11 @@ class Replicas:
         if wrapped is not None:
             self.ddp = wrapped
             return
+        if isinstance(model, torch.jit.ScriptModule):
+            raise ConfigError(
+                "a ScriptModule takes no hooks, by which a bare model is averaged: wrap it in DistributedDataParallel "
+                "before tw.distribute, or use torch.compile in place of torch.jit.script"
+            )
         self.ddp = DistributedDataParallel(inside_compiled(model), process_group=group, **options)
         # Of a model that is compiled, torch would trace into the reducer.
         disable: Any = torch.compiler.disable  # untyped in torch

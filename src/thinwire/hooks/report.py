@@ -45,6 +45,9 @@ class Report:
         lag: where codecs bound it, the longest of any slice in steps, as measured last; else None.
         sparsity: likewise the least and the largest sparsity multiplier of the next step.
         auto: with `codec="auto"` the setting in use, in words.
+        auto_s: seconds of a step at that setting and uncompressed, by which the controller chooses; None until steps
+            were measured.
+        recorded: of `taken`, the steps that metrics writers have records of.
         beside: what else travels, of which nothing here is counted, in words.
         gathered: the codec of parameters that are gathered, whose bytes are counted too; empty where none are coded.
         resumed: how the state was loaded, if it was.
@@ -79,6 +82,8 @@ class Report:
     lag: float | None = None
     sparsity: tuple[float, float] | None = None
     auto: str = ""
+    auto_s: tuple[float, float] | None = None
+    recorded: int = 0
     beside: str = ""
     gathered: str = ""
     resumed: str = ""
@@ -107,12 +112,15 @@ class Report:
 
     @property
     def pays(self) -> bool | None:
-        """Whether the link saves more than compression takes; None where the link was not measured."""
+        """Whether the link saves more than compression takes; None where neither link nor steps were measured."""
+        if self.auto:
+            return None if self.auto_s is None else self.auto_s[0] < self.auto_s[1]
         return self.saved_s > self.spent_s if self.link_bps and self.steps > self.warm_up else None
 
     def __str__(self) -> str:
         further = {
             "auto": self.auto,
+            "recorded": f"{self.recorded} of {counted(self.taken, 'step')}" * bool(self.recorded),
             "lag": "" if self.lag is None or self.sparsity is None else self._lag(self.lag, *self.sparsity),
             "resumed": self.resumed,
         }
@@ -159,6 +167,12 @@ class Report:
         return f"the link ({rate_text(self.link_bps)}) is fast enough, and nothing is compressed, as intended"
 
     def _verdict(self) -> str:
+        if self.auto:
+            if self.auto_s is None:
+                return "not yet: auto is measuring steps"
+            now_s, plain_s = map(ms_text, self.auto_s)
+            found = "compression pays" if self.pays else "uncompressed is as fast"
+            return f"{found}: auto expects {now_s} a step as it is now, {plain_s} uncompressed"
         if self.pays is None:
             return "unknown: the link was not measured (measure_link=False)"
         found = "compression pays" if self.pays else "uncompressed would be faster"
@@ -217,6 +231,8 @@ def report(state: ExchangeState) -> Report:
         lag=max((bound.lag for bound in bounds), default=None),
         sparsity=(min(multipliers), max(multipliers)) if multipliers else None,
         auto="" if auto is None else str(auto),
+        auto_s=None if auto is None else auto.costs_s(),
+        recorded=state.recorded,
         beside=state.beside,
         gathered=state.gathered,
         resumed=state.resumed,

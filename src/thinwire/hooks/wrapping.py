@@ -13,9 +13,12 @@ from thinwire.cautions import caution
 from thinwire.errors import ConfigError
 from thinwire.schema.tensor_names import COMPILED
 
+_FABRIC = "_forward_module"
+"""Where Fabric's wrapper has the module that its strategy has wrapped."""
+
 
 def inside_compiled(model: object) -> object:
-    """Returns the module that `torch.compile` was given; what is not compiled is returned as it is.
+    """Returns the module that `torch.compile`, or Lightning's Fabric, was given; any other as it is.
 
     Example:
         >>> import torch
@@ -23,7 +26,7 @@ def inside_compiled(model: object) -> object:
         >>> inside_compiled(torch.compile(layer, backend="eager")) is layer, inside_compiled(layer) is layer
         (True, True)
     """
-    while isinstance(inner := getattr(model, COMPILED, None), nn.Module):
+    while isinstance(inner := getattr(model, COMPILED, getattr(model, _FABRIC, None)), nn.Module):
         model = inner
     return model
 

@@ -46,8 +46,9 @@ class TransmitBuffer:
         if table in self._pushed:
             raise ProtocolError(
                 f"{self._plan.tables[table].name!r} was pushed twice in step {clock}: several backward passes "
-                "before one step() need `with opt.no_sync():` around all but the last. After one that raised an error, "
-                "gradients of it may have left: end the training there, or skip such steps with nonfinite='skip'"
+                "before one step() need `with opt.no_sync():` around all but the last. A block that is checkpointed "
+                "several times in one pass needs checkpoint(…, use_reentrant=False). After a pass that raised an "
+                "error, gradients of it may have left: end the training there, or skip such steps with nonfinite='skip'"
             )
 
     def pushed(self, table: int) -> bool:

@@ -246,7 +246,7 @@ def test_every_setting_gives_equal_replicas_and_uncompressed_steps_empty_residua
 def test_state_of_auto_resumes_bit_for_bit(ranks: Ranks) -> None:
     first = ranks["settings"][0]
     assert "bit for bit" in first["said"] and same(*first["ends"])
-    assert first["kinds"] == {rank: ["auto", "encodes", "lags", "orders", "owners", "residuals"] for rank in "012"}
+    assert first["kinds"] == {rank: ["auto", "encodes", "lags", "layouts", "owners", "residuals"] for rank in "012"}
 
 
 def test_state_is_taken_with_a_smaller_lag_limit_and_a_damaged_one_changes_nothing(ranks: Ranks) -> None:

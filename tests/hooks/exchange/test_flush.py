@@ -70,7 +70,8 @@ def test_residual_of_a_skipped_step_is_in_units_of_the_next_loss_scale() -> None
     scaler = SimpleNamespace(get_scale=lambda: 512.0)  # halved, as it skips that step
     auto = SimpleNamespace(settle=flush.settle)
     driver = SimpleNamespace(settle=lambda: None)
-    state: Any = SimpleNamespace(core=core, driver=driver, auto=auto, _scaler=scaler, _loss_scale=1024.0, _guard=None)
+    parts: dict[str, Any] = {"core": core, "driver": driver, "auto": auto, "_scaler": scaler, "_loss_scale": 1024.0}
+    state: Any = SimpleNamespace(**parts, _guard=None, _before=None)
     ExchangeState.follow_loss_scale(state)
     assert (residual == 0.25).all()
 

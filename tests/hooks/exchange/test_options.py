@@ -80,6 +80,7 @@ PART: dict[str, Any] = {
     "encodes": {"w": torch.tensor([3, 3])},
     "owners": {"w": torch.tensor([0, 1])},
     "lags": {},
+    "layouts": {"w": torch.tensor([-1, 2, 0])},
 }
 GOOD: dict[str, Any] = {"format": 1, "world_size": 2, "step": 3, "loss_scale": 1.0, "ranks": {"0": PART}}
 DAMAGED: dict[str, tuple[object, str]] = {

@@ -24,8 +24,8 @@ from thinwire_lab.chaos import stranger
 from thinwire_lab.chaos.audit import Audit
 from thinwire_lab.chaos.disk import TinyDisk
 from thinwire_lab.chaos.faults import Fault
-from thinwire_lab.chaos.outcome import Sample
 from thinwire_lab.chaos.journals import JournalReader
+from thinwire_lab.chaos.outcome import Sample
 from thinwire_lab.chaos.witnesses import Witnesses
 from thinwire_lab.engines.local import PORT, LocalEngine, free_port
 from thinwire_lab.engines.namespaces import Fabric

@@ -15,10 +15,10 @@ from torch.nn.parallel import DistributedDataParallel
 from thinwire.codecs import Codec
 from thinwire.collective.residuals import TrainedTensor
 from thinwire.errors import ConfigError
-from thinwire.hooks.ddp.state import Reduction, ThinwireState
+from thinwire.hooks.ddp.state import BucketGradients, Reduction, ThinwireState
 from thinwire.hooks.exchange.options import ExchangeOptions
 from thinwire.hooks.exchange.ranks import check_floating
-from thinwire.hooks.guards import StepGuard
+from thinwire.hooks.guards import StepGuard, places_of
 from thinwire.hooks.wrapping import check_dense, inside_compiled
 from thinwire.runtime.collective import CollectiveDriver
 from thinwire.schema.tensor_names import plain_name
@@ -64,12 +64,16 @@ def compress(model: nn.Module, codec: str | Codec = "3lc", **options: Any) -> Th
     core = asked.core(tensors, peers, drop_zeros=drop_zeros)
     driver = CollectiveDriver(core, peers)
     driver.close_with(wrapped)
+    places = places_of(wrapped.module)
+    reduced = {name: place for name, place in places.items() if plain_name(name) in parameters}
+    coded = {tensor.name for tensor in tensors if not tensor.uncompressed}
+    compressed = {plain: at for name, at in reduced.items() if (plain := plain_name(name)) in coded}
+    gradients = BucketGradients(compressed)
     guard = StepGuard(
-        wrapped.module,
-        wrapper=wrapped,
-        reduced=parameters.values(),
-        compressed=[parameters[tensor.name] for tensor in tensors if not tensor.uncompressed],
-        ignored=wrapped.parameters_to_ignore,
+        wrapped,
+        gradients=gradients,
+        reduced=reduced.values(),
+        left_out={n: at for n, at in places.items() if n not in reduced and n not in wrapped.parameters_to_ignore},
         few_bits=asked.few_bits(choices, settings, peers.rank),
     )
     auto = asked.controller(settings, core, driver, guard)
@@ -82,6 +86,7 @@ def compress(model: nn.Module, codec: str | Codec = "3lc", **options: Any) -> Th
         options=asked,
         link_bps=asked.link_bps(peers, auto),
         guard=guard,
+        gradients=gradients,
     )
     wrapped.register_comm_hook(state, thinwire_hook)
     return state
@@ -102,17 +107,23 @@ def thinwire_hook(state: ThinwireState, bucket: dist.GradBucket) -> torch.future
         state.under_way.clear()  # of a step that was broken off
         state.check_divisor()
         state.between_steps()
+        counts = _in_backward()  # gradients of a rank that joined early count for no step here
+        if counts:
+            state.take_back_discarded()
         state.begin_step()
+        if counts and state.compresses:
+            state.note_compressed()
     if auto is not None:
         auto.bucket_ready()
     compresses = state.compresses
     state.step += last
+    if last:
+        state.gradients.end_pass()
     if not compresses:
         if auto is not None and auto.flush.waiting:
             auto.flush.add(state.bucket(bucket), buffer)
         return _uncompressed(state, buffer, last=last)
-    if last and _in_backward():  # gradients of a rank that joined early count for no step here
-        state.watch(anew=state.emptied.take())
+    if last and _in_backward():
         # DDP turns a failed future into an obscure error. A rank that joined early finds a failure at its next bucket.
         torch.autograd.Variable._execution_engine.queue_callback(state.driver.wait_step)
     return state.driver.bucket_ready(state.bucket(bucket), buffer, step, index, last=last)

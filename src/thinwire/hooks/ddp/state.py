@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -11,8 +12,10 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.collective.core import Bucket
-from thinwire.errors import ConfigError, check_keys
+from thinwire.errors import ConfigError
+from thinwire.hooks.exchange.saved import layout_of
 from thinwire.hooks.exchange.state import ExchangeState
+from thinwire.hooks.guards import Gradients, Place, is_zeroed, parameter_at
 
 
 class Reduction(NamedTuple):
@@ -29,29 +32,51 @@ class Reduction(NamedTuple):
     averages: torch.futures.Future[torch.Tensor]
 
 
-class _Emptied:
-    """Whether a parameter's gradient was None when a backward pass came to it, since that was last asked.
+class BucketGradients(Gradients):
+    """Gradients that are in DDP's buckets before the hook can look: each pass is asked when it comes to a parameter.
 
-    It costs a microsecond a pass. A hook of the tensor's own would be in the way of `torch.compile`.
+    That costs a microsecond, so that one parameter stands for all until `follow` is called. A hook of the tensor's own
+    would be in the way of `torch.compile`.
+
+    Args:
+        places: of the parameters, by name.
     """
 
-    def __init__(self, parameter: torch.Tensor) -> None:
-        self._found = False
-        # DDP keeps the node, and the node has the parameter in any case.
-        node = torch.autograd.graph.get_gradient_edge(parameter).node
-        self._handle = node.register_prehook(lambda _: self._look(parameter))
+    def __init__(self, places: Mapping[str, Place]) -> None:
+        super().__init__(places)
+        self._followed = set[str]()
+        self._found = set[str]()
+        self._handles: list[Any] = []
+        self._hook([*places][-1:])  # which a backward pass comes to first, as a rule
 
-    def _look(self, parameter: torch.Tensor) -> None:
-        self._found = self._found or parameter.grad is None
+    def follow(self) -> None:
+        self._hook(self.places.keys() - self._followed)
 
-    def take(self) -> bool:
-        """Returns it, and looks anew."""
-        found, self._found = self._found, False
-        return found
+    def emptied(self, names: Collection[str]) -> set[str]:
+        looked_at = {*names} & self._followed
+        found = looked_at & self._found | super().emptied(looked_at)  # the pass has not come to all of them yet
+        return {*names} if len(self._followed) < len(self.places) and found else found
+
+    def end_pass(self) -> None:
+        """Forgets what the backward pass has found, once it has come to every parameter."""
+        self._found.clear()
 
     def close(self) -> None:
         """Looks no more."""
-        self._handle.remove()
+        for handle in self._handles:
+            handle.remove()
+
+    def _hook(self, names: Iterable[str]) -> None:
+        for name in names:
+            parameter = parameter_at(self.places[name])
+            if parameter is not None:  # DDP keeps the node, and the node has the parameter in any case
+                node = torch.autograd.graph.get_gradient_edge(parameter).node
+                self._handles.append(node.register_prehook(partial(self._look, name, parameter)))
+                self._followed.add(name)
+
+    def _look(self, name: str, parameter: torch.Tensor, _gradients: object) -> None:
+        if parameter.grad is None or (len(self._followed) > 1 and is_zeroed(parameter)):
+            self._found.add(name)
 
 
 class ThinwireState(ExchangeState):
@@ -60,68 +85,36 @@ class ThinwireState(ExchangeState):
     Attributes:
         group: of DDP.
         under_way: the step's all-reduces.
-        emptied: whether gradients were None since the last compressed step.
+        gradients: those that are compressed.
     """
 
-    def __init__(self, *, parameters: Mapping[str, torch.Tensor], model: DistributedDataParallel, **kept: Any) -> None:
-        super().__init__(**kept)
+    def __init__(
+        self,
+        *,
+        parameters: Mapping[str, torch.Tensor],
+        model: DistributedDataParallel,
+        gradients: BucketGradients,
+        **kept: Any,
+    ) -> None:
+        super().__init__(layouts={name: layout_of(each) for name, each in parameters.items()}, **kept)
         # DDP's reducer would free the group with the interpreter's lock held, and hang where one of the group's threads
         # waits for it. DDP drops this state after its reducer, and what Python has last is freed without the lock.
         self.group: dist.ProcessGroup = model.process_group
         self._model = weakref.ref(model)  # which has this state
         self.under_way: list[Reduction] = []
         self._names = {id(parameter): name for name, parameter in parameters.items()}
-        self._orders = {name: _order(parameter) for name, parameter in parameters.items()}
         self._buckets: dict[tuple[int, ...], Bucket] = {}
-        self.emptied = _Emptied([*parameters.values()][-1])  # which a backward pass comes to first, as a rule
+        self.gradients = gradients
 
     def close(self) -> None:
         super().close()
-        self.emptied.close()
+        self.gradients.close()
 
     @property
     def reduces_late(self) -> bool:
         """Whether DDP may call the hook for all buckets, and wait for them at once, when a backward pass is over."""
         model = self._model()
         return model is None or bool(model.static_graph)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns a copy of this rank's state; see `ExchangeState.state_dict`.
-
-        DDP reduces a dense tensor in the order of its memory, and so residuals are kept and saved: those of a
-        channels_last convolution in another than a contiguous one's. `orders` has the dimensions in that order.
-        """
-        return self._with_orders(super().state_dict())
-
-    def blank_state_dict(self, world_size: int) -> dict[str, Any]:
-        """Returns a state of all ranks, filled with zeros; see `ExchangeState.blank_state_dict`."""
-        return self._with_orders(super().blank_state_dict(world_size), blank=True)
-
-    def _with_orders(self, state: dict[str, Any], *, blank: bool = False) -> dict[str, Any]:
-        for part in state["ranks"].values():
-            orders = {
-                name: torch.tensor(self._orders[name], dtype=torch.int64, device="cpu") for name in part["residuals"]
-            }
-            part["orders"] = {name: order * (not blank) for name, order in orders.items()}
-        return state
-
-    def _load_residuals(self, state: Mapping[str, Any]) -> None:
-        for part in state["ranks"].values():
-            check_keys(part, ["orders"])
-            for name, saved in part["orders"].items():
-                self._check_order(name, saved.tolist())
-        super()._load_residuals(state)
-
-    def _check_order(self, name: str, saved: list[int]) -> None:
-        """Raises ConfigError where a tensor lay otherwise in memory, and its values would go to other weights."""
-        order = self._orders.get(name)
-        if order is not None and order != saved:
-            raise ConfigError(
-                f"the state holds {name!r} with its dimensions in the order {saved} in memory, and here it is {order}: "
-                "every value would go to another weight. Before DistributedDataParallel, bring the model into the "
-                "memory format that it was saved in, as with model.to(memory_format=torch.channels_last), or "
-                "torch.contiguous_format; or begin anew from the weights"
-            )
 
     def check_divisor(self) -> None:
         """Raises ConfigError inside a `join` that wants sums divided by the ranks that are left: DDP tells no hook."""
@@ -165,11 +158,3 @@ class ThinwireState(ExchangeState):
             )
             found = self._buckets[key] = Bucket(offsets, buffer.nbytes)
         return found
-
-
-def _order(parameter: torch.Tensor) -> list[int]:
-    """Returns the dimensions, but those of one value, as DDP keeps them in memory, the outermost first."""
-    dims, strides = [dim for dim, size in enumerate(parameter.shape) if size != 1], parameter.stride()
-    order = sorted(dims, key=lambda dim: -strides[dim])
-    # What has holes, or lies over itself, DDP keeps as if it were contiguous.
-    return order if parameter.squeeze().permute([dims.index(dim) for dim in order]).is_contiguous() else dims

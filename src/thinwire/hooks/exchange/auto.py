@@ -170,6 +170,13 @@ class ExchangeAuto:
         self._compared = False
         self._forget_samples()
 
+    def costs_s(self) -> tuple[float, float] | None:
+        """Returns the seconds that a step takes at the setting in use and uncompressed; None before any is known."""
+        if not self.controller.memory.compute_s:
+            return None
+        costs_s = self.controller.costs_s()
+        return costs_s[self.level], costs_s[0]
+
     def __str__(self) -> str:
         return str(self.controller)
 

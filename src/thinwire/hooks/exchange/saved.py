@@ -4,12 +4,63 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
+
+from thinwire.codecs.tensors import is_dense
 from thinwire.collective.residuals import check_form
-from thinwire.errors import ConfigError
+from thinwire.errors import ConfigError, check_keys
 
 FORMAT = 1
+
+
+class Layout(NamedTuple):
+    """Which value of a flat residual belongs to which place of its tensor.
+
+    Args:
+        shape: of the whole tensor.
+        order: the dimensions that have more than one value, as they lie in memory, the outermost first.
+        cut: where ranks hold shards: the dimension that the tensor is cut along.
+    """
+
+    shape: tuple[int, ...]
+    order: tuple[int, ...]
+    cut: int = -1
+
+    def tensor(self) -> torch.Tensor:
+        """Returns the layout as a state holds it."""
+        return torch.tensor([self.cut, *self.shape, *self.order], dtype=torch.int64, device="cpu")
+
+    def check(self, name: str, saved: Sequence[int]) -> None:
+        """Raises ConfigError where a tensor was laid out otherwise; one that is cut otherwise can be cut anew."""
+        shape, order = saved[1 : 1 + len(self.shape)], saved[1 + len(self.shape) :]
+        if [*shape] != [*self.shape] or not -1 <= saved[0] < len(shape) or (saved[0] < 0) != (self.cut < 0):
+            raise ConfigError(
+                f"the state holds {name!r} in the shape {[*shape, *order]}, and here it is {[*self.shape]}: every "
+                "value would go to another weight. Load it with the model that it was saved with"
+            )
+        if [*order] != [*self.order]:
+            raise ConfigError(
+                f"the state holds {name!r} with its dimensions in the order {[*order]} in memory, and here it is "
+                f"{[*self.order]}: every value would go to another weight. Before wrapping, bring the model into the "
+                "memory format that it was saved in, as with model.to(memory_format=torch.channels_last), or "
+                "torch.contiguous_format; or begin anew from the weights"
+            )
+
+
+def row_major(tensors: Mapping[str, torch.Tensor]) -> dict[str, Layout]:
+    """Returns the layouts of tensors whose values travel in the order of their indices, whatever their memory."""
+    return {name: Layout(tuple(each.shape), tuple(range(each.ndim))) for name, each in tensors.items()}
+
+
+def layout_of(tensor: torch.Tensor) -> Layout:
+    """Returns the layout of a tensor that is reduced in the order of its memory, as DDP does."""
+    dims, strides = [dim for dim, size in enumerate(tensor.shape) if size != 1], tensor.stride()
+    order = sorted(dims, key=lambda dim: -strides[dim])
+    # What has holes, or lies over itself, DDP keeps as if it were contiguous.
+    dense = tensor.squeeze().permute([dims.index(dim) for dim in order]).is_contiguous()
+    return Layout(tuple(tensor.shape), tuple(order if dense else dims))
 
 
 def check_saved(state: object) -> None:
@@ -36,6 +87,10 @@ def check_saved(state: object) -> None:
         raise ConfigError(f"the state is damaged: its ranks are a {type(ranks).__name__}")
     for rank, part in ranks.items():
         check_form(part, f"rank {rank}")
+        check_keys(part, ["layouts"], f"the state of rank {rank}")
+        layouts = part["layouts"]
+        if not isinstance(layouts, Mapping) or not all(is_dense(each) and each.ndim == 1 for each in layouts.values()):
+            raise ConfigError(f"the state is damaged: the layouts of rank {rank} are no tensors by name")
 
 
 def merge(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -11,10 +11,11 @@ import torch.distributed as dist
 
 from thinwire.cautions import caution
 from thinwire.collective.core import Collective
+from thinwire.collective.snapshot import Snapshot
 from thinwire.errors import ConfigError, check_keys
 from thinwire.hooks.exchange.auto import ExchangeAuto
 from thinwire.hooks.exchange.options import ExchangeOptions
-from thinwire.hooks.exchange.saved import FORMAT, check_saved
+from thinwire.hooks.exchange.saved import FORMAT, Layout, check_saved
 from thinwire.hooks.guards import StepGuard
 from thinwire.hooks.records import ExchangeRecords
 from thinwire.runtime.collective import CollectiveDriver
@@ -48,11 +49,13 @@ class ExchangeState:
         driver: CollectiveDriver,
         options: ExchangeOptions,
         link_bps: float,
+        layouts: Mapping[str, Layout],
         ranks: Sequence[int] | None = None,
         guard: StepGuard | None = None,
         auto: ExchangeAuto | None = None,
     ) -> None:
-        self._guard = guard
+        self._guard, self._layouts = guard, layouts
+        self._before: Snapshot | None = None
         numbers = driver.peers.names if ranks is None else ranks
         self._group = " ".join(map(str, numbers)) if len(numbers) < dist.get_world_size() else ""
         self.auto = auto
@@ -109,6 +112,11 @@ class ExchangeState:
     def known_link_bps(self) -> float:
         """Bits per second of the slowest link, as measured last: at the start, or by the controller since."""
         return (0.0 if self.auto is None else self.auto.controller.memory.link_bps) or self.link_bps
+
+    @property
+    def recorded(self) -> int:
+        """Steps that metrics writers have records of."""
+        return 0 if self._records is None else self._records.written
 
     def counters(self) -> dict[str, float]:
         """Returns the sums so far: bytes, values and messages sent, and seconds by purpose."""
@@ -195,10 +203,29 @@ class ExchangeState:
         if self._records is not None:
             self._records.close()
 
-    def watch(self, *, anew: bool) -> None:
-        """Has the guard look whether the compressed step before was of any use; `anew` as in `StepGuard.exchanged`."""
-        if self._guard is not None and self.core.residuals.world > 1:  # one rank alone keeps nothing
-            self._guard.exchanged(anew=anew, skipped=self.steps_skipped)
+    def take_back_discarded(self) -> None:
+        """Undoes the exchange before for gradients that no optimizer took; before a step touches residuals.
+
+        Residuals are copied from the time on when an optimizer has stepped without some of the gradients.
+        """
+        if self._guard is None or self.core.residuals.world == 1:  # one rank alone keeps nothing
+            return
+        self.driver.settle()
+        if self.auto is not None:
+            self.auto.flush.settle()
+        untaken = self._guard.begin_exchange(skipped=self.steps_skipped)
+        if untaken.seen and self._before is None:
+            self._before = Snapshot(self.core.residuals.contexts)
+        if self._before is not None:
+            self._before.restore(untaken.discarded)
+            self._before.take(kept=untaken.kept)
+        if untaken.discarded and self.auto is not None:
+            self.auto.flush.expect_all()
+
+    def note_compressed(self) -> None:
+        """Says that the step that has begun is compressed: an optimizer is to take its gradients."""
+        if self._guard is not None and self.core.residuals.world > 1:
+            self._guard.exchanged()
 
     def __deepcopy__(self, memo: Any) -> _Copied:
         """A copy of the model, such as one of averaged weights, exchanges nothing."""
@@ -233,6 +260,8 @@ class ExchangeState:
         scale = float(self._scaler.get_scale())
         if self._loss_scale not in (0.0, scale):
             self.core.residuals.scale(scale / self._loss_scale)
+            if self._before is not None:
+                self._before.scale(scale / self._loss_scale)
         if scale < self._loss_scale and self._guard is not None:
             self._guard.forget()  # the scaler has skipped the step before, for gradients that may be nobody's here
         self._loss_scale = scale
@@ -253,7 +282,11 @@ class ExchangeState:
     def _saved(
         self, layout: Mapping[str, int], ranks: Mapping[int, Mapping[str, Any]], step: int = 0, loss_scale: float = 1.0
     ) -> dict[str, Any]:
-        """Returns a state of these ranks' parts."""
+        """Returns a state of these ranks' parts, with the layout of each tensor."""
+        parts = {
+            str(rank): {**part, "layouts": {name: self._layouts[name].tensor() for name in part["residuals"]}}
+            for rank, part in ranks.items()
+        }
         return {
             "format": FORMAT,
             **layout,
@@ -261,7 +294,7 @@ class ExchangeState:
             "loss_scale": loss_scale,
             "reduce": self._reduce,
             "group": self._group,
-            "ranks": {str(rank): dict(part) for rank, part in ranks.items()},
+            "ranks": parts,
         }
 
     @property
@@ -305,6 +338,10 @@ class ExchangeState:
         if isinstance(state, _Copied):
             raise ConfigError(_NOTHING)
         check_saved(state)
+        for part in state["ranks"].values():
+            for name, saved in part["layouts"].items():
+                if name in self._layouts:
+                    self._layouts[name].check(name, saved.tolist())
         if ("replicas" in state) != ("replicas" in self.layout()):
             was, here = ("FSDP", "DDP") if "replicas" in state else ("DDP", "FSDP")
             raise ConfigError(f"the state is of a model under {was}, and this one is under {here}: shards are others")
@@ -320,6 +357,7 @@ class ExchangeState:
             self._load_residuals(state)
         if self._guard is not None:
             self._guard.forget()
+        self._before = None
         self._first += int(state["step"]) - self.step
         self.step, self._loss_scale = int(state["step"]), float(state["loss_scale"])
         if self._scaler is None and self._loss_scale not in (0.0, 1.0):
@@ -340,6 +378,10 @@ class ExchangeState:
         """Whether the run that saved a state was divided as this one is."""
         return all(state.get(key) == value for key, value in self.layout().items())
 
+    def _owned_alike(self, part: Mapping[str, Any]) -> bool:
+        """Whether ranks owned the slices that they own here, as the part of this rank in a state says."""
+        return self.core.residuals.owned_alike(part)
+
     def _check_group(self, state: Mapping[str, Any]) -> None:
         """Raises ConfigError for a state of other ranks of a larger job, which train another model or other shards."""
         group = state.get("group", "")
@@ -358,13 +400,14 @@ class ExchangeState:
                 f"the state is of rank {', '.join(ranks)} and this is rank {self.rank}: every rank has residuals "
                 "of its own; save state_dict() on every rank and load each one's"
             )
-        if alike and self.core.residuals.owned_alike(ranks[str(self.rank)]):
+        if alike and self._owned_alike(ranks[str(self.rank)]):
             self.core.residuals.load_state_dict(ranks[str(self.rank)])
             self.resumed = f"resumed at step {state['step']} with this rank's own residuals, bit for bit"
         else:
             if missing := [other for other in range(old) if str(other) not in ranks]:
                 why = (
-                    "the state was saved where other tensors were trained or compressed, and ranks owned other slices"
+                    "the state was saved where other tensors were trained or compressed, or tensors were cut along "
+                    "other dimensions, and ranks owned other slices"
                     if alike
                     else f"the state was saved by {old} ranks and this run has {self.world_size}"
                 )

@@ -8,6 +8,7 @@ of its gradient, coded, and averages its own: the push pass alone.
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -35,7 +36,7 @@ from thinwire.hooks.fsdp.parameter_groups import (
 )
 from thinwire.hooks.fsdp.passes import Passes
 from thinwire.hooks.fsdp.state import Ready, ShardedState
-from thinwire.hooks.guards import StepGuard
+from thinwire.hooks.guards import Gradients, Place, StepGuard
 from thinwire.policies.compression import PLAIN, ByShape, Choice, as_codec, select
 from thinwire.runtime.collective import CollectiveDriver
 
@@ -133,11 +134,12 @@ def compress(
         coded = {name: gather_codec for name, choice in selected.items() if choice.up != PLAIN}
     driver = CollectiveDriver(core, peers)
     driver.close_with(model)
+    places: dict[str, Place] = {n: (weakref.ref(each.param), "sharded_param") for n, each in parameters.items()}
+    coded_names = [whole.name for whole in wholes if not whole.uncompressed]
     guard = StepGuard(
         model,
-        wrapper=model,
-        reduced=list(model.parameters()),
-        compressed=list(model.parameters()),
+        gradients=Gradients({name: places[name] for name in coded_names}),
+        reduced=places.values(),
         few_bits=asked.few_bits(choices, settings, everyone.rank),
     )
     auto = asked.controller(settings, core, driver, guard, blocking=True)

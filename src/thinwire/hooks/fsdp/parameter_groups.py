@@ -215,11 +215,6 @@ class ParameterGroup:
             torch.cuda.current_stream(self.device).wait_event(self._group._post_reduce_event)
 
     @property
-    def has_gradients(self) -> bool:
-        """Whether a gradient of an earlier step is still there, to which this one's is added."""
-        return any(parameter.param.sharded_param.grad is not None for parameter in self.parameters)
-
-    @property
     def reduces(self) -> bool:
         """Whether a backward pass reduces its gradients, and does not only accumulate them."""
         return bool(self._group.reduce_grads)

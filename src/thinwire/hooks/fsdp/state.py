@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
@@ -14,6 +14,7 @@ from thinwire.collective.core import Bucket
 from thinwire.collective.cut import Cut, shards_of, whole_outstanding
 from thinwire.collective.residuals import TrainedTensor, blank_state, partition
 from thinwire.errors import TransportError
+from thinwire.hooks.exchange.saved import Layout
 from thinwire.hooks.exchange.state import ExchangeState
 from thinwire.hooks.fsdp.parameter_groups import ParameterGroup
 from thinwire.telemetry import Counters
@@ -73,7 +74,8 @@ class ShardedState(ExchangeState):
         gathered: str,
         **kept: Any,
     ) -> None:
-        super().__init__(**kept)
+        layouts = {name: Layout(cut.shape, tuple(range(len(cut.shape))), cut.dim) for name, cut in cuts.items()}
+        super().__init__(layouts=layouts, **kept)
         self._buckets = buckets
         self._wholes = wholes
         self._cuts = cuts
@@ -145,6 +147,7 @@ class ShardedState(ExchangeState):
             if any(group is each.group for each in self._ready):
                 self.end_step()
             if not self._exchanging:
+                self.take_back_discarded()
                 self.begin_step()
             auto.bucket_ready()
             if auto.flush.waiting and not auto.compressed:
@@ -170,10 +173,10 @@ class ShardedState(ExchangeState):
             self.end_step()  # a group that is reduced twice in a backward pass: each time is an exchange of its own
         if not self._ready:
             if self.auto is None:  # else before its controller looks at residuals, in `begin`
+                self.take_back_discarded()
                 self.follow_loss_scale()
             if ready.values is not None:
-                # Of several passes that one step takes, each may be through other groups: nobody's gradients are left.
-                self.watch(anew=not any(group.has_gradients for group in self._buckets))
+                self.note_compressed()
         if self._buckets[ready.group].offsets:
             self._exchange_newest(last=False)
         self._ready.append(ready)
@@ -285,9 +288,14 @@ class ShardedState(ExchangeState):
         blank = {rank: {"auto": "", **part} for rank, part in enumerate(parts)}
         return self._saved({"world_size": world_size, "replicas": replicas or 0}, blank)
 
+    def _owned_alike(self, part: Mapping[str, Any]) -> bool:
+        cut_alike = all(_cut_of(part, name, cut) == cut.dim for name, cut in self._cuts.items())
+        return cut_alike and super()._owned_alike(part)
+
     def load_resized(self, state: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]]) -> None:
-        """Takes the residuals of the ranks of a mesh of another shape."""
-        totals = whole_outstanding(self._wholes, self._cuts, ranks, replicas=int(state["replicas"]) or None)
+        """Takes the residuals of the ranks of a mesh of another shape, or that cut tensors along other dimensions."""
+        cuts = {name: replace(cut, dim=_cut_of(ranks[0], name, cut)) for name, cut in self._cuts.items()}
+        totals = whole_outstanding(self._wholes, cuts, ranks, replicas=int(state["replicas"]) or None)
         shards = range(self._shards) if self._replicas is None else [self._shard]
         self.core.residuals.load_outstanding(
             {
@@ -298,3 +306,9 @@ class ShardedState(ExchangeState):
                 if name in self.core.residuals.tensors
             }
         )
+
+
+def _cut_of(part: Mapping[str, Any], name: str, cut: Cut) -> int:
+    """Returns the dimension along which a rank's state has a tensor cut; of one that it does not hold, ours."""
+    layout = part["layouts"].get(name)
+    return cut.dim if layout is None else int(layout[0])

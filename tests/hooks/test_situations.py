@@ -1,0 +1,294 @@
+"""Situations that users of other tools reported, on two ranks: the right result, or an error that says what to do."""
+
+from __future__ import annotations
+
+import warnings
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Shard
+from torch.nn.parallel import DistributedDataParallel
+
+import thinwire as tw
+from tests.hooks.ddp_ranks import Weights, refusal, run_cases, same
+from thinwire.collective.snapshot import Snapshot
+from thinwire.hooks import ddp, fsdp
+
+CODED: dict[str, Any] = {"codec": "3lc", "sparsity": 1.75, "min_numel": 16, "measure_link": False}
+HOOKS = ("ddp", "fsdp")
+
+
+def whole(model: nn.Module) -> Weights:
+    """Copies of the parameters, those of FSDP2 whole."""
+    return {
+        name: (each.full_tensor() if isinstance(each, DTensor) else each).detach().clone()
+        for name, each in model.named_parameters()
+    }
+
+
+def noise(rank: int, step: int, *shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(1000 * step + rank))
+
+
+def hooked(kind: str, model: Any, parts: tuple[str, ...] = (), **options: Any) -> tuple[Any, Any]:
+    """A model as a script calls it, and the hook's state; FSDP2 reduces these parts by themselves."""
+    given = {name: value for name, value in {**CODED, **options}.items() if value is not None}
+    if kind == "ddp":
+        wrapped = DistributedDataParallel(model, find_unused_parameters=bool(parts))
+        return wrapped, ddp.compress(wrapped, **given)
+    mesh = init_device_mesh("cpu", (2,))
+    for part in parts:
+        fully_shard(getattr(model, part), mesh=mesh)
+    return fully_shard(model, mesh=mesh), fsdp.compress(model, **given)
+
+
+# ---- several optimizers over one wrapper
+
+
+class Gan(nn.Module):
+    """A generator, and a discriminator that judges what it makes, or real data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.generator = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 8))
+        self.discriminator = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 1))
+
+    def forward(self, x: torch.Tensor, *, generates: bool) -> torch.Tensor:
+        judged: torch.Tensor = self.discriminator(self.generator(x) if generates else x)
+        return judged
+
+
+def train_gan(rank: int, kind: str, *, discards: bool, zeros: bool = False) -> Weights:
+    """Trains with two optimizers; the generator's pass leaves gradients in the discriminator, where it `discards`.
+
+    FSDP2 cannot freeze what it reduces: there the residuals are put back by hand, in place of the hook.
+    """
+    gan = Gan()
+    model, state = hooked(kind, gan, ("generator", "discriminator"))
+    make, judge = (torch.optim.SGD(part.parameters(), lr=0.05) for part in (gan.generator, gan.discriminator))
+    by_hand, before = kind == "fsdp" and not discards, Snapshot(state.core.residuals.contexts)
+    if by_hand:
+        state._guard.close()
+    for step in range(6):
+        judge.zero_grad(set_to_none=not zeros)
+        torch.autograd.backward(nn.functional.softplus(-model(1 + noise(rank, step, 16, 8), generates=False)).mean())
+        judge.step()
+        make.zero_grad(set_to_none=not zeros)
+        if by_hand:
+            before.take()
+        gan.discriminator.requires_grad_(discards or by_hand)
+        torch.autograd.backward(nn.functional.softplus(-model(noise(rank, 100 + step, 16, 4), generates=True)).mean())
+        gan.discriminator.requires_grad_(True)
+        if by_hand:
+            before.restore([name for name in state.core.residuals.tensors if name.startswith("discriminator")])
+        make.step()
+    state.close()
+    return whole(gan)
+
+
+def run_gan(rank: int, kind: str) -> tuple[Weights, bool, bool]:
+    """Whether a discarded gradient leaves nothing behind, set to None or to zeros."""
+    wanted = train_gan(rank, kind, discards=False)
+    found, zeroed = (train_gan(rank, kind, discards=True, zeros=zeros) for zeros in (False, True))
+    return found, same(found, wanted), same(zeroed, wanted)
+
+
+class Sharpness(torch.optim.Optimizer):
+    """Sharpness-aware minimisation: the gradient that counts is computed anew, within the step."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model.parameters(), {})
+        self.base = torch.optim.SGD(self.param_groups, lr=0.1, momentum=0.9)
+
+    @torch.no_grad()
+    def step(self, closure: Any) -> None:  # type: ignore[override]
+        held = [each for group in self.param_groups for each in group["params"]]
+        ahead = [0.05 * each.grad.sign() for each in held]
+        for each, more in zip(held, ahead, strict=True):
+            each.add_(more)
+            each.grad = None
+        torch.enable_grad()(closure)()
+        for each, more in zip(held, ahead, strict=True):
+            each.sub_(more)
+        self.base.step()
+
+
+def train_sharply(rank: int, kind: str, *, by_hand: bool) -> Weights:
+    """Trains; residuals of the first gradient of each step are put back by the hook, or by hand."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 8))
+    model, state = hooked(kind, net)
+    optimizer, before = Sharpness(net), Snapshot(state.core.residuals.contexts)
+    if by_hand:
+        state._guard.close()
+    for step in range(6):
+        x = noise(rank, step, 16, 8)
+
+        def again(step: int = step, x: torch.Tensor = x) -> None:
+            if by_hand and step:  # the hook makes its first copy in the first step, too late for it
+                before.restore()
+            torch.autograd.backward(nn.functional.mse_loss(model(x), x.flip(1)))
+
+        optimizer.zero_grad()
+        before.take()
+        torch.autograd.backward(nn.functional.mse_loss(model(x), x.flip(1)))
+        optimizer.step(again)
+    state.close()
+    return whole(net)
+
+
+def run_sharply(rank: int, kind: str) -> tuple[Weights, bool]:
+    found = train_sharply(rank, kind, by_hand=False)
+    return found, same(found, train_sharply(rank, kind, by_hand=True))
+
+
+# ---- where values lie
+
+
+def run_placement(rank: int) -> tuple[str, str, bool, str]:
+    """A state of shards of rows in a training of shards of columns; one of a transposed parameter."""
+    mesh, found = init_device_mesh("cpu", (2,)), {}
+    for dim in (0, 1):
+        torch.manual_seed(0)
+        model: Any = nn.Linear(32, 64, bias=False)
+        fully_shard(model, mesh=mesh, shard_placement_fn=[rows, columns][dim])
+        found[dim] = fsdp.compress(model, **{**CODED, "sparsity": 1.9})
+        for step in range(3):
+            model(noise(rank, step, 8, 32)).pow(2).mean().backward()
+    state, other = found.values()
+    states: list[Any] = [None, None]
+    dist.all_gather_object(states, state.state_dict())
+    alone = refusal(lambda: other.load_state_dict(states[rank]))
+    said = other.load_state_dict(fsdp.merge(states))
+    dist.all_gather_object(states, other.state_dict())
+    plain, turned = nn.Linear(32, 64, bias=False), nn.Linear(64, 32, bias=False)
+    for each in (plain, turned):
+        fully_shard(each, mesh=mesh)
+    again = fsdp.compress(plain, **{**CODED, "sparsity": 1.9})
+    again.load_state_dict(fsdp.merge(states))
+    whole = still_to_add(state)
+    kept = all(torch.allclose(each, whole, rtol=1e-5) for each in (still_to_add(other, 1), still_to_add(again)))
+    transposed = fsdp.compress(turned, **CODED)
+    return alone, said, kept, refusal(lambda: transposed.load_state_dict(state.state_dict()))
+
+
+def rows(_: nn.Parameter) -> Shard:
+    return Shard(0)
+
+
+def columns(_: nn.Parameter) -> Shard:
+    return Shard(1)
+
+
+def still_to_add(state: Any, dim: int = 0) -> torch.Tensor:
+    """What all ranks have still to add to the averaged gradient, whole, where tensors are cut along a dimension."""
+    total: torch.Tensor = state.core.residuals.state_dict()["residuals"]["weight"].clone()
+    dist.all_reduce(total)
+    shape = (32, 32) if dim == 0 else (64, 16)
+    return torch.cat([shard.view(shape) for shard in total.chunk(2)], dim)
+
+
+# ---- reports
+
+
+def run_report(rank: int) -> list[str]:
+    """Reports of `auto` on a fast link and on one that it believes to be thin, with a record of every second step."""
+    said = []
+    for kind, link_bps in (("ddp", 1e12), ("ddp", 1e6), ("fsdp", 1e6)):
+        model, state = hooked(kind, nn.Linear(64, 64), codec="auto", sparsity=None)
+        state.record_to(every=2)
+        state.auto.measure = partial(state.auto.controller.take_link, link_bps)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for step in range(40):
+            model(noise(rank, step, 8, 64)).pow(2).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        said.append(str(ddp.report(state)))
+    return said
+
+
+# ---- what wraps a model
+
+
+class Fabric(nn.Module):
+    """Stands in for the wrapper that Lightning's Fabric returns."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self._forward_module = module
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self._forward_module(x)
+        return found
+
+
+def run_wrapped(rank: int) -> tuple[bool, str]:
+    """A model in Fabric's wrapper trains as its DDP does; a bare ScriptModule is refused."""
+    found = []
+    for outside in (Fabric, lambda module: module):
+        torch.manual_seed(0)
+        wrapped = DistributedDataParallel(nn.Linear(8, 32))
+        model, optimizer = outside(wrapped), torch.optim.SGD(wrapped.parameters(), lr=0.1)
+        ddp.compress(model, **CODED)
+        for step in range(3):
+            model(noise(rank, step, 4, 8)).pow(2).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        found.append(whole(wrapped.module))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch.jit is deprecated
+        scripted = torch.jit.script(nn.Linear(8, 32))
+    optimizer = torch.optim.SGD(scripted.parameters(), lr=0.1)
+    return same(*found), refusal(lambda: tw.distribute(scripted, optimizer, group=dist.group.WORLD, design="3lc"))
+
+
+CASES: dict[str, tuple[Any, ...]] = {
+    **{f"gan, {kind}": (run_gan, kind) for kind in HOOKS},
+    "placement": (run_placement,),
+    "report": (run_report,),
+    "wrapped": (run_wrapped,),
+    **{f"sharpness, {kind}": (run_sharply, kind) for kind in HOOKS},
+}
+
+
+@pytest.fixture(scope="module")
+def ranks() -> dict[str, list[Any]]:
+    return run_cases(2, CASES)
+
+
+@pytest.mark.parametrize("kind", HOOKS)
+def test_gradients_that_another_optimizer_s_pass_leaves_are_taken_back(ranks: dict[str, list[Any]], kind: str) -> None:
+    for weights, exact, zeroed in ranks[f"gan, {kind}"]:
+        assert same(weights, ranks[f"gan, {kind}"][0][0]) and exact and zeroed
+
+
+@pytest.mark.parametrize("kind", HOOKS)
+def test_gradients_that_a_step_computes_anew_replace_those_before_it(ranks: dict[str, list[Any]], kind: str) -> None:
+    for weights, exact in ranks[f"sharpness, {kind}"]:
+        assert same(weights, ranks[f"sharpness, {kind}"][0][0]) and exact
+
+
+def test_states_of_other_placements_are_put_together_by_whole_tensors(ranks: dict[str, list[Any]]) -> None:
+    for alone, said, kept, turned in ranks["placement"]:
+        assert "cut along other dimensions" in alone and "other owners of slices" in said and kept
+        assert "in the shape [64, 32" in turned and "here it is [32, 64]" in turned
+
+
+def test_report_of_auto_says_what_its_setting_says(ranks: dict[str, list[Any]]) -> None:
+    for fast, *thin in ranks["report"]:
+        assert "none of them compressed: the link, 1000 Gbit/s, is fast enough, and nothing" in fast, fast
+        for said in thin:
+            assert "  verdict          compression pays: auto expects" in said and "would be faster" not in said, said
+            assert "  recorded         20 of 40 steps" in said, said
+
+
+def test_wrappers_are_seen_through_and_script_modules_refused(ranks: dict[str, list[Any]]) -> None:
+    for alike, said in ranks["wrapped"]:
+        assert alike and "wrap it in DistributedDataParallel before tw.distribute" in said
