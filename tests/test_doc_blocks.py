@@ -142,6 +142,7 @@ class Reader:
             names.update(model=made, optimizer=opened, scheduler=scheduler)
         if "discriminator" in block:
             names["discriminator"] = DistributedDataParallel(made)
+            names["samples"] = torch.randn(4, 8)
         if "fsdp.merge" in block:  # what earlier ranks have saved
             self.learn()
             torch.save(names["state"].state_dict(), "rank0.pt")

@@ -13,7 +13,7 @@ from thinwire.codecs import registry
 from thinwire.codecs.floats import BF16
 from thinwire.codecs.scratch import ScratchPool
 from thinwire.errors import ConfigError, FrameError
-from thinwire.policies import designs, naming
+from thinwire.policies import designs, naming, shipped
 from thinwire.policies.compression import as_codec, compression
 from thinwire.policies.consistency import POLICIES, consistency
 from thinwire.policies.placement import placement
@@ -84,7 +84,7 @@ def test_a_name_that_is_no_codecs_is_explained() -> None:
 
 
 def test_every_design_that_is_no_codec_is_known_where_a_codec_is_expected() -> None:
-    assert set(designs.SHIPPED) - {scheme.id for scheme in registry.SHIPPED} == names.DESIGNS
+    assert set(shipped.SHIPPED) - {scheme.id for scheme in registry.SHIPPED} == names.DESIGNS
 
 
 def test_a_codec_takes_what_reports_print() -> None:

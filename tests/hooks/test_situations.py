@@ -283,7 +283,7 @@ def test_states_of_other_placements_are_put_together_by_whole_tensors(ranks: dic
 
 def test_report_of_auto_says_what_its_setting_says(ranks: dict[str, list[Any]]) -> None:
     for fast, *thin in ranks["report"]:
-        assert "none of them compressed: the link, 1000 Gbit/s, is fast enough, and nothing" in fast, fast
+        assert "none of them compressed: the link (1000 Gbit/s) is fast enough, and nothing" in fast, fast
         for said in thin:
             assert "  verdict          compression pays: auto expects" in said and "would be faster" not in said, said
             assert "  recorded         20 of 40 steps" in said, said

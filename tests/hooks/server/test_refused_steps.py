@@ -96,6 +96,7 @@ MOVED: list[tuple[Callable[[nn.Module], Any], str]] = [
 ]
 
 
+@pytest.mark.filterwarnings("ignore:model.state_dict")  # one of the changes takes it within a round
 @pytest.mark.parametrize("design", ["local-sgd[h=4]", "3lc"])
 def test_a_model_that_is_moved_later_is_refused(design: str) -> None:
     for change, named in MOVED:
