@@ -154,8 +154,7 @@ class Report:
                 cost = "but kernels compile in two exchanges: more of them tell more"
             which = "the first step" if self.warm_up == 1 else f"the first {self.warm_up} steps"
             lines.append(f"  left out         {which}, {cost}")
-        decides = self.codecs and not self.auto  # which measures whole steps, and says what it has decided
-        return lines + ([f"  verdict          {self._verdict()}"] if decides else [])
+        return lines + ([f"  verdict          {self._verdict()}"] if self.codecs else [])
 
     def _why_none(self) -> str:
         if not self.uncompressed_nbytes:
