@@ -1,0 +1,178 @@
+"""Saved states: read as typed records, and checked whole before anything changes."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+import torch
+
+from thinwire.errors import ConfigError
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+"""A number of steps, ranks or values."""
+Finite = Annotated[float, msgspec.Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
+"""A number that is neither NaN nor Inf."""
+
+Record = TypeVar("Record")
+
+
+def read(kind: type[Record], state: object, of: str) -> Record:
+    """Returns a saved state as a record of a type; tensors are not copied.
+
+    Args:
+        kind: a `msgspec.Struct` or a type made of those, `torch.Tensor`, `Count`, `Finite` and plain types.
+        state: what a `state_dict()` returned, or anything else.
+        of: whose it is, for the message.
+
+    Raises:
+        ConfigError: it is not of this type, or a tensor of floating-point numbers holds NaN or Inf.
+
+    Example:
+        >>> class Residual(msgspec.Struct):
+        ...     step: Count
+        ...     values: torch.Tensor
+        >>> read(Residual, {"step": 3, "values": torch.zeros(2)}, "weight").step
+        3
+        >>> read(Residual, {"step": -5, "values": torch.zeros(2)}, "weight")
+        Traceback (most recent call last):
+        thinwire.errors.ConfigError: the state of weight is damaged: Expected `int` >= 0 - at `$.step`
+    """
+    try:
+        return msgspec.convert(state, kind, dec_hook=_tensor)
+    except (msgspec.ValidationError, AttributeError, IndexError, TypeError) as error:  # a tensor in a dict's place
+        raise ConfigError(f"the state of {of} is damaged: {error}") from error
+
+
+def _tensor(kind: type, value: object) -> torch.Tensor:
+    if not (kind is torch.Tensor and isinstance(value, torch.Tensor)):
+        raise ValueError(f"a {kind.__name__} was expected, and {value!r:.60} came")
+    if value.layout is not torch.strided or value.is_meta or value.is_quantized:
+        raise ValueError("a dense tensor was expected")
+    if value.is_floating_point() and not value.isfinite().all():
+        raise ValueError("a tensor holds NaN or Inf")
+    return value
+
+
+def check_sizes(found: Mapping[str, torch.Tensor], sizes: Mapping[str, int], of: str) -> None:
+    """Raises ConfigError where tensors are not those of a model: the names differ, a size, or one holds no floats.
+
+    Args:
+        found: what a state has.
+        sizes: numbers of values, by name.
+        of: what the tensors are, for the message.
+    """
+    there = {name: each.numel() if each.is_floating_point() else str(each.dtype) for name, each in found.items()}
+    if wrong := sorted(name for name in {*sizes, *there} if sizes.get(name) != there.get(name))[:4]:
+        raise ConfigError(
+            f"the state's {of} do not fit: {wrong} have {[sizes.get(name) for name in wrong]} values here and "
+            f"{[there.get(name) for name in wrong]} in the state; load it with the model and the options that it was "
+            "saved with"
+        )
+
+
+def check_groups(found: object, groups: Sequence[Mapping[str, Any]], of: str) -> None:
+    """Raises ConfigError where parameter groups do not fit an optimizer's.
+
+    Args:
+        found: what a state has.
+        groups: the optimizer's own, with the same options of the same kinds.
+        of: whose they are, for the message.
+    """
+    if not isinstance(found, list) or len(found) != len(groups):
+        count = len(found) if isinstance(found, list) else type(found).__name__
+        raise ConfigError(f"the state of {of} has {count} parameter groups, and this optimizer {len(groups)}")
+    for place, (group, own) in enumerate(zip(found, groups, strict=True)):
+        if not isinstance(group, dict) or (lacking := own.keys() - group.keys() - {"params", "initial_lr"}):
+            which = "is no dict" if not isinstance(group, dict) else f"lacks {sorted(lacking)}"
+            raise ConfigError(f"the state of {of} is damaged: parameter group {place} {which}")
+        for key, value in group.items():
+            if key != "params" and not _is_like(value, own.get(key)):
+                raise ConfigError(
+                    f"the state of {of} is damaged: {key!r} of parameter group {place} is {value!r:.60}; here it is "
+                    f"{own.get(key)!r:.60}"
+                )
+
+
+def _is_like(value: object, own: object) -> bool:
+    """Whether a saved option is finite plain data, of a number's kind where the optimizer's own option is one."""
+    if isinstance(value, tuple | list):
+        others = own if isinstance(own, tuple | list) and len(own) == len(value) else [None] * len(value)
+        return (own is None or isinstance(own, tuple | list)) and all(map(_is_like, value, others))
+    if isinstance(value, torch.Tensor):
+        return value.numel() == 1 and bool(value.isfinite().all())
+    if value is None or isinstance(value, bool | str):
+        return own is None or value is None or isinstance(own, type(value))
+    is_number = isinstance(value, int | float) and abs(value) <= sys.float_info.max
+    return is_number and (own is None or isinstance(own, int | float | torch.Tensor)) and not isinstance(own, bool)
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, state: object, of: str) -> None:
+    """Loads the state of a torch optimizer, or raises ConfigError and leaves it as it was.
+
+    Args:
+        optimizer: of any kind; one that keeps its state in a way of its own is asked to load it, and to go back.
+        state: what its `state_dict()` returned.
+        of: whose it is, for the message.
+    """
+    if not isinstance(state, dict):
+        raise ConfigError(f"the state of {of} is damaged: it is a {type(state).__name__}")
+    before = copy.deepcopy(optimizer.state_dict())
+    if "param_groups" in before:
+        _check_optimizer(optimizer, state, of)
+    try:
+        optimizer.load_state_dict(state)
+    except Exception as error:  # an optimizer raises anything
+        optimizer.load_state_dict(before)
+        raise ConfigError(f"the state of {of} is not one of this optimizer: {type(error).__name__}: {error}") from error
+
+
+def _check_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any], of: str) -> None:
+    groups = optimizer.param_groups
+    check_groups(state.get("param_groups"), groups, of)
+    numbers: list[object] = []
+    for found, own in zip(state["param_groups"], groups, strict=True):
+        of_group = found.get("params")
+        if not isinstance(of_group, list) or len(of_group) != len(own["params"]):
+            count = len(of_group) if isinstance(of_group, list) else type(of_group).__name__
+            raise ConfigError(f"the state of {of} has a group of {count} parameters; here it has {len(own['params'])}")
+        numbers += of_group
+    kept = state.get("state")
+    if numbers != [*range(len(numbers))] and not all(isinstance(each, int) for each in numbers):
+        raise ConfigError(f"the state of {of} is damaged: its parameters are {numbers!r:.60}")
+    if len({*numbers}) != len(numbers) or not isinstance(kept, dict):
+        raise ConfigError(f"the state of {of} is damaged: a parameter came twice, or there is no dict of their states")
+    parameters = dict(zip(numbers, (p for group in groups for p in group["params"]), strict=True))
+    for number, own in kept.items():
+        if number in parameters:
+            _check_moments(own, parameters[number], f"{of}, parameter {number}", is_torchs=_is_torchs(optimizer))
+        elif isinstance(number, int):
+            raise ConfigError(f"the state of {of} is damaged: it has no parameter {number}")
+
+
+def _is_torchs(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether every tensor of its state is a scalar or has its parameter's shape."""
+    return type(optimizer).__module__.startswith("torch.optim") and type(optimizer).__name__ not in (
+        "Adafactor",
+        "LBFGS",
+    )
+
+
+def _check_moments(state: object, parameter: torch.Tensor, of: str, *, is_torchs: bool) -> None:
+    if not isinstance(state, dict):
+        raise ConfigError(f"the state of {of} is damaged: it is a {type(state).__name__}")
+    if not is_torchs:
+        return
+    for name, value in state.items():
+        if isinstance(value, torch.Tensor):
+            fits = value.numel() == 1 or value.shape == parameter.shape
+            if not fits or not value.is_floating_point() or not value.isfinite().all():
+                raise ConfigError(
+                    f"the state of {of} is damaged: {name!r} has shape {tuple(value.shape)} and dtype {value.dtype}, "
+                    f"the parameter {tuple(parameter.shape)}, and all values must be finite"
+                )
+        elif not _is_like(value, None):
+            raise ConfigError(f"the state of {of} is damaged: {name!r} is {value!r:.60}")
