@@ -104,6 +104,7 @@ def is_same(a: Any, b: Any) -> bool:
     if isinstance(a, torch.Tensor):
         return isinstance(b, torch.Tensor) and a.dtype == b.dtype and torch.equal(a, b)
     if isinstance(a, dict):
+        a.pop("more", None)  # a script may give parameter groups keys of its own
         return isinstance(b, dict) and a.keys() == b.keys() and all(is_same(each, b[key]) for key, each in a.items())
     if isinstance(a, list | tuple):
         return isinstance(b, list | tuple) and len(a) == len(b) and all(map(is_same, a, b))

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
 import msgspec
+import numpy as np
 import torch
 
 from thinwire.errors import ConfigError
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 """A number of steps, ranks or values."""
+Version = Annotated[int, msgspec.Meta(ge=-1, le=2**53)]
+"""The version of a table; −1 where there is none yet."""
 Finite = Annotated[float, msgspec.Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
 """A number that is neither NaN nor Inf."""
 
@@ -24,7 +27,8 @@ def read(kind: type[Record], state: object, of: str) -> Record:
     """Returns a saved state as a record of a type; tensors are not copied.
 
     Args:
-        kind: a `msgspec.Struct` or a type made of those, `torch.Tensor`, `Count`, `Finite` and plain types.
+        kind: a `msgspec.Struct` or a type made of those, `torch.Tensor` (which takes arrays as well), `Count`, `Finite`
+            and plain types.
         state: what a `state_dict()` returned, or anything else.
         of: whose it is, for the message.
 
@@ -43,11 +47,13 @@ def read(kind: type[Record], state: object, of: str) -> Record:
     """
     try:
         return msgspec.convert(state, kind, dec_hook=_tensor)
-    except (msgspec.ValidationError, AttributeError, IndexError, TypeError) as error:  # a tensor in a dict's place
+    except (msgspec.ValidationError, AttributeError, IndexError, TypeError) as error:  # the last: a tensor for a dict
         raise ConfigError(f"the state of {of} is damaged: {error}") from error
 
 
 def _tensor(kind: type, value: object) -> torch.Tensor:
+    if isinstance(value, np.ndarray):
+        value = torch.from_numpy(value)
     if not (kind is torch.Tensor and isinstance(value, torch.Tensor)):
         raise ValueError(f"a {kind.__name__} was expected, and {value!r:.60} came")
     if value.layout is not torch.strided or value.is_meta or value.is_quantized:
@@ -74,19 +80,20 @@ def check_sizes(found: Mapping[str, torch.Tensor], sizes: Mapping[str, int], of:
         )
 
 
-def check_groups(found: object, groups: Sequence[Mapping[str, Any]], of: str) -> None:
+def check_groups(found: object, groups: Sequence[Mapping[str, Any]], of: str, required: Collection[str] = ()) -> None:
     """Raises ConfigError where parameter groups do not fit an optimizer's.
 
     Args:
         found: what a state has.
-        groups: the optimizer's own, with the same options of the same kinds.
+        groups: the optimizer's own, whose options are of the same kinds; schedulers and scripts may add some.
         of: whose they are, for the message.
+        required: options that every saved group has.
     """
     if not isinstance(found, list) or len(found) != len(groups):
         count = len(found) if isinstance(found, list) else type(found).__name__
         raise ConfigError(f"the state of {of} has {count} parameter groups, and this optimizer {len(groups)}")
     for place, (group, own) in enumerate(zip(found, groups, strict=True)):
-        if not isinstance(group, dict) or (lacking := own.keys() - group.keys() - {"params", "initial_lr"}):
+        if not isinstance(group, dict) or (lacking := {*required} - group.keys()):
             which = "is no dict" if not isinstance(group, dict) else f"lacks {sorted(lacking)}"
             raise ConfigError(f"the state of {of} is damaged: parameter group {place} {which}")
         for key, value in group.items():
@@ -122,7 +129,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: object, of: str) -> 
         raise ConfigError(f"the state of {of} is damaged: it is a {type(state).__name__}")
     before = copy.deepcopy(optimizer.state_dict())
     if "param_groups" in before:
-        _check_optimizer(optimizer, state, of)
+        check_optimizer(optimizer, state, of)
     try:
         optimizer.load_state_dict(state)
     except Exception as error:  # an optimizer raises anything
@@ -130,9 +137,10 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: object, of: str) -> 
         raise ConfigError(f"the state of {of} is not one of this optimizer: {type(error).__name__}: {error}") from error
 
 
-def _check_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any], of: str) -> None:
+def check_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any], of: str) -> None:
+    """Raises ConfigError where a state is not one of a torch optimizer. Arguments as for `load_optimizer`."""
     groups = optimizer.param_groups
-    check_groups(state.get("param_groups"), groups, of)
+    check_groups(state.get("param_groups"), groups, of, optimizer.defaults)
     numbers: list[object] = []
     for found, own in zip(state["param_groups"], groups, strict=True):
         of_group = found.get("params")
@@ -141,10 +149,9 @@ def _check_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any],
             raise ConfigError(f"the state of {of} has a group of {count} parameters; here it has {len(own['params'])}")
         numbers += of_group
     kept = state.get("state")
-    if numbers != [*range(len(numbers))] and not all(isinstance(each, int) for each in numbers):
-        raise ConfigError(f"the state of {of} is damaged: its parameters are {numbers!r:.60}")
-    if len({*numbers}) != len(numbers) or not isinstance(kept, dict):
-        raise ConfigError(f"the state of {of} is damaged: a parameter came twice, or there is no dict of their states")
+    is_numbered = all(isinstance(each, int) for each in numbers) and len({*numbers}) == len(numbers)
+    if not is_numbered or not isinstance(kept, dict):
+        raise ConfigError(f"the state of {of} is damaged: parameters are not numbered, or there is no dict of states")
     parameters = dict(zip(numbers, (p for group in groups for p in group["params"]), strict=True))
     for number, own in kept.items():
         if number in parameters:

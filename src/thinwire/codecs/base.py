@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping
 from typing import Any, Unpack
 
-import numpy as np
+import msgspec
 import torch
 
 from thinwire import frames
 from thinwire.cautions import caution
 from thinwire.codecs import device
 from thinwire.codecs.device_coder import Entry
-from thinwire.codecs.lag import follow_tensors
+from thinwire.codecs.lag import check_lag, follow_tensors
 from thinwire.codecs.scheme import (
     CodecOptions,
     Encoded,
@@ -36,13 +35,13 @@ from thinwire.codecs.tensors import (
     Tensor,
     flatten,
     flatten_on_device,
-    is_dense,
     off_host,
     refuse_meta,
 )
 from thinwire.errors import ConfigError, NonFiniteError
 from thinwire.frames import Frame
 from thinwire.frames.layout import NON_FINITE, ZSTD
+from thinwire.states import Count, read
 
 _NOTHING_ADDED = Step()
 
@@ -198,6 +197,15 @@ class Codec(CodecOptions):
         return options
 
 
+class SavedContext(msgspec.Struct, frozen=True):
+    """What a context's `state_dict` returned."""
+
+    step: Count
+    seed: int
+    residual: torch.Tensor | None = None
+    lag: dict[str, Any] | None = None
+
+
 class Context:
     """What one tensor needs between steps: the residual, and how many steps it has come (3LC §3, figure 1).
 
@@ -341,37 +349,35 @@ class Context:
             state["lag"] = self.lag_bound.state_dict()
         return state
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes the state back.
+    def check_state(self, state: object) -> SavedContext:
+        """Returns what `state_dict` returned as a record.
 
         Raises:
-            ConfigError: the state is of another shape, of a codec with (or without) error feedback, or damaged; the
-                context is then what it was.
+            ConfigError: the state is of another shape, of a codec with (or without) error feedback, or damaged.
         """
-        if not isinstance(state, Mapping):
-            raise ConfigError(f"{self.name}: the state is {state!r:.60}; expected what state_dict returned")
-        step, seed = (_whole(f"{self.name}: the state's {what}", state.get(what)) for what in ("step", "seed"))
-        if step < 0:
-            raise ConfigError(f"{self.name}: the state's step is {step}; it must be at least 0")
-        residual = state.get("residual")
-        if (residual is None) != (self._residual is None):
+        saved = read(SavedContext, state, self.name)
+        if (saved.residual is None) != (self._residual is None):
             kept = "keeps" if self._residual is not None else "does not keep"
             raise ConfigError(f"{self.name}: this context {kept} a residual and the state says otherwise")
-        if residual is not None and self._residual is not None:
-            if not (is_dense(residual) or isinstance(residual, np.ndarray)) or "float" not in str(residual.dtype):
-                raise ConfigError(f"{self.name}: the state's residual is no tensor of floats: {residual!r:.60}")
-            if tuple(residual.shape) != self.shape:
-                raise ConfigError(
-                    f"{self.name}: the state's residual has shape {tuple(residual.shape)}, not {self.shape}"
-                )
-            given = torch.as_tensor(residual, device=residual.device).reshape(-1).to(self._residual)
-            if not given.isfinite().all():
-                raise ConfigError(f"{self.name}: the state's residual holds NaN or Inf")
-        if self.lag_bound is not None and "lag" in state:  # a run may go on with a bound that it began without
-            self.lag_bound.load_state_dict(state["lag"])
-        if residual is not None and self._residual is not None:
-            self._residual.copy_(given)
-        self.step, self.seed = step, seed
+        if saved.residual is not None and (
+            tuple(saved.residual.shape) != self.shape or not saved.residual.is_floating_point()
+        ):
+            raise ConfigError(
+                f"{self.name}: the state's residual has shape {tuple(saved.residual.shape)} and dtype "
+                f"{saved.residual.dtype}, not {self.shape}"
+            )
+        if self.lag_bound is not None and saved.lag is not None:
+            check_lag(saved.lag)
+        return saved
+
+    def load_state_dict(self, state: object) -> None:
+        """Takes the state back. Raises as `check_state`; the context is then what it was."""
+        saved = self.check_state(state)
+        if self.lag_bound is not None and saved.lag is not None:  # a run may go on with a bound that it began without
+            self.lag_bound.load_state_dict(saved.lag)
+        if saved.residual is not None and self._residual is not None:
+            self._residual.copy_(saved.residual.reshape(-1))
+        self.step, self.seed = saved.step, saved.seed
 
 
 def _whole(what: str, value: object) -> int:

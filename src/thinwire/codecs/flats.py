@@ -46,11 +46,17 @@ class Flats:
 
     @classmethod
     def of(cls, tensors: Sequence[Values]) -> Self:
-        """Returns given tensors, one or more, each contiguous, of any shape and on any device."""
+        """Returns given tensors, each contiguous, of any shape and on any device."""
         addresses = np.array([address_of(each) for each in tensors], np.int64)
         sizes = np.array([each.size if isinstance(each, np.ndarray) else each.numel() for each in tensors], np.int64)
         is_mixed = len({each.device for each in tensors}) > 1
-        return cls(addresses, sizes, tensors[0], lambda: [each.reshape(-1) for each in tensors], is_mixed=is_mixed)
+        return cls(
+            addresses,
+            sizes,
+            tensors[0] if tensors else np.zeros(0, np.float32),
+            lambda: [each.reshape(-1) for each in tensors],
+            is_mixed=is_mixed,
+        )
 
     def at(self, places: Sequence[int]) -> Flats:
         """Returns some of them."""

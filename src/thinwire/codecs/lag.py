@@ -15,15 +15,17 @@ what the copy lacks.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from thinwire.codecs.tensors import FloatArray
 from thinwire.errors import ConfigError
+from thinwire.states import read
 
 BEGIN = 1.0
 """The multiplier of a residual that nothing is known of."""
@@ -38,6 +40,13 @@ RISES = 8
 MEMORY = 0.9
 """Weight of what was, in the running mean of the updates' norms."""
 _LARGEST = float(np.finfo(np.float64).max)
+
+
+class SavedLag(msgspec.Struct, frozen=True):
+    """What a bound's `state_dict` returned."""
+
+    changing: torch.Tensor
+    before: torch.Tensor | None = None
 
 
 class LagBound:
@@ -109,10 +118,7 @@ class LagBound:
 
     def restore(self, changing: NDArray[np.float64] | torch.Tensor) -> None:
         """Takes back what `changing` returned. Raises ConfigError where it cannot be that."""
-        values = _numbers(changing, torch.float64)
-        if values.shape != self.changing().shape or not np.isfinite(values).all() or values.min() < 0:
-            raise ConfigError(f"the state of a lag is {values.tolist()}; expected 4 numbers of 0 or more")
-        sparsity, self._update_norm, self.lag, encodes = values.tolist()
+        sparsity, self._update_norm, self.lag, encodes = _checked(changing).tolist()
         # A run may go on with a smaller s than it was saved with.
         self.sparsity, self._encodes = min(max(BEGIN, sparsity), self._asked), int(encodes)
 
@@ -120,11 +126,9 @@ class LagBound:
         """Returns a copy of the state, for an exact resume: `changing`."""
         return {"changing": torch.from_numpy(self.changing())}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: object) -> None:
         """Takes the state back. Raises ConfigError where it is none; the bound is then what it was."""
-        if not isinstance(state, Mapping) or "changing" not in state:
-            raise ConfigError(f"the state of a lag is {state!r:.60}; expected what state_dict returned")
-        self.restore(state["changing"])
+        self.restore(check_lag(state).changing)
 
 
 class DeltaLagBound(LagBound):
@@ -158,10 +162,10 @@ class DeltaLagBound(LagBound):
         before = {"before": torch.from_numpy(self._before.copy())} if self._before.size else {}
         return {**super().state_dict(), **before}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        before = _numbers(state.get("before", ()) if isinstance(state, Mapping) else (), torch.float32)
+    def load_state_dict(self, state: object) -> None:
+        before = check_lag(state).before
         super().load_state_dict(state)
-        self._before = before
+        self._before = np.zeros(0, np.float32) if before is None else before.to("cpu", torch.float32).numpy().copy()
 
 
 def sampled(values: Any) -> Any:
@@ -182,12 +186,18 @@ def norm(sample: FloatArray) -> float:
         return math.sqrt(np.add.accumulate(np.concatenate((squares[whole:], lines)))[-1])
 
 
-def _numbers(found: Any, dtype: torch.dtype) -> NDArray[Any]:
-    """Returns numbers of a state in memory of their own. Raises ConfigError where there are none."""
-    try:
-        return torch.as_tensor(found, dtype=dtype, device="cpu").numpy().copy()
-    except (TypeError, ValueError, RuntimeError, NotImplementedError) as error:
-        raise ConfigError(f"the state of a lag holds {found!r:.60} in place of numbers: {error}") from error
+def check_lag(state: object) -> SavedLag:
+    """Returns what `state_dict` returned as a record. Raises ConfigError where it cannot be that."""
+    saved = read(SavedLag, state, "a lag")
+    _checked(saved.changing)
+    return saved
+
+
+def _checked(changing: NDArray[np.float64] | torch.Tensor) -> NDArray[np.float64]:
+    values = torch.as_tensor(changing, dtype=torch.float64, device="cpu").numpy()
+    if values.shape != (4,) or not np.isfinite(values).all() or values.min() < 0:
+        raise ConfigError(f"the state of a lag is {values.tolist()}; expected 4 numbers of 0 or more")
+    return values
 
 
 def follow_tensors(encoded: Iterable[tuple[LagBound | None, torch.Tensor, torch.Tensor | None]]) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -19,12 +20,12 @@ import torch
 from thinwire.codecs import Context
 from thinwire.codecs.lag import LagBound
 from thinwire.codecs.scheme import stream_seed
-from thinwire.codecs.tensors import is_dense
 from thinwire.collective.snapshot import Snapshot
 from thinwire.errors import ConfigError, check_keys
 from thinwire.policies.assignment import Partition, Sized
 from thinwire.policies.compression import PLAIN, Choice
 from thinwire.policies.placement import Sharded
+from thinwire.states import read
 
 Float64Array = npt.NDArray[np.float64]
 Partitions = Mapping[str, tuple[Partition, ...]]
@@ -109,6 +110,15 @@ def outstanding(
                 weight = 1.0 if part.server == rank or not mean else 1 / len(states)
                 total[part.start : part.stop] += weight * flat[part.start : part.stop]
     return totals
+
+
+class SavedResiduals(msgspec.Struct, frozen=True):
+    """What `Residuals.state_dict` returned, by tensor."""
+
+    residuals: dict[str, torch.Tensor]
+    encodes: dict[str, torch.Tensor]
+    owners: dict[str, torch.Tensor]
+    lags: dict[str, torch.Tensor]
 
 
 class Residuals:
@@ -216,9 +226,7 @@ class Residuals:
         Raises:
             ConfigError: it does not fit, or holds residuals of tensors whose codec keeps none here; nothing is changed.
         """
-        check_state(list(self.tensors.values()), state)
-        for name, flat in state["residuals"].items():
-            self._check_slices(name, flat, state)
+        self.check_state(state)
         for name, flat in state["residuals"].items():
             parts = self.partitions[name]
             for part, encodes, lag in zip(parts, state["encodes"][name].tolist(), state["lags"][name], strict=True):
@@ -229,13 +237,20 @@ class Residuals:
                 if context.lag_bound is not None:  # zeros, as of a codec without a bound, are a bound that begins
                     context.lag_bound.restore(lag)
 
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Raises ConfigError where `load_state_dict` cannot load a state; nothing has changed."""
+        check_form(state, f"rank {self.rank}")
+        check_state(list(self.tensors.values()), state)
+        for name, flat in state["residuals"].items():
+            self._check_slices(name, flat, state)
+
     def _check_slices(self, name: str, flat: torch.Tensor, state: Mapping[str, Any]) -> None:
         """Raises ConfigError where a tensor's slices cannot take what a state holds of it."""
         parts, encodes = self.partitions[name], state["encodes"][name]
         contexts = [self.contexts[name, part] for part in parts]
         lags = torch.as_tensor(state["lags"][name], dtype=torch.float64, device="cpu").numpy()
         damaged = lags.shape != tuple(_no_lags(len(parts)).shape) or not np.isfinite(lags).all() or (lags < 0).any()
-        if damaged or encodes.numel() != len(parts):
+        if damaged or encodes.shape != (len(parts),) or encodes.is_floating_point() or bool((encodes < 0).any()):
             raise ConfigError(f"the state of {name!r} is damaged, or of other slices; take another file of that step")
         for part, context in zip(parts, contexts, strict=True):
             if context.residual is None and flat[part.start : part.stop].any():
@@ -328,16 +343,10 @@ def check_form(state: object, of: str) -> None:
     Raises:
         ConfigError: there are no dense tensors by name in it, or what was not sent is not finite.
     """
-    if not isinstance(state, Mapping):
-        raise ConfigError(f"the state is damaged: the part of {of} is a {type(state).__name__}")
-    check_keys(state, KINDS, f"the state of {of}")
-    for kind in KINDS:
-        tensors = state[kind]
-        if not isinstance(tensors, Mapping) or not all(is_dense(each) for each in tensors.values()):
-            raise ConfigError(f"the state is damaged: the {kind} of {of} are no tensors by name")
-    for name, residual in state["residuals"].items():
-        if not residual.dtype.is_floating_point or not residual.isfinite().all():
-            raise ConfigError(f"the state is damaged: what {of} has not sent of {name!r} is not finite")
+    saved = read(SavedResiduals, state, of)
+    for name, residual in saved.residuals.items():
+        if not residual.is_floating_point():
+            raise ConfigError(f"the state is damaged: what {of} has not sent of {name!r} is of {residual.dtype}")
 
 
 def check_state(tensors: Sequence[TrainedTensor], state: Mapping[str, Any]) -> None:

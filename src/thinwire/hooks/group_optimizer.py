@@ -10,7 +10,7 @@ from typing import Any, SupportsFloat
 import torch
 from torch import nn
 
-from thinwire.errors import ConfigError, SessionLostError, check_keys
+from thinwire.errors import ConfigError, SessionLostError
 from thinwire.hooks.costs import TrainingCosts, sent_and_received
 from thinwire.hooks.exchange.state import ExchangeState
 from thinwire.hooks.held import HeldOptimizer, own_options
@@ -174,10 +174,12 @@ class GroupOptimizer(LocalOptimizer):
                 "state of its own, and goes on with that"
             )
         self._rounds.check_state(state_dict["position"])
-        check_keys(state_dict["shared"], [each.name for each in self._rounds.shared.tensors], "the state's 'shared'")
+        self.exchange.core.residuals.check_state(state_dict["residuals"])
+        self.reducer.check_state(state_dict)
         self.sync()
-        self.exchange.core.residuals.load_state_dict(state_dict["residuals"])
+        self._load_inner(state_dict)
         self.reducer.load_state_dict(state_dict)
+        self.exchange.core.residuals.load_state_dict(state_dict["residuals"])
         self._rounds.load_state_dict(state_dict["position"])
         self._costs.pass_over(self.steps_done - self.exchange.step)
         self.exchange.step = self.steps_done

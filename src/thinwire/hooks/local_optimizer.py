@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
+import msgspec
 import torch
 from torch import nn
 
@@ -15,7 +16,7 @@ from thinwire.hooks.held import JoinedOptimizer
 from thinwire.hooks.moments import forget_what_is_not_finite
 from thinwire.hooks.optimizer import DistributedOptimizer
 from thinwire.hooks.private_weights import PrivateWeights
-from thinwire.hooks.resuming import check_inner_state, check_state
+from thinwire.hooks.resuming import check_state
 from thinwire.hooks.several import parts
 from thinwire.hooks.steering import KINDS, Steering
 from thinwire.local.local_rounds import LocalRounds
@@ -23,7 +24,17 @@ from thinwire.policies.local_updates import LocalUpdates
 from thinwire.runtime.digests import bits_digest
 from thinwire.runtime.driver import WorkerDriver
 from thinwire.runtime.model_places import ModelPlaces
+from thinwire.states import check_groups, load_optimizer, read
 from thinwire.worker.local_updates import LocalWorker
+
+
+class SavedLocal(msgspec.Struct, frozen=True):
+    """The part of a state that both kinds of local optimizers have."""
+
+    inner: dict[str, Any]
+    outer_groups: list[dict[str, Any]]
+    weights: str
+    steering: dict[str, Any] | None = None
 
 
 class LocalOptimizer(JoinedOptimizer):
@@ -152,16 +163,19 @@ class LocalOptimizer(JoinedOptimizer):
     def _check_local_state(self, state: Mapping[str, Any], keys: Sequence[str] = ()) -> None:
         """Raises ConfigError where a state is of another optimizer or other local updates, or lacks `keys`."""
         check_state(state, "inner", self.param_groups)
-        steering = {} if self._steering is None else {"steering": self._steering.state_dict()}
-        check_keys(state, ["outer_groups", "weights", *keys, *steering])
-        for name, here in steering.items():
-            check_keys(state[name], here, f"the state's {name!r}")
-        check_inner_state(state, self._inner, self.outer_groups)
+        saved = read(SavedLocal, state, "local updates")
+        check_keys(state, keys)
+        if self._steering is not None:
+            self._steering.check_state(saved.steering)
+        check_groups(saved.outer_groups, self.outer_groups, "the outer optimizer")
+
+    def _load_inner(self, state: Mapping[str, Any]) -> None:
+        """Takes back the inner optimizer's state. Raises ConfigError where it refuses that; nothing has changed."""
+        load_optimizer(self._inner, state["inner"], "the inner optimizer")
+        self._follow()
 
     def _load_local_state(self, state: Mapping[str, Any]) -> None:
-        """Takes back what `_local_state` returned."""
-        self._inner.load_state_dict(state["inner"])
-        self._follow()
+        """Takes back what `_local_state` returned, but for the inner optimizer's, which is loaded first."""
         for groups in ("param_groups", "outer_groups"):
             for group, saved in zip(getattr(self, groups), state[groups], strict=True):
                 group.update(saved)
@@ -232,6 +246,8 @@ class LocalUpdateOptimizer(LocalOptimizer, DistributedOptimizer):
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         self._check_local_state(state_dict)
+        self._check_state(state_dict)
+        self._load_inner(state_dict)
         DistributedOptimizer.load_state_dict(self, state_dict)
         self._load_local_state(state_dict)
         if self._joined:

@@ -235,19 +235,24 @@ class DistributedOptimizer(JoinedOptimizer):
         Raises:
             ConfigError: it is of another optimizer or another rank, or a parameter of this model is missing in it.
         """
-        check_state(state_dict, "contexts", self.param_groups)
-        if (rank := state_dict["rank"]) != self._worker.rank:
-            raise ConfigError(
-                f"the state is of rank {rank}, and this is rank {self._worker.rank}: each resumes from its own, which "
-                "holds what its gradients have not sent yet"
-            )
-        self._worker.check_position(state_dict["position"])  # before what other updates have no residuals of
+        self._check_state(state_dict)
         step, before = int(state_dict["step"]), self._worker.iteration
         self._worker.model.load_state_dict(state_dict)
         self._worker.iteration = step  # which decides what is due
         self._costs.pass_over(self._worker.iteration - before)
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
             group.update(saved)
+
+    def _check_state(self, state: Mapping[str, Any]) -> None:
+        """Raises ConfigError where a state cannot be loaded; nothing has changed."""
+        check_state(state, "contexts", self.param_groups)
+        if (rank := state["rank"]) != self._worker.rank:
+            raise ConfigError(
+                f"the state is of rank {rank}, and this is rank {self._worker.rank}: each resumes from its own, which "
+                "holds what its gradients have not sent yet"
+            )
+        self._worker.check_position(state["position"])  # before what other updates have no residuals of
+        self._worker.model.check_state(state)
 
     def _go_on_from(self, state: Mapping[str, Any]) -> None:
         self.load_state_dict(state)

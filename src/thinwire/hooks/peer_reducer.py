@@ -6,6 +6,9 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+import torch
+
 from thinwire.cautions import caution
 from thinwire.collective.core import Bucket
 from thinwire.hooks.exchange.state import ExchangeState
@@ -16,6 +19,7 @@ from thinwire.optimizers.options import Settings, portable_options
 from thinwire.optimizers.runner import OptimizerRunner
 from thinwire.policies.local_updates import LocalUpdates
 from thinwire.runtime.bucket_buffers import Future
+from thinwire.states import Count, check_optimizer, check_sizes, read
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,6 +37,14 @@ class _UnderWay:
     pieces: Sequence[Piece]
     futures: Sequence[Future]
     rates: tuple[float, ...]
+
+
+class SavedShares(msgspec.Struct, frozen=True):
+    """What `PeerReducer.state_dict` returned."""
+
+    shared: dict[str, torch.Tensor]
+    outer: dict[str, Any]
+    begun: Count
 
 
 class PeerReducer:
@@ -116,11 +128,20 @@ class PeerReducer:
         return {"shared": shared, "outer": self._outer.state_dict(), "begun": self._begun}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes back what `state_dict` returned."""
+        """Takes back what `state_dict` returned. Raises as `check_state`."""
+        saved = self.check_state(state)
+        self._outer.load_state_dict(saved.outer)
         for tensor in self._shared.tensors:
-            tensor.values.copy_(state["shared"][tensor.name])
-        self._outer.load_state_dict(state["outer"])
-        self._begun = int(state["begun"])
+            tensor.values.copy_(saved.shared[tensor.name])
+        self._begun = saved.begun
+
+    def check_state(self, state: Mapping[str, Any]) -> SavedShares:
+        """Returns what `state_dict` returned as a record. Raises ConfigError where it is of another model."""
+        saved = read(SavedShares, state, "shared parameters")
+        sizes = {each.name: each.values.numel() for each in self._shared.tensors}
+        check_sizes(saved.shared, sizes, "shared parameters")
+        check_optimizer(self._outer.optimizer, saved.outer, "the outer optimizer")
+        return saved
 
 
 def completed(procedure: Generator[Any, None, T]) -> T:

@@ -8,13 +8,15 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from thinwire.errors import ConfigError, check_keys
+from thinwire.errors import ConfigError
 from thinwire.hooks.chance import chance_of, set_chance
 from thinwire.policies.naming import check_count
+from thinwire.states import Count, check_groups, read
 
 
 class Optimizer(Protocol):
@@ -136,6 +138,16 @@ class KeptSteps(Resumable):
         return _State(weights, optimizer, extra, chance_of(self._model))
 
 
+class SavedOptimizer(msgspec.Struct, frozen=True):
+    """What every `opt.state_dict()` has."""
+
+    rank: Count
+    step: Count
+    position: dict[str, Any]
+    buffers: list[str]
+    param_groups: list[dict[str, Any]]
+
+
 def known_buffers(resume: Mapping[str, Any] | Resumable | None) -> Collection[str] | None:
     """Returns the names of the buffers that travelled before: one that began with Inf did not, and may be finite now.
 
@@ -194,6 +206,8 @@ def check_state(state: Mapping[str, Any], key: str, groups: Sequence[Mapping[str
         key: what states of that kind of optimizer have.
         groups: this one's parameter groups.
     """
+    if not isinstance(state, Mapping):
+        raise ConfigError(f"the state is a {type(state).__name__}; expected what state_dict() returned")
     if key not in state and "state" in state:
         where = (
             "load it into that one, before tw.distribute is called"
@@ -210,24 +224,5 @@ def check_state(state: Mapping[str, Any], key: str, groups: Sequence[Mapping[str
             f"the state lacks {key!r}; it has {', '.join(map(str, state))}. States with and without local updates "
             "cannot take each other's place: start from the model's weights"
         )
-    check_keys(state, ["rank", "step", "position", "buffers", "param_groups"])
-    if len(state["param_groups"]) != len(groups):
-        found = len(state["param_groups"])
-        raise ConfigError(f"the state has {found} parameter groups, and this optimizer {len(groups)}")
-
-
-def check_inner_state(state: Mapping[str, Any], inner: torch.optim.Optimizer, outer: Sequence[object]) -> None:
-    """Raises ConfigError where a state's optimizers are not those of a local optimizer, before anything is changed.
-
-    Args:
-        state: that is to be loaded, of which `check_state` said nothing.
-        inner: the user's own optimizer.
-        outer: parameter groups of the outer one.
-    """
-    # An optimizer may keep its state in a way of its own.
-    both = state["inner"].get("param_groups", inner.param_groups), inner.param_groups
-    kept, here = ([len(group.get("params", ())) for group in each] for each in both)
-    if kept != here:
-        raise ConfigError(f"the state's inner optimizer has groups of {kept} parameters, and this one's of {here}")
-    if len(state["outer_groups"]) != len(outer):
-        raise ConfigError(f"the state has {len(state['outer_groups'])} outer groups, and this optimizer {len(outer)}")
+    read(SavedOptimizer, state, "an optimizer")
+    check_groups(state["param_groups"], groups, "an optimizer")

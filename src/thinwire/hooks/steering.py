@@ -18,9 +18,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
+import msgspec
 import torch
+
+from thinwire.states import Finite, read
 
 KINDS: tuple[type[torch.optim.Optimizer], ...] = (torch.optim.Adam, torch.optim.AdamW)
 """Whose first moments are known; others go unsteered."""
@@ -71,6 +74,17 @@ def decay_of(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> floa
     if not (isinstance(optimizer, torch.optim.AdamW) or group.get("decoupled_weight_decay", False)):
         return 0.0
     return float(group["lr"]) * float(group["weight_decay"])
+
+
+class SavedSteering(msgspec.Struct, frozen=True):
+    """What `Steering.state_dict` returned."""
+
+    rates: list[Finite]
+    pushed: list[Finite]
+    divisors: list[Finite]
+    decays: list[list[Finite]]
+    pushed_decays: list[list[Finite]]
+    outer: Annotated[list[Finite], msgspec.Meta(min_length=1, max_length=1)]
 
 
 class Steering:
@@ -192,10 +206,13 @@ class Steering:
             "outer": [self._outer_lr],
         }
 
-    def load_state_dict(self, state: Mapping[str, Sequence[Any]]) -> None:
-        """Restores what `state_dict` returned."""
-        self._rates, self._pushed, self._divisors = (list(state[name]) for name in ("rates", "pushed", "divisors"))
-        self._decays, self._pushed_decays = (
-            [list(each) for each in state[name]] for name in ("decays", "pushed_decays")
-        )
-        [self._outer_lr] = state["outer"]
+    def check_state(self, state: object) -> SavedSteering:
+        """Returns what `state_dict` returned as a record. Raises ConfigError where it cannot be that."""
+        return read(SavedSteering, state, "steering")
+
+    def load_state_dict(self, state: object) -> None:
+        """Restores what `state_dict` returned. Raises as `check_state`."""
+        saved = self.check_state(state)
+        self._rates, self._pushed, self._divisors = saved.rates, saved.pushed, saved.divisors
+        self._decays, self._pushed_decays = saved.decays, saved.pushed_decays
+        [self._outer_lr] = saved.outer

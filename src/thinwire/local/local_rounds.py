@@ -9,13 +9,15 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Protocol, TypeAlias, TypeVar
 
+import msgspec
 import torch
 
-from thinwire.errors import ProtocolError, check_keys
+from thinwire.errors import ProtocolError
 from thinwire.local.parameters import LocalTensor, SharedParameters
 from thinwire.local.rounds import Rounds
 from thinwire.local.same_updates import check_same, coded_by
 from thinwire.policies.designs import Design
+from thinwire.states import check_sizes, read
 
 T = TypeVar("T")
 Procedure: TypeAlias = Generator[Any, None, T]
@@ -42,6 +44,15 @@ class Steers(Protocol):
 
     def updated(self, tensors: Sequence[LocalTensor], before: Sequence[torch.Tensor]) -> None:
         """Is told of an update, and what the shared values were before, float32[n] each, to be overwritten at will."""
+
+
+class SavedLocalRounds(msgspec.Struct, frozen=True):
+    """What `LocalRounds.state_dict` returned."""
+
+    rounds: dict[str, Any]
+    offsets: dict[str, torch.Tensor]
+    local: dict[str, Any] | None = None
+    coded: dict[str, Any] = {}
 
 
 class LocalRounds:
@@ -190,9 +201,11 @@ class LocalRounds:
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Raises ConfigError where what `state_dict` returned is of other local updates, or lacks something."""
+        saved = read(SavedLocalRounds, state, "local updates")
         check_same(state, self._design)
-        check_keys(state, ["rounds", "offsets"], "the state's 'position'")
-        check_keys(state["rounds"], self.timetable.state_dict(), "the state's 'position'")
+        self.timetable.check_state(saved.rounds)
+        sizes = {each.name: each.values.numel() for each in self.shared.tensors if each.name in saved.offsets}
+        check_sizes(saved.offsets, sizes, "offsets")
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes back what `state_dict` returned, of which `check_state` said nothing."""

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
+from thinwire.errors import ConfigError
 from thinwire.policies.local_updates import LocalUpdates
+from thinwire.states import Count, read
+
+
+class SavedRounds(msgspec.Struct, frozen=True):
+    """What `Rounds.state_dict` returned."""
+
+    iteration: Count
+    clock: Count
+    flushed_at: Count
+    exchanges: list[Count]
+    merges_at: list[Count | None]
+    whole: list[bool]
 
 
 class Rounds:
@@ -128,8 +143,16 @@ class Rounds:
             "whole": list(self._whole),
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes back what `state_dict` returned."""
-        self.iteration, self.clock, self._flushed_at = (int(state[n]) for n in ("iteration", "clock", "flushed_at"))
-        self.exchanges, self._merges_at = list(state["exchanges"]), list(state["merges_at"])
-        self._whole = list(state["whole"])
+    def check_state(self, state: object) -> SavedRounds:
+        """Returns what `state_dict` returned as a record. Raises ConfigError where it cannot be that."""
+        saved = read(SavedRounds, state, "local rounds")
+        lengths = {len(each) for each in (saved.exchanges, saved.merges_at, saved.whole)}
+        if lengths != {len(self.exchanges)} or saved.flushed_at > saved.iteration:
+            raise ConfigError(f"the state of local rounds is damaged: {saved} for {len(self.exchanges)} fragments")
+        return saved
+
+    def load_state_dict(self, state: object) -> None:
+        """Takes back what `state_dict` returned. Raises as `check_state`."""
+        saved = self.check_state(state)
+        self.iteration, self.clock, self._flushed_at = saved.iteration, saved.clock, saved.flushed_at
+        self.exchanges, self._merges_at, self._whole = saved.exchanges, saved.merges_at, saved.whole

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 from thinwire.errors import ProtocolError
 from thinwire.optimizers.options import LOCAL_OPTIONS, Options, Settings
 from thinwire.optimizers.sign_sgd import SignSGD
+from thinwire.states import load_optimizer
 
 _NAMES = ("SGD", "Adam", "AdamW", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "RMSprop")
 ALLOWED: dict[str, type[torch.optim.Optimizer]] = {name: getattr(torch.optim, name) for name in _NAMES}
@@ -70,8 +72,8 @@ class OptimizerRunner:
         return copy.deepcopy(self.optimizer.state_dict())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what `state_dict` returned."""
-        self.optimizer.load_state_dict(state)
+        """Restores what `state_dict` returned. Raises ConfigError where it cannot be that; nothing has changed."""
+        load_optimizer(self.optimizer, state, type(self.optimizer).__name__)
         self._options = ()  # the state's options hold until the next settings come
 
 
@@ -91,6 +93,8 @@ def _try_out(kind: type[torch.optim.Optimizer], groups: Iterable[Mapping[str, An
     for options in groups:
         if unknown := options.keys() - known:
             raise ProtocolError(f"{kind.__name__} does not take {sorted(unknown)}; it takes {sorted(known)}")
+        if wrong := [key for key, value in options.items() if isinstance(value, float) and not math.isfinite(value)]:
+            raise ProtocolError(f"{kind.__name__} got {options[wrong[0]]} as its {wrong[0]}")
         value = torch.zeros(1)
         try:
             trial = _build(kind, [{**_for_torch(options), "params": [value]}])

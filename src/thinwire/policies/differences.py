@@ -29,8 +29,13 @@ def differences(mine: Any, other: Any, name: str) -> Iterator[tuple[str, str, st
     elif _listed(mine) and _listed(other) and len(mine) == len(other):
         for index, pair in enumerate(zip(mine, other, strict=True)):
             yield from differences(*pair, f"{name}[{index}]")
-    elif mine != other:
+    elif not _equal(mine, other):
         yield name, repr(mine), repr(other)
+
+
+def _equal(mine: Any, other: Any) -> bool:
+    numbers = all(isinstance(each, int | float) for each in (mine, other))
+    return (numbers or type(mine) is type(other)) and bool(mine == other)
 
 
 def _listed(value: Any) -> bool:

@@ -11,6 +11,7 @@ import torch
 
 from thinwire.codecs.lag import DeltaLagBound
 from thinwire.codecs.tensors import FloatArray
+from thinwire.errors import ConfigError
 
 
 def unbounded() -> DeltaLagBound | None:
@@ -64,7 +65,7 @@ class Copies:
         keep_seen: bool,
         lag_bound: Callable[[], DeltaLagBound | None] = unbounded,
     ) -> None:
-        self._keep_seen, self._lag_bound = keep_seen, lag_bound
+        self._shape, self._keep_seen, self._lag_bound = shape, keep_seen, lag_bound
         # Fresh zeros take no memory before values come: a plan of huge tables, from anyone, must not fill it.
         seen = np.zeros(shape, np.float32) if keep_seen else None
         self._copies = [Copy(np.zeros(shape, np.float32), seen, set(range(workers)), lag_bound())]
@@ -129,16 +130,18 @@ class Copies:
         """Takes back what `state_dict` gave."""
         self._copies = []
         for copy in state:
-            seen, lag = None if copy["seen"] is None else own_array(copy["seen"]), self._lag_bound()
+            seen, lag = None if copy["seen"] is None else own_array(copy["seen"], self._shape), self._lag_bound()
             if lag is not None:
                 lag.load_state_dict(copy["lag"])
-            self._copies.append(Copy(own_array(copy["values"]), seen, set(copy["owners"]), lag))
+            self._copies.append(Copy(own_array(copy["values"], self._shape), seen, set(copy["owners"]), lag))
 
     def __len__(self) -> int:
         return len(self._copies)
 
 
-def own_array(values: Any) -> FloatArray:
-    """An array of its own, of a tensor or an array."""
+def own_array(values: Any, shape: tuple[int, ...]) -> FloatArray:
+    """Returns a saved tensor or array as an array of its own. Raises ConfigError where it has another shape."""
     array: FloatArray = torch.as_tensor(values, dtype=torch.float32, device="cpu").clone().numpy()
+    if array.shape != shape:
+        raise ConfigError(f"the state holds values of shape {array.shape}; the table has {shape}")
     return array

@@ -74,7 +74,7 @@ class Downlink(ABC):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes back what `state_dict` gave, in place: others hold views of the values."""
-        self.values[...] = own_array(state["values"])
+        self.values[...] = own_array(state["values"], self.shape)
 
     def encode(
         self, values: FloatArray, version: int, out: FloatArray, *, accumulate: bool, sparsity: float | None = None
@@ -188,7 +188,7 @@ class ModelMomentum(ModelDelta):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         if "anchor" in state:
-            self.outer.load(*(torch.from_numpy(own_array(state[name])) for name in ("anchor", "ahead")))
+            self.outer.load(*(torch.from_numpy(own_array(state[name], self.shape)) for name in ("anchor", "ahead")))
 
 
 class AverageGradient(Downlink):

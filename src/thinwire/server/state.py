@@ -3,14 +3,61 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+import torch
 
 from thinwire.errors import ConfigError, ProtocolError
 from thinwire.schema import Plan
 from thinwire.server.agreement import check_plan
 from thinwire.server.update_engine import UpdateEngine
+from thinwire.states import Count, Finite, Version, read
+
+
+class SavedCopy(msgspec.Struct, frozen=True):
+    """What some workers hold of a table."""
+
+    values: torch.Tensor
+    owners: list[Count]
+    seen: torch.Tensor | None
+    lag: dict[str, torch.Tensor] | None = None
+
+
+class SavedDownlink(msgspec.Struct, frozen=True):
+    """What a downlink of any form keeps."""
+
+    values: torch.Tensor
+    copies: Annotated[list[SavedCopy], msgspec.Meta(min_length=1)] | None = None
+    context: dict[str, Any] | None = None
+    anchor: torch.Tensor | None = None
+    ahead: torch.Tensor | None = None
+
+
+class SavedTable(msgspec.Struct, frozen=True):
+    """One table."""
+
+    version: Count
+    given: Annotated[list[Version], msgspec.Meta(min_length=1)]
+    scale: Finite | None
+    downlink: SavedDownlink
+
+
+class SavedSteps(msgspec.Struct, frozen=True):
+    """What `UpdateEngine.state_dict` returned."""
+
+    exchanges: dict[Count, list[Count]]
+    final: Count | None
+    memberships: list[tuple[Count, list[Count]]]
+    tables: list[SavedTable]
+    updater: dict[str, Any] | None
+
+
+class SavedShard(msgspec.Struct, frozen=True):
+    """What `state_of` returned."""
+
+    plan: Plan
+    steps: SavedSteps
 
 
 def state_of(engine: UpdateEngine, step: int | None = None) -> dict[str, Any]:
@@ -39,10 +86,10 @@ def engine_of(state: Mapping[str, Any], least: int | None) -> UpdateEngine:
         ConfigError: it is not a shard's state.
     """
     try:
-        plan = msgspec.convert(state["plan"], Plan)
-        check_plan(plan)
-        engine = UpdateEngine(plan, least)
+        saved = read(SavedShard, state, "a shard")
+        check_plan(saved.plan)
+        engine = UpdateEngine(saved.plan, least)
         engine.load_state_dict(state["steps"])
-    except (ProtocolError, msgspec.ValidationError, KeyError, TypeError, ValueError, RuntimeError) as error:
+    except (ProtocolError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(f"the state is not one of a shard: {type(error).__name__}: {error}") from error
     return engine

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -53,9 +52,6 @@ class Accumulated:
         }
 
     @classmethod
-    def of_state(cls, state: Mapping[str, Any]) -> Self:
-        """Restores it from `state_dict`, to which a caller may have added keys."""
-        if "accumulated" not in state:
-            return cls()
-        total = state["accumulated"].cpu().numpy().copy()
-        return cls(total, int(state["accumulated_iterations"]), float(state["accumulated_squares"]))
+    def of_state(cls, total: torch.Tensor | None, iterations: int, squares: float) -> Self:
+        """Restores it from what `state_dict` returned; None where no gradient waited."""
+        return cls() if total is None else cls(total.to("cpu", torch.float32).numpy().copy(), iterations, squares)

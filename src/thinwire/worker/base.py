@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import torch
 
 from thinwire.codecs.scheme import stream_seed
-from thinwire.errors import ConfigError, ProtocolError, check_keys
+from thinwire.errors import ConfigError, ProtocolError
 from thinwire.optimizers.options import ParameterGroups
 from thinwire.packets import EncodedTensor
 from thinwire.policies.compression import PLAIN
@@ -17,6 +18,7 @@ from thinwire.policies.consistency import Consistency, consistency
 from thinwire.policies.designs import Design
 from thinwire.policies.sampling import Memberships, extended
 from thinwire.schema import Plan, Welcome
+from thinwire.states import Count, Version, check_sizes, read
 from thinwire.telemetry import Counters
 from thinwire.worker.conversation import Conversation
 from thinwire.worker.effects import Procedure, Receive
@@ -26,6 +28,17 @@ from thinwire.worker.table import WorkerTable
 from thinwire.worker.transmit_buffer import CHUNK_NBYTES
 
 Frames = Iterator[tuple[WorkerTable, EncodedTensor]]
+
+
+class SavedPosition(msgspec.Struct, frozen=True):
+    """What `WorkerBase.position` returned."""
+
+    clock: Count
+    versions: list[list[Version]]
+    memberships: Memberships
+    gone: list[Count]
+    values: dict[str, torch.Tensor] | None = None
+    own: dict[str, torch.Tensor] | None = None
 
 
 class WorkerBase:
@@ -246,8 +259,7 @@ class WorkerBase:
 
     def take_residuals(self, state: Mapping[str, Any]) -> None:
         """Restores residuals and random streams of an earlier step, of a worker that went on where the others are."""
-        check_keys(state, ["contexts"])
-        self.model.load_residuals(state["contexts"])
+        self.model.load_residuals(state)
         self.counters.add("residuals_carried", self.counters["residuals_lost"])
         self.counters.add("residuals_lost", -self.counters["residuals_lost"])
 
@@ -273,41 +285,44 @@ class WorkerBase:
     def _copies(self) -> dict[str, torch.Tensor]:
         return {each.name: each.values.clone() for each in self.model.tensors if not each.state}
 
-    def check_position(self, state: Mapping[str, Any]) -> None:
-        """Raises ConfigError where what `position` returned is of another training, or lacks something."""
-        of_design = ["values"] if self._design.downlink == "gradient" else []
-        check_keys(state, ["clock", "versions", "memberships", "gone", *of_design], "the state's 'position'")
+    def check_position(self, state: Mapping[str, Any]) -> SavedPosition:
+        """Returns what `position` returned as a record.
+
+        Raises:
+            ConfigError: it is of another training or model, or of another number of shards where these matter.
+        """
+        saved = read(SavedPosition, state, "a worker's position")
+        has_model = self._design.downlink == "gradient"
+        if has_model and saved.values is None:
+            raise ConfigError("the state's 'position' lacks 'values'; take one that this version has saved")
+        sizes = {tensor.name: tensor.values.numel() for tensor in self.model.tensors if not tensor.state}
+        if (copies := saved.values or saved.own) is not None:
+            check_sizes(copies, sizes, "parameters")
+        if has_model and len(saved.versions) != len(self.conversations):
+            raise ConfigError(
+                f"the state is of a training with {len(saved.versions)} shards, this one has "
+                f"{len(self.conversations)}: with this design workers hold the model, and resume with as many"
+            )
+        pairs = zip(saved.versions, self.conversations, strict=False)
+        if has_model and any(len(versions) != len(each.plan.tables) for versions, each in pairs):
+            raise ConfigError("the state is damaged: it has versions of another number of tables")
+        return saved
 
     def restore_position(self, state: Mapping[str, Any]) -> None:
         """Restores what `position` returned, before `start`: the shards must be at the same step.
 
         Raises:
-            ConfigError: the state is of another number of shards, or of another model; nothing has changed.
+            ConfigError: as for `check_position`; nothing has changed.
         """
-        self.check_position(state)
-        copies = state.get("values", state.get("own"))
-        if copies is not None:
-            sizes = {tensor.name: tensor.values.numel() for tensor in self.model.tensors if not tensor.state}
-            held = {name: values.numel() for name, values in copies.items()}
-            if "values" in state and len(state["versions"]) != len(self.conversations):
-                raise ConfigError(
-                    f"the state is of a training with {len(state['versions'])} shards, this one has "
-                    f"{len(self.conversations)}: with this design workers hold the model, and resume with as many"
-                )
-            if strangers := [name for name in {**sizes, **held} if sizes.get(name) != held.get(name)]:
-                raise ConfigError(
-                    f"the state is of another model: {strangers[0]!r} has {held.get(strangers[0], 0)} values "
-                    f"in it, and {sizes.get(strangers[0], 0)} here"
-                )
-        self.clock = int(state["clock"])
-        self.memberships = state["memberships"]
-        self._gone_before = frozenset(state["gone"])
-        self._own = state.get("own")
-        if "values" not in state:  # the shards send all values again, which cannot be wrong
+        saved = self.check_position(state)
+        self.clock, self.memberships = saved.clock, saved.memberships
+        self._gone_before = frozenset(saved.gone)
+        self._own = saved.own
+        if saved.values is None:  # the shards send all values again, which cannot be wrong
             return
-        for conversation, versions in zip(self.conversations, state["versions"], strict=True):
-            conversation.versions = list(versions)
-        self._fill(state["values"])
+        for conversation, versions in zip(self.conversations, saved.versions, strict=True):
+            conversation.versions = versions
+        self._fill(saved.values)
 
     def _fill(self, copies: Mapping[str, torch.Tensor]) -> None:
         for tensor in self.model.tensors:

@@ -21,6 +21,7 @@ from thinwire.optimizers.options import ParameterGroups
 from thinwire.policies.designs import Design
 from thinwire.schema import Plan
 from thinwire.worker.apply_buffer import Update
+from thinwire.worker.base import SavedPosition
 from thinwire.worker.core import Worker
 from thinwire.worker.effects import Procedure
 from thinwire.worker.finite import all_finite
@@ -204,10 +205,11 @@ class LocalWorker(Worker):
     def position(self) -> dict[str, Any]:
         return {**super().position(), **self.rounds.state_dict()}
 
-    def check_position(self, state: Mapping[str, Any]) -> None:
-        """Raises ConfigError where what `position` returned is of other local updates, or lacks something."""
-        super().check_position(state)
+    def check_position(self, state: Mapping[str, Any]) -> SavedPosition:
+        """As of any worker; raises ConfigError, too, where the state is of other local updates."""
+        saved = super().check_position(state)
         self.rounds.check_state(state)
+        return saved
 
     def restore_position(self, state: Mapping[str, Any]) -> None:
         super().restore_position(state)

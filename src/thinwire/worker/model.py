@@ -7,17 +7,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import torch
 import xxhash
 
 from thinwire.codecs import Codec
-from thinwire.errors import ConfigError, check_keys
+from thinwire.errors import ConfigError
 from thinwire.optimizers.options import Options, Settings, apply_changes
 from thinwire.optimizers.runner import OptimizerRunner
 from thinwire.policies.assignment import Partition
 from thinwire.policies.compression import PLAIN
 from thinwire.policies.designs import Design
 from thinwire.schema import Plan
+from thinwire.states import check_sizes, read
 from thinwire.telemetry import Counters
 from thinwire.worker.apply_buffer import Update
 from thinwire.worker.finite import all_finite
@@ -99,6 +101,14 @@ class WorkerTensor:
         if not self.state and self.parameter.grad is not None:
             for table in self.tables:
                 yield table, table.part_of(self.parameter.grad)
+
+
+class SavedModel(msgspec.Struct, frozen=True):
+    """What a model's `state_dict` returned."""
+
+    contexts: dict[str, dict[str, Any]]
+    optimizer: dict[str, Any] | None = None
+    averages: dict[str, torch.Tensor] = {}
 
 
 class WorkerModel:
@@ -269,30 +279,35 @@ class WorkerModel:
             state["averages"] = {tensor.name: average.clone() for tensor, average in averages}
         return state
 
-    def load_residuals(self, contexts: Mapping[str, Any]) -> None:
-        """Restores residuals, accumulated gradients and random streams, by table.
+    def check_state(self, state: Mapping[str, Any]) -> SavedModel:
+        """Returns what `state_dict` returned as a record.
 
         Raises:
-            ConfigError: a table of this model is missing; nothing was changed.
+            ConfigError: a table of this model is missing in it, or it is damaged; nothing was changed.
         """
-        tables = list(self.trained_tables())
-        for table in tables:
-            if table.spec.name not in contexts:
-                raise ConfigError(f"the state has no residual for {table.spec.name!r}; it has {sorted(contexts)[:8]} …")
-        for table in tables:
-            table.load_state_dict(contexts[table.spec.name])
+        saved = read(SavedModel, state, "a worker's model")
+        for table in self.trained_tables():
+            if (found := saved.contexts.get(table.spec.name)) is None:
+                known = sorted(saved.contexts)[:8]
+                raise ConfigError(f"the state has no residual for {table.spec.name!r}; it has {known} …")
+            table.check_state(found)
+        if self._design.ema and saved.averages:
+            check_sizes(saved.averages, {each.name: each.values.numel() for each in self.tensors}, "averages")
+        return saved
+
+    def load_residuals(self, state: Mapping[str, Any]) -> None:
+        """Restores residuals, accumulated gradients and random streams. Raises as `check_state`."""
+        saved = self.check_state(state)
+        for table in self.trained_tables():
+            table.load_state_dict(saved.contexts[table.spec.name])
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores what `state_dict` returned.
-
-        Raises:
-            ConfigError: a table of this model is missing in the state; nothing was changed.
-        """
-        own = ["contexts"] if self._optimizer is None else ["contexts", "optimizer"]
-        check_keys(state, [*own, "averages"] if self._design.ema else own)
-        self.load_residuals(state["contexts"])
+        """Restores what `state_dict` returned. Raises as `check_state`."""
+        saved = self.check_state(state)
         if self._optimizer is not None:
-            self._optimizer.load_state_dict(state["optimizer"])
+            self._optimizer.load_state_dict(saved.optimizer or {})  # first: it may refuse
+        self.load_residuals(state)
         if self._design.ema:
-            averages = state["averages"]
-            self._averages = [averages[each.name].to(each.values.device).clone() for each in self.tensors if averages]
+            self._averages = [
+                saved.averages[each.name].to(each.values.device, copy=True) for each in self.tensors if saved.averages
+            ]

@@ -10,12 +10,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import msgspec
 import torch
 
 from thinwire.cautions import caution
 from thinwire.codecs import CheckedFrame, Codec, Context, StepOptions, open_parsed
 from thinwire.codecs.tensors import FloatArray, flatten, off_host
-from thinwire.errors import ProtocolError
+from thinwire.errors import ConfigError, ProtocolError
 from thinwire.frames import Flags, Frame, pack, parse
 from thinwire.optimizers.outer_momentum import OuterMomentum
 from thinwire.packets import BatchedTensor, EncodedTensor
@@ -23,6 +24,7 @@ from thinwire.policies.assignment import Partition
 from thinwire.policies.compression import NARROW, is_batched
 from thinwire.policies.criteria import Criterion, Pending
 from thinwire.schema import TableSpec
+from thinwire.states import Count, Finite, read
 from thinwire.telemetry import Counters
 from thinwire.worker.accumulated import Accumulated
 from thinwire.worker.apply_buffer import Update
@@ -34,6 +36,16 @@ NORM_EVERY = 8
 
 LocalStep = Callable[["WorkerTable", torch.Tensor, Update], None]
 """Runs the worker's own optimizer on one table: the average gradient, and the update that brought it, for its rates."""
+
+
+class SavedTable(msgspec.Struct, frozen=True):
+    """What a table's `state_dict` adds to its context's."""
+
+    accumulated: torch.Tensor | None = None
+    accumulated_iterations: Count = 0
+    accumulated_squares: Finite = 0.0
+    squares: Finite = 0.0
+    num_observed: Count = 0
 
 
 class WorkerTable:
@@ -340,13 +352,27 @@ class WorkerTable:
         if self.residual is not None:
             self.residual.zero_()
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores what `state_dict` returned."""
+    def check_state(self, state: object) -> SavedTable:
+        """Returns what `state_dict` returned as a record. Raises ConfigError where it is not of this table."""
         assert self.context is not None
-        self.context.load_state_dict(dict(state))
-        self._accumulated = Accumulated.of_state(state)
-        self._observed_squares = float(state.get("squares", 0.0))
-        self._num_observed = int(state.get("num_observed", 0))
+        saved = read(SavedTable, state, self.spec.name)
+        self.context.check_state(state)
+        if saved.accumulated is not None and tuple(saved.accumulated.shape) != self.spec.shape:
+            raise ConfigError(
+                f"the state of {self.spec.name} is damaged: gradients of shape {tuple(saved.accumulated.shape)} wait, "
+                f"and the table has {self.spec.shape}"
+            )
+        return saved
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores what `state_dict` returned. Raises as `check_state`; nothing has changed then."""
+        assert self.context is not None
+        saved = self.check_state(state)
+        self.context.load_state_dict(state)
+        self._accumulated = Accumulated.of_state(
+            saved.accumulated, saved.accumulated_iterations, saved.accumulated_squares
+        )
+        self._observed_squares, self._num_observed = saved.squares, saved.num_observed
 
 
 def prepare_all(tables: Sequence[WorkerTable], totals: Sequence[torch.Tensor]) -> list[torch.Tensor]:

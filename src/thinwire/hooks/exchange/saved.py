@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+import msgspec
 import torch
 
-from thinwire.codecs.tensors import is_dense
 from thinwire.collective.residuals import check_form
-from thinwire.errors import ConfigError, check_keys
+from thinwire.errors import ConfigError
+from thinwire.states import Count, Finite, read
 
 FORMAT = 1
 
@@ -63,6 +64,26 @@ def layout_of(tensor: torch.Tensor) -> Layout:
     return Layout(tuple(tensor.shape), tuple(order if dense else dims))
 
 
+class SavedPart(msgspec.Struct, frozen=True):
+    """One rank's part of a hook's state, beside its residuals."""
+
+    layouts: dict[str, torch.Tensor]
+    auto: str = ""
+
+
+class SavedHook(msgspec.Struct, frozen=True):
+    """What a hook's `state_dict` returned, or the merge of all ranks'."""
+
+    format: int
+    world_size: Annotated[int, msgspec.Meta(ge=1, le=2**31)]
+    step: Count
+    loss_scale: Finite
+    ranks: dict[str, dict[str, Any]]
+    reduce: str = "mean"
+    group: str = ""
+    replicas: Count = 0
+
+
 def check_saved(state: object) -> None:
     """Looks at a state, of one rank or merged from several, whatever model it is of.
 
@@ -72,25 +93,15 @@ def check_saved(state: object) -> None:
     if not isinstance(state, Mapping) or state.get("format") != FORMAT:
         found = repr(state.get("format")) if isinstance(state, Mapping) else f"none: it is a {type(state).__name__}"
         raise ConfigError(f"the state has format {found}; this thinwire reads {FORMAT}")
-    if lacking := [key for key in ("world_size", "step", "loss_scale", "ranks") if key not in state]:
-        raise ConfigError(f"the state is damaged: it has no {' and no '.join(lacking)}")
-    try:
-        step, world_size, loss_scale = int(state["step"]), int(state["world_size"]), float(state["loss_scale"])
-    except (TypeError, ValueError, OverflowError) as error:
-        raise ConfigError(f"the state is damaged: {error}") from error
-    if step < 0 or world_size < 1:
-        raise ConfigError(f"the state is damaged: it is of step {step} of {world_size} ranks")
+    saved = read(SavedHook, state, "a hook")
     # 0 is of a scaler that no step has asked yet. Residuals are multiplied by it, or by its reciprocal.
-    if not 0 <= loss_scale < math.inf or (loss_scale and not 1 / loss_scale < math.inf):
-        raise ConfigError(f"the state is damaged: its loss_scale is {loss_scale}")
-    if not isinstance(ranks := state["ranks"], Mapping):
-        raise ConfigError(f"the state is damaged: its ranks are a {type(ranks).__name__}")
-    for rank, part in ranks.items():
+    if saved.loss_scale < 0 or (saved.loss_scale and not 1 / saved.loss_scale < math.inf):
+        raise ConfigError(f"the state is damaged: its loss_scale is {saved.loss_scale}")
+    for rank, part in saved.ranks.items():
         check_form(part, f"rank {rank}")
-        check_keys(part, ["layouts"], f"the state of rank {rank}")
-        layouts = part["layouts"]
-        if not isinstance(layouts, Mapping) or not all(is_dense(each) and each.ndim == 1 for each in layouts.values()):
-            raise ConfigError(f"the state is damaged: the layouts of rank {rank} are no tensors by name")
+        layouts = read(SavedPart, part, f"rank {rank}").layouts.values()
+        if any(each.ndim != 1 or not each.numel() or each.is_floating_point() for each in layouts):
+            raise ConfigError(f"the state is damaged: the layouts of rank {rank} are no lists of sizes")
 
 
 def merge(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
