@@ -221,11 +221,11 @@ def test_a_damaged_state_changes_nothing() -> None:
         {"residual": torch.zeros(4, dtype=torch.complex64)},
     ]
     for wrong in wrongs:
-        with naming(f"{wrong}"), pytest.raises(tw.ConfigError, match=f"the state's {next(iter(wrong))}"):
+        with naming(f"{wrong}"), pytest.raises(tw.ConfigError, match=next(iter(wrong))):
             context.load_state_dict({**good, "step": 9, **wrong})
         now = context.state_dict()
         assert now["step"] == 1 and torch.equal(now["residual"], good["residual"])
-    with pytest.raises(tw.ConfigError, match=r"the state is \[1\]"):
-        context.load_state_dict([1])  # type: ignore[arg-type]
+    with pytest.raises(tw.ConfigError, match="got `array`"):
+        context.load_state_dict([1])
     with pytest.raises(tw.ConfigError, match="seed"):
         tw.codec("terngrad").context(torch.zeros(4), seed=1.0)  # type: ignore[arg-type]

@@ -357,14 +357,15 @@ class Context:
         """
         saved = read(SavedContext, state, self.name)
         if (saved.residual is None) != (self._residual is None):
-            kept = "keeps" if self._residual is not None else "does not keep"
-            raise ConfigError(f"{self.name}: this context {kept} a residual and the state says otherwise")
-        if saved.residual is not None and (
-            tuple(saved.residual.shape) != self.shape or not saved.residual.is_floating_point()
+            does = "keeps" if self._residual is not None else "does not keep"
+            raise ConfigError(f"{self.name}: this context {does} a residual and the state says otherwise")
+        kept = saved.residual
+        if kept is not None and not (
+            tuple(kept.shape) == self.shape and kept.is_floating_point() and kept.to(self._wide).isfinite().all()
         ):
             raise ConfigError(
-                f"{self.name}: the state's residual has shape {tuple(saved.residual.shape)} and dtype "
-                f"{saved.residual.dtype}, not {self.shape}"
+                f"{self.name}: the state's residual has shape {tuple(kept.shape)} and dtype {kept.dtype}; expected "
+                f"finite values of shape {self.shape}"
             )
         if self.lag_bound is not None and saved.lag is not None:
             check_lag(saved.lag)
