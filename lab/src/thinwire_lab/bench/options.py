@@ -76,7 +76,6 @@ class MemoryOptions:
     )
     ranks: int = 4
     layers: Sequence[int] = (12, 44)
-    device: str = "cpu"
     seed: int = 0
     rounds: int = 1
 
