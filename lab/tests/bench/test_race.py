@@ -59,7 +59,7 @@ say("ended", cpu_seconds=1.0, cpu_seconds_alone=0.01, weights="same", report="")
 IMAGES = {"models": ["mlp"], "data": "digits", "links": ["none"], "steps": 40, "eval_every": 10, "give_up": 2.0}
 TEXT = {"models": ["byte-transformer-1m"], "links": ["10mbit"], "steps": 8, "eval_every": 2, "rates": (0.002, 0.004)}
 
-Runs = dict[HookCell, list[HookRun]]
+Runs = dict[HookCell, HookRun]
 
 
 @pytest.fixture

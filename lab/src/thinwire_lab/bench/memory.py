@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from thinwire.errors import ConfigError, EngineError
 from thinwire_lab.bench.cells import STATUS, Held, MemoryCell, MemoryRank
-from thinwire_lab.bench.harness import Bench, Column, Figures, Tell, column, median
+from thinwire_lab.bench.harness import Bench, Column, Figures, Tell, column
 from thinwire_lab.bench.names import SITES, hook
 from thinwire_lab.bench.options import ALONE, MemoryOptions
 from thinwire_lab.bench.rank_group import RankGroup
@@ -29,10 +29,10 @@ class MemoryRun(Figures, frozen=True, kw_only=True):
 
 
 _COLUMNS: Sequence[Column[Any, Any]] = (
-    ("method", lambda cell, _runs: cell.method),
+    ("method", lambda cell, _run: cell.method),
     column("bytes a parameter", "held", "{:.1f}"),
     column("at most", "peak", "{:.1f}"),
-    ("whatever the model", lambda _cell, runs: f"{min(run.fixed_nbytes for run in runs) / 1e6:.0f} MB"),
+    ("whatever the model", lambda _cell, run: f"{run.fixed_nbytes / 1e6:.0f} MB"),
 )
 
 
@@ -81,8 +81,8 @@ class MemoryBench(MemoryOptions, Bench[MemoryCell, MemoryRun]):
         )
 
     def compared(self, cell: MemoryCell, measured: Measured[MemoryCell, MemoryRun]) -> dict[str, float | None]:
-        plain = [run for at, runs in measured.items() if at.method == "none" for run in runs]
-        return {"beyond plain DDP": median(measured[cell], "held") - median(plain, "held") if plain else None}
+        plain = next((run for at, run in measured.items() if at.method == "none"), None)
+        return {"beyond plain DDP": None if plain is None else measured[cell].held - plain.held}
 
     def line(self, cell: MemoryCell, figures: MemoryRun) -> str:
         return f"{cell}: {figures.held:.1f} bytes a parameter, {figures.peak:.1f} at most"

@@ -77,7 +77,6 @@ class MemoryOptions:
     ranks: int = 4
     layers: Sequence[int] = (12, 44)
     seed: int = 0
-    rounds: int = 1
 
 
 @dataclass(kw_only=True)
