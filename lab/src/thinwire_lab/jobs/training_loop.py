@@ -4,7 +4,7 @@ The clock starts when the first step is complete on every worker, so that neithe
 initial weights is counted; it stops when the last step's update has been applied, and stands still while this worker
 evaluates. A run of some seconds is ended for all by the first worker whose clock says so, for any may die; but where
 all wait while worker 0 evaluates, which their clocks do not know, by worker 0 while it is there. A worker that comes
-late does not know how long the others have trained: such a run has no place for it.
+late does not know how long the others have trained: its rate follows an estimate.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from msgspec import UNSET, UnsetType
 from torch import nn
 
 from thinwire.engines.events import Event
-from thinwire.errors import ConfigError
 from thinwire.hooks.chance import chance_of, set_chance
 from thinwire.hooks.distribute import DistributedOptimizer
 from thinwire.policies.consistency import consistency
@@ -84,11 +83,6 @@ class TrainingLoop:
         for group in self._opt.param_groups:
             group["lr"] = schedule(self._recipe, self._progress())
         if self._job.seconds is not None and done > 0:
-            if self._late:
-                raise ConfigError(
-                    f"worker {self._rank} came after {done} steps and cannot tell how much is left of "
-                    f"{self._job.seconds:g} seconds: workers come late where a training has a number of steps"
-                )
             self._end_in_time(self._job.seconds)
         self._made.batches.follow(self._opt.memberships, done)
         self._opt.zero_grad()
@@ -142,7 +136,7 @@ class TrainingLoop:
 
     def state_dict(self) -> dict[str, Any]:
         """What the loop itself keeps between steps: chance, late losses, traffic, and the time, which rates follow."""
-        losses, seconds = list(self._losses), self._now() - self._began
+        losses, seconds = list(self._losses), self._trained_s()
         return {"random": chance_of(self._model), "losses": losses, "seconds": seconds, "traffic": self._traffic()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -166,7 +160,15 @@ class TrainingLoop:
         """Share of the run that is over, by steps or by the clock."""
         if self._job.seconds is None:
             return self._opt.steps_done / self._recipe.steps
-        return (self._now() - self._began) / self._job.seconds if self._opt.steps_done else 0.0
+        return self._trained_s() / self._job.seconds if self._opt.steps_done else 0.0
+
+    def _trained_s(self) -> float:
+        """Seconds of the run so far; of a worker that came late, what all steps take at the speed of its own."""
+        own, timed = self._now() - self._began, self._opt.steps_done - self._first - 1
+        if not self._late:
+            return own
+        # Until a step was timed the end is near, for all it knows: a rate that is too large would do harm.
+        return own * (self._opt.steps_done - 1) / timed if timed > 0 else self._job.seconds or own
 
     def _end_in_time(self, seconds: float) -> None:
         """Makes this step the last where the time is over by this worker's own clock."""
