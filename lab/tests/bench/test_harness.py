@@ -1,4 +1,4 @@
-"""The harness: cells in rounds, stored at once, found again, shown as a table and as data."""
+"""The harness: cells, stored at once, found again, shown as a table and as data."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ class Took(Figures, frozen=True, kw_only=True):
 @dataclass(kw_only=True)
 class Letters(Bench[Cell, Took]):
     names: Sequence[str] = ("a", "b")
-    rounds: int = 3
     broken: str = ""
 
     kinds = (Took,)
@@ -44,17 +43,16 @@ class Letters(Bench[Cell, Took]):
 
     def measure(self, cell: Cell, before: Measured[Cell, Took], tell: Tell) -> Took:
         tell(f"measuring {cell.name}")
-        done = sum(len(runs) for runs in before.values())
         if cell.name == self.broken:
             raise KeyboardInterrupt
-        return Took(seconds=(1 + done) / 1000)
+        return Took(seconds=(1 + len(before)) / 1000)
 
     def failed(self, figures: Took) -> bool:
         return figures.seconds == 0.002
 
 
-def measured_by(bench: Letters, path: Path | None, made: list[str] | None = None) -> dict[Cell, list[Took]]:
-    measured: dict[Cell, list[Took]] = {}
+def measured_by(bench: Letters, path: Path | None, made: list[str] | None = None) -> dict[Cell, Took]:
+    measured: dict[Cell, Took] = {}
     grid.run(
         bench,
         Results(path, bench.kinds),
@@ -64,23 +62,23 @@ def measured_by(bench: Letters, path: Path | None, made: list[str] | None = None
     return measured
 
 
-def test_rounds_go_through_the_whole_grid_and_rows_are_their_medians(tmp_path: Path) -> None:
+def test_rows_are_the_cells_and_their_figures(tmp_path: Path) -> None:
     made: list[str] = []
     bench = Letters()
     measured = measured_by(bench, tmp_path / "file.json", made)
-    assert made == ["1/6 a", "2/6 b", "3/6 a", "4/6 b", "5/6 a", "6/6 b"]
+    assert made == ["1/2 a", "2/2 b"]
     [table] = bench.tables(measured)
     assert table.header == ["name", "size", "s"]
-    assert table.lines == [["a", "–", "0.003"], ["b", "–", "0.004"]]
+    assert table.lines == [["a", "–", "0.001"], ["b", "–", "0.002"]]
     data = json.loads((tmp_path / "file.json").read_text())
-    assert data["rows"][0] == {"name": "a", "seconds": 0.003, "size": None, "by": "clock"}
-    assert [run["job"] for run in data["runs"]][:2] == [{"name": "a", "round": 0}, {"name": "b", "round": 0}]
+    assert data["rows"][0] == {"name": "a", "seconds": 0.001, "size": None, "by": "clock"}
+    assert [run["job"] for run in data["runs"]] == [{"name": "a"}, {"name": "b"}]
 
 
 def test_what_was_measured_is_not_measured_again_but_what_failed_is(tmp_path: Path) -> None:
     path, made = tmp_path / "file.json", list[str]()
     with pytest.raises(KeyboardInterrupt):
-        measured_by(Letters(names=("a", "b", "c"), rounds=1, broken="c"), path)
-    measured = measured_by(Letters(names=("a", "b", "c"), rounds=1), path, made)
+        measured_by(Letters(names=("a", "b", "c"), broken="c"), path)
+    measured = measured_by(Letters(names=("a", "b", "c")), path, made)
     assert made == ["2/3 b", "3/3 c"], "b, at 0.002 s, counts as failed"
-    assert [len(runs) for runs in measured.values()] == [1, 1, 1]
+    assert [cell.name for cell in measured] == ["a", "b", "c"]

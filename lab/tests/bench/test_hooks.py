@@ -75,7 +75,7 @@ def test_rows_are_medians_over_seeds_beside_plain_ddp() -> None:
     bench = HooksBench(models=["lenet"], hooks=["none", "3lc[s=1.0]"], links=["10mbit", "none"], seeds=2)
     cells = bench.cells()
     steps = {"none": 0.1, "3lc[s=1.0]": 0.02}
-    measured = {cell: [outcome(steps[cell.hook], test_accuracy=0.5 + cell.seed / 100)] for cell in cells}
+    measured = {cell: outcome(steps[cell.hook], test_accuracy=0.5 + cell.seed / 100) for cell in cells}
     [table] = bench.tables(measured)
     assert table.title == "lenet, 4 ranks, fashion-mnist" and len(table.lines) == 4
     assert table.lines[1] == ["10mbit", "3lc[s=1.0]", "20.0", "5.0×", "4.0", "3.0", "2 kB", "50.00%, 51.00%"]

@@ -14,13 +14,13 @@ def method(name: str) -> SweptMethod:
     return SweptMethod(model="mlp", method=name, data="digits", links=",".join(LINKS), ranks=4, seconds=1.0, seed=0)
 
 
-def paid(*milliseconds: tuple[float, float], error: str | None = None) -> list[Paid]:
+def paid(*milliseconds: tuple[float, float], error: str | None = None) -> Paid:
     """Measured and predicted, by link."""
     at = [
         AtLink(link=link, measured_s=measured / 1e3, predicted_s=predicted / 1e3)
         for link, (measured, predicted) in zip(LINKS, milliseconds, strict=False)
     ]
-    return [Paid(at=at, alone_s=0.001, error=error)]
+    return Paid(at=at, alone_s=0.001, error=error)
 
 
 MEASURED = {
@@ -78,9 +78,9 @@ def test_what_is_said_of_predictions_and_written_for_the_documentation() -> None
 
 def test_a_sweep_that_failed_is_told_and_tried_again() -> None:
     bench = PaysBench(models=["mlp"], methods=["none"], links=LINKS)
-    [broken] = paid((10.0, 10.0), error="EngineError: rank 1 ended; last lines:\n    it was full")
+    broken = paid((10.0, 10.0), error="EngineError: rank 1 ended; last lines:\n    it was full")
     assert bench.failed(broken) and bench.line(method("none"), broken) == "mlp, none: failed: it was full"
-    [whole] = paid((10.0, 12.0))
+    whole = paid((10.0, 12.0))
     assert bench.line(method("none"), whole).endswith("error: none 10 (+20%)")
 
 

@@ -59,7 +59,7 @@ say("ended", cpu_seconds=1.0, cpu_seconds_alone=0.01, weights="same", report="")
 IMAGES = {"models": ["mlp"], "data": "digits", "links": ["none"], "steps": 40, "eval_every": 10, "give_up": 2.0}
 TEXT = {"models": ["byte-transformer-1m"], "links": ["10mbit"], "steps": 8, "eval_every": 2, "rates": (0.002, 0.004)}
 
-Runs = dict[HookCell, list[HookRun]]
+Runs = dict[HookCell, HookRun]
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def raced(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_a_slow_hook_is_stopped_and_the_best_time_counts(raced: Any) -> None:
     _, measured, _ = raced({"3lc": 2.0, "fp16": 30.0, "powersgd-1": 1.0, "bf16": 2.5}, **IMAGES)
-    runs = [run for [run] in measured.values()]
+    runs = list(measured.values())
     assert [run.ended for run in runs] == ["target", "limit", "target", "limit"]
     assert [run.seconds_to_target for run in runs] == [80.0, None, 40.0, None]
     # Stopped at the first step past 2 × 80 s, with fp16's 30 s a step; and past 2 × 40 s with bf16's 2.5 s.
@@ -94,7 +94,7 @@ def test_a_slow_hook_is_stopped_and_the_best_time_counts(raced: Any) -> None:
 
 def test_every_seed_is_a_race_of_its_own_and_a_crash_is_a_row(raced: Any) -> None:
     bench, measured, _ = raced({"3lc": 1.0, "onebit": 0.0, "fp16": 1.5, "topk": -1.0}, **IMAGES | {"seeds": 2})
-    assert [run.ended for [run] in measured.values()] == ["target", "error", "target", "error"] * 2
+    assert [run.ended for run in measured.values()] == ["target", "error", "target", "error"] * 2
     ours, crashed, stock, stumbling = bench.standings(measured)
     assert ours.seconds == {0: 40.0, 1: 80.0} and ours.seconds_to_target == 60.0 and ours.steps_to_target == 40
     assert ours.of_best == pytest.approx(60 / 90) and stock.of_best == 1.0
@@ -134,7 +134,7 @@ def test_a_method_that_diverges_is_a_row_and_is_not_timed(raced: Any) -> None:
     lost = bench.standings(measured)[1]
     assert (lost.rate, lost.scores, lost.score) == (None, {}, None)
     assert bench.tables(measured)[0].lines[1][:4] == ["3lc[s=1.0]", "–", "failed", "–"]
-    [diverged] = [run for cell, [run] in measured.items() if cell.hook != "none" and cell.lr]
+    [diverged] = [run for cell, run in measured.items() if cell.hook != "none" and cell.lr]
     assert not bench.failed(diverged), "at this rate it diverges, and would again"
 
 

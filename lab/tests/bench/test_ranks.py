@@ -95,8 +95,8 @@ def test_the_table_of_memory_holds_bytes_beyond_plain_ddp() -> None:
     bench = MemoryBench(hooks=["none", "3lc[s=1.0]"])
     plain, coded = bench.cells()
     runs = {
-        plain: [MemoryRun(held=20.0, peak=20.5, fixed_nbytes=2.7e8)],
-        coded: [MemoryRun(held=24.4, peak=25.0, fixed_nbytes=2.9e8)],
+        plain: MemoryRun(held=20.0, peak=20.5, fixed_nbytes=2.7e8),
+        coded: MemoryRun(held=24.4, peak=25.0, fixed_nbytes=2.9e8),
     }
     [table] = bench.tables(runs)
     assert [line[-1] for line in table.lines] == ["+0.0", "+4.4"]

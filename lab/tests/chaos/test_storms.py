@@ -39,15 +39,15 @@ def test_storms_say_what_ended_right_and_go_on_from_their_file(tmp_path: Path) -
                 return Outcome(problems=["no worker reached the end"], faults=["kill worker 0 at 9"], steps=9)
             return self.beside(cell, RIGHT, tell, exact=False)
 
-    def collected() -> dict[Trial, list[Outcome]]:
-        measured: dict[Trial, list[Outcome]] = {}
+    def collected() -> dict[Trial, Outcome]:
+        measured: dict[Trial, Outcome] = {}
         run(bench, Results(tmp_path / "trials.json", [Outcome]), measured)
         return measured
 
     bench = Scripted(runs=3, workers=2, steps=60, faults=("server",), designs=("3lc",), **UNSHAPED)
     measured = collected()
     assert measured == collected(), "what was measured is read back as it was"
-    assert [bench.failed(runs[0]) for runs in measured.values()] == [False, True, False]
+    assert [bench.failed(run) for run in measured.values()] == [False, True, False]
     assert bench.notes(measured)[0].startswith("2 of 3 ended right")
     assert bench.notes(measured)[2] == "back after 4.0 … 6.0 … 6.0 s (least, median, most)"
     [table] = bench.tables(measured)

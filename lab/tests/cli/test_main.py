@@ -46,7 +46,7 @@ def test_help_and_misspelt_options_import_neither_torch_nor_what_a_command_compu
         *(f"{name} --no-such-option" for name in sorted(COMMANDS)),
         *(f"{group} {name} --help" for group in GROUPS for name in GROUPS[group]),
         *("bench --help", "chaos --help", "trian", "bench hoks", "bench hooks --no-such-option"),
-        *("bench memory --rounds many", "chaos storms --runs 0", "train --steps 0", "compare --workers", "worker"),
+        *("bench memory --ranks many", "chaos storms --runs 0", "train --steps 0", "compare --workers", "worker"),
     )
 
 

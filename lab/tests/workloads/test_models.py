@@ -31,8 +31,6 @@ def test_parameter_counts_and_one_training_step() -> None:
         ("lenet", GREY, 10, 431_080),
         ("cifarnet", GREY, 10, 1_384_586),
         ("cifarnet", COLOUR, 10, 1_756_426),
-        ("mlp-vector", DIGIT, 10, 17_226),
-        ("lenet5-vector", GREY, 10, 61_706),
         ("resnet8", GREY, 10, 42_430),
         ("resnet20", COLOUR, 10, 269_722),
         ("resnet110", COLOUR, 10, 1_727_962),
@@ -70,22 +68,6 @@ def test_transformer_is_causal() -> None:
     before, after = net(text), net(changed)
     torch.testing.assert_close(before[:, :40], after[:, :40])
     assert not torch.allclose(before[:, 40:], after[:, 40:])
-
-
-def test_a_model_in_one_vector_has_the_values_and_gradients_of_the_model() -> None:
-    torch.manual_seed(0)
-    x, y = torch.randn(5, 1, 8, 8), torch.arange(5)
-    for name in ("mlp", "lenet5"):
-        usual, vector = (model(each, num_classes=10, in_shape=(1, 8, 8), seed=3) for each in (name, f"{name}-vector"))
-        losses = [cross_entropy(each(x), y) for each in (usual, vector)]
-        assert torch.equal(*losses), name
-        for loss in losses:
-            torch.autograd.backward(loss)
-        gradients = [each.grad for each in usual.parameters() if each.grad is not None]
-        [(called, values)] = vector.named_parameters()
-        assert called == "vector" and values.ndim == 2 and values.grad is not None
-        assert torch.equal(values.grad[0], torch.cat([each.flatten() for each in gradients])), name
-        assert list(vector.state_dict()) == ["vector"]
 
 
 def test_the_norm_is_torchs_in_values_and_gradients() -> None:

@@ -99,7 +99,6 @@ class MemoryCell:
     ranks: int
     layers: tuple[int, int]
     seed: int
-    device: str = "cpu"
 
     def __str__(self) -> str:
         return self.method
@@ -171,12 +170,8 @@ class Ended(Event, frozen=True, kw_only=True):
 
 
 class Held(Event, frozen=True, kw_only=True):
-    """What a rank's process has of memory, in bytes: after the last step, and at most so far.
-
-    Of a rank on a GPU those are its tensors, and `host` is the process's anonymous and pinned memory.
-    """
+    """The memory of a rank's process, in bytes: after the last step, and at most so far."""
 
     numel: int
     held: int
     peak: int
-    host: int = 0

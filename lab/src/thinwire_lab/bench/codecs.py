@@ -73,9 +73,9 @@ class Speed(Figures, frozen=True, kw_only=True):
 
 
 COLUMNS: Sequence[Column[Any, Any]] = (
-    ("codec", lambda cell, runs: cell.codec),
-    ("values", lambda cell, runs: f"{cell.elements:,}"),
-    ("zeros", lambda cell, runs: f"{cell.zero_fraction:g}"),
+    ("codec", lambda cell, run: cell.codec),
+    ("values", lambda cell, run: f"{cell.elements:,}"),
+    ("zeros", lambda cell, run: f"{cell.zero_fraction:g}"),
     column("bits/value", "bits_per_value", "{:.3f}"),
     column("encode GB/s", "encode_gbps"),
     column("decode GB/s", "decode_gbps"),

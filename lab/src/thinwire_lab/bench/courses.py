@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from thinwire.errors import ConfigError
 from thinwire.transports.links import Rate, parse_rate
@@ -19,17 +19,6 @@ SETTLE_S = 0.5
 """Queues are changed one after the other, which took 0.17 s for five links on a busy machine."""
 PARTS = 5
 """A stretch of steps is cut into so many, and the median of their means is its figure."""
-
-
-class Course(Protocol):
-    """Says what the links carry, and when a run has gone on for long enough."""
-
-    @property
-    def poll_s(self) -> float | None:
-        """How often to ask, in seconds, where no step ends; None: after steps alone."""
-
-    def rate(self, now_s: float, elapsed: Sequence[float]) -> Rate | None:
-        """Returns the rate from now on, after seconds of thin links and of training by step; None ends the run."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +44,11 @@ class Stepping:
 
     @property
     def poll_s(self) -> float | None:
+        """How often to ask, in seconds, where no step ends; None: after steps alone."""
         return None if math.isinf(self.every_s) else 0.1
 
     def rate(self, now_s: float, elapsed: Sequence[float]) -> Rate | None:
+        """Returns the rate from now on, after seconds of thin links and of training by step; None ends the run."""
         whole = bool(elapsed) and len(elapsed) % self.period == 0
         if self.limit_s is not None and whole and elapsed[-1] > self.limit_s:
             return None
@@ -115,3 +106,7 @@ def middle(seconds: Sequence[float]) -> float:
     parts = min(PARTS, len(seconds))
     size = len(seconds) // parts
     return statistics.median(statistics.fmean(seconds[at * size : (at + 1) * size]) for at in range(parts))
+
+
+Course = Stepping | Sweep
+"""Says what the links carry, and when a run has gone on for long enough."""

@@ -25,8 +25,8 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True, tag_field="figures", ta
 
 C = TypeVar("C")
 F = TypeVar("F", bound=Figures)
-Column = tuple[str, Callable[[C, Sequence[F]], str]]
-"""A title, and the text of a cell and its results."""
+Column = tuple[str, Callable[[C, F], str]]
+"""A title, and the text of a cell and its result."""
 
 
 class Bench(Grid[C, F], Generic[C, F]):
@@ -51,16 +51,16 @@ class Bench(Grid[C, F], Generic[C, F]):
     def tables(self, measured: Measured[C, F]) -> list[Table]:
         """Returns what was measured, for people."""
         header, lines = [title for title, _ in self.columns], []
-        for cell, runs in measured.items():
+        for cell, run in measured.items():
             compared = self.compared(cell, measured)
             ratios = [number_text(ratio, self.forms.get(title, ".2f")) for title, ratio in compared.items()]
-            lines.append([*(text(cell, runs) for _, text in self.columns), *ratios])
+            lines.append([*(text(cell, run) for _, text in self.columns), *ratios])
             header = [*(title for title, _ in self.columns), *compared]
         return [Table(header, lines, left=self.left)]
 
     def sections(self, measured: Measured[C, F]) -> dict[str, Any]:
-        """Returns what the tables show, as data for the file of results: medians over the rounds."""
-        return {"rows": [_row(cell, runs) | self.compared(cell, measured) for cell, runs in measured.items()]}
+        """Returns what the tables show, as data for the file of results."""
+        return {"rows": [_row(cell, run) | self.compared(cell, measured) for cell, run in measured.items()]}
 
     def thin_link(self) -> tuple[str | None, str]:
         """Returns a limited link of the grid, which may need privileges, or None; and who is to shape it."""
@@ -80,37 +80,21 @@ class Bench(Grid[C, F], Generic[C, F]):
 
 
 def median(runs: Sequence[F], name: str) -> float:
-    """Returns the median of one figure over the rounds."""
+    """Returns the median of one figure over runs."""
     return float(statistics.median(getattr(run, name) for run in runs))
 
 
 def column(title: str, name: str, form: str = "{:.2f}") -> Column[Any, Any]:
-    """Returns a column of one figure, its median over the rounds in the form of `str.format`; – where it is None."""
+    """Returns a column of one figure in the form of `str.format`; – where it is None."""
 
-    def text(_cell: Any, runs: Sequence[Figures]) -> str:
-        return "–" if getattr(runs[0], name) is None else form.format(median(runs, name))
+    def text(_cell: Any, run: Figures) -> str:
+        value = getattr(run, name)
+        return "–" if value is None else form.format(value)
 
     return title, text
 
 
-def _row(cell: Any, runs: Sequence[Figures]) -> dict[str, Any]:
-    middle = _middle([msgspec.to_builtins(run.row()) for run in runs])
-    asked = msgspec.to_builtins(cell)
+def _row(cell: Any, run: Figures) -> dict[str, Any]:
+    asked, found = msgspec.to_builtins(cell), msgspec.to_builtins(run.row())
     # A figure that was not measured does not replace the option of the same name, such as a learning rate.
-    return {**asked, **{name: value for name, value in middle.items() if value is not None or name not in asked}}
-
-
-def _middle(rounds: Sequence[Any]) -> Any:
-    """Returns the median over the rounds, at each number; the first round's where others have another shape there.
-
-    >>> _middle([{"at": [1.0, "a"]}, {"at": [5.0, "b"]}, {"at": [2.0, "c"]}]), _middle([[1], [2, 3]])
-    ({'at': [2.0, 'a']}, [1])
-    """
-    first = rounds[0]
-    if all(type(each) in (int, float) for each in rounds):
-        return statistics.median(rounds)
-    if isinstance(first, dict) and all(isinstance(each, dict) and each.keys() == first.keys() for each in rounds):
-        return {name: _middle([each[name] for each in rounds]) for name in first}
-    if isinstance(first, list) and all(isinstance(each, list) and len(each) == len(first) for each in rounds):
-        return [_middle(at) for at in zip(*rounds, strict=True)]
-    return first
+    return {**asked, **{name: value for name, value in found.items() if value is not None or name not in asked}}

@@ -66,7 +66,7 @@ class HooksBench(HooksOptions, Bench[HookCell, HookRun]):
 
     def notes(self, measured: Measured[HookCell, HookRun]) -> list[str]:
         ids = dict.fromkeys(hook(cell.hook).id for cell in measured)
-        failed = [f"{cell} failed: {last_line(run.error)}" for cell, [run] in measured.items() if run.error]
+        failed = [f"{cell} failed: {last_line(run.error)}" for cell, run in measured.items() if run.error]
         return [*(f"{name}: {NOTES[name]}" for name in ids if name in NOTES), *failed]
 
     def measure(self, cell: HookCell, before: Measured[HookCell, HookRun], tell: Tell) -> HookRun:
@@ -82,7 +82,7 @@ class HooksBench(HooksOptions, Bench[HookCell, HookRun]):
         for model in dict.fromkeys(cell.model for cell in measured):
             rows: dict[tuple[str | None, str], list[HookRun]] = {}
             title = ""
-            for cell, [run] in measured.items():
+            for cell, run in measured.items():
                 if cell.model == model:
                     title = f"{model}, {self.ranks} ranks, {cell.data}"
                     rows.setdefault((cell.link, cell.hook), []).extend([run] if run.error is None else [])

@@ -12,32 +12,27 @@ from typing import Any, ClassVar
 
 from thinwire.errors import ConfigError, EngineError
 from thinwire_lab.bench.cells import STATUS, Held, MemoryCell, MemoryRank
-from thinwire_lab.bench.harness import Bench, Column, Figures, Tell, column, median
-from thinwire_lab.bench.names import SHARDED, SITES, hook
+from thinwire_lab.bench.harness import Bench, Column, Figures, Tell, column
+from thinwire_lab.bench.names import SITES, hook
 from thinwire_lab.bench.options import ALONE, MemoryOptions
 from thinwire_lab.bench.rank_group import RankGroup
 from thinwire_lab.bench.roles import SILENCE_S
-from thinwire_lab.jobs.devices import device as find_device
 from thinwire_lab.jobs.grid import Measured
 
 
 class MemoryRun(Figures, frozen=True, kw_only=True):
-    """Bytes a parameter of the rank that has most: between two steps, and at most; and what no model changes.
-
-    Of ranks on a GPU `host` is of the process's own memory.
-    """
+    """Bytes a parameter of the rank that has most: between two steps, and at most; and what no model changes."""
 
     held: float
     peak: float
     fixed_nbytes: float
-    host: float | None = None
 
 
 _COLUMNS: Sequence[Column[Any, Any]] = (
-    ("method", lambda cell, _runs: cell.method),
+    ("method", lambda cell, _run: cell.method),
     column("bytes a parameter", "held", "{:.1f}"),
     column("at most", "peak", "{:.1f}"),
-    ("whatever the model", lambda _cell, runs: f"{min(run.fixed_nbytes for run in runs) / 1e6:.0f} MB"),
+    ("whatever the model", lambda _cell, run: f"{run.fixed_nbytes / 1e6:.0f} MB"),
 )
 
 
@@ -50,15 +45,6 @@ class MemoryBench(MemoryOptions, Bench[MemoryCell, MemoryRun]):
     forms: ClassVar[Mapping[str, str]] = {"beyond plain DDP": "+.1f"}
 
     def __post_init__(self) -> None:
-        find_device(self.device)
-        if self.device != "cpu":
-            self.columns = (*self.columns, column("on the host", "host", "{:.1f}"))
-            if self.hooks == MemoryOptions.hooks:
-                self.hooks = [name for name in self.hooks if not name.startswith(SHARDED)]
-            if sharded := [name for name in self.hooks if name.startswith(SHARDED)]:
-                raise ConfigError(
-                    f"{', '.join(sharded)}: ranks share one GPU here, and NCCL, which shards need, takes one rank of it"
-                )
         for name in self.hooks:
             _check(name, self.ranks)
         if len(self.layers) != 2 or not 0 < self.layers[0] < self.layers[1]:
@@ -70,10 +56,7 @@ class MemoryBench(MemoryOptions, Bench[MemoryCell, MemoryRun]):
 
     def cells(self) -> list[MemoryCell]:
         small, large = self.layers
-        return [
-            MemoryCell(method=name, ranks=self.ranks, layers=(small, large), device=self.device, seed=self.seed)
-            for name in self.hooks
-        ]
+        return [MemoryCell(method=name, ranks=self.ranks, layers=(small, large), seed=self.seed) for name in self.hooks]
 
     def measure(self, cell: MemoryCell, before: Measured[MemoryCell, MemoryRun], tell: Tell) -> MemoryRun:
         small, large = (self._held(cell, layers) for layers in cell.layers)
@@ -83,7 +66,6 @@ class MemoryBench(MemoryOptions, Bench[MemoryCell, MemoryRun]):
             held=held,
             peak=(large.peak - small.peak) / more,
             fixed_nbytes=small.held - held * small.numel,
-            host=None if cell.device == "cpu" else (large.host - small.host) / more,
         )
 
     def _held(self, cell: MemoryCell, layers: int) -> Held:
@@ -96,12 +78,11 @@ class MemoryBench(MemoryOptions, Bench[MemoryCell, MemoryRun]):
             numel=held[0].numel,
             held=max(each.held for each in held),
             peak=max(each.peak for each in held),
-            host=max(each.host for each in held),
         )
 
     def compared(self, cell: MemoryCell, measured: Measured[MemoryCell, MemoryRun]) -> dict[str, float | None]:
-        plain = [run for at, runs in measured.items() if at.method == "none" for run in runs]
-        return {"beyond plain DDP": median(measured[cell], "held") - median(plain, "held") if plain else None}
+        plain = next((run for at, run in measured.items() if at.method == "none"), None)
+        return {"beyond plain DDP": None if plain is None else measured[cell].held - plain.held}
 
     def line(self, cell: MemoryCell, figures: MemoryRun) -> str:
         return f"{cell}: {figures.held:.1f} bytes a parameter, {figures.peak:.1f} at most"

@@ -76,9 +76,7 @@ class MemoryOptions:
     )
     ranks: int = 4
     layers: Sequence[int] = (12, 44)
-    device: str = "cpu"
     seed: int = 0
-    rounds: int = 1
 
 
 @dataclass(kw_only=True)

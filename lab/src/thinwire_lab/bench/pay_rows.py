@@ -122,7 +122,7 @@ def prediction_tables(measured: Measured[SweptMethod, Paid]) -> list[Table]:
     """Returns a table for each model: milliseconds by method and link."""
     tables = []
     for model in dict.fromkeys(cell.model for cell in measured):
-        own = {cell: run for cell, [run, *_] in measured.items() if cell.model == model}
+        own = {cell: run for cell, run in measured.items() if cell.model == model}
         links = list(dict.fromkeys(link for cell in own for link in cell.rates))
         lines = []
         for cell, run in own.items():
@@ -141,7 +141,7 @@ def compare(measured: Measured[SweptMethod, Paid]) -> list[Compared]:
             for way in ways:
                 found = {
                     cell: at
-                    for cell, [run, *_] in measured.items()
+                    for cell, run in measured.items()
                     if cell.model == model and (cell.kind, cell.period) == way
                     for at in run.at
                     if at.link == link
@@ -192,7 +192,7 @@ def summary(measured: Measured[SweptMethod, Paid]) -> dict[str, str]:
     for kind, title in KINDS.items():
         errors = [
             abs(at.error)
-            for cell, [run, *_] in measured.items()
+            for cell, run in measured.items()
             if cell.kind == kind and not hook(cell.method).chooses
             for at in run.at
         ]

@@ -90,12 +90,12 @@ class Race(RaceOptions, HooksBench):
             *(replace(short, lr=None, link=link) for link in dict.fromkeys(links)),
         ]
 
-    def key(self, cell: HookCell, number: int) -> dict[str, Any]:
+    def key(self, cell: HookCell) -> dict[str, Any]:
         """As of any grid; a full run to a loss is the same whatever the limit of those on links is."""
         limit = {} if self.to_loss else {"give_up": self.give_up}
         if self.to_loss and is_timed(cell):
             limit = {"timed_seconds": self.timed_seconds}
-        return super().key(cell, number) | limit
+        return super().key(cell) | limit
 
     # ---- one run
 
@@ -103,7 +103,7 @@ class Race(RaceOptions, HooksBench):
         if not self.to_loss:
             times = [
                 run.seconds_to_target
-                for other, [run] in before.items()
+                for other, run in before.items()
                 if replace(other, hook=cell.hook) == cell and run.seconds_to_target is not None
             ]
             return measure(cell, limit_s=self.give_up * min(times) if times else None, tell=tell)

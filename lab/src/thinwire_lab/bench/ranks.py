@@ -184,17 +184,16 @@ def hold(role: MemoryRank, report: Report) -> None:
     if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
         mallopt(_MMAP_THRESHOLD, _MMAP_NBYTES)  # glibc gives freed tensors back to the system, and keeps none
     torch.manual_seed(cell.seed)
-    device = torch.device(cell.device)
-    model = nn.Sequential(*(nn.Linear(_WIDTH, _WIDTH) for _ in range(role.layers))).to(device)
+    model = nn.Sequential(*(nn.Linear(_WIDTH, _WIDTH) for _ in range(role.layers)))
     numel = sum(each.numel() for each in model.parameters())
     method = _method(cell, model)
     inputs = torch.Generator().manual_seed(cell.seed + role.rank)
     for _ in range(cell.steps):
         method.optimizer.zero_grad()
-        method.model(torch.randn(1, _WIDTH, generator=inputs).to(device)).square().mean().backward()
+        method.model(torch.randn(1, _WIDTH, generator=inputs)).square().mean().backward()
         method.step()
     dist.barrier()
-    report(_held(numel, device))
+    report(Held(numel=numel, held=_nbytes("RssAnon"), peak=_nbytes("VmHWM")))
     method.finish()
     dist.barrier()
     method.close()
@@ -215,21 +214,6 @@ def _method(cell: MemoryCell, model: nn.Module) -> Method:
     one_bucket = 1_000_000 if cell.method.startswith(POWERSGD) else None  # with more it aborts, or hangs, on gloo
     hooked = HookCell(hook=cell.method, model="mlp", data="digits", seed=cell.seed, bucket_cap_mb=one_bucket)
     return Hooked(model, optimizer, hooked)
-
-
-def _held(numel: int, device: torch.device) -> Held:
-    if device.type == "cpu":
-        return Held(numel=numel, held=_nbytes("RssAnon"), peak=_nbytes("VmHWM"))
-    wait_for(device)
-    # The system does not count pinned memory as the process's; an old torch does not tell it.
-    stats = getattr(torch.cuda, "host_memory_stats", None)
-    pinned = 0 if stats is None else stats().get("allocated_bytes.current", 0)
-    return Held(
-        numel=numel,
-        held=torch.cuda.memory_allocated(device),
-        peak=torch.cuda.max_memory_allocated(device),
-        host=_nbytes("RssAnon") + int(pinned),
-    )
 
 
 def _nbytes(name: str) -> int:

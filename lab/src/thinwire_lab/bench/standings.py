@@ -61,7 +61,7 @@ class Standing:
 def to_accuracy(measured: Measured[HookCell, HookRun]) -> list[Standing]:
     """Returns one standing for each model, link and hook, of runs that trained on their links."""
     seeds: dict[Key, dict[int, HookRun]] = {}
-    for cell, [run] in measured.items():
+    for cell, run in measured.items():
         seeds.setdefault((cell.model, cell.link or "unlimited", cell.hook), {})[cell.seed] = run
     rows = []
     for (model, link, method), runs in seeds.items():
@@ -89,9 +89,7 @@ def to_accuracy(measured: Measured[HookCell, HookRun]) -> list[Standing]:
 
 def to_loss(measured: Measured[HookCell, HookRun], margin: float) -> list[Standing]:
     """Returns one standing for each model, link and method; the target is the loss of `none` plus a margin."""
-    timed = {
-        (cell.model, cell.hook, cell.link or "unlimited"): run for cell, [run] in measured.items() if is_timed(cell)
-    }
+    timed = {(cell.model, cell.hook, cell.link or "unlimited"): run for cell, run in measured.items() if is_timed(cell)}
     links = {model: dict.fromkeys(link for each, _, link in timed if each == model) for model, _, _ in timed}
     rows: list[Standing] = []
     plain = {model: _score(full_runs(model, "none", measured)) for model, _, _ in timed}
@@ -158,7 +156,7 @@ def best_rate(model: str, method: str, measured: Measured[HookCell, HookRun]) ->
     """Returns the rate of the grid with the lowest last loss; None where no run of the grid ended with one."""
     grid = {
         cell.lr: last_loss(run)
-        for cell, [run] in measured.items()
+        for cell, run in measured.items()
         if (cell.model, cell.hook) == (model, method) and cell.lr is not None
     }
     best = min(grid, key=lambda rate: grid[rate], default=None)
@@ -170,7 +168,7 @@ def full_runs(model: str, method: str, measured: Measured[HookCell, HookRun]) ->
     rate = best_rate(model, method, measured)
     return {
         cell.seed: run
-        for cell, [run] in measured.items()
+        for cell, run in measured.items()
         if (cell.model, cell.hook) == (model, method) and not is_timed(cell) and rate and rate in (cell.lr, run.lr)
     }
 

@@ -51,18 +51,18 @@ class Storms(StormsOptions, Bench[Trial, Outcome]):
     )
     left = 3
     columns = (
-        ("trial", lambda cell, runs: str(cell)),
-        ("design", lambda cell, runs: cell.design),
-        ("ended", lambda cell, runs: "right" if not runs[0].problems else "NOT RIGHT"),
-        ("faults", lambda cell, runs: str(len(runs[0].faults))),
-        ("steps", lambda cell, runs: str(runs[0].steps)),
-        ("steps / s", lambda cell, runs: f"{runs[0].steps_per_second:.1f}"),
-        ("missing", lambda cell, runs: f"{runs[0].missing:.0f}"),
-        ("late", lambda cell, runs: f"{runs[0].late:.0f}"),
-        ("redone", lambda cell, runs: str(runs[0].redone)),
-        ("slowest back s", lambda cell, runs: number_text(max(runs[0].back_s, default=None), ".1f")),
-        ("accuracy", lambda cell, runs: number_text(runs[0].accuracy, ".2%")),
-        ("points", lambda cell, runs: number_text(runs[0].points, "+.2f")),
+        ("trial", lambda cell, run: str(cell)),
+        ("design", lambda cell, run: cell.design),
+        ("ended", lambda cell, run: "right" if not run.problems else "NOT RIGHT"),
+        ("faults", lambda cell, run: str(len(run.faults))),
+        ("steps", lambda cell, run: str(run.steps)),
+        ("steps / s", lambda cell, run: f"{run.steps_per_second:.1f}"),
+        ("missing", lambda cell, run: f"{run.missing:.0f}"),
+        ("late", lambda cell, run: f"{run.late:.0f}"),
+        ("redone", lambda cell, run: str(run.redone)),
+        ("slowest back s", lambda cell, run: number_text(max(run.back_s, default=None), ".1f")),
+        ("accuracy", lambda cell, run: number_text(run.accuracy, ".2%")),
+        ("points", lambda cell, run: number_text(run.points, "+.2f")),
     )
     _undisturbed: dict[Job, RunOutcome] = field(default_factory=dict, init=False, repr=False)
 
@@ -202,13 +202,13 @@ class Storms(StormsOptions, Bench[Trial, Outcome]):
     def compared(self, cell: Trial, measured: Measured[Trial, Outcome]) -> dict[str, float | None]:
         if not self.peace:
             return {}
-        for other, [calm, *_] in measured.items():
+        for other, calm in measured.items():
             if (other.scenario, other.design) == (PEACE, cell.design) and calm.steps_per_second:
-                return {"goodput": measured[cell][0].steps_per_second / calm.steps_per_second}
+                return {"goodput": measured[cell].steps_per_second / calm.steps_per_second}
         return {"goodput": None}
 
     def notes(self, measured: Measured[Trial, Outcome]) -> list[str]:
-        runs = [run for each in measured.values() for run in each]
+        runs = list(measured.values())
         right = sum(not run.problems for run in runs)
         said = [run.said_s for run in runs if run.said_s is not None]
         back = [seconds for run in runs for seconds in run.back_s]

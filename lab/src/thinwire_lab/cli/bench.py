@@ -66,7 +66,7 @@ def hooks(given: HooksOptions, resume: options.ResumeGrid = False, json: options
 
 
 @app.command(epilog="Example: thinwire bench memory --hook none --hook '3lc[s=1.0]' --hook auto --json memory.json")
-@takes(MemoryOptions, hooks=MemoryMethods, device=options.Place)
+@takes(MemoryOptions, hooks=MemoryMethods)
 def memory(given: MemoryOptions, resume: options.ResumeGrid = False, json: options.Json = None) -> None:
     """What a rank takes of memory with every method: bytes a parameter, between steps and at most."""
     measure(memory_bench.MemoryBench(**vars(given)), json, resume)

@@ -47,7 +47,7 @@ def measure(
     if link is not None:
         cluster.choose_links(link, shaping)  # what cannot be shaped is said before anything is measured
     stored: results.Results[Any] = results.Results(json, bench.kinds, fresh=not resume)
-    measured: dict[Any, list[harness.Figures]] = {}
+    measured: dict[Any, harness.Figures] = {}
     lines = Lines()
     try:
         with bars(transient=True) as bar:
@@ -83,5 +83,5 @@ def measure(
                 say_wrote(markdown)
             if png is not None and (chart := bench.chart(measured)) is not None:
                 save_picture(chart, png)
-    if failed := [cell for cell, runs in measured.items() if any(map(bench.failed, runs))]:
+    if failed := [cell for cell, run in measured.items() if bench.failed(run)]:
         raise EngineError(f"{len(failed)} of {len(measured)} failed, the first of them {failed[0]}")

@@ -112,7 +112,6 @@ OPTIONS: dict[str, Any] = {
         help="Full runs, which accuracies come from, in one process: the same weights for less work, and untimed.",
     ),
     # benchmarks
-    "rounds": typer.Option(min=1, help="Runs of each cell; medians are shown."),
     "hooks": many(
         r"none, fp16, bf16, powersgd-N, a codec as in 3lc\[s=1.75], local updates as in diloco\[h=30], or fsdp:METHOD "
         "and hsdp:METHOD, sharded models, where a method is none or a codec, and with gather=int8 in its brackets "

@@ -1,4 +1,4 @@
-"""A grid of cells: each is measured once a round, and its result is in a file as soon as it is there.
+"""A grid of cells: each is measured once, and its result is in a file as soon as it is there.
 
 A subclass of `Grid` names the cells, measures one, and adds sections to the file. A grid that was interrupted goes on
 from its file: only the cells of which the file holds no good result are measured.
@@ -18,8 +18,8 @@ from thinwire_lab.jobs.results import Results
 
 C = TypeVar("C")
 F = TypeVar("F", bound=msgspec.Struct)
-Measured = Mapping[C, Sequence[F]]
-"""The results of each cell, one for each round so far."""
+Measured = Mapping[C, F]
+"""The results of the cells so far."""
 Tell = Callable[[str], None]
 OnCell = Callable[[int, int, C], None]
 """Takes a cell's number, how many there are, and the cell, before it is measured."""
@@ -31,12 +31,10 @@ class Grid(ABC, Generic[C, F]):
     Attributes:
         kinds: the classes of results.
         key_options: options that change what is measured and that no cell holds.
-        rounds: how often the grid is measured.
     """
 
     kinds: ClassVar[Sequence[type[msgspec.Struct]]]
     key_options: ClassVar[Sequence[str]] = ()
-    rounds: int = 1
 
     @abstractmethod
     def cells(self) -> Sequence[C]:
@@ -62,17 +60,17 @@ class Grid(ABC, Generic[C, F]):
         """Returns what the file holds beside the results."""
         return {}
 
-    def key(self, cell: C, number: int) -> dict[str, Any]:
-        """Returns the key of a cell's result in one round, as it comes back from the file."""
+    def key(self, cell: C) -> dict[str, Any]:
+        """Returns the key of a cell's result, as it comes back from the file."""
         options = {name: getattr(self, name) for name in self.key_options}
-        key: dict[str, Any] = json.loads(json.dumps({**msgspec.to_builtins(cell), **options, "round": number}))
+        key: dict[str, Any] = json.loads(json.dumps({**msgspec.to_builtins(cell), **options}))
         return key
 
 
 def run(
     grid: Grid[C, F],
     results: Results[Any],
-    measured: dict[C, list[F]],
+    measured: dict[C, F],
     *,
     on_cell: OnCell[C] = lambda number, total, cell: None,
     on_result: Callable[[C, F], None] = lambda cell, figures: None,
@@ -82,12 +80,11 @@ def run(
     cells = list(dict.fromkeys(grid.cells()))  # a cell that is named twice is measured once
     if not cells:
         raise ConfigError("there is nothing to measure: a list of names is empty")
-    for number in range(len(cells) * grid.rounds):
-        cell = cells[number % len(cells)]
-        key = grid.key(cell, number // len(cells))
+    for number, cell in enumerate(cells, start=1):
+        key = grid.key(cell)
         figures = results.find(key)
         if new := figures is None or grid.outdated(cell, figures, measured):
-            on_cell(number + 1, len(cells) * grid.rounds, cell)
+            on_cell(number, len(cells), cell)
             try:
                 figures = grid.measure(cell, measured, tell)
             except EngineError as error:
@@ -96,6 +93,6 @@ def run(
                 results.add(key, figures)
                 on_result(cell, figures)
         if figures is not None:
-            measured.setdefault(cell, []).append(figures)
-        if new or number + 1 == len(cells) * grid.rounds:
+            measured[cell] = figures
+        if new or number == len(cells):
             results.save(grid.sections(measured))

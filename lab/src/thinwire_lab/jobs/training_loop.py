@@ -3,9 +3,8 @@
 The clock starts when the first step is complete on every worker, so that neither start-up nor the broadcast of the
 initial weights is counted; it stops when the last step's update has been applied, and stands still while this worker
 evaluates. A run of some seconds is ended for all by the first worker whose clock says so, for any may die; but where
-all wait while worker 0 evaluates, which their clocks do not know, by worker 0 while it is there. One that comes late
-does not know how long the others have trained: its rate follows an estimate, and it leaves the end to them, unless all
-went back and they take it for the worker 0 that they wait for; then it ends the run by that estimate.
+all wait while worker 0 evaluates, which their clocks do not know, by worker 0 while it is there. A worker that comes
+late does not know how long the others have trained: its rate follows an estimate.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from torch import nn
 
-from thinwire.cautions import caution
 from thinwire.engines.events import Event
 from thinwire.hooks.chance import chance_of, set_chance
 from thinwire.hooks.distribute import DistributedOptimizer
@@ -37,8 +35,6 @@ OnStep = Callable[[int, int, float, nn.Module], None]
 
 PROGRESS_S = 0.25
 LOSS_STEPS = 50
-ENOUGH_STEPS, ENOUGH_SHARE = 20, 0.1
-"""Steps of its own, and their share of those before, after which one that came late knows how long the others took."""
 
 
 class TrainingLoop:
@@ -66,8 +62,6 @@ class TrainingLoop:
         self._losses: deque[float] = deque(maxlen=LOSS_STEPS)
         self._first = opt.steps_done
         self._late = opt.began_late and self._first > 0
-        # All went back to where the others had states: they take this one for the worker 0 that they wait for.
-        self._ends_late = self._late and opt.began_bare and rank == 0 and scored
         self._before = 0.0  # seconds that processes before this one have trained
         self._traffic_before: dict[str, float] = {}  # and what they have sent and received until then
         self._began = self._now()
@@ -105,13 +99,13 @@ class TrainingLoop:
         """Waits for the last updates and returns what the run came to; worker 0 evaluates it, or who is left."""
         self._opt.flush()
         now = self._now()
-        own, seconds = now - self._began, self._elapsed_s(now)
+        seconds = now - self._began
         steps, assignment = self._opt.steps_done, self._opt.assignment
         outcome = WorkerOutcome(
             rank=self._rank,
             steps=steps,
             seconds=seconds,
-            seconds_per_step=(own - self._before) / max(1, steps - self._first - 1),
+            seconds_per_step=(seconds - self._before) / max(1, steps - self._first - 1),
             train_loss=sum(self._losses) / len(self._losses) if self._losses else UNSET,
             weights=weights_digest(self._model),
             parameters=sum(each.numel() for each in self._model.parameters() if each.requires_grad),
@@ -150,7 +144,7 @@ class TrainingLoop:
         set_chance(state["random"])
         self._losses.extend(state["losses"])
         self._before, self._traffic_before = state["seconds"], state["traffic"]
-        self._began, self._late, self._ends_late = self._now() - self._before, False, False
+        self._began, self._late = self._now() - self._before, False
 
     def _traffic(self) -> dict[str, float]:
         """Sums of the run so far, of processes before this one as well."""
@@ -169,53 +163,35 @@ class TrainingLoop:
         return self._trained_s() / self._job.seconds if self._opt.steps_done else 0.0
 
     def _trained_s(self) -> float:
-        """Seconds of the run so far, which the rate follows."""
+        """Seconds of the run so far; of a worker that came late, what all steps take at the speed of its own."""
+        own, timed = self._now() - self._began, self._opt.steps_done - self._first - 1
+        if not self._late:
+            return own
         # Until a step was timed the end is near, for all it knows: a rate that is too large would do harm.
-        return (self._job.seconds or 0.0) if self._late and self._timed < 1 else self._elapsed_s()
-
-    @property
-    def _timed(self) -> int:
-        """Steps that this worker has timed; of one that came late its own alone."""
-        return self._opt.steps_done - self._first - 1
-
-    def _elapsed_s(self, now: float | None = None) -> float:
-        """Seconds of the run until now; of one that came late, what all steps take at the speed of its own."""
-        own = (self._now() if now is None else now) - self._began
-        return own * (self._opt.steps_done - 1) / self._timed if self._late and self._timed > 0 else own
+        return own * (self._opt.steps_done - 1) / timed if timed > 0 else self._job.seconds or own
 
     def _end_in_time(self, seconds: float) -> None:
         """Makes this step the last where the time is over by this worker's own clock."""
-        if self._late and self._opt.steps_done == self._first:
-            ends = (
-                "that, as they wait for its scores" if self._ends_late else "the clocks of those who were there before"
-            )
-            caution(
-                f"worker {self._rank} came after {self._first} steps, and does not know how long they took: its rate "
-                f"follows the time that they take here, and the run ends by {ends}"
-            )
         # One in its place would have come late, even where it came before anybody took a step without it.
         there = 0 not in self._opt.gone and all(0 in ranks for _, ranks in self._opt.memberships)
-        knows = self._timed >= max(ENOUGH_STEPS, ENOUGH_SHARE * self._first)
-        passed = self._elapsed_s() if self._ends_late and knows else self._now() - self._began
-        if passed >= seconds and not (self._waits_for_scores and there):
+        if self._now() - self._began >= seconds and not (self._waits_for_scores and there):
             self._opt.stop_after_this_step()
 
     def _tell(self) -> None:
         now, steps = self._now(), self._opt.steps_done
         if now - self._reported >= PROGRESS_S:
             self._reported = now
-            seconds, loss = self._elapsed_s(now), self._losses[-1]
+            seconds, loss = now - self._began, self._losses[-1]
             self._report(Progress(step=steps, steps=self._steps, seconds=seconds, loss=loss))
         due = bool(self._job.eval_every and now - self._evaluated >= self._job.eval_every)
         due = due or bool(self._job.eval_steps and steps % self._job.eval_steps == 0)
-        due = due and not (self._late and self._timed < 1)  # there is no time to tell with it
         if due and not self.over():  # after the last step `finish` evaluates
             with self._opt.shared_weights():  # waits for the last update, and that is training
                 stopped = self._now()
                 score = evaluate(self._model, self._dataset)
                 self._evaluated = self._now()
             self._began += self._evaluated - stopped
-            self._tell_accuracy(self._elapsed_s(self._evaluated), score.accuracy)
+            self._tell_accuracy(self._evaluated - self._began, score.accuracy)
 
     def _tell_accuracy(self, seconds: float, accuracy: float) -> None:
         self._report(Accuracy(step=self._opt.steps_done, seconds=seconds, accuracy=accuracy))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from thinwire.errors import ConfigError
+from thinwire_lab.workloads.models import model
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,18 +101,8 @@ def _googlenet() -> Tensors:
 
 def _resnet110() -> Tensors:
     """He et al., "Identity mappings in deep residual networks" (2016), for CIFAR-10, shortcuts without parameters."""
-    yield Tensor("stem.weight", 27 * 16)
-    channels = 16
-    for stage, width in enumerate((16, 32, 64), start=1):
-        for block in range(18):
-            for number, (fan_in, units) in enumerate(((channels, width), (width, width)), start=1):
-                yield Tensor(f"stage{stage}.{block}.bn{number}.scale", fan_in)
-                yield Tensor(f"stage{stage}.{block}.bn{number}.shift", fan_in)
-                yield Tensor(f"stage{stage}.{block}.conv{number}.weight", 9 * fan_in * units)
-            channels = width
-    yield Tensor("bn.scale", 64)
-    yield Tensor("bn.shift", 64)
-    yield from _biased("fc", 64, 10)
+    net = model("resnet110", num_classes=10, in_shape=(3, 32, 32), seed=0)
+    return (Tensor(name, each.numel()) for name, each in net.named_parameters())
 
 
 # Szegedy et al. (2016), figures 3 to 9: every convolution's channels in, area of its filter, and channels out.

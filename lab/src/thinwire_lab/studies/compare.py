@@ -134,7 +134,7 @@ class _Runs(Grid[Job, RunOutcome]):
     def cells(self) -> list[Job]:
         return self.needed
 
-    def key(self, cell: Job, number: int = 0) -> dict[str, Any]:
+    def key(self, cell: Job) -> dict[str, Any]:
         settings = {"data_root": self._place, "shaping": self.comparison.shaping}
         return asdict(cell) | self._digests.get(cell.model, {}) | settings
 

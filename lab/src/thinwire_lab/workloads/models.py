@@ -12,7 +12,6 @@ from itertools import pairwise
 
 import torch
 from torch import nn
-from torch.func import functional_call
 
 from thinwire.errors import ConfigError, guess
 from thinwire_lab.workloads.cifarnet import cifarnet
@@ -50,29 +49,6 @@ def tanh_mlp(in_shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
     return network
 
 
-class OneVector(nn.Module):
-    """Another model with all its parameters in one, `vector`, of shape (1, values): as a matrix, it is compressed.
-
-    Papers that flatten the model first (DoubleSqueeze §5) choose their k values, or their one scale, among all values
-    of the model; codecs, which see a tensor at a time, do so with this wrapper.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        if buffers := [name for name, _ in model.named_buffers()]:
-            raise ConfigError(f"the model keeps buffers ({buffers[0]} …), and one vector holds parameters alone")
-        named = dict(model.named_parameters())
-        self._model = (model,)  # in a tuple, or its parameters would be this module's too
-        self._shapes = {name: each.shape for name, each in named.items()}
-        self.vector = nn.Parameter(torch.cat([each.detach().flatten() for each in named.values()])[None])
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        parts = torch.split(self.vector[0], [shape.numel() for shape in self._shapes.values()])
-        named = {name: part.view(shape) for part, (name, shape) in zip(parts, self._shapes.items(), strict=True)}
-        outputs: torch.Tensor = functional_call(self._model[0], named, (inputs,))
-        return outputs
-
-
 _MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
     "mlp": lambda shape, classes: mlp(shape, (128, 64), classes),
     "mlp-tanh": tanh_mlp,
@@ -81,9 +57,6 @@ _MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
     "lenet5": lenet5,
     "lenet": lenet,
     "cifarnet": cifarnet,
-    # All parameters in one tensor, for codecs that are to see the whole model.
-    "mlp-vector": lambda shape, classes: OneVector(mlp(shape, (128, 64), classes)),
-    "lenet5-vector": lambda shape, classes: OneVector(lenet5(shape, classes)),
     "resnet8": lambda shape, classes: ResNet(shape, classes, 1, widths=(12, 24, 48), stem_stride=2),
     "resnet20": lambda shape, classes: ResNet(shape, classes, 3),
     "resnet110": lambda shape, classes: ResNet(shape, classes, 18),

@@ -58,7 +58,6 @@ _RECIPES = (
 )
 # Models without numbers of their own, and whose they use.
 _LIKE = {"lenet": "lenet5", "mlp-5m": "lenet5", "resnet20": "resnet110"}
-_LIKE |= {"mlp-vector": "mlp", "lenet5-vector": "lenet5"}
 
 # Rates for a sparsity multiplier above 1.75, where they differ: at the usual rate LeNet-5 ends at chance.
 _LAGGING_LR = {"lenet5": 0.01, "lenet": 0.01, "mlp-5m": 0.01, "byte-transformer": 0.0015}

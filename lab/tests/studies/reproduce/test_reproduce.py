@@ -162,7 +162,7 @@ def test_every_entry_shows_something(tiny: tuple[Path, Reproduced]) -> None:
 def test_the_catalogue_is_whole_and_names_are_found() -> None:
     ids = [each.id for each in CATALOG]
     assert len(set(ids)) == len(ids) and {each.paper for each in CATALOG} == set(PAPERS)
-    assert len(ids) == 47
+    assert len(ids) == 46
     assert all(each.paper == "3lc" and each.study for each in entries("3lc"))
     assert [each.id for each in entries("all")] == [each.id for paper in PAPERS for each in entries(paper)]
     for name, meant in {"3LC": "3lc", "oland-raj": "entropy", "Modularized-Parameter-Server": "mps"}.items():

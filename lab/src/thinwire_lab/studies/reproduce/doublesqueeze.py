@@ -1,4 +1,4 @@
-"""DoubleSqueeze (Tang et al. 2019): its figures, what its theorem says of many workers, and the model as one vector."""
+"""DoubleSqueeze (Tang et al. 2019): its figures, and what its theorem says of many workers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ SCALED = (
     "The paper: ResNet-18 on CIFAR-10, 8 workers of 256 examples, more than 160 epochs, one GPU each. On an easier "
     "task training loss tells methods apart where accuracy does not."
 )
-VECTOR_SCALED = "As for figures 1 to 5, of which it shares the runs with a tensor at a time."
 
 _LR = {"mlp": 0.2, "lenet5": 0.1}
 _STEPS: dict[Scale, int] = {"tiny": 6, "quick": 600, "full": 2500}
@@ -33,13 +32,13 @@ _PRINTED = {
 }
 
 
-def trainings(methods: Sequence[str], scale: Scale, *, vector: bool = False) -> list[PlainCell]:
-    """Returns the runs of some methods, seed by seed; with `vector` the model is one vector, with one k and scale."""
+def trainings(methods: Sequence[str], scale: Scale) -> list[PlainCell]:
+    """Returns the runs of some methods, seed by seed."""
     model, examples = pair(scale)
     return [
         PlainCell.of(
             method,
-            model=f"{model}-vector" if vector else model,
+            model=model,
             data=examples,
             workers=2 if scale == "tiny" else 8,
             steps=_STEPS[scale],
@@ -139,48 +138,11 @@ def _lag(finding: TrainingFinding) -> float:
     return finding.lag
 
 
-_FIGURES: dict[str, tuple[Callable[[TrainingFinding], float], str]] = {
-    "loss": (final_loss, ".4f"),
-    "accuracy (%)": (_accuracy, ".2f"),
-    "bits up": (_bits_up, ".2f"),
-    "lag": (_lag, ".1f"),
-}
-_VECTORED = ("DoubleSqueeze 1-bit", "DoubleSqueeze top-k", "MEM-SGD top-k", "Top-k SGD")
-
-
-def _show_vector(found: Found) -> Shown:
-    lines = []
-    for method in _VECTORED:
-        runs = found.where(method=method)
-        means = (
-            (runs.where(model=model).mean(f), form) for f, form in _FIGURES.values() for model in runs.each("model")
-        )
-        lines.append([method, *(format(mean, form) if mean else "–" for mean, form in means)])
-    return Shown(
-        setting=setting(found),
-        tables=[
-            Table(
-                ["", *(f"{name}, {way}" for name in _FIGURES for way in ("tensor", "vector"))],
-                *(lines, "k, or one scale, of each tensor and of the whole model"),
-            )
-        ],
-        notes=[
-            "The paper's k and scale are of the whole model as one vector. thinwire's codecs see one tensor at a time; "
-            "a model with one parameter vector (`--model mlp-vector`, `lenet5-vector`) gives the paper's choice."
-        ],
-    )
-
-
-def _vector_cells(scale: Scale) -> list[PlainCell]:
-    return [*trainings(_VECTORED, scale), *trainings(_VECTORED, scale, vector=True)]
-
-
 def _curves(number: int, methods: Sequence[str], show: Callable[[str, Sequence[str], Found], Shown], what: str) -> Made:
     item = f"figure-{number}"
     return item, what, 1, partial(trainings, methods), partial(show, item, methods)
 
 
-_WHOLE = "k of the whole model, as in the paper, beside k of each tensor"
 _ENTRIES = (
     *scaled(
         *("doublesqueeze", SCALED),
@@ -195,7 +157,6 @@ _ENTRIES = (
         timed(6, TOP_K, "seconds per iteration by bandwidth, top-k"),
         links=True,
     ),
-    *scaled("doublesqueeze", VECTOR_SCALED, ("one-vector", _WHOLE, 1, _vector_cells, _show_vector)),
     *SPEEDUP,
 )
 ENTRIES = sorted(_ENTRIES, key=lambda entry: entry.item)

@@ -94,7 +94,7 @@ class _Runs(Grid[Cell, Finding]):
     def cells(self) -> Sequence[Cell]:
         return self._needed
 
-    def key(self, cell: Cell, number: int) -> dict[str, Any]:
+    def key(self, cell: Cell) -> dict[str, Any]:
         return cell.key()
 
     def outdated(self, cell: Cell, figures: Finding, before: Measured[Cell, Finding]) -> bool:
