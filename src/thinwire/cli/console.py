@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import os
 import sys
+import textwrap
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,8 @@ class _Errors(Console):
 console = Console(width=None if sys.stdout is not None and sys.stdout.isatty() else 140)
 """In a pipe or a file there is no terminal to fit."""
 errors = _Errors(stderr=True)
+WIDEST = 10_000
+"""Columns of no terminal."""
 PROGRESS_S = 10.0
 """From one line of progress to the next, where there is no terminal."""
 
@@ -164,35 +167,16 @@ def report(event: Event) -> None:
     sys.stdout.flush()
 
 
-def _longest(texts: Iterable[str]) -> int:
-    return max(map(cell_len, texts), default=0)
-
-
-def _widths(table: Table, room: int) -> list[int] | None:
-    """Returns the columns' widths, in which figures stay whole and names break between words; None: there is no room.
-
-    >>> _widths(Table(["a", "two words"], [["name", "1.5"]]), room=74), _widths(Table(["a", "b"], [["name", "1"]]), 4)
-    ([4, 9], None)
-    >>> _widths(Table(["", ""], [["ten words " * 2, "ten words " * 4]], left=2), room=30)
-    [11, 19]
-    """
-    columns = [[line[at] for line in table.lines] for at in range(len(table.header))]
-    figures = [_longest(" ".join(cells).split() if at < table.left else cells) for at, cells in enumerate(columns)]
-    heads = [max(least, _longest(name.split())) for least, name in zip(figures, table.header, strict=True)]
-    whole = [max(cell_len(name), _longest(cells)) for name, cells in zip(table.header, columns, strict=True)]
-    for least in (heads, figures):
-        if (left := room - sum(least)) >= 0:
-            lacks = [full - now for full, now in zip(whole, least, strict=True)]
-            share = min(1.0, left / max(1, sum(lacks)))
-            return [now + int(share * lack) for now, lack in zip(least, lacks, strict=True)]
-    return None
-
-
-def table(given: Table, widths: Sequence[int | None] | None = None) -> rich.table.Table:
-    """Returns a table as the terminal shows it; without widths, its columns find their own."""
+def table(given: Table) -> rich.table.Table:
+    """Returns a table as the terminal shows it: figures stay whole, their heads and names break between words."""
     shown = rich.table.Table(title=given.title and escape(given.title), title_justify="left")
-    for at, (name, width) in enumerate(zip(given.header, widths or [None] * len(given.header), strict=True)):
-        shown.add_column(escape(name), justify="left" if at < given.left else "right", overflow="fold", width=width)
+    for at, (name, *cells) in enumerate(zip(given.header, *given.lines, strict=True)):
+        if at < given.left:
+            shown.add_column(escape(name), overflow="fold")
+        else:
+            width = max(map(cell_len, [*cells, *name.split(), " "]))
+            head = textwrap.fill(name, width, break_long_words=False, break_on_hyphens=False)
+            shown.add_column(escape(head), justify="right", no_wrap=True)
     for line in given.lines:
         shown.add_row(*map(escape, line))
     return shown
@@ -200,8 +184,10 @@ def table(given: Table, widths: Sequence[int | None] | None = None) -> rich.tabl
 
 def show(given: Table) -> None:
     """Prints a table; where its figures have no room, every cell on a line of its own."""
-    if (widths := _widths(given, console.width - 1 - 3 * len(given.header))) is not None:
-        console.print(table(given, widths))
+    shown = table(given)
+    room = console.options.update_width(WIDEST)  # else no table is said to need more than there is
+    if console.measure(shown, options=room).minimum <= console.width:
+        console.print(shown)
         return
     cells = (
         "\n".join(": ".join(filter(None, each)) for each in zip(given.header, line, strict=True))
