@@ -1,4 +1,4 @@
-"""What all commands print with: one console, tables, JSON files, pictures, errors."""
+"""Output of all commands: one console, tables, JSON files, pictures, errors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Interrupted(ThinwireError):
 
 
 class _Errors(Console):
-    """Standard error, which everything can do without: where nobody reads it any longer, what ran goes on quietly."""
+    """Standard error. A command goes on quietly when the reader of its pipe has gone."""
 
     def on_broken_pipe(self) -> None:
         """Is called where the pipe has no reader. Rich's own ends the process."""
@@ -41,7 +41,7 @@ class _Errors(Console):
 
 
 console = Console(width=None if sys.stdout is not None and sys.stdout.isatty() else 140)
-"""In a pipe or a file there is no terminal to fit."""
+"""A pipe or a file has no width."""
 errors = _Errors(stderr=True)
 WIDEST = 10_000
 """Columns of no terminal."""
@@ -94,7 +94,7 @@ def drop_output() -> None:
 
 
 class Told:
-    """Prints lines that a long run can do without: where nobody takes them any longer, it goes on, and says so once."""
+    """Prints progress lines. When standard output takes no more, the run goes on, and one error line says so."""
 
     def __init__(self) -> None:
         self._ended = False
@@ -185,7 +185,7 @@ def table(given: Table) -> rich.table.Table:
 def show(given: Table) -> None:
     """Prints a table; where its figures have no room, every cell on a line of its own."""
     shown = table(given)
-    room = console.options.update_width(WIDEST)  # else no table is said to need more than there is
+    room = console.options.update_width(WIDEST)  # rich cuts measured widths to the terminal's
     if console.measure(shown, options=room).minimum <= console.width:
         console.print(shown)
         return
