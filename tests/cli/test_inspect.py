@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests.cli.commands import Result
+from thinwire.cli.inspect import spell
 from thinwire.codecs import codec, registry
 from thinwire.policies.designs import design, designs
 
@@ -32,6 +33,17 @@ def test_codecs_can_be_made_from_what_is_listed(command: Command, tmp_path: Path
     for row in facts:
         assert row["id"] in out and row["about"] and not row["about"].startswith(" ")
         assert codec(row["id"], **row["options"]).config() == {"id": row["id"], **row["options"]}
+    assert "clip=1.0, lag=null" in " ".join(out.replace("│", " ").split()) and "None" not in out
+
+
+def test_a_codec_is_spelled_as_a_design_takes_it() -> None:
+    for name in ("3lc[s=1.75,entropy=zstd]", "topk-sgd", "doublesqueeze-1bit", "diloco[h=30,codec=blocktopk[k=3]]"):
+        made = design(name)
+        spelled = spell(made.choices())
+        for way in ("up", "down"):
+            again = design(f"update[codec={spelled[way]}]").choices()["up"]
+            assert again == made.choices()[way], spelled[way]
+    assert ", s=1.75, " in spell(design("3lc[s=1.75]").choices())["up"]
 
 
 def test_a_frame_is_explained(command: Command, tmp_path: Path) -> None:
@@ -148,6 +160,6 @@ def test_designs_lists_all_with_every_choice(command: Command, tmp_path: Path) -
 
 def test_designs_takes_names_with_options(command: Command) -> None:
     result = command("designs", "3lc[s=1.75]")
-    assert result.status == 0 and "sparsity=1.75" in result.out and "terngrad" not in result.out
+    assert result.status == 0 and "s=1.75" in result.out and "terngrad" not in result.out
     result = command("designs", "3lc[s=2]")
     assert result.status == 2 and "sparsity=2" in result.err

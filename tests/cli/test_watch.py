@@ -40,7 +40,7 @@ def test_one_frame(command: Command, steps: Path, tmp_path: Path) -> None:
         r"steps.jsonl: step 79, 2 workers",
         r"speed +2 steps/s, 500 ms a step \(50 of 50 steps recorded\)",
         r"bytes +120 B up, 80 B down a step, of 8.04 kB in the tensors' own dtype",
-        r"ratio +40\.2× less of recorded steps",
+        r"ratio +40\.2× less in recorded steps",
         r"time +encode 100 ms, decode 0 ms, wait 50 ms: 30% of a step",
         r"lag +80\.0 steps of updates wait in fc\.weight, the most of any tensor",
         r"loss +-68\s*$",

@@ -1,12 +1,13 @@
-"""What all commands print with: one console, tables, JSON files, pictures, errors."""
+"""Output of all commands: one console, tables, JSON files, pictures, errors."""
 
 from __future__ import annotations
 
 import math
 import os
 import sys
+import textwrap
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ class Interrupted(ThinwireError):
 
 
 class _Errors(Console):
-    """Standard error, which everything can do without: where nobody reads it any longer, what ran goes on quietly."""
+    """Standard error. A command goes on quietly when the reader of its pipe has gone."""
 
     def on_broken_pipe(self) -> None:
         """Is called where the pipe has no reader. Rich's own ends the process."""
@@ -40,8 +41,10 @@ class _Errors(Console):
 
 
 console = Console(width=None if sys.stdout is not None and sys.stdout.isatty() else 140)
-"""In a pipe or a file there is no terminal to fit."""
+"""A pipe or a file has no width."""
 errors = _Errors(stderr=True)
+WIDEST = 10_000
+"""Columns of no terminal."""
 PROGRESS_S = 10.0
 """From one line of progress to the next, where there is no terminal."""
 
@@ -91,7 +94,7 @@ def drop_output() -> None:
 
 
 class Told:
-    """Prints lines that a long run can do without: where nobody takes them any longer, it goes on, and says so once."""
+    """Prints progress lines. When standard output takes no more, the run goes on, and one error line says so."""
 
     def __init__(self) -> None:
         self._ended = False
@@ -164,35 +167,16 @@ def report(event: Event) -> None:
     sys.stdout.flush()
 
 
-def _longest(texts: Iterable[str]) -> int:
-    return max(map(cell_len, texts), default=0)
-
-
-def _widths(table: Table, room: int) -> list[int] | None:
-    """Returns the columns' widths, in which figures stay whole and names break between words; None: there is no room.
-
-    >>> _widths(Table(["a", "two words"], [["name", "1.5"]]), room=74), _widths(Table(["a", "b"], [["name", "1"]]), 4)
-    ([4, 9], None)
-    >>> _widths(Table(["", ""], [["ten words " * 2, "ten words " * 4]], left=2), room=30)
-    [11, 19]
-    """
-    columns = [[line[at] for line in table.lines] for at in range(len(table.header))]
-    figures = [_longest(" ".join(cells).split() if at < table.left else cells) for at, cells in enumerate(columns)]
-    heads = [max(least, _longest(name.split())) for least, name in zip(figures, table.header, strict=True)]
-    whole = [max(cell_len(name), _longest(cells)) for name, cells in zip(table.header, columns, strict=True)]
-    for least in (heads, figures):
-        if (left := room - sum(least)) >= 0:
-            lacks = [full - now for full, now in zip(whole, least, strict=True)]
-            share = min(1.0, left / max(1, sum(lacks)))
-            return [now + int(share * lack) for now, lack in zip(least, lacks, strict=True)]
-    return None
-
-
-def table(given: Table, widths: Sequence[int | None] | None = None) -> rich.table.Table:
-    """Returns a table as the terminal shows it; without widths, its columns find their own."""
+def table(given: Table) -> rich.table.Table:
+    """Returns a table as the terminal shows it: figures stay whole, their heads and names break between words."""
     shown = rich.table.Table(title=given.title and escape(given.title), title_justify="left")
-    for at, (name, width) in enumerate(zip(given.header, widths or [None] * len(given.header), strict=True)):
-        shown.add_column(escape(name), justify="left" if at < given.left else "right", overflow="fold", width=width)
+    for at, (name, *cells) in enumerate(zip(given.header, *given.lines, strict=True)):
+        if at < given.left:
+            shown.add_column(escape(name), overflow="fold")
+        else:
+            width = max(map(cell_len, [*cells, *name.split(), " "]))
+            head = textwrap.fill(name, width, break_long_words=False, break_on_hyphens=False)
+            shown.add_column(escape(head), justify="right", no_wrap=True)
     for line in given.lines:
         shown.add_row(*map(escape, line))
     return shown
@@ -200,8 +184,10 @@ def table(given: Table, widths: Sequence[int | None] | None = None) -> rich.tabl
 
 def show(given: Table) -> None:
     """Prints a table; where its figures have no room, every cell on a line of its own."""
-    if (widths := _widths(given, console.width - 1 - 3 * len(given.header))) is not None:
-        console.print(table(given, widths))
+    shown = table(given)
+    room = console.options.update_width(WIDEST)  # rich cuts measured widths to the terminal's
+    if console.measure(shown, options=room).minimum <= console.width:
+        console.print(shown)
         return
     cells = (
         "\n".join(": ".join(filter(None, each)) for each in zip(given.header, line, strict=True))

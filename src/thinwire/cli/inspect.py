@@ -133,11 +133,13 @@ def _codecs(json: Path | None) -> None:
         del defaults["id"]
         rows.append({"id": codec_id, "about": about, "options": defaults})
     write_json(json, rows)
-    lines = [
-        [row["id"], row["about"], ", ".join(f"{name}={value}" for name, value in row["options"].items())]
-        for row in rows
-    ]
-    show(Table(["codec", "what it is", "options"], lines, left=3))
+    show(
+        Table(
+            ["codec", "what it is", "options"],
+            [[*list(row.values())[:2], _spelled(row["options"])] for row in rows],
+            left=3,
+        )
+    )
 
 
 @app.command(epilog="Example: thinwire designs 'mps[staleness=2]' --json mps.json")
@@ -164,8 +166,12 @@ def codecs(json: options.Json = None) -> None:
         console.print(f"Not in the record, from other packages: {', '.join(others)}.")
 
 
+_SHORT = {"sparsity": "s"}
+"""How options are written in names."""
+
+
 def spell(choices: dict[str, Any]) -> dict[str, str]:
-    """Returns each choice but the name and the citation as a person would type it.
+    """Returns each choice but the name and the citation as a person would type it: a codec as `tw.codec` takes it.
 
     >>> from thinwire.policies.designs import design
     >>> spell(design("3lc").choices())["consistency"]
@@ -176,7 +182,9 @@ def spell(choices: dict[str, Any]) -> dict[str, str]:
 
 def _spelled(value: Any) -> str:
     if isinstance(value, dict):
-        given = ", ".join(f"{name}={_spelled(option)}" for name, option in value.items() if name != "id")
+        given = ", ".join(
+            f"{_SHORT.get(name, name)}={_spelled(option)}" for name, option in value.items() if name != "id"
+        )
         return f"{value['id']}[{given}]" if "id" in value else given
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]

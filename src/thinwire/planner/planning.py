@@ -76,7 +76,7 @@ def plannable(designs: Sequence[str | Design]) -> dict[str, Design]:
 
 
 class Plan:
-    """What is known of a model on this machine, and what it predicts.
+    """Measured costs of a model on this machine, and predictions of its step in a cluster.
 
     Args:
         profile: of the model.

@@ -28,12 +28,13 @@ UNEVEN = 1.5
 
 
 def verdict(plan: Plan) -> list[str]:
-    """Returns sentences: the line to write and what it chooses in the cluster that was asked about, then each design by
-    itself, then what of the training is not planned, why more workers may take less time, and a warning where the
-    measured steps differ much.
+    """Returns sentences. The first is the line to write and its choice in the planned cluster.
 
-    Adaptive optimizers are to exchange local updates. Of gradients the fastest design is the one whose seconds a step,
-    times how many steps it takes to the same accuracy, are fewest.
+    One sentence for each design follows. The last ones name parts of the training that the plan leaves out, numbers of
+    workers at which a step takes longer than with more, and measured steps that differ much.
+
+    Adaptive optimizers exchange local updates. Among designs of gradients the fastest has the least product of a step's
+    seconds and the steps to the same accuracy.
 
     Args:
         plan: with at least one design beside uncompressed training.
@@ -97,7 +98,7 @@ def _steps(plan: Plan, summary: Summary) -> float:
 
 
 def _remarks(plan: Plan) -> list[str]:
-    """Returns what is to be known of the measured steps and of the predictions."""
+    """Returns cautions about the measured steps and the predictions."""
     (low, high), remarks = plan.profile.middle_s, [*plan.profile.remarks, *_uneven_shares(plan)]
     if high > UNEVEN * low:
         remarks.append(
@@ -108,7 +109,7 @@ def _remarks(plan: Plan) -> list[str]:
 
 
 def _uneven_shares(plan: Plan) -> list[str]:
-    """Returns of each design why more workers take less time somewhere, if they do."""
+    """Returns for each design the reason why a step takes longer with some number of workers than with more."""
     found, every = [], plan.by_workers() if plan.collective else []
     for name in plan.designs:
         falls = [
