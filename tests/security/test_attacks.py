@@ -303,7 +303,7 @@ KNOWN: dict[str, tuple[Callable[[Training], str], str]] = {
     "other data": (lambda t: t.say(setting(t, data_digest="0")), "data digest: this worker has '0', the others '5eed'"),
     "settings without end": (
         lambda t: t.say(setting(t, **{str(n): n for n in range(99)})),
-        "could not be read: Expected `object` of",
+        "Expected `object` of",
     ),
     "another thinwire": (lambda t: t.say(joining(t, version="9.9")), "version: this worker runs thinwire 9.9"),
     "another number of workers": (lambda t: t.say(joining(t, workers=3)), "this worker expects 3 workers"),

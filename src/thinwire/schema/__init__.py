@@ -32,6 +32,7 @@ from thinwire.schema.messages import Values as Values
 from thinwire.schema.messages import Welcome as Welcome
 from thinwire.schema.plan import FROZEN as FROZEN
 from thinwire.schema.plan import MAX_TABLES as MAX_TABLES
+from thinwire.schema.plan import MAX_VALUE as MAX_VALUE
 from thinwire.schema.plan import MAX_WORKERS as MAX_WORKERS
 from thinwire.schema.plan import Config as Config
 from thinwire.schema.plan import Plan as Plan

@@ -8,6 +8,9 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
+MAX_VALUE = 2.0**64
+"""Of a gradient or a weight that training can go on with: the square of a larger one is no float32."""
+
 Reduce: TypeAlias = Literal["mean", "sum", "mean-of-senders", "clipped-mean-of-senders"]
 """How gradients are aggregated: their mean or sum; or, of tables whose codec sends some of the values, the mean over
 those who sent a value (DeMo), with every worker's message scaled down to the median norm (SparseLoCo)."""

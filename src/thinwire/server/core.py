@@ -16,6 +16,7 @@ from thinwire.errors import ConfigError, FrameError, NonFiniteError, ProtocolErr
 from thinwire.packets import EncodedTensor
 from thinwire.schema import Join, Leave, Message, Push, Refused, Resume, Scalars, Values
 from thinwire.server.effects import Close, Effect, Send, refused
+from thinwire.server.ranges import check_range
 from thinwire.server.shard_membership import ShardMembership
 from thinwire.server.shard_state import Presence
 from thinwire.server.state import engine_of, state_of
@@ -149,6 +150,8 @@ class ServerCore(ShardMembership):
             raise ProtocolError("a gradient came before the initial values")
         self._progressed = self._trained = True
         rank = self._peers[peer].rank
+        if self._min_workers is not None:  # else the training ends with this worker anyway
+            check_range(self.tables, push.tables, frames)
         if push.digest:
             self._engine.check_step(push.step)  # the first one that is told is what the others must equal
             self._digests.add(rank, push.step, push.digest)
