@@ -47,7 +47,7 @@ class ServerCore(ShardMembership):
     def received(self, peer: int, message: Message, frames: tuple[EncodedTensor, ...] = ()) -> list[Effect]:
         """Takes one message of a peer and returns what to do."""
         if self._failed is not None:
-            return [Close(peer, refused(self._failed))]
+            return [Close(peer, Refused(reason=self._failed, stopped=self._stopped))]
 
         def taken() -> list[Effect]:
             try:
@@ -77,7 +77,7 @@ class ServerCore(ShardMembership):
             effects = self._fail(str(error))
         except NonFiniteError as error:
             effects = self._fail(f"the training has diverged: {error}. Use a smaller learning rate or sparsity")
-        if not self._trained and not (self._peers or self.left):
+        if not self._trained and not (self._peers or self.left or self._failed):
             self._forget_plan()
         return effects
 
@@ -102,7 +102,7 @@ class ServerCore(ShardMembership):
         """
         if self._failed is not None or not self._peers:
             return []
-        self._failed = reason
+        self._failed, self._stopped = reason, True
         return [Close(peer, Refused(reason=reason, stopped=True)) for peer in self._peers]
 
     # ---- the conversation
