@@ -110,5 +110,5 @@ def test_a_server_that_is_ended_in_the_middle_tells_its_workers_and_blames_none(
     said = f"error: {name} ended the server at step [0-9]+; worker 0 had not reached the training's end\n"
     assert server.status == status and re.search(said, server.err), server.err
     assert "went away" not in server.err
-    assert type(heard[0]) is ServerStoppedError and "\n" not in str(heard[0])
+    assert type(heard[0]) is ServerStoppedError and "\n" not in str(heard[0]) and heard[0].__context__ is None
     assert str(heard[0]).startswith(f"the server was stopped: {name} ended the server at step ")

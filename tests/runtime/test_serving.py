@@ -67,7 +67,7 @@ def test_what_a_worker_says_reaches_people_filtered_and_cut(caplog: pytest.LogCa
     said = "\x1b[2J\nERROR all is lost " + "x" * 9000
     handler, notes, *_ = make(2)
     handler.received(1, pack(Leave(failure=said)))
-    table = TableSpec(name=said[:90], shape=(-1,))
+    table = TableSpec(name=said[:90], shape=(1,), up=7)
     handler.received(7, pack(Join(rank=0, plan=msgspec.structs.replace(make_plan(1), tables=(table,)))))
     told = [message.reason for _, message in notes.ended if isinstance(message, Refused)]
     assert len(told) == 2 and all("ERROR all is lost" in each for each in told), told

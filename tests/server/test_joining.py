@@ -8,7 +8,8 @@ import pytest
 
 from tests.server.conversation import BIAS, PLAIN, STATISTIC, WEIGHT, Shard, gradient, make_plan
 from thinwire.codecs import codec, decode
-from thinwire.schema import FROZEN, Ahead, Delta, Join, Leave, Offer, Push, Resume, Values, Welcome
+from thinwire.schema import FROZEN, Ahead, Delta, Join, Leave, Offer, Push, Refused, Resume, Values, Welcome
+from thinwire.server.effects import Close
 
 LATE = 7
 
@@ -214,3 +215,12 @@ def test_workers_wait_for_one_that_went_before_all_had_come() -> None:
         for peer in (1, LATE):
             shard.say(peer, Resume(step=0))
         assert [type(shard.told[peer][-1][0]) for peer in (1, LATE)] == [Welcome, Welcome]
+
+
+def test_a_server_that_is_stopped_before_a_training_has_begun_says_so_to_all() -> None:
+    shard = Shard(begin=False)
+    shard.say(0, Join(rank=0, plan=shard.plan))
+    shard.carry_out(shard.core.end("Ctrl-C"))
+    assert shard.core.closed(0, None) == [] and shard.core.failed == "Ctrl-C" and shard.core.missing == (0, 1)
+    [late] = shard.core.received(1, Join(rank=1, plan=shard.plan))
+    assert late == Close(1, Refused(reason="Ctrl-C", stopped=True))

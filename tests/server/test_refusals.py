@@ -197,6 +197,24 @@ def test_where_deaths_are_allowed_a_hostile_worker_alone_is_refused() -> None:
     assert shard.ended.keys() == {0} and f"a push of step {2**64 - 1}" in str(shard.ended[0])
 
 
+def test_where_deaths_are_allowed_a_push_that_makes_all_overflow_is_refused_alone() -> None:
+    huge = np.full(5, 3e38, np.float32)
+    for up, frame, bias in (
+        (PLAIN, PLAIN.encode(huge), BIAS),
+        (PLAIN, BatchedTensor.of(huge, "bias"), BIAS),
+        (codec("3lc"), codec("3lc").encode(np.full((8, 5), 1e38, np.float32)), WEIGHT),
+        (codec("topk"), codec("topk").encode(np.full((8, 5), -1e38, np.float32)), WEIGHT),
+    ):
+        shard = Shard(make_plan(3, up=up), min_workers=1)
+        shard.push(1, 0, {bias: frame})
+        assert shard.ended.keys() == {1} and "holds values up to 1e+38" in str(shard.ended[1]).replace("3e+38", "1e+38")
+        assert f"the push of {shard.plan.tables[bias].name!r}" in str(shard.ended[1])
+        for rank in (0, 2):
+            shard.push(rank, 0, shard.frames(rank, 0))
+        assert shard.core.step == 1 and shard.ended.keys() == {1}
+        assert all(np.abs(table.values.numpy()).max() < 100 for table in shard.core.tables)
+
+
 # ---- updates that fail
 
 

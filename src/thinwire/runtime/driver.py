@@ -149,11 +149,13 @@ class WorkerDriver:
     def _send(self, effect: Send) -> None:
         try:
             self._connections[effect.shard].send(pack(effect.message, effect.frames))
-        except TransportError:
-            # A server that ends a session says why: better raised than that nothing can be sent any more.
-            with suppress(TransportError):
-                self._receive_arrived(effect.shard)
-            raise
+            return
+        except TransportError as error:
+            broken = error
+        # A server that ends a session says why: better raised, and alone, than that nothing can be sent any more.
+        with suppress(TransportError):
+            self._receive_arrived(effect.shard)
+        raise broken
 
     def _receive(self, effect: Receive) -> None:
         connection = self._connections[effect.shard]

@@ -31,10 +31,9 @@ from thinwire.schema.messages import Skip as Skip
 from thinwire.schema.messages import Values as Values
 from thinwire.schema.messages import Welcome as Welcome
 from thinwire.schema.plan import FROZEN as FROZEN
-from thinwire.schema.plan import MAX_CODECS as MAX_CODECS
-from thinwire.schema.plan import MAX_GROUPS as MAX_GROUPS
-from thinwire.schema.plan import MAX_RANK as MAX_RANK
 from thinwire.schema.plan import MAX_TABLES as MAX_TABLES
+from thinwire.schema.plan import MAX_VALUE as MAX_VALUE
+from thinwire.schema.plan import MAX_WORKERS as MAX_WORKERS
 from thinwire.schema.plan import Config as Config
 from thinwire.schema.plan import Plan as Plan
 from thinwire.schema.plan import Reduce as Reduce

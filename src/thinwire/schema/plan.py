@@ -8,10 +8,17 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
+MAX_VALUE = 2.0**64
+"""Of a gradient or a weight that training can go on with: the square of a larger one is no float32."""
+
 Reduce: TypeAlias = Literal["mean", "sum", "mean-of-senders", "clipped-mean-of-senders"]
 """How gradients are aggregated: their mean or sum; or, of tables whose codec sends some of the values, the mean over
 those who sent a value (DeMo), with every worker's message scaled down to the median norm (SparseLoCo)."""
 
+MAX_WORKERS = 4096
+"""Of a plan; also the largest rank, and one."""
+MAX_SETTINGS = 64
+"""Beside `FROZEN`."""
 MAX_TABLES = 100_000
 """Of a plan."""
 MAX_RANK = 32
@@ -48,10 +55,10 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     name: str
-    shape: Annotated[tuple[int, ...], Meta(max_length=MAX_RANK)]
-    up: int = 0
-    down: int = 0
-    group: int = 0
+    shape: Annotated[tuple[Annotated[int, Meta(ge=0)], ...], Meta(max_length=MAX_RANK)]
+    up: Annotated[int, Meta(ge=0)] = 0
+    down: Annotated[int, Meta(ge=0)] = 0
+    group: Annotated[int, Meta(ge=0)] = 0
     state: bool = False
     dtype: str = "float32"
 
@@ -75,17 +82,17 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         settings: see `Settings`: seed, batch, steps, a digest of the data.
     """
 
-    workers: int
+    workers: Annotated[int, Meta(ge=1, le=MAX_WORKERS)]
     tables: Annotated[tuple[TableSpec, ...], Meta(max_length=MAX_TABLES)]
     codecs: Annotated[tuple[Config, ...], Meta(max_length=MAX_CODECS)]
     optimizer: str
     groups: Annotated[tuple[Config, ...], Meta(max_length=MAX_GROUPS)]
     reduce: Reduce = "mean"
-    state_interval: int = 50
+    state_interval: Annotated[int, Meta(ge=1)] = 50
     consistency: str = "bsp"
     downlink: Literal["delta", "gradient", "weights", "momentum"] = "delta"
     local: str = ""
-    settings: dict[str, str | int | float | bool] = {}
+    settings: Annotated[dict[str, str | int | float | bool], Meta(max_length=MAX_SETTINGS + 1)] = {}
 
     def reduce_of(self, table: TableSpec) -> Reduce:
         """Returns how one table's pushes are aggregated: with local updates buffers (group 1) are averaged anyway."""

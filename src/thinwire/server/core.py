@@ -16,6 +16,7 @@ from thinwire.errors import ConfigError, FrameError, NonFiniteError, ProtocolErr
 from thinwire.packets import EncodedTensor
 from thinwire.schema import Join, Leave, Message, Push, Refused, Resume, Scalars, Values
 from thinwire.server.effects import Close, Effect, Send, refused
+from thinwire.server.ranges import check_range
 from thinwire.server.shard_membership import ShardMembership
 from thinwire.server.shard_state import Presence
 from thinwire.server.state import engine_of, state_of
@@ -46,7 +47,7 @@ class ServerCore(ShardMembership):
     def received(self, peer: int, message: Message, frames: tuple[EncodedTensor, ...] = ()) -> list[Effect]:
         """Takes one message of a peer and returns what to do."""
         if self._failed is not None:
-            return [Close(peer, refused(self._failed))]
+            return [Close(peer, Refused(reason=self._failed, stopped=self._stopped))]
 
         def taken() -> list[Effect]:
             try:
@@ -76,7 +77,7 @@ class ServerCore(ShardMembership):
             effects = self._fail(str(error))
         except NonFiniteError as error:
             effects = self._fail(f"the training has diverged: {error}. Use a smaller learning rate or sparsity")
-        if not self._trained and not (self._peers or self.left):
+        if not self._trained and not (self._peers or self.left or self._failed):
             self._forget_plan()
         return effects
 
@@ -101,7 +102,7 @@ class ServerCore(ShardMembership):
         """
         if self._failed is not None or not self._peers:
             return []
-        self._failed = reason
+        self._failed, self._stopped = reason, True
         return [Close(peer, Refused(reason=reason, stopped=True)) for peer in self._peers]
 
     # ---- the conversation
@@ -149,6 +150,8 @@ class ServerCore(ShardMembership):
             raise ProtocolError("a gradient came before the initial values")
         self._progressed = self._trained = True
         rank = self._peers[peer].rank
+        if self._min_workers is not None:  # else the training ends with this worker anyway
+            check_range(self.tables, push.tables, frames)
         if push.digest:
             self._engine.check_step(push.step)  # the first one that is told is what the others must equal
             self._digests.add(rank, push.step, push.digest)

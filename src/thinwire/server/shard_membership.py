@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 
 from thinwire.errors import ConfigError, ProtocolError
 from thinwire.quantities import moment_text, plain_text
-from thinwire.schema import Join, Leave, Offer, Plan, Resume, Scalars, Welcome
+from thinwire.schema import MAX_WORKERS, Join, Leave, Offer, Plan, Resume, Scalars, Welcome
 from thinwire.server.agreement import check_plan, check_version, difference
 from thinwire.server.effects import Close, Effect, Send, Tell, refused
 from thinwire.server.rounds import Digests, Maxima
@@ -20,7 +20,6 @@ from thinwire.server.state import engine_of, state_of
 from thinwire.server.update_engine import UpdateEngine
 from thinwire.server.updates import CannotGoOn, Outgoing
 
-MAX_WORKERS = 4096
 CLOSED = "it closed its session"
 
 

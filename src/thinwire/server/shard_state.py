@@ -71,6 +71,8 @@ class ShardState:
         self.checkpoints: Mapping[int, Mapping[str, Any]] = {}
         self._min_workers = min_workers
         self._failed: str | None = None
+        self._stopped = False
+        """Whether the server was stopped; that is in `_failed`, too."""
         self._forget_plan()
 
     def _forget_plan(self) -> None:

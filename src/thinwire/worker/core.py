@@ -17,7 +17,7 @@ from thinwire.codecs.stochastic import TernGrad
 from thinwire.errors import NonFiniteError, ProtocolError
 from thinwire.optimizers.options import ParameterGroups
 from thinwire.policies.designs import Design
-from thinwire.schema import Plan
+from thinwire.schema import MAX_VALUE, Plan
 from thinwire.worker.base import Frames, WorkerBase
 from thinwire.worker.batching import Batching
 from thinwire.worker.conversation import Conversation
@@ -124,9 +124,24 @@ class Worker(WorkerBase):
         table = None if self.pushes_early else self.model.find_nonfinite()
         if table is not None and not self._skips:
             raise NonFiniteError(
-                f"gradient of {table.spec.name}: the values hold NaN or Inf; nothing was changed{_ABOUT_SCALERS}"
+                f"gradient of {table.spec.name}: the values hold NaN or Inf; nothing was changed{self._why_nonfinite()}"
             )
         return table is not None
+
+    def _why_nonfinite(self) -> str:
+        """Says whether the weights that came made a gradient NaN or Inf; else what a GradScaler needs."""
+        for tensor in self.model.tensors:
+            if tensor.state or not tensor.values.numel():
+                continue
+            if not (largest := float(tensor.values.abs().max())) <= MAX_VALUE:  # NaN as well
+                version = max(self.conversations[table.shard].versions[table.index] for table in tensor.tables)
+                return (
+                    f". It comes of the weights: after update {version} {tensor.name!r} holds values up to "
+                    f"{largest:.3g}, with which a forward pass overflows. The training has diverged, or a worker's "
+                    "push was out of range: use a smaller learning rate; a server with --min-workers refuses such a "
+                    "worker, and goes on with the others"
+                )
+        return _ABOUT_SCALERS
 
     def _pull_uncalled(self) -> Procedure[None]:
         """Waits for the last updates of layers that this step did not call, as its forward pass did for the others.
@@ -236,7 +251,7 @@ class Worker(WorkerBase):
                 if conversation.push(self.clock, table.index, frame):
                     yield from self._flush(conversation)
         except NonFiniteError as error:
-            advice = "" if self._skips or self._design.local is not None else _ABOUT_SCALERS
+            advice = "" if self._skips or self._design.local is not None else self._why_nonfinite()
             raise NonFiniteError(f"gradient of {error}{advice}") from None
 
     def _flush(self, conversation: Conversation, digest: str = "") -> Procedure[None]:

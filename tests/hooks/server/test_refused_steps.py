@@ -106,3 +106,18 @@ def test_a_model_that_is_moved_later_is_refused(design: str) -> None:
             change(model)
             with pytest.raises(ConfigError, match=named):
                 opt.step()
+
+
+def test_weights_that_make_a_forward_pass_overflow_are_named_in_place_of_a_scaler() -> None:
+    def backward() -> None:
+        opt.zero_grad()
+        model(torch.ones(8, 12)).square().mean().backward()
+
+    with alone("fp32", overlap=False) as (model, _, opt):
+        opt.param_groups[0]["lr"] = 1e38
+        backward()
+        opt.step()
+        backward()
+        with pytest.raises(NonFiniteError, match=r"after update 1 '.*weight' holds values up to .*e\+3") as told:
+            opt.step()
+    assert "GradScaler" not in str(told.value)
