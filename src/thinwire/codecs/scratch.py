@@ -6,6 +6,8 @@ buffers only grow and are used again; a pool holds as many sets as threads that 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
@@ -82,15 +84,19 @@ class ScratchPool:
         """Lends a scratch, as in `with pool.lend() as space`."""
         return _Loan(self)
 
-    def take_on(self, device: torch.device) -> DeviceWorkspace:
-        """Returns a workspace on a GPU that nothing uses any more."""
+    @contextmanager
+    def lend_on(self, device: torch.device) -> Iterator[DeviceWorkspace]:
+        """Lends a workspace on a GPU that nothing uses any more, as in `with pool.lend_on(device) as workspace`."""
+        idle = self._idle_on.setdefault(device, [])
         try:
-            workspace = self._idle_on.setdefault(device, []).pop()
+            workspace = idle.pop()
         except IndexError:
-            return DeviceWorkspace(device)
+            workspace = DeviceWorkspace(device)
         workspace.synchronize()  # a decode that was not waited for may still read what was uploaded
-        return workspace
-
-    def give_back_on(self, workspace: DeviceWorkspace) -> None:
-        """Lends this workspace to others again."""
-        self._idle_on[workspace.device].append(workspace)
+        try:
+            yield workspace
+        except BaseException:  # such as no memory left; the tensors may be freed from now on
+            workspace.synchronize()
+            raise
+        finally:
+            idle.append(workspace)

@@ -56,8 +56,8 @@ class DeviceTernary(TernaryBatch):
         plain = outs is None and others is None and not any(self._bounds)
         if not plain or why_not(self.device) or not isinstance(scheme, ThreeLC):
             return None
-        triton, workspace = import_module("thinwire.kernels.triton.ternary"), self._pool.take_on(self.device)
-        try:
+        triton = import_module("thinwire.kernels.triton.ternary")
+        with self._pool.lend_on(self.device) as workspace, self._pool.lend() as space:
             arrived = triton.encode_ternary(
                 triton.Arrays(tensors, self._sizes, torch.float32),
                 sparsity=scheme.multiplier,
@@ -69,21 +69,9 @@ class DeviceTernary(TernaryBatch):
             if not arrived.finite.all():
                 return None
             payload_nbytes = np.diff(arrived.ends, prepend=0).tolist()
-            with self._pool.lend() as space:
-                scales = arrived.scales.astype(np.float32)
-                made, ends = frames_of_many(
-                    scales,
-                    arrived.payloads,
-                    arrived.ends,
-                    self._heads,
-                    workspace=space.kernel,
-                )
-                return self._framed(made, ends, payload_nbytes, scales, space)
-        except BaseException:  # such as no memory left; the tensors may be freed from now on
-            workspace.synchronize()
-            raise
-        finally:
-            self._pool.give_back_on(workspace)
+            scales = arrived.scales.astype(np.float32)
+            made, ends = frames_of_many(scales, arrived.payloads, arrived.ends, self._heads, workspace=space.kernel)
+            return self._framed(made, ends, payload_nbytes, scales, space)
 
     def decode(
         self, received: Sequence[bytes | memoryview], tensors: Addresses, accumulate: NDArray[np.bool_]
@@ -103,8 +91,7 @@ class DeviceTernary(TernaryBatch):
                 if not places.size:
                     continue
                 payloads = [opened.frames[begins[place] : opened.ends[place]] for place in places]
-                workspace = self._pool.take_on(self.device)
-                try:
+                with self._pool.lend_on(self.device) as workspace:
                     triton.decode_checked(
                         payloads,
                         scales=scales[places].astype(np.float64),
@@ -112,6 +99,4 @@ class DeviceTernary(TernaryBatch):
                         accumulate=adds,
                         workspace=workspace,
                     )
-                finally:
-                    self._pool.give_back_on(workspace)
         return opened.travelled(np.where(begins > 0, opened.ends - begins, 0).tolist())
