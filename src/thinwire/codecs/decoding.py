@@ -33,7 +33,7 @@ _STUMBLES = (ArithmeticError, LookupError, ValueError, struct.error)
 def _faults_are(frame: Frame) -> Iterator[None]:
     """Within it, what a decoder stumbles over is the frame's fault, which may claim more memory than there is.
 
-    Of many frames that are decoded together, the first one stands for all.
+    The first of several frames that are decoded together stands for all.
     """
     try:
         yield
@@ -49,7 +49,7 @@ def _faults_are(frame: Frame) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class CheckedFrame:
-    """A frame that was parsed and checked up to its payload's length: what is left is to decode it.
+    """A frame that was parsed and checked up to its payload's length: it can be decoded.
 
     Args:
         scheme: the class of its codec.

@@ -63,7 +63,7 @@ def why_not_encoded(scheme: Scheme, device: torch.device) -> str | None:
 
 
 def encodes(tensor: object, scheme: Scheme, name: str = "the tensor") -> TypeGuard[torch.Tensor]:
-    """Whether a tensor is encoded on its own device, where it is not the host's; warns of what it costs if not.
+    """Whether a tensor is encoded on its own device, where it is not the host's; warns of the cost if not.
 
     Raises:
         TypeError: the tensor, called `name`, is on the meta device.
@@ -105,7 +105,7 @@ class Received(NamedTuple):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of what the kernels write."""
+        """The dtype that the kernels write."""
         return torch.float64 if self.frame.dtype == "fp64" else torch.float32
 
     @property
@@ -115,12 +115,12 @@ class Received(NamedTuple):
 
     @property
     def alike(self) -> tuple[object, ...]:
-        """What frames have in common that are decoded together."""
+        """Frames with equal keys may be decoded together."""
         return self.scheme, self.frame.flags, self.dtype, self.direct, self.accumulate, self.out.device
 
 
 def decode(received: Sequence[Received], pool: ScratchPool) -> None:
-    """Fills tensors, or adds into them, on their devices: those alike together, by few launches. No tensor twice.
+    """Fills tensors, or adds into them, on their devices; frames with equal keys share a few launches. No tensor twice.
 
     Raises:
         FrameError: a payload is damaged. Its tensor, and those that are decoded with it, are untouched.
@@ -134,7 +134,7 @@ def decode(received: Sequence[Received], pool: ScratchPool) -> None:
 
 
 def _pieces(received: Sequence[Received]) -> Iterator[list[Received]]:
-    """Cuts frames that are decoded into memory of their own first, so that this memory stays within bounds."""
+    """Cuts frames that are first decoded into new memory, so that this memory stays within bounds."""
     piece: list[Received] = []
     for each in received:
         if piece and sum(one.frame.size for one in piece) + each.frame.size > MAX_PIECE:

@@ -1,4 +1,4 @@
-"""What a scheme offers that has kernels for tensors on a GPU: `DeviceCoder`, and the tensors it is given.
+"""`DeviceCoder`: the interface of a scheme with kernels for tensors on a GPU, and the tensors that it encodes.
 
 `device.py` calls it, `triton_coders.py` implements it, and neither is known here.
 """
@@ -36,7 +36,7 @@ class Entry(NamedTuple):
 
     @property
     def alike(self) -> tuple[object, ...]:
-        """What tensors of one batch have in common."""
+        """Tensors with equal keys may share a batch."""
         codec, values, kept = self.codec, self.flat.values, self.residual is not None
         return codec.scheme, self.step.sparsity, codec.error_scale, codec.nonfinite, kept, values.device, values.dtype
 
@@ -56,7 +56,7 @@ class DeviceCoder(ABC):
 
     @abstractmethod
     def start(self, scheme: Any, entries: Sequence[Entry], values: list[torch.Tensor], **given: Any) -> Any:
-        """Queues the encoding of non-empty tensors that are alike; `finish()` of what is returned waits for them.
+        """Queues the encoding of non-empty tensors with equal keys; the result's `finish()` waits for them.
 
         Args:
             scheme: how.

@@ -53,7 +53,7 @@ def finite_halves(frame: Frame, infinite: int) -> NDArray[np.uint16]:
 
 
 class _Cast(Scheme):
-    """A scheme whose payload is the values in another dtype."""
+    """The payload is the values in another dtype."""
 
     num_scales: ClassVar[int] = 0
     width: ClassVar[int]
@@ -89,7 +89,7 @@ class FP32(_Cast):
 
 
 class _Half(_Cast):
-    """A scheme whose values take 16 bits, of which the highest is the sign."""
+    """A value takes 16 bits; the highest is the sign."""
 
     checks_finite: ClassVar[bool] = True
     width: ClassVar[int] = 2

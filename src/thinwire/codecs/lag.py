@@ -5,8 +5,8 @@ of at most 4,096 values, in stretches of a cache line that lie evenly over the t
 Sums are added up in one order, so that every machine finds the same numbers.
 
 The bound is a controller with hysteresis. Above the limit the multiplier falls at once, to 1 at most; below four fifths
-of the limit it rises by an eighth of the way from 1 to what was asked for; between the two it stays. It begins at 1,
-which is a warm-up.
+of the limit it rises by an eighth of the way from 1 to the largest multiplier; between the two it stays. It begins at
+1, which is a warm-up.
 
 A `LagBound` belongs to one residual, as a context has it; a `DeltaLagBound` to a copy of a model, where the residual is
 what the copy lacks.
@@ -34,14 +34,14 @@ SAMPLE, LINE = 4096, 16
 CALM = 0.8
 """Share of the limit below which the multiplier rises."""
 RISES = 8
-"""Steps in which it rises from 1 to what was asked for."""
+"""Steps in which it rises from 1 to the largest multiplier."""
 MEMORY = 0.9
-"""Weight of what was, in the running mean of the updates' norms."""
+"""Weight of the past in the running mean of the updates' norms."""
 _LARGEST = float(np.finfo(np.float64).max)
 
 
 class LagBound:
-    """The sparsity multiplier of one tensor in one direction, and what it follows.
+    """The sparsity multiplier of one tensor in one direction.
 
     Args:
         limit: the most steps that may wait; above it the multiplier falls to 1.
@@ -68,7 +68,7 @@ class LagBound:
 
     @property
     def multiplier(self) -> float:
-        """What the largest magnitude is multiplied by at the next encode."""
+        """The factor on the largest magnitude at the next encode."""
         return self.sparsity * self._clip
 
     def follow(self, update: FloatArray, residual: FloatArray) -> None:
@@ -121,7 +121,7 @@ class LagBound:
         return {"changing": torch.from_numpy(self.changing())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes the state back. Raises ConfigError where it is none; the bound is then what it was."""
+        """Takes the state back. Raises ConfigError where it is none, and changes nothing."""
         if not isinstance(state, Mapping) or "changing" not in state:
             raise ConfigError(f"the state of a lag is {state!r:.60}; expected what state_dict returned")
         self.restore(state["changing"])
@@ -130,7 +130,7 @@ class LagBound:
 class DeltaLagBound(LagBound):
     """A bound for copies of a model: the residual is what a copy lacks, an update what the model has changed by.
 
-    The model as it was one update ago is remembered as a sample, before every update that is measured.
+    It keeps a sample of the model from one update before every measurement.
     """
 
     __slots__ = ("_before",)
@@ -148,7 +148,7 @@ class DeltaLagBound(LagBound):
             self._before = now.copy()
 
     def clone(self) -> DeltaLagBound:
-        """Returns a bound of its own for a copy that parts from this one."""
+        """Returns a separate bound, for a copy that parts from this one."""
         other = DeltaLagBound(self._limit, self._asked, self._clip)
         other.restore(self.changing())
         other._before = self._before.copy()
@@ -174,7 +174,7 @@ def sampled(values: Any) -> Any:
 
 
 def norm(sample: FloatArray) -> float:
-    """Returns ‖sample‖₂; every place of a line has a sum of its own."""
+    """Returns ‖sample‖₂; the values of a line are summed separately."""
     with np.errstate(all="ignore"):
         squares = np.square(sample, dtype=np.float64).reshape(-1)
         whole = squares.size // LINE * LINE
@@ -183,7 +183,7 @@ def norm(sample: FloatArray) -> float:
 
 
 def _numbers(found: Any, dtype: torch.dtype) -> NDArray[Any]:
-    """Returns numbers of a state in memory of their own. Raises ConfigError where there are none."""
+    """Returns a copy of a state's numbers. Raises ConfigError where there are none."""
     try:
         return torch.as_tensor(found, dtype=dtype, device="cpu").numpy().copy()
     except (TypeError, ValueError, RuntimeError, NotImplementedError) as error:

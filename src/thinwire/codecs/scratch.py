@@ -1,7 +1,7 @@
 """Scratch memory that codecs work with, kept between calls.
 
-Fresh pages cost more than the arithmetic: a new 100 MB tensor takes five times as long as decoding it. So scratch
-buffers only grow and are used again; a pool holds as many sets as threads that encode at one moment, without a lock.
+Fresh pages cost more than the arithmetic: a new 100 MB tensor takes five times as long as decoding it. Scratch buffers
+only grow and are used again; a pool holds as many sets as threads that encode at one moment, without a lock.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from thinwire.kernels.triton.workspace import DeviceWorkspace
 
 
 class Scratch:
-    """What one call of a codec works with: the kernels' workspace, named arrays, the zstd stage's objects."""
+    """The memory of one codec call: the kernels' workspace, named arrays, the zstd stage's objects."""
 
     def __init__(self) -> None:
         self.kernel = Workspace()
@@ -63,7 +63,7 @@ class _Loan:
 class ScratchPool:
     """Lends scratch memory: on the host, and on each GPU. Its owner hands it to the codecs that share it.
 
-    Taking from and adding to a list is atomic, so threads never share what was lent.
+    Taking from and adding to a list is atomic, so threads never share a loan.
 
     Example:
         >>> pool = ScratchPool()
@@ -86,7 +86,7 @@ class ScratchPool:
 
     @contextmanager
     def lend_on(self, device: torch.device) -> Iterator[DeviceWorkspace]:
-        """Lends a workspace on a GPU that nothing uses any more, as in `with pool.lend_on(device) as workspace`."""
+        """Lends an idle workspace on a GPU, as in `with pool.lend_on(device) as workspace`."""
         idle = self._idle_on.setdefault(device, [])
         try:
             workspace = idle.pop()

@@ -1,7 +1,7 @@
 """Many 3LC tensors on a GPU with their contexts, by one batch of launches and one call of the host's kernels each way.
 
-What `encoding.encode_all` and `decode_all` do for any tensors costs the host some tens of microseconds for each, where
-a GPU has finished all of them in a few hundred. Frames, residuals and sums are the same bits either way.
+`encoding.encode_all` and `decode_all` cost the host some tens of microseconds a tensor, and a GPU finishes all of them
+in a few hundred. Frames, residuals and sums are the same bits either way.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class DeviceTernary(TernaryBatch):
         *,
         others: Addresses | None = None,
     ) -> list[bytes] | None:
-        """As there; None as well for tensors with a bound on the lag, and where the device has no kernels.
+        """As there; also None for tensors with a bound on the lag, and where the device has no kernels.
 
         Args:
             tensors: to encode.
@@ -77,7 +77,7 @@ class DeviceTernary(TernaryBatch):
         self, received: Sequence[bytes | memoryview], tensors: Addresses, accumulate: NDArray[np.bool_]
     ) -> list[int]:
         codec = self._heads.data[:_CODEC_NBYTES].tobytes()
-        # Where all frames are of another codec, nobody hashes them here and then once more.
+        # Frames of another codec need no checksum here: their own decoder checks it.
         if why_not(self.device) or not any(bytes(frame[:_CODEC_NBYTES]) == codec for frame in received):
             return [0] * len(received)
         triton = import_module("thinwire.kernels.triton.ternary_decode")
