@@ -13,7 +13,6 @@ from typing import Any, Unpack
 import msgspec
 import torch
 
-from thinwire import frames
 from thinwire.cautions import caution
 from thinwire.codecs import device
 from thinwire.codecs.device_coder import Entry
@@ -40,7 +39,6 @@ from thinwire.codecs.tensors import (
 )
 from thinwire.errors import ConfigError, NonFiniteError
 from thinwire.frames import Frame
-from thinwire.frames.layout import NON_FINITE, ZSTD
 from thinwire.states import Count, read
 
 _NOTHING_ADDED = Step()
@@ -156,29 +154,6 @@ class Codec(CodecOptions):
         frame = Frame(self.id, flat.dtype, flat.shape, made.scales, made.flags, made.buffer)
         with self.pool.lend() as own:
             self.scheme.decode(frame, out, accumulate, own)
-
-    def framed(self, made: Payload | NonFiniteError, flat: Flat | DeviceFlat, name: str) -> Encoded:
-        """Returns the frame of what a scheme made of a tensor, through the zstd stage where there is one.
-
-        Args:
-            made: a payload, whose data must be valid during the call, or the reason why there is none.
-            flat: the tensor.
-            name: of the tensor, for the error.
-
-        Raises:
-            NonFiniteError: there is no payload, and the codec does not skip.
-        """
-        if isinstance(made, NonFiniteError):
-            if self.nonfinite == "skip":
-                return Encoded(frames.pack(Frame(self.id, flat.dtype, flat.shape, flags=NON_FINITE)), 0)
-            raise NonFiniteError(f"{name}: {made}") from None
-        flags, data = made.flags, made.buffer
-        if self.entropy:
-            with self.pool.lend() as space:
-                shrunk = space.entropy_stage.compress(data)
-            if shrunk is not None:
-                flags, data = flags | ZSTD, shrunk
-        return Encoded(frames.write(self.id, flat.dtype, flat.shape, made.scales, flags, data), len(data))
 
     def _checked(self, options: StepOptions) -> StepOptions:
         """The options of one step. Raises ConfigError for one that the scheme does not take."""

@@ -33,7 +33,7 @@ _STUMBLES = (ArithmeticError, LookupError, ValueError, struct.error)
 def _faults_are(frame: Frame) -> Iterator[None]:
     """Within it, what a decoder stumbles over is the frame's fault, which may claim more memory than there is.
 
-    Of many frames that are decoded together, the first one stands for all.
+    The first of several frames that are decoded together stands for all.
     """
     try:
         yield
@@ -49,7 +49,7 @@ def _faults_are(frame: Frame) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class CheckedFrame:
-    """A frame that was parsed and checked up to its payload's length: what is left is to decode it.
+    """A frame that was parsed and checked up to its payload's length: it can be decoded.
 
     Args:
         scheme: the class of its codec.
@@ -97,22 +97,11 @@ class CheckedFrame:
             FrameError: the payload is damaged; `out` is untouched.
             ConfigError: `out` does not fit.
         """
-        check_out(out, self.frame.shape)
-        scheme, frame = self.scheme, self.frame
-        if frame.size == 0:
-            return
-        if off_host(out):
-            reason = device.why_not_decoded(scheme, frame, out.device)
-            if reason is None:
-                with _faults_are(frame):
-                    device.decode([device.Received(scheme, frame, out, accumulate)], self.pool)
-                return
-            if scheme.id not in device.NOTHING_LOST:
-                caution(
-                    f"{reason}: its frames are decoded on the CPU, and the whole tensor is copied to "
-                    f"{out.device.type} (4 bytes a value, where the frame held far fewer)"
-                )
-        view = direct_view(out)
+        fill_all([self], [out], [accumulate])
+
+    def _fill(self, out: Tensor, accumulate: bool) -> None:
+        """Decodes on the host, values that `out` has room for."""
+        scheme, frame, view = self.scheme, self.frame, direct_view(out)
         with _faults_are(frame), self.pool.lend() as space:
             if view is not None and view.dtype == compute_dtype(frame.dtype):
                 scheme.decode(frame, view, accumulate, space)
@@ -161,12 +150,20 @@ def fill_all(frames: Sequence[CheckedFrame], outs: Sequence[Tensor], accumulate:
     """
     together = []
     for checked, out, adds in zip(frames, outs, accumulate, strict=True):
-        frame = checked.frame
-        if frame.size and off_host(out) and device.why_not_decoded(checked.scheme, frame, out.device) is None:
-            check_out(out, frame.shape)
-            together.append(device.Received(checked.scheme, frame, out, adds))
-        else:
-            checked.decode(out, accumulate=adds)
+        scheme, frame = checked.scheme, checked.frame
+        check_out(out, frame.shape)
+        if frame.size and off_host(out):
+            reason = device.why_not_decoded(scheme, frame, out.device)
+            if reason is None:
+                together.append(device.Received(scheme, frame, out, adds))
+                continue
+            if scheme.id not in device.NOTHING_LOST:
+                caution(
+                    f"{reason}: its frames are decoded on the CPU, and the whole tensor is copied to "
+                    f"{out.device.type} (4 bytes a value, where the frame held far fewer)"
+                )
+        if frame.size:
+            checked._fill(out, adds)
     if together:
         with _faults_are(together[0].frame):
             device.decode(together, frames[0].pool)

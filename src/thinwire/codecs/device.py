@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from functools import cache
 from typing import Any, NamedTuple, TypeGuard
 
@@ -37,7 +38,7 @@ _EMPTY = Payload(b"")
 
 
 @cache
-def coders() -> Mapping[type[Scheme], DeviceCoder[Any]]:
+def coders() -> Mapping[type[Scheme], DeviceCoder]:
     """Returns the schemes that have kernels.
 
     The table is imported when the first tensor on a GPU comes, because it imports Triton, which takes a second and may
@@ -62,7 +63,7 @@ def why_not_encoded(scheme: Scheme, device: torch.device) -> str | None:
 
 
 def encodes(tensor: object, scheme: Scheme, name: str = "the tensor") -> TypeGuard[torch.Tensor]:
-    """Whether a tensor is encoded on its own device, where it is not the host's; warns of what it costs if not.
+    """Whether a tensor is encoded on its own device, where it is not the host's; warns of the cost if not.
 
     Raises:
         TypeError: the tensor, called `name`, is on the meta device.
@@ -104,7 +105,7 @@ class Received(NamedTuple):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of what the kernels write."""
+        """The dtype that the kernels write."""
         return torch.float64 if self.frame.dtype == "fp64" else torch.float32
 
     @property
@@ -114,12 +115,12 @@ class Received(NamedTuple):
 
     @property
     def alike(self) -> tuple[object, ...]:
-        """What frames have in common that are decoded together."""
+        """Frames with equal keys may be decoded together."""
         return self.scheme, self.frame.flags, self.dtype, self.direct, self.accumulate, self.out.device
 
 
 def decode(received: Sequence[Received], pool: ScratchPool) -> None:
-    """Fills tensors, or adds into them, on their devices: those alike together, by few launches. No tensor twice.
+    """Fills tensors, or adds into them, on their devices; frames with equal keys share a few launches. No tensor twice.
 
     Raises:
         FrameError: a payload is damaged. Its tensor, and those that are decoded with it, are untouched.
@@ -133,7 +134,7 @@ def decode(received: Sequence[Received], pool: ScratchPool) -> None:
 
 
 def _pieces(received: Sequence[Received]) -> Iterator[list[Received]]:
-    """Cuts frames that are decoded into memory of their own first, so that this memory stays within bounds."""
+    """Cuts frames that are first decoded into new memory, so that this memory stays within bounds."""
     piece: list[Received] = []
     for each in received:
         if piece and sum(one.frame.size for one in piece) + each.frame.size > MAX_PIECE:
@@ -150,11 +151,8 @@ def _decode_alike(received: Sequence[Received], pool: ScratchPool) -> None:
         outs = [each.out.detach().view(-1) for each in received]
     else:
         outs = [torch.empty(frame.size, dtype=one.dtype, device=out.device) for frame in frames]
-    workspace = pool.take_on(out.device)
-    try:
+    with pool.lend_on(out.device) as workspace:
         coders()[scheme].decode(frames, outs=outs, accumulate=accumulate and one.direct, workspace=workspace)
-    finally:
-        pool.give_back_on(workspace)
     if not one.direct:
         for each, values in zip(received, outs, strict=True):
             store_tensor(each.out, values, accumulate)
@@ -169,27 +167,25 @@ class Batch:
 
     def __init__(self, entries: Sequence[Entry]) -> None:
         codec = entries[0].codec
-        self._entries, self._scheme, self._pool = entries, codec.scheme, codec.pool
-        self._full = [entry for entry in entries if entry.flat.values.numel()]
-        if not self._full:
+        self._entries, self._scheme = entries, codec.scheme
+        full = [entry for entry in entries if entry.flat.values.numel()]
+        self._pending: Any = None
+        self._lent = ExitStack()
+        if not full:
             return
         self._coder = coders()[type(self._scheme)]
-        values = [entry.flat.values for entry in self._full]
-        self._workspace = self._pool.take_on(values[0].device)
-        try:
+        values = [entry.flat.values for entry in full]
+        with ExitStack() as stack:
             self._pending = self._coder.start(
                 self._scheme,
-                self._full,
+                full,
                 values,
-                residuals=[entry.residual for entry in self._full if entry.residual is not None] or None,
+                residuals=[entry.residual for entry in full if entry.residual is not None] or None,
                 residual_scale=codec.error_scale,
                 together=codec.nonfinite == "raise",  # a refused tensor stops its batch; else its own residual stays
-                workspace=self._workspace,
+                workspace=stack.enter_context(codec.pool.lend_on(values[0].device)),
             )
-        except BaseException:  # such as no memory left; the tensors may be freed from now on
-            self._workspace.synchronize()
-            self._pool.give_back_on(self._workspace)
-            raise
+            self._lent = stack.pop_all()  # until the batch is finished
 
     def finish(self) -> list[Encoded]:
         """Waits for the compressed bytes and returns the frames, in the order of the entries. Call once.
@@ -198,13 +194,9 @@ class Batch:
             NonFiniteError: NaN or Inf in a tensor whose codec does not skip.
             ConfigError: a scale below the tensor's own was shared.
         """
-        if not self._full:
-            return [self._encoded(entry, iter(())) for entry in self._entries]
-        try:
-            finished = iter(self._pending.finish())
+        with self._lent:
+            finished = iter(() if self._pending is None else self._pending.finish())
             return [self._encoded(entry, finished) for entry in self._entries]
-        finally:
-            self._pool.give_back_on(self._workspace)
 
     def _encoded(self, entry: Entry, finished: Iterator[Any]) -> Encoded:
         """Takes what an entry became, if it is not empty, and returns its frame."""

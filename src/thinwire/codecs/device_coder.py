@@ -1,4 +1,4 @@
-"""What a scheme offers that has kernels for tensors on a GPU: `DeviceCoder`, and the tensors it is given.
+"""`DeviceCoder`: the interface of a scheme with kernels for tensors on a GPU, and the tensors that it encodes.
 
 `device.py` calls it, `triton_coders.py` implements it, and neither is known here.
 """
@@ -7,33 +7,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 
-from thinwire.codecs.scheme import Encoded, Payload, Scheme, Step
-from thinwire.codecs.scratch import ScratchPool
+from thinwire.codecs.scheme import CodecOptions, Payload, Step
 from thinwire.codecs.tensors import DeviceFlat
-from thinwire.errors import NonFiniteError
 from thinwire.frames import Frame
 from thinwire.kernels.contract import require_finite_magnitude
-
-_Scheme = TypeVar("_Scheme", bound=Scheme)
-
-
-class Framing(Protocol):
-    """What a codec is to a batch of its tensors."""
-
-    @property
-    def scheme(self) -> Scheme: ...
-    @property
-    def error_scale(self) -> float: ...
-    @property
-    def nonfinite(self) -> str: ...
-    @property
-    def pool(self) -> ScratchPool: ...
-    def framed(self, made: Payload | NonFiniteError, flat: DeviceFlat, name: str) -> Encoded:
-        """Returns the frame of what a scheme made of a tensor, or of the reason why there is none."""
 
 
 class Entry(NamedTuple):
@@ -47,7 +28,7 @@ class Entry(NamedTuple):
         name: of the tensor, for errors.
     """
 
-    codec: Framing
+    codec: CodecOptions
     flat: DeviceFlat
     residual: torch.Tensor | None
     step: Step
@@ -55,22 +36,15 @@ class Entry(NamedTuple):
 
     @property
     def alike(self) -> tuple[object, ...]:
-        """What tensors of one batch have in common."""
+        """Tensors with equal keys may share a batch."""
         codec, values, kept = self.codec, self.flat.values, self.residual is not None
         return codec.scheme, self.step.sparsity, codec.error_scale, codec.nonfinite, kept, values.device, values.dtype
 
 
-class Pending(Protocol):
-    """A batch whose kernels are queued."""
-
-    def finish(self) -> Sequence[Any]:
-        """Waits for what each tensor became. Call once."""
-
-
-class DeviceCoder(ABC, Generic[_Scheme]):
+class DeviceCoder(ABC):
     """One scheme's kernels on a device. All tensors given are flat, on that device, of one type."""
 
-    def encodes(self, scheme: _Scheme) -> bool:
+    def encodes(self, scheme: Any) -> bool:
         """Whether there are kernels for these options."""
         del scheme
         return True
@@ -81,8 +55,8 @@ class DeviceCoder(ABC, Generic[_Scheme]):
         return True
 
     @abstractmethod
-    def start(self, scheme: _Scheme, entries: Sequence[Entry], values: list[torch.Tensor], **given: Any) -> Pending:
-        """Queues the encoding of non-empty tensors that are alike.
+    def start(self, scheme: Any, entries: Sequence[Entry], values: list[torch.Tensor], **given: Any) -> Any:
+        """Queues the encoding of non-empty tensors with equal keys; the result's `finish()` waits for them.
 
         Args:
             scheme: how.
@@ -92,7 +66,7 @@ class DeviceCoder(ABC, Generic[_Scheme]):
                 `workspace` that is theirs until they end.
         """
 
-    def payload(self, scheme: _Scheme, entry: Entry, sent: Any) -> Payload:
+    def payload(self, scheme: Any, entry: Entry, sent: Any) -> Payload:
         """Returns what one tensor of a finished batch became.
 
         Raises:

@@ -47,13 +47,14 @@ def put_finite(values: NDArray[Any], out: FloatArray, accumulate: bool) -> None:
 def finite_halves(frame: Frame, infinite: int) -> NDArray[np.uint16]:
     """Returns the payload as numbers of 16 bits. Raises FrameError for NaN and Inf, which begins at `infinite`."""
     halves = np.frombuffer(frame.payload, np.uint16)
-    if np.bitwise_and(halves, 0x7FFF).max() >= infinite:
+    # The largest of each sign, without a copy: negative numbers come last among unsigned ones.
+    if np.maximum.reduce(halves.view(np.int16)) >= infinite or np.maximum.reduce(halves) >= 0x8000 | infinite:
         raise FrameError("the payload holds NaN or Inf")
     return halves
 
 
 class _Cast(Scheme):
-    """A scheme whose payload is the values in another dtype."""
+    """The payload is the values in another dtype."""
 
     num_scales: ClassVar[int] = 0
     width: ClassVar[int]
@@ -89,7 +90,7 @@ class FP32(_Cast):
 
 
 class _Half(_Cast):
-    """A scheme whose values take 16 bits, of which the highest is the sign."""
+    """A value takes 16 bits; the highest is the sign."""
 
     checks_finite: ClassVar[bool] = True
     width: ClassVar[int] = 2
@@ -97,15 +98,21 @@ class _Half(_Cast):
     infinite: ClassVar[int]
     """The bits of Inf."""
 
-    def cast(self, values: FloatArray) -> Payload:
+    def cast(self, values: FloatArray, space: Scratch) -> Payload:
         """The payload of float32 values."""
         values = values if values.flags.writeable else values.copy()
-        return Payload(torch.from_numpy(values).to(self.kind).view(torch.int16).numpy().view(np.uint8))
+        halves = space.array("floats.halves", values.size, np.int16)
+        torch.from_numpy(halves).view(self.kind).copy_(torch.from_numpy(values))
+        return Payload(halves.view(np.uint8))
 
     @classmethod
     def decode(cls, frame: Frame, out: FloatArray, accumulate: bool, space: Scratch) -> None:
-        halves = torch.from_numpy(finite_halves(frame, cls.infinite).view(np.int16).copy()).view(cls.kind)
-        put(halves.to(torch.from_numpy(out).dtype).numpy(), out, accumulate)
+        halves = space.array("floats.halves", out.size, np.int16)
+        halves[:] = finite_halves(frame, cls.infinite).view(np.int16)
+        values = space.array("floats.values", out.size, out.dtype) if accumulate else out
+        torch.from_numpy(values).copy_(torch.from_numpy(halves).view(cls.kind))
+        if accumulate:
+            put(values, out, True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +133,7 @@ class FP16(_Half):
             )
         if flat.values.dtype == np.float64:  # which torch would round twice
             return Payload(flat.values.astype(np.float16).view(np.uint8))
-        return self.cast(flat.values)
+        return self.cast(flat.values, space)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,4 +151,4 @@ class BF16(_Half):
         if not max_magnitude(values) <= BFLOAT_MAX:
             require_finite(flat.values)
             raise NonFiniteError(ABOVE_BFLOAT)
-        return self.cast(values)
+        return self.cast(values, space)

@@ -5,8 +5,8 @@ of at most 4,096 values, in stretches of a cache line that lie evenly over the t
 Sums are added up in one order, so that every machine finds the same numbers.
 
 The bound is a controller with hysteresis. Above the limit the multiplier falls at once, to 1 at most; below four fifths
-of the limit it rises by an eighth of the way from 1 to what was asked for; between the two it stays. It begins at 1,
-which is a warm-up.
+of the limit it rises by an eighth of the way from 1 to the largest multiplier; between the two it stays. It begins at
+1, which is a warm-up.
 
 A `LagBound` belongs to one residual, as a context has it; a `DeltaLagBound` to a copy of a model, where the residual is
 what the copy lacks.
@@ -36,9 +36,9 @@ SAMPLE, LINE = 4096, 16
 CALM = 0.8
 """Share of the limit below which the multiplier rises."""
 RISES = 8
-"""Steps in which it rises from 1 to what was asked for."""
+"""Steps in which it rises from 1 to the largest multiplier."""
 MEMORY = 0.9
-"""Weight of what was, in the running mean of the updates' norms."""
+"""Weight of the past in the running mean of the updates' norms."""
 _LARGEST = float(np.finfo(np.float64).max)
 
 
@@ -50,7 +50,7 @@ class SavedLag(msgspec.Struct, frozen=True):
 
 
 class LagBound:
-    """The sparsity multiplier of one tensor in one direction, and what it follows.
+    """The sparsity multiplier of one tensor in one direction.
 
     Args:
         limit: the most steps that may wait; above it the multiplier falls to 1.
@@ -77,7 +77,7 @@ class LagBound:
 
     @property
     def multiplier(self) -> float:
-        """What the largest magnitude is multiplied by at the next encode."""
+        """The factor on the largest magnitude at the next encode."""
         return self.sparsity * self._clip
 
     def follow(self, update: FloatArray, residual: FloatArray) -> None:
@@ -134,7 +134,7 @@ class LagBound:
 class DeltaLagBound(LagBound):
     """A bound for copies of a model: the residual is what a copy lacks, an update what the model has changed by.
 
-    The model as it was one update ago is remembered as a sample, before every update that is measured.
+    It keeps a sample of the model from one update before every measurement.
     """
 
     __slots__ = ("_before",)
@@ -152,7 +152,7 @@ class DeltaLagBound(LagBound):
             self._before = now.copy()
 
     def clone(self) -> DeltaLagBound:
-        """Returns a bound of its own for a copy that parts from this one."""
+        """Returns a separate bound, for a copy that parts from this one."""
         other = DeltaLagBound(self._limit, self._asked, self._clip)
         other.restore(self.changing())
         other._before = self._before.copy()
@@ -178,7 +178,7 @@ def sampled(values: Any) -> Any:
 
 
 def norm(sample: FloatArray) -> float:
-    """Returns ‖sample‖₂; every place of a line has a sum of its own."""
+    """Returns ‖sample‖₂; the values of a line are summed separately."""
     with np.errstate(all="ignore"):
         squares = np.square(sample, dtype=np.float64).reshape(-1)
         whole = squares.size // LINE * LINE

@@ -48,13 +48,11 @@ def _rules(kind: type[Any]) -> dict[str, tuple[tuple[object, ...], Between | Non
     rules, hints = {}, get_type_hints(kind, include_extras=True)
     for name in (field.name for field in fields(kind)):
         hint = hints[name]
-        inner = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)  # Annotated[…] | None
+        inner = _parts(hint)  # Annotated[…] | None
         said = [one for each in inner for one in getattr(each, "__metadata__", ())]
         between = next((one for one in said if isinstance(one, Between)), None)
         plain = [each.__origin__ if get_origin(each) is Annotated else each for each in inner]
-        kinds = [
-            one for each in plain for one in (get_args(each) if get_origin(each) in (Union, UnionType) else (each,))
-        ]
+        kinds = [one for each in plain for one in _parts(each)]
         literals = [
             (True, False) if one is bool else get_args(one)
             for one in kinds
@@ -65,4 +63,5 @@ def _rules(kind: type[Any]) -> dict[str, tuple[tuple[object, ...], Between | Non
 
 
 def _parts(hint: Any) -> tuple[Any, ...]:
+    """The members of a union, or the hint itself."""
     return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)

@@ -1,6 +1,6 @@
 """Codec ids → schemes: an explicit list, plus what other packages offer under the entry point `thinwire.codecs`.
 
-The package makes one registry, behind `tw.codec` and `tw.decode`; what it makes and decodes shares memory to work in.
+The package makes one registry, behind `tw.codec` and `tw.decode`; all its codecs share scratch memory.
 """
 
 from __future__ import annotations

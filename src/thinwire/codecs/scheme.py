@@ -17,13 +17,15 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, Type
 import numpy as np
 from numpy.typing import NDArray
 
+from thinwire import frames
 from thinwire.cautions import caution
 from thinwire.codecs.lag import DeltaLagBound, LagBound
 from thinwire.codecs.options import Between, check_options
 from thinwire.codecs.scratch import Scratch, ScratchPool
-from thinwire.codecs.tensors import Flat, FloatArray
+from thinwire.codecs.tensors import DeviceFlat, Flat, FloatArray
 from thinwire.errors import ConfigError, NonFiniteError
 from thinwire.frames import Frame
+from thinwire.frames.layout import NON_FINITE, ZSTD
 from thinwire.kernels.contract import require_finite_magnitude
 from thinwire.kernels.numba.jit import max_magnitude
 
@@ -238,6 +240,29 @@ class CodecOptions:
         """Returns the codec as JSON values, with its id; `tw.codec(**config)` is an equal codec."""
         own = {name: getattr(self, name) for name in WRAPPER_OPTIONS}
         return {"id": self.id, **own, **{each.name: getattr(self.scheme, each.name) for each in fields(self.scheme)}}
+
+    def framed(self, made: Payload | NonFiniteError, flat: Flat | DeviceFlat, name: str) -> Encoded:
+        """Returns the frame of what a scheme made of a tensor, through the zstd stage where there is one.
+
+        Args:
+            made: a payload, whose data must be valid during the call, or the reason why there is none.
+            flat: the tensor.
+            name: of the tensor, for the error.
+
+        Raises:
+            NonFiniteError: there is no payload, and the codec does not skip.
+        """
+        if isinstance(made, NonFiniteError):
+            if self.nonfinite == "skip":
+                return Encoded(frames.pack(Frame(self.id, flat.dtype, flat.shape, flags=NON_FINITE)), 0)
+            raise NonFiniteError(f"{name}: {made}") from None
+        flags, data = made.flags, made.buffer
+        if self.entropy:
+            with self.pool.lend() as space:
+                shrunk = space.entropy_stage.compress(data)
+            if shrunk is not None:
+                flags, data = flags | ZSTD, shrunk
+        return Encoded(frames.write(self.id, flat.dtype, flat.shape, made.scales, flags, data), len(data))
 
     def __repr__(self) -> str:
         """The call that makes it, as in `tw.codec('3lc', sparsity=1.75)`."""

@@ -1,11 +1,13 @@
 """Scratch memory that codecs work with, kept between calls.
 
-Fresh pages cost more than the arithmetic: a new 100 MB tensor takes five times as long as decoding it. So scratch
-buffers only grow and are used again; a pool holds as many sets as threads that encode at one moment, without a lock.
+Fresh pages cost more than the arithmetic: a new 100 MB tensor takes five times as long as decoding it. Scratch buffers
+only grow and are used again; a pool holds as many sets as threads that encode at one moment, without a lock.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
@@ -19,7 +21,7 @@ from thinwire.kernels.triton.workspace import DeviceWorkspace
 
 
 class Scratch:
-    """What one call of a codec works with: the kernels' workspace, named arrays, the zstd stage's objects."""
+    """The memory of one codec call: the kernels' workspace, named arrays, the zstd stage's objects."""
 
     def __init__(self) -> None:
         self.kernel = Workspace()
@@ -61,7 +63,7 @@ class _Loan:
 class ScratchPool:
     """Lends scratch memory: on the host, and on each GPU. Its owner hands it to the codecs that share it.
 
-    Taking from and adding to a list is atomic, so threads never share what was lent.
+    Taking from and adding to a list is atomic, so threads never share a loan.
 
     Example:
         >>> pool = ScratchPool()
@@ -82,15 +84,19 @@ class ScratchPool:
         """Lends a scratch, as in `with pool.lend() as space`."""
         return _Loan(self)
 
-    def take_on(self, device: torch.device) -> DeviceWorkspace:
-        """Returns a workspace on a GPU that nothing uses any more."""
+    @contextmanager
+    def lend_on(self, device: torch.device) -> Iterator[DeviceWorkspace]:
+        """Lends an idle workspace on a GPU, as in `with pool.lend_on(device) as workspace`."""
+        idle = self._idle_on.setdefault(device, [])
         try:
-            workspace = self._idle_on.setdefault(device, []).pop()
+            workspace = idle.pop()
         except IndexError:
-            return DeviceWorkspace(device)
+            workspace = DeviceWorkspace(device)
         workspace.synchronize()  # a decode that was not waited for may still read what was uploaded
-        return workspace
-
-    def give_back_on(self, workspace: DeviceWorkspace) -> None:
-        """Lends this workspace to others again."""
-        self._idle_on[workspace.device].append(workspace)
+        try:
+            yield workspace
+        except BaseException:  # such as no memory left; the tensors may be freed from now on
+            workspace.synchronize()
+            raise
+        finally:
+            idle.append(workspace)

@@ -35,7 +35,7 @@ def takes(context: Context) -> bool:
 class _Opened(NamedTuple):
     """Frames end to end without checksums and second stages, where each ends, and payloads' sizes as they travelled.
 
-    Of frames without a second stage, such a size is 0.
+    A frame without a second stage has size 0 there.
     """
 
     frames: NDArray[np.uint8]
@@ -192,9 +192,9 @@ class TernaryBatch:
 def _expanded(
     frame: bytes | memoryview, plain: bytes | memoryview, size: int, space: Scratch
 ) -> tuple[bytes | memoryview, int]:
-    """Returns a frame as it was before its second stage, without its checksum, and its payload's size as it travelled.
+    """Undoes a frame's second stage; returns the frame without its checksum, and its payload's size as it travelled.
 
-    One without the stage stays as it is, with 0, and of a damaged one nothing is left.
+    A frame without the stage is returned unchanged, with 0; a damaged one as no bytes.
     """
     try:
         parsed = frames.parse(frame, copy=False)

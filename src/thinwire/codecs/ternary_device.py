@@ -1,7 +1,7 @@
 """Many 3LC tensors on a GPU with their contexts, by one batch of launches and one call of the host's kernels each way.
 
-What `encoding.encode_all` and `decode_all` do for any tensors costs the host some tens of microseconds for each, where
-a GPU has finished all of them in a few hundred. Frames, residuals and sums are the same bits either way.
+`encoding.encode_all` and `decode_all` cost the host some tens of microseconds a tensor, and a GPU finishes all of them
+in a few hundred. Frames, residuals and sums are the same bits either way.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class DeviceTernary(TernaryBatch):
         *,
         others: Addresses | None = None,
     ) -> list[bytes] | None:
-        """As there; None as well for tensors with a bound on the lag, and where the device has no kernels.
+        """As there; also None for tensors with a bound on the lag, and where the device has no kernels.
 
         Args:
             tensors: to encode.
@@ -56,8 +56,8 @@ class DeviceTernary(TernaryBatch):
         plain = outs is None and others is None and not any(self._bounds)
         if not plain or why_not(self.device) or not isinstance(scheme, ThreeLC):
             return None
-        triton, workspace = import_module("thinwire.kernels.triton.ternary"), self._pool.take_on(self.device)
-        try:
+        triton = import_module("thinwire.kernels.triton.ternary")
+        with self._pool.lend_on(self.device) as workspace, self._pool.lend() as space:
             arrived = triton.encode_ternary(
                 triton.Arrays(tensors, self._sizes, torch.float32),
                 sparsity=scheme.multiplier,
@@ -69,27 +69,15 @@ class DeviceTernary(TernaryBatch):
             if not arrived.finite.all():
                 return None
             payload_nbytes = np.diff(arrived.ends, prepend=0).tolist()
-            with self._pool.lend() as space:
-                scales = arrived.scales.astype(np.float32)
-                made, ends = frames_of_many(
-                    scales,
-                    arrived.payloads,
-                    arrived.ends,
-                    self._heads,
-                    workspace=space.kernel,
-                )
-                return self._framed(made, ends, payload_nbytes, scales, space)
-        except BaseException:  # such as no memory left; the tensors may be freed from now on
-            workspace.synchronize()
-            raise
-        finally:
-            self._pool.give_back_on(workspace)
+            scales = arrived.scales.astype(np.float32)
+            made, ends = frames_of_many(scales, arrived.payloads, arrived.ends, self._heads, workspace=space.kernel)
+            return self._framed(made, ends, payload_nbytes, scales, space)
 
     def decode(
         self, received: Sequence[bytes | memoryview], tensors: Addresses, accumulate: NDArray[np.bool_]
     ) -> list[int]:
         codec = self._heads.data[:_CODEC_NBYTES].tobytes()
-        # Where all frames are of another codec, nobody hashes them here and then once more.
+        # Frames of another codec need no checksum here: their own decoder checks it.
         if why_not(self.device) or not any(bytes(frame[:_CODEC_NBYTES]) == codec for frame in received):
             return [0] * len(received)
         triton = import_module("thinwire.kernels.triton.ternary_decode")
@@ -103,8 +91,7 @@ class DeviceTernary(TernaryBatch):
                 if not places.size:
                     continue
                 payloads = [opened.frames[begins[place] : opened.ends[place]] for place in places]
-                workspace = self._pool.take_on(self.device)
-                try:
+                with self._pool.lend_on(self.device) as workspace:
                     triton.decode_checked(
                         payloads,
                         scales=scales[places].astype(np.float64),
@@ -112,6 +99,4 @@ class DeviceTernary(TernaryBatch):
                         accumulate=adds,
                         workspace=workspace,
                     )
-                finally:
-                    self._pool.give_back_on(workspace)
         return opened.travelled(np.where(begins > 0, opened.ends - begins, 0).tolist())

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from thinwire.codecs import floats, int8, signs, threelc
-from thinwire.codecs.device_coder import DeviceCoder, Entry, Pending
+from thinwire.codecs.device_coder import DeviceCoder, Entry
 from thinwire.codecs.floats import BF16
 from thinwire.codecs.int8 import Int8
 from thinwire.codecs.scheme import Payload, Scheme
@@ -22,15 +22,10 @@ from thinwire.codecs.threelc import ThreeLC
 from thinwire.errors import NonFiniteError
 from thinwire.frames import Frame
 from thinwire.kernels.contract import non_finite
-from thinwire.kernels.triton.batch import Sent
+from thinwire.kernels.triton.batch import NUMPY_TYPES, Pending, Sent
 from thinwire.kernels.triton.dense import decode_dense, encode_bfloat, encode_int8, encode_signs
 from thinwire.kernels.triton.ternary import encode_ternary
 from thinwire.kernels.triton.ternary_decode import decode_ternary
-
-_NUMPY_TYPES: dict[torch.dtype, np.dtype[Any]] = {
-    torch.float32: np.dtype(np.float32),
-    torch.float64: np.dtype(np.float64),
-}
 
 
 def _payloads(frames: Sequence[Frame]) -> list[bytes | memoryview]:
@@ -41,7 +36,7 @@ def _scales(frames: Sequence[Frame]) -> list[float]:
     return [frame.scales[0] for frame in frames]
 
 
-class _ThreeLC(DeviceCoder[ThreeLC]):
+class _ThreeLC(DeviceCoder):
     def encodes(self, scheme: ThreeLC) -> bool:
         return scheme.batched
 
@@ -60,7 +55,7 @@ class _ThreeLC(DeviceCoder[ThreeLC]):
         decode_ternary(_payloads(frames), scales=_scales(frames), outs=outs, **into)
 
 
-class _BF16(DeviceCoder[BF16]):
+class _BF16(DeviceCoder):
     def start(self, scheme: BF16, entries: Sequence[Entry], values: list[torch.Tensor], **given: Any) -> Pending:
         return encode_bfloat(values, most=floats.BFLOAT_MAX, **given)
 
@@ -74,18 +69,18 @@ class _BF16(DeviceCoder[BF16]):
         decode_dense(halves, per_byte=1, kind=np.int16, scales=[1.0] * len(outs), outs=outs, **into)
 
 
-class _Int8(DeviceCoder[Int8]):
+class _Int8(DeviceCoder):
     def start(self, scheme: Int8, entries: Sequence[Entry], values: list[torch.Tensor], **given: Any) -> Pending:
-        largest_scale = float(int8.largest_scale(_NUMPY_TYPES[values[0].dtype]))
+        largest_scale = float(int8.largest_scale(NUMPY_TYPES[values[0].dtype]))
         return encode_int8(values, largest_scale=largest_scale, **given)
 
     def decode(self, frames: Sequence[Frame], *, outs: Sequence[torch.Tensor], **into: Any) -> None:
-        dtype = _NUMPY_TYPES[outs[0].dtype]
+        dtype = NUMPY_TYPES[outs[0].dtype]
         levels, scales = zip(*(int8.levels_of(frame, dtype) for frame in frames), strict=True)
         decode_dense(levels, per_byte=1, kind=np.int8, scales=scales, outs=outs, **into)
 
 
-class _OneBit(DeviceCoder[OneBit]):
+class _OneBit(DeviceCoder):
     def encodes(self, scheme: OneBit) -> bool:
         return scheme.zeros == "plus"
 
@@ -99,7 +94,7 @@ class _OneBit(DeviceCoder[OneBit]):
         decode_dense(_payloads(frames), per_byte=8, kind=np.uint8, scales=_scales(frames), outs=outs, **into)
 
 
-CODERS: Mapping[type[Scheme], DeviceCoder[Any]] = {
+CODERS: Mapping[type[Scheme], DeviceCoder] = {
     ThreeLC: _ThreeLC(),
     BF16: _BF16(),
     Int8: _Int8(),

@@ -1,10 +1,10 @@
 """3LC of many small float32 arrays in one call: the same arithmetic as `ternary`, byte for byte.
 
-A call of a kernel, and the conversion of its arguments, costs more than the arithmetic of a small tensor. So arrays are
-given by their addresses, all of them in one table. The caller keeps them alive, contiguous and of the size it states.
+A call of a kernel, and the conversion of its arguments, costs more than the arithmetic of a small tensor. Callers give
+arrays by their addresses, all of them in one table. The caller keeps them alive, contiguous and of the size it states.
 
-A received frame is checked here, all but its checksum, against the head that is expected of it. One that is anything
-else is left to the caller: it may be right, of another codec, or damaged.
+A received frame is checked here, all but its checksum, against the head that is expected of it. Any other frame
+is left to the caller: it may be right, of another codec, or damaged.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Given(NamedTuple):
 
 
 class Heads(NamedTuple):
-    """What frames begin with, up to their scales: end to end, read-only; int64[n, 2], where each begins and ends."""
+    """The heads of frames, up to their scales: end to end, read-only; int64[n, 2], where each begins and ends."""
 
     data: Bytes
     spans: Addresses
@@ -119,7 +119,7 @@ def decode_many(
     *,
     workspace: Workspace,
 ) -> list[int]:
-    """Stores or adds the values of many frames whose checksums are right.
+    """Stores or adds the values of many frames with right checksums.
 
     Args:
         frames: end to end, without their checksums; read-only.
@@ -177,7 +177,7 @@ def _scales(given: Any, multipliers: Any, scales: Any) -> bool:
 
 @jit
 def _values(given: Any, others: Any, i: Any) -> Any:
-    """The values of one array, or what they are more than the others."""
+    """The values of one array, less the others."""
     size = given.sizes[i]
     values = array_at(given.values[i], size, ONE)
     if others is None:

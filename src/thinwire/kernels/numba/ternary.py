@@ -101,7 +101,7 @@ def decode_ternary(
     accumulate: bool = False,
     workspace: Workspace,
 ) -> None:
-    """``out = scale * q``, or ``out += scale * q``, of a payload that `encode_ternary` made, or says so.
+    """``out = scale * q``, or ``out += scale * q``, of a payload in the form that `encode_ternary` makes.
 
     Args:
         payload: any buffer of bytes, trusted in nothing.
@@ -145,7 +145,7 @@ def encode_codes(
     scratch: Any,
     digits: Any,
 ) -> Any:
-    """Fills the beginning of `codes`, whose memory is also `words` and `words_at`; returns the payload's size."""
+    """Fills the beginning of `codes` (the same memory as `words` and `words_at`); returns the payload's size."""
     num_codes = (values.size + 4) // 5
     pack_trits(values, residual, residual_scale, m, codes[:num_codes], digits)
     return encode_runs(words, num_codes, words_at, scratch) if zero_run else num_codes
@@ -155,7 +155,7 @@ def encode_codes(
 def decode_codes(
     payload: Any, zero_run: bool, m: Any, accumulate: bool, codes: Any, words_at: Any, floats: Any, out: Any
 ) -> None:
-    """Stores or adds a checked payload; `codes`, whose memory is also `words_at`, is scratch."""
+    """Stores or adds a checked payload; `codes` (the same memory as `words_at`) is scratch."""
     if zero_run:
         decode_runs(payload, words_at)
         unpack_trits(codes[: (out.size + 4) // 5], m, accumulate, floats, out)

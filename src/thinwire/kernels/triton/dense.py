@@ -1,6 +1,6 @@
 """Codecs that make the same number of bytes of any values, with at most one scale: `bf16`, `int8`, `onebit` of a batch.
 
-Such a codec brings a rule for its scale and a kernel that makes bytes; `encode_dense` does what is the same for all: a
+Each codec brings a rule for its scale and a kernel that makes bytes; `encode_dense` does the rest for all of them: a
 batch, its largest magnitudes, which tensors are refused, the payload's memory. One kernel takes bytes back.
 
 `bf16` is the upper half of a float32, rounded half to even. The arithmetic is on the bits, so that no conversion of the
@@ -162,7 +162,7 @@ def _narrow(scales: tl.tensor, allowed: tl.tensor, payload: tl.tensor, batch: Ta
 
 @triton.jit
 def widened(half: tl.tensor) -> tl.tensor:
-    """The float32 whose upper half this is."""
+    """The float32 with this upper half."""
     return (half.to(tl.int32) << 16).to(tl.float32, bitcast=True)
 
 

@@ -26,8 +26,8 @@ class DeviceWorkspace:
         >>> workspace = DeviceWorkspace(torch.device("cpu"))
         >>> with workspace.running():
         ...     codes = workspace.array("codes", 100, torch.uint8)
-        >>> codes.shape, workspace.nbytes
-        (torch.Size([100]), 100)
+        >>> codes.shape
+        torch.Size([100])
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -37,12 +37,6 @@ class DeviceWorkspace:
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._arrays: dict[tuple[str, torch.dtype], torch.Tensor] = {}
         self._hosts: dict[tuple[str, torch.dtype], torch.Tensor] = {}
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes held, on the device and on the host."""
-        held = [*self._arrays.values(), *self._hosts.values()]
-        return sum(tensor.numel() * tensor.element_size() for tensor in held)
 
     def running(self) -> AbstractContextManager[None]:
         """Work inside runs on the side stream, after what the caller's stream holds so far."""
