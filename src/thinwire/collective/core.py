@@ -55,6 +55,7 @@ class Collective:
         group_nbytes: buckets travel together until their gradients have so many bytes.
         pulls: whether every rank gets the averages of all shards; otherwise of its own alone, as in a reduce-scatter.
         names: what people call the ranks, as in `PeerGroup.names`; by default their numbers here.
+        clip: whether means over senders scale each rank's message down to the median norm.
 
     Attributes:
         steps_skipped: steps that no rank took because some rank's gradient held NaN or Inf.
@@ -70,12 +71,14 @@ class Collective:
         group_nbytes: int,
         pulls: bool = True,
         names: Sequence[int] | None = None,
+        clip: bool = False,
     ) -> None:
         self.residuals = residuals
         self.skip = skip
         self.drop_zeros = drop_zeros
         self.group_nbytes = group_nbytes
         self.pulls = pulls
+        self._clip = clip
         self.steps_skipped = 0
         self.tally: Tally | None = None
         self._gathered: list[Bucket] = []
@@ -226,6 +229,7 @@ class Collective:
             pulls=self.pulls,
             tally=self.tally,
             names=self._names,
+            clip=self._clip,
         )
         return exchange, count
 
@@ -236,6 +240,7 @@ class Collective:
 
     def _shards(self, buckets: Sequence[Bucket]) -> Group:
         residuals = self.residuals
+        own = dict[int, Context]()
         contexts: list[list[Context]] = [[] for _ in range(residuals.world)]
         coded: list[list[Span]] = [[] for _ in range(residuals.world)]
         plain: list[list[Span]] = [[] for _ in range(residuals.world)]
@@ -247,6 +252,8 @@ class Collective:
                     (plain if context is None else coded)[part.server].append(
                         Span(name, place, begin, begin + part.numel)
                     )
+                    if part.server == residuals.rank and (pushed := residuals.pushes(name).get(part)) is not None:
+                        own[len(contexts[part.server])] = pushed
                     if context is not None:
                         contexts[part.server].append(context)
         wide = residuals.tensors[buckets[0].offsets[0][0]].compute_dtype.itemsize == 8
@@ -258,6 +265,7 @@ class Collective:
                     plain=Spans(plain[owner]),
                     dtype=np.dtype(np.float64 if wide else np.float32),
                     drop_zeros=self.drop_zeros,
+                    own=own if owner == residuals.rank else {},
                 )
                 for owner in range(residuals.world)
             ),

@@ -92,6 +92,8 @@ class Exchange:
         skip: whether NaN or Inf makes all ranks skip the step; otherwise it is an error.
         pulls: whether the pull pass follows.
         tally: takes what is sent and received of every tensor; None where it is not measured.
+        names: as for `Collective`.
+        clip: whether means over senders scale each rank's message down to the median norm.
 
     Attributes:
         skipped: some rank holds NaN or Inf: the values mean nothing, and no rank takes this step.
@@ -110,6 +112,7 @@ class Exchange:
         pulls: bool = True,
         tally: Tally | None = None,
         names: Sequence[int] | None = None,
+        clip: bool = False,
     ) -> None:
         self._names = names or range(len(group.shards))
         self.group = group
@@ -127,6 +130,7 @@ class Exchange:
             self.own.tensors,
             None,
             group.members,
+            means=dict.fromkeys(self.own.own, clip),
             over=len(group.shards) if mean else 1,
             blame=lambda turn, error: _unreadable(self._names[self._in_turn[turn]], error),
         )
@@ -167,7 +171,9 @@ class Exchange:
         if not self.skipped:
             try:
                 self._slices = self.own.slices(values)
-                self._owned.begin(self._slices, self.own.present_finite(self._slices))
+                counts = self.own.present_finite(self._slices)
+                counts[[*self.own.own]] = 0
+                self._owned.begin(self._slices, counts, self.own.encode_own(self._slices))
                 frames = {peer: self._encode(peer, values) for peer in self.group.peers}
             except NonFiniteError:
                 if not self._skip:
@@ -226,7 +232,7 @@ class Exchange:
                 if self._tally is not None:
                     self._tally.received(about, frames)
                 return
-            gradients = self.own.opened(frames)
+            gradients = self.own.checked(frames)
         except FrameError as error:
             raise _unreadable(name, error) from error
         self._owned.receive(self._in_turn.index(peer), 0, range(len(gradients)), gradients)

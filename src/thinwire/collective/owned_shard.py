@@ -60,7 +60,8 @@ class OwnedShard:
         sums: where the tensors are summed up; the sums of a clock overwrite those before. None: `begin` says so.
         members: the ranks that are expected.
         clocks: of the tensors; by default 0.
-        means: by place, of tensors whose values are divided by the number of their senders.
+        means: by place, of tensors whose values are divided by the number of their senders: whether each message is
+            scaled down to the median norm, as `SenderMeans` has it.
         over: what every sum, or each, is divided by; 0: the number of gradients in it.
         blame: makes the error of a rank whose gradient is damaged.
 
@@ -76,15 +77,18 @@ class OwnedShard:
         members: Membership,
         *,
         clocks: Sequence[int] = (),
-        means: Mapping[int, SenderMeans] | None = None,
+        means: Mapping[int, bool] | None = None,
         over: int | Sequence[int] = 0,
         blame: Callable[[int, FrameError], Exception],
     ) -> None:
         self.clocks = np.array(clocks or [0] * len(tensors.contexts), np.int64)
         self.counts = np.zeros(self.clocks.size, np.int64)
         self._tensors, self._members = tensors, members
-        self._sums = sums
-        self._means, self._blame = means or {}, blame
+        self._clips, self._blame = means or {}, blame
+        self._means: dict[int, SenderMeans] = {}
+        self._sums: Flats | None = None
+        if sums is not None:
+            self._sum_in(sums)
         self._over = np.zeros(self.clocks.size, np.int64) + over
         self._inbox: dict[int, dict[int, _Arrival]] = {}
         """By clock and rank."""
@@ -130,16 +134,18 @@ class OwnedShard:
 
     # ---- sums
 
-    def begin(self, sums: Flats, counts: NDArray[np.int64]) -> None:
-        """Says where the first sums are, which hold the gradients of rank 0 already.
+    def begin(self, sums: Flats, counts: NDArray[np.int64], coded: Mapping[int, Checked]) -> None:
+        """Says where the first sums are, which hold gradients of rank 0 already.
 
         Args:
             sums: of the tensors.
-            counts: 0 for each tensor of which it has no gradient, else 1.
+            counts: 1 for each tensor whose sum holds one, else 0.
+            coded: by place, its gradients of tensors that are averaged over senders.
         """
-        self._sums, self.counts[:] = sums, counts
+        self._sum_in(sums)
+        self.counts[:] = counts
         self._arrival(0, 0).came[:] = True
-        self.add_in_turn()
+        self.receive(0, 0, [*coded], [*coded.values()])
 
     def receive(
         self, rank: int, clock: int, places: Sequence[int], gradients: Sequence[Checked], refused: Collection[int] = ()
@@ -215,6 +221,12 @@ class OwnedShard:
             self._inbox[clock] = {rank: arrival for rank, arrival in arrived.items() if arrival.came.any()}
         self._inbox = {clock: arrived for clock, arrived in self._inbox.items() if arrived}
         return [Taken(count, ranks_of[place]) for place, count in zip(places, counts, strict=True)]
+
+    def _sum_in(self, sums: Flats) -> None:
+        self._sums = sums
+        if self._clips:
+            views = sums.views()
+            self._means = {place: SenderMeans(views[place], clip=clip) for place, clip in self._clips.items()}
 
     def _arrival(self, rank: int, clock: int) -> _Arrival:
         size = self.clocks.size

@@ -23,7 +23,7 @@ from thinwire.codecs.tensors import is_dense
 from thinwire.errors import ConfigError, check_keys
 from thinwire.policies.assignment import Partition, Sized
 from thinwire.policies.compression import PLAIN, Choice
-from thinwire.policies.placement import Sharded
+from thinwire.policies.placement import Heuristic, Sharded
 
 Float64Array = npt.NDArray[np.float64]
 Lag = npt.NDArray[np.float64]
@@ -46,6 +46,8 @@ class TrainedTensor:
     dtype: torch.dtype
     choice: Choice
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    shape: tuple[int, ...] = ()
+    """Of one whose codec cuts it into tiles, and which has one owner; others are flat, and cut anywhere."""
 
     @property
     def nbytes(self) -> int:
@@ -74,7 +76,8 @@ def partition(tensors: Sequence[TrainedTensor], world: int) -> dict[str, tuple[P
         world: number of ranks.
     """
     sized = [Sized(t.name, t.numel, t.numel * (_UNCOMPRESSED_WEIGHT if t.uncompressed else 1)) for t in tensors]
-    return dict(zip((t.name for t in tensors), Sharded().place(sized, world).partitions, strict=True))
+    placing = Heuristic() if any(tensor.shape for tensor in tensors) else Sharded()
+    return dict(zip((t.name for t in tensors), placing.place(sized, world).partitions, strict=True))
 
 
 def outstanding(
@@ -122,6 +125,10 @@ class Residuals:
         mean: whether ranks average (True) or sum.
         seed: of random codecs; each rank derives its own stream.
         partitions: who owns which slice of every tensor, where that is given; by default as `partition` says.
+        of_senders: whether means are over those who sent a value, so that owners code their own gradients, too.
+
+    Attributes:
+        own: the residuals of these gradients; None where owners do not code them.
     """
 
     def __init__(
@@ -133,6 +140,7 @@ class Residuals:
         mean: bool,
         seed: int,
         partitions: Partitions | None = None,
+        of_senders: bool = False,
     ) -> None:
         self.tensors = {tensor.name: tensor for tensor in tensors}
         self.rank = rank
@@ -143,9 +151,17 @@ class Residuals:
         for tensor in self._compressed():
             for part in self.partitions[tensor.name]:
                 codec = tensor.choice.down if part.server == rank else tensor.choice.up
-                like = torch.empty(part.numel, dtype=tensor.compute_dtype, device=tensor.device)
+                like = torch.empty(tensor.shape or part.numel, dtype=tensor.compute_dtype, device=tensor.device)
                 name = part.label(tensor.name)
                 self.contexts[tensor.name, part] = codec.context(like, name=name, seed=stream_seed(seed, rank))
+        self.own: Residuals | None = None
+        if of_senders:
+            both_ways = [replace(each, choice=Choice(each.choice.up, each.choice.up)) for each in self._compressed()]
+            sparse = [each for each in both_ways if each.choice.up.scheme.sends_some]
+            owned = {t.name: tuple(each for each in self.partitions[t.name] if each.server == rank) for t in sparse}
+            # Drawn from another stream than the average's: what it rounded up would be rounded up again.
+            apart = stream_seed(seed, None)
+            self.own = Residuals(sparse, rank, world, mean=mean, seed=apart, partitions=owned)
         self._snapshot: dict[tuple[str, Partition], tuple[int, torch.Tensor | None, Lag | None]] = {}
 
     def _compressed(self) -> list[TrainedTensor]:
@@ -154,6 +170,12 @@ class Residuals:
     def names(self) -> set[str]:
         """Returns the names of the contexts that keep a residual."""
         return {context.name for context in self.contexts.values() if context.residual is not None}
+
+    def pushes(self, name: str) -> dict[Partition, Context]:
+        """Returns the contexts of this rank's gradient of one tensor, by slice."""
+        own = {} if self.own is None else self.own.contexts
+        every = {part: (own if part.server == self.rank else self.contexts) for part in self.partitions[name]}
+        return {part: contexts[name, part] for part, contexts in every.items() if (name, part) in contexts}
 
     # ---- steps that are skipped
 
@@ -166,6 +188,8 @@ class Residuals:
                 copy = residual.clone() if copy is None else copy.copy_(residual)
             bound = context.lag_bound
             self._snapshot[key] = (context.step, copy, None if bound is None else bound.changing())
+        if self.own is not None:
+            self.own.snapshot()
 
     def restore(self) -> None:
         """Returns to the last snapshot, bit for bit."""
@@ -176,6 +200,8 @@ class Residuals:
                 context.lag_bound.restore(lag)
             if context.residual is not None and copy is not None:
                 context.residual.copy_(copy)
+        if self.own is not None:
+            self.own.restore()
 
     def scale(self, factor: float) -> None:
         """Multiplies every residual, for gradients whose loss scale has changed by this factor."""
@@ -184,13 +210,16 @@ class Residuals:
                 context.residual.mul_(factor)
             if context.lag_bound is not None:
                 context.lag_bound.scale(factor)
+        if self.own is not None:
+            self.own.scale(factor)
 
     # ---- checkpoints
 
-    def state_dict(self) -> dict[str, dict[str, torch.Tensor]]:
+    def state_dict(self) -> dict[str, Any]:
         """Returns copies: by tensor the residual (flat), how often each of its slices was encoded, and by whom owned.
 
         Also each slice's `LagBound.changing`, and zeros where the codec bounds no lag: the keys are those of any codec.
+        What owners keep of their own gradients is a state of the same form, `own`.
         """
         residuals, encodes, owners, lags = {}, {}, {}, {}
         for tensor in self._compressed():
@@ -199,7 +228,7 @@ class Residuals:
             contexts = [self.contexts[tensor.name, part] for part in parts]
             for part, context in zip(parts, contexts, strict=True):
                 if context.residual is not None:
-                    flat[part.start : part.stop] = context.residual
+                    flat[part.start : part.stop] = context.residual.view(-1)
             residuals[tensor.name] = flat
             encodes[tensor.name] = torch.tensor([context.step for context in contexts], device="cpu")
             owners[tensor.name] = torch.tensor([part.server for part in parts], device="cpu")
@@ -207,7 +236,8 @@ class Residuals:
             for row, context in zip(lags[tensor.name], contexts, strict=True):
                 if context.lag_bound is not None:
                     row.copy_(torch.from_numpy(context.lag_bound.changing()))
-        return {"residuals": residuals, "encodes": encodes, "owners": owners, "lags": lags}
+        own = {} if self.own is None else {"own": self.own.state_dict()}
+        return {"residuals": residuals, "encodes": encodes, "owners": owners, "lags": lags, **own}
 
     def blank_state_dict(self, world: int) -> dict[str, dict[str, torch.Tensor]]:
         """Returns zeros in the form that a rank of a `world`-rank run saves."""
@@ -232,13 +262,16 @@ class Residuals:
         check_state(list(self.tensors.values()), state)
         for name, flat in state["residuals"].items():
             self._check_slices(name, flat, state)
+        if self.own is not None:
+            check_keys(state, ["own"])
+            self.own.load_state_dict(state["own"])
         for name, flat in state["residuals"].items():
             parts = self.partitions[name]
             for part, encodes, lag in zip(parts, state["encodes"][name].tolist(), state["lags"][name], strict=True):
                 context = self.contexts[name, part]
                 context.step = encodes
                 if context.residual is not None:
-                    context.residual.copy_(flat[part.start : part.stop])
+                    context.residual.view(-1).copy_(flat[part.start : part.stop])
                 if context.lag_bound is not None:  # zeros, as of a codec without a bound, are a bound that begins
                     context.lag_bound.restore(lag)
 
@@ -297,7 +330,7 @@ class Residuals:
                     equal = (whole / (holders * counts)).to(residual.dtype)
                     last = part.server if down else max(set(range(self.world)) - {part.server})
                     left = whole - (holders - 1) * counts * equal.double()
-                    residual.copy_(equal if self.rank != last else left / (1.0 if down else counts))
+                    residual.view(-1).copy_(equal if self.rank != last else left / (1.0 if down else counts))
 
     def _holders(self, tensor: TrainedTensor) -> int:
         """How many ranks keep a residual of each value."""
@@ -351,6 +384,8 @@ def check_form(state: object, of: str) -> None:
     for name, residual in state["residuals"].items():
         if not residual.dtype.is_floating_point or not residual.isfinite().all():
             raise ConfigError(f"the state is damaged: what {of} has not sent of {name!r} is not finite")
+    if "own" in state:
+        check_form(state["own"], of)
 
 
 def check_state(tensors: Sequence[TrainedTensor], state: Mapping[str, Any]) -> None:

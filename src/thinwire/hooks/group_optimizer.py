@@ -85,7 +85,8 @@ class GroupOptimizer(HeldOptimizer):
         self._steering: Steering | None = None
         steered = [each for each in parts(optimizer) if type(each) in KINDS]
         if design.local.steer and steered:
-            self._steering = Steering(steered, design.local.steer, outer_groups)
+            of_senders = "senders" in design.reduce
+            self._steering = Steering(steered, design.local.steer, outer_groups, of_senders=of_senders)
         forget = partial(forget_what_is_not_finite, optimizer)
         self._rounds = LocalRounds(design.local, exchange, shared, outer_groups, self._steering, forget)
         self._places = ModelPlaces(model, shared.tensors, self.leave)

@@ -117,8 +117,8 @@ class Table:
         ranks: set[int] | None = None,
         *,
         made: EncodedTensor | None = None,
-    ) -> list[tuple[set[int], EncodedTensor]]:
-        """Encodes an update to the next version for workers, by default all, once for each group with the same copy.
+    ) -> EncodedTensor:
+        """Encodes an update to the next version for workers that hold the same, by default all.
 
         An update without any gradient is an empty frame.
 
@@ -133,9 +133,9 @@ class Table:
         self.version += 1
         targets = set(self.given) if ranks is None else ranks
         if aggregate is None:
-            sent: list[tuple[set[int], EncodedTensor]] = [(targets, NO_GRADIENT)]
+            sent: EncodedTensor = NO_GRADIENT
         elif made is not None:
-            sent = [(targets, made)]
+            sent = made
         else:
             try:
                 sent = self.downlink.publish(aggregate, self.version, targets, self.scale)
