@@ -115,10 +115,13 @@ class Collective:
 
     def finished(self, exchange: Exchange) -> None:
         """Says that an exchange is complete: after the last of a step that is skipped, residuals are restored."""
-        if exchange.bucket == 0:
+        self._ended(exchange.bucket, exchange.skipped, exchange.last)
+
+    def _ended(self, bucket: int, skipped: bool, last: bool) -> None:
+        if bucket == 0:
             self._skipped = False  # of a step that was broken off
-        self._skipped = self._skipped or exchange.skipped
-        if exchange.last and self._skipped:
+        self._skipped = self._skipped or skipped
+        if last and self._skipped:
             self.residuals.restore()
             self.steps_skipped += 1
             self._skipped = False
@@ -139,32 +142,23 @@ class Collective:
         Raises:
             NonFiniteError: NaN or Inf, where steps are not skipped; nothing has been added.
         """
-        if index == 0:
-            self._skipped = False  # of a step that was broken off
-            if self.skip:
-                self.residuals.snapshot()
-        found = None
-        for name, offset in bucket.offsets:
-            part = values[offset : offset + self.residuals.tensors[name].numel]
-            if not torch.as_tensor(part, device=part.device).isfinite().all():
-                found = name
-                break
+        if index == 0 and self.skip:
+            self.residuals.snapshot()
+        whole = torch.as_tensor(values, device=values.device)
+        sizes = ((name, at, self.residuals.tensors[name].numel) for name, at in bucket.offsets)
+        found = next((name for name, at, size in sizes if not whole[at : at + size].isfinite().all()), None)
         if found is None:
             self.flush(bucket, values, self.residuals.names())
         elif not self.skip:
             raise NonFiniteError(f"{found}: holds NaN or Inf; nothing was added to it")
-        self._skipped = self._skipped or found is not None
-        if last and self._skipped:
-            self.residuals.restore()
-            self.steps_skipped += 1
-            self._skipped = False
+        self._ended(index, found is not None, last)
         return found is None
 
     def skip_step(self, *, exchanged: bool) -> None:
-        """Skips the step that has just been exchanged after all, as others do that this rank had no exchange with.
+        """Skips the step that has just been exchanged after all, as ranks do that this rank had no exchange with.
 
         Args:
-            exchanged: whether this rank had one with anybody: else nothing has changed since the step before.
+            exchanged: whether this rank had an exchange: else nothing has changed since the step before.
         """
         if exchanged:
             self.residuals.restore()
@@ -215,23 +209,9 @@ class Collective:
         return found
 
     def _exchange(self, step: int, end: int, *, last: bool) -> tuple[Exchange, int]:
-        count = len(self._gathered)
-        group = self.group(self._gathered)
+        count, group = len(self._gathered), self.group(self._gathered)
         self._gathered.clear()
-        first, mean = end - count, self.residuals.mean
-        exchange = Exchange(
-            group,
-            step,
-            first,
-            last=last,
-            mean=mean,
-            skip=self.skip,
-            pulls=self.pulls,
-            tally=self.tally,
-            names=self._names,
-            clip=self._clip,
-        )
-        return exchange, count
+        return Exchange(group, step, end - count, last=last, tally=self.tally), count
 
     def _kind(self, bucket: Bucket) -> object:
         """What buckets of one group have in common, since their uncompressed values share a frame."""
@@ -270,4 +250,9 @@ class Collective:
                 for owner in range(residuals.world)
             ),
             residuals.rank,
+            self._names,
+            mean=residuals.mean,
+            clip=self._clip,
+            skip=self.skip,
+            pulls=self.pulls,
         )
