@@ -47,11 +47,11 @@ def test_whole_values_replace_all_copies_and_a_snapshot_is_the_workers() -> None
     update(table, 0)
     table.assign(PLAIN.encode(np.zeros((4, 25), np.float32)), 5)
     assert table.version == 5
-    assert not table.values.any() and not table.replica.any()
+    assert not table.values.any() and not table.downlink.snapshot(0).any()
     table = make(codec("3lc", sparsity=1.75))
     update(table, 0)
-    np.testing.assert_array_equal(decode(table.snapshot()).numpy(), table.replica)
-    assert not np.array_equal(table.replica, table.values.numpy())
+    np.testing.assert_array_equal(decode(table.snapshot()).numpy(), table.downlink.snapshot(0))
+    assert not np.array_equal(table.downlink.snapshot(0), table.values.numpy())
 
 
 def test_tables_of_empty_and_scalar_shapes_are_updated() -> None:
@@ -67,10 +67,10 @@ def test_tables_of_empty_and_scalar_shapes_are_updated() -> None:
 def test_an_update_that_gives_nan_is_not_sent() -> None:
     table = make(codec("3lc"))
     table.values[2, 3] = float("nan")
-    before = table.replica.copy()
+    before = table.downlink.snapshot(0).copy()
     with pytest.raises(NonFiniteError, match=r"after update 1: w: .*NaN"):
         publish(table)
-    np.testing.assert_array_equal(table.replica, before)
+    np.testing.assert_array_equal(table.downlink.snapshot(0), before)
 
 
 def test_damaged_gradients_change_nothing() -> None:
@@ -232,7 +232,7 @@ def test_doublesqueeze_worked_example() -> None:
     for clock, gradients in enumerate((([1, -2, 0.5], [0, 1, -1.5]), ([0.5, 0.5, 0.5], [-1, 0, 1]))):
         for rank, gradient in enumerate(gradients):
             owned.receive(rank, clock, [0], [contexts[rank].encode(np.array(gradient, np.float32))])
-        assert owned.take([0]) == [Taken(2, (0, 1))]
+        assert owned.pop_means([0]) == [Taken(2, (0, 1))]
         frame = table.publish(table.sum)
         broadcasts.append(decode(as_frame(frame, table.spec.shape)).numpy().copy())
         x -= 0.1 * broadcasts[-1]

@@ -126,7 +126,7 @@ class Collective:
             self.steps_skipped += 1
             self._skipped = False
 
-    def take_alone(self, bucket: Bucket, values: Values, index: int, *, last: bool) -> bool:
+    def complete_alone(self, bucket: Bucket, values: Values, index: int, *, last: bool) -> bool:
         """Takes a bucket where this rank is the only one: adds what an earlier run with more ranks left unsent.
 
         Args:

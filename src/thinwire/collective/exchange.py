@@ -241,7 +241,7 @@ class Exchange:
     def _average(self) -> None:
         """Ends the sums once the gradients of all ranks are in."""
         if self.pushed and not self.skipped:
-            taken = self._owned.take(range(self.own.num_frames))
+            taken = self._owned.pop_means(range(self.own.num_frames))
             self._present = [each.num_added > 0 for each in taken]
             if not self.pulls:
                 self.own.put_back(self._slices, self._values)

@@ -4,7 +4,7 @@ A rank of a group and a server own their share of the model alike:
 
     receive     puts one rank's coded tensors of a clock into the inbox, and adds those whose turn has come
     complete    says of which tensors as many gradients are in as the members need
-    take        ends the clock of these: their sums become means
+    pop_means   ends the clock of these: their sums become means
 
 The owner then finishes the means, by nothing more or by an optimizer's step, and codes the answer once for all ranks.
 
@@ -187,7 +187,7 @@ class OwnedShard:
                 if not turn.any():
                     break
 
-    def take(self, places: Sequence[int]) -> list[Taken]:
+    def pop_means(self, places: Sequence[int]) -> list[Taken]:
         """Ends the current clock of some tensors, of each of which `sums` then holds the mean.
 
         Returns:

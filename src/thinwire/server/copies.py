@@ -24,7 +24,7 @@ class Copy:
 
     Args:
         values: the workers' copy, bit for bit; changed in place.
-        seen: the server's values when these workers were sent their last update; None where nobody asks.
+        seen: the server's values when these workers were sent their last update; None where it is not needed.
         owners: the workers.
         lag: chooses the sparsity multiplier of what the copy lacks; None where the codec's options alone say it.
 

@@ -54,13 +54,13 @@ class Downlink(ABC):
     def publish(self, aggregate: FloatArray, version: int, ranks: set[int], scale: float | None) -> EncodedTensor:
         """Encodes an update for some workers, which hold the same."""
 
-    @abstractmethod
     def snapshot(self, rank: int) -> FloatArray:
         """The whole table as this worker has it, or will."""
+        return self.values
 
-    @abstractmethod
     def assign(self, values: FloatArray) -> None:
         """All workers now hold `values`."""
+        self.values[...] = values
 
     def admit(self, rank: int) -> None:  # noqa: B027  # all hold the same in most forms
         """A further worker is there, and holds what most others do."""
@@ -129,7 +129,7 @@ class ModelDelta(Downlink):
         return self.copies.of(rank)
 
     def assign(self, values: FloatArray) -> None:
-        self.values[...] = values
+        super().assign(values)
         self.copies.assign(values, self.copies.owners)
 
     def admit(self, rank: int) -> None:
@@ -192,12 +192,6 @@ class AverageGradient(Downlink):
             return BatchedTensor.of(aggregate.reshape(-1), self.name, narrow=self._narrow)
         return self.context.encode(aggregate)
 
-    def snapshot(self, rank: int) -> FloatArray:
-        return self.values
-
-    def assign(self, values: FloatArray) -> None:
-        self.values[...] = values
-
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "context": self.context.state_dict()}
 
@@ -211,12 +205,6 @@ class AverageWeights(Downlink):
 
     def publish(self, aggregate: FloatArray, version: int, ranks: set[int], scale: float | None) -> EncodedTensor:
         return self.encode(aggregate, version, self.values, accumulate=False)
-
-    def snapshot(self, rank: int) -> FloatArray:
-        return self.values
-
-    def assign(self, values: FloatArray) -> None:
-        self.values[...] = values
 
 
 FORMS: dict[str, type[Downlink]] = {

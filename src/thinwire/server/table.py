@@ -76,17 +76,6 @@ class Table:
         """The version that each worker was led to last."""
         self.scale: float | None = None
 
-    @property
-    def replica(self) -> FloatArray:
-        """The workers' copy, where they all hold the same."""
-        return self.downlink.snapshot(0)
-
-    @property
-    def residual(self) -> FloatArray:
-        """The difference between the server's values and the workers' copies: values − replica."""
-        difference: FloatArray = self.values.numpy() - self.replica
-        return difference
-
     def assign(self, frame: EncodedTensor, version: int) -> None:
         """Replaces the table by whole values.
 

@@ -149,7 +149,7 @@ class TableUpdates:
             have: what it says; of another number of tables, that it has nothing.
 
         Raises:
-            ProtocolError: it is ahead of the shard, or lacks updates that nobody can give it any more.
+            ProtocolError: it is ahead of the shard, or lacks updates that are not to be had any more.
         """
         versions = tuple(have) if len(have) == len(self.tables) else (-1,) * len(self.tables)
         for table, version in zip(self.tables, versions, strict=True):
@@ -224,7 +224,7 @@ class TableUpdates:
         self.exchanges = {rank: list(each) for rank, each in state["exchanges"].items()}
         for table, saved in zip(self.tables, state["tables"], strict=True):
             table.load_state_dict(saved)
-        if self.terms.lockstep and self.step:  # buffers may have been on their way: nobody sends them again
+        if self.terms.lockstep and self.step:  # buffers may have been on their way: no worker sends them again
             due = (self.step - 1) // self.plan.state_interval * self.plan.state_interval
             for table in (each for each in self.tables if each.spec.state):
                 table.version = max(table.version, due + 1)
@@ -232,7 +232,7 @@ class TableUpdates:
         if self._optimizer is not None:
             self._optimizer.load_state_dict(state["updater"])
         self.members.history = tuple((clock, tuple(ranks)) for clock, ranks in state["memberships"])
-        self.members.divide_data(self.step)  # whoever was gone is waited for again
+        self.members.divide_data(self.step)  # workers that were gone are waited for again
 
     # ---- updates
 
@@ -271,7 +271,7 @@ class TableUpdates:
         here = self.plan.shard_steps  # the optimizer runs here, and no worker need know
         messages: dict[tuple[int, int, tuple[int, ...]], list[tuple[int, EncodedTensor]]] = {}
         targets = None if rank is None else {rank}
-        taken = self.shard.take(places)
+        taken = self.shard.pop_means(places)
         changed = [place for place, each in zip(places, taken, strict=True) if each.num_added]
         if here:
             self._step([self._trained[place] for place in changed], settings)
