@@ -1,17 +1,17 @@
-"""What the owner of tensors does with the gradients that come in: an inbox, sums in rank order, and means.
+"""The owner's work on received gradients: an inbox, sums in rank order, means.
 
 A rank of a group and a server own their share of the model alike:
 
-    receive     puts one rank's coded tensors of a clock into the inbox, and adds those whose turn has come
-    complete    says of which tensors as many gradients are in as the members need
-    pop_means   ends the clock of these: their sums become means
+    receive     puts one rank's coded tensors of a clock into the inbox, and adds those whose turn it is
+    complete    returns the tensors that have enough gradients
+    pop_means   turns the sums of these tensors into means, and ends their clock
 
-The owner then finishes the means, by nothing more or by an optimizer's step, and codes the answer once for all ranks.
+The owner then finishes the means: an optimizer may step by them. It encodes the answer once for all ranks.
 
-Gradients are added in the order of the ranks, whatever the order of arrival: floating-point addition is not
-associative, and two runs with one seed must give the same weights. Where all members are needed, a gradient whose turn
-has come is decoded at once, so that on a slow link the work is spread over the arrivals; where some may be missing, no
-rank's turn is known before the quorum is there. Gradients of later clocks wait as frames.
+Gradients are added in the order of the ranks, in whatever order they arrive: floating-point addition is not
+associative, and two runs with one seed must give the same weights. Where all members are needed, a gradient is decoded
+as soon as its turn comes, so that a slow link spreads the work over the arrivals. Where some members may be missing,
+the turns are unknown before the quorum is complete. Gradients of later clocks wait as frames.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from thinwire.collective.membership import Membership
 from thinwire.errors import FrameError
 
 NO_RANKS = (-1,)
-"""The ranks of an update that a worker's NaN or Inf made all skip, or whose workers have all gone away."""
+"""The ranks of an update that all skip because of a worker's NaN or Inf, or whose workers have all gone."""
 
 
 class Taken(NamedTuple):
-    """What came of one tensor's clock: how many gradients its mean holds, and the ranks that took part."""
+    """One tensor's mean: how many gradients it holds, and the ranks that took part."""
 
     num_added: int
     ranks: tuple[int, ...]
@@ -52,12 +52,11 @@ class _Arrival:
 
 
 class OwnedShard:
-    """The tensors of one owner, each with a clock of its own. They are called by their places in the
-    set, in ascending order.
+    """The tensors of one owner, each with a clock of its own. Places in the set name them, in ascending order.
 
     Args:
-        tensors: what is received.
-        sums: where the tensors are summed up; the sums of a clock overwrite those before. None: `begin` says so.
+        tensors: the received tensors.
+        sums: the memory of the sums; a clock's sums overwrite those before. None: `begin` provides it.
         members: the ranks that are expected.
         clocks: of the tensors; by default 0.
         means: by place, of tensors whose values are divided by the number of their senders: whether each message is
@@ -66,7 +65,7 @@ class OwnedShard:
         blame: makes the error of a rank whose gradient is damaged.
 
     Attributes:
-        clocks: how many times each tensor was taken.
+        clocks: how many means of each tensor were popped.
         counts: how many gradients each sum holds.
     """
 

@@ -141,7 +141,7 @@ class Table:
 
     @property
     def momentum(self) -> OuterMomentum | None:
-        """What this end adds to what was sent, once something was; None where no end adds anything."""
+        """The momentum that each end adds to updates; None before the first update, and without one."""
         return self.downlink.outer if isinstance(self.downlink, ModelMomentum) and self.version else None
 
     def momentum_frame(self, *, anchor: bool) -> bytes:
@@ -152,7 +152,7 @@ class Table:
         return PLAIN.encode(values.numpy())
 
     def admit(self, rank: int) -> None:
-        """A worker that was never here holds what the others do. Of one whose rank lies in a gap nothing is known."""
+        """Gives a worker that was never here the copy that the others hold."""
         self.given.setdefault(rank, self.version)
         self.downlink.admit(rank)
 

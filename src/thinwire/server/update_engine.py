@@ -85,7 +85,7 @@ class UpdateEngine(TableUpdates):
 
     @property
     def first_undrawn_clock(self) -> int:
-        """The first clock whose examples no worker can have drawn before it hears what the shard says now.
+        """The first clock whose examples no worker has drawn before the shard's next message reaches it.
 
         A worker draws the examples of a clock before its forward pass, which waits for all tables but those of the last
         `lead` clocks. Every worker has been told of the tables' oldest version; none of the next.
