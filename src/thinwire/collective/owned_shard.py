@@ -113,8 +113,9 @@ class OwnedShard:
             some = at[self.clocks[at] == clock]
             arrived = sorted(self._inbox.get(clock, {}).items())
             came = np.array([arrival.came[some] for _, arrival in arrived], np.bool_).reshape(len(arrived), some.size)
-            if came.all():
-                yield clock, tuple(rank for rank, _ in arrived), some.tolist()
+            if (came == came[:, :1]).all():
+                is_in = came[:, 0].tolist()
+                yield clock, tuple(rank for (rank, _), each in zip(arrived, is_in, strict=True) if each), some.tolist()
                 continue
             groups: dict[bytes, list[int]] = {}
             for place, column in zip(some.tolist(), came.T.tolist(), strict=True):
