@@ -36,9 +36,10 @@ def tensors(
 
 def collectives(trained: Sequence[TrainedTensor], world: int, **options: Any) -> list[Collective]:
     """Every rank's core."""
-    mean = options.pop("mean", True)
+    mean, of_senders = options.pop("mean", True), options.pop("of_senders", False)
     given = {"skip": False, "drop_zeros": False, "group_nbytes": 0, **options}
-    return [Collective(Residuals(trained, rank, world, mean=mean, seed=0), **given) for rank in range(world)]
+    of_rank = [Residuals(trained, rank, world, mean=mean, seed=0, of_senders=of_senders) for rank in range(world)]
+    return [Collective(each, **given) for each in of_rank]
 
 
 def bucket_of(sizes: Mapping[str, int] = SIZES) -> Bucket:

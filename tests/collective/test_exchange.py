@@ -153,6 +153,34 @@ def test_sum_that_overflows_skips_the_step() -> None:
     assert [core.steps_skipped for core in cores] == [1, 1, 1]
 
 
+@pytest.mark.parametrize("clip", [False, True])
+def test_means_over_senders_take_every_rank_for_a_sender_its_owner_too(clip: bool) -> None:
+    sizes = {"w": 12, "bias": 7}
+    cores = collectives(tensors(tw.codec("topk", k=3), sizes, down=PLAIN), 3, of_senders=True, clip=clip)
+    contexts = [tw.codec("topk", k=3).context(np.zeros(12, np.float32)) for _ in cores]
+    for number in range(6):
+        given = gradients(3, number, sizes)
+        if number == 3:  # another process goes on
+            states = [core.residuals.state_dict() for core in cores]
+            cores = collectives(tensors(tw.codec("topk", k=3), sizes, down=PLAIN), 3, of_senders=True, clip=clip)
+            for core, state in zip(cores, states, strict=True):
+                core.residuals.load_state_dict(state)
+        found = step(cores, bucket_of(sizes), given, number, seed=number)
+        sent = np.stack([tw.decode(c.encode(each[:12])).numpy() for c, each in zip(contexts, given, strict=True)])
+        norms = np.linalg.norm(sent.astype(np.float64), axis=1)
+        scaled = sent * np.minimum(1, np.median(norms) / norms)[:, None] if clip else sent
+        for each in found:
+            np.testing.assert_array_equal(each, found[0])
+            np.testing.assert_allclose(
+                each[:12], scaled.sum(0) / np.maximum(1, (sent != 0).sum(0)), rtol=1e-5, atol=1e-6
+            )
+            np.testing.assert_allclose(each[12:], np.mean([other[12:] for other in given], 0), rtol=1e-6)
+    for core, context in zip(cores, contexts, strict=True):
+        [kept] = core.residuals.pushes("w").values()
+        assert kept.residual is not None and context.residual is not None
+        np.testing.assert_array_equal(kept.residual.numpy(), context.residual.numpy())
+
+
 def begun(world: int = 2) -> tuple[Exchange, list[Send]]:
     """Rank 0's exchange of step 7 and what rank 1 pushed to it."""
     cores = collectives(tensors(CODEC), world)

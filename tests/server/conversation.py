@@ -128,7 +128,9 @@ class Shard:
     def bits(self) -> list[bytes]:
         """Every bit of the tables: the server's values and the workers' copies."""
         return [
-            part for table in self.core.tables for part in (table.values.numpy().tobytes(), table.replica.tobytes())
+            part
+            for table in self.core.tables
+            for part in (table.values.numpy().tobytes(), table.downlink.snapshot(0).tobytes())
         ]
 
     def deltas(self, peer: int = 0) -> dict[tuple[int, int], bytes]:

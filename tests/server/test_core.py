@@ -108,11 +108,10 @@ def test_every_worker_ends_with_the_servers_copy_and_the_residual_is_the_rest() 
         held = shard.copy_of(rank)
         for table, (version, values) in held.items():
             assert version == 6
-            np.testing.assert_array_equal(values, shard.core.tables[table].replica)
+            np.testing.assert_array_equal(values, shard.core.tables[table].downlink.snapshot(0))
     weight, bias = shard.core.tables
-    np.testing.assert_array_equal(weight.residual, weight.values.numpy() - weight.replica)
-    assert np.abs(weight.residual).max() > 0
-    assert np.abs(bias.residual).max() < 1e-6, "uncompressed: all of it was sent"
+    waits, none = (np.abs(each.values.numpy() - each.downlink.snapshot(0)).max() for each in (weight, bias))
+    assert waits > 0 and none < 1e-6, "the bias is uncompressed: all of it was sent"
 
 
 def test_the_rate_comes_from_worker_zero_and_the_end_from_any() -> None:

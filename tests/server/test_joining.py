@@ -79,7 +79,7 @@ def test_a_late_worker_gets_whole_tables_and_goes_on_with_the_others() -> None:
         version, copy = shard.copy_of(LATE)[table]
         assert version == 4
         np.testing.assert_array_equal(copy, shard.copy_of(0)[table][1])
-        np.testing.assert_array_equal(copy, shard.core.tables[table].replica)
+        np.testing.assert_array_equal(copy, shard.core.tables[table].downlink.snapshot(0))
 
 
 def test_a_late_worker_gets_the_momentum_that_each_end_adds() -> None:

@@ -57,7 +57,7 @@ def test_a_returning_worker_is_expected_from_the_first_clock_not_begun() -> None
     assert shard.core.step == 2, "clock 2 waits for it"
     shard.push(LATE, 2, shard.frames(1, 2))
     assert shard.core.step == 3
-    np.testing.assert_array_equal(shard.copy_of(LATE)[WEIGHT][1], shard.core.tables[WEIGHT].replica)
+    np.testing.assert_array_equal(shard.copy_of(LATE)[WEIGHT][1], shard.core.tables[WEIGHT].downlink.snapshot(0))
     assert [type(each).__name__ for each in told(shard, 0, Members)] == ["Members"] * 2
 
 
@@ -81,7 +81,7 @@ def test_with_too_few_workers_the_training_waits() -> None:
     assert shard.core.step == 1
     shard.push(LATE, 1, shard.frames(2, 1))
     assert shard.core.step == 2
-    np.testing.assert_array_equal(shard.copy_of(LATE)[WEIGHT][1], shard.core.tables[WEIGHT].replica)
+    np.testing.assert_array_equal(shard.copy_of(LATE)[WEIGHT][1], shard.core.tables[WEIGHT].downlink.snapshot(0))
 
 
 def test_workers_beyond_the_plan_may_join_where_deaths_are_allowed() -> None:

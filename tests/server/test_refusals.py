@@ -315,7 +315,7 @@ def test_a_plan_with_any_values_in_it_is_served_or_refused(
     core.received(0, Join(rank=0, plan=plan))
     core.received(0, Resume(step=0))
     if core.plan is not None and core.tables[1].values.numel() < 100:
-        zeros = tuple(PLAIN.encode(table.replica) for table in core.tables)
+        zeros = tuple(PLAIN.encode(table.downlink.snapshot(0)) for table in core.tables)
         core.received(0, Values(tables=(0, 1), versions=(0, 0)), zeros)
         for step in range(2):
             core.received(0, Push(step=step, tables=(0, 1), rates=(0.1,)), zeros)

@@ -179,7 +179,7 @@ class Watch:
             for rank, version in table.given.items():
                 shard.bits[index, version, rank] = table.downlink.snapshot(rank).tobytes()
         else:
-            shard.bits[index, table.version, -1] = table.replica.tobytes()
+            shard.bits[index, table.version, -1] = table.downlink.snapshot(0).tobytes()
 
     # ---- workers
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 
-from thinwire.codecs.decoding import CheckedFrame
+from thinwire.codecs.decoding import CheckedFrame, Values
 from thinwire.codecs.scheme import Sent
 from thinwire.codecs.tensors import FloatArray
 from thinwire.errors import FrameError
@@ -24,7 +25,7 @@ class SenderMeans:
     known only then. A sender of zeros counts for the positions that it sent.
 
     Args:
-        out: flat, float32 or float64; `fill` overwrites it.
+        out: flat, float32 or float64, in the host's memory or on a GPU; `fill` overwrites it.
         clip: scale each message down to the median of their norms (the lower of two middle ones; messages of zeros do
             not count).
 
@@ -39,7 +40,7 @@ class SenderMeans:
         [7.0, 2.0, 0.0, 1.0]
     """
 
-    def __init__(self, out: FloatArray, *, clip: bool = False) -> None:
+    def __init__(self, out: Values, *, clip: bool = False) -> None:
         self._out, self._clip = out, clip
         self._held: list[Sent] = []
 
@@ -61,9 +62,10 @@ class SenderMeans:
         self._held.append(sent)
 
     def fill(self) -> None:
-        """Fills the output with the means, 0 where nobody sent a value; the next senders' begin anew."""
+        """Fills the output with the means, 0 where no sender sent a value; the next senders' begin anew."""
         held, self._held = self._held, []
-        out, senders = self._out, np.zeros(self._out.size, np.uint16)
+        out: FloatArray = self._out if isinstance(self._out, np.ndarray) else self._out.cpu().numpy()
+        senders = np.zeros(out.size, np.uint16)
         out.fill(0)
         for sent, factor in zip(held, _factors(held) if self._clip else [1.0] * len(held), strict=True):
             values = sent.values.astype(out.dtype, copy=False)
@@ -72,6 +74,8 @@ class SenderMeans:
         np.divide(out, senders, out=out, where=senders > 1)
         if held and (transform := held[0].transform) is not None:
             transform.invert(out)
+        if not isinstance(self._out, np.ndarray):
+            self._out.copy_(torch.from_numpy(out))
 
 
 def _factors(held: Sequence[Sent]) -> list[float]:

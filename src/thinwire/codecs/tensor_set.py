@@ -220,8 +220,9 @@ class TensorSet:
         for place, vector in came.items():
             if not self._fits(place, vector):
                 self._refuse(place, vector)
+        adds = begun.tolist() if came else []
         for accumulate in (False, True) if came else ():
-            places = [place for place in came if begun[place] == accumulate]
+            places = [place for place in came if adds[place] == accumulate]
             if places:
                 whole = np.concatenate([came[place].values for place in places])
                 into.at(places).scatter(whole, accumulate=accumulate)

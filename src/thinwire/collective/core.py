@@ -55,6 +55,7 @@ class Collective:
         group_nbytes: buckets travel together until their gradients have so many bytes.
         pulls: whether every rank gets the averages of all shards; otherwise of its own alone, as in a reduce-scatter.
         names: what people call the ranks, as in `PeerGroup.names`; by default their numbers here.
+        clip: whether means over senders scale each rank's message down to the median norm.
 
     Attributes:
         steps_skipped: steps that no rank took because some rank's gradient held NaN or Inf.
@@ -70,12 +71,14 @@ class Collective:
         group_nbytes: int,
         pulls: bool = True,
         names: Sequence[int] | None = None,
+        clip: bool = False,
     ) -> None:
         self.residuals = residuals
         self.skip = skip
         self.drop_zeros = drop_zeros
         self.group_nbytes = group_nbytes
         self.pulls = pulls
+        self._clip = clip
         self.steps_skipped = 0
         self.tally: Tally | None = None
         self._gathered: list[Bucket] = []
@@ -112,15 +115,18 @@ class Collective:
 
     def finished(self, exchange: Exchange) -> None:
         """Says that an exchange is complete: after the last of a step that is skipped, residuals are restored."""
-        if exchange.bucket == 0:
+        self._ended(exchange.bucket, exchange.skipped, exchange.last)
+
+    def _ended(self, bucket: int, skipped: bool, last: bool) -> None:
+        if bucket == 0:
             self._skipped = False  # of a step that was broken off
-        self._skipped = self._skipped or exchange.skipped
-        if exchange.last and self._skipped:
+        self._skipped = self._skipped or skipped
+        if last and self._skipped:
             self.residuals.restore()
             self.steps_skipped += 1
             self._skipped = False
 
-    def take_alone(self, bucket: Bucket, values: Values, index: int, *, last: bool) -> bool:
+    def complete_alone(self, bucket: Bucket, values: Values, index: int, *, last: bool) -> bool:
         """Takes a bucket where this rank is the only one: adds what an earlier run with more ranks left unsent.
 
         Args:
@@ -136,32 +142,23 @@ class Collective:
         Raises:
             NonFiniteError: NaN or Inf, where steps are not skipped; nothing has been added.
         """
-        if index == 0:
-            self._skipped = False  # of a step that was broken off
-            if self.skip:
-                self.residuals.snapshot()
-        found = None
-        for name, offset in bucket.offsets:
-            part = values[offset : offset + self.residuals.tensors[name].numel]
-            if not torch.as_tensor(part, device=part.device).isfinite().all():
-                found = name
-                break
+        if index == 0 and self.skip:
+            self.residuals.snapshot()
+        whole = torch.as_tensor(values, device=values.device)
+        sizes = ((name, at, self.residuals.tensors[name].numel) for name, at in bucket.offsets)
+        found = next((name for name, at, size in sizes if not whole[at : at + size].isfinite().all()), None)
         if found is None:
             self.flush(bucket, values, self.residuals.names())
         elif not self.skip:
             raise NonFiniteError(f"{found}: holds NaN or Inf; nothing was added to it")
-        self._skipped = self._skipped or found is not None
-        if last and self._skipped:
-            self.residuals.restore()
-            self.steps_skipped += 1
-            self._skipped = False
+        self._ended(index, found is not None, last)
         return found is None
 
     def skip_step(self, *, exchanged: bool) -> None:
-        """Skips the step that has just been exchanged after all, as others do that this rank had no exchange with.
+        """Skips the step that has just been exchanged after all, as ranks do that this rank had no exchange with.
 
         Args:
-            exchanged: whether this rank had one with anybody: else nothing has changed since the step before.
+            exchanged: whether this rank had an exchange: else nothing has changed since the step before.
         """
         if exchanged:
             self.residuals.restore()
@@ -212,22 +209,9 @@ class Collective:
         return found
 
     def _exchange(self, step: int, end: int, *, last: bool) -> tuple[Exchange, int]:
-        count = len(self._gathered)
-        group = self.group(self._gathered)
+        count, group = len(self._gathered), self.group(self._gathered)
         self._gathered.clear()
-        first, mean = end - count, self.residuals.mean
-        exchange = Exchange(
-            group,
-            step,
-            first,
-            last=last,
-            mean=mean,
-            skip=self.skip,
-            pulls=self.pulls,
-            tally=self.tally,
-            names=self._names,
-        )
-        return exchange, count
+        return Exchange(group, step, end - count, last=last, tally=self.tally), count
 
     def _kind(self, bucket: Bucket) -> object:
         """What buckets of one group have in common, since their uncompressed values share a frame."""
@@ -236,6 +220,7 @@ class Collective:
 
     def _shards(self, buckets: Sequence[Bucket]) -> Group:
         residuals = self.residuals
+        own = dict[int, Context]()
         contexts: list[list[Context]] = [[] for _ in range(residuals.world)]
         coded: list[list[Span]] = [[] for _ in range(residuals.world)]
         plain: list[list[Span]] = [[] for _ in range(residuals.world)]
@@ -247,6 +232,8 @@ class Collective:
                     (plain if context is None else coded)[part.server].append(
                         Span(name, place, begin, begin + part.numel)
                     )
+                    if part.server == residuals.rank and (pushed := residuals.pushes(name).get(part)) is not None:
+                        own[len(contexts[part.server])] = pushed
                     if context is not None:
                         contexts[part.server].append(context)
         wide = residuals.tensors[buckets[0].offsets[0][0]].compute_dtype.itemsize == 8
@@ -258,8 +245,14 @@ class Collective:
                     plain=Spans(plain[owner]),
                     dtype=np.dtype(np.float64 if wide else np.float32),
                     drop_zeros=self.drop_zeros,
+                    own=own if owner == residuals.rank else {},
                 )
                 for owner in range(residuals.world)
             ),
             residuals.rank,
+            self._names,
+            mean=residuals.mean,
+            clip=self._clip,
+            skip=self.skip,
+            pulls=self.pulls,
         )

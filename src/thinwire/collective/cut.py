@@ -1,8 +1,8 @@
 """A tensor cut along one dimension among ranks, and what such ranks have still to send, as whole tensors.
 
 Where ranks hold shards of the parameters (FSDP), a residual is of a shard, or of all shards, and another number of
-ranks has other shards. What is still to be added to the averaged gradient is a value of the parameter, whoever holds
-it: so the shards' residuals are put together by parameter name, and cut anew.
+ranks has other shards. A value that is still to be added to the averaged gradient belongs to the parameter, whichever
+rank holds it: so the shards' residuals are put together by parameter name, and cut anew.
 """
 
 from __future__ import annotations

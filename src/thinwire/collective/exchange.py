@@ -60,10 +60,20 @@ class Group:
     Args:
         shards: of every rank.
         rank: this rank.
+        names: of the ranks, for messages.
+        mean: whether ranks average or sum.
+        clip: whether means over senders scale each rank's message down to the median norm.
+        skip: whether NaN or Inf makes all ranks skip the step; otherwise it is an error.
+        pulls: whether the pull pass follows.
     """
 
     shards: tuple[Shard, ...]
     rank: int
+    names: Sequence[int]
+    mean: bool
+    clip: bool
+    skip: bool
+    pulls: bool
     members: Membership = field(init=False)
 
     def __post_init__(self) -> None:
@@ -88,9 +98,6 @@ class Exchange:
         step: of the training.
         bucket: number of the group's first bucket in the step.
         last: whether the group ends the step.
-        mean: whether ranks average or sum.
-        skip: whether NaN or Inf makes all ranks skip the step; otherwise it is an error.
-        pulls: whether the pull pass follows.
         tally: takes what is sent and received of every tensor; None where it is not measured.
 
     Attributes:
@@ -98,28 +105,14 @@ class Exchange:
         received_nbytes: of the frames that came.
     """
 
-    def __init__(
-        self,
-        group: Group,
-        step: int,
-        bucket: int,
-        *,
-        last: bool,
-        mean: bool,
-        skip: bool,
-        pulls: bool = True,
-        tally: Tally | None = None,
-        names: Sequence[int] | None = None,
-    ) -> None:
-        self._names = names or range(len(group.shards))
+    def __init__(self, group: Group, step: int, bucket: int, *, last: bool, tally: Tally | None = None) -> None:
         self.group = group
         self.step = step
         self.bucket = bucket
         self.last = last
-        self.pulls = pulls
+        self.pulls = group.pulls
         self.skipped = False
         self.received_nbytes = 0
-        self._skip = skip
         self._tally = tally
         self._values: Sequence[Values] = ()
         self._in_turn = [group.rank, *group.peers]
@@ -127,12 +120,13 @@ class Exchange:
             self.own.tensors,
             None,
             group.members,
-            over=len(group.shards) if mean else 1,
-            blame=lambda turn, error: _unreadable(self._names[self._in_turn[turn]], error),
+            means=dict.fromkeys(self.own.own, group.clip),
+            over=len(group.shards) if group.mean else 1,
+            blame=lambda turn, error: _unreadable(group.names[self._in_turn[turn]], error),
         )
         self._present: Sequence[bool] = ()
-        self._awaited = {Pass.PUSH: set(group.peers), Pass.PULL: set(group.peers if pulls else ())}
-        self._pulled = not pulls
+        self._awaited = {Pass.PUSH: set(group.peers), Pass.PULL: set(group.peers if group.pulls else ())}
+        self._pulled = not group.pulls
 
     @property
     def own(self) -> Shard:
@@ -167,10 +161,12 @@ class Exchange:
         if not self.skipped:
             try:
                 self._slices = self.own.slices(values)
-                self._owned.begin(self._slices, self.own.present_finite(self._slices))
+                counts = self.own.present_finite(self._slices)
+                counts[[*self.own.own]] = 0
+                self._owned.begin(self._slices, counts, self.own.encode_own(self._slices))
                 frames = {peer: self._encode(peer, values) for peer in self.group.peers}
             except NonFiniteError:
-                if not self._skip:
+                if not self.group.skip:
                     raise
                 self.skipped = True
         sends = [self._send(peer, peer, Pass.PUSH, frames.get(peer, [])) for peer in self.group.peers]
@@ -193,7 +189,7 @@ class Exchange:
                     self._tally.given(self.own, self._values)
                 frames = self.own.encode(self._slices, self._present)
             except NonFiniteError:
-                if not self._skip:
+                if not self.group.skip:
                     raise
                 self.skipped = True
         sends = [self._send(peer, self.group.rank, Pass.PULL, frames) for peer in self.group.peers]
@@ -219,14 +215,14 @@ class Exchange:
         self._awaited[way].discard(peer)
         if self.skipped:
             return
-        name, about = self._names[peer], self.group.shards[peer]
+        name, about = self.group.names[peer], self.group.shards[peer]
         try:
             if way is Pass.PULL:
                 about.apply(self._values, frames)
                 if self._tally is not None:
                     self._tally.received(about, frames)
                 return
-            gradients = self.own.opened(frames)
+            gradients = self.own.checked(frames)
         except FrameError as error:
             raise _unreadable(name, error) from error
         self._owned.receive(self._in_turn.index(peer), 0, range(len(gradients)), gradients)
@@ -245,7 +241,7 @@ class Exchange:
     def _average(self) -> None:
         """Ends the sums once the gradients of all ranks are in."""
         if self.pushed and not self.skipped:
-            taken = self._owned.take(range(self.own.num_frames))
+            taken = self._owned.pop_means(range(self.own.num_frames))
             self._present = [each.num_added > 0 for each in taken]
             if not self.pulls:
                 self.own.put_back(self._slices, self._values)
@@ -264,7 +260,7 @@ class Exchange:
 
     def _read(self, peer: int, way: Pass, packet: memoryview) -> Sequence[memoryview]:
         """Returns a packet's frames: none where its sender skips the step."""
-        name = self._names[peer]
+        name = self.group.names[peer]
         try:
             message, frames = parse(packet, exact=False)
         except ProtocolError as error:

@@ -1,7 +1,8 @@
 """Who takes part in a training, and from which clock on.
 
-A training begins with the workers of its plan. One that died is dropped: the others' gradients complete the clocks that
-it is missing in. One that joins later, in its place or besides, is expected from the first clock that nobody has begun.
+A training begins with the workers of its plan. A worker that died is dropped: the others' gradients complete the clocks
+that it is missing in. A worker that joins later, in its place or besides, is expected from the first clock that no
+worker has begun.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class Membership:
 
     @property
     def lowest(self) -> int:
-        """The rank whose buffers are everybody's; −1 without any."""
+        """The rank whose buffers all workers take; −1 without any."""
         return min(self._since, default=-1)
 
     def expected(self, clock: int) -> tuple[int, ...]:
@@ -97,7 +98,7 @@ class Membership:
             return False
         begun = self._begun(clock)
         if not begun:
-            # Those who were expected have gone, and those who are here come later: nobody will complete it.
+            # The expected workers have gone, and those that are here come later: no gradient will complete it.
             return bool(self._since)
         return len(begun & arrived) >= self._needed_of(len(begun))
 

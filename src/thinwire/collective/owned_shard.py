@@ -1,17 +1,17 @@
-"""What the owner of tensors does with the gradients that come in: an inbox, sums in rank order, and means.
+"""The owner's work on received gradients: an inbox, sums in rank order, means.
 
 A rank of a group and a server own their share of the model alike:
 
-    receive     puts one rank's coded tensors of a clock into the inbox, and adds those whose turn has come
-    complete    says of which tensors as many gradients are in as the members need
-    take        ends the clock of these: their sums become means
+    receive     puts one rank's coded tensors of a clock into the inbox, and adds those whose turn it is
+    complete    returns the tensors that have enough gradients
+    pop_means   turns the sums of these tensors into means, and ends their clock
 
-The owner then finishes the means, by nothing more or by an optimizer's step, and codes the answer once for all ranks.
+The owner then finishes the means: an optimizer may step by them. It encodes the answer once for all ranks.
 
-Gradients are added in the order of the ranks, whatever the order of arrival: floating-point addition is not
-associative, and two runs with one seed must give the same weights. Where all members are needed, a gradient whose turn
-has come is decoded at once, so that on a slow link the work is spread over the arrivals; where some may be missing, no
-rank's turn is known before the quorum is there. Gradients of later clocks wait as frames.
+Gradients are added in the order of the ranks, in whatever order they arrive: floating-point addition is not
+associative, and two runs with one seed must give the same weights. Where all members are needed, a gradient is decoded
+as soon as its turn comes, so that a slow link spreads the work over the arrivals. Where some members may be missing,
+the turns are unknown before the quorum is complete. Gradients of later clocks wait as frames.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from thinwire.collective.membership import Membership
 from thinwire.errors import FrameError
 
 NO_RANKS = (-1,)
-"""The ranks of an update that a worker's NaN or Inf made all skip, or whose workers have all gone away."""
+"""The ranks of an update that all skip because of a worker's NaN or Inf, or whose workers have all gone."""
 
 
 class Taken(NamedTuple):
-    """What came of one tensor's clock: how many gradients its mean holds, and the ranks that took part."""
+    """One tensor's mean: how many gradients it holds, and the ranks that took part."""
 
     num_added: int
     ranks: tuple[int, ...]
@@ -52,20 +52,20 @@ class _Arrival:
 
 
 class OwnedShard:
-    """The tensors of one owner, each with a clock of its own. They are called by their places in the
-    set, in ascending order.
+    """The tensors of one owner, each with a clock of its own. Places in the set name them, in ascending order.
 
     Args:
-        tensors: what is received.
-        sums: where the tensors are summed up; the sums of a clock overwrite those before. None: `begin` says so.
+        tensors: the received tensors.
+        sums: the memory of the sums; a clock's sums overwrite those before. None: `begin` provides it.
         members: the ranks that are expected.
         clocks: of the tensors; by default 0.
-        means: by place, of tensors whose values are divided by the number of their senders.
+        means: by place, of tensors whose values are divided by the number of their senders: whether each message is
+            scaled down to the median norm, as `SenderMeans` has it.
         over: what every sum, or each, is divided by; 0: the number of gradients in it.
         blame: makes the error of a rank whose gradient is damaged.
 
     Attributes:
-        clocks: how many times each tensor was taken.
+        clocks: how many means of each tensor were popped.
         counts: how many gradients each sum holds.
     """
 
@@ -76,15 +76,18 @@ class OwnedShard:
         members: Membership,
         *,
         clocks: Sequence[int] = (),
-        means: Mapping[int, SenderMeans] | None = None,
+        means: Mapping[int, bool] | None = None,
         over: int | Sequence[int] = 0,
         blame: Callable[[int, FrameError], Exception],
     ) -> None:
         self.clocks = np.array(clocks or [0] * len(tensors.contexts), np.int64)
         self.counts = np.zeros(self.clocks.size, np.int64)
         self._tensors, self._members = tensors, members
-        self._sums = sums
-        self._means, self._blame = means or {}, blame
+        self._clips, self._blame = means or {}, blame
+        self._means: dict[int, SenderMeans] = {}
+        self._sums: Flats | None = None
+        if sums is not None:
+            self._sum_in(sums)
         self._over = np.zeros(self.clocks.size, np.int64) + over
         self._inbox: dict[int, dict[int, _Arrival]] = {}
         """By clock and rank."""
@@ -110,8 +113,9 @@ class OwnedShard:
             some = at[self.clocks[at] == clock]
             arrived = sorted(self._inbox.get(clock, {}).items())
             came = np.array([arrival.came[some] for _, arrival in arrived], np.bool_).reshape(len(arrived), some.size)
-            if came.all():
-                yield clock, tuple(rank for rank, _ in arrived), some.tolist()
+            if (came == came[:, :1]).all():
+                is_in = came[:, 0].tolist()
+                yield clock, tuple(rank for (rank, _), each in zip(arrived, is_in, strict=True) if each), some.tolist()
                 continue
             groups: dict[bytes, list[int]] = {}
             for place, column in zip(some.tolist(), came.T.tolist(), strict=True):
@@ -130,16 +134,18 @@ class OwnedShard:
 
     # ---- sums
 
-    def begin(self, sums: Flats, counts: NDArray[np.int64]) -> None:
-        """Says where the first sums are, which hold the gradients of rank 0 already.
+    def begin(self, sums: Flats, counts: NDArray[np.int64], coded: Mapping[int, Checked]) -> None:
+        """Says where the first sums are, which hold gradients of rank 0 already.
 
         Args:
             sums: of the tensors.
-            counts: 0 for each tensor of which it has no gradient, else 1.
+            counts: 1 for each tensor whose sum holds one, else 0.
+            coded: by place, its gradients of tensors that are averaged over senders.
         """
-        self._sums, self.counts[:] = sums, counts
+        self._sum_in(sums)
+        self.counts[:] = counts
         self._arrival(0, 0).came[:] = True
-        self.add_in_turn()
+        self.receive(0, 0, [*coded], [*coded.values()])
 
     def receive(
         self, rank: int, clock: int, places: Sequence[int], gradients: Sequence[Checked], refused: Collection[int] = ()
@@ -181,7 +187,7 @@ class OwnedShard:
                 if not turn.any():
                     break
 
-    def take(self, places: Sequence[int]) -> list[Taken]:
+    def pop_means(self, places: Sequence[int]) -> list[Taken]:
         """Ends the current clock of some tensors, of each of which `sums` then holds the mean.
 
         Returns:
@@ -215,6 +221,12 @@ class OwnedShard:
             self._inbox[clock] = {rank: arrival for rank, arrival in arrived.items() if arrival.came.any()}
         self._inbox = {clock: arrived for clock, arrived in self._inbox.items() if arrived}
         return [Taken(count, ranks_of[place]) for place, count in zip(places, counts, strict=True)]
+
+    def _sum_in(self, sums: Flats) -> None:
+        self._sums = sums
+        if self._clips:
+            views = sums.views()
+            self._means = {place: SenderMeans(views[place], clip=clip) for place, clip in self._clips.items()}
 
     def _arrival(self, rank: int, clock: int) -> _Arrival:
         size = self.clocks.size

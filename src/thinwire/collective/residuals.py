@@ -24,7 +24,7 @@ from thinwire.collective.snapshot import Snapshot
 from thinwire.errors import ConfigError, check_keys
 from thinwire.policies.assignment import Partition, Sized
 from thinwire.policies.compression import PLAIN, Choice
-from thinwire.policies.placement import Sharded
+from thinwire.policies.placement import Heuristic, Sharded
 from thinwire.states import read
 
 Float64Array = npt.NDArray[np.float64]
@@ -46,6 +46,8 @@ class TrainedTensor:
     dtype: torch.dtype
     choice: Choice
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    shape: tuple[int, ...] = ()
+    """Of one whose codec cuts it into tiles, and which has one owner; others are flat, and cut anywhere."""
 
     @property
     def nbytes(self) -> int:
@@ -74,7 +76,8 @@ def partition(tensors: Sequence[TrainedTensor], world: int) -> dict[str, tuple[P
         world: number of ranks.
     """
     sized = [Sized(t.name, t.numel, t.numel * (_UNCOMPRESSED_WEIGHT if t.uncompressed else 1)) for t in tensors]
-    return dict(zip((t.name for t in tensors), Sharded().place(sized, world).partitions, strict=True))
+    placing = Heuristic() if any(tensor.shape for tensor in tensors) else Sharded()
+    return dict(zip((t.name for t in tensors), placing.place(sized, world).partitions, strict=True))
 
 
 def outstanding(
@@ -119,6 +122,8 @@ class SavedResiduals(msgspec.Struct, frozen=True):
     encodes: dict[str, torch.Tensor]
     owners: dict[str, torch.Tensor]
     lags: dict[str, torch.Tensor]
+    own: dict[str, Any] | None = None
+    """The same of slices whose owner is one of their senders."""
 
 
 class Residuals:
@@ -131,6 +136,10 @@ class Residuals:
         mean: whether ranks average (True) or sum.
         seed: of random codecs; each rank derives its own stream.
         partitions: who owns which slice of every tensor, where that is given; by default as `partition` says.
+        of_senders: whether means are over those who sent a value, so that owners code their own gradients, too.
+
+    Attributes:
+        own: the residuals of these gradients; None where owners do not code them.
     """
 
     def __init__(
@@ -142,6 +151,7 @@ class Residuals:
         mean: bool,
         seed: int,
         partitions: Partitions | None = None,
+        of_senders: bool = False,
     ) -> None:
         self.tensors = {tensor.name: tensor for tensor in tensors}
         self.rank = rank
@@ -152,9 +162,17 @@ class Residuals:
         for tensor in self._compressed():
             for part in self.partitions[tensor.name]:
                 codec = tensor.choice.down if part.server == rank else tensor.choice.up
-                like = torch.empty(part.numel, dtype=tensor.compute_dtype, device=tensor.device)
+                like = torch.empty(tensor.shape or part.numel, dtype=tensor.compute_dtype, device=tensor.device)
                 name = part.label(tensor.name)
                 self.contexts[tensor.name, part] = codec.context(like, name=name, seed=stream_seed(seed, rank))
+        self.own: Residuals | None = None
+        if of_senders:
+            both_ways = [replace(each, choice=Choice(each.choice.up, each.choice.up)) for each in self._compressed()]
+            sparse = [each for each in both_ways if each.choice.up.scheme.sends_some]
+            owned = {t.name: tuple(each for each in self.partitions[t.name] if each.server == rank) for t in sparse}
+            # Drawn from another stream than the average's: what it rounded up would be rounded up again.
+            apart = stream_seed(seed, None)
+            self.own = Residuals(sparse, rank, world, mean=mean, seed=apart, partitions=owned)
         self._snapshot = Snapshot(self.contexts)
 
     def _compressed(self) -> list[TrainedTensor]:
@@ -164,15 +182,25 @@ class Residuals:
         """Returns the names of the contexts that keep a residual."""
         return {context.name for context in self.contexts.values() if context.residual is not None}
 
+    def pushes(self, name: str) -> dict[Partition, Context]:
+        """Returns the contexts of this rank's gradient of one tensor, by slice."""
+        own = {} if self.own is None else self.own.contexts
+        every = {part: (own if part.server == self.rank else self.contexts) for part in self.partitions[name]}
+        return {part: contexts[name, part] for part, contexts in every.items() if (name, part) in contexts}
+
     # ---- steps that are skipped
 
     def snapshot(self) -> None:
         """Copies every context's state, so that `restore` can undo a step."""
         self._snapshot.take()
+        if self.own is not None:
+            self.own.snapshot()
 
     def restore(self) -> None:
         """Returns to the last snapshot, bit for bit."""
         self._snapshot.restore()
+        if self.own is not None:
+            self.own.restore()
 
     def scale(self, factor: float) -> None:
         """Multiplies every residual, for gradients whose loss scale has changed by this factor."""
@@ -181,13 +209,16 @@ class Residuals:
                 context.residual.mul_(factor)
             if context.lag_bound is not None:
                 context.lag_bound.scale(factor)
+        if self.own is not None:
+            self.own.scale(factor)
 
     # ---- checkpoints
 
-    def state_dict(self) -> dict[str, dict[str, torch.Tensor]]:
+    def state_dict(self) -> dict[str, Any]:
         """Returns copies: by tensor the residual (flat), how often each of its slices was encoded, and by whom owned.
 
         Also each slice's `LagBound.changing`, and zeros where the codec bounds no lag: the keys are those of any codec.
+        What owners keep of their own gradients is a state of the same form, `own`.
         """
         residuals, encodes, owners, lags = {}, {}, {}, {}
         for tensor in self._compressed():
@@ -196,7 +227,7 @@ class Residuals:
             contexts = [self.contexts[tensor.name, part] for part in parts]
             for part, context in zip(parts, contexts, strict=True):
                 if context.residual is not None:
-                    flat[part.start : part.stop] = context.residual
+                    flat[part.start : part.stop] = context.residual.view(-1)
             residuals[tensor.name] = flat
             encodes[tensor.name] = torch.tensor([context.step for context in contexts], device="cpu")
             owners[tensor.name] = torch.tensor([part.server for part in parts], device="cpu")
@@ -204,7 +235,8 @@ class Residuals:
             for row, context in zip(lags[tensor.name], contexts, strict=True):
                 if context.lag_bound is not None:
                     row.copy_(torch.from_numpy(context.lag_bound.changing()))
-        return {"residuals": residuals, "encodes": encodes, "owners": owners, "lags": lags}
+        own = {} if self.own is None else {"own": self.own.state_dict()}
+        return {"residuals": residuals, "encodes": encodes, "owners": owners, "lags": lags, **own}
 
     def blank_state_dict(self, world: int) -> dict[str, dict[str, torch.Tensor]]:
         """Returns zeros in the form that a rank of a `world`-rank run saves."""
@@ -227,13 +259,15 @@ class Residuals:
             ConfigError: it does not fit, or holds residuals of tensors whose codec keeps none here; nothing is changed.
         """
         self.check_state(state)
+        if self.own is not None:
+            self.own.load_state_dict(state["own"])
         for name, flat in state["residuals"].items():
             parts = self.partitions[name]
             for part, encodes, lag in zip(parts, state["encodes"][name].tolist(), state["lags"][name], strict=True):
                 context = self.contexts[name, part]
                 context.step = encodes
                 if context.residual is not None:
-                    context.residual.copy_(flat[part.start : part.stop])
+                    context.residual.view(-1).copy_(flat[part.start : part.stop])
                 if context.lag_bound is not None:  # zeros, as of a codec without a bound, are a bound that begins
                     context.lag_bound.restore(lag)
 
@@ -243,6 +277,9 @@ class Residuals:
         check_state(list(self.tensors.values()), state)
         for name, flat in state["residuals"].items():
             self._check_slices(name, flat, state)
+        if self.own is not None:
+            check_keys(state, ["own"])
+            self.own.check_state(state["own"])
 
     def _check_slices(self, name: str, flat: torch.Tensor, state: Mapping[str, Any]) -> None:
         """Raises ConfigError where a tensor's slices cannot take what a state holds of it."""
@@ -299,7 +336,7 @@ class Residuals:
                     equal = (whole / (holders * counts)).to(residual.dtype)
                     last = part.server if down else max(set(range(self.world)) - {part.server})
                     left = whole - (holders - 1) * counts * equal.double()
-                    residual.copy_(equal if self.rank != last else left / (1.0 if down else counts))
+                    residual.view(-1).copy_(equal if self.rank != last else left / (1.0 if down else counts))
 
     def _holders(self, tensor: TrainedTensor) -> int:
         """How many ranks keep a residual of each value."""

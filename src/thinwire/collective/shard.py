@@ -12,7 +12,7 @@ memory, or tensors where they lie on a GPU, and then only frames and uncompresse
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -23,8 +23,8 @@ from thinwire.codecs import Context
 from thinwire.codecs.decoding import Values
 from thinwire.codecs.flats import Flats, address_of
 from thinwire.codecs.tensor_set import Checked, TensorSet
-from thinwire.errors import NonFiniteError
-from thinwire.packets import BatchedTensor
+from thinwire.errors import FrameError, NonFiniteError
+from thinwire.packets import BatchedTensor, EncodedTensor
 from thinwire.packets.batch import join, split
 from thinwire.policies.compression import PLAIN
 
@@ -85,6 +85,7 @@ class Shard:
         plain: where the uncompressed slices lie; their values travel end to end, as one tensor in one last frame.
         dtype: of the values, float32 or float64.
         drop_zeros: whether a compressed slice without any gradient is left out, as DDP leaves out unused parameters.
+        own: by place, the contexts of the owner's own gradient, of slices that are averaged over senders.
     """
 
     contexts: list[Context]
@@ -92,12 +93,14 @@ class Shard:
     plain: Spans
     dtype: np.dtype[Any]
     drop_zeros: bool
+    own: Mapping[int, Context] = field(default_factory=dict)
     payload_nbytes: int = 0
     """Payload bytes of the frames that were encoded last."""
     num_frames: int = field(init=False)
     """How many frames a packet about this shard holds."""
     num_values: int = field(init=False)
     tensors: TensorSet = field(init=False)
+    _own: TensorSet = field(init=False)
 
     def __post_init__(self) -> None:
         self.num_frames = len(self.coded) + bool(self.plain)
@@ -108,6 +111,7 @@ class Shard:
         """Reads the contexts' codecs anew."""
         whole = [PLAIN.context(np.empty(self.plain.num_values, self.dtype), name="uncompressed")] if self.plain else []
         self.tensors = TensorSet([*self.contexts, *whole], range(len(self.coded), self.num_frames))
+        self._own = TensorSet([*self.own.values()])
 
     @property
     def max_nbytes(self) -> int:
@@ -164,13 +168,31 @@ class Shard:
         self.payload_nbytes = sum(context.payload_nbytes for context in some.contexts)
         return frames
 
-    def opened(self, frames: Sequence[bytes | memoryview]) -> list[Checked]:
+    def opened(self, frames: Sequence[bytes | memoryview]) -> list[EncodedTensor]:
         """Returns what a packet holds of each slice. Raises FrameError."""
         return (
             [*frames[: len(self.coded)], *split(frames[-1], [self.plain.num_values], self.dtype)]
             if self.plain
             else list(frames)
         )
+
+    def encode_own(self, slices: Flats) -> dict[int, Checked]:
+        """Returns the owner's own gradient of the slices that are averaged over senders. Raises NonFiniteError."""
+        if not self.own:
+            return {}
+        frames = self._own.encode(slices.at([*self.own]))
+        return dict(zip(self.own, self._own.check(frames), strict=True))
+
+    def checked(self, frames: Sequence[bytes | memoryview]) -> list[Checked]:
+        """Returns what another rank's packet holds of each slice, to be added. Raises FrameError."""
+        opened = self.opened(frames)
+        if not self.own:
+            return [*opened]  # adding checks them
+        checked = self.tensors.check(opened)
+        for context, frame, each in zip(self.contexts, frames, checked, strict=False):
+            if each is None and len(frame):
+                raise FrameError(f"{context.name}: the sender's tensor held NaN or Inf")
+        return checked
 
     def apply(self, values: Sequence[Values], frames: Sequence[bytes | memoryview]) -> None:
         """Replaces the shard's values by the average that its owner encoded. Raises FrameError."""
@@ -201,5 +223,5 @@ class Shard:
             if self.drop_zeros and not out.any() and residual.any():
                 continue
             waiting.remove(context.name)
-            out += (residual if times == 1 else residual * times).to(out.device)
+            out += (residual if times == 1 else residual * times).view(-1).to(out.device)
             residual.zero_()

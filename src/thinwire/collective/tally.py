@@ -1,7 +1,7 @@
 """What one measured step sent and received of every tensor, and the norms of what its codecs were given.
 
 A step is measured where its exchanges are given a tally. The pushing and the pulling thread write into it at once, each
-with one append, and nobody reads it before the step is over.
+with one append, and it is read after the step.
 """
 
 from __future__ import annotations

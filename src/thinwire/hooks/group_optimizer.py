@@ -58,7 +58,8 @@ class GroupOptimizer(LocalOptimizer):
         self.exchange = exchange
         self.reducer = PeerReducer(design.local, exchange, shared, outer_groups)
         rounds = LocalRounds(design, Rounds(design.local), shared, self.reducer)
-        self._take_rounds(model, optimizer, rounds, design.local, outer_groups)
+        of_senders = "senders" in design.reduce
+        self._take_rounds(model, optimizer, rounds, design.local, outer_groups, of_senders=of_senders)
         self._fixed = [_without_rate(group) for group in outer_groups]
         self._counters = Counters()
         self._places = ModelPlaces(model, shared.tensors, self.leave)

@@ -59,7 +59,7 @@ def check_ranks_can(design: Design, **given: object) -> None:
         needs.append("votes and shared scales")
     if design.ema:
         needs.append("ema")
-    if "senders" in design.reduce:
+    if "senders" in design.reduce and design.local is None:
         needs.append(f"reduce={design.reduce}")
     if needs:
         raise ConfigError(
@@ -128,10 +128,9 @@ def _local(
     ranks.agree(peers, {**said, **described(exchanged)}, **_TOGETHER)
     core = asked.core(exchanged, peers)
     for tensor in tensors:
-        for part in core.residuals.partitions[tensor.travels_as]:
-            context = core.residuals.contexts.get((tensor.travels_as, part))
-            if part.server != peers.rank and context is not None and context.residual is not None:
-                tensor.withheld.append((part.start, part.stop, context.residual))
+        for part, context in core.residuals.pushes(tensor.travels_as).items():
+            if context.residual is not None:
+                tensor.withheld.append((part.start, part.stop, context.residual.view(-1)))
     layouts = row_major({each.travels_as: each.parameter for each in tensors})
     exchange = ExchangeState(
         core=core, driver=CollectiveDriver(core, peers), options=asked, link_bps=0.0, layouts=layouts
@@ -180,7 +179,15 @@ def _tensors(
     devices = {each.travels_as: each.parameter.device for each in tensors}
     for tensor in tensors:
         sizes[tensor.travels_as] += tensor.parameter.numel()
-    return tensors, [TrainedTensor(n, size, torch.float32, chosen[n], devices[n]) for n, size in sizes.items()]
+    shapes = {
+        each.travels_as: tuple(each.parameter.shape)
+        for each in coded
+        if getattr(chosen[each.travels_as].up.scheme, "layout", "") == "tiles"
+    }
+    return tensors, [
+        TrainedTensor(name, size, torch.float32, chosen[name], devices[name], shapes.get(name, ()))
+        for name, size in sizes.items()
+    ]
 
 
 def _begin(opt: GroupOptimizer, shared: SharedParameters, peers: PeerGroup, state: Mapping[str, Any] | None) -> None:

@@ -187,7 +187,7 @@ class CollectiveDriver:
         """One rank has nobody to send to: its part of an exchange is done at once, and fails as an exchange does."""
         values, finite = buffer.values(), False
         try:
-            finite = self.failure is None and self._core.take_alone(bucket, values, index, last=last)
+            finite = self.failure is None and self._core.complete_alone(bucket, values, index, last=last)
         except NonFiniteError as error:
             self.failure = error
             self._told.set()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,7 @@ class Copy:
 
     Args:
         values: the workers' copy, bit for bit; changed in place.
-        seen: the server's values when these workers were sent their last update; None where nobody asks.
+        seen: the server's values when these workers were sent their last update; None where it is not needed.
         owners: the workers.
         lag: chooses the sparsity multiplier of what the copy lacks; None where the codec's options alone say it.
 
@@ -70,26 +70,19 @@ class Copies:
         seen = np.zeros(shape, np.float32) if keep_seen else None
         self._copies = [Copy(np.zeros(shape, np.float32), seen, set(range(workers)), lag_bound())]
 
-    def move(self, ranks: set[int]) -> Iterator[Copy]:
-        """Yields the copies of some workers, each once with its owners among them, to be changed in place.
+    def move(self, ranks: set[int]) -> Copy:
+        """Returns the copy of some workers, which all hold the same, to be changed in place.
 
         Those who stay behind keep theirs: a group that splits is copied first.
         """
-        for copy in list(self._copies):
-            moving = copy.owners & ranks
-            if not moving:
-                continue
-            if moving != copy.owners:
-                copy.owners -= moving
-                seen, lag = copy.seen, copy.lag
-                copy = Copy(copy.values.copy(), None if seen is None else seen.copy(), moving, lag and lag.clone())
-                self._copies.append(copy)
-            yield copy
-
-    @property
-    def only(self) -> Copy | None:
-        """The one copy, where all workers hold the same."""
-        return self._copies[0] if len(self._copies) == 1 else None
+        [copy] = [copy for copy in self._copies if copy.owners & ranks]
+        moving = copy.owners & ranks
+        if moving != copy.owners:
+            copy.owners -= moving
+            seen, lag = copy.seen, copy.lag
+            copy = Copy(copy.values.copy(), None if seen is None else seen.copy(), moving, lag and lag.clone())
+            self._copies.append(copy)
+        return copy
 
     @property
     def owners(self) -> set[int]:

@@ -1,11 +1,10 @@
 """What travels down: one idea, several forms.
 
 `delta`: the server keeps the model and, bit for bit, the copy that workers hold; what they lack is encoded once for all
-workers that hold the same copy. In lockstep that is everybody (3LC §3, shared pulls); where each push is an update
-of its own, copies part ways and every group gets its own frame, so what a worker has not been sent adds up for it
-alone (the per-client sums of Wu 2018). `gradient`: the average gradient with a residual at the server (DoubleSqueeze),
-or as whole votes (TernGrad), for workers that run the optimizer. `weights`: the average of whole weights (Øland & Raj).
-`momentum`: as `delta`, and each end adds the optimizer's momentum itself.
+workers (3LC §3, shared pulls). Where each push is an update of its own, copies part ways, and what a worker has not
+been sent adds up for it alone (the per-client sums of Wu 2018). `gradient`: the average gradient with a residual at the
+server (DoubleSqueeze), or as whole votes (TernGrad), for workers that run the optimizer. `weights`: the average of
+whole weights (Øland & Raj). `momentum`: as `delta`, and each end adds the optimizer's momentum itself.
 """
 
 from __future__ import annotations
@@ -52,18 +51,16 @@ class Downlink(ABC):
         """The server's copy, as far as it keeps one."""
 
     @abstractmethod
-    def publish(
-        self, aggregate: FloatArray, version: int, ranks: set[int], scale: float | None
-    ) -> list[tuple[set[int], EncodedTensor]]:
-        """Encodes an update for some workers; returns, for each group that holds the same copy, its frame."""
+    def publish(self, aggregate: FloatArray, version: int, ranks: set[int], scale: float | None) -> EncodedTensor:
+        """Encodes an update for some workers, which hold the same."""
 
-    @abstractmethod
     def snapshot(self, rank: int) -> FloatArray:
         """The whole table as this worker has it, or will."""
+        return self.values
 
-    @abstractmethod
     def assign(self, values: FloatArray) -> None:
-        """Everybody now holds `values`."""
+        """All workers now hold `values`."""
+        self.values[...] = values
 
     def admit(self, rank: int) -> None:  # noqa: B027  # all hold the same in most forms
         """A further worker is there, and holds what most others do."""
@@ -107,31 +104,19 @@ class ModelDelta(Downlink):
         kept = codec.residual_by_default
         lag_bound = codec.scheme.delta_lag_bound if kept else unbounded
         self.copies = Copies(shape, workers, keep_seen=not kept, lag_bound=lag_bound)
-        self.is_batched, self._narrow = is_batched(codec, shape), codec == NARROW
+        self.is_batched = is_batched(codec, shape)
         self.pulls = replace(codec, error_feedback=False).context(self.values, name=name)
         """The context of what goes down together with other tables; copies stand for its residual."""
 
-    def publish(
-        self, aggregate: FloatArray, version: int, ranks: set[int], scale: float | None
-    ) -> list[tuple[set[int], EncodedTensor]]:
-        sent: list[tuple[set[int], EncodedTensor]] = []
-        for copy in self.copies.move(ranks):
-            with self.codec.pool.lend() as space:
-                unsent = space.array("downlinks.unsent", self.values.size, np.float32).reshape(self.shape)
-                np.subtract(self.values, copy.base, out=unsent)
-                frame = self._encode(unsent, version, copy)
-            self.sent(copy)
-            sent.append((copy.owners, frame))
-        return sent
-
-    def _encode(self, unsent: FloatArray, version: int, copy: Copy) -> EncodedTensor:
-        """Returns what of it travels, and adds that to the copy."""
-        if self.is_batched:
-            batched = BatchedTensor.of(unsent.reshape(-1), self.name, narrow=self._narrow)
-            batched.unpack(copy.values.reshape(-1), accumulate=True)
-            return batched
-        sparsity = None if copy.lag is None else copy.lag.sparsity
-        return self.encode(unsent, version, copy.values, accumulate=True, sparsity=sparsity)
+    def publish(self, aggregate: FloatArray, version: int, ranks: set[int], scale: float | None) -> EncodedTensor:
+        copy = self.copies.move(ranks)
+        with self.codec.pool.lend() as space:
+            unsent = space.array("downlinks.unsent", self.values.size, np.float32).reshape(self.shape)
+            np.subtract(self.values, copy.base, out=unsent)
+            sparsity = None if copy.lag is None else copy.lag.sparsity
+            frame = self.encode(unsent, version, copy.values, accumulate=True, sparsity=sparsity)
+        self.sent(copy)
+        return frame
 
     def sent(self, copy: Copy) -> None:
         """Notes that what a copy lacked was encoded."""
@@ -144,7 +129,7 @@ class ModelDelta(Downlink):
         return self.copies.of(rank)
 
     def assign(self, values: FloatArray) -> None:
-        self.values[...] = values
+        super().assign(values)
         self.copies.assign(values, self.copies.owners)
 
     def admit(self, rank: int) -> None:
@@ -199,21 +184,13 @@ class AverageGradient(Downlink):
         self.context: Context = codec.context(self.values, name=name, seed=seed)
         self._batched, self._narrow = is_batched(codec, shape), codec == NARROW
 
-    def publish(
-        self, aggregate: FloatArray, version: int, ranks: set[int], scale: float | None
-    ) -> list[tuple[set[int], EncodedTensor]]:
+    def publish(self, aggregate: FloatArray, version: int, ranks: set[int], scale: float | None) -> EncodedTensor:
         if isinstance(self.codec.scheme, Votes) and scale is not None:
             # The votes of workers that share one scale are whole numbers of it (TernGrad §3.1).
-            return [(ranks, self.codec.encode(aggregate, scale=scale, workers=self.senders))]
+            return self.codec.encode(aggregate, scale=scale, workers=self.senders)
         if self._batched:
-            return [(ranks, BatchedTensor.of(aggregate.reshape(-1), self.name, narrow=self._narrow))]
-        return [(ranks, self.context.encode(aggregate))]
-
-    def snapshot(self, rank: int) -> FloatArray:
-        return self.values
-
-    def assign(self, values: FloatArray) -> None:
-        self.values[...] = values
+            return BatchedTensor.of(aggregate.reshape(-1), self.name, narrow=self._narrow)
+        return self.context.encode(aggregate)
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "context": self.context.state_dict()}
@@ -226,16 +203,8 @@ class AverageGradient(Downlink):
 class AverageWeights(Downlink):
     """The average of the workers' decoded weights, encoded anew (Øland & Raj §2: self-contained after each change)."""
 
-    def publish(
-        self, aggregate: FloatArray, version: int, ranks: set[int], scale: float | None
-    ) -> list[tuple[set[int], EncodedTensor]]:
-        return [(ranks, self.encode(aggregate, version, self.values, accumulate=False))]
-
-    def snapshot(self, rank: int) -> FloatArray:
-        return self.values
-
-    def assign(self, values: FloatArray) -> None:
-        self.values[...] = values
+    def publish(self, aggregate: FloatArray, version: int, ranks: set[int], scale: float | None) -> EncodedTensor:
+        return self.encode(aggregate, version, self.values, accumulate=False)
 
 
 FORMS: dict[str, type[Downlink]] = {

@@ -104,5 +104,5 @@ class Digests:
             del self._first[min(self._first)]
 
     def drop(self, rank: int) -> None:
-        """Forgets the digests of a worker that is gone: nobody need equal them."""
+        """Forgets the digests of a worker that is gone: no other need equal them."""
         self._first = {step: first for step, first in self._first.items() if first[0] != rank}

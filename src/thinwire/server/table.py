@@ -76,17 +76,6 @@ class Table:
         """The version that each worker was led to last."""
         self.scale: float | None = None
 
-    @property
-    def replica(self) -> FloatArray:
-        """The workers' copy, where they all hold the same."""
-        return self.downlink.snapshot(0)
-
-    @property
-    def residual(self) -> FloatArray:
-        """The difference between the server's values and the workers' copies: values − replica."""
-        difference: FloatArray = self.values.numpy() - self.replica
-        return difference
-
     def assign(self, frame: EncodedTensor, version: int) -> None:
         """Replaces the table by whole values.
 
@@ -117,8 +106,8 @@ class Table:
         ranks: set[int] | None = None,
         *,
         made: EncodedTensor | None = None,
-    ) -> list[tuple[set[int], EncodedTensor]]:
-        """Encodes an update to the next version for workers, by default all, once for each group with the same copy.
+    ) -> EncodedTensor:
+        """Encodes an update to the next version for workers that hold the same, by default all.
 
         An update without any gradient is an empty frame.
 
@@ -133,9 +122,9 @@ class Table:
         self.version += 1
         targets = set(self.given) if ranks is None else ranks
         if aggregate is None:
-            sent: list[tuple[set[int], EncodedTensor]] = [(targets, NO_GRADIENT)]
+            sent: EncodedTensor = NO_GRADIENT
         elif made is not None:
-            sent = [(targets, made)]
+            sent = made
         else:
             try:
                 sent = self.downlink.publish(aggregate, self.version, targets, self.scale)
@@ -152,7 +141,7 @@ class Table:
 
     @property
     def momentum(self) -> OuterMomentum | None:
-        """What this end adds to what was sent, once something was; None where no end adds anything."""
+        """The momentum that each end adds to updates; None before the first update, and without one."""
         return self.downlink.outer if isinstance(self.downlink, ModelMomentum) and self.version else None
 
     def momentum_frame(self, *, anchor: bool) -> bytes:
@@ -163,7 +152,7 @@ class Table:
         return PLAIN.encode(values.numpy())
 
     def admit(self, rank: int) -> None:
-        """A worker that was never here holds what the others do. Of one whose rank lies in a gap nothing is known."""
+        """Gives a worker that was never here the copy that the others hold."""
         self.given.setdefault(rank, self.version)
         self.downlink.admit(rank)
 

@@ -85,7 +85,7 @@ class UpdateEngine(TableUpdates):
 
     @property
     def first_undrawn_clock(self) -> int:
-        """The first clock whose examples no worker can have drawn before it hears what the shard says now.
+        """The first clock whose examples no worker has drawn before the shard's next message reaches it.
 
         A worker draws the examples of a clock before its forward pass, which waits for all tables but those of the last
         `lead` clocks. Every worker has been told of the tables' oldest version; none of the next.
@@ -128,7 +128,7 @@ class UpdateEngine(TableUpdates):
 
         Raises:
             ProtocolError: it may not say that.
-            CannotGoOn: somebody whom this step needs has left.
+            CannotGoOn: a worker whose gradient this step needs has left.
         """
         if len(push.tables) != len(frames):
             raise ProtocolError(f"{len(push.tables)} tables and {len(frames)} frames in one push")
@@ -137,7 +137,7 @@ class UpdateEngine(TableUpdates):
             raise ProtocolError(f"a push of step {push.step}; steps are 0 … {MAX_STEP - 1}")
         frame_of = dict(zip(push.tables, frames, strict=True))
         settings = self._settings_of(rank, push)
-        if push.last and self.final is None:  # of whoever is first: worker 0 may have died, or have come late
+        if push.last and self.final is None:  # of the first worker to say so: worker 0 may have died, or have come late
             # Where updates are made without this worker, they may be ahead of it.
             self.final = max(push.step, self.newest) + 1
         places = sorted(self._places[index] for index in self._trained_of(push, frame_of))

@@ -15,7 +15,6 @@ import numpy as np
 from thinwire.codecs.decoding import CheckedFrame
 from thinwire.codecs.flats import Flats
 from thinwire.codecs.scheme import stream_seed
-from thinwire.codecs.senders import SenderMeans
 from thinwire.codecs.tensor_set import Checked, TensorSet
 from thinwire.codecs.tensors import FloatArray
 from thinwire.collective.membership import Membership
@@ -107,9 +106,7 @@ class TableUpdates:
             self.members,
             clocks=[table.version for table in tables],
             means={
-                place: SenderMeans(table.sum.reshape(-1), clip=table.reduce.startswith("clipped"))
-                for place, table in enumerate(tables)
-                if "senders" in table.reduce
+                p: table.reduce.startswith("clipped") for p, table in enumerate(tables) if "senders" in table.reduce
             },
             over=[table.reduce == "sum" for table in tables],
             blame=lambda rank, error: FrameError(f"the gradient of worker {rank}: {error}"),
@@ -152,7 +149,7 @@ class TableUpdates:
             have: what it says; of another number of tables, that it has nothing.
 
         Raises:
-            ProtocolError: it is ahead of the shard, or lacks updates that nobody can give it any more.
+            ProtocolError: it is ahead of the shard, or lacks updates that are not to be had any more.
         """
         versions = tuple(have) if len(have) == len(self.tables) else (-1,) * len(self.tables)
         for table, version in zip(self.tables, versions, strict=True):
@@ -176,10 +173,12 @@ class TableUpdates:
         Args and Raises: as for `check_versions`.
         """
         versions = self.check_versions(rank, have)
-        lacks = [i for i, table in enumerate(self.tables) if versions[i] < table.version or self.terms.immediate]
+        lacks = [
+            i for i, table in enumerate(self.tables) if versions[i] < table.version or not self.terms.has_common_clock
+        ]
         if not lacks:
             return []
-        give = Table.hand_over if self.terms.immediate else Table.snapshot
+        give = Table.hand_over if not self.terms.has_common_clock else Table.snapshot
         frames = [give(self.tables[i], rank) for i in lacks]
         outgoing = []
         led = [i for i in lacks if self.tables[i].momentum is not None]
@@ -206,7 +205,7 @@ class TableUpdates:
             ConfigError: updates are made of several pushes, and tables have different versions.
         """
         versions = {table.version for table in self.tables if not table.spec.state}
-        if len(versions) > 1 and not self.terms.immediate:
+        if len(versions) > 1 and self.terms.has_common_clock:
             raise ConfigError(
                 f"consistency {self.plan.consistency}: tables have versions {sorted(versions)}; a checkpoint is taken "
                 "where all have one"
@@ -225,7 +224,7 @@ class TableUpdates:
         self.exchanges = {rank: list(each) for rank, each in state["exchanges"].items()}
         for table, saved in zip(self.tables, state["tables"], strict=True):
             table.load_state_dict(saved)
-        if self.terms.lockstep and self.step:  # buffers may have been on their way: nobody sends them again
+        if self.terms.lockstep and self.step:  # buffers may have been on their way: no worker sends them again
             due = (self.step - 1) // self.plan.state_interval * self.plan.state_interval
             for table in (each for each in self.tables if each.spec.state):
                 table.version = max(table.version, due + 1)
@@ -233,7 +232,7 @@ class TableUpdates:
         if self._optimizer is not None:
             self._optimizer.load_state_dict(state["updater"])
         self.members.history = tuple((clock, tuple(ranks)) for clock, ranks in state["memberships"])
-        self.members.divide_data(self.step)  # whoever was gone is waited for again
+        self.members.divide_data(self.step)  # workers that were gone are waited for again
 
     # ---- updates
 
@@ -272,16 +271,16 @@ class TableUpdates:
         here = self.plan.shard_steps  # the optimizer runs here, and no worker need know
         messages: dict[tuple[int, int, tuple[int, ...]], list[tuple[int, EncodedTensor]]] = {}
         targets = None if rank is None else {rank}
-        taken = self.shard.take(places)
+        taken = self.shard.pop_means(places)
         changed = [place for place, each in zip(places, taken, strict=True) if each.num_added]
         if here:
             self._step([self._trained[place] for place in changed], settings)
-        made = self._encode_together(changed) if here and rank is None else {}
+        made = self._encode_together(changed, targets) if here else {}
         for place, each in zip(places, taken, strict=True):
             table = self._trained[place]
             table.downlink.senders = each.num_added or table.downlink.senders
             base, some = (-1, each.ranks) if rank is None else (table.given[rank], (rank,))
-            [(_, sent)] = table.publish(table.sum if each.num_added else None, targets, made=made.get(place))
+            sent = table.publish(table.sum if each.num_added else None, targets, made=made.get(place))
             messages.setdefault((table.version, base, some), []).append((self._indices[place], sent))
         self.shard.add_in_turn()
         all_ranks = tuple(range(self.plan.workers)) if self.members.highest < self.plan.workers else None
@@ -313,29 +312,28 @@ class TableUpdates:
         except Exception as error:  # torch raises anything; some tables may be updated, and others not
             raise CannotGoOn(f"{self.plan.optimizer} failed at step {self.step}: {error}") from error
 
-    def _encode_together(self, places: Sequence[int]) -> dict[int, EncodedTensor]:
-        """Encodes the difference between some trained tables and the workers' copies, and updates these copies.
+    def _encode_together(self, places: Sequence[int], ranks: set[int] | None) -> dict[int, EncodedTensor]:
+        """Encodes the difference between some trained tables and workers' copies, and updates these copies.
 
         Returns:
-            Frames by place, without those that `Table.publish` must make: of tables of which workers hold different
-            copies, that go one by one, or that hold NaN or Inf.
+            Frames by place, without those that `Table.publish` must make: of tables that go one by one, or that hold
+            NaN or Inf.
         """
-        downlinks = [(p, each) for p in places if isinstance(each := self._trained[p].downlink, ModelDelta)]
-        lacking = {place: (each, copy) for place, each in downlinks if (copy := each.copies.only) is not None}
-        if not lacking:
+        if not places:
             return {}
-        values, copies = self._values.at([*lacking]), [copy for _, copy in lacking.values()]
-        made = self._pulls.at([*lacking]).encode_together(
+        deltas = [each for p in places if isinstance(each := self._trained[p].downlink, ModelDelta)]
+        copies = [each.copies.move(ranks or each.copies.owners) for each in deltas]
+        values = self._values.at(places)
+        made = self._pulls.at(places).encode_together(
             values,
             _placed([copy.base_address for copy in copies], [copy.base for copy in copies], values),
             outs=_placed([copy.address for copy in copies], [copy.values for copy in copies], values),
             bounds=[copy.lag for copy in copies],
         )
-        found = {place: frame for place, frame in zip(lacking, made, strict=True) if frame is not None}
-        for place in found:
-            downlink, copy = lacking[place]
-            downlink.sent(copy)
-        return found
+        for delta, copy, frame in zip(deltas, copies, made, strict=True):
+            if frame is not None:
+                delta.sent(copy)
+        return {place: frame for place, frame in zip(places, made, strict=True) if frame is not None}
 
 
 def _placed(addresses: Sequence[int], arrays: Sequence[FloatArray], like: Flats) -> Flats:

@@ -32,6 +32,8 @@ CODED = (
     "local-sgd[h=3,settle=2]",
     "diloco[h=3]",
     "diloco[h=3,outer=SignSGD,outer_lr=0.001,outer_momentum=0,nesterov=false]",
+    "sparseloco[h=3]",
+    "demo[inner=any]",
     "streaming-diloco[h=6,fragments=3,delay=2]",
 )
 

@@ -24,13 +24,13 @@ from thinwire.hooks.resuming import KeptSteps, load_agreed
 
 TOTAL = 14
 RESUMED = {"update": 7, "diloco[h=3]": 6, "diloco[h=3,keep=0.5]": 8, "streaming-diloco[h=6,delay=2]": 11, "3lc": 7}
+RESUMED |= {"sparseloco[h=3]": 8, "demo": 7}
 """Designs, and the step before which they are saved."""
 NEED_SERVERS = {
     "terngrad": "votes and shared scales",
     "mps": "consistency=ssp",
     "3lc[consistency=ssp[5]]": "consistency=ssp",
     "entropy": "downlink=weights",
-    "sparseloco": "reduce=clipped-mean-of-senders",
 }
 KEPT = ("update", "local-sgd[h=2]", "3lc")
 

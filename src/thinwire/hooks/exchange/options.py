@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from math import prod
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ from thinwire.policies.compression import MIN_NUMEL, PLAIN, ByShape, Choice, Com
 from thinwire.runtime.clock import check_seconds, in_seconds
 from thinwire.runtime.collective import CollectiveDriver
 from thinwire.runtime.peers import agree, measure_link
+from thinwire.schema import Reduce
 from thinwire.security.credentials import Credentials
 from thinwire.transports.peers import PeerGroup
 from thinwire.version import VERSION
@@ -84,7 +85,7 @@ class ExchangeOptions:
     codecs: Mapping[str, str | Codec] | None = None
     last_layer: str | Codec | None = None
     compression: Compression | None = None
-    reduce: Literal["mean", "sum"] = "mean"
+    reduce: Reduce = "mean"
     nonfinite: Literal["raise", "skip"] = "raise"
     scaler: Any = None
     seed: int = 0
@@ -110,6 +111,8 @@ class ExchangeOptions:
         taken = [each.name for each in fields(cls) if each.name not in ("codec", "options", *without)]
         options = {name: value for name, value in given.items() if name not in taken}
         asked = cls(codec=codec, options=options, **{name: given[name] for name in taken if name in given})
+        if (reduce := given.get("reduce", "mean")) not in ("mean", "sum"):
+            raise ConfigError(f"reduce={reduce!r}; allowed is 'mean' or 'sum'")
         if options and codec != AUTO:
             try:
                 as_codec(codec, options)
@@ -129,7 +132,7 @@ class ExchangeOptions:
         for name in ("start_step", "min_numel", "seed"):
             whole = isinstance(given[name], int | np.integer) and not isinstance(given[name], bool)
             check(name, whole and (name == "seed" or given[name] >= 0), "a whole number, but for a seed 0 or more")
-        check("reduce", given["reduce"] in ("mean", "sum"), "'mean' or 'sum'")
+        check("reduce", given["reduce"] in get_args(Reduce), "'mean' or 'sum'")
         check("nonfinite", given["nonfinite"] in ("raise", "skip"), "'raise' or 'skip'")
         check("measure_link", isinstance(given["measure_link"], bool), "True or False")
         policy, timeout, mb = given["compression"], given["timeout"], given["gather_mb"]
@@ -268,8 +271,16 @@ class ExchangeOptions:
             partitions: who owns which values; by default all own equally many.
             drop_zeros, pulls: of `Collective`.
         """
-        mean = self.reduce == "mean"
-        residuals = Residuals(tensors, peers.rank, peers.size, mean=mean, seed=self.seed, partitions=partitions)
+        mean = self.reduce != "sum"
+        residuals = Residuals(
+            tensors,
+            peers.rank,
+            peers.size,
+            mean=mean,
+            seed=self.seed,
+            partitions=partitions,
+            of_senders="senders" in self.reduce,
+        )
         return Collective(
             residuals,
             skip=self.nonfinite == "skip",
@@ -277,6 +288,7 @@ class ExchangeOptions:
             group_nbytes=self.group_nbytes,
             pulls=pulls,
             names=peers.names,
+            clip=self.reduce.startswith("clipped"),
         )
 
     def controller(
