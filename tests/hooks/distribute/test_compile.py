@@ -52,3 +52,22 @@ def test_compiled_model_is_one_graph_with_the_same_bits(design: str, when: str) 
     assert counters["stats"]["unique_graphs"] <= 1, "no layer's hook cuts it"
     assert breaks or counters["stats"]["unique_graphs"] == 1
     assert (sum(counters["graph_break"].values()) > 0) == breaks
+
+
+@pytest.mark.parametrize("design", DESIGNS)
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_training_step_has_the_same_bits(design: str, backend: str) -> None:
+    def train(rank: int, model: nn.Module, opt: DistributedOptimizer) -> torch.Tensor:
+        def taken(step: int) -> None:
+            inner_step(model, opt, rank, step)
+
+        whole: Any = torch.compile(taken, backend=backend)
+        for step in range(6):
+            whole(step)
+        opt.flush()
+        return values(model)
+
+    torch._dynamo.reset()
+    found, _ = run_cluster(mlp, train, workers=1, optimizer=sgd, design=design)
+    usual, _ = run_cluster(mlp, steps(6), workers=1, optimizer=sgd, design=design)
+    assert torch.equal(found[0], usual[0])
