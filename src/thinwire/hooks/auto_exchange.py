@@ -19,7 +19,7 @@ from thinwire.hooks import ddp
 from thinwire.hooks.auto_checks import adapts, check_state, check_training, meet_alike
 from thinwire.hooks.auto_choice import Choice, StepClock, choose
 from thinwire.hooks.costs import sent_and_received
-from thinwire.hooks.replicas import Replicas, follow_rank_0, silence
+from thinwire.hooks.replicas import Replicas, broadcast, follow_rank_0, silence
 from thinwire.hooks.several import class_names, parts
 from thinwire.policies.adaptive import ROUNDS
 from thinwire.runtime import peers as ranks
@@ -132,6 +132,11 @@ class AutoExchange:
         """Gives all ranks rank 0's weights and moments."""
         if self._peers is not None:
             follow_rank_0(self._model, self._inner, self._peers, self._group)
+
+    def follow_buffers(self) -> None:
+        """Gives all ranks rank 0's buffers, as DistributedDataParallel does before every forward pass."""
+        if self.replicas is not None:
+            broadcast(self._model.buffers(), next(self._model.parameters()).device, self._group)
 
     def traffic(self) -> dict[str, float]:
         """Returns this rank's sums so far, as `TrainingCosts.traffic`."""

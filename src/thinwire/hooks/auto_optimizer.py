@@ -206,7 +206,7 @@ class AutoOptimizer(HeldOptimizer):
             self._auto.exchange.sync()
 
     def flush(self) -> None:
-        """Exchanges updates that wait, after which all ranks have the same weights; all call it after the same step.
+        """Exchanges what waits, after which all ranks have the same weights and buffers; all call it after one step.
 
         While steps are measured all ranks take rank 0's weights and moments.
         """
@@ -214,6 +214,8 @@ class AutoOptimizer(HeldOptimizer):
             self._auto.exchange.flush()
         elif self._kind == "measuring":
             self._auto.follow_rank_0()
+        else:
+            self._auto.follow_buffers()
 
     @contextmanager
     def shared_weights(self) -> Iterator[None]:
