@@ -22,6 +22,10 @@ DESIGNS = ("fp32", "3lc", "update", "local-sgd[h=2]")
 class Seen(nn.Module):
     """Has statistics that begin with Inf, with no values, and as an integer; and a mask that never changes."""
 
+    largest: torch.Tensor
+    seen: torch.Tensor
+    count: torch.Tensor
+
     def __init__(self, *, grows: bool) -> None:
         super().__init__()
         self.grows = grows

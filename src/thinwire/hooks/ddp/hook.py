@@ -83,7 +83,8 @@ def compress(model: nn.Module, codec: str | Codec = "3lc", **options: Any) -> Th
         link_bps=asked.link_bps(peers, auto),
         guard=guard,
     )
-    wrapped.register_comm_hook(state, thinwire_hook)
+    disable: Any = torch.compiler.disable  # untyped in torch; what a backward pass calls would be compiled with a step
+    wrapped.register_comm_hook(state, disable(thinwire_hook))
     return state
 
 
