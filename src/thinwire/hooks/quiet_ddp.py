@@ -103,8 +103,7 @@ def keep_quiet(wrapped: DistributedDataParallel, optimizer: Training) -> None:
     quiet = ours[0] if ours else _Quiet()
     if not ours:  # also of a wrapper that was copied, whose reducer has no hook
         quiet.broadcasts = wrapped.broadcast_buffers
-        disable: Any = torch.compiler.disable  # untyped in torch
-        wrapped.register_comm_hook(quiet, disable(_own_gradients))
+        wrapped.register_comm_hook(quiet, _own_gradients)
     wrapped.broadcast_buffers = False  # those of worker 0 travel with the exchanges
     quiet.optimizer, quiet.group = weakref.ref(optimizer), None
 

@@ -83,8 +83,9 @@ def compress(model: nn.Module, codec: str | Codec = "3lc", **options: Any) -> Th
         link_bps=asked.link_bps(peers, auto),
         guard=guard,
     )
-    disable: Any = torch.compiler.disable  # untyped in torch; what a backward pass calls would be compiled with a step
-    wrapped.register_comm_hook(state, disable(thinwire_hook))
+    disable: Any = torch.compiler.disable  # untyped in torch; where a whole step is compiled, hooks would be, too
+    state.take_bucket = disable(_take_bucket)
+    wrapped.register_comm_hook(state, thinwire_hook)
     return state
 
 
@@ -95,6 +96,10 @@ def thinwire_hook(state: ThinwireState, bucket: dist.GradBucket) -> torch.future
 
         model.register_comm_hook(state, thinwire_hook)     # what compress does
     """
+    return state.take_bucket(state, bucket)
+
+
+def _take_bucket(state: ThinwireState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
     state.driver.check_open()
     state.driver.raise_failure()
     buffer, auto = bucket.buffer(), state.auto

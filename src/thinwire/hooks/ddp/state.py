@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -61,7 +61,10 @@ class ThinwireState(ExchangeState):
         group: of DDP.
         under_way: the step's all-reduces.
         emptied: whether gradients were None since the last compressed step.
+        take_bucket: what the hook calls, which torch.compile leaves as it is.
     """
+
+    take_bucket: Callable[..., torch.futures.Future[torch.Tensor]]
 
     def __init__(self, *, parameters: Mapping[str, torch.Tensor], model: DistributedDataParallel, **kept: Any) -> None:
         super().__init__(**kept)
