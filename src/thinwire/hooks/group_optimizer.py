@@ -59,7 +59,7 @@ class GroupOptimizer(LocalOptimizer):
         self.exchange = exchange
         self.reducer = PeerReducer(design.local, exchange, shared, outer_groups)
         rounds = LocalRounds(design, Rounds(design.local), shared, self.reducer)
-        self._take_rounds(model, optimizer, rounds, design.local, outer_groups)
+        self._take_rounds(model, optimizer, rounds, design.local, outer_groups, workers=exchange.world_size)
         self._fixed = [_without_rate(group) for group in outer_groups]
         self._counters = Counters()
         self._places = ModelPlaces(model, shared.tensors, self.leave)
@@ -125,10 +125,9 @@ class GroupOptimizer(LocalOptimizer):
         """Ends the training here, whatever the other ranks do."""
         self.closed = True
         self._forgotten.detach()
-        self._private.check()
-        self._private.remove()
         self._places.leave()
         self.exchange.close()
+        self._private.end()
 
     def _check_step(self) -> None:
         if self.closed:

@@ -27,17 +27,20 @@ class PrivateWeights:
     Args:
         model: that is trained.
         rounds: of this worker.
+        workers: how many train; one alone has everybody's weights.
     """
 
-    def __init__(self, model: nn.Module, rounds: LocalRounds) -> None:
+    def __init__(self, model: nn.Module, rounds: LocalRounds, workers: int) -> None:
         self._model, self._rounds = weakref.ref(model), weakref.ref(rounds)  # the model outlives its training
         self._taken_at: int | None = None
         self._resumable_at: int | None = None
+        self._is_alone = workers == 1
         self._handle: Any = model.register_state_dict_pre_hook(self)  # type: ignore[no-untyped-call]
 
     def __call__(self, module: nn.Module, *_: Any) -> None:
         """Is called before the model's state is taken; a copy of the model has this hook as well."""
-        if module is self._model() and (rounds := self._rounds()) is not None and not rounds.are_weights_shared:
+        rounds = self._rounds()
+        if module is self._model() and rounds is not None and not (self._is_alone or rounds.are_weights_shared):
             self._taken_at = rounds.timetable.iteration
 
     def optimizer_state_taken(self, step: int) -> None:
@@ -48,15 +51,16 @@ class PrivateWeights:
         """Warns where a model's state was taken alone; called before the next step, and at the end."""
         taken_at, self._taken_at = self._taken_at, None
         if taken_at is not None and taken_at != self._resumable_at:
+            self._handle.remove()  # once is enough
             caution(
                 f"model.state_dict() was called after step {taken_at}, within a round of local updates: it holds "
                 f"weights that this worker alone has: {_ADVICE}"
             )
-            self.remove()  # once is enough
 
-    def remove(self) -> None:
-        """Looks at no further state."""
+    def end(self) -> None:
+        """Checks for the last time, when the training is left."""
         self._handle.remove()
+        self.check()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A model that is pickled keeps nothing of it."""
@@ -78,5 +82,5 @@ def warn_at_end(optimizer: object, timetable: Rounds, driver: CollectiveDriver) 
 
 def _ended(timetable: Rounds, driver: CollectiveDriver) -> None:
     failed = driver.failure is not None or (not hasattr(sys, "ps1") and getattr(sys, "last_value", None) is not None)
-    if (steps := timetable.steps_in_round) and not failed:
+    if (steps := timetable.steps_in_round) and driver.peers.size > 1 and not failed:
         caution(f"the training ends with {steps} steps that no other rank has: {_ADVICE}")

@@ -11,11 +11,13 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 import torch
 
-from thinwire.errors import ProtocolError, check_keys
-from thinwire.local.parameters import LocalTensor, SharedParameters
+from thinwire.errors import ConfigError, ProtocolError, check_keys
+from thinwire.local.parameters import SharedParameters
 from thinwire.local.rounds import Rounds
-from thinwire.local.same_updates import check_same, coded_by
+from thinwire.local.steering import Steering
 from thinwire.policies.designs import Design
+from thinwire.policies.differences import differences
+from thinwire.policies.local_updates import option_of
 
 T = TypeVar("T")
 Procedure: TypeAlias = Generator[Any, None, T]
@@ -32,16 +34,6 @@ class Reducer(Protocol):
 
     def end_round(self) -> None:
         """Is told that every fragment was exchanged once more."""
-
-
-class Steers(Protocol):
-    """Leads momenta of a worker's own optimizer by what an update changes."""
-
-    def pushed(self) -> None:
-        """Is told that all that was changed in the steps so far has been sent, before any answer is taken."""
-
-    def updated(self, tensors: Sequence[LocalTensor], before: Sequence[torch.Tensor]) -> None:
-        """Is told of an update, and what the shared values were before, float32[n] each, to be overwritten at will."""
 
 
 class LocalRounds:
@@ -64,7 +56,7 @@ class LocalRounds:
     def __init__(self, design: Design, timetable: Rounds, shared: SharedParameters, reducer: Reducer) -> None:
         assert design.local is not None
         self.timetable, self.shared = timetable, shared
-        self.steering: Steers | None = None
+        self.steering: Steering | None = None
         self.forget: Callable[[], None] = lambda: None
         self._design, self._updates, self._reducer = design, design.local, reducer
         self._copies: dict[str, torch.Tensor] = {}
@@ -198,3 +190,24 @@ class LocalRounds:
         """Takes back what `state_dict` returned, of which `check_state` said nothing."""
         self.timetable.load_state_dict(state["rounds"])
         self.shared.load_offsets(state["offsets"])
+
+
+def coded_by(design: Design) -> dict[str, Any]:
+    """Returns what a design codes exchanges by, for a state."""
+    return {"codec": design.up.config(), "codec_down": design.down.config(), "compression": design.compression}
+
+
+def check_same(state: Mapping[str, Any], design: Design) -> None:
+    """Raises ConfigError where the position in a state is of other local updates than a design's."""
+    if state.get("local") is None:
+        raise ConfigError("the state is of a training without local updates: start from the model's weights")
+    assert design.local is not None
+    check_keys(state, ["coded"])
+    for key, mine in (("local", asdict(design.local)), ("coded", coded_by(design))):
+        check_keys(state[key], mine)
+        if found := [(option_of(path[1:]), there, here) for path, there, here in differences(state[key], mine, "")]:
+            saved, wanted = (", ".join(f"{each[0]}={each[way]}" for each in found) for way in (1, 2))
+            raise ConfigError(
+                f"the state is of {saved} and this training has {wanted}: resume with the same, or start from the "
+                "model's weights"
+            )

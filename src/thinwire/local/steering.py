@@ -18,9 +18,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
+
+from thinwire.local.parameters import LocalTensor
 
 KINDS: tuple[type[torch.optim.Optimizer], ...] = (torch.optim.Adam, torch.optim.AdamW)
 """Whose first moments are known; others go unsteered."""
@@ -32,16 +34,6 @@ as they are unsteered; without a bound they were 10,000 times as long."""
 
 BATCH_NUMEL = 1 << 16
 """Values of parameters that are steered together."""
-
-
-class SharedTensor(Protocol):
-    """A tensor of the model as workers share it."""
-
-    parameter: torch.Tensor
-    values: torch.Tensor
-    """What all workers share now, float32[n], flat."""
-    sends_some: bool
-    """Whether a push holds some of the values."""
 
 
 Moments = tuple[int, Mapping[str, Any], float]
@@ -125,7 +117,7 @@ class Steering:
         self._pushed_decays, self._decays = self._decays, self._nothing()
         self._outer_lr = float(self._outer[0]["lr"])
 
-    def updated(self, tensors: Sequence[SharedTensor], before: Sequence[torch.Tensor]) -> None:
+    def updated(self, tensors: Sequence[LocalTensor], before: Sequence[torch.Tensor]) -> None:
         """Replaces a share of the first moments of some parameters, whose shared values have changed.
 
         Args:
@@ -169,7 +161,7 @@ class Steering:
         kept: Mapping[Any, Any],
         group: Mapping[str, Any],
         decays: Sequence[float],
-        tensors: Sequence[SharedTensor],
+        tensors: Sequence[LocalTensor],
     ) -> Iterator[Moments]:
         """Yields the places of a group's parameters, their states, and which share of them decay is in the update.
 
