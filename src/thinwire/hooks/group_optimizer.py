@@ -85,7 +85,7 @@ class GroupOptimizer(LocalOptimizer):
         self._run(self._rounds.wait(self._rounds.timetable.every))
 
     def flush(self) -> None:
-        """Ends the round under way, early if need be, and exchanges what waits in residuals as often as `settle` says.
+        """Ends the round under way, early if need be, and exchanges the residuals as often as `settle` says.
 
         All ranks call it after the same step; they then have the same parameters, the shared ones, and buffers.
         """

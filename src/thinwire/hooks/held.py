@@ -131,11 +131,11 @@ class JoinedOptimizer(HeldOptimizer):
         raise NotImplementedError
 
     def flush(self) -> None:
-        """Exchanges what waits; all workers call it after the same step, at the end."""
+        """Exchanges pending updates; all workers call it after the same step, at the end."""
         raise NotImplementedError
 
     def _end_step(self) -> None:
-        """Exchanges what is due at the end of a step."""
+        """Exchanges updates at the end of a step."""
         raise NotImplementedError
 
     def close(self) -> None:

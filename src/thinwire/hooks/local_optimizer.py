@@ -86,7 +86,7 @@ class LocalOptimizer(JoinedOptimizer):
     # ---- the optimizer's interface
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Takes an inner step and ends it: exchanges what is due. The model continues from averages at its next use."""
+        """Takes an inner step, and exchanges the fragments that are due; the model then continues from the averages."""
         self._check_step()
         overflow = bool(getattr(self, "found_inf", None) or False)
         loss = self._inner_step(closure)

@@ -48,7 +48,7 @@ class Piece:
 
     @property
     def fragment(self) -> int:
-        """With what it is exchanged."""
+        """The fragment of all its tensors."""
         return self.tensors[0].fragment
 
     @property
@@ -125,7 +125,7 @@ class PeerReducer:
         self._under_way: list[_UnderWay] = []
 
     def begin_exchange(self, fragments: Sequence[int]) -> Procedure[bool]:
-        """See `Reducer`. Every rank takes part: NaN are found while changes are coded, by all ranks."""
+        """See `Reducer`. Returns True: codecs find NaN later, on all ranks."""
         driver, pieces = self._exchange.driver, [each for each in self.pieces if each.fragment in fragments]
         driver.settle()
         self._exchange.between_steps()

@@ -1,4 +1,4 @@
-"""Warnings where weights of one worker alone would be taken for everybody's: saved, or left at a script's end."""
+"""Warnings where a script saves weights of one worker alone, or ends with them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class PrivateWeights:
     Args:
         model: that is trained.
         rounds: of this worker.
-        workers: how many train; one alone has everybody's weights.
+        workers: how many train; one alone shares its weights with none.
     """
 
     def __init__(self, model: nn.Module, rounds: LocalRounds, workers: int) -> None:
@@ -38,13 +38,13 @@ class PrivateWeights:
         self._handle: Any = model.register_state_dict_pre_hook(self)  # type: ignore[no-untyped-call]
 
     def __call__(self, module: nn.Module, *_: Any) -> None:
-        """Is called before the model's state is taken; a copy of the model has this hook as well."""
+        """Called before `model.state_dict()` copies the state; a copy of the model has this hook as well."""
         rounds = self._rounds()
         if module is self._model() and rounds is not None and not (self._is_alone or rounds.are_weights_shared):
             self._taken_at = rounds.timetable.iteration
 
     def optimizer_state_taken(self, step: int) -> None:
-        """Is told that the optimizer's state was taken, which goes with the model's of the same step."""
+        """Notes a state of the optimizer, which completes the model's of the same step."""
         self._resumable_at = step
 
     def check(self) -> None:
