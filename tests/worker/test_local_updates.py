@@ -11,7 +11,7 @@ import torch
 
 from thinwire.errors import ConfigError
 from thinwire.hooks.planning import make_plan
-from thinwire.local.same_updates import check_same, coded_by
+from thinwire.local.local_rounds import check_same, coded_by
 from thinwire.optimizers.options import ParameterGroups
 from thinwire.policies.designs import design
 from thinwire.policies.designs import design as find_design

@@ -26,7 +26,7 @@ from thinwire.hooks.costs import sent_and_received
 from thinwire.hooks.group_optimizer import GroupOptimizer
 from thinwire.hooks.groups import join_group
 from thinwire.hooks.held import HeldOptimizer
-from thinwire.hooks.replicas import Replicas, follow_rank_0, silence
+from thinwire.hooks.replicas import Replicas, broadcast, follow_rank_0, silence
 from thinwire.hooks.resuming import Resumable, load_agreed
 from thinwire.hooks.several import class_names
 from thinwire.hooks.training_options import TrainingOptions
@@ -265,7 +265,7 @@ class AutoOptimizer(HeldOptimizer):
             self._local.sync()
 
     def flush(self) -> None:
-        """Exchanges updates that wait, after which all ranks have the same weights; all call it after the same step.
+        """Exchanges what waits, after which all ranks have the same weights and buffers; all call it after one step.
 
         While steps are measured all ranks take rank 0's weights and moments.
         """
@@ -273,6 +273,8 @@ class AutoOptimizer(HeldOptimizer):
             self._local.flush()
         elif self._kind == "measuring":
             self._follow_rank_0()
+        elif self._replicas is not None:  # as DistributedDataParallel does before every forward pass
+            broadcast(self._model.buffers(), next(self._model.parameters()).device, self._group)
 
     @contextmanager
     def shared_weights(self) -> Iterator[None]:

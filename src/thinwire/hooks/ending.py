@@ -13,8 +13,8 @@ from thinwire.cautions import caution
 MOST_FAILURE = 500
 """Characters of what the others are told of a failure here."""
 FAILED_S = 5.0
-"""Where an exception ends a training here, how long shards may take to let this worker go, and then how long the ranks
-that this one serves are served, in seconds: somebody waits to read what went wrong."""
+"""Where an exception ends a training here, how long shards may take to let this worker go, in seconds: a person waits
+to read what went wrong."""
 
 
 class Leaving(Protocol):

@@ -15,6 +15,7 @@ from thinwire.hooks.costs import TrainingCosts, sent_and_received
 from thinwire.hooks.exchange.state import ExchangeState
 from thinwire.hooks.held import HeldOptimizer, own_options
 from thinwire.hooks.local_optimizer import LocalOptimizer
+from thinwire.hooks.own_buffers import OwnBuffers
 from thinwire.hooks.peer_reducer import PeerReducer, completed
 from thinwire.hooks.private_weights import warn_at_end
 from thinwire.local.local_rounds import LocalRounds, Procedure
@@ -59,10 +60,20 @@ class GroupOptimizer(LocalOptimizer):
         self.reducer = PeerReducer(design.local, exchange, shared, outer_groups)
         rounds = LocalRounds(design, Rounds(design.local), shared, self.reducer)
         of_senders = "senders" in design.reduce
-        self._take_rounds(model, optimizer, rounds, design.local, outer_groups, of_senders=of_senders)
+        self._take_rounds(
+            model,
+            optimizer,
+            rounds,
+            design.local,
+            outer_groups,
+            of_senders=of_senders,
+            workers=exchange.world_size,
+        )
         self._fixed = [_without_rate(group) for group in outer_groups]
         self._counters = Counters()
         self._places = ModelPlaces(model, shared.tensors, self.leave)
+        self._own_buffers = OwnBuffers(model, shared.tensors)
+        self._has_buffers = any(True for _ in model.buffers())
         # What a rank sends and averages of the parameters, as in a ring.
         nbytes, world = sum(each.shown.nbytes for each in shared.tensors if each.group == 0), exchange.world_size
         self._costs = TrainingCosts(rounds.timetable, self._counted, 2 * nbytes * (world - 1) // world)
@@ -83,11 +94,14 @@ class GroupOptimizer(LocalOptimizer):
         self._run(self._rounds.wait(self._rounds.timetable.every))
 
     def flush(self) -> None:
-        """Ends the round under way, early if need be, and exchanges what waits in residuals as often as `settle` says.
+        """Ends the round under way, early if need be, and exchanges the residuals as often as `settle` says.
 
-        All ranks call it after the same step; they then have the same parameters, the shared ones.
+        All ranks call it after the same step; they then have the same parameters, the shared ones, and buffers.
         """
         self._run(self._rounds.flush())
+        if self._has_buffers:
+            self.exchange.driver.settle()
+            self._own_buffers.follow_rank_0(self.exchange.everyone)
 
     def no_sync(self) -> nullcontext[None]:
         """Backward passes accumulate gradients in any case: a step takes their sum."""
@@ -120,10 +134,9 @@ class GroupOptimizer(LocalOptimizer):
         """Ends the training here, whatever the other ranks do."""
         self.closed = True
         self._forgotten.detach()
-        self._private.check()
-        self._private.remove()
         self._places.leave()
         self.exchange.close()
+        self._private.end()
 
     def _check_step(self) -> None:
         if self.closed:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from types import FunctionType
 from typing import Any, Self
 
 import torch
@@ -33,6 +34,7 @@ class HeldOptimizer(torch.optim.Optimizer):
         with suppress(AttributeError):  # one that never called torch's __init__ tells nobody
             optimizer.register_load_state_dict_post_hook(self._follow)
         HeldOptimizer._follow(self)
+        _keep_out_of_graphs(type(self))
 
     def _check_held(self) -> None:
         if self._held != (held := num_held(self._inner)):
@@ -129,11 +131,11 @@ class JoinedOptimizer(HeldOptimizer):
         raise NotImplementedError
 
     def flush(self) -> None:
-        """Exchanges what waits; all workers call it after the same step, at the end."""
+        """Exchanges pending updates; all workers call it after the same step, at the end."""
         raise NotImplementedError
 
     def _end_step(self) -> None:
-        """Exchanges what is due at the end of a step."""
+        """Exchanges updates at the end of a step."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -147,6 +149,19 @@ class JoinedOptimizer(HeldOptimizer):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         well = isinstance(error, SystemExit) and not error.code  # at the end of a training that is no failure
         self._end(None if well else error)
+
+
+def _keep_out_of_graphs(kind: type) -> None:
+    """Has torch.compile, of a whole training step too, call a class's public methods as they are.
+
+    Torch's own constructor of an optimizer has put a wrapper around `step` by now, and has imported the compiler.
+    """
+    disable: Any = torch.compiler.disable  # untyped in torch
+    for base in kind.__mro__:
+        for name, member in [*vars(base).items()] if issubclass(base, HeldOptimizer) else ():
+            is_kept = getattr(member, "_torchdynamo_disable", False)
+            if isinstance(member, FunctionType) and not name.startswith("_") and not is_kept:
+                setattr(base, name, disable(member))
 
 
 def own_options(group: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,8 +18,8 @@ from thinwire.hooks.optimizer import DistributedOptimizer
 from thinwire.hooks.private_weights import PrivateWeights
 from thinwire.hooks.resuming import check_state
 from thinwire.hooks.several import parts
-from thinwire.hooks.steering import KINDS, Steering
 from thinwire.local.local_rounds import LocalRounds
+from thinwire.local.steering import KINDS, Steering
 from thinwire.policies.local_updates import LocalUpdates
 from thinwire.runtime.digests import bits_digest
 from thinwire.runtime.driver import WorkerDriver
@@ -69,6 +69,7 @@ class LocalOptimizer(JoinedOptimizer):
         updates: LocalUpdates,
         outer_groups: list[dict[str, Any]],
         *,
+        workers: int,
         of_senders: bool = False,
     ) -> None:
         """Takes what a constructor was given, before a state is loaded.
@@ -78,6 +79,7 @@ class LocalOptimizer(JoinedOptimizer):
             rounds: of this worker.
             updates: the timetable and the outer optimizer.
             outer_groups: that one's parameter groups.
+            workers: how many train.
             of_senders: whether what sparse codecs send is averaged over those who sent it.
         """
         self.outer_groups = outer_groups
@@ -87,7 +89,7 @@ class LocalOptimizer(JoinedOptimizer):
         steered = [each for each in parts(optimizer) if type(each) in KINDS]
         if updates.steer and steered:
             self._steering = rounds.steering = Steering(steered, updates.steer, outer_groups, of_senders=of_senders)
-        self._private = PrivateWeights(model, rounds)
+        self._private = PrivateWeights(model, rounds, workers)
         rounds.forget = partial(forget_what_is_not_finite, optimizer)
         with suppress(AttributeError):  # one that never called torch's __init__ tells nobody
             optimizer.register_step_post_hook(self._look_who_steps)
@@ -95,7 +97,7 @@ class LocalOptimizer(JoinedOptimizer):
     # ---- the optimizer's interface
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Takes an inner step and ends it: exchanges what is due. The model continues from averages at its next use."""
+        """Takes an inner step, and exchanges the fragments that are due; the model then continues from the averages."""
         self._check_step()
         overflow = bool(getattr(self, "found_inf", None) or False)
         loss = self._inner_step(closure)
@@ -214,16 +216,18 @@ class LocalUpdateOptimizer(LocalOptimizer, DistributedOptimizer):
         **settings: Any,
     ) -> None:
         self._local = worker
-        self._take_rounds(model, optimizer, worker.rounds, updates, outer_groups, of_senders=of_senders)
+        workers = worker.conversations[0].plan.workers
+        self._take_rounds(
+            model, optimizer, worker.rounds, updates, outer_groups, workers=workers, of_senders=of_senders
+        )
         DistributedOptimizer.__init__(self, model, optimizer, worker, driver, outer_groups=outer_groups, **settings)
         if worker.began_late or worker.rounds.awaits_any:  # the first forward pass changes the parameters
             self._began_with = None
         self._places = self._hooks.places
 
     def _leave(self, within_s: float | None, failure: str = "") -> None:
-        self._private.check()
-        self._private.remove()
         super()._leave(within_s, failure)
+        self._private.end()
 
     def _check_step(self) -> None:
         self._local.check_open()

@@ -13,6 +13,7 @@ from thinwire.errors import ConfigError, SessionLostError
 from thinwire.hooks import ending
 from thinwire.hooks.costs import TrainingCosts
 from thinwire.hooks.held import JoinedOptimizer, own_options
+from thinwire.hooks.own_buffers import OwnBuffers
 from thinwire.hooks.records import Recorder, residual_ratios
 from thinwire.hooks.resuming import Resumable, check_state
 from thinwire.hooks.starting import start
@@ -64,6 +65,7 @@ class DistributedOptimizer(JoinedOptimizer):
         self._averaged = self._joined = False
         start(worker, driver, resume, self._go_on_from)
         self._hooks, self._joined = ModelHooks(model, worker, driver), True
+        self._own_buffers = OwnBuffers(model, worker.model.tensors)
         self._costs.begin()
         self._recorder.begin(worker.model)
 
@@ -110,6 +112,7 @@ class DistributedOptimizer(JoinedOptimizer):
 
     def flush(self) -> None:
         self._driver.run(self._worker.flush())
+        self._own_buffers.warn_of_changed()
 
     @contextmanager
     def averaged_weights(self) -> Iterator[None]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -13,13 +14,69 @@ from thinwire.cautions import caution
 from thinwire.collective.core import Bucket
 from thinwire.hooks.exchange.state import ExchangeState
 from thinwire.local.local_rounds import Procedure, T
-from thinwire.local.parameters import SharedParameters
-from thinwire.local.pieces import Piece, pieces_of
+from thinwire.local.parameters import LocalTensor, SharedParameters
 from thinwire.optimizers.options import Settings, portable_options
 from thinwire.optimizers.runner import OptimizerRunner
 from thinwire.policies.local_updates import LocalUpdates
 from thinwire.runtime.bucket_buffers import Future
 from thinwire.states import Count, check_optimizer, check_sizes, read
+
+PIECE_NBYTES = 4_000_000
+"""Tensors travel together until their values have so many bytes."""
+
+
+@dataclass(slots=True, eq=False)
+class Piece:
+    """Tensors of a fragment, a group of the outer optimizer and a device, given their memory here.
+
+    Args:
+        tensors: in this order.
+
+    Attributes:
+        shared: their shared values.
+        changes: what a rank has changed, or the average of it.
+    """
+
+    tensors: list[LocalTensor]
+    shared: torch.Tensor = field(init=False)
+    changes: torch.Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        sizes = [each.parameter.numel() for each in self.tensors]
+        device = self.tensors[0].parameter.device
+        self.shared, self.changes = (torch.zeros(sum(sizes), dtype=torch.float32, device=device) for _ in range(2))
+        for each, size, end in zip(self.tensors, sizes, accumulate(sizes), strict=True):
+            each.values, each.change = self.shared[end - size : end], self.changes[end - size : end]
+
+    @property
+    def fragment(self) -> int:
+        """The fragment of all its tensors."""
+        return self.tensors[0].fragment
+
+    @property
+    def offsets(self) -> tuple[tuple[str, int], ...]:
+        """Where each name's values begin."""
+        found: dict[str, int] = {}
+        for each in self.tensors:
+            found.setdefault(each.travels_as, int(each.values.storage_offset()))
+        return tuple(found.items())
+
+
+def _pieces_of(tensors: Sequence[LocalTensor]) -> Iterator[Piece]:
+    """Yields consecutive tensors of one fragment, group and device; those of one name in one piece."""
+    some: list[LocalTensor] = []
+    for tensor in sorted(tensors, key=lambda each: (each.fragment, each.group, str(each.parameter.device))):
+        full = 4 * sum(each.parameter.numel() for each in some) >= PIECE_NBYTES
+        if some and (
+            (full and tensor.travels_as != some[-1].travels_as)
+            or (tensor.fragment, tensor.group) != (some[0].fragment, some[0].group)
+            or tensor.parameter.device != some[0].parameter.device
+        ):
+            yield Piece(some)
+            some = []
+        some.append(tensor)
+    if some:
+        yield Piece(some)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,7 +124,7 @@ class PeerReducer:
         shared: SharedParameters,
         outer_groups: Sequence[Mapping[str, Any]],
     ) -> None:
-        self.pieces = [*pieces_of(shared.tensors)]
+        self.pieces = [*_pieces_of(shared.tensors)]
         self._exchange, self._shared, self._outer_groups = exchange, shared, outer_groups
         self._options = tuple(portable_options(each, outer_groups[0]) for each in outer_groups)
         of_group = [(piece.tensors[0].group, piece.shared) for piece in self.pieces]
@@ -78,7 +135,7 @@ class PeerReducer:
         self._under_way: list[_UnderWay] = []
 
     def begin_exchange(self, fragments: Sequence[int]) -> Procedure[bool]:
-        """See `Reducer`. Every rank takes part: NaN are found while changes are coded, by all ranks."""
+        """See `Reducer`. Returns True: codecs find NaN later, on all ranks."""
         driver, pieces = self._exchange.driver, [each for each in self.pieces if each.fragment in fragments]
         driver.settle()
         self._exchange.between_steps()

@@ -1,4 +1,4 @@
-"""Warnings where weights of one worker alone would be taken for everybody's: saved, or left at a script's end."""
+"""Warnings where a script saves weights of one worker alone, or ends with them."""
 
 from __future__ import annotations
 
@@ -27,36 +27,40 @@ class PrivateWeights:
     Args:
         model: that is trained.
         rounds: of this worker.
+        workers: how many train; one alone shares its weights with none.
     """
 
-    def __init__(self, model: nn.Module, rounds: LocalRounds) -> None:
+    def __init__(self, model: nn.Module, rounds: LocalRounds, workers: int) -> None:
         self._model, self._rounds = weakref.ref(model), weakref.ref(rounds)  # the model outlives its training
         self._taken_at: int | None = None
         self._resumable_at: int | None = None
+        self._is_alone = workers == 1
         self._handle: Any = model.register_state_dict_pre_hook(self)  # type: ignore[no-untyped-call]
 
     def __call__(self, module: nn.Module, *_: Any) -> None:
-        """Is called before the model's state is taken; a copy of the model has this hook as well."""
-        if module is self._model() and (rounds := self._rounds()) is not None and not rounds.are_weights_shared:
+        """Called before `model.state_dict()` copies the state; a copy of the model has this hook as well."""
+        rounds = self._rounds()
+        if module is self._model() and rounds is not None and not (self._is_alone or rounds.are_weights_shared):
             self._taken_at = rounds.timetable.iteration
 
     def optimizer_state_taken(self, step: int) -> None:
-        """Is told that the optimizer's state was taken, which goes with the model's of the same step."""
+        """Notes a state of the optimizer, which completes the model's of the same step."""
         self._resumable_at = step
 
     def check(self) -> None:
         """Warns where a model's state was taken alone; called before the next step, and at the end."""
         taken_at, self._taken_at = self._taken_at, None
         if taken_at is not None and taken_at != self._resumable_at:
+            self._handle.remove()  # once is enough
             caution(
                 f"model.state_dict() was called after step {taken_at}, within a round of local updates: it holds "
                 f"weights that this worker alone has: {_ADVICE}"
             )
-            self.remove()  # once is enough
 
-    def remove(self) -> None:
-        """Looks at no further state."""
+    def end(self) -> None:
+        """Checks for the last time, when the training is left."""
         self._handle.remove()
+        self.check()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A model that is pickled keeps nothing of it."""
@@ -78,5 +82,5 @@ def warn_at_end(optimizer: object, timetable: Rounds, driver: CollectiveDriver) 
 
 def _ended(timetable: Rounds, driver: CollectiveDriver) -> None:
     failed = driver.failure is not None or (not hasattr(sys, "ps1") and getattr(sys, "last_value", None) is not None)
-    if (steps := timetable.steps_in_round) and not failed:
+    if (steps := timetable.steps_in_round) and driver.peers.size > 1 and not failed:
         caution(f"the training ends with {steps} steps that no other rank has: {_ADVICE}")

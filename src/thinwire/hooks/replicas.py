@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -148,13 +148,23 @@ def follow_rank_0(
                 tensors.append(state[name])
             else:
                 state[name] = value
-    device = next(module.parameters()).device
+    broadcast(tensors, next(module.parameters()).device, group)
+
+
+def broadcast(tensors: Iterable[Any], device: torch.device, group: dist.ProcessGroup) -> None:
+    """Gives every rank the values of rank 0; all ranks call it.
+
+    Args:
+        tensors: of any dtype; what is none is passed over.
+        device: on which they are sent.
+        group: of all ranks.
+    """
     source = dist.get_global_rank(group, 0)
     with torch.no_grad():
         for tensor in tensors:
             if isinstance(tensor, torch.Tensor) and tensor.numel():
                 sent = tensor.detach().to(device).contiguous()
-                dist.broadcast(sent.reshape(-1).view(torch.uint8), source, group=group)  # of any dtype
+                dist.broadcast(sent.reshape(-1).view(torch.uint8), source, group=group)
                 tensor.copy_(sent)
 
 

@@ -1,6 +1,6 @@
-"""Local rounds at one worker: what is exchanged when, and how the worker continues from the averages. Sans-IO.
+"""Local rounds of one worker: it exchanges fragments by the timetable, and continues from the averages. Sans-IO.
 
-Methods that exchange are generators: with servers they yield what is to be sent and received, among ranks nothing.
+Methods that exchange are generators: with servers they yield sends and receives, among ranks nothing.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 import msgspec
 import torch
 
-from thinwire.errors import ProtocolError
-from thinwire.local.parameters import LocalTensor, SharedParameters
+from thinwire.errors import ConfigError, ProtocolError, check_keys
+from thinwire.local.parameters import SharedParameters
 from thinwire.local.rounds import Rounds
-from thinwire.local.same_updates import check_same, coded_by
+from thinwire.local.steering import Steering
 from thinwire.policies.designs import Design
+from thinwire.policies.differences import differences
+from thinwire.policies.local_updates import option_of
 from thinwire.states import check_sizes, read
 
 T = TypeVar("T")
@@ -27,23 +29,13 @@ class Reducer(Protocol):
     """Averages what workers have changed, and moves the shared values by it."""
 
     def begin_exchange(self, fragments: Sequence[int]) -> Procedure[bool]:
-        """Sends this worker's changes of some fragments; returns whether it takes part, having nothing but numbers."""
+        """Sends this worker's changes of some fragments; returns whether all of them are finite numbers."""
 
     def take_averages(self, fragments: Sequence[int]) -> Procedure[Sequence[int]]:
         """Waits for the averages of some fragments, and moves the shared values; returns fragments that all refused."""
 
     def end_round(self) -> None:
-        """Is told that every fragment was exchanged once more."""
-
-
-class Steers(Protocol):
-    """Leads momenta of a worker's own optimizer by what an update changes."""
-
-    def pushed(self) -> None:
-        """Is told that all that was changed in the steps so far has been sent, before any answer is taken."""
-
-    def updated(self, tensors: Sequence[LocalTensor], before: Sequence[torch.Tensor]) -> None:
-        """Is told of an update, and what the shared values were before, float32[n] each, to be overwritten at will."""
+        """Called when every fragment was exchanged once more."""
 
 
 class SavedLocalRounds(msgspec.Struct, frozen=True):
@@ -69,13 +61,13 @@ class LocalRounds:
         shared: the same.
         steering: leads the momenta of the worker's own optimizer at updates that this worker had a part in; None: they
             are left alone.
-        forget: makes the worker's own optimizer forget what is not finite.
+        forget: clears NaN and Inf from the state of the worker's own optimizer.
     """
 
     def __init__(self, design: Design, timetable: Rounds, shared: SharedParameters, reducer: Reducer) -> None:
         assert design.local is not None
         self.timetable, self.shared = timetable, shared
-        self.steering: Steers | None = None
+        self.steering: Steering | None = None
         self.forget: Callable[[], None] = lambda: None
         self._design, self._updates, self._reducer = design, design.local, reducer
         self._copies: dict[str, torch.Tensor] = {}
@@ -87,7 +79,7 @@ class LocalRounds:
 
     @property
     def are_weights_shared(self) -> bool:
-        """Whether the model has, once all that is due is merged, what all workers share."""
+        """Whether the model has the shared values, once all due averages are merged."""
         timetable, updates = self.timetable, self._updates
         waits = any(timetable.awaits(each) for each in timetable.every if each not in timetable.to_merge())
         keeps = updates.keep or (updates.keep_unsent and any(each.withheld for each in self.shared.tensors))
@@ -95,7 +87,7 @@ class LocalRounds:
         return self.shared.evaluating or timetable.is_flushed or ended
 
     def end_step(self) -> Procedure[None]:
-        """Ends an inner step, which the worker's own optimizer has taken; sends what is due."""
+        """Ends an inner step of the worker's own optimizer; sends the fragments that are due."""
         timetable = self.timetable
         if due := timetable.due():
             yield from self._begin(due)
@@ -130,7 +122,7 @@ class LocalRounds:
         timetable.merged(due)
 
     def flush(self) -> Procedure[None]:
-        """Ends the round under way, early if need be, and exchanges what waits in residuals as often as `settle` says.
+        """Ends the round under way, early if need be, and exchanges the residuals as often as `settle` says.
 
         Every worker then has the same parameters, the shared ones.
 
@@ -154,7 +146,7 @@ class LocalRounds:
             self._end_round()
             yield from self._continue_whole()
         if self.steering is not None:
-            self.steering.pushed()  # a round that flush has ended; of its update nobody steers
+            self.steering.pushed()  # flush has ended a round; its update steers no momentum
 
     def _copy_shared(self, fragments: Sequence[int]) -> list[torch.Tensor]:
         """Returns copies of shared values in memory that is kept: new pages cost more than the arithmetic."""
@@ -165,7 +157,7 @@ class LocalRounds:
         return [self._copies[tensor.name] for tensor in self.shared.of(fragments)]
 
     def _begin(self, fragments: Sequence[int]) -> Procedure[None]:
-        """Begins to average what local steps have changed in some fragments, or what waits in their residuals."""
+        """Begins to average the changes of some fragments, or their residuals."""
         if awaited := [each for each in fragments if self.timetable.awaits(each)]:
             yield from self.wait(awaited)  # answers that no forward pass has waited for
         takes_part = yield from self._reducer.begin_exchange(fragments)
@@ -211,3 +203,24 @@ class LocalRounds:
         """Takes back what `state_dict` returned, of which `check_state` said nothing."""
         self.timetable.load_state_dict(state["rounds"])
         self.shared.load_offsets(state["offsets"])
+
+
+def coded_by(design: Design) -> dict[str, Any]:
+    """Returns what a design codes exchanges by, for a state."""
+    return {"codec": design.up.config(), "codec_down": design.down.config(), "compression": design.compression}
+
+
+def check_same(state: Mapping[str, Any], design: Design) -> None:
+    """Raises ConfigError where the position in a state is of other local updates than a design's."""
+    if state.get("local") is None:
+        raise ConfigError("the state is of a training without local updates: start from the model's weights")
+    assert design.local is not None
+    check_keys(state, ["coded"])
+    for key, mine in (("local", asdict(design.local)), ("coded", coded_by(design))):
+        check_keys(state[key], mine)
+        if found := [(option_of(path[1:]), there, here) for path, there, here in differences(state[key], mine, "")]:
+            saved, wanted = (", ".join(f"{each[0]}={each[way]}" for each in found) for way in (1, 2))
+            raise ConfigError(
+                f"the state is of {saved} and this training has {wanted}: resume with the same, or start from the "
+                "model's weights"
+            )

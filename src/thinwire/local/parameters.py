@@ -1,10 +1,10 @@
 """The parameters that all workers share, beside the model's own: what local steps changed, and the merge.
 
-    Δ = θ − local − offset      a worker's change, minus sign; what is averaged
+    Δ = θ − local − offset      a worker's change, minus sign; workers average it
     local ← (1 − keep)·θ + keep·local − withheld·residual
 
-The offset is what a merge leaves between θ and local that no Δ is to hold: what was kept, and what a parameter's dtype
-rounds away. A residual that the merge subtracts goes one of two ways, which differ in how they round:
+The offset is the difference between θ and local after a merge, which no Δ holds: the share that was kept, and the
+rounding of a parameter's dtype. A residual that the merge subtracts goes one of two ways, which round differently:
 
     lend     the residual stays in its memory, and the offset takes it out of Δ again
     move     it leaves the residual's memory, and the next Δ holds it; no offset is needed
@@ -37,8 +37,8 @@ class LocalTensor:
         momenta: that this end adds to slices of the values itself.
 
     Attributes:
-        values: what all workers have in common bit for bit, float32[n].
-        change: Δ, and what was before an update, float32[n].
+        values: equal bit for bit at all workers, float32[n].
+        change: Δ, and among ranks the average of it, float32[n].
         offset: float32[n], or None where it is 0.
         shown: the model's tensor, detached.
     """

@@ -64,7 +64,8 @@ class ModelHooks:
         for tensor in self._tensors:
             if tensor.parameter.requires_grad:
                 register: Any = tensor.parameter.register_post_accumulate_grad_hook  # untyped in torch
-                self._handles.append(register(partial(self._after_gradient, tensor)))
+                # What a backward pass calls would be compiled, too, where a whole training step is.
+                self._handles.append(register(disable(partial(self._after_gradient, tensor))))
 
     def remove(self) -> None:
         """Removes every hook."""

@@ -37,7 +37,7 @@ class LocalWorker(Worker):
         plans, tensors, design, groups, **settings: as for `Worker`; the design has `local` set.
 
     Attributes:
-        rounds: what is exchanged when.
+        rounds: the timetable, the shared parameters, and the merge.
     """
 
     def __init__(
@@ -178,7 +178,7 @@ class LocalWorker(Worker):
         return ()
 
     def end_round(self) -> None:
-        """Tells the buffers of what is sent that the clock has moved."""
+        """Moves the transmit buffers to the next clock."""
         for conversation in self.conversations:
             conversation.transmit.end_step()
 

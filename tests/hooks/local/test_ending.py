@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import gc
 import io
+import os
+import time
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +19,7 @@ from torch import nn
 import thinwire as tw
 from tests.hooks.ddp_ranks import run_ranks
 from tests.hooks.local_runs import adamw, inner_step, mlp, values
+from thinwire.errors import TransportError
 
 Told = tuple[list[str], torch.Tensor]
 
@@ -75,6 +78,24 @@ def ends(rank: int) -> dict[str, Told]:
     return {name: told_of(case[0], rank, *case[1:]) for name, case in CASES.items()}
 
 
+def dies(rank: int) -> tuple[str, float]:
+    """Rank 1's process ends; returns the others' error, and the seconds that leaving takes from there."""
+    model, raised_at = mlp(rank), 0.0
+    try:
+        with tw.distribute(model, adamw(model), group=dist.group.WORLD, design="local-sgd[h=2]") as opt:
+            for step in range(100):
+                if (rank, step) == (1, 5):
+                    os._exit(0)
+                try:
+                    inner_step(model, opt, rank, step)
+                except TransportError:
+                    raised_at = time.monotonic()
+                    raise
+    except TransportError as error:
+        return str(error), time.monotonic() - raised_at
+    return "", 0.0
+
+
 @pytest.fixture(scope="module")
 def found() -> list[dict[str, Told]]:
     return run_ranks(2, ends)
@@ -96,3 +117,10 @@ def test_who_saves_weights_of_one_rank_alone_hears_of_it_once(found: list[dict[s
             assert "model.state_dict() was called after step" in told, name
         for name in set(CASES) - {"forgotten", "saves", "saves where residuals wait"}:
             assert each[name][0] == [], name
+
+
+def test_who_is_left_behind_by_a_death_leaves_at_once() -> None:
+    first, dead, third = run_ranks(3, dies)
+    assert dead is None
+    for told, seconds in (first, third):
+        assert "rank 1 is gone" in told and seconds < 1, (told, seconds)

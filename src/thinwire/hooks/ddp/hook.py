@@ -88,6 +88,8 @@ def compress(model: nn.Module, codec: str | Codec = "3lc", **options: Any) -> Th
         guard=guard,
         gradients=gradients,
     )
+    disable: Any = torch.compiler.disable  # untyped in torch; where a whole step is compiled, hooks would be, too
+    state.take_bucket = disable(_take_bucket)
     wrapped.register_comm_hook(state, thinwire_hook)
     return state
 
@@ -99,6 +101,10 @@ def thinwire_hook(state: ThinwireState, bucket: dist.GradBucket) -> torch.future
 
         model.register_comm_hook(state, thinwire_hook)     # what compress does
     """
+    return state.take_bucket(state, bucket)
+
+
+def _take_bucket(state: ThinwireState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
     state.driver.check_open()
     state.driver.raise_failure()
     buffer, auto = bucket.buffer(), state.auto

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -86,7 +86,10 @@ class ThinwireState(ExchangeState):
         group: of DDP.
         under_way: the step's all-reduces.
         gradients: those that are compressed.
+        take_bucket: what the hook calls, which torch.compile leaves as it is.
     """
+
+    take_bucket: Callable[..., torch.futures.Future[torch.Tensor]]
 
     def __init__(
         self,

@@ -18,11 +18,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 import msgspec
 import torch
 
+from thinwire.local.parameters import LocalTensor
 from thinwire.states import Finite, read
 
 KINDS: tuple[type[torch.optim.Optimizer], ...] = (torch.optim.Adam, torch.optim.AdamW)
@@ -35,16 +36,6 @@ as they are unsteered; without a bound they were 10,000 times as long."""
 
 BATCH_NUMEL = 1 << 16
 """Values of parameters that are steered together."""
-
-
-class SharedTensor(Protocol):
-    """A tensor of the model as workers share it."""
-
-    parameter: torch.Tensor
-    values: torch.Tensor
-    """What all workers share now, float32[n], flat."""
-    sends_some: bool
-    """Whether a push holds some of the values."""
 
 
 Moments = tuple[int, Mapping[str, Any], float]
@@ -139,7 +130,7 @@ class Steering:
         self._pushed_decays, self._decays = self._decays, self._nothing()
         self._outer_lr = float(self._outer[0]["lr"])
 
-    def updated(self, tensors: Sequence[SharedTensor], before: Sequence[torch.Tensor]) -> None:
+    def updated(self, tensors: Sequence[LocalTensor], before: Sequence[torch.Tensor]) -> None:
         """Replaces a share of the first moments of some parameters, whose shared values have changed.
 
         Args:
@@ -183,7 +174,7 @@ class Steering:
         kept: Mapping[Any, Any],
         group: Mapping[str, Any],
         decays: Sequence[float],
-        tensors: Sequence[SharedTensor],
+        tensors: Sequence[LocalTensor],
     ) -> Iterator[Moments]:
         """Yields the places of a group's parameters, their states, and which share of them decay is in the update.
 
