@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import warnings
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -249,18 +252,148 @@ def run_wrapped(rank: int) -> tuple[bool, str]:
     return same(*found), refusal(lambda: tw.distribute(scripted, optimizer, group=dist.group.WORLD, design="3lc"))
 
 
+# ---- what a loop does besides, and which parameters it trains
+
+
+class Odd(nn.Module):
+    """Parameters without values, with one, and with columns that lie together; one that two layers share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.last.weight = self.first.weight
+        self.empty, self.scale = nn.Parameter(torch.zeros(0, 3)), nn.Parameter(torch.tensor(1.0))
+        self.turned = nn.Parameter(torch.randn(6, 8).t())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.last(self.first(x)) * self.scale @ self.turned
+        return out.sum() + self.empty.sum()
+
+
+class Plain(nn.Sequential):
+    """Two layers, and the loss of what they make."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        super().__init__(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self:
+            x = layer(x)
+        return x.pow(2).mean()
+
+
+def infer(model: Any, net: nn.Module, x: torch.Tensor) -> None:
+    with torch.inference_mode():
+        model(x)
+
+
+def copy_and_pickle(model: Any, net: nn.Module, x: torch.Tensor) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # nothing of the hook's state is kept
+        for each in (copy.deepcopy(net), copy.deepcopy(model), pickle.loads(pickle.dumps(net))):
+            assert each(x).isfinite()
+
+
+def average_weights(model: Any, net: nn.Module, x: torch.Tensor) -> None:
+    averaged = copy.deepcopy(net)
+    for mine, own in zip(averaged.parameters(), net.parameters(), strict=True):
+        mine.data.lerp_(own.data, 0.01)
+
+
+def meet_in_backward(model: Any, net: nn.Module, x: torch.Tensor) -> None:
+    """The next backward pass has a collective of the script's own."""
+    [parameter, *_] = net.parameters()
+
+    def meet(gradient: torch.Tensor) -> torch.Tensor:
+        dist.all_reduce(torch.ones(1))
+        handle.remove()
+        return gradient
+
+    handle = parameter.register_hook(meet)  # type: ignore[no-untyped-call]
+
+
+LOOPS: dict[str, tuple[Callable[[], nn.Module], Callable[..., None] | None, tuple[str, ...]]] = {
+    "inference mode": (Plain, infer, (*HOOKS, "group")),
+    "copies and pickles": (Plain, copy_and_pickle, ("ddp", "group")),
+    "momentum encoder": (Plain, average_weights, ("ddp", "group")),
+    "collectives in the backward pass": (Plain, meet_in_backward, HOOKS),
+    "odd parameters": (Odd, None, ("ddp", "group")),
+}
+"""By name: the model, what happens after each step, and the modes."""
+
+
+def run_loop(rank: int, name: str, mode: str) -> tuple[Weights, bool]:
+    """The weights after eight steps, and whether they are those of a training in which nothing else happens."""
+    make, happens, _ = LOOPS[name]
+    found = []
+    for besides in (None, happens):
+        net = make()
+        optimizer: Any = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
+        if mode == "group":
+            optimizer = tw.distribute(net, optimizer, group=dist.group.WORLD, design="local-sgd[h=2]")
+            model: Any = net
+        else:
+            model, optimizer = hooked(mode, net)[0], torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(getattr(optimizer, "inner", optimizer), 0.02, total_steps=8)
+        for step in range(8):
+            x = noise(rank, step, 4, 8)
+            torch.autograd.backward(model(x))
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+            if besides is not None:
+                besides(model, net, x)
+        if mode == "group":
+            optimizer.flush()
+            optimizer.close()
+        found.append(whole(net))
+    return found[1], same(*found)
+
+
+class Complex(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4, 4, dtype=torch.complex64))
+
+
+def run_refused(rank: int) -> list[str]:
+    """Complex parameters, by every mode."""
+    model = Complex()
+    return [
+        refusal(lambda: hooked("ddp", Complex())),
+        refusal(lambda: tw.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), group=dist.group.WORLD)),
+    ]
+
+
+def run_anew(rank: int, folder: str) -> Weights:
+    """The process group is destroyed and made anew; the last case, as the others' is gone."""
+    for number in range(2):
+        model, state = hooked("ddp", net := Plain())
+        torch.autograd.backward(model(noise(rank, number, 4, 8)))
+        torch.optim.SGD(net.parameters(), lr=0.1).step()
+        state.close()
+        del model, state
+        dist.destroy_process_group()
+        dist.init_process_group("gloo", init_method=f"file://{folder}/{number}", rank=rank, world_size=2)
+    return whole(net)
+
+
 CASES: dict[str, tuple[Any, ...]] = {
     **{f"gan, {kind}": (run_gan, kind) for kind in HOOKS},
     "placement": (run_placement,),
     "report": (run_report,),
     "wrapped": (run_wrapped,),
+    "refused": (run_refused,),
+    **{f"{name}, {mode}": (run_loop, name, mode) for name, (_, _, modes) in LOOPS.items() for mode in modes},
     **{f"sharpness, {kind}": (run_sharply, kind) for kind in HOOKS},
 }
 
 
 @pytest.fixture(scope="module")
-def ranks() -> dict[str, list[Any]]:
-    return run_cases(2, CASES)
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
+    return run_cases(2, {**CASES, "anew": (run_anew, str(tmp_path_factory.mktemp("groups")))})
 
 
 @pytest.mark.parametrize("kind", HOOKS)
@@ -292,3 +425,18 @@ def test_report_of_auto_says_what_its_setting_says(ranks: dict[str, list[Any]]) 
 def test_wrappers_are_seen_through_and_script_modules_refused(ranks: dict[str, list[Any]]) -> None:
     for alike, said in ranks["wrapped"]:
         assert alike and "wrap it in DistributedDataParallel before tw.distribute" in said
+
+
+@pytest.mark.parametrize(("name", "mode"), [(name, mode) for name, (_, _, modes) in LOOPS.items() for mode in modes])
+def test_what_else_a_loop_does_changes_no_bit(ranks: dict[str, list[Any]], name: str, mode: str) -> None:
+    for weights, unchanged in ranks[f"{name}, {mode}"]:
+        assert unchanged and same(weights, ranks[f"{name}, {mode}"][0][0])
+
+
+def test_complex_parameters_are_refused(ranks: dict[str, list[Any]]) -> None:
+    for said in (said for each in ranks["refused"] for said in each):
+        assert said.startswith("ConfigError: ") and "complex64" in said, said
+
+
+def test_process_group_that_is_made_anew_trains(ranks: dict[str, list[Any]]) -> None:
+    assert same(*ranks["anew"])

@@ -22,7 +22,7 @@ from thinwire.hooks.exchange.saved import row_major
 from thinwire.hooks.exchange.state import ExchangeState
 from thinwire.hooks.group_optimizer import GroupOptimizer
 from thinwire.hooks.planning import check_inner, frozen, statistics, trained
-from thinwire.hooks.quiet_ddp import check_quiet, keep_quiet, reducing
+from thinwire.hooks.quiet_ddp import check_quiet, disable_ddp_allreduce, reducing
 from thinwire.hooks.resuming import Resumable, known_buffers, load_agreed
 from thinwire.local.parameters import LocalTensor, SharedParameters
 from thinwire.optimizers.options import portable_options
@@ -126,7 +126,7 @@ def join_group(
     if metrics:
         opt.exchange.record_to(*metrics, every=1)
     if wrapped is not None:
-        keep_quiet(wrapped, opt)
+        disable_ddp_allreduce(wrapped, opt)
     return opt
 
 

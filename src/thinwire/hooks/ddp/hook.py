@@ -151,7 +151,7 @@ def _uncompressed(state: ThinwireState, buffer: torch.Tensor, *, last: bool) -> 
         # It raises for NaN once DDP has all averages: DDP queues its own wait right after this, and so before what is
         # queued by a callback.
         engine: Any = torch.autograd.Variable._execution_engine
-        engine.queue_callback(partial(engine.queue_callback, auto.flush.look))
+        engine.queue_callback(partial(engine.queue_callback, auto.flush.check_finite))
     if averages is not None:
         return averages
 

@@ -99,7 +99,7 @@ class ExchangeState:
         return (2 if self.core.pulls else 1) * (world - 1) / world * sum(tensor.nbytes for tensor in tensors)
 
     @property
-    def beside(self) -> str:
+    def uncounted_traffic(self) -> str:
         """Other traffic, which these counters leave out, as text."""
         return ""
 
