@@ -31,7 +31,6 @@ from thinwire.policies.consistency import consistency
 from thinwire.policies.designs import Design
 from thinwire.policies.local_updates import option_of
 from thinwire.runtime import peers as ranks
-from thinwire.runtime.collective import CollectiveDriver
 from thinwire.runtime.metrics import MetricsWriter
 from thinwire.schema import Settings
 from thinwire.schema.tensor_names import plain_name
@@ -161,9 +160,7 @@ def _local(
             if part.server != peers.rank and context is not None and context.residual is not None:
                 tensor.withheld.append((part.start, part.stop, context.residual))
     layouts = row_major({each.travels_as: each.parameter for each in tensors})
-    exchange = ExchangeState(
-        core=core, driver=CollectiveDriver(core, peers), options=asked, link_bps=0.0, layouts=layouts
-    )
+    exchange = ExchangeState(core=core, peers=peers, options=asked, layouts=layouts)
     opt = GroupOptimizer(model, optimizer, design, exchange, shared, outer)
     try:
         _begin(opt, shared, peers, state)

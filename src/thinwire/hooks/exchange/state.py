@@ -18,8 +18,10 @@ from thinwire.hooks.exchange.options import ExchangeOptions
 from thinwire.hooks.exchange.saved import FORMAT, Layout, check_saved
 from thinwire.hooks.guards import StepGuard
 from thinwire.hooks.records import ExchangeRecords
+from thinwire.policies.auto.levels import Level
 from thinwire.runtime.collective import CollectiveDriver
 from thinwire.runtime.metrics import MetricsWriter
+from thinwire.runtime.peers import measure_link
 from thinwire.telemetry import WarmUp
 from thinwire.transports.peers import PeerGroup
 
@@ -32,6 +34,17 @@ _log = logging.getLogger(__name__)
 
 class ExchangeState:
     """The state of one rank's hook: keep it, and save `state_dict()` with every checkpoint.
+
+    Args:
+        core: this rank's part in the exchange.
+        peers: the ranks that exchange. All of them make a state, which measures the link if `options` say so.
+        options: as `compress` was given.
+        layouts: of the tensors, by name.
+        model: closes the exchange when it is garbage; by default the state does.
+        settings: of `codec="auto"`; none with a fixed codec.
+        guard: knows the optimizers.
+        blocking: whether the backward pass waits for every uncompressed reduction.
+        ranks: all ranks of the training; by default the peers.
 
     Attributes:
         step: steps taken so far; backward passes that only accumulate gradients are part of the next one.
@@ -46,23 +59,31 @@ class ExchangeState:
         self,
         *,
         core: Collective,
-        driver: CollectiveDriver,
+        peers: PeerGroup,
         options: ExchangeOptions,
-        link_bps: float,
         layouts: Mapping[str, Layout],
-        ranks: Sequence[int] | None = None,
+        model: object = None,
+        settings: tuple[Level, ...] = (),
         guard: StepGuard | None = None,
-        auto: ExchangeAuto | None = None,
+        blocking: bool = False,
+        ranks: Sequence[int] | None = None,
     ) -> None:
+        self.core = core
+        self.driver = driver = CollectiveDriver(core, peers)
+        driver.close_with(self if model is None else model)
+        self.start_step = start = options.start_step
+        self.auto: ExchangeAuto | None = None
+        if settings and guard is not None and peers.size > 1:
+            self.auto = ExchangeAuto(
+                settings, options.limits, core, driver, guard=guard, start_step=start, blocking=blocking
+            )
+        self.link_bps = 0.0
+        if options.measure_link:
+            self.link_bps = measure_link(peers) if self.auto is None else self.auto.measure()
         self._guard, self._layouts = guard, layouts
         self._before: Snapshot | None = None
-        numbers = driver.peers.names if ranks is None else ranks
+        numbers = peers.names if ranks is None else ranks
         self._group = " ".join(map(str, numbers)) if len(numbers) < dist.get_world_size() else ""
-        self.auto = auto
-        self.core = core
-        self.driver = driver
-        self.start_step = options.start_step
-        self.link_bps = link_bps
         self.step = self._first = 0
         self.resumed = ""
         self.gathered = ""
