@@ -41,6 +41,9 @@ def run_placement(rank: int) -> tuple[str, str, bool, str]:
     dist.all_gather_object(states, state.state_dict())
     alone = refusal(lambda: other.load_state_dict(states[rank]))
     said = other.load_state_dict(fsdp.merge(states))
+    mixed = {**states[0], "ranks": {"0": states[0]["ranks"]["0"], "1": other.state_dict()["ranks"].get("1")}}
+    if rank == 1:
+        assert "rank 1 held 'weight' in another layout" in refusal(lambda: other.load_state_dict(mixed))
     dist.all_gather_object(states, other.state_dict())
     plain, turned = nn.Linear(32, 64, bias=False), nn.Linear(64, 32, bias=False)
     for each in (plain, turned):

@@ -345,8 +345,11 @@ class ExchangeState:
         if isinstance(state, _Copied):
             raise ConfigError(_NOTHING)
         check_saved(state)
-        for part in state["ranks"].values():
+        first: dict[str, list[int]] = {}
+        for rank, part in state["ranks"].items():
             for name, saved in part["layouts"].items():
+                if first.setdefault(name, saved.tolist()) != saved.tolist():
+                    raise ConfigError(f"states of different runs: rank {rank} held {name!r} in another layout")
                 if name in self._layouts:
                     self._layouts[name].check(name, saved.tolist())
         if ("replicas" in state) != ("replicas" in self.layout()):
