@@ -78,6 +78,16 @@ assert tw.frames.parse(tw.frames.pack(frame)) == frame
     assert run(code) == ""
 
 
+def test_hooks_without_fsdp2_do_not_import_it() -> None:
+    """It brings sympy and DTensor, and doubles the time that the hooks take to import."""
+    code = """
+import sys
+import thinwire.hooks.ddp, thinwire.hooks.named, thinwire.hooks.distribute, thinwire.hooks.auto_optimizer
+print(*sorted({"sympy", "torch.distributed.fsdp", "torch.distributed.tensor"} & sys.modules.keys()))
+"""
+    assert run(code) == ""
+
+
 def test_codecs_is_a_package_and_the_list_of_ids_and_importing_every_module_starts_no_thread() -> None:
     """Without circles (`test_no_circle_among_files`) the order does not matter, so one process imports them all."""
     names = [name for name in MODULES if not name.endswith("__main__")]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import warnings
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -12,142 +15,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import Shard
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire as tw
 from tests.hooks.ddp_ranks import Weights, refusal, run_cases, same
-from thinwire.collective.snapshot import Snapshot
+from tests.hooks.several_optimizers import CODED, HOOKS, hooked, noise, run_gan, run_sharply, whole
 from thinwire.hooks import ddp, fsdp
-
-CODED: dict[str, Any] = {"codec": "3lc", "sparsity": 1.75, "min_numel": 16, "measure_link": False}
-HOOKS = ("ddp", "fsdp")
-
-
-def whole(model: nn.Module) -> Weights:
-    """Copies of the parameters, those of FSDP2 whole."""
-    return {
-        name: (each.full_tensor() if isinstance(each, DTensor) else each).detach().clone()
-        for name, each in model.named_parameters()
-    }
-
-
-def noise(rank: int, step: int, *shape: int) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(1000 * step + rank))
-
-
-def hooked(kind: str, model: Any, parts: tuple[str, ...] = (), **options: Any) -> tuple[Any, Any]:
-    """A model as a script calls it, and the hook's state; FSDP2 reduces these parts by themselves."""
-    given = {name: value for name, value in {**CODED, **options}.items() if value is not None}
-    if kind == "ddp":
-        wrapped = DistributedDataParallel(model, find_unused_parameters=bool(parts))
-        return wrapped, ddp.compress(wrapped, **given)
-    mesh = init_device_mesh("cpu", (2,))
-    for part in parts:
-        fully_shard(getattr(model, part), mesh=mesh)
-    return fully_shard(model, mesh=mesh), fsdp.compress(model, **given)
-
-
-# ---- several optimizers over one wrapper
-
-
-class Gan(nn.Module):
-    """A generator, and a discriminator that judges what it makes, or real data."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.generator = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 8))
-        self.discriminator = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 1))
-
-    def forward(self, x: torch.Tensor, *, generates: bool) -> torch.Tensor:
-        judged: torch.Tensor = self.discriminator(self.generator(x) if generates else x)
-        return judged
-
-
-def train_gan(rank: int, kind: str, *, discards: bool, zeros: bool = False) -> Weights:
-    """Trains with two optimizers; the generator's pass leaves gradients in the discriminator, where it `discards`.
-
-    FSDP2 cannot freeze what it reduces: there the residuals are put back by hand, in place of the hook.
-    """
-    gan = Gan()
-    model, state = hooked(kind, gan, ("generator", "discriminator"))
-    make, judge = (torch.optim.SGD(part.parameters(), lr=0.05) for part in (gan.generator, gan.discriminator))
-    by_hand, before = kind == "fsdp" and not discards, Snapshot(state.core.residuals.contexts)
-    if by_hand:
-        state._guard.close()
-    for step in range(6):
-        judge.zero_grad(set_to_none=not zeros)
-        torch.autograd.backward(nn.functional.softplus(-model(1 + noise(rank, step, 16, 8), generates=False)).mean())
-        judge.step()
-        make.zero_grad(set_to_none=not zeros)
-        if by_hand:
-            before.take()
-        gan.discriminator.requires_grad_(discards or by_hand)
-        torch.autograd.backward(nn.functional.softplus(-model(noise(rank, 100 + step, 16, 4), generates=True)).mean())
-        gan.discriminator.requires_grad_(True)
-        if by_hand:
-            before.restore([name for name in state.core.residuals.tensors if name.startswith("discriminator")])
-        make.step()
-    state.close()
-    return whole(gan)
-
-
-def run_gan(rank: int, kind: str) -> tuple[Weights, bool, bool]:
-    """Whether a discarded gradient leaves nothing behind, set to None or to zeros."""
-    wanted = train_gan(rank, kind, discards=False)
-    found, zeroed = (train_gan(rank, kind, discards=True, zeros=zeros) for zeros in (False, True))
-    return found, same(found, wanted), same(zeroed, wanted)
-
-
-class Sharpness(torch.optim.Optimizer):
-    """Sharpness-aware minimisation: the gradient that counts is computed anew, within the step."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__(model.parameters(), {})
-        self.base = torch.optim.SGD(self.param_groups, lr=0.1, momentum=0.9)
-
-    @torch.no_grad()
-    def step(self, closure: Any) -> None:  # type: ignore[override]
-        held = [each for group in self.param_groups for each in group["params"]]
-        ahead = [0.05 * each.grad.sign() for each in held]
-        for each, more in zip(held, ahead, strict=True):
-            each.add_(more)
-            each.grad = None
-        torch.enable_grad()(closure)()
-        for each, more in zip(held, ahead, strict=True):
-            each.sub_(more)
-        self.base.step()
-
-
-def train_sharply(rank: int, kind: str, *, by_hand: bool) -> Weights:
-    """Trains; residuals of the first gradient of each step are put back by the hook, or by hand."""
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 8))
-    model, state = hooked(kind, net)
-    optimizer, before = Sharpness(net), Snapshot(state.core.residuals.contexts)
-    if by_hand:
-        state._guard.close()
-    for step in range(6):
-        x = noise(rank, step, 16, 8)
-
-        def again(step: int = step, x: torch.Tensor = x) -> None:
-            if by_hand and step:  # the hook makes its first copy in the first step, too late for it
-                before.restore()
-            torch.autograd.backward(nn.functional.mse_loss(model(x), x.flip(1)))
-
-        optimizer.zero_grad()
-        before.take()
-        torch.autograd.backward(nn.functional.mse_loss(model(x), x.flip(1)))
-        optimizer.step(again)
-    state.close()
-    return whole(net)
-
-
-def run_sharply(rank: int, kind: str) -> tuple[Weights, bool]:
-    found = train_sharply(rank, kind, by_hand=False)
-    return found, same(found, train_sharply(rank, kind, by_hand=True))
-
 
 # ---- where values lie
 
@@ -167,6 +41,9 @@ def run_placement(rank: int) -> tuple[str, str, bool, str]:
     dist.all_gather_object(states, state.state_dict())
     alone = refusal(lambda: other.load_state_dict(states[rank]))
     said = other.load_state_dict(fsdp.merge(states))
+    mixed = {**states[0], "ranks": {"0": states[0]["ranks"]["0"], "1": other.state_dict()["ranks"].get("1")}}
+    if rank == 1:
+        assert "rank 1 held 'weight' in another layout" in refusal(lambda: other.load_state_dict(mixed))
     dist.all_gather_object(states, other.state_dict())
     plain, turned = nn.Linear(32, 64, bias=False), nn.Linear(64, 32, bias=False)
     for each in (plain, turned):
@@ -249,18 +126,148 @@ def run_wrapped(rank: int) -> tuple[bool, str]:
     return same(*found), refusal(lambda: tw.distribute(scripted, optimizer, group=dist.group.WORLD, design="3lc"))
 
 
+# ---- what a loop does besides, and which parameters it trains
+
+
+class Odd(nn.Module):
+    """Parameters without values, with one, and with columns that lie together; one that two layers share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.last.weight = self.first.weight
+        self.empty, self.scale = nn.Parameter(torch.zeros(0, 3)), nn.Parameter(torch.tensor(1.0))
+        self.turned = nn.Parameter(torch.randn(6, 8).t())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.last(self.first(x)) * self.scale @ self.turned
+        return out.sum() + self.empty.sum()
+
+
+class Plain(nn.Sequential):
+    """Two layers, and the loss of what they make."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        super().__init__(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self:
+            x = layer(x)
+        return x.pow(2).mean()
+
+
+def infer(model: Any, net: nn.Module, x: torch.Tensor) -> None:
+    with torch.inference_mode():
+        model(x)
+
+
+def copy_and_pickle(model: Any, net: nn.Module, x: torch.Tensor) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # nothing of the hook's state is kept
+        for each in (copy.deepcopy(net), copy.deepcopy(model), pickle.loads(pickle.dumps(net))):
+            assert each(x).isfinite()
+
+
+def average_weights(model: Any, net: nn.Module, x: torch.Tensor) -> None:
+    averaged = copy.deepcopy(net)
+    for mine, own in zip(averaged.parameters(), net.parameters(), strict=True):
+        mine.data.lerp_(own.data, 0.01)
+
+
+def meet_in_backward(model: Any, net: nn.Module, x: torch.Tensor) -> None:
+    """The next backward pass has a collective of the script's own."""
+    [parameter, *_] = net.parameters()
+
+    def meet(gradient: torch.Tensor) -> torch.Tensor:
+        dist.all_reduce(torch.ones(1))
+        handle.remove()
+        return gradient
+
+    handle = parameter.register_hook(meet)  # type: ignore[no-untyped-call]
+
+
+LOOPS: dict[str, tuple[Callable[[], nn.Module], Callable[..., None] | None, tuple[str, ...]]] = {
+    "inference mode": (Plain, infer, (*HOOKS, "group")),
+    "copies and pickles": (Plain, copy_and_pickle, ("ddp", "group")),
+    "momentum encoder": (Plain, average_weights, ("ddp", "group")),
+    "collectives in the backward pass": (Plain, meet_in_backward, HOOKS),
+    "odd parameters": (Odd, None, ("ddp", "group")),
+}
+"""By name: the model, what happens after each step, and the modes."""
+
+
+def run_loop(rank: int, name: str, mode: str) -> tuple[Weights, bool]:
+    """The weights after eight steps, and whether they are those of a training in which nothing else happens."""
+    make, happens, _ = LOOPS[name]
+    found = []
+    for besides in (None, happens):
+        net = make()
+        optimizer: Any = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
+        if mode == "group":
+            optimizer = tw.distribute(net, optimizer, group=dist.group.WORLD, design="local-sgd[h=2]")
+            model: Any = net
+        else:
+            model, optimizer = hooked(mode, net)[0], torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(getattr(optimizer, "inner", optimizer), 0.02, total_steps=8)
+        for step in range(8):
+            x = noise(rank, step, 4, 8)
+            torch.autograd.backward(model(x))
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+            if besides is not None:
+                besides(model, net, x)
+        if mode == "group":
+            optimizer.flush()
+            optimizer.close()
+        found.append(whole(net))
+    return found[1], same(*found)
+
+
+class Complex(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4, 4, dtype=torch.complex64))
+
+
+def run_refused(rank: int) -> list[str]:
+    """Complex parameters, by every mode."""
+    model = Complex()
+    return [
+        refusal(lambda: hooked("ddp", Complex())),
+        refusal(lambda: tw.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), group=dist.group.WORLD)),
+    ]
+
+
+def run_anew(rank: int, folder: str) -> Weights:
+    """The process group is destroyed and made anew; the last case, as the others' is gone."""
+    for number in range(2):
+        model, state = hooked("ddp", net := Plain())
+        torch.autograd.backward(model(noise(rank, number, 4, 8)))
+        torch.optim.SGD(net.parameters(), lr=0.1).step()
+        state.close()
+        del model, state
+        dist.destroy_process_group()
+        dist.init_process_group("gloo", init_method=f"file://{folder}/{number}", rank=rank, world_size=2)
+    return whole(net)
+
+
 CASES: dict[str, tuple[Any, ...]] = {
     **{f"gan, {kind}": (run_gan, kind) for kind in HOOKS},
     "placement": (run_placement,),
     "report": (run_report,),
     "wrapped": (run_wrapped,),
+    "refused": (run_refused,),
+    **{f"{name}, {mode}": (run_loop, name, mode) for name, (_, _, modes) in LOOPS.items() for mode in modes},
     **{f"sharpness, {kind}": (run_sharply, kind) for kind in HOOKS},
 }
 
 
 @pytest.fixture(scope="module")
-def ranks() -> dict[str, list[Any]]:
-    return run_cases(2, CASES)
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
+    return run_cases(2, {**CASES, "anew": (run_anew, str(tmp_path_factory.mktemp("groups")))})
 
 
 @pytest.mark.parametrize("kind", HOOKS)
@@ -292,3 +299,18 @@ def test_report_of_auto_says_what_its_setting_says(ranks: dict[str, list[Any]]) 
 def test_wrappers_are_seen_through_and_script_modules_refused(ranks: dict[str, list[Any]]) -> None:
     for alike, said in ranks["wrapped"]:
         assert alike and "wrap it in DistributedDataParallel before tw.distribute" in said
+
+
+@pytest.mark.parametrize(("name", "mode"), [(name, mode) for name, (_, _, modes) in LOOPS.items() for mode in modes])
+def test_what_else_a_loop_does_changes_no_bit(ranks: dict[str, list[Any]], name: str, mode: str) -> None:
+    for weights, unchanged in ranks[f"{name}, {mode}"]:
+        assert unchanged and same(weights, ranks[f"{name}, {mode}"][0][0])
+
+
+def test_complex_parameters_are_refused(ranks: dict[str, list[Any]]) -> None:
+    for said in (said for each in ranks["refused"] for said in each):
+        assert said.startswith("ConfigError: ") and "complex64" in said, said
+
+
+def test_process_group_that_is_made_anew_trains(ranks: dict[str, list[Any]]) -> None:
+    assert same(*ranks["anew"])

@@ -16,7 +16,7 @@ Lag = npt.NDArray[np.float64]
 
 
 class Snapshot:
-    """What changes in contexts with every exchange, as it was at some time: residuals, counts and bounds.
+    """Copies of what an exchange changes in contexts: residuals, counts of encodes, and bounds of the lag.
 
     Args:
         contexts: by tensor and slice.

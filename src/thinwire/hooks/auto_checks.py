@@ -10,7 +10,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -20,7 +19,7 @@ from thinwire.hooks.exchange.ranks import meet
 from thinwire.hooks.quiet_ddp import check_silent
 from thinwire.hooks.several import class_names, parts
 from thinwire.hooks.training_options import TrainingOptions
-from thinwire.hooks.wrapping import inside_compiled, is_sharded
+from thinwire.hooks.wrapping import inside_compiled, is_sharded, is_sharded_by_fsdp1
 from thinwire.policies.adaptive import is_adaptive
 from thinwire.policies.designs import design as find_design
 from thinwire.runtime.peers import agree
@@ -57,7 +56,7 @@ def check_training(
     if dist.get_rank(group) < 0:
         raise ConfigError("this process is not in the group that it was given")
     inside = inside_compiled(model)
-    if is_sharded(model) or any(isinstance(each, FullyShardedDataParallel) for each in model.modules()):
+    if is_sharded(model) or is_sharded_by_fsdp1(model):
         raise ConfigError(
             "the model is sharded by FSDP, and tw.distribute trains whole models: fsdp.compress(model, 'auto') of "
             "thinwire.hooks codes the gradients of FSDP2"

@@ -20,7 +20,7 @@ from thinwire.hooks.exchange.saved import row_major
 from thinwire.hooks.exchange.state import ExchangeState
 from thinwire.hooks.group_optimizer import GroupOptimizer
 from thinwire.hooks.planning import check_inner, exchanged_buffers, frozen, trained
-from thinwire.hooks.quiet_ddp import check_quiet, keep_quiet, reducing
+from thinwire.hooks.quiet_ddp import check_quiet, disable_ddp_allreduce, reducing
 from thinwire.hooks.resuming import Resumable, known_buffers, load_agreed
 from thinwire.hooks.training_options import TrainingOptions
 from thinwire.local.parameters import LocalTensor, SharedParameters, move
@@ -29,7 +29,6 @@ from thinwire.policies.consistency import consistency
 from thinwire.policies.designs import Design
 from thinwire.policies.local_updates import option_of
 from thinwire.runtime import peers as ranks
-from thinwire.runtime.collective import CollectiveDriver
 from thinwire.runtime.metrics import MetricsWriter
 from thinwire.schema import Settings
 from thinwire.transports.peers import PeerGroup
@@ -98,7 +97,7 @@ def join_group(
     if metrics:
         opt.exchange.record_to(*metrics, every=1)
     if wrapped is not None:
-        keep_quiet(wrapped, opt)
+        disable_ddp_allreduce(wrapped, opt)
     return opt
 
 
@@ -132,9 +131,7 @@ def _local(
             if context.residual is not None:
                 tensor.withheld.append((part.start, part.stop, context.residual.view(-1)))
     layouts = row_major({each.travels_as: each.parameter for each in tensors})
-    exchange = ExchangeState(
-        core=core, driver=CollectiveDriver(core, peers), options=asked, link_bps=0.0, layouts=layouts
-    )
+    exchange = ExchangeState(core=core, peers=peers, options=asked, layouts=layouts)
     opt = GroupOptimizer(model, optimizer, design, exchange, shared, outer)
     try:
         _begin(opt, shared, peers, state)

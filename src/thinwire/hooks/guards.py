@@ -22,7 +22,7 @@ from thinwire.errors import ConfigError
 from thinwire.policies.adaptive import few_bits_warning, is_adaptive
 
 Place: TypeAlias = "tuple[weakref.ref[Any], str]"
-"""Of a parameter: a reference to itself, even a weak one, would keep `model.to(…)` from replacing it."""
+"""The place of a parameter; even a weak reference to the parameter would keep `model.to(…)` from replacing it."""
 
 
 _watching: dict[int, StepGuard] = {}
@@ -88,15 +88,15 @@ class StepGuard:
     """Looks at every optimizer of a model's parameters when it steps. It keeps nothing alive.
 
     Args:
-        wrapper: what averages gradients; the watch ends with it, as the model may go on in another.
+        wrapper: the module that averages gradients; the watch ends with it, as another may train the model later.
         gradients: those that are compressed.
         reduced: all parameters whose gradients are averaged over the ranks.
         left_out: parameters that were frozen when they were to be averaged, by name.
-        few_bits: the codec, where it is fixed and takes fewer than 8 bits a value: with an adaptive optimizer that is
-            warned of.
+        few_bits: the codec, where it is fixed and takes fewer than 8 bits a value; the guard warns of an adaptive
+            optimizer with it.
 
     Attributes:
-        optimizer: what takes the gradients: 0 unknown yet, 1 SGD, 2 an adaptive optimizer, be it one of several.
+        optimizer: the kind that takes the gradients: 0 unknown yet, 1 SGD, 2 an adaptive one, be it one of several.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class StepGuard:
         _watching.pop(id(self), None)
 
     def begin_exchange(self, *, skipped: int) -> Untaken:
-        """Returns what became of the exchange before; warns once where all its gradients were discarded.
+        """Returns the gradients of the exchange before that no optimizer took; warns once where all were discarded.
 
         Scripts without an optimizer of torch's are not judged, as their use of gradients is unknown. The gradients of a
         pass may also have been added up by the script, where no optimizer has stepped since: that is warned of alone.

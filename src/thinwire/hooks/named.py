@@ -25,7 +25,6 @@ from thinwire.hooks.exchange.ranks import check_floating
 from thinwire.hooks.exchange.saved import merge, row_major
 from thinwire.hooks.exchange.state import ExchangeState
 from thinwire.hooks.report import Report, report
-from thinwire.runtime.collective import CollectiveDriver
 
 __all__ = ["ExchangeOptions", "NamedState", "Report", "compress", "merge", "report"]
 
@@ -141,10 +140,7 @@ def compress(
     peers = asked.meet(dist.get_process_group_ranks(over), over)
     asked.agree(peers, trained, {})
     core = asked.core(trained, peers)
-    driver = CollectiveDriver(core, peers)
-    state = NamedState(tensors=tensors, core=core, driver=driver, options=asked, link_bps=asked.link_bps(peers))
-    driver.close_with(state)
-    return state
+    return NamedState(tensors=tensors, core=core, peers=peers, options=asked)
 
 
 def _check_kind(name: object, tensor: object) -> None:

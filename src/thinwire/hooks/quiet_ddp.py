@@ -97,7 +97,7 @@ def check_silent(model: nn.Module, wrapped: DistributedDataParallel, group: dist
         )
 
 
-def keep_quiet(wrapped: DistributedDataParallel, optimizer: Training) -> None:
+def disable_ddp_allreduce(wrapped: DistributedDataParallel, optimizer: Training) -> None:
     """Has every rank keep its own gradients and buffers from now on; what local steps change is exchanged instead."""
     ours = _hooks(wrapped)
     quiet = ours[0] if ours else _Quiet()
@@ -108,7 +108,7 @@ def keep_quiet(wrapped: DistributedDataParallel, optimizer: Training) -> None:
     quiet.optimizer, quiet.group = weakref.ref(optimizer), None
 
 
-def speak_again(wrapped: DistributedDataParallel) -> None:
+def enable_ddp_allreduce(wrapped: DistributedDataParallel) -> None:
     """Has a wrapper that an earlier training kept quiet average gradients again; any other stays as it is."""
     for quiet in _hooks(wrapped):
         quiet.group, wrapped.broadcast_buffers = wrapped.process_group, quiet.broadcasts

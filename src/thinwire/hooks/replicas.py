@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.errors import ConfigError
-from thinwire.hooks.quiet_ddp import Training, keep_quiet, speak_again
+from thinwire.hooks.quiet_ddp import Training, disable_ddp_allreduce, enable_ddp_allreduce
 from thinwire.hooks.wrapping import inside_compiled
 from thinwire.runtime.peers import gather
 from thinwire.transports.peers import PeerGroup
@@ -109,13 +109,13 @@ def silence(wrapped: DistributedDataParallel, training: Training) -> Callable[[]
         training: for whose time.
     """
     if wrapped.static_graph:
-        keep_quiet(wrapped, training)
-        return partial(speak_again, wrapped)
+        disable_ddp_allreduce(wrapped, training)
+        return partial(enable_ddp_allreduce, wrapped)
     wrapped.require_backward_grad_sync = False  # as within `no_sync`, and no hook is left behind
 
     def speak() -> None:
         wrapped.require_backward_grad_sync = True
-        speak_again(wrapped)
+        enable_ddp_allreduce(wrapped)
 
     return speak
 

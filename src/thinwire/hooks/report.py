@@ -48,7 +48,7 @@ class Report:
         auto_s: seconds of a step at that setting and uncompressed, by which the controller chooses; None until steps
             were measured.
         recorded: of `taken`, the steps that metrics writers have records of.
-        beside: what else travels, of which nothing here is counted, in words.
+        uncounted_traffic: what else travels, in words; none of its bytes are counted here.
         gathered: the codec of parameters that are gathered, whose bytes are counted too; empty where none are coded.
         resumed: how the state was loaded, if it was.
 
@@ -84,7 +84,7 @@ class Report:
     auto: str = ""
     auto_s: tuple[float, float] | None = None
     recorded: int = 0
-    beside: str = ""
+    uncounted_traffic: str = ""
     gathered: str = ""
     resumed: str = ""
 
@@ -140,11 +140,12 @@ class Report:
         head += f"; {self.gathered} gathers" if self.gathered else ""
         both = "" if self.received_nbytes is None else f", received {nbytes_text(self.received_nbytes)}"
         bits = f", {self.bits_per_value:.3f} bit a {'gradient ' * bool(self.gathered)}value" * bool(self.bits_per_value)
+        beside = self.uncounted_traffic
         lines = [
             f"thinwire: {head}",
             f"  sent a step      {nbytes_text(self.sent_nbytes)}{both}, uncompressed "
             f"{nbytes_text(self.uncompressed_nbytes)}{' each way' * bool(both)}: {self.ratio:.1f}× less over all steps"
-            f"{bits}{self.beside and f'; beside it {self.beside}'}",
+            f"{bits}{beside and f'; beside it {beside}'}",
             f"  time a step      encode {ms_text(self.encode_s)}, decode {ms_text(self.decode_s)}, "
             f"copies {ms_text(self.copy_s)}, waiting {ms_text(self.wait_s)}",
         ]
@@ -232,7 +233,7 @@ def report(state: ExchangeState) -> Report:
         auto="" if auto is None else str(auto),
         auto_s=None if auto is None else auto.costs_s(),
         recorded=state.recorded,
-        beside=state.beside,
+        uncounted_traffic=state.uncounted_traffic,
         gathered=state.gathered,
         resumed=state.resumed,
     )

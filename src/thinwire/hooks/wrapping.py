@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+import sys
+
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.cautions import caution
@@ -33,7 +34,19 @@ def inside_compiled(model: object) -> object:
 
 def is_sharded(model: nn.Module) -> bool:
     """Returns whether FSDP2 has sharded the model, or parts of it."""
-    return any(isinstance(module, FSDPModule) for module in model.modules())
+    return _has_module_of("FSDPModule", model)
+
+
+def is_sharded_by_fsdp1(model: nn.Module) -> bool:
+    """Returns whether the model, or parts of it, are wrapped in FullyShardedDataParallel."""
+    return _has_module_of("FullyShardedDataParallel", model)
+
+
+def _has_module_of(kind: str, model: nn.Module) -> bool:
+    """Whether a module is of a class of `torch.distributed.fsdp`, which takes 0.3 s to import: a script that has not
+    imported it has no such module."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return fsdp is not None and any(isinstance(module, getattr(fsdp, kind)) for module in model.modules())
 
 
 def is_distributed(model: nn.Module, ranks: int) -> bool:

@@ -72,10 +72,10 @@ class Terms:
         Args:
             rank: the worker's number.
         """
-        return rank == 0 or self.immediate or self.others_speak
+        return rank == 0 or self.immediate or self.any_rank_sets_rates
 
     @property
-    def others_speak(self) -> bool:
+    def any_rank_sets_rates(self) -> bool:
         """Whether updates that several workers' gradients make may be made without worker 0, by others' rates."""
         return not self.immediate and (self.elastic or self.quorum < self.workers)
 

@@ -136,7 +136,10 @@ class CollectiveDriver:
 
         Of float16 and bfloat16 gradients, what rounding takes of the sum is lost.
         """
-        self._flush(bucket, BucketBuffer(buffer, None, torch.futures.Future()), waiting)
+        held = BucketBuffer(buffer, None, torch.futures.Future())
+        values = held.values()
+        self._core.flush(bucket, values, waiting)
+        held.fill(values, keeps_inf=True)
 
     def settle(self) -> None:
         """Waits for what a step that was broken off has under way: it still changes residuals."""
@@ -196,11 +199,6 @@ class CollectiveDriver:
         else:
             buffer.buffer.fill_(torch.nan)
         buffer.future.set_result(buffer.buffer)
-
-    def _flush(self, bucket: Bucket, buffer: BucketBuffer, waiting: set[str]) -> None:
-        values = buffer.values()
-        self._core.flush(bucket, values, waiting)
-        buffer.fill(values, keeps_inf=True)
 
     def _submit(self, job: UnderWay) -> None:
         if not self._threads:

@@ -204,7 +204,7 @@ class WorkerBase:
 
     def _statistics(self, conversation: Conversation, clock: int) -> Frames:
         """Returns buffers (batch-norm statistics) that this worker is to send at a clock, every so many exchanges."""
-        for tensor in self.model.tensors if conversation.speaks(clock) else ():
+        for tensor in self.model.tensors if conversation.sends_buffers(clock) else ():
             table = tensor.tables[0]
             lacks = table.shard == conversation.shard and conversation.versions[table.index] <= clock
             if tensor.state and lacks:

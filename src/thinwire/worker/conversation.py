@@ -249,7 +249,7 @@ class Conversation:
         """
         return self.memberships[-1][0] <= clock if self.has_parameters else not self._changed
 
-    def speaks(self, clock: int) -> bool:
+    def sends_buffers(self, clock: int) -> bool:
         """Whether this worker's statistics are everybody's at a clock: worker 0's, or those of the lowest rank."""
         elastic = self._terms.partial_quorum or (self._welcome is not None and self._welcome.elastic)
         speaker = self.memberships[-1][1][0] if elastic else 0

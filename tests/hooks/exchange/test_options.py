@@ -17,7 +17,7 @@ import thinwire as tw
 from tests.hooks.ddp_ranks import refusal
 from thinwire.hooks import ddp, fsdp, named
 from thinwire.hooks.exchange.options import ExchangeOptions
-from thinwire.hooks.exchange.saved import check_saved
+from thinwire.hooks.exchange.saved import Layout, check_saved
 from thinwire.policies.compression import PLAIN, ByShape
 from thinwire.security.credentials import Credentials
 
@@ -110,3 +110,6 @@ def test_damaged_states_raise_config_error_that_names_the_damage() -> None:
     for state, told in DAMAGED.values():
         with pytest.raises(tw.ConfigError, match=told):
             check_saved(state)
+    for damaged in ([], [-1], [0, 2, 0], [-1, 3, 0], [-1, 2, 1], [math.nan, 2, 0]):
+        with pytest.raises(tw.ConfigError, match="the state holds 'w' "):
+            Layout((2,), (0,)).check("w", damaged)  # type: ignore[arg-type]

@@ -20,7 +20,6 @@ from thinwire.hooks.exchange.options import ExchangeOptions
 from thinwire.hooks.exchange.ranks import check_floating
 from thinwire.hooks.guards import StepGuard, places_of
 from thinwire.hooks.wrapping import check_dense, inside_compiled
-from thinwire.runtime.collective import CollectiveDriver
 from thinwire.schema.tensor_names import plain_name
 
 
@@ -62,8 +61,6 @@ def compress(model: nn.Module, codec: str | Codec = "3lc", **options: Any) -> Th
     own = {"codec": asked.agreement(settings), "find_unused_parameters or static_graph": drop_zeros}
     asked.agree(peers, tensors, own)
     core = asked.core(tensors, peers, drop_zeros=drop_zeros)
-    driver = CollectiveDriver(core, peers)
-    driver.close_with(wrapped)
     places = places_of(wrapped.module)
     reduced = {name: place for name, place in places.items() if plain_name(name) in parameters}
     coded = {tensor.name for tensor in tensors if not tensor.uncompressed}
@@ -76,15 +73,13 @@ def compress(model: nn.Module, codec: str | Codec = "3lc", **options: Any) -> Th
         left_out={n: at for n, at in places.items() if n not in reduced and n not in wrapped.parameters_to_ignore},
         few_bits=asked.few_bits(choices, settings, peers.rank),
     )
-    auto = asked.controller(settings, core, driver, guard)
     state = ThinwireState(
         core=core,
-        driver=driver,
-        auto=auto,
+        peers=peers,
+        options=asked,
+        settings=settings,
         parameters=parameters,
         model=wrapped,
-        options=asked,
-        link_bps=asked.link_bps(peers, auto),
         guard=guard,
         gradients=gradients,
     )
@@ -157,7 +152,7 @@ def _uncompressed(state: ThinwireState, buffer: torch.Tensor, *, last: bool) -> 
         # It raises for NaN once DDP has all averages: DDP queues its own wait right after this, and so before what is
         # queued by a callback.
         engine: Any = torch.autograd.Variable._execution_engine
-        engine.queue_callback(partial(engine.queue_callback, auto.flush.look))
+        engine.queue_callback(partial(engine.queue_callback, auto.flush.check_finite))
     if averages is not None:
         return averages
 

@@ -99,7 +99,7 @@ class ThinwireState(ExchangeState):
         gradients: BucketGradients,
         **kept: Any,
     ) -> None:
-        super().__init__(layouts={name: layout_of(each) for name, each in parameters.items()}, **kept)
+        super().__init__(model=model, layouts={name: layout_of(each) for name, each in parameters.items()}, **kept)
         # DDP's reducer would free the group with the interpreter's lock held, and hang where one of the group's threads
         # waits for it. DDP drops this state after its reducer, and what Python has last is freed without the lock.
         self.group: dist.ProcessGroup = model.process_group

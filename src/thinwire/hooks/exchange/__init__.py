@@ -3,6 +3,7 @@
 ranks        ranks meet, and describe their model
 options      the arguments of compress, and the exchange that is built from them
 state        residuals, step and counters between steps, with
+    checkpoints  its part that is saved and loaded
     saved        checks of a saved state; `merge` joins those of all ranks
 auto         `codec="auto"`: the setting of every step, with
     flush        residuals go into the first uncompressed step

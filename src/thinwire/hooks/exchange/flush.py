@@ -63,12 +63,12 @@ class Flush:
         Called in gloo's threads and in the backward pass's, perhaps at once: it only ever sets `undone`.
         """
         if averaged.is_cuda:
-            self._finite.append(averaged.isfinite().all())  # for `look`: to ask now would wait for every bucket
+            self._finite.append(averaged.isfinite().all())  # for `check_finite`: to ask now would wait for every bucket
         # A sum takes a twentieth of the time. It may overflow, but it is finite only where all values are.
         elif not (math.isfinite(averaged.sum()) or averaged.isfinite().all()):
             self.undone = True
 
-    def look(self) -> bool:
+    def check_finite(self) -> bool:
         """Returns whether the step under way is undone, once all its averages are there.
 
         Raises:
@@ -94,8 +94,8 @@ class Flush:
             self._core.skip_step(exchanged=False)
 
     def settle(self) -> None:
-        """Ends a step that may have taken residuals; between two steps. Raises NonFiniteError, as `look`."""
-        self.look()
+        """Ends a step that may have taken residuals; between two steps. Raises NonFiniteError, as `check_finite`."""
+        self.check_finite()
         # After a reduce-scatter every rank sees another part, and the step may have been broken off.
         if self.under_way and self._core.skip and not self._core.pulls:
             self.undone = b"\1" in gather(self._driver.peers, bytes([self.undone]))

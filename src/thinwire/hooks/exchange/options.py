@@ -21,15 +21,12 @@ from thinwire.codecs import Codec
 from thinwire.collective.core import Collective
 from thinwire.collective.residuals import Partitions, Residuals, TrainedTensor
 from thinwire.errors import ConfigError
-from thinwire.hooks.exchange.auto import ExchangeAuto
 from thinwire.hooks.exchange.ranks import described, meet, timeout_of
-from thinwire.hooks.guards import StepGuard
 from thinwire.policies.adaptive import takes_few_bits
 from thinwire.policies.auto.levels import AUTO, Level, Limits, Target, residual_codec
 from thinwire.policies.compression import MIN_NUMEL, PLAIN, ByShape, Choice, Compression, Exclude, as_codec, select
 from thinwire.runtime.clock import check_seconds, in_seconds
-from thinwire.runtime.collective import CollectiveDriver
-from thinwire.runtime.peers import agree, measure_link
+from thinwire.runtime.peers import agree
 from thinwire.schema import Reduce
 from thinwire.security.credentials import Credentials
 from thinwire.transports.peers import PeerGroup
@@ -175,7 +172,7 @@ class ExchangeOptions:
             raise ConfigError(
                 f"codec='auto' decides both ways and all options itself; leave out {', '.join(what)}, or name a codec"
             )
-        return self._limits.levels(devices)
+        return self.limits.levels(devices)
 
     @property
     def _asked(self) -> dict[str, Any]:
@@ -184,7 +181,8 @@ class ExchangeOptions:
         return {name: value for name, value in asked.items() if value is not None}
 
     @property
-    def _limits(self) -> Limits:
+    def limits(self) -> Limits:
+        """What the controller of `codec="auto"` has to keep to."""
         return Limits(**self._asked)
 
     def choices(self, shapes: Mapping[str, tuple[int, ...]], settings: tuple[Level, ...] = ()) -> dict[str, Choice]:
@@ -248,7 +246,7 @@ class ExchangeOptions:
         """
         if not settings:
             return {"id": self.codec if isinstance(self.codec, str) else self.codec.id}
-        auto = self._limits
+        auto = self.limits
         names = [level.name for level in settings]
         return {"id": AUTO, "lag_limit": float(auto.lag_limit), "target": auto.target, "settings": names}
 
@@ -291,41 +289,7 @@ class ExchangeOptions:
             clip=self.reduce.startswith("clipped"),
         )
 
-    def controller(
-        self,
-        settings: tuple[Level, ...],
-        core: Collective,
-        driver: CollectiveDriver,
-        guard: StepGuard,
-        *,
-        blocking: bool = False,
-    ) -> ExchangeAuto | None:
-        """Returns what chooses among the settings; None with a fixed codec, or with one rank.
-
-        Args:
-            settings: of `codec="auto"`.
-            core, driver: of the exchange.
-            guard: knows the optimizer.
-            blocking: whether the backward pass waits for every uncompressed reduction.
-        """
-        if not settings or core.residuals.world == 1:
-            return None
-        return ExchangeAuto(
-            settings, self._limits, core, driver, guard=guard, start_step=self.start_step, blocking=blocking
-        )
-
     def few_bits(self, choices: Mapping[str, Choice], settings: tuple[Level, ...], rank: int) -> str:
         """Returns the fixed codec as text where it takes fewer than 8 bits of a gradient; else, and off rank 0, ""."""
         found = {str(each.up): None for each in choices.values() if takes_few_bits(each.up)}
         return "" if settings or rank or not found else ", ".join(found)
-
-    def link_bps(self, peers: PeerGroup, auto: ExchangeAuto | None = None) -> float:
-        """Returns bits per second of the slowest link, if that is to be measured; else 0. All ranks call it.
-
-        Args:
-            peers: who exchanges.
-            auto: the controller, which then knows of it too.
-        """
-        if not self.measure_link:
-            return 0.0
-        return measure_link(peers) if auto is None else auto.measure()

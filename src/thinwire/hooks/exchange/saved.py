@@ -17,7 +17,7 @@ FORMAT = 1
 
 
 class Layout(NamedTuple):
-    """Which value of a flat residual belongs to which place of its tensor.
+    """The order of a flat residual's values in its tensor.
 
     Args:
         shape: of the whole tensor.
@@ -34,9 +34,10 @@ class Layout(NamedTuple):
         return torch.tensor([self.cut, *self.shape, *self.order], dtype=torch.int64, device="cpu")
 
     def check(self, name: str, saved: Sequence[int]) -> None:
-        """Raises ConfigError where a tensor was laid out otherwise; one that is cut otherwise can be cut anew."""
-        shape, order = saved[1 : 1 + len(self.shape)], saved[1 + len(self.shape) :]
-        if [*shape] != [*self.shape] or not -1 <= saved[0] < len(shape) or (saved[0] < 0) != (self.cut < 0):
+        """Raises ConfigError where a tensor had another layout; residuals of another cut can be cut anew."""
+        cut, shape, order = saved[:1], saved[1 : 1 + len(self.shape)], saved[1 + len(self.shape) :]
+        cuts = range(-1, 0) if self.cut < 0 else range(len(self.shape))
+        if [*shape] != [*self.shape] or not cut or cut[0] not in cuts:
             raise ConfigError(
                 f"the state holds {name!r} in the shape {[*shape, *order]}, and here it is {[*self.shape]}: every "
                 "value would go to another weight. Load it with the model that it was saved with"

@@ -38,7 +38,6 @@ from thinwire.hooks.fsdp.passes import Passes
 from thinwire.hooks.fsdp.state import Ready, ShardedState
 from thinwire.hooks.guards import Gradients, Place, StepGuard
 from thinwire.policies.compression import PLAIN, ByShape, Choice, as_codec, select
-from thinwire.runtime.collective import CollectiveDriver
 
 _ALONE: WeakKeyDictionary[dist.ProcessGroup | None, dist.ProcessGroup] = WeakKeyDictionary()
 """The group of this rank alone, by the default process group that it was made in."""
@@ -132,8 +131,6 @@ def compress(
         shapes = {name: cut.shape for name, cut in cuts.items()}
         selected = select(shapes, gathers, codecs=asked.codecs, last_layer=asked.last_layer)
         coded = {name: gather_codec for name, choice in selected.items() if choice.up != PLAIN}
-    driver = CollectiveDriver(core, peers)
-    driver.close_with(model)
     places: dict[str, Place] = {n: (weakref.ref(each.param), "sharded_param") for n, each in parameters.items()}
     coded_names = [whole.name for whole in wholes if not whole.uncompressed]
     guard = StepGuard(
@@ -142,16 +139,16 @@ def compress(
         reduced=places.values(),
         few_bits=asked.few_bits(choices, settings, everyone.rank),
     )
-    auto = asked.controller(settings, core, driver, guard, blocking=True)
     state = ShardedState(
         core=core,
-        driver=driver,
-        auto=auto,
+        peers=peers,
         options=asked,
+        model=model,
+        settings=settings,
+        guard=guard,
+        blocking=True,
         ranks=everyone.names,
         everyone=everyone,
-        link_bps=asked.link_bps(peers, auto),
-        guard=guard,
         buckets={group: _bucket(group, core.residuals) for group in groups},
         wholes=wholes,
         cuts=cuts,

@@ -103,7 +103,7 @@ class ShardedState(ExchangeState):
         return self._everyone
 
     @property
-    def beside(self) -> str:
+    def uncounted_traffic(self) -> str:
         gathers = self._replicas is None and not self.gathers["gather_uncompressed_bytes"]
         return "FSDP gathers parameters uncompressed" if gathers else ""
 
@@ -204,7 +204,7 @@ class ShardedState(ExchangeState):
             self._exchange_newest(last=True)
             self._ready = []
             self.driver.wait_step()
-            undone = self.auto is not None and self.auto.flush.look()
+            undone = self.auto is not None and self.auto.flush.check_finite()
             if undone or self.core.steps_skipped > skipped:
                 own = Outcome.SKIPPED
         except Exception as error:  # whatever it is, the ranks of the other shards must hear of it

@@ -1,0 +1,233 @@
+"""Saving and loading the state of a hook."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+from thinwire.collective.core import Collective
+from thinwire.collective.snapshot import Snapshot
+from thinwire.errors import ConfigError, check_keys
+from thinwire.hooks.exchange.auto import ExchangeAuto
+from thinwire.hooks.exchange.saved import FORMAT, Layout, check_saved
+from thinwire.hooks.guards import StepGuard
+from thinwire.runtime.collective import CollectiveDriver
+
+_NOTHING = (
+    "this was copied or pickled as an object, and nothing of the hook's state is in it: save state.state_dict(), and "
+    "give it to load_state_dict of what compress returns"
+)
+_log = logging.getLogger(__name__)
+
+
+class Checkpoints(ABC):
+    """The part of `ExchangeState` that a checkpoint holds.
+
+    Attributes:
+        step: steps taken so far; backward passes that only accumulate gradients are part of the next one.
+        resumed: how the last `load_state_dict` went, in words; empty before.
+    """
+
+    core: Collective
+    driver: CollectiveDriver
+    auto: ExchangeAuto | None
+    step: int
+    resumed: str
+    _first: int
+    _group: str
+    _guard: StepGuard | None
+    _layouts: Mapping[str, Layout]
+    _before: Snapshot | None
+    _scaler: Any
+    _loss_scale: float
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+        return self.core.residuals.rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.core.residuals.world
+
+    @abstractmethod
+    def between_steps(self) -> None:
+        """Takes the step that is over into warm-up and records."""
+
+    @abstractmethod
+    def _end_records(self) -> None:
+        """Records the step that is over, if it was measured."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns a copy of this rank's state: save it on every rank, since every rank's residual is another.
+
+        Tensors, numbers and strings alone, under a key of this rank's own: `torch.save` into a file for each rank
+        and `torch.distributed.checkpoint` into one folder both keep all of it. The keys depend on the model and on what
+        is compressed alone, so that the latter finds them whatever the codec: `auto` is empty with a fixed one.
+        """
+        self.driver.wait_step()
+        part = {**self.core.residuals.state_dict(), "auto": "" if self.auto is None else self.auto.state()}
+        return self._saved(self.layout(), {self.rank: part}, self.step, self._loss_scale)
+
+    def _saved(
+        self, layout: Mapping[str, int], ranks: Mapping[int, Mapping[str, Any]], step: int = 0, loss_scale: float = 1.0
+    ) -> dict[str, Any]:
+        """Returns a state of these ranks' parts, with the layout of each tensor."""
+        parts = {
+            str(rank): {**part, "layouts": {name: self._layouts[name].tensor() for name in part["residuals"]}}
+            for rank, part in ranks.items()
+        }
+        return {
+            "format": FORMAT,
+            **layout,
+            "step": step,
+            "loss_scale": loss_scale,
+            "reduce": self._reduce,
+            "group": self._group,
+            "ranks": parts,
+        }
+
+    @property
+    def _reduce(self) -> str:
+        return "mean" if self.core.residuals.mean else "sum"
+
+    def layout(self) -> dict[str, int]:
+        """Returns how the run is divided: a state of the same layout is loaded without resizing."""
+        return {"world_size": self.world_size}
+
+    def blank_state_dict(self, world_size: int) -> dict[str, Any]:
+        """Returns a state of all ranks of a `world_size`-rank run, filled with zeros.
+
+        `torch.distributed.checkpoint.load` fills what it is given: give it this to read a checkpoint that another
+        number of ranks wrote, and pass the result to `load_state_dict`.
+        """
+        blank = self.core.residuals.blank_state_dict
+        return self._saved(
+            {"world_size": world_size}, {r: {"auto": "", **blank(world_size)} for r in range(world_size)}
+        )
+
+    def load_resized(self, state: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]]) -> None:
+        """Takes the residuals of another number of ranks."""
+        self.core.residuals.load_resized(ranks)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> str:
+        """Takes a state back, on every rank.
+
+        Args:
+            state: this rank's own `state_dict()`, or a `merge` of all ranks'. From a run with another number of
+                ranks all are needed, and from one that trained or compressed other tensors, as ranks owned other
+                slices: by parameter name, what was still to be sent is summed over the old ranks and divided over the
+                new ones.
+
+        Returns:
+            What was done, in words; also in `resumed` and in the report.
+
+        Raises:
+            ConfigError: another model, other tensors compressed, other ranks of the job, or not all that are needed.
+        """
+        if isinstance(state, Copied):
+            raise ConfigError(_NOTHING)
+        check_saved(state)
+        first: dict[str, list[int]] = {}
+        for rank, part in state["ranks"].items():
+            for name, saved in part["layouts"].items():
+                if first.setdefault(name, saved.tolist()) != saved.tolist():
+                    raise ConfigError(f"states of different runs: rank {rank} held {name!r} in another layout")
+                if name in self._layouts:
+                    self._layouts[name].check(name, saved.tolist())
+        if ("replicas" in state) != ("replicas" in self.layout()):
+            was, here = ("FSDP", "DDP") if "replicas" in state else ("DDP", "FSDP")
+            raise ConfigError(f"the state is of a model under {was}, and this one is under {here}: shards are others")
+        if (reduce := state.get("reduce", "mean")) != self._reduce:
+            raise ConfigError(
+                f"the state has reduce={reduce!r} and this run {self._reduce!r}: residuals are in its units"
+            )
+        self._check_group(state)
+        controller = self._controller_of(state)
+        self.driver.wait_step()
+        self._end_records()
+        with nullcontext() if self.auto is None else self.auto.loading(controller):
+            self._load_residuals(state)
+        if self._guard is not None:
+            self._guard.forget()
+        self._before = None
+        self._first += int(state["step"]) - self.step
+        self.step, self._loss_scale = int(state["step"]), float(state["loss_scale"])
+        if self._scaler is None and self._loss_scale not in (0.0, 1.0):
+            self.core.residuals.scale(1 / self._loss_scale)
+            self._loss_scale = 1.0
+        self.between_steps()
+        return self.resumed
+
+    def _controller_of(self, state: Mapping[str, Any]) -> str:
+        """Returns what a state has of `codec="auto"`, of FSDP2 this rank's own; empty where its codec is fixed."""
+        part = state["ranks"].get(str(self.rank) if self._is_alike(state) else "0")
+        if part is None:
+            return ""
+        check_keys(part, ["auto"])
+        return str(part["auto"])
+
+    def _is_alike(self, state: Mapping[str, Any]) -> bool:
+        """Whether the run that saved a state was divided as this one is."""
+        return all(state.get(key) == value for key, value in self.layout().items())
+
+    def _owned_alike(self, part: Mapping[str, Any]) -> bool:
+        """Whether ranks owned the slices that they own here, as the part of this rank in a state says."""
+        return self.core.residuals.owned_alike(part)
+
+    def _check_group(self, state: Mapping[str, Any]) -> None:
+        """Raises ConfigError for a state of other ranks of a larger job, which train another model or other shards."""
+        group = state.get("group", "")
+        if group and self._group and group != self._group and int(state["world_size"]) == self.world_size:
+            raise ConfigError(
+                f"the state is of the ranks {group}, and this model is trained by the ranks {self._group}, whose "
+                "residuals are others. In torch.distributed.checkpoint every group needs a key of its own, as in "
+                "{f'ddp-{min(ranks)}': state.state_dict()}; where ranks were only renumbered, take 'group' out of the "
+                "state"
+            )
+
+    def _load_residuals(self, state: Mapping[str, Any]) -> None:
+        ranks, old, alike = state["ranks"], int(state["world_size"]), self._is_alike(state)
+        if alike and str(self.rank) not in ranks:
+            raise ConfigError(
+                f"the state is of rank {', '.join(ranks)} and this is rank {self.rank}: every rank has residuals "
+                "of its own; save state_dict() on every rank and load each one's"
+            )
+        if alike and self._owned_alike(ranks[str(self.rank)]):
+            self.core.residuals.load_state_dict(ranks[str(self.rank)])
+            self.resumed = f"resumed at step {state['step']} with this rank's own residuals, bit for bit"
+        else:
+            if missing := [other for other in range(old) if str(other) not in ranks]:
+                why = (
+                    "the state was saved where other tensors were trained or compressed, or tensors were cut along "
+                    "other dimensions, and ranks owned other slices"
+                    if alike
+                    else f"the state was saved by {old} ranks and this run has {self.world_size}"
+                )
+                raise ConfigError(
+                    f"{why}; the states of ranks {missing} are missing: pass what merge([…]) makes of all of them"
+                )
+            self.load_resized(state, [ranks[str(other)] for other in range(old)])
+            how = "with other owners of slices" if alike else f"from {old} ranks on {self.world_size}"
+            self.resumed = (
+                f"resumed at step {state['step']} {how}: residuals were summed over "
+                "the old ranks by parameter name and divided over the new ones"
+            )
+            if self.rank == 0:  # it is the same on all
+                _log.warning("%s", self.resumed)
+
+
+class Copied:
+    """Stands in a copied model for its hook's state: torch copies that, and gives the copy no hook."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Raises ConfigError: nothing is kept here."""
+        raise ConfigError(_NOTHING)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> str:
+        """Raises ConfigError: nothing is kept here."""
+        raise ConfigError(_NOTHING)
