@@ -27,8 +27,7 @@ SLOW_SHARE, SLOW_ROUNDS = 0.5, 8
 """A link is called slow where exchanges take more than this share of the time in each of so many rounds."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Choice:
+class Choice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The chosen exchange.
 
     Args:
@@ -99,11 +98,10 @@ def choose(
     return Choice(kind="local", name=name, why=why)
 
 
-class SavedChoice(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class SavedChoice(Choice, frozen=True, kw_only=True):
     """A choice in a state, with what led to it.
 
     Args:
-        kind, name, why: of `Choice`.
         taken: steps so far.
         optimizer: the class of the user's.
         ranks: this rank, and how many there are.
@@ -112,9 +110,6 @@ class SavedChoice(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         exchange: the state of coded gradients or of local updates; else None.
     """
 
-    kind: Literal["measuring", "gradients", "local", "plain"]
-    name: str
-    why: str
     taken: Annotated[int, msgspec.Meta(ge=0)]
     optimizer: str
     ranks: tuple[int, int]

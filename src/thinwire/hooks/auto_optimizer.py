@@ -11,7 +11,7 @@ import logging
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import torch
@@ -202,7 +202,7 @@ class AutoOptimizer(HeldOptimizer):
             follow_rank_0(self._model, self.inner, self._peers, self._group)
 
     @property
-    def _kind(self) -> Literal["measuring", "gradients", "local", "plain"]:
+    def _kind(self) -> str:
         return self.choice.kind
 
     @property
@@ -341,9 +341,7 @@ class AutoOptimizer(HeldOptimizer):
         own = self.inner.state_dict() if exchange is None or self._local is None else exchange.pop("inner")
         clock = self._step_clock
         saved = SavedChoice(
-            kind=self.choice.kind,
-            name=self.choice.name,
-            why=self.choice.why,
+            **msgspec.structs.asdict(self.choice),
             taken=self._steps,
             optimizer=class_names(self.inner),
             ranks=(self._rank, self._size),

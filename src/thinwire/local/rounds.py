@@ -19,7 +19,7 @@ class Rounds:
         clock: rounds that have ended: every fragment was exchanged once in each.
 
     Example:
-        >>> rounds = Rounds(LocalUpdates(sync_every=4, fragments=2, delay=1))
+        >>> rounds = Rounds(LocalUpdates(h=4, fragments=2, delay=1))
         >>> for _ in range(4):
         ...     due = rounds.due()
         ...     rounds.exchanged(due)
