@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -14,7 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from thinwire.cautions import caution
-from thinwire.errors import ConfigError, check_keys
+from thinwire.errors import ConfigError
+from thinwire.hooks.auto_choice import SavedChoice
 from thinwire.hooks.exchange.ranks import meet
 from thinwire.hooks.quiet_ddp import check_silent
 from thinwire.hooks.several import class_names, parts
@@ -82,11 +84,11 @@ def check_training(
     return inside
 
 
-def check_state(state: Mapping[str, Any], optimizer: torch.optim.Optimizer, rank: int) -> Mapping[str, Any]:
+def check_state(state: Mapping[str, Any], optimizer: torch.optim.Optimizer, rank: int) -> SavedChoice:
     """Returns the part of a state that describes the choice.
 
     Raises:
-        ConfigError: it is of something else.
+        ConfigError: it is of something else, or damaged.
     """
     if KEY not in state:
         raise ConfigError(
@@ -94,16 +96,22 @@ def check_state(state: Mapping[str, Any], optimizer: torch.optim.Optimizer, rank
             if "position" in state
             else "the state is one that torch's own optimizer returned: load it into that one, before tw.distribute"
         )
-    saved: Mapping[str, Any] = state[KEY]
-    check_keys(saved, ["kind", "name", "why", "taken", "optimizer", "ranks", "link_bps", "clock", "exchange"])
-    if saved["optimizer"] != (here := class_names(optimizer)):
+    try:
+        saved = msgspec.convert(state[KEY], SavedChoice)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"the state of tw.distribute cannot be read: {error}") from error
+    if saved.optimizer != (here := class_names(optimizer)):
         raise ConfigError(
-            f"the state is of {saved['optimizer']}, and this optimizer is {here}: go on with the same class, or begin "
+            f"the state is of {saved.optimizer}, and this optimizer is {here}: go on with the same class, or begin "
             "from the model's weights alone"
         )
-    if saved["ranks"][0] != rank and saved["kind"] != "plain":
+    groups = state.get("param_groups", optimizer.param_groups)  # an optimizer may keep its state in a way of its own
+    kept, sizes = ([len(group["params"]) for group in each] for each in (groups, optimizer.param_groups))
+    if saved.kind != "local" and kept != sizes:
+        raise ConfigError(f"the state's optimizer has groups of {kept} parameters, and this one's of {sizes}")
+    if saved.ranks[0] != rank and saved.kind != "plain":
         raise ConfigError(
-            f"the state is of rank {saved['ranks'][0]}, and this is rank {rank}: each resumes from its own, which "
+            f"the state is of rank {saved.ranks[0]}, and this is rank {rank}: each resumes from its own, which "
             "holds what its gradients have not sent yet"
         )
     return saved
@@ -113,7 +121,7 @@ def meet_alike(
     optimizer: torch.optim.Optimizer,
     group: dist.ProcessGroup,
     asked: TrainingOptions,
-    saved: Mapping[str, Any] | None,
+    saved: SavedChoice | None,
     settings: Mapping[str, Any],
 ) -> PeerGroup:
     """Returns the way to the other ranks, once all have the same settings; all of them call it.
@@ -127,7 +135,7 @@ def meet_alike(
     said = {
         "optimizer": class_names(optimizer),
         "parameters": shapes,
-        "resumes": "nothing" if saved is None else f"{saved['name']} at step {saved['taken']}",
+        "resumes": "nothing" if saved is None else f"{saved.name} at step {saved.taken}",
         **{name: value if isinstance(value, int | float | str) else repr(value) for name, value in settings.items()},
     }
     agree(peers, said, when="call tw.distribute", wanted="all ranks must call tw.distribute with the same arguments")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
+from typing import Annotated, Any, Literal
 
+import msgspec
 import torch
 
 from thinwire.hooks.group_optimizer import GroupOptimizer
@@ -26,17 +27,16 @@ SLOW_SHARE, SLOW_ROUNDS = 0.5, 8
 """A link is called slow where exchanges take more than this share of the time in each of so many rounds."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Choice:
+class Choice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The chosen exchange.
 
     Args:
-        kind: `measuring`, `gradients`, `local` or `plain`.
+        kind: `measuring`, `gradients`, `local` or `plain`; the last sends nothing that is coded.
         name: as the user would write it, where one can.
         why: a line for the log.
     """
 
-    kind: str
+    kind: Literal["measuring", "gradients", "local", "plain"]
     name: str
     why: str
 
@@ -98,6 +98,32 @@ def choose(
     return Choice(kind="local", name=name, why=why)
 
 
+class SavedChoice(Choice, frozen=True, kw_only=True):
+    """A choice in a state, with what led to it.
+
+    Args:
+        taken: steps so far.
+        optimizer: the class of the user's.
+        ranks: this rank, and how many there are.
+        link_bps: of the slowest link; 0 where it was not measured.
+        seconds, uses_all, scaled: of `StepClock`.
+        exchange: the state of coded gradients or of local updates; else None.
+    """
+
+    taken: Annotated[int, msgspec.Meta(ge=0)]
+    optimizer: str
+    ranks: tuple[int, int]
+    link_bps: Annotated[float, msgspec.Meta(ge=0)]
+    seconds: list[Annotated[float, msgspec.Meta(ge=0)]]
+    uses_all: bool
+    scaled: bool
+    exchange: dict[str, Any] | None
+
+    def __post_init__(self) -> None:
+        if (self.exchange is None) is not (self.kind in ("measuring", "plain")):
+            raise ValueError(f"a choice of kind {self.kind!r} with{'out' * (self.exchange is None)} an exchange")
+
+
 @dataclass
 class StepClock:
     """Times steps from the end of one to the end of the next.
@@ -134,15 +160,6 @@ class StepClock:
     def step_s(self) -> float:
         """The median of the timed steps, in seconds."""
         return median(self.seconds)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the measurements so far."""
-        return {"seconds": list(self.seconds), "uses_all": self.uses_all, "scaled": self.scaled}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores measurements; the time in between counts for no step."""
-        self.seconds, self.uses_all, self.scaled = list(state["seconds"]), state["uses_all"], state["scaled"]
-        self._ended = None
 
 
 class LinkWatch:

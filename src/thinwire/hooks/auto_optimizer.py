@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -21,7 +22,7 @@ from thinwire.cautions import caution
 from thinwire.errors import ConfigError
 from thinwire.hooks import ddp
 from thinwire.hooks.auto_checks import KEY, adapts, check_state, check_training, meet_alike, watch_for_others
-from thinwire.hooks.auto_choice import AutoReport, Choice, LinkWatch, StepClock, choose
+from thinwire.hooks.auto_choice import AutoReport, Choice, LinkWatch, SavedChoice, StepClock, choose
 from thinwire.hooks.costs import sent_and_received
 from thinwire.hooks.group_optimizer import GroupOptimizer
 from thinwire.hooks.groups import join_group
@@ -131,7 +132,7 @@ class AutoOptimizer(HeldOptimizer):
         else:
             self._peers = meet_alike(optimizer, group, asked, saved, settings)
             if design is None and adapts(optimizer):
-                self._measure(known_bps=None if saved is None else float(saved["link_bps"]))
+                self._measure(known_bps=None if saved is None else saved.link_bps)
             else:
                 name = "ddp.compress, auto" if design is None else wanted
                 self._begin(Choice(kind="gradients", name=name, why=f"{wanted}: {who}: gradients are coded"))
@@ -338,18 +339,19 @@ class AutoOptimizer(HeldOptimizer):
         """
         exchange = None if self.exchange is None else self.exchange.state_dict()
         own = self.inner.state_dict() if exchange is None or self._local is None else exchange.pop("inner")
-        choice = {
-            "kind": self.choice.kind,
-            "name": self.choice.name,
-            "why": self.choice.why,
-            "taken": self._steps,
-            "optimizer": class_names(self.inner),
-            "ranks": [self._rank, self._size],
-            "link_bps": self._link_bps,
-            "clock": self._step_clock.state_dict(),
-            "exchange": exchange,
-        }
-        return {**own, KEY: choice}
+        clock = self._step_clock
+        saved = SavedChoice(
+            **msgspec.structs.asdict(self.choice),
+            taken=self._steps,
+            optimizer=class_names(self.inner),
+            ranks=(self._rank, self._size),
+            link_bps=self._link_bps,
+            seconds=list(clock.seconds),
+            uses_all=clock.uses_all,
+            scaled=clock.scaled,
+            exchange=exchange,
+        )
+        return {**own, KEY: msgspec.structs.asdict(saved)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Resumes from the `state_dict()` of this rank; all ranks call it together.
@@ -359,22 +361,24 @@ class AutoOptimizer(HeldOptimizer):
         """
         state = check_state(state_dict, self.inner, self._rank)
         inner = {key: value for key, value in state_dict.items() if key != KEY}
-        kind = "plain" if self._size == 1 and state["kind"] != "local" else state["kind"]
+        kind = "plain" if self._size == 1 and state.kind != "local" else state.kind
         if kind != self._kind != "measuring":
             raise ConfigError(
-                f"the state is of a training that has chosen {state['name']}, and this one has {self.chosen}: "
+                f"the state is of a training that has chosen {state.name}, and this one has {self.chosen}: "
                 "give it as tw.distribute(…, resume=state)"
             )
-        self._step_clock.load_state_dict(state["clock"])
-        self._link_bps = float(state["link_bps"])
-        local = {**state["exchange"], "inner": inner} if kind == "local" else None
+        # The time between saving and resuming counts for no step.
+        self._step_clock = StepClock(seconds=list(state.seconds), uses_all=state.uses_all, scaled=state.scaled)
+        self._link_bps = state.link_bps
+        exchange = state.exchange or {}
+        local = {**exchange, "inner": inner} if kind == "local" else None
         if local is None:
             self.inner.load_state_dict(inner)
         if kind != self._kind:
-            self._begin(Choice(kind=kind, name=state["name"], why=state["why"]), local)
+            self._begin(Choice(kind=kind, name=state.name, why=state.why), local)
         elif self.exchange is not None:
-            self.exchange.load_state_dict(local or state["exchange"])
-        self._steps = int(state["taken"])
+            self.exchange.load_state_dict(local or exchange)
+        self._steps = state.taken
         self._follow()
 
     @property

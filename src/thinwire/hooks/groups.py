@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -27,7 +27,6 @@ from thinwire.local.parameters import LocalTensor, SharedParameters, move
 from thinwire.policies.compression import NARROW, PLAIN, Choice
 from thinwire.policies.consistency import consistency
 from thinwire.policies.designs import Design
-from thinwire.policies.local_updates import option_of
 from thinwire.runtime import peers as ranks
 from thinwire.runtime.metrics import MetricsWriter
 from thinwire.schema import Settings
@@ -120,7 +119,7 @@ def _local(
         outer[1]["lr"] /= dist.get_world_size(group)  # buffers are averaged all the same
     shared = SharedParameters(tensors, design.local.fragments, move)
     peers = asked.meet(dist.get_process_group_ranks(group), group)
-    said: dict[str, Any] = {option_of(each.name): getattr(design.local, each.name) for each in fields(design.local)}
+    said: dict[str, Any] = asdict(design.local)
     if state is None:
         said |= frozen(model, [each for each in model.parameters() if each.requires_grad])
     said |= {"thinwire": VERSION, "nonfinite": asked.nonfinite, "reduce": asked.reduce, **settings}

@@ -18,7 +18,6 @@ from thinwire.local.rounds import Rounds
 from thinwire.local.steering import Steering
 from thinwire.policies.designs import Design
 from thinwire.policies.differences import differences
-from thinwire.policies.local_updates import option_of
 from thinwire.states import check_sizes, read
 
 T = TypeVar("T")
@@ -218,7 +217,7 @@ def check_same(state: Mapping[str, Any], design: Design) -> None:
     check_keys(state, ["coded"])
     for key, mine in (("local", asdict(design.local)), ("coded", coded_by(design))):
         check_keys(state[key], mine)
-        if found := [(option_of(path[1:]), there, here) for path, there, here in differences(state[key], mine, "")]:
+        if found := [(path[1:], there, here) for path, there, here in differences(state[key], mine, "")]:
             saved, wanted = (", ".join(f"{each[0]}={each[way]}" for each in found) for way in (1, 2))
             raise ConfigError(
                 f"the state is of {saved} and this training has {wanted}: resume with the same, or start from the "

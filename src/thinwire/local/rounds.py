@@ -35,7 +35,7 @@ class Rounds:
         exchanges: how often each fragment was exchanged.
 
     Example:
-        >>> rounds = Rounds(LocalUpdates(sync_every=4, fragments=2, delay=1))
+        >>> rounds = Rounds(LocalUpdates(h=4, fragments=2, delay=1))
         >>> for _ in range(4):
         ...     due = rounds.due()
         ...     rounds.exchanged(due)

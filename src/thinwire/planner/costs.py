@@ -47,7 +47,7 @@ def exchange_every(design: Design) -> int:
     if design.every == "epoch":
         raise ConfigError(f"design {design.name!r} exchanges once an epoch; a plan is of steps: give it consistency=…")
     if design.local is not None:
-        return design.local.sync_every
+        return design.local.h
     policy = consistency(design.consistency)
     if policy.id not in ("bsp", "local"):
         raise ConfigError(

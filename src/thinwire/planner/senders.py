@@ -45,7 +45,7 @@ class Senders:
         collective: bool,
     ) -> None:
         local, like = design.local, gradients[0]
-        self._inner = 1 if local is None else min(local.sync_every, INNER_STEPS)
+        self._inner = 1 if local is None else min(local.h, INNER_STEPS)
         self._gradients = itertools.cycle(gradients)
 
         def trained() -> Stepping:

@@ -125,7 +125,7 @@ class Design:
             )
         if local is not None and (self.downlink != "delta" or self.consistency != local.consistency):
             yield (
-                f"design {self.name!r} trains locally for {local.sync_every} steps: its consistency is "
+                f"design {self.name!r} trains locally for {local.h} steps: its consistency is "
                 f"{local.consistency} and its downlink delta; {self.consistency} and {self.downlink} were given"
             )
         if local is not None and self.ema:

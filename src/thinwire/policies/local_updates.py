@@ -34,7 +34,7 @@ class LocalUpdates:
     """How workers train by themselves, and what shards do with the mean of their updates.
 
     Args:
-        sync_every: inner steps between two exchanges of a tensor, H ≥ 1.
+        h: inner steps between two exchanges of a tensor, H ≥ 1.
         warmup: at the beginning, so many inner steps with an exchange after each: weights move the most there.
         fragments: groups of tensors that are exchanged at different steps, 1 … H.
         delay: inner steps that go on while an exchange is under way, 0 … H − 1.
@@ -56,12 +56,12 @@ class LocalUpdates:
         ConfigError: a number out of range.
 
     Example:
-        >>> timetable = LocalUpdates(sync_every=6, fragments=3, delay=1)
+        >>> timetable = LocalUpdates(h=6, fragments=3, delay=1)
         >>> [timetable.fragment_due(step) for step in range(6)]
         [None, 0, None, 1, None, 2]
     """
 
-    sync_every: int = 1
+    h: int = 1
     warmup: int = 0
     fragments: int = 1
     delay: int = 0
@@ -76,9 +76,9 @@ class LocalUpdates:
     inner: Literal["any", "SGD"] = "any"
 
     def __post_init__(self) -> None:
-        check_count("h", self.sync_every, 1)
-        check_count("fragments", self.fragments, 1, self.sync_every)
-        check_count("delay", self.delay, 0, self.sync_every - 1)
+        check_count("h", self.h, 1)
+        check_count("fragments", self.fragments, 1, self.h)
+        check_count("delay", self.delay, 0, self.h - 1)
         check_count("warmup", self.warmup, 0)
         check_count("settle", self.settle, 0)
         if self.warmup and (self.fragments > 1 or self.delay):
@@ -112,7 +112,7 @@ class LocalUpdates:
     def consistency(self) -> str:
         """The policy that exchanges after so many steps."""
         warmup = f",warmup={self.warmup}" if self.warmup else ""
-        return f"local[steps={self.sync_every}{warmup}]"
+        return f"local[steps={self.h}{warmup}]"
 
     @property
     def sends_means(self) -> bool:
@@ -131,9 +131,9 @@ class LocalUpdates:
         """
         if iteration < self.warmup:
             return 0
-        position = (iteration - self.warmup) % self.sync_every + 1
-        fragment = -(-position * self.fragments // self.sync_every) - 1
-        return fragment if (fragment + 1) * self.sync_every // self.fragments == position else None
+        position = (iteration - self.warmup) % self.h + 1
+        fragment = -(-position * self.fragments // self.h) - 1
+        return fragment if (fragment + 1) * self.h // self.fragments == position else None
 
     def ends_round(self, iteration: int) -> bool:
         """Returns whether every tensor has been pushed once more after this inner step."""
@@ -141,7 +141,7 @@ class LocalUpdates:
 
     def steps_in_round(self, iteration: int) -> int:
         """Returns how many inner steps were taken since the last round ended, after so many in all."""
-        return max(0, iteration - self.warmup) % self.sync_every
+        return max(0, iteration - self.warmup) % self.h
 
     def merges_at(self, iteration: int) -> int:
         """Returns before which inner step the answer to a push at the end of `iteration` is needed."""
@@ -154,7 +154,7 @@ class LocalUpdates:
             sizes: values of every tensor, in the model's order.
 
         Example:
-            >>> LocalUpdates(sync_every=4, fragments=2).assign([6, 1, 1, 6])
+            >>> LocalUpdates(h=4, fragments=2).assign([6, 1, 1, 6])
             [0, 0, 1, 1]
         """
         total, before, found = max(1, sum(sizes)), 0, []
@@ -182,7 +182,7 @@ class LocalUpdates:
         own numbers, made for AdamW, whose steps are bounded. SGD's are as long as the gradients are, and diverge.
 
         Example:
-            >>> diloco = LocalUpdates(sync_every=30, outer_lr=0.7, outer_momentum=0.9, nesterov=True)
+            >>> diloco = LocalUpdates(h=30, outer_lr=0.7, outer_momentum=0.9, nesterov=True)
             >>> print(diloco.caution_for("AdamW"))
             None
             >>> diloco.caution_for("SGD").partition(";")[0]
@@ -249,8 +249,7 @@ class Kind:
     steers_by_some: bool = False
 
 
-_NAMES = {"h": "sync_every"} | {each.name: each.name for each in fields(LocalUpdates)}
-OPTIONS = ("h", *(each.name for each in fields(LocalUpdates) if each.name != "sync_every"))
+OPTIONS = tuple(each.name for each in fields(LocalUpdates))
 """What local updates have, in brackets."""
 _FINER = {"clip": 0.7, "entropy": "zstd"}
 """What several steps changed is sent so seldom that a residual's lag costs more than values do, and than zstd does."""
@@ -266,7 +265,7 @@ _RARER = {"sparsity": 1.75, "lag": 4, "entropy": "zstd"}
 STEERS_FROM = 4
 """Inner steps from which `local-sgd` steers unless told otherwise: after one or two, what the codec rounded weighs more
 than what workers drifted apart."""
-_NESTEROV = LocalUpdates(sync_every=30, outer_lr=0.7, outer_momentum=0.9, nesterov=True)
+_NESTEROV = LocalUpdates(h=30, outer_lr=0.7, outer_momentum=0.9, nesterov=True)
 
 KINDS: dict[str, Kind] = {
     "update": Kind(
@@ -275,7 +274,7 @@ KINDS: dict[str, Kind] = {
     ),
     "local-sgd": Kind(
         about="h local steps of the worker's own optimizer, then an average (Local SGD, Stich 2019)",
-        updates=LocalUpdates(sync_every=4, keep_unsent=1.0, steer=0.6),
+        updates=LocalUpdates(h=4, keep_unsent=1.0, steer=0.6),
         options=_FINER,
     ),
     "diloco": Kind(
@@ -294,7 +293,7 @@ KINDS: dict[str, Kind] = {
     ),
     "sparseloco": Kind(
         about="h local steps, 64 values of each 64 × 64 tile in 2 bits, averaged over those who sent them (SparseLoCo)",
-        updates=LocalUpdates(sync_every=30, outer_lr=0.65, steer=0.6),
+        updates=LocalUpdates(h=30, outer_lr=0.65, steer=0.6),
         codec="blocktopk",
         options={"layout": "tiles", "error_scale": 0.95},
         down_options={"k": 74},
@@ -312,22 +311,3 @@ KINDS: dict[str, Kind] = {
     ),
 }
 """The designs of local updates, by id."""
-
-
-def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns a design's options in brackets as those of the local updates, by their full names, and all others.
-
-    >>> split_options({"h": 30, "sparsity": 1.5})
-    ({'sync_every': 30}, {'sparsity': 1.5})
-    """
-    local = {_NAMES[key]: value for key, value in options.items() if key in _NAMES}
-    return local, {key: value for key, value in options.items() if key not in _NAMES}
-
-
-def option_of(field_name: str) -> str:
-    """Returns what a number of `LocalUpdates` is called in a design's brackets.
-
-    >>> option_of("sync_every"), option_of("delay")
-    ('h', 'delay')
-    """
-    return "h" if field_name == "sync_every" else field_name

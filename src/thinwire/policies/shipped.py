@@ -11,7 +11,7 @@ from thinwire.errors import ConfigError
 from thinwire.names import parse_name
 from thinwire.policies.compression import codec_by_name
 from thinwire.policies.local_updates import KINDS as LOCAL_KINDS
-from thinwire.policies.local_updates import OPTIONS, STEERS_FROM, Kind, split_options
+from thinwire.policies.local_updates import OPTIONS, STEERS_FROM, Kind
 from thinwire.schema import Reduce
 
 
@@ -82,9 +82,10 @@ def _local(kind: Kind) -> Callable[..., dict[str, Any]]:
         small: str | None = None,
         **options: Any,
     ) -> dict[str, Any]:
-        timetable, own = split_options(options)
+        timetable = {name: value for name, value in options.items() if name in OPTIONS}
+        own = {name: value for name, value in options.items() if name not in OPTIONS}
         local = replace(kind.updates, **{"steer": 0.0, **timetable})
-        if "steer" not in timetable and reduce != "sum" and local.sends_means and local.sync_every >= STEERS_FROM:
+        if "steer" not in timetable and reduce != "sum" and local.sends_means and local.h >= STEERS_FROM:
             local = replace(local, steer=kind.updates.steer)
         _check_options(codec or kind.codec, own)
         given = {**_options_of(kind, codec, own), **own}

@@ -245,6 +245,19 @@ def misuse(rank: int) -> dict[str, str]:
     found["other"] = refusal(partial(tw.distribute, model, made["sgd"], resume=saved))
     found["steps"] = refusal(partial(auto, resume={**saved, "auto": {**saved["auto"], "taken": rank}}))
     found["rank"] = refusal(partial(auto, resume={**saved, "auto": {**saved["auto"], "ranks": [1 - rank, 2]}}))
+    damages: tuple[dict[str, Any], ...] = (
+        *({"taken": each} for each in (-5, "x", None)),
+        *({"kind": each} for each in ("local", "gradients", "x")),
+        *({"link_bps": each} for each in (-1.0, float("nan"))),
+        {"seconds": [-1.0]},
+        {"ranks": [rank]},
+        {"more": 1},
+    )
+    states = [{**saved["auto"], **each} for each in damages]
+    wrong: list[dict[str, Any]] = [{**saved, "auto": each} for each in (*states, None, {}, [saved["auto"]])]
+    found["damaged"] = "\n".join(refusal(partial(auto, resume=each)) for each in wrong)
+    fewer = {**saved, "param_groups": [{**saved["param_groups"][0], "params": [0]}]}
+    found["groups"] = refusal(partial(auto, resume=fewer))
     holder: Any = adamw(model)
     holder.optimizer = made["sgd"]
     with measured(1e12), auto(), warnings.catch_warnings(record=True) as told:
@@ -344,6 +357,9 @@ def test_what_cannot_be_is_named(ranks: dict[str, list[Any]]) -> None:
         assert "the state is of AdamW, and this optimizer is SGD" in found["other"]
         assert "rank 1 has resumes = 'nothing yet at step 1' and rank 0 has 'nothing yet at step 0'" in found["steps"]
         assert f"the state is of rank {1 - rank}, and this is rank {rank}" in found["rank"]
+        damaged = found["damaged"].splitlines()
+        assert len(damaged) == 14 and all("ConfigError: the state of tw.distribute cannot" in each for each in damaged)
+        assert "the state's optimizer has groups of [1] parameters" in found["groups"]
         assert (
             found["replaced"].count("a SGD has taken a step with parameters that tw.distribute trains with AdamW") == 1
         )

@@ -153,7 +153,9 @@ def test_memory_travels_as_text_and_a_damaged_one_is_refused() -> None:
     other = Controller(fewer, TRANSFORMER, Limits())
     other.load(Memory.from_state(text))
     assert other.setting == fewer[-1]
-    damaged: Sequence[str] = ("", "{}", text[:-1], text.replace('"level":', '"level":-'), text.replace("sgd", "SGD"))
+    wrong = ((f'"{name}":', f'"{name}":-') for name in ("level", "stay", "link_bps", "compute_s", "since"))
+    damaged: Sequence[str] = ("", "{}", text[:-1], text.replace("sgd", "SGD"), *(text.replace(*each) for each in wrong))
     for each in damaged:
+        assert each != text
         with pytest.raises(ConfigError, match="codec='auto' cannot be read"):
             Memory.from_state(each)

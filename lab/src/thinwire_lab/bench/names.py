@@ -53,7 +53,7 @@ class Hook:
     @property
     def period(self) -> int:
         """Steps between two exchanges of a tensor."""
-        return self.design.local.sync_every if self.design and self.design.local else 1
+        return self.design.local.h if self.design and self.design.local else 1
 
     @property
     def chooses(self) -> bool:

@@ -13,7 +13,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -46,6 +46,9 @@ _MESSAGE_NBYTES = 80
 """The heads of a packet and its frames, roughly."""
 _NOTE = struct.Struct("<6f")
 
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
+Amount: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
+"""Whole numbers, and seconds or rates, as a state may hold them."""
 Optimizer = Literal["unknown", "sgd", "adaptive"]
 _OPTIMIZERS: tuple[Optimizer, ...] = ("unknown", "sgd", "adaptive")
 
@@ -166,26 +169,26 @@ class Memory(msgspec.Struct):
         notes, since_note: how often ranks have told each other, and steps since they last did.
     """
 
-    level: int = 0
-    since: int = STAY
-    stay: int = STAY
-    changes: int = 0
-    link_bps: float = 0.0
+    level: Count = 0
+    since: Count = STAY
+    stay: Count = STAY
+    changes: Count = 0
+    link_bps: Amount = 0.0
     optimizer: Optimizer = "unknown"
-    window: list[tuple[float, float, float]] = []
-    compute_s: float = 0.0
-    overlap_s: float = 0.0
-    codec_s: dict[str, float] = {}
-    bits: dict[str, float] = {}
-    seen_s: dict[str, float] = {}
-    odd: int = 0
+    window: list[tuple[Amount, Amount, Amount]] = []
+    compute_s: Amount = 0.0
+    overlap_s: Amount = 0.0
+    codec_s: dict[str, Amount] = {}
+    bits: dict[str, Amount] = {}
+    seen_s: dict[str, Amount] = {}
+    odd: Count = 0
     probe_in: int = 0
     doubts_in: int = 0
-    doubts: int = 0
-    used: int = 0
-    changed_at: int = 0
-    notes: int = 0
-    since_note: int = 0
+    doubts: Count = 0
+    used: Count = 0
+    changed_at: Count = 0
+    notes: Count = 0
+    since_note: Count = 0
 
     def state(self) -> str:
         """Returns all of it as text."""
@@ -197,12 +200,9 @@ class Memory(msgspec.Struct):
         what = "the state of codec='auto' cannot be read: it"
         try:
             check_keys(msgspec.json.decode(text, type=dict), cls.__struct_fields__, what)
-            found = msgspec.json.decode(text, type=cls)
+            return msgspec.json.decode(text, type=cls)
         except msgspec.DecodeError as error:
             raise ConfigError(f"the state of codec='auto' cannot be read: {error}") from error
-        if min(found.level, found.used, found.notes, found.since_note) < 0 or not 0 <= found.link_bps < math.inf:
-            raise ConfigError(f"{what} has setting {found.level} and a link of {found.link_bps} bit/s")
-        return found
 
 
 class Controller:
