@@ -62,7 +62,8 @@ def _damages(old: Any, chance: random.Random) -> Iterator[tuple[str, Any]]:
         yield from _damages(torch.from_numpy(old), chance)
         return
     yield "removed", None
-    for other in (None, "damaged", -5, math.nan, [], {}, torch.zeros(3), b"damaged"):
+    others: list[Any] = [None, "damaged", -5, math.nan, [], {}, torch.zeros(3), b"damaged"]
+    for other in others:
         if type(other) is not type(old):
             yield f"replaced by {other!r}", other
     if isinstance(old, torch.Tensor):

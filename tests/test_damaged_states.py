@@ -54,6 +54,7 @@ def test_server_refuses_damaged_state(downlink: str) -> None:
     assert not check_loads(shard.core.state_dict(), lambda: cores[0].state_dict(), load, SEEDS)
 
 
+@pytest.mark.filterwarnings("ignore:an outer rate")  # with SGD
 @pytest.mark.parametrize("design", ["3lc", "update", "diloco[h=2]"])
 def test_worker_refuses_damaged_state(design: str) -> None:
     def train(_rank: int, model: nn.Module, opt: Any) -> list[str]:

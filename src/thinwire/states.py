@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -19,6 +20,8 @@ Version = Annotated[int, msgspec.Meta(ge=-1, le=2**53)]
 """The version of a table; −1 where there is none yet."""
 Finite = Annotated[float, msgspec.Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
 """A number that is neither NaN nor Inf."""
+NonNegative = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]
+"""A finite number of 0 or more."""
 
 Record = TypeVar("Record")
 
@@ -118,12 +121,22 @@ def _is_like(value: object, own: object) -> bool:
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: object, of: str) -> None:
-    """Loads the state of a torch optimizer, or raises ConfigError and leaves it as it was.
+    """Loads the state of a torch optimizer, or raises ConfigError and changes nothing. Arguments as for `loaded`."""
+    with loaded(optimizer, state, of):
+        pass
+
+
+@contextmanager
+def loaded(optimizer: torch.optim.Optimizer, state: object, of: str) -> Iterator[None]:
+    """Within the block an optimizer has a saved state; where the block raises, it goes back to its own.
 
     Args:
         optimizer: of any kind; one that keeps its state in a way of its own is asked to load it, and to go back.
         state: what its `state_dict()` returned.
         of: whose it is, for the message.
+
+    Raises:
+        ConfigError: it is not a state of this optimizer.
     """
     if not isinstance(state, dict):
         raise ConfigError(f"the state of {of} is damaged: it is a {type(state).__name__}")
@@ -131,14 +144,20 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: object, of: str) -> 
     if "param_groups" in before:
         check_optimizer(optimizer, state, of)
     try:
-        optimizer.load_state_dict(state)
-    except Exception as error:  # an optimizer raises anything
+        try:
+            optimizer.load_state_dict(state)
+        except Exception as error:  # an optimizer raises anything
+            raise ConfigError(
+                f"the state of {of} is not one of this optimizer: {type(error).__name__}: {error}"
+            ) from error
+        yield
+    except BaseException:
         optimizer.load_state_dict(before)
-        raise ConfigError(f"the state of {of} is not one of this optimizer: {type(error).__name__}: {error}") from error
+        raise
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any], of: str) -> None:
-    """Raises ConfigError where a state is not one of a torch optimizer. Arguments as for `load_optimizer`."""
+    """Raises ConfigError where a state is not one of a torch optimizer. Arguments as for `loaded`."""
     groups = optimizer.param_groups
     check_groups(state.get("param_groups"), groups, of, optimizer.defaults)
     numbers: list[object] = []

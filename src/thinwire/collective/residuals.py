@@ -229,8 +229,8 @@ class Residuals:
                 if context.residual is not None:
                     flat[part.start : part.stop] = context.residual.view(-1)
             residuals[tensor.name] = flat
-            encodes[tensor.name] = torch.tensor([context.step for context in contexts], device="cpu")
-            owners[tensor.name] = torch.tensor([part.server for part in parts], device="cpu")
+            encodes[tensor.name] = torch.tensor([context.step for context in contexts], dtype=torch.int64, device="cpu")
+            owners[tensor.name] = torch.tensor([part.server for part in parts], dtype=torch.int64, device="cpu")
             lags[tensor.name] = _no_lags(len(parts))
             for row, context in zip(lags[tensor.name], contexts, strict=True):
                 if context.lag_bound is not None:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
-import msgspec
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -25,6 +24,7 @@ from thinwire.hooks.wrapping import inside_compiled, is_sharded, is_sharded_by_f
 from thinwire.policies.adaptive import is_adaptive
 from thinwire.policies.designs import design as find_design
 from thinwire.runtime.peers import agree
+from thinwire.states import read
 from thinwire.transports.peers import PeerGroup
 
 KEY = "auto"
@@ -90,25 +90,18 @@ def check_state(state: Mapping[str, Any], optimizer: torch.optim.Optimizer, rank
     Raises:
         ConfigError: it is of something else, or damaged.
     """
-    if KEY not in state:
+    if not isinstance(state, Mapping) or KEY not in state:
         raise ConfigError(
             "the state is of tw.distribute with a design: name that design"
             if "position" in state
             else "the state is one that torch's own optimizer returned: load it into that one, before tw.distribute"
         )
-    try:
-        saved = msgspec.convert(state[KEY], SavedChoice)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"the state of tw.distribute cannot be read: {error}") from error
+    saved = read(SavedChoice, state[KEY], "tw.distribute")
     if saved.optimizer != (here := class_names(optimizer)):
         raise ConfigError(
             f"the state is of {saved.optimizer}, and this optimizer is {here}: go on with the same class, or begin "
             "from the model's weights alone"
         )
-    groups = state.get("param_groups", optimizer.param_groups)  # an optimizer may keep its state in a way of its own
-    kept, sizes = ([len(group["params"]) for group in each] for each in (groups, optimizer.param_groups))
-    if saved.kind != "local" and kept != sizes:
-        raise ConfigError(f"the state's optimizer has groups of {kept} parameters, and this one's of {sizes}")
     if saved.ranks[0] != rank and saved.kind != "plain":
         raise ConfigError(
             f"the state is of rank {saved.ranks[0]}, and this is rank {rank}: each resumes from its own, which "

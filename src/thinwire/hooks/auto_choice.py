@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 import torch
@@ -15,6 +15,7 @@ from thinwire.hooks.group_optimizer import GroupOptimizer
 from thinwire.policies.adaptive import EXCHANGE_SHARE, ROUNDS, local_steps
 from thinwire.policies.compression import MIN_NUMEL
 from thinwire.quantities import ms_text, rate_text
+from thinwire.states import Count, NonNegative
 
 WARM_UP, TIMED = 1, 3
 """Steps without an exchange, in which everything starts and compiles, and those that are timed after them."""
@@ -110,11 +111,11 @@ class SavedChoice(Choice, frozen=True, kw_only=True):
         exchange: the state of coded gradients or of local updates; else None.
     """
 
-    taken: Annotated[int, msgspec.Meta(ge=0)]
+    taken: Count
     optimizer: str
     ranks: tuple[int, int]
-    link_bps: Annotated[float, msgspec.Meta(ge=0)]
-    seconds: list[Annotated[float, msgspec.Meta(ge=0)]]
+    link_bps: NonNegative
+    seconds: list[NonNegative]
     uses_all: bool
     scaled: bool
     exchange: dict[str, Any] | None

@@ -36,6 +36,7 @@ from thinwire.policies.designs import Design
 from thinwire.runtime import peers as ranks
 from thinwire.runtime.metrics import MetricsWriter
 from thinwire.schema import Settings
+from thinwire.states import loaded
 from thinwire.transports.peers import PeerGroup
 
 _log = logging.getLogger(__name__)
@@ -367,18 +368,16 @@ class AutoOptimizer(HeldOptimizer):
                 f"the state is of a training that has chosen {state.name}, and this one has {self.chosen}: "
                 "give it as tw.distribute(…, resume=state)"
             )
-        # The time between saving and resuming counts for no step.
-        self._step_clock = StepClock(seconds=list(state.seconds), uses_all=state.uses_all, scaled=state.scaled)
-        self._link_bps = state.link_bps
         exchange = state.exchange or {}
         local = {**exchange, "inner": inner} if kind == "local" else None
-        if local is None:
-            self.inner.load_state_dict(inner)
-        if kind != self._kind:
-            self._begin(Choice(kind=kind, name=state.name, why=state.why), local)
-        elif self.exchange is not None:
-            self.exchange.load_state_dict(local or exchange)
-        self._steps = state.taken
+        with nullcontext() if local is not None else loaded(self.inner, inner, "the optimizer"):
+            if kind != self._kind:
+                self._begin(Choice(kind=kind, name=state.name, why=state.why), local)
+            elif self.exchange is not None:
+                self.exchange.load_state_dict(local or exchange)
+        # The time between saving and resuming counts for no step.
+        self._step_clock = StepClock(seconds=list(state.seconds), uses_all=state.uses_all, scaled=state.scaled)
+        self._link_bps, self._steps = state.link_bps, state.taken
         self._follow()
 
     @property

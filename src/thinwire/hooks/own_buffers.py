@@ -33,7 +33,8 @@ class OwnBuffers:
     def __init__(self, model: nn.Module, averaged: Sequence[Exchanged]) -> None:
         self._model = model
         self._averaged = {id(each.parameter): each.shown.shape for each in averaged}
-        self._began = self._digests(floating=True)
+        empty = {name for name, _, _, each in self._found() if not each.numel()}  # of which a warning tells already
+        self._began = {name: digest for name, digest in self._digests(floating=True).items() if name not in empty}
 
     def _found(self) -> Iterator[Found]:
         for path, module in self._model.named_modules():
@@ -46,7 +47,8 @@ class OwnBuffers:
 
     def _digests(self, *, floating: bool = False) -> dict[str, str]:
         found = [(name, each) for name, _, _, each in self._found() if each.is_floating_point() or not floating]
-        return {name: f"{tuple(each.shape)} {bits_digest([each])}" for name, each in found}
+        # Of copies: memory that NumPy has seen can no longer be resized.
+        return {name: f"{tuple(each.shape)} {bits_digest([each.clone()])}" for name, each in found}
 
     def follow_rank_0(self, peers: PeerGroup) -> None:
         """Gives every rank those of rank 0 that some rank has otherwise; all ranks call it, between exchanges."""

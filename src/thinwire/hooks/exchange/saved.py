@@ -91,7 +91,8 @@ def check_saved(state: object) -> None:
     Raises:
         ConfigError: it is of another format, or damaged.
     """
-    if not isinstance(state, Mapping) or state.get("format") != FORMAT:
+    saved_as = state.get("format") if isinstance(state, Mapping) else None
+    if not isinstance(state, Mapping) or not isinstance(saved_as, int) or saved_as != FORMAT:
         found = repr(state.get("format")) if isinstance(state, Mapping) else f"none: it is a {type(state).__name__}"
         raise ConfigError(f"the state has format {found}; this thinwire reads {FORMAT}")
     saved = read(SavedHook, state, "a hook")
