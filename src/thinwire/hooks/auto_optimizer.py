@@ -137,8 +137,13 @@ class AutoOptimizer(HeldOptimizer):
             else:
                 name = "ddp.compress, auto" if design is None else wanted
                 self._begin(Choice(kind="gradients", name=name, why=f"{wanted}: {who}: gradients are coded"))
-        if given is not None:
+        if given is None:
+            return
+        try:
             self.load_state_dict(given)
+        except BaseException:
+            self.close()
+            raise
 
     def _follow(self, *_: Any) -> None:
         """Has the inner optimizer's own dicts, of which it makes new ones when it loads a state, and its step hooks."""
