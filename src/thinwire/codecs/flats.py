@@ -11,7 +11,7 @@ import torch
 
 from thinwire.codecs.decoding import Values
 from thinwire.codecs.tensors import FloatArray, off_host
-from thinwire.kernels.numba.addresses import Addresses, largest_of_many
+from thinwire.kernels.numba.addresses import Addresses, add_to_many, gather, largest_of_many, scatter
 
 
 class Flats:
@@ -100,15 +100,20 @@ class Flats:
 
     def gather(self) -> FloatArray:
         """Returns a copy of all values, end to end, in the host's memory."""
-        tensors = self.tensors()
-        if not tensors:
-            return np.empty(0, np.float64 if self.is_wide else np.float32)
-        whole: FloatArray = torch.cat([each.cpu() for each in tensors] if self._is_mixed else tensors).cpu().numpy()
+        whole: FloatArray = np.empty(int(self.sizes.sum()), np.float64 if self.is_wide else np.float32)
+        if whole.size and self.device is None and not self._is_mixed:
+            gather(self.addresses, self.sizes, whole)
+        elif whole.size:
+            tensors = self.tensors()
+            whole[:] = torch.cat([each.cpu() for each in tensors] if self._is_mixed else tensors).cpu().numpy()
         return whole
 
     def scatter(self, whole: FloatArray, *, accumulate: bool = False) -> None:
         """Stores values that lie end to end in the host's memory, or adds them."""
         if not whole.size:
+            return
+        if self.device is None and not self._is_mixed:
+            (add_to_many if accumulate else scatter)(whole, self.addresses, self.sizes)
             return
         flat = torch.from_numpy(whole)
         if self.device is not None and not self._is_mixed:

@@ -1,4 +1,4 @@
-"""Float arrays given by their addresses, many in one call.
+"""Float arrays given by their addresses, many in one call: largest magnitudes, copies, sums.
 
 A call of a kernel, and the conversion of its arguments, costs more than the arithmetic of a small tensor. The caller
 keeps the arrays alive, contiguous, of the type and of the size that it states.
@@ -16,7 +16,8 @@ from numba.core import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from thinwire.kernels.numba.jit import jit, largest_magnitude
+from thinwire.kernels.contract import Floats
+from thinwire.kernels.numba.jit import copy, frozen, jit, largest_magnitude
 
 Addresses = NDArray[np.int64]
 
@@ -42,6 +43,29 @@ def largest_of_many(values: Addresses, sizes: Addresses) -> list[float]:
     return largest.tolist()
 
 
+def gather(parts: Addresses, sizes: Addresses, whole: Floats) -> None:
+    """Copies float32 or float64 arrays, given by their addresses, into one that they fill."""
+    _gather(parts, sizes, whole)
+
+
+def scatter(whole: Floats, parts: Addresses, sizes: Addresses) -> None:
+    """Copies the parts of one array to where they belong: the reverse of `gather`."""
+    _scatter(frozen(whole), parts, sizes)
+
+
+def add_to_many(whole: Floats, parts: Addresses, sizes: Addresses) -> None:
+    """Adds the parts of one float32 or float64 array to the arrays where they belong.
+
+    Example:
+        >>> first, second = np.ones(2, np.float32), np.ones(1, np.float32)
+        >>> places = np.array([first.ctypes.data, second.ctypes.data])
+        >>> add_to_many(np.array([1, 2, 3], np.float32), places, np.array([2, 1]))
+        >>> first.tolist(), second.tolist()
+        ([2.0, 3.0], [4.0])
+    """
+    _add_to_many(frozen(whole), parts, sizes)
+
+
 @intrinsic
 def _pointer(typing_context: Any, address: Any, like: Any) -> tuple[Any, Callable[..., Any]]:
     """In a kernel: an address as a pointer to numbers of the type of `like`."""
@@ -62,3 +86,29 @@ def array_at(address: Any, size: Any, like: Any) -> Any:
 def _largest_of_many(values: Any, sizes: Any, largest: Any) -> None:
     for i in range(values.size):
         largest[i] = largest_magnitude(array_at(values[i], sizes[i], ONE), None, ONE)
+
+
+@jit
+def _gather(parts: Any, sizes: Any, whole: Any) -> None:
+    at = 0
+    for i in range(parts.size):
+        copy(array_at(parts[i], sizes[i], whole[0]), whole[at:])
+        at += sizes[i]
+
+
+@jit
+def _scatter(whole: Any, parts: Any, sizes: Any) -> None:
+    at = 0
+    for i in range(parts.size):
+        copy(whole[at : at + sizes[i]], array_at(parts[i], sizes[i], whole[0]))
+        at += sizes[i]
+
+
+@jit
+def _add_to_many(whole: Any, parts: Any, sizes: Any) -> None:
+    at = 0
+    for i in range(parts.size):
+        part = array_at(parts[i], sizes[i], whole[0])
+        for k in range(sizes[i]):
+            part[k] += whole[at + k]
+        at += sizes[i]
