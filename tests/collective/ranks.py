@@ -12,7 +12,8 @@ import torch
 import thinwire as tw
 from thinwire.collective.core import Bucket, Collective
 from thinwire.collective.exchange import Exchange, Pass, Send
-from thinwire.collective.residuals import Residuals, TrainedTensor
+from thinwire.collective.residuals import Residuals
+from thinwire.collective.trained import TrainedTensor
 from thinwire.policies.compression import PLAIN, Choice
 
 SIZES = {"w": 30_000, "bias": 7, "small": 900}

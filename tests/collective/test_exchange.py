@@ -14,7 +14,8 @@ from tests.collective.ranks import SIZES, Pass, bucket_of, collectives, gradient
 from thinwire.collective.core import Bucket, Collective
 from thinwire.collective.cut import Cut
 from thinwire.collective.exchange import MAX_REASON, Exchange, Send, abort_packet
-from thinwire.collective.residuals import Residuals, TrainedTensor
+from thinwire.collective.residuals import Residuals
+from thinwire.collective.trained import TrainedTensor
 from thinwire.errors import ConfigError, NonFiniteError, ProtocolError
 from thinwire.packets import pack, parse
 from thinwire.policies.assignment import Partition

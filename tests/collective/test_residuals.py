@@ -12,7 +12,8 @@ import torch
 import thinwire as tw
 from tests.collective.ranks import SIZES, bucket_of, collectives, gradients, step, tensors
 from thinwire.collective.cut import Cut, shards_of, whole_outstanding
-from thinwire.collective.residuals import Float64Array, Residuals, TrainedTensor, partition
+from thinwire.collective.residuals import Float64Array, Residuals
+from thinwire.collective.trained import TrainedTensor, partition
 from thinwire.errors import ConfigError
 from thinwire.policies.compression import PLAIN, Choice
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from thinwire import plan
-from thinwire.collective.residuals import Partitions
+from thinwire.collective.trained import Partitions
 from thinwire.errors import ConfigError
 from thinwire.hooks.planning import make_plan
 from thinwire.planner.places import among_ranks, largest_share, on_servers

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from thinwire.collective.residuals import Float64Array, TrainedTensor, check_state, outstanding
+from thinwire.collective.residuals import Float64Array, check_state, outstanding
+from thinwire.collective.trained import TrainedTensor
 from thinwire.policies.assignment import Partition
 
 

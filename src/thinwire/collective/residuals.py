@@ -9,7 +9,7 @@ to another number of ranks.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -21,63 +21,16 @@ from thinwire.codecs import Context
 from thinwire.codecs.lag import LagBound
 from thinwire.codecs.scheme import stream_seed
 from thinwire.collective.snapshot import Snapshot
+from thinwire.collective.trained import Partitions, TrainedTensor, partition
 from thinwire.errors import ConfigError, check_keys
-from thinwire.policies.assignment import Partition, Sized
-from thinwire.policies.compression import PLAIN, Choice
-from thinwire.policies.placement import Heuristic, Sharded
+from thinwire.policies.assignment import Partition
+from thinwire.policies.compression import Choice
 from thinwire.states import read
 
 Float64Array = npt.NDArray[np.float64]
-Partitions = Mapping[str, tuple[Partition, ...]]
-"""Who owns which slice of every tensor, by name."""
 
 KINDS = ("residuals", "encodes", "owners", "lags")
 """What `Residuals.state_dict` holds of every compressed tensor."""
-_UNCOMPRESSED_WEIGHT = 32
-"""An uncompressed value counts for the placement as this many compressed ones."""
-
-
-@dataclass(frozen=True, slots=True)
-class TrainedTensor:
-    """A trained tensor: its size, its dtype, its codecs, and the device where its residual is kept."""
-
-    name: str
-    numel: int
-    dtype: torch.dtype
-    choice: Choice
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    shape: tuple[int, ...] = ()
-    """Of one whose codec cuts it into tiles, and which has one owner; others are flat, and cut anywhere."""
-
-    @property
-    def nbytes(self) -> int:
-        """What it would be if it travelled in its own dtype: a bf16 gradient takes 2 bytes a value."""
-        return self.numel * self.dtype.itemsize
-
-    @property
-    def uncompressed(self) -> bool:
-        """Whether it travels as it is both ways, in one frame with all others that do."""
-        return self.choice == Choice(PLAIN, PLAIN)
-
-    @property
-    def compute_dtype(self) -> torch.dtype:
-        """float64 for float64, else float32."""
-        return torch.float64 if self.dtype == torch.float64 else torch.float32
-
-
-def partition(tensors: Sequence[TrainedTensor], world: int) -> dict[str, tuple[Partition, ...]]:
-    """Returns which rank owns which slice of every tensor: `server` is the rank that averages it.
-
-    It depends on all tensors' names, sizes and choices and the number of ranks alone, never on DDP's buckets: those are
-    rebuilt after the first step, and residuals must find their slices again.
-
-    Args:
-        tensors: in an order that all ranks share.
-        world: number of ranks.
-    """
-    sized = [Sized(t.name, t.numel, t.numel * (_UNCOMPRESSED_WEIGHT if t.uncompressed else 1)) for t in tensors]
-    placing = Heuristic() if any(tensor.shape for tensor in tensors) else Sharded()
-    return dict(zip((t.name for t in tensors), placing.place(sized, world).partitions, strict=True))
 
 
 def outstanding(

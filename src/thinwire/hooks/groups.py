@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from thinwire.collective.residuals import TrainedTensor
+from thinwire.collective.trained import TrainedTensor
 from thinwire.errors import ConfigError
 from thinwire.hooks.exchange.options import ExchangeOptions
 from thinwire.hooks.exchange.ranks import described

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from thinwire.codecs import Codec
 from thinwire.codecs.tensors import check_out
 from thinwire.collective.core import Bucket
-from thinwire.collective.residuals import TrainedTensor
+from thinwire.collective.trained import TrainedTensor
 from thinwire.errors import ConfigError
 from thinwire.hooks.exchange.options import ExchangeOptions
 from thinwire.hooks.exchange.ranks import check_floating

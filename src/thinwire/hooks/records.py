@@ -15,8 +15,8 @@ from typing import Any, SupportsFloat
 
 from thinwire.cautions import caution
 from thinwire.collective.core import Collective
-from thinwire.collective.residuals import TrainedTensor
 from thinwire.collective.tally import Tally, total
+from thinwire.collective.trained import TrainedTensor
 from thinwire.errors import ConfigError
 from thinwire.runtime.collective import CollectiveDriver
 from thinwire.runtime.metrics import MetricsWriter

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import torch
 
-from thinwire.collective.residuals import Partitions, TrainedTensor, partition
+from thinwire.collective.trained import Partitions, TrainedTensor, partition
 from thinwire.planner.costs import choices
 from thinwire.planner.profile import Profile
 from thinwire.planner.step_time import TensorCosts

@@ -17,7 +17,7 @@ import thinwire as tw
 from tests.hooks.ddp_ranks import ddp, force, mlp, refusal, residuals_of, run_cases, same
 from tests.hooks.fsdp_ranks import CODEC, KINDS, LOSSLESS, gradients, mesh, sharded, sharded_layers, train, whole
 from thinwire.collective.cut import Cut, whole_outstanding
-from thinwire.collective.residuals import TrainedTensor
+from thinwire.collective.trained import TrainedTensor
 from thinwire.hooks import fsdp
 from thinwire.policies.compression import PLAIN, ByShape, select
 

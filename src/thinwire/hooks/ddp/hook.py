@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.codecs import Codec
-from thinwire.collective.residuals import TrainedTensor
+from thinwire.collective.trained import TrainedTensor
 from thinwire.errors import ConfigError
 from thinwire.hooks.ddp.state import BucketGradients, Reduction, ThinwireState
 from thinwire.hooks.exchange.options import ExchangeOptions

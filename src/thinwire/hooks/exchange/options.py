@@ -19,7 +19,8 @@ import torch.distributed as dist
 from thinwire.cautions import caution
 from thinwire.codecs import Codec
 from thinwire.collective.core import Collective
-from thinwire.collective.residuals import Partitions, Residuals, TrainedTensor
+from thinwire.collective.residuals import Residuals
+from thinwire.collective.trained import Partitions, TrainedTensor
 from thinwire.errors import ConfigError
 from thinwire.hooks.exchange.ranks import described, meet, timeout_of
 from thinwire.policies.adaptive import takes_few_bits

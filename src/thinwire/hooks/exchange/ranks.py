@@ -11,7 +11,7 @@ import torch.distributed as dist
 import xxhash
 
 from thinwire.cautions import caution
-from thinwire.collective.residuals import TrainedTensor
+from thinwire.collective.trained import TrainedTensor
 from thinwire.errors import ConfigError
 from thinwire.runtime.peers import agree
 from thinwire.runtime.sealed import SealedPeerGroup

@@ -22,7 +22,8 @@ from torch import nn
 from thinwire.codecs import Codec
 from thinwire.collective.core import Bucket
 from thinwire.collective.cut import shards_of
-from thinwire.collective.residuals import Residuals, TrainedTensor
+from thinwire.collective.residuals import Residuals
+from thinwire.collective.trained import TrainedTensor
 from thinwire.errors import ConfigError
 from thinwire.hooks.exchange.options import ExchangeOptions
 from thinwire.hooks.exchange.ranks import check_floating

@@ -12,7 +12,8 @@ import torch.distributed as dist
 
 from thinwire.collective.core import Bucket
 from thinwire.collective.cut import Cut, shards_of, whole_outstanding
-from thinwire.collective.residuals import TrainedTensor, blank_state, partition
+from thinwire.collective.residuals import blank_state
+from thinwire.collective.trained import TrainedTensor, partition
 from thinwire.errors import TransportError
 from thinwire.hooks.exchange.saved import Layout
 from thinwire.hooks.exchange.state import ExchangeState
