@@ -27,7 +27,16 @@ SHORT = {"s": "sparsity"}
 
 DESIGNS = frozenset(
     {
-        *("demo", "diloco", "doublesqueeze-1bit", "doublesqueeze-topk", "local-sgd", "local2", "mem-sgd-1bit"),
+        *(
+            "decoupled",
+            "demo",
+            "diloco",
+            "doublesqueeze-1bit",
+            "doublesqueeze-topk",
+            "local-sgd",
+            "local2",
+            "mem-sgd-1bit",
+        ),
         *("mem-sgd-topk", "mps", "sparseloco", "streaming-diloco", "topk-sgd", "update"),
     }
 )

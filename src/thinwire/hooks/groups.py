@@ -51,6 +51,8 @@ def check_ranks_can(design: Design, **given: object) -> None:
     needs = [f"{name}=…" for name, value in given.items() if value is not None]
     if design.local is None and consistency(design.consistency).id != "bsp":
         needs.append(f"consistency={design.consistency}")
+    if design.local is not None and design.local.quorum:
+        needs.append("learners that come, go and never wait")
     if design.downlink == "weights":
         needs.append("downlink=weights")
     if design.share_scales:

@@ -15,6 +15,7 @@ from torch import nn
 
 from thinwire.errors import SessionLostError
 from thinwire.hooks import ending
+from thinwire.hooks.decoupled_optimizer import DecoupledOptimizer
 from thinwire.hooks.local_optimizer import LocalUpdateOptimizer
 from thinwire.hooks.optimizer import DistributedOptimizer
 from thinwire.hooks.planning import make_plan
@@ -32,6 +33,7 @@ from thinwire.schema import Settings
 from thinwire.security import Credentials
 from thinwire.transports.base import Connection
 from thinwire.worker.core import Worker
+from thinwire.worker.decoupled import Learner
 from thinwire.worker.local_updates import LocalWorker
 
 
@@ -83,7 +85,8 @@ def join_servers(
     )
     outer = None if local is None else local.outer_groups(inner_lr=optimizer.param_groups[0]["lr"])
     groups = optimizer.param_groups if outer is None else outer
-    worker = (Worker if local is None else LocalWorker)(
+    kind: type[Worker] = Worker if local is None else Learner if local.quorum else LocalWorker
+    worker = kind(
         planned.plans,
         planned.tensors,
         design,
@@ -110,7 +113,8 @@ def join_servers(
         if isinstance(worker, LocalWorker):
             assert local is not None and outer is not None
             common |= {"updates": local, "outer_groups": outer, "of_senders": "senders" in design.reduce}
-            joined = LocalUpdateOptimizer(model, optimizer, worker, driver, **common)
+            of = DecoupledOptimizer if local.quorum else LocalUpdateOptimizer
+            joined = of(model, optimizer, worker, driver, **common)
         else:
             joined = DistributedOptimizer(model, optimizer, worker, driver, **common)
         ending.joined(joined)

@@ -21,7 +21,18 @@ import msgspec
 from thinwire.errors import ConfigError, FrameError, ProtocolError
 from thinwire.packets.batch import BatchedTensor, EncodedTensor, join, split
 from thinwire.quantities import plain_text
-from thinwire.schema import KINDS, Abort, Delta, Leave, Members, Message, Push, Refused
+from thinwire.schema import (
+    KINDS,
+    Abort,
+    Contribution,
+    Delta,
+    Leave,
+    Members,
+    Merged,
+    Message,
+    Push,
+    Refused,
+)
 
 MAGIC = b"TP"
 VERSION = 2
@@ -48,6 +59,8 @@ class PacketLimits:
     message_nbytes: int = MAX_MESSAGE_NBYTES
 
 
+Batching = Contribution | Delta | Merged | Push
+"""Messages whose small tensors share one frame."""
 _TEXTS: dict[type[Message], str] = {Leave: "failure", Refused: "reason", Members: "reason", Abort: "reason"}
 """Fields that people are shown; they are filtered and cut where they are received."""
 _NUMBERS = {kind: number for number, kind in KINDS.items()}
@@ -56,7 +69,7 @@ _decoders = {number: msgspec.msgpack.Decoder(kind).decode for number, kind in KI
 
 
 def pack(message: Message, tensors: Sequence[EncodedTensor] = ()) -> bytes:
-    """Returns the packet of a message and its encoded tensors; in `Push` and `Delta` batched ones share one frame.
+    """Returns the packet of a message and its encoded tensors; of those in `Batching` small ones share one frame.
 
     Raises:
         ConfigError: more or larger frames than a packet can hold.
@@ -90,10 +103,10 @@ def portions(tensors: Sequence[EncodedTensor], nbytes: int | None = None) -> Ite
 def segments(message: Message, tensors: Sequence[EncodedTensor] = ()) -> list[bytes | memoryview]:
     """Returns what `pack` joins, for a sender with a buffer of its own: the packet's parts in order."""
     frames: Sequence[bytes | memoryview]
-    if isinstance(message, Push | Delta):
+    if isinstance(message, Batching):
         message, frames = _batch(message, tensors)
     else:
-        frames = tensors  # type: ignore[assignment]  # only pushes and deltas have batched tensors
+        frames = tensors  # type: ignore[assignment]  # no other message has batched tensors
     encoded = _encode(message)
     lengths = list(map(len, frames))
     count = len(lengths)
@@ -159,7 +172,7 @@ def parse(
     for length in lengths:
         frames.append(view[at : at + length])
         at += length
-    if isinstance(message, Push | Delta) and message.batch:
+    if isinstance(message, Batching) and message.batch:
         return message, _unbatch(message, frames)
     if (field := _TEXTS.get(type(message))) is not None:
         message = msgspec.structs.replace(message, **{field: plain_text(getattr(message, field))})
@@ -176,7 +189,7 @@ def nbytes_of(data: bytes | memoryview) -> int:
     return int(HEAD.unpack_from(data)[5])
 
 
-def _batch(message: Push | Delta, tensors: Sequence[EncodedTensor]) -> tuple[Push | Delta, list[bytes | memoryview]]:
+def _batch(message: Batching, tensors: Sequence[EncodedTensor]) -> tuple[Batching, list[bytes | memoryview]]:
     """Puts batched tensors in one last frame, and their sizes in the message."""
     batched = [tensor for tensor in tensors if isinstance(tensor, BatchedTensor)]
     frames = [tensor for tensor in tensors if not isinstance(tensor, BatchedTensor)]
@@ -187,7 +200,7 @@ def _batch(message: Push | Delta, tensors: Sequence[EncodedTensor]) -> tuple[Pus
     return message, frames
 
 
-def _unbatch(message: Push | Delta, frames: list[memoryview]) -> tuple[EncodedTensor, ...]:
+def _unbatch(message: Batching, frames: list[memoryview]) -> tuple[EncodedTensor, ...]:
     """Puts every batched tensor in its table's place."""
     tables, sizes = message.tables, message.batch
     batched = [size for size in sizes if size]

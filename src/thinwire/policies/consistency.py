@@ -27,6 +27,7 @@ class Terms:
         immediate: every push is an update of its own, answered to its sender alone.
         barrier: all layers are pushed and pulled together, at the end of a step.
         elastic: workers may die and others join.
+        decoupled: each worker counts its own steps, and an update merges the contributions that have come.
 
     Example:
         >>> terms = consistency("backup[1]").terms(workers=4)
@@ -40,26 +41,27 @@ class Terms:
     immediate: bool
     barrier: bool
     elastic: bool = False
+    decoupled: bool = False
 
     @property
     def has_common_clock(self) -> bool:
         """Whether all workers count the same exchanges; else each counts its own."""
-        return not self.immediate
+        return not (self.immediate or self.decoupled)
 
     @property
     def runs_apart(self) -> bool:
         """Whether workers may be at different exchanges for as long as they like."""
-        return self.immediate or self.partial_quorum
+        return not self.has_common_clock or self.partial_quorum
 
     @property
     def partial_quorum(self) -> bool:
         """Whether an update of a clock may be made without some workers' gradients, which then come too late."""
-        return self.quorum < self.workers and not self.immediate
+        return self.quorum < self.workers and self.has_common_clock
 
     @property
     def lockstep(self) -> bool:
         """Whether no worker is ever ahead of another by more than the exchange under way."""
-        return self.quorum == self.workers and self.lead == 0
+        return self.quorum == self.workers and self.lead == 0 and not self.decoupled
 
     @property
     def accepts_newer(self) -> bool:
@@ -72,12 +74,12 @@ class Terms:
         Args:
             rank: the worker's number.
         """
-        return rank == 0 or self.immediate or self.any_rank_sets_rates
+        return rank == 0 or not self.has_common_clock or self.any_rank_sets_rates
 
     @property
     def any_rank_sets_rates(self) -> bool:
         """Whether updates that several workers' gradients make may be made without worker 0, by others' rates."""
-        return not self.immediate and (self.elastic or self.quorum < self.workers)
+        return self.has_common_clock and (self.elastic or self.quorum < self.workers)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +89,8 @@ class Consistency:
     id: ClassVar[str]
     immediate: ClassVar[bool] = False
     """Whether every push is an update of its own, answered to its sender alone."""
+    decoupled: ClassVar[bool] = False
+    """Whether workers count their own steps, and an update merges the contributions that have come."""
     replicas_end_equal: ClassVar[bool] = True
     """Whether all workers hold the same bits once everybody has every update."""
 
@@ -146,6 +150,7 @@ class Consistency:
             immediate=self.immediate,
             barrier=self.barrier(),
             elastic=elastic,
+            decoupled=self.decoupled,
         )
 
 
@@ -225,6 +230,8 @@ class Backup(Consistency):
         return max(1, workers - self.spare)
 
 
+LONGEST_GRACE_S = 86_400.0
+"""A day."""
 LATER = {"later": True}
 """Of an option that a policy did not have at first: where it has its default, the policy keeps its name."""
 
@@ -274,12 +281,51 @@ class Adaptive(Consistency):
         return self._criterion
 
 
+@dataclass(frozen=True, kw_only=True)
+class Quorum(Consistency):
+    """Learners that never wait (Decoupled DiLoCo, arXiv 2604.21428): a shard merges what at least `k` have contributed.
+
+    Args:
+        k: contributions that complete an update.
+        grace: how long the shard then waits for the other learners, in seconds, at most: the fastest learner's next
+            contribution ends the wait, too.
+        h: inner steps between two contributions of one learner, at least.
+        merge: `mean`, weighted by examples and speed; or `radial`: the weighted mean of the directions, as long as the
+            weighted mean of the lengths.
+        discount: a contribution that started s versions ago counts (1 + s)^-discount; 0 turns that off.
+    """
+
+    id: ClassVar[str] = "quorum"
+    decoupled: ClassVar[bool] = True
+    k: int = 1
+    grace: float = 1.0
+    h: int = 1
+    merge: Literal["mean", "radial"] = "mean"
+    discount: float = 0.5
+
+    def __post_init__(self) -> None:
+        check_count("quorum: k", self.k, 1)
+        check_count("quorum: h", self.h, 1)
+        for name, most in (("grace", LONGEST_GRACE_S), ("discount", 8.0)):
+            value = getattr(self, name)
+            if not (isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= most):
+                raise ConfigError(f"quorum: {name} is {value!r}; it is a number from 0 to {most:g}")
+        if self.merge not in ("mean", "radial"):
+            raise ConfigError(f"quorum: merge={self.merge!r}; allowed are mean and radial")
+
+    def iterations(self, clock: int) -> int:
+        return clock * self.h
+
+    def quorum(self, workers: int) -> int:
+        return self.k
+
+
 POLICIES: Family[Consistency] = Family(
     "consistency",
-    {kind.id: kind for kind in (Bsp, Asp, Ssp, Backup, Local, Adaptive)},
+    {kind.id: kind for kind in (Bsp, Asp, Ssp, Backup, Local, Adaptive, Quorum)},
     Consistency,
     short={"τ": "staleness", "b": "spare", "k": "steps"},
-    bare={"ssp": "staleness", "backup": "spare", "local": "steps", "adaptive": "when"},
+    bare={"ssp": "staleness", "backup": "spare", "local": "steps", "adaptive": "when", "quorum": "k"},
 )
 
 

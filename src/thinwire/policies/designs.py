@@ -99,6 +99,13 @@ class Design:
     def _conflicts(self, policy: Consistency) -> Iterator[str]:
         """Yields why choices do not go together."""
         up, weights, local = self.up.scheme, self.downlink == "weights", self.local
+        if policy.decoupled and (local is None or not local.quorum):
+            yield f"{policy.id} merges what learners change in inner steps: take a design such as decoupled[h=24]"
+        if local is not None and local.quorum and self.down.random:
+            yield (
+                f"{self.down.id!r} draws random numbers on pulls: all learners continue from what a pull leaves out: "
+                "learners that never wait need a deterministic codec_down, such as '3lc'"
+            )
         if self.downlink != "delta" and policy.immediate:
             yield f"{policy.id} applies each push to the server's model, and with downlink={self.downlink} it has none"
         residuals = self.up.residual_by_default or self.down.residual_by_default

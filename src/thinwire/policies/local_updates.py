@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from thinwire.errors import ConfigError
+from thinwire.policies.consistency import consistency
 from thinwire.policies.naming import check_count
 from thinwire.schema import Reduce
 
@@ -49,6 +50,9 @@ class LocalUpdates:
         outer_lr: its rate; None follows the inner optimizer's.
         outer_momentum: in [0, 1).
         nesterov: whether the momentum is Nesterov's.
+        quorum: 0: all workers exchange in step. Above: learners never wait, and a shard merges what so many have
+            contributed (`consistency.Quorum`); `h` then counts each learner's own steps.
+        grace, merge, discount: as of `consistency.Quorum`.
         inner: `any` optimizer of the workers, or only `SGD` without momentum: where the residual of the pushes is the
             momentum, a second one would count gradients twice.
 
@@ -74,6 +78,10 @@ class LocalUpdates:
     outer_momentum: float = 0.0
     nesterov: bool = False
     inner: Literal["any", "SGD"] = "any"
+    quorum: int = 0
+    grace: float = 1.0
+    merge: Literal["mean", "radial"] = "mean"
+    discount: float = 0.5
 
     def __post_init__(self) -> None:
         check_count("h", self.h, 1)
@@ -105,12 +113,24 @@ class LocalUpdates:
                 "steer: an update tells what all workers did in the last steps only where it is their mean; outer=SGD, "
                 "outer_momentum=0, fragments=1 and delay=0 go with it"
             )
+        check_count("quorum", self.quorum, 0)
+        in_step = ("warmup", "delay", "keep", "keep_unsent", "settle", "steer")
+        if self.quorum and (of := [name for name in in_step if getattr(self, name)]):
+            raise ConfigError(
+                f"{of[0]} is of workers that exchange in step, and with quorum={self.quorum} learners never wait: "
+                f"leave {of[0]} at 0"
+            )
+        if self.quorum:
+            consistency(self.consistency)
         if self.nesterov and not self.outer_momentum:
             raise ConfigError("nesterov needs an outer_momentum above 0; without momentum give nesterov=false too")
 
     @property
     def consistency(self) -> str:
         """The policy that exchanges after so many steps."""
+        if self.quorum:
+            options = f"k={self.quorum},grace={self.grace},h={self.h},merge={self.merge},discount={self.discount}"
+            return f"quorum[{options}]"
         warmup = f",warmup={self.warmup}" if self.warmup else ""
         return f"local[steps={self.h}{warmup}]"
 
@@ -287,6 +307,13 @@ KINDS: dict[str, Kind] = {
     "streaming-diloco": Kind(
         about="DiLoCo by fragments, each at its own step, answered some steps later (Douillard et al. 2025)",
         updates=replace(_NESTEROV, fragments=3, delay=1, keep=0.5),
+        options=_FINER,
+        small=_SMALL,
+        others=_SELECTED,
+    ),
+    "decoupled": Kind(
+        about="learners that never wait: shards merge a quorum's contributions (Decoupled DiLoCo, 2026)",
+        updates=replace(_NESTEROV, h=24, fragments=3, quorum=1),
         options=_FINER,
         small=_SMALL,
         others=_SELECTED,

@@ -86,10 +86,11 @@ class Family(Generic[T]):
                 if point.name == kind_id:
                     load(point)  # says why it cannot be
             raise ConfigError(f"unknown {self.what} {kind_id!r}{guess(kind_id, known)}; there are {', '.join(known)}")
-        _, options = parse_name(name, self.what, short=self._short, bare=self._bare.get(kind_id))
+        kind = known[kind_id]
+        short = {brief: full for brief, full in self._short.items() if brief not in _signature(kind).parameters}
+        _, options = parse_name(name, self.what, short=short, bare=self._bare.get(kind_id))
         if own := sorted(set(options) & set(given)):
             raise ConfigError(f"{self.what} {name!r}: the design says {', '.join(own)}; leave it out of the brackets")
-        kind = known[kind_id]
         try:
             _signature(kind).bind(**given, **options)
         except TypeError as error:

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from thinwire.runtime.line_file import LineFile
-from thinwire.schema import Delta, Join, Members, Message, Offer, Plan, Push, Welcome
+from thinwire.schema import Contribution, Delta, Join, Members, Merged, Message, Offer, Plan, Push, Welcome
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, tag_field="entry", tag=str.lower, omit_defaults=True):
@@ -116,7 +116,7 @@ class Journal:
                     self._plan = plan
                     self._write(_planned(plan))
                 self._write(Joined(at=time.time(), rank=rank))
-            case Push():
+            case Push() | Contribution():
                 self._write(Took(at=time.time(), rank=rank, step=message.step, tables=message.tables))
 
     def sent(self, message: Message) -> None:
@@ -127,7 +127,7 @@ class Journal:
             case Welcome() if self._going_back:
                 self._going_back = False
                 self._write(Began(at=time.time(), step=message.step))
-            case Delta():
+            case Delta() | Merged():
                 entry = Updated(at=time.time(), version=message.version, tables=message.tables, ranks=message.ranks)
                 self._write(entry)
             case Members(interrupted=False):

@@ -111,6 +111,9 @@ class ServerHandler:
         self._interrupted: dict[int, Cancel] = {}
         self._awaiting = False
         self._away: frozenset[int] = frozenset()
+        core.now = self._clock.now
+        self._merges_at: float | None = None
+        """When the core is called to merge, where that is planned."""
 
     def opened(self, peer: int) -> None:
         """Nothing to do: a worker speaks first."""
@@ -211,7 +214,21 @@ class ServerHandler:
         if (cancel := self._interrupted.pop(peer, None)) is not None:
             cancel()
 
+    def _plan_merge(self) -> None:
+        """Has the core merge what learners have contributed, once its time has come."""
+        at = self._core.merges_at
+        if at is not None and (self._merges_at is None or at < self._merges_at):
+            self._merges_at = at
+            delay = max(0.0, at - self._clock.now())
+            self._clock.call_later(delay, partial(self._sender.call, partial(self._merge, at)))
+
+    def _merge(self, planned_at: float) -> None:
+        if self._merges_at == planned_at:
+            self._merges_at = None
+        self._do(self._core.merge_due())
+
     def _do(self, effects: list[Effect]) -> None:
+        self._plan_merge()
         if effects and self._checkpointer is not None:  # no worker goes on to a step that is two checkpoints ahead
             self._checkpointer.write_if_due()
         for effect in effects:

@@ -14,10 +14,12 @@ from thinwire.schema.messages import Acknowledged as Acknowledged
 from thinwire.schema.messages import Ahead as Ahead
 from thinwire.schema.messages import BatchSizes as BatchSizes
 from thinwire.schema.messages import Changes as Changes
+from thinwire.schema.messages import Contribution as Contribution
 from thinwire.schema.messages import Delta as Delta
 from thinwire.schema.messages import Join as Join
 from thinwire.schema.messages import Leave as Leave
 from thinwire.schema.messages import Members as Members
+from thinwire.schema.messages import Merged as Merged
 from thinwire.schema.messages import Message as Message
 from thinwire.schema.messages import Offer as Offer
 from thinwire.schema.messages import Push as Push

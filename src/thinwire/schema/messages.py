@@ -265,6 +265,54 @@ class Skip(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     bucket: int
 
 
+class Contribution(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """Learner → server: what inner steps changed of `tables`, one frame each; an empty frame says no change.
+
+    Args:
+        step: inner steps that the learner has taken.
+        steps: of these, how many since its last contribution to these tables.
+        examples: how many examples, or tokens, these steps took.
+        bases: the version of each table that the learner continued from.
+        tables: which.
+        rates: the outer optimizer's learning rate of every parameter group.
+        ended: the learner takes no further step before all learners have ended theirs.
+        batch: see `BatchSizes`.
+    """
+
+    step: int
+    steps: int
+    examples: float
+    bases: tuple[int, ...]
+    tables: tuple[int, ...]
+    rates: tuple[float, ...] = ()
+    ended: bool = False
+    batch: BatchSizes = ()
+
+
+class Merged(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """Server → learner: what leads `tables` from the version before to `version`, one frame each; empty: unchanged.
+
+    Args:
+        version: that the tables have afterwards.
+        tables: which.
+        ranks: whose contributions were merged.
+        steps: for each of these, the inner steps that its newest merged contribution has.
+        weights: of each in the mean; their sum is 1.
+        examples: that are in the tables so far, of all learners.
+        ended: every learner has ended its steps: this is the last version.
+        batch: see `BatchSizes`.
+    """
+
+    version: int
+    tables: tuple[int, ...]
+    ranks: tuple[int, ...] = ()
+    steps: tuple[int, ...] = ()
+    weights: tuple[float, ...] = ()
+    examples: float = 0.0
+    ended: bool = False
+    batch: BatchSizes = ()
+
+
 class Abort(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Between ranks, in place of any message: the sender has given up, and why."""
 
@@ -290,7 +338,9 @@ Message: TypeAlias = (
     | Offer
     | Resume
     | Ahead
+    | Contribution
+    | Merged
 )
 
-KINDS: dict[int, type[Message]] = dict(zip([*range(1, 18), 22], get_args(Message), strict=True))
+KINDS: dict[int, type[Message]] = dict(zip([*range(1, 18), 22, 23, 24], get_args(Message), strict=True))
 """Messages by the number that travels, in the order of the union above. New ones come last; 18 to 21 stay unused."""

@@ -14,8 +14,9 @@ from typing import Any
 
 from thinwire.errors import ConfigError, FrameError, NonFiniteError, ProtocolError
 from thinwire.packets import EncodedTensor
-from thinwire.schema import Join, Leave, Message, Push, Refused, Resume, Scalars, Values
+from thinwire.schema import Contribution, Join, Leave, Message, Push, Refused, Resume, Scalars, Values
 from thinwire.server.effects import Close, Effect, Send, refused
+from thinwire.server.merge_engine import MergeEngine
 from thinwire.server.ranges import check_range
 from thinwire.server.shard_membership import ShardMembership
 from thinwire.server.shard_state import Presence
@@ -62,6 +63,16 @@ class ServerCore(ShardMembership):
 
     def overdue(self, ranks: Collection[int]) -> list[Effect]:
         return self._ending(lambda: super(ServerCore, self).overdue(ranks))
+
+    @property
+    def merges_at(self) -> float | None:
+        """When `merge_due` is to be called, by the time of `now`; None: not before another event."""
+        return self._engine.merges_at if isinstance(self._engine, MergeEngine) and self._failed is None else None
+
+    def merge_due(self) -> list[Effect]:
+        """The time has come to merge what learners have contributed."""
+        engine = self._engine
+        return [] if engine is None or self._failed is not None else self._ending(lambda: self._address(engine.go_on()))
 
     def broke(self, peer: int, reason: str) -> list[Effect]:
         """A peer said what the conversation does not allow: it is refused, and the others hear why."""
@@ -117,10 +128,14 @@ class ServerCore(ShardMembership):
                 return self._resume(peer, message)
             case Leave():
                 return self._leave(peer, message)
-            case Push() | Values() | Scalars() if self._presence[self._peers[peer].rank] is not Presence.TRAINING:
+            case Push() | Contribution() | Values() | Scalars() if (
+                self._presence[self._peers[peer].rank] is not Presence.TRAINING
+            ):
                 raise ProtocolError(f"{type(message).__name__} came before Resume")
             case Push():
                 return self._push(peer, message, frames)
+            case Contribution():
+                return self._contribute(peer, message, frames)
             case Values():
                 return self._values(peer, message, frames)
             case Scalars():
@@ -148,6 +163,8 @@ class ServerCore(ShardMembership):
         assert self._engine is not None
         if not self._initialised:
             raise ProtocolError("a gradient came before the initial values")
+        if isinstance(self._engine, MergeEngine):
+            raise ProtocolError(f"a gradient came; with {self._engine.plan.consistency} learners send contributions")
         self._progressed = self._trained = True
         rank = self._peers[peer].rank
         if self._min_workers is not None:  # else the training ends with this worker anyway
@@ -156,6 +173,16 @@ class ServerCore(ShardMembership):
             self._engine.check_step(push.step)  # the first one that is told is what the others must equal
             self._digests.add(rank, push.step, push.digest)
         return self._address(self._engine.push(rank, push, frames, left=self.left))
+
+    def _contribute(self, peer: int, message: Contribution, frames: tuple[EncodedTensor, ...]) -> list[Effect]:
+        if not isinstance(self._engine, MergeEngine):
+            raise ProtocolError("a contribution came, and this training's workers send gradients")
+        if not self._initialised:
+            raise ProtocolError("a contribution came before the initial values")
+        check_range(self.tables, message.tables, frames)
+        made = self._engine.contribute(self._peers[peer].rank, message, frames)
+        self._progressed = self._trained = True
+        return self._address(made)
 
     def _scalars(self, peer: int, message: Scalars) -> list[Effect]:
         """The largest of every worker's scalars, once they are all in (TernGrad §3.1, scalar sharing)."""
@@ -190,5 +217,5 @@ class ServerCore(ShardMembership):
         """
         if self._engine is not None:
             raise ConfigError("this shard has begun a training; a state is loaded before anybody joins")
-        self._engine, self._initialised = engine_of(state, self._min_workers), True
+        self._engine, self._initialised = engine_of(state, self._min_workers, self._time), True
         self._began = self._trained = True  # before that state was taken

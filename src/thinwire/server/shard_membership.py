@@ -14,6 +14,7 @@ from thinwire.quantities import moment_text, plain_text
 from thinwire.schema import MAX_WORKERS, Join, Leave, Offer, Plan, Resume, Scalars, Welcome
 from thinwire.server.agreement import check_plan, check_version, difference
 from thinwire.server.effects import Close, Effect, Send, Tell, refused
+from thinwire.server.merge_engine import make_engine
 from thinwire.server.rounds import Digests, Maxima
 from thinwire.server.shard_state import Peer, Presence, ShardState
 from thinwire.server.state import engine_of, state_of
@@ -134,7 +135,7 @@ class ShardMembership(ShardState):
     def _engine_of(self, plan: Plan) -> UpdateEngine:
         """Begins a training. Its plan is of a peer: whatever comes of it must not end the server."""
         try:
-            return UpdateEngine(plan, self._min_workers)
+            return make_engine(plan, self._min_workers, self._time)
         except (ProtocolError, ConfigError):
             raise
         except Exception as error:
@@ -228,10 +229,12 @@ class ShardMembership(ShardState):
         assert self._engine is not None
         least = self._min_workers
         if as_it_is:
-            self._engine = engine_of(state_of(self._engine, step), least)
+            self._engine = engine_of(state_of(self._engine, step), least, self._time)
         elif self._progressed or step != self.step:
             try:
-                self._engine = engine_of(self.checkpoints[step], least) if step else self._engine_of(self._engine.plan)
+                self._engine = (
+                    engine_of(self.checkpoints[step], least, self._time) if step else self._engine_of(self._engine.plan)
+                )
             except ConfigError as error:
                 return self._fail(f"this shard cannot go back to step {step}: {error}")
             self._initialised = step > 0 or not self._engine.tables
@@ -320,7 +323,7 @@ class ShardMembership(ShardState):
         self.finished = not self._peers and set(self.left) >= set(self._engine.members.ranks)
         if not (self._initialised or self.finished):
             return [Close(peer), *self._fail("a worker left before the training had begun")]
-        if self._min_workers is not None:
+        if self._min_workers is not None or self._engine.terms.decoupled:
             # No word of it for people: at the end everybody leaves.
             return [Close(peer), *self._drop(rank, "")]
         scalars = self._maxima.unreachable(self._engine.members.expected, self.left)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
@@ -62,6 +62,7 @@ class ShardState:
 
     Attributes:
         finished, checkpoints: as of `ServerCore`.
+        now: returns a time in seconds; grace windows are measured by it.
     """
 
     def __init__(self, min_workers: int | None) -> None:
@@ -69,11 +70,15 @@ class ShardState:
             raise ConfigError(f"min_workers is {min_workers}; at least 1 is needed")
         self.finished = False
         self.checkpoints: Mapping[int, Mapping[str, Any]] = {}
+        self.now: Callable[[], float] = float
         self._min_workers = min_workers
         self._failed: str | None = None
         self._stopped = False
         """Whether the server was stopped; that is in `_failed`, too."""
         self._forget_plan()
+
+    def _time(self) -> float:
+        return self.now()
 
     def _forget_plan(self) -> None:
         """Becomes a shard at which no worker has been."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -11,6 +11,7 @@ import torch
 from thinwire.errors import ConfigError, ProtocolError
 from thinwire.schema import Plan
 from thinwire.server.agreement import check_plan
+from thinwire.server.merge_engine import make_engine
 from thinwire.server.update_engine import UpdateEngine
 from thinwire.states import Count, Finite, Version, read
 
@@ -51,6 +52,7 @@ class SavedSteps(msgspec.Struct, frozen=True):
     memberships: list[tuple[Count, list[Count]]]
     tables: list[SavedTable]
     updater: dict[str, Any] | None
+    examples: list[Finite] = []
 
 
 class SavedShard(msgspec.Struct, frozen=True):
@@ -75,12 +77,12 @@ def state_of(engine: UpdateEngine, step: int | None = None) -> dict[str, Any]:
     return {"plan": msgspec.to_builtins(engine.plan), "steps": engine.state_dict()}
 
 
-def engine_of(state: Mapping[str, Any], least: int | None) -> UpdateEngine:
+def engine_of(state: Mapping[str, Any], least: int | None, now: Callable[[], float]) -> UpdateEngine:
     """Returns what `state_of` was taken of.
 
     Args:
         state: from anywhere.
-        least: as for `UpdateEngine`.
+        least, now: as for `make_engine`.
 
     Raises:
         ConfigError: it is not a shard's state.
@@ -88,7 +90,7 @@ def engine_of(state: Mapping[str, Any], least: int | None) -> UpdateEngine:
     try:
         saved = read(SavedShard, state, "a shard")
         check_plan(saved.plan)
-        engine = UpdateEngine(saved.plan, least)
+        engine = make_engine(saved.plan, least, now)
         engine.load_state_dict(state["steps"])
     except (ProtocolError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(f"the state is not one of a shard: {type(error).__name__}: {error}") from error

@@ -178,7 +178,7 @@ class TableUpdates:
         ]
         if not lacks:
             return []
-        give = Table.hand_over if not self.terms.has_common_clock else Table.snapshot
+        give = Table.hand_over if self.terms.immediate else Table.snapshot
         frames = [give(self.tables[i], rank) for i in lacks]
         outgoing = []
         led = [i for i in lacks if self.tables[i].momentum is not None]

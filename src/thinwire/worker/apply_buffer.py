@@ -20,6 +20,7 @@ class Update(msgspec.Struct, frozen=True):  # which is made faster than a datacl
         whole: the frame holds values that replace the copy, not something to add or to step by.
         missed: this worker pushed a gradient that came too late for the update.
         rates, options, ranks, base: as in the shard's `Delta`.
+        merged: of learners that never wait: the inner steps of this learner's newest contribution in it; -1: none is.
         ahead: of whole values, what came in two `Ahead`: the anchor, and how far ahead; else nothing.
     """
 
@@ -31,6 +32,7 @@ class Update(msgspec.Struct, frozen=True):  # which is made faster than a datacl
     ranks: tuple[int, ...] = ()
     options: Changes = ()
     base: int = -1
+    merged: int = -1
     ahead: tuple[EncodedTensor, ...] = ()
 
 

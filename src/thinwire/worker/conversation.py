@@ -8,16 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from thinwire.errors import ProtocolError, ServerStoppedError, SessionLostError
 from thinwire.packets import EncodedTensor, portions
 from thinwire.policies.consistency import Consistency, consistency
 from thinwire.policies.sampling import Memberships, extended
 from thinwire.schema import (
     Ahead,
+    Contribution,
     Delta,
     Join,
     Leave,
     Members,
+    Merged,
     Message,
     Offer,
     Plan,
@@ -57,6 +61,8 @@ class Conversation:
         last_version: with which the training ends, once the shard has said so.
         memberships: who divides the data from which clock on.
         gone: the workers that went, though another may have taken the rank since.
+        last_merge: of learners that never wait: the shard's newest one; None before.
+        over: the tables whose last version has come, as all learners have ended.
         joined: whether this worker has asked to take part.
         offer: the shard's newest word on from where this worker can continue; None before.
         has_parameters: whether the shard holds any; else it relays buffers alone.
@@ -76,6 +82,8 @@ class Conversation:
         self.last_version: int | None = None
         self.notices: list[Members] = []
         self.offer: Offer | None = None
+        self.last_merge: Merged | None = None
+        self.over: set[int] = set()
         self.memberships: Memberships = ((0, tuple(range(plan.workers))),)
         self.gone: set[int] = set()
         self.joined = self._changed = self._resumed = False
@@ -152,6 +160,12 @@ class Conversation:
         if (taken := self.transmit.take(clock, rates, last=last, digest=digest)) is not None:
             yield Send(self.shard, *taken)
 
+    def contribute(self, message: Contribution, frames: Sequence[EncodedTensor]) -> Procedure[None]:
+        """Sends a contribution, in as many messages as are worth it."""
+        for part in portions(frames, CHUNK_NBYTES):
+            some = {"bases": message.bases[part], "tables": message.tables[part]}
+            yield Send(self.shard, msgspec.structs.replace(message, **some), tuple(frames[part]))
+
     def share_maxima(self, clock: int, values: tuple[float, ...]) -> Procedure[tuple[float, ...]]:
         """Sends one number per table; returns the largest of all workers'."""
         yield Send(self.shard, Scalars(step=clock, values=values))
@@ -206,6 +220,15 @@ class Conversation:
                     whole = self.plan.tables[table].state or self.plan.downlink == "weights"
                     update = Update(message.version, frame, whole, False, rates, ranks, options, base)
                     self.updates.add(table, update)
+            case Merged():
+                self.updates.check(message.tables, frames)
+                if not len(message.ranks) == len(message.steps) == len(message.weights):
+                    raise ProtocolError(f"{len(message.ranks)} ranks and {len(message.steps)} steps in one merge")
+                self.last_merge = message
+                merged = dict(zip(message.ranks, message.steps, strict=True)).get(self.rank, -1)
+                for table, frame in zip(message.tables, frames, strict=True):
+                    self.updates.add(table, Update(message.version, frame, False, merged=merged))
+                self.over = self.over | {*message.tables} if message.ended else self.over - {*message.tables}
             case Scalars():
                 self._maxima[message.step] = message.values
             case Members():

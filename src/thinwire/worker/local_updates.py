@@ -40,6 +40,8 @@ class LocalWorker(Worker):
         rounds: the timetable, the shared parameters, and the merge.
     """
 
+    KIND: type[LocalTensor] = LocalTensor
+
     def __init__(
         self,
         plans: Sequence[Plan],
@@ -59,7 +61,9 @@ class LocalWorker(Worker):
         self._voids = design.up.nonfinite == "skip"
         tensors_of, every = self.model.tensors, self._timetable.every
         assigned = self._updates.assign([tensor.values.numel() for tensor in tensors_of])
-        local = [local_tensor(tensor, fragment) for tensor, fragment in zip(tensors_of, assigned, strict=True)]
+        local = [
+            local_tensor(tensor, fragment, self.KIND) for tensor, fragment in zip(tensors_of, assigned, strict=True)
+        ]
         self._fragment_of = {each.name: each.fragment for each in local}
         tables = [
             (own.fragment, table, own.change[table.span])
@@ -70,8 +74,11 @@ class LocalWorker(Worker):
             Fragment([(table, change) for fragment, table, change in tables if fragment == each], self._now)
             for each in every
         ]
-        self.rounds = LocalRounds(design, self._timetable, SharedParameters(local, len(every), lend), self)
+        self.rounds = self._rounds(design, SharedParameters(local, len(every), lend))
         self._timetable.merge_now(self._timetable.every, whole=True)
+
+    def _rounds(self, design: Design, shared: SharedParameters) -> LocalRounds:
+        return LocalRounds(design, self._timetable, shared, self)
 
     @property
     def iteration(self) -> int:
@@ -216,9 +223,9 @@ class LocalWorker(Worker):
         self.rounds.load_state_dict(state)
 
 
-def local_tensor(tensor: WorkerTensor, fragment: int) -> LocalTensor:
+def local_tensor(tensor: WorkerTensor, fragment: int, kind: type[LocalTensor] = LocalTensor) -> LocalTensor:
     """Returns a tensor as local rounds see it, with the same shared values."""
-    local = LocalTensor(tensor.name, tensor.parameter, fragment, tensor.sends_some)
+    local = kind(tensor.name, tensor.parameter, fragment, tensor.sends_some)
     local.values, local.change = tensor.values, torch.empty_like(tensor.values)
     for table in tensor.tables:
         if table.residual is not None:

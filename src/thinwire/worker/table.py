@@ -282,11 +282,11 @@ class WorkerTable:
             return self._replace(update)
         if local_step is None:
             self.begin_update()
-            nbytes = self._decode(update.frame, self.values, accumulate=True)
+            nbytes = self.decode(update.frame, self.values, accumulate=True)
             self.end_update()
         else:
             gradient = torch.empty_like(self.values)
-            nbytes = self._decode(update.frame, gradient, accumulate=False)
+            nbytes = self.decode(update.frame, gradient, accumulate=False)
             local_step(self, gradient, update)
         return nbytes
 
@@ -304,17 +304,17 @@ class WorkerTable:
         """Takes over whole values, and the momentum that came with them; returns the payload's size in bytes."""
         if self.outer is not None and update.version > 0 and not update.ahead:
             raise ProtocolError(f"{self.spec.name}: values of version {update.version} came without their momentum")
-        nbytes = self._decode(update.frame, self.values, accumulate=False)
+        nbytes = self.decode(update.frame, self.values, accumulate=False)
         if self.outer is not None:
             self.outer.begin(self.values)
             if update.ahead:
                 anchor, by = torch.empty_like(self.values), torch.empty_like(self.values)
                 for frame, out in zip(update.ahead, (anchor, by), strict=True):
-                    self._decode(frame, out, accumulate=False)
+                    self.decode(frame, out, accumulate=False)
                 self.outer.load(anchor, by)
         return nbytes
 
-    def _decode(self, frame: EncodedTensor, out: torch.Tensor, *, accumulate: bool) -> int:
+    def decode(self, frame: EncodedTensor, out: torch.Tensor, *, accumulate: bool) -> int:
         """Decodes a frame of this table, or its values in a batch; returns its payload's size in bytes."""
         if isinstance(frame, BatchedTensor):
             if frame.values.size != out.numel():
