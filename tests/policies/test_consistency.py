@@ -108,6 +108,7 @@ def test_terms() -> None:
         "backup[1]": (2, 0, False, True, False, True, [0, 1, 2]),
         "backup[9]": (1, 0, False, True, False, True, [0, 1, 2]),
         "local[4]": (3, 0, False, False, True, False, [0]),
+        "quorum[2]": (2, 0, False, False, False, True, [0, 1, 2]),
     }
     for name, answers in expected.items():
         terms = consistency(name).terms(3)

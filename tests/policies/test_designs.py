@@ -35,7 +35,11 @@ def test_every_design_that_is_listed_can_be_made() -> None:
         assert policy.choose("fc.weight", (100, 100)).up == made.up, name
         assert policy.choose("fc.weight", (100, 100)).down == made.down, name
         small = (
-            "fp32" if made.local is None else "3lc" if name in ("diloco", "streaming-diloco", "sparseloco") else "bf16"
+            "fp32"
+            if made.local is None
+            else "3lc"
+            if name in ("decoupled", "diloco", "streaming-diloco", "sparseloco")
+            else "bf16"
         )
         assert policy.choose("fc.bias", (100,)).up.id == small, name
         choices = json.loads(json.dumps(made.choices()))
