@@ -49,7 +49,8 @@ def test_one_learner_trains_as_it_would_alone(dtype: torch.dtype) -> None:
         inner_step(alone, adam, batch)
     with MemoryServer(serving(ServerCore())) as server:
         design = f"decoupled[h=6,fragments=2,{EXACT}]"
-        with tw.distribute(model, ours, server=server.connect(), rank=0, workers=1, design=design) as opt:
+        opt: Any = tw.distribute(model, ours, server=server.connect(), rank=0, workers=1, design=design)
+        with opt:
             for batch, _ in zip(batches(1, dtype), range(50), strict=False):
                 inner_step(model, opt, batch, examples=16)
             with opt.shared_weights():
