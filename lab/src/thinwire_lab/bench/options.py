@@ -126,3 +126,16 @@ class PaysOptions:
     seconds: float = 3.0
     cores: int | None = None
     seed: int = 0
+
+
+@dataclass(kw_only=True)
+class GoodputOptions:
+    """The options of `GoodputBench`."""
+
+    learners: Sequence[int] = (8, 64, 1024)
+    mtbf_minutes: Sequence[float] = (10.0, 60.0)
+    minutes: float = 60.0
+    restart_s: float = 45.0
+    h: int = 24
+    grace_s: float = 1.0
+    seed: int = 0

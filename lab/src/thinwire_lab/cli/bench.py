@@ -16,6 +16,7 @@ from thinwire.cli.outputs import writable
 from thinwire_lab.bench.options import (
     QUICK,
     CodecsOptions,
+    GoodputOptions,
     HooksOptions,
     MemoryOptions,
     PaysOptions,
@@ -28,6 +29,7 @@ with lazily():
     from thinwire.reports import codec_sample
     from thinwire_lab.bench import cells, ranks
     from thinwire_lab.bench import codecs as codecs_bench
+    from thinwire_lab.bench import goodput as goodput_bench
     from thinwire_lab.bench import hooks as hooks_bench
     from thinwire_lab.bench import memory as memory_bench
     from thinwire_lab.bench import pays as pays_bench
@@ -93,6 +95,13 @@ def pays(
     if quick:
         given = replace(given, **{name: value for name, value in QUICK.items() if not was_given(context, name)})
     measure(pays_bench.PaysBench(**vars(given)), json, resume, markdown=markdown)
+
+
+@app.command(epilog="Example: thinwire bench goodput --learners 8,64 --mtbf-minutes 10 --json goodput.json")
+@takes(GoodputOptions)
+def goodput(given: GoodputOptions, resume: options.ResumeGrid = False, json: options.Json = None) -> None:
+    """Goodput of learners that die, modelled in virtual time, beside training in step and data-parallel training."""
+    measure(goodput_bench.GoodputBench(**vars(given)), json, resume)
 
 
 @app.command(epilog="Example: thinwire bench sample --json codec_sample.json")

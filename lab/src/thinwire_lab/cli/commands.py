@@ -26,6 +26,8 @@ BENCH = {
     "hooks": "Measure DDP hooks: seconds per step, CPU time and bytes at the interface.",
     "memory": "What a rank takes of memory with every method: bytes a parameter, between steps and at most.",
     "pays": "Does compression pay? Measured steps of every method on every link, beside what the planner predicts.",
+    "goodput": "Goodput of learners that die, modelled in virtual time, beside training in step and data-parallel "
+    "training.",
     "role": "One rank of a benchmark; the others start it.",
 }
 CHAOS = {

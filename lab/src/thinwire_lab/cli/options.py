@@ -142,6 +142,14 @@ OPTIONS: dict[str, Any] = {
         list[int], typer.Option(min=1, help="Of the two models, a million parameters each; give it twice.")
     ],
     "cores": typer.Option(min=1, help="Processors that the prediction has; by default this machine's."),
+    "learners": Annotated[list[int], typer.Option(min=2, max=4096, help="How many learners; repeat for several.")],
+    "mtbf_minutes": Annotated[
+        list[float], typer.Option(min=0.5, help="Minutes between two failures of a learner, on average; repeat.")
+    ],
+    "minutes": typer.Option(min=1, help="Of virtual time."),
+    "restart_s": typer.Option(min=0, help="From a learner's failure to its next step, in seconds."),
+    "h": typer.Option(min=3, help="Inner steps between two contributions of a fragment; one takes a second."),
+    "grace_s": typer.Option(min=0, help="The grace window, in seconds."),
     # chaos
     "runs": typer.Option(min=1, help="How many trainings."),
     "first": typer.Option(min=0, help="The number of the first trial; with --runs 1, one is played again."),

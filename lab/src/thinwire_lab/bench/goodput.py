@@ -1,0 +1,272 @@
+"""Goodput of learners that die, in virtual time: a real shard, modelled learners, links and failures.
+
+Goodput is the number of inner steps that the shared parameters hold, over those of the same learners without failures,
+merges and waiting. Learners, links and failures are modelled; the shard is the product's core.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from thinwire.codecs import codec
+from thinwire.schema import Contribution, Join, Merged, Offer, Plan, Resume, TableSpec, Values
+from thinwire.server.core import ServerCore
+from thinwire.server.effects import Close, Effect, Send
+from thinwire_lab.bench.harness import Bench, Column, Figures, Tell, column
+from thinwire_lab.bench.options import GoodputOptions
+from thinwire_lab.jobs.grid import Measured
+
+PLAIN = codec("fp32")
+VALUE = PLAIN.encode(np.zeros(1, np.float32))
+FRAGMENTS = 3
+SPREAD = 0.1
+"""Standard deviation of the logarithm of a learner's speed."""
+NOTICED_S = 10.0
+"""After so long without a connection a learner is no longer waited for; the server's default."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GoodputCell:
+    """One run: so many learners, each of which dies every `mtbf_s` seconds on average."""
+
+    learners: int
+    mtbf_s: float
+    restart_s: float
+    h: int
+    grace_s: float
+    seconds: float
+    seed: int
+
+    def __str__(self) -> str:
+        return f"{self.learners} learners, a failure of each every {self.mtbf_s / 60:g} min, seed {self.seed}"
+
+
+class GoodputRun(Figures, frozen=True, kw_only=True):
+    """Shares of the steps that could be taken, and the longest time without a new version, in seconds."""
+
+    decoupled: float
+    in_step: float
+    data_parallel: float
+    longest_s: float
+    failures: int
+
+
+@dataclass(eq=False)
+class Learner:
+    """A modelled learner.
+
+    Args:
+        rank: its number.
+        step_s: seconds of its inner step.
+
+    Attributes:
+        life: counts its processes; events of an earlier one do nothing.
+        peer: its session.
+        began: when this process took its first step.
+        sent: inner steps of its newest contribution to each fragment.
+    """
+
+    rank: int
+    step_s: float
+    life: int = 0
+    peer: int = -1
+    began: float = 0.0
+    sent: list[int] = field(default_factory=lambda: [0] * FRAGMENTS)
+
+
+class Decoupled:
+    """A shard of the product, and modelled learners. One inner step takes one second on average.
+
+    Args:
+        cell: the run.
+    """
+
+    def __init__(self, cell: GoodputCell) -> None:
+        self.cell, self.time, self.longest, self.failures = cell, 0.0, 0.0, 0
+        self._random = random.Random(f"{cell.learners} {cell.mtbf_s} {cell.seed}")
+        self._core = ServerCore(min_workers=1)
+        self._core.now = lambda: self.time
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers, self._peers = itertools.count(), itertools.count()
+        self._merged_at, self._merges_at = 0.0, -1.0
+        self._versions = [0] * FRAGMENTS
+        quorum = f"quorum[k={max(1, cell.learners // 4)},grace={cell.grace_s},h={cell.h}]"
+        self._plan = Plan(
+            workers=cell.learners,
+            tables=tuple(TableSpec(name=f"fragment {each}", shape=(1,)) for each in range(FRAGMENTS)),
+            codecs=(PLAIN.config(),),
+            optimizer="SGD",
+            groups=({"momentum": 0.0},),
+            consistency=quorum,
+            local=f"fragments={FRAGMENTS}",
+        )
+        self.learners = [Learner(rank, speed(self._random)) for rank in range(cell.learners)]
+
+    def run(self) -> float:
+        """Returns the goodput."""
+        for learner in self.learners:
+            self._join(learner)
+        while self._events and self._events[0][0] <= self.cell.seconds:
+            self.time, _, event = heapq.heappop(self._events)
+            event()
+            if (at := self._core.merges_at) is not None and at != self._merges_at:
+                self._merges_at = at
+                self._at(max(at, self.time), lambda: self._do(self._core.merge_due()))
+        possible = sum(self.cell.seconds / learner.step_s for learner in self.learners)
+        return float(np.mean(self._core.state_dict()["steps"]["examples"])) / possible
+
+    def _at(self, time: float, event: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (time, next(self._numbers), event))
+
+    def _later(self, learner: Learner, delay: float, event: Callable[[], None]) -> None:
+        """Calls an event of a learner's process, unless that is dead by then."""
+        life = learner.life
+        self._at(self.time + delay, lambda: event() if learner.life == life else None)
+
+    def _join(self, learner: Learner) -> None:
+        learner.peer, learner.began, learner.sent = next(self._peers), self.time, [0] * FRAGMENTS
+        self._do(self._core.received(learner.peer, Join(rank=learner.rank, plan=self._plan)))
+        if not self._core.begun and learner.rank == 0 and self.time == 0:
+            tables = tuple(range(FRAGMENTS))
+            self._do(self._core.received(learner.peer, Values(tables=tables, versions=(0,) * FRAGMENTS), (VALUE,) * 3))
+        first = self.cell.h if self.time else 0  # one that comes back contributes after h steps
+        for fragment in range(FRAGMENTS):
+            due = (fragment + 1) * self.cell.h // FRAGMENTS
+            self._contribute_at(learner, fragment, due if due >= first else due + self.cell.h)
+        self._later(learner, self._random.expovariate(1 / self.cell.mtbf_s), lambda: self._die(learner))
+
+    def _contribute_at(self, learner: Learner, fragment: int, step: int) -> None:
+        delay = learner.began + step * learner.step_s - self.time
+        self._later(learner, max(0.0, delay), lambda: self._contribute(learner, fragment, step))
+
+    def _contribute(self, learner: Learner, fragment: int, step: int) -> None:
+        steps, learner.sent[fragment] = step - learner.sent[fragment], step
+        message = Contribution(
+            step=step,
+            steps=steps,
+            examples=float(steps),
+            bases=(self._versions[fragment],),
+            tables=(fragment,),
+            rates=(1.0,),
+        )
+        self._do(self._core.received(learner.peer, message, (VALUE,)))
+        self._contribute_at(learner, fragment, step + self.cell.h)
+
+    def _die(self, learner: Learner) -> None:
+        self.failures += 1
+        learner.life += 1
+        peer = learner.peer
+        self._at(self.time + NOTICED_S, lambda: self._do(self._core.closed(peer, "it died")))
+        self._at(self.time + max(NOTICED_S, self.cell.restart_s), lambda: self._join(learner))
+
+    def _do(self, effects: Sequence[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Send(peers, Offer() as offer):
+                    for peer in peers:
+                        self._do(self._core.received(peer, Resume(step=max(0, offer.begin))))
+                case Send(_, Merged() as merged):
+                    for table in merged.tables:
+                        self._versions[table] = merged.version
+                    self.longest = max(self.longest, self.time - self._merged_at)
+                    self._merged_at = self.time
+                case Close(peer, message) if message is not None:
+                    raise RuntimeError(f"session {peer} was refused: {message.reason}")
+
+
+def speed(chance: random.Random) -> float:
+    """Returns the seconds of a learner's inner step."""
+    return chance.lognormvariate(0.0, SPREAD)
+
+
+def in_step(cell: GoodputCell) -> float:
+    """Returns the goodput of rounds in which all learners that live exchange after h steps, as `diloco` does.
+
+    A round takes as long as the slowest takes for h steps. Where one dies, the others wait until that is noticed, and
+    go on without it; it takes part again in the first round after its restart.
+    """
+    chance = random.Random(f"in step {cell.learners} {cell.mtbf_s} {cell.seed}")
+    paces, time, done = [speed(chance) for _ in range(cell.learners)], 0.0, 0
+    back = [0.0] * cell.learners
+    while time < cell.seconds:
+        here = [rank for rank in range(cell.learners) if back[rank] <= time]
+        if not here:
+            time = min(back)
+            continue
+        round_s = cell.h * max(paces[rank] for rank in here)
+        died = [rank for rank in here if (life := chance.expovariate(1 / cell.mtbf_s)) < round_s and life > 0]
+        for rank in died:
+            back[rank] = time + round_s + cell.restart_s
+        time += round_s + (NOTICED_S if died else 0.0)
+        done += cell.h * (len(here) - len(died))
+    return done / sum(time / pace for pace in paces)
+
+
+def data_parallel(cell: GoodputCell) -> float:
+    """Returns the goodput of data-parallel training: any death stops all, who go back to the last checkpoint.
+
+    Checkpoints cost nothing and are taken every `h` steps.
+    """
+    chance = random.Random(f"data parallel {cell.learners} {cell.mtbf_s} {cell.seed}")
+    paces = [speed(chance) for _ in range(cell.learners)]
+    pace, time, done = max(paces), 0.0, 0
+    while time < cell.seconds:
+        life = chance.expovariate(cell.learners / cell.mtbf_s)
+        whole = int(min(life, cell.seconds - time) // (cell.h * pace))
+        done += whole * cell.h * cell.learners
+        time += life + cell.restart_s
+    return done / sum(min(time, cell.seconds) / each for each in paces)
+
+
+@dataclass(kw_only=True)
+class GoodputBench(GoodputOptions, Bench[GoodputCell, GoodputRun]):
+    """Learners and mean times between failures, one after the other."""
+
+    kinds = (GoodputRun,)
+    columns: Sequence[Column[GoodputCell, GoodputRun]] = (
+        ("learners", lambda cell, _run: f"{cell.learners:,}"),
+        ("a learner fails every", lambda cell, _run: f"{cell.mtbf_s / 60:g} min"),
+        column("failures", "failures", "{:,}"),
+        column("decoupled", "decoupled", "{:.3f}"),
+        column("in step", "in_step", "{:.3f}"),
+        column("data-parallel", "data_parallel", "{:.3f}"),
+        column("longest without a version, s", "longest_s", "{:.1f}"),
+    )
+
+    def cells(self) -> list[GoodputCell]:
+        return [
+            GoodputCell(
+                learners=learners,
+                mtbf_s=60 * minutes,
+                restart_s=self.restart_s,
+                h=self.h,
+                grace_s=self.grace_s,
+                seconds=60 * self.minutes,
+                seed=self.seed,
+            )
+            for learners in self.learners
+            for minutes in self.mtbf_minutes
+        ]
+
+    def measure(self, cell: GoodputCell, before: Measured[GoodputCell, GoodputRun], tell: Tell) -> GoodputRun:
+        decoupled = Decoupled(cell)
+        return GoodputRun(
+            decoupled=decoupled.run(),
+            in_step=in_step(cell),
+            data_parallel=data_parallel(cell),
+            longest_s=decoupled.longest,
+            failures=decoupled.failures,
+        )
+
+    def notes(self, measured: Measured[GoodputCell, GoodputRun]) -> list[str]:
+        bounds = sorted({(each.mtbf_s, each.mtbf_s / (each.mtbf_s + each.restart_s)) for each in measured})
+        return [
+            "modelled, not measured: learners, links and failures; the shard that merges is the product's",
+            *(f"learners that fail every {s / 60:g} min are there {share:.1%} of the time" for s, share in bounds),
+        ]
