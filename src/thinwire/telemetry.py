@@ -9,6 +9,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from typing import Any
 
 
 class Counters:
@@ -124,6 +125,8 @@ class StepRecord:
         taken: steps that the worker has taken so far, recorded or not; in records of the whole step, as the next two.
         wire_nbytes: bytes of all of them, message heads included, as its report counts them.
         plain_nbytes: what they would be uncompressed.
+        version: with learners that never wait, the version that came; in a record of its own.
+        learners: rank, inner steps and weight of every contribution in it.
 
     Example:
         >>> record = StepRecord(step=7, table="fc.weight", numel=1000, payload_bytes_push=200, payload_bytes_pull=50)
@@ -156,6 +159,8 @@ class StepRecord:
     taken: int = 0
     wire_nbytes: float = 0.0
     plain_nbytes: float = 0.0
+    version: int = 0
+    learners: tuple[tuple[int, int, float], ...] = ()
 
     @classmethod
     def of_scores(cls, step: int, rank: int, time_s: float, loss: float | None, accuracy: float | None) -> StepRecord:
@@ -186,7 +191,7 @@ class StepRecord:
         """Payload bits received per value; 0 for a table without values."""
         return 8 * self.payload_bytes_pull / self.numel if self.numel else 0.0
 
-    def as_dict(self) -> dict[str, int | float | str | bool | None]:
+    def as_dict(self) -> dict[str, Any]:
         """Returns the fields and the bits per value, by name."""
         return asdict(self) | {
             "bits_per_value_push": self.bits_per_value_push,

@@ -21,6 +21,7 @@ from thinwire.cli.console import console, errors, table, write_json
 from thinwire.cli.outputs import check_apart
 from thinwire.errors import ConfigError, TransportError
 from thinwire.quantities import counted, ms_text, nbytes_text, rate_text, seconds_text
+from thinwire.reports.learners import Learners
 from thinwire.reports.step_figures import Figures, RecordedSteps
 from thinwire.reports.training_page import ratio_of, tensors_table
 from thinwire.runtime.record_files import RecordAddress, RecordFile
@@ -84,7 +85,8 @@ def watch(
                 raise
             word = str(error)
         figures = recorded.figures(leave_out=1)
-        return frame(figures, source, tensors, damaged=records.damaged, word=word or silence(figures, time.time()))
+        word = word or silence(figures, time.time())
+        return frame(figures, source, tensors, learners=recorded.learners, damaged=records.damaged, word=word)
 
     if once:
         shown = look()
@@ -105,7 +107,8 @@ def watch(
             ended = error
         if not console.is_terminal:
             console.print()  # there the last frame comes without the end of its line
-    write_json(json, {**asdict(recorded.figures(leave_out=1)), "damaged": records.damaged})
+    shown_learners = {"learners": [asdict(each) for each in recorded.learners.figures()]}
+    write_json(json, {**asdict(recorded.figures(leave_out=1)), **shown_learners, "damaged": records.damaged})
     if ended is not None:
         raise ended
 
@@ -129,13 +132,16 @@ def _file(source: str) -> str:
     return source
 
 
-def frame(figures: Figures, source: str, tensors: int, *, damaged: int = 0, word: str = "") -> Group:
+def frame(
+    figures: Figures, source: str, tensors: int, *, learners: Learners | None = None, damaged: int = 0, word: str = ""
+) -> Group:
     """Returns one picture of the dashboard.
 
     Args:
         figures: of the newest steps.
         source: where they come from.
         tensors: how many are listed.
+        learners: that never wait, where there are some.
         damaged: lines that were no records.
         word: what is to be said besides, if anything.
     """
@@ -152,7 +158,12 @@ def frame(figures: Figures, source: str, tensors: int, *, damaged: int = 0, word
     listed = table(tensors_table(figures, tensors))
     if (more := len(figures.tables) - tensors) > 0:
         listed.caption = f"{more} more, which are smaller"
-    return Group(title, grid, *([listed] if tensors else []), *below)
+    merged = []
+    if learners is not None and learners.figures():
+        merged.append(table(learners.table()))
+        if (goodput := learners.goodput()) is not None:
+            merged[0].caption = f"goodput: {goodput:.0%} of the learners' best speeds"
+    return Group(title, grid, *merged, *([listed] if tensors else []), *below)
 
 
 def silence(figures: Figures, now: float) -> str:

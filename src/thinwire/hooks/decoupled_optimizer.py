@@ -48,13 +48,26 @@ class DecoupledOptimizer(LocalUpdateOptimizer):
     def _end_step(self) -> None:
         self._local.examples += self._examples
         super()._end_step()
+        self._note_merges()
+
+    def sync(self) -> None:
+        super().sync()
+        self._note_merges()
+
+    def flush(self) -> None:
+        super().flush()
+        self._note_merges()
+
+    def _note_merges(self) -> None:
+        for merge in self._local.pop_merges():
+            self._recorder.record_merge(max(0, self.steps_done - 1), merge)
 
     @property
     def examples_merged(self) -> float:
         """Examples of all learners that the shared parameters hold, as the newest version here says."""
-        return 0.0 if self.last_merge is None else self.last_merge.examples
+        return 0.0 if self._local.last_merge is None else self._local.last_merge.examples
 
     @property
     def last_merge(self) -> Merged | None:
         """The newest version that has come from the first shard: ranks, their steps and weights; None before."""
-        return self._local.conversations[0].last_merge
+        return self._local.last_merge

@@ -20,6 +20,7 @@ from thinwire.collective.trained import TrainedTensor
 from thinwire.errors import ConfigError
 from thinwire.runtime.collective import CollectiveDriver
 from thinwire.runtime.metrics import MetricsWriter
+from thinwire.schema import Merged
 from thinwire.telemetry import StepRecord
 from thinwire.worker.costs import StepCost
 from thinwire.worker.model import WorkerModel
@@ -67,6 +68,12 @@ class StepRecords:
         """Records a step's scores. Raises ConfigError where one is neither a number nor a tensor with one value."""
         scores = _number("loss", loss), _number("accuracy", accuracy)
         self._write(StepRecord.of_scores(step, self._rank, time.time(), *scores))
+
+    def record_merge(self, step: int, merge: Merged) -> None:
+        """Records a version that came while a step was taken, and the learners whose contributions it holds."""
+        learners = tuple(zip(merge.ranks, merge.steps, merge.weights, strict=True))
+        record = StepRecord(step=step, table="", numel=0, rank=self._rank, time_s=time.time())
+        self._write(replace(record, version=merge.version, learners=learners))
 
     def close(self) -> None:
         """Records what all steps came to, and closes the metrics writers."""

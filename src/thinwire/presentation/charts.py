@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Kind = Literal["lines", "points", "bars"]
+Kind = Literal["lines", "points", "bars", "spans"]
 Role = Literal["ours", "paper", "reference"]
 
 # Okabe & Ito's colours, which the colour-blind tell apart.
@@ -52,7 +52,7 @@ class Series:
     Args:
         label: in the legend.
         x, y: as many of each; the x of bars are names.
-        error: half the height of each error bar.
+        error: half the height of each error bar; of spans, half the length of each.
         role: whose numbers these are; a reference only helps to read the others, and is a line among points too.
     """
 
@@ -214,6 +214,11 @@ def _draw_panel(axes: Axes, panel: Panel, looks: dict[str, _Look]) -> dict[str, 
                 drawn = axes.barh(at, series.y, width, xerr=series.error, **more)
             else:
                 drawn = axes.bar(at, series.y, width, yerr=series.error, **more)
+        elif panel.kind == "spans":
+            error = series.error or [0.0] * len(series.y)
+            left = [float(str(x)) - half for x, half in zip(series.x, error, strict=True)]
+            lengths = [2 * half for half in error]
+            drawn = axes.barh(list(series.y), lengths, 0.7, left, color=look.colour, hatch=look.hatch, ec="white")
         elif series.role == "reference":
             [drawn] = axes.plot([float(x) for x in series.x], series.y, color=look.colour, linewidth=_BAND, zorder=1)
         else:
@@ -233,6 +238,10 @@ def _draw_panel(axes: Axes, panel: Panel, looks: dict[str, _Look]) -> dict[str, 
     if beside:
         axes.set_yticks(range(len(names)), beside, fontsize="small")
         axes.invert_yaxis()  # the first name is the uppermost
+    elif panel.kind == "spans":
+        rows = sorted({y for series in panel.series for y in series.y})
+        axes.set_yticks(rows, [f"{y:g}" for y in rows])
+        axes.invert_yaxis()
     elif panel.kind == "bars":
         axes.set_xticks(range(len(names)), names)
     elif panel.x_log:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from operator import attrgetter
 
+from thinwire.reports.learners import Learners
 from thinwire.reports.step_sums import RankStep, TableSums
 from thinwire.telemetry import WARM_UP_EXCHANGES, StepRecord, warm_up_steps
 
@@ -112,6 +113,7 @@ class RecordedSteps:
 
     Attributes:
         runs: that the records are of; the figures are the newest's.
+        learners: of learners that never wait, the merges.
 
     Example:
         >>> def record(step, time_s):
@@ -123,7 +125,7 @@ class RecordedSteps:
     """
 
     def __init__(self, records: Iterable[StepRecord] = ()) -> None:
-        self.runs = 1
+        self.runs, self.learners = 1, Learners()
         self._steps: defaultdict[int, dict[int, RankStep]] = defaultdict(dict)
         self._tables: defaultdict[str, TableSums] = defaultdict(TableSums)
         self._latest: dict[int, int] = {}
@@ -146,6 +148,7 @@ class RecordedSteps:
             self._latest[record.rank] = record.step
             self._tables[record.table].add(record)
         self._steps[record.step].setdefault(record.rank, RankStep()).add(record)
+        self.learners.add(record)
         if record.taken:
             totals = self._totals[record.rank]
             if totals and record.taken >= totals[-1].taken:
@@ -186,7 +189,7 @@ class RecordedSteps:
 
     def _go_back(self, rank: int, step: int) -> None:
         if step == 0:
-            self.runs += 1
+            self.runs, self.learners = self.runs + 1, Learners()
             for each in (self._steps, self._tables, self._latest, self._recorded, self._totals):
                 each.clear()
         for later in [each for each in self._steps if each >= step]:

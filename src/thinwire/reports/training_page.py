@@ -201,7 +201,9 @@ def charts(run: RecordedRun) -> list[Chart]:
         ),
         "scores": ("Over the time of training.", scores),
     }
-    return [Chart(name=name, caption=said, panels=panels) for name, (said, panels) in found.items() if panels]
+    made = [Chart(name=name, caption=said, panels=panels) for name, (said, panels) in found.items() if panels]
+    learners = recorded.learners.chart()
+    return made if learners is None else [learners, *made]
 
 
 def _panel(title: str, unit: str, series: Sequence[Series], *, y_log: bool = False) -> Panel:

@@ -29,7 +29,7 @@ _MOST = 1e18
 _NUMBERS = (
     *("step", "rank", "numel", "payload_bytes_push", "payload_bytes_pull", "staleness", "itemsize", "ways"),
     *("time_s", "encode_s", "decode_s", "wait_s", "residual_norm", "residual_lag", "link_bps"),
-    *("taken", "wire_nbytes", "plain_nbytes"),
+    *("taken", "wire_nbytes", "plain_nbytes", "version"),
 )
 
 
@@ -108,6 +108,7 @@ class RecordFile:
                 self.damaged += 1
                 continue
             possible = all(0 <= (getattr(record, name) or 0) < _MOST for name in _NUMBERS)
+            possible = possible and all(0 <= each < _MOST for learner in record.learners for each in learner)
             if possible and 0 <= record.share <= 1 and 0 <= (record.accuracy or 0.0) <= 100:
                 yield record
             else:

@@ -61,7 +61,7 @@ class Conversation:
         last_version: with which the training ends, once the shard has said so.
         memberships: who divides the data from which clock on.
         gone: the workers that went, though another may have taken the rank since.
-        last_merge: of learners that never wait: the shard's newest one; None before.
+        merges: of learners that never wait: what came of merges, to be told and taken from here.
         over: the tables whose last version has come, as all learners have ended.
         joined: whether this worker has asked to take part.
         offer: the shard's newest word on from where this worker can continue; None before.
@@ -82,7 +82,7 @@ class Conversation:
         self.last_version: int | None = None
         self.notices: list[Members] = []
         self.offer: Offer | None = None
-        self.last_merge: Merged | None = None
+        self.merges: list[Merged] = []
         self.over: set[int] = set()
         self.memberships: Memberships = ((0, tuple(range(plan.workers))),)
         self.gone: set[int] = set()
@@ -224,7 +224,7 @@ class Conversation:
                 self.updates.check(message.tables, frames)
                 if not len(message.ranks) == len(message.steps) == len(message.weights):
                     raise ProtocolError(f"{len(message.ranks)} ranks and {len(message.steps)} steps in one merge")
-                self.last_merge = message
+                self.merges.append(message)
                 merged = dict(zip(message.ranks, message.steps, strict=True)).get(self.rank, -1)
                 for table, frame in zip(message.tables, frames, strict=True):
                     self.updates.add(table, Update(message.version, frame, False, merged=merged))

@@ -13,7 +13,7 @@ from thinwire.local.local_rounds import LocalRounds
 from thinwire.local.parameters import SharedParameters
 from thinwire.packets import EncodedTensor
 from thinwire.policies.designs import Design
-from thinwire.schema import Contribution
+from thinwire.schema import Contribution, Merged
 from thinwire.worker.apply_buffer import Update
 from thinwire.worker.core import Worker
 from thinwire.worker.effects import Poll, Procedure, Receive
@@ -28,6 +28,7 @@ class Learner(LocalWorker):
 
     Attributes:
         examples: that its inner steps have taken so far.
+        last_merge: the first shard's newest; None before.
     """
 
     KIND = LearnerTensor
@@ -37,6 +38,7 @@ class Learner(LocalWorker):
         super().__init__(*args, **settings)
         self.rounds.begin()
         self.examples = 0.0
+        self.last_merge: Merged | None = None
         self._contributes_from = 0
         self._sent_at = [(0, 0.0) for _ in self._timetable.every]
         """Inner steps and examples when each fragment was contributed last."""
@@ -89,6 +91,14 @@ class Learner(LocalWorker):
                 yield Receive(conversation.shard, "the initial values")
         if not self.rounds.shared.evaluating:
             yield from self.take_averages(self._timetable.every)
+
+    def pop_merges(self) -> list[Merged]:
+        """Returns the merges that came since the last call, as the first shard says."""
+        merges = self.conversations[0].merges.copy()
+        for conversation in self.conversations:
+            conversation.merges.clear()
+        self.last_merge = merges[-1] if merges else self.last_merge
+        return merges
 
     # ---- the exchange, as `DecoupledRounds` asks for it
 
