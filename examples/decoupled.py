@@ -8,6 +8,7 @@ machine with a GPU `python examples/decoupled.py --server grpc://HOST:7070 --ran
 """
 
 import argparse
+import socket
 import subprocess
 import sys
 import time
@@ -16,8 +17,6 @@ import torch
 from tasks import Batches, Transformer, cross_entropy, evaluate, load
 
 import thinwire as tw
-
-ADDRESS = "127.0.0.1:7171"
 
 
 def learn(server: str, rank: int, learners: int, design: str, tokens: float, pause_s: float) -> None:
@@ -55,13 +54,14 @@ def main() -> None:
     if args.server:
         learn(args.server, args.rank, args.learners, args.design, args.tokens, args.pause)
         return
-    started = [
-        subprocess.Popen([sys.executable, "-m", "thinwire", "server", "--listen", ADDRESS, "--min-workers", "1"])
-    ]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    server = [sys.executable, "-m", "thinwire", "server", "--listen", address, "--min-workers", "1"]
+    started = [subprocess.Popen(server)]
     try:
         for rank in range(args.learners):
             pause = args.pause + 0.2 * (rank == args.learners - 1)
-            command = [sys.executable, __file__, "--server", f"grpc://{ADDRESS}", "--rank", str(rank)]
+            command = [sys.executable, __file__, "--server", f"grpc://{address}", "--rank", str(rank)]
             command += ["--learners", str(args.learners), "--design", args.design, "--tokens", str(args.tokens)]
             started.append(subprocess.Popen([*command, "--pause", str(pause)]))
             print(f"learner {rank} is process {started[-1].pid}", flush=True)

@@ -86,3 +86,14 @@ def test_only_adapters_travel() -> None:
     assert after < before - 0.05
     sent = 1000 * figure(r"([0-9.]+) kB a step", text)
     assert sent < 8 * adapters / 4, "both ways, in bytes; the frozen parameters went nowhere"
+
+
+def test_learners_of_different_speeds_end_with_the_same_parameters() -> None:
+    command = [sys.executable, str(EXAMPLES / "decoupled.py"), "--tokens", "30000"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr[-6000:]
+    found = re.findall(r"learner (\d): (\d+) steps; held out ([0-9.]+) nats", done.stdout)
+    assert sorted(rank for rank, _, _ in found) == ["0", "1", "2"], done.stdout
+    assert len({loss for _, _, loss in found}) == 1 and float(found[0][2]) < 4.5, "4.85 before training"
+    steps = {rank: int(count) for rank, count, _ in found}
+    assert steps["2"] < min(steps["0"], steps["1"]), "the slow one held no other up"
