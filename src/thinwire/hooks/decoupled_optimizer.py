@@ -12,7 +12,7 @@ from thinwire.worker.decoupled import Learner
 
 
 class DecoupledOptimizer(LocalUpdateOptimizer):
-    """The user's optimizer, whose changes a shard merges with those of other learners. No step waits.
+    """The user's optimizer. A shard merges its changes with those of other learners; no step waits.
 
     Example::
 

@@ -1,6 +1,6 @@
 """Local rounds of a learner that never waits (Decoupled DiLoCo, arXiv 2604.21428). Sans-IO.
 
-Beside θ, the values of the version that it holds, a learner's parameters hold three things:
+A learner's parameters are θ, the values of the version that it holds, and three differences:
 
     local = θ − waiting − residual − progress        minus sign throughout, as in Δ
 
@@ -8,8 +8,8 @@ Beside θ, the values of the version that it holds, a learner's parameters hold 
     residual    what its codec has left unsent
     progress    what its inner steps have changed since
 
-A contribution is the progress. A new version moves the local parameters by what it moved θ, less what of that the
-learner had contributed itself: no progress counts twice, and none is lost.
+A contribution is the progress. A new version moves the local parameters as far as it moved θ, less the learner's own
+contributions in it: no progress counts twice, and none is lost.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class LearnerTensor(LocalTensor):
     rounding: torch.Tensor | None = field(default=None, init=False)
 
     def begin(self) -> None:
-        """Continues from the shared values; what was contributed, or not sent, is dropped."""
+        """Continues from the shared values; drops contributions under way and the residual."""
         self.waiting = torch.zeros_like(self.values)
         for _, _, residual in self.withheld:
             residual.zero_()
@@ -81,10 +81,10 @@ class LearnerTensor(LocalTensor):
 
 
 class LearnerReducer(Reducer, Protocol):
-    """A `Reducer` whose `take_averages` takes the versions that have come, and never waits."""
+    """A `Reducer` with a `take_averages` that takes the versions that have come, and never waits."""
 
     def end_exchange(self) -> Procedure[None]:
-        """Contributes what is left, waits until all learners have ended, and takes the last version."""
+        """Contributes the rest, waits until all learners have ended, and takes the last version."""
 
 
 class DecoupledRounds(LocalRounds):
@@ -102,7 +102,7 @@ class DecoupledRounds(LocalRounds):
 
     @property
     def tensors(self) -> list[LearnerTensor]:
-        """Those of the model."""
+        """The model's tensors."""
         return cast("list[LearnerTensor]", self.shared.tensors)
 
     def begin(self) -> None:
@@ -122,7 +122,7 @@ class DecoupledRounds(LocalRounds):
         yield from self._reducer.take_averages(fragments)
 
     def flush(self) -> Procedure[None]:
-        """Contributes what is left, and takes the version that holds all learners' contributions once all have ended.
+        """Contributes the rest, and takes the version that holds all learners' contributions once all have ended.
 
         Raises:
             ProtocolError: the model has the shared values for now.

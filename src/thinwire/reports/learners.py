@@ -1,4 +1,4 @@
-"""What step records say of learners that never wait: who computed when, how fast, and how much of it was merged."""
+"""Learners that never wait, in step records: when each computed, how fast, and which share was merged."""
 
 from __future__ import annotations
 

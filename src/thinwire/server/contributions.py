@@ -1,4 +1,4 @@
-"""What learners contribute, from when it comes until a shard merges it (Decoupled DiLoCo, arXiv 2604.21428).
+"""The contributions of learners, from arrival to merge (Decoupled DiLoCo, arXiv 2604.21428).
 
 Every learner has at most one contribution waiting for each tensor: a newer one is added to it. A tensor is **due** when
 a quorum has contributed, and either all learners have or the grace window is over. The window begins with the quorum.
@@ -42,7 +42,7 @@ NOTHING_CAME = (False, 0.0, 0.0, 0, -1, 0.0, np.inf, False)
 
 
 class Merge(NamedTuple):
-    """What one tensor's mean is made of.
+    """The contributions in one tensor's mean.
 
     Args:
         ranks: whose contributions, in ascending order.
@@ -236,7 +236,7 @@ class Contributions:
         return row
 
     def _drop_gone(self) -> None:
-        """Forgets learners of which nothing waits, and whose process is gone."""
+        """Forgets learners without a process and without a waiting contribution."""
         if all(learner.is_known for learner in self._learners):
             return
         waits = self._entries["waits"].max(1, initial=False).tolist()

@@ -31,7 +31,7 @@ def make_engine(plan: Plan, least: int | None, now: Callable[[], float]) -> Upda
 
 
 class MergeEngine(UpdateEngine):
-    """The tables of a plan whose policy is a `Quorum`.
+    """The tables of a plan with the policy `Quorum`.
 
     Args:
         plan, least: as for `UpdateEngine`.
@@ -55,7 +55,7 @@ class MergeEngine(UpdateEngine):
         self.contributions.begin(rank)
 
     def contribute(self, rank: int, message: Contribution, frames: tuple[EncodedTensor, ...]) -> list[Outgoing]:
-        """Takes one learner's contribution; returns what is to be sent.
+        """Takes one learner's contribution; returns the merges to send.
 
         Args:
             rank: of the learner.
@@ -84,7 +84,7 @@ class MergeEngine(UpdateEngine):
         return self.go_on()
 
     def go_on(self) -> list[Outgoing]:
-        """Merges what is due; returns what is to be sent."""
+        """Merges the tables that are due; returns the merges to send."""
         live = self.members.ranks
         if len(live) < self.members.least:
             return []

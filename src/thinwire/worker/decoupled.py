@@ -116,7 +116,7 @@ class Learner(LocalWorker):
         return ()
 
     def end_exchange(self) -> Procedure[None]:
-        """Contributes what is left, and waits for the version that holds what all learners have contributed."""
+        """Contributes the rest, and waits for the version that holds all learners' contributions."""
         yield from self._contribute(self._timetable.every, self.iteration, ended=True)
         for conversation in self.conversations:
             while len(conversation.over) < len(conversation.plan.tables):

@@ -189,7 +189,7 @@ def in_step(cell: GoodputCell) -> float:
     """Returns the goodput of rounds in which all learners that live exchange after h steps, as `diloco` does.
 
     A round takes as long as the slowest takes for h steps. Where one dies, the others wait until that is noticed, and
-    go on without it; it takes part again in the first round after its restart.
+    go on without it; it returns in the first round after its restart.
     """
     chance = random.Random(f"in step {cell.learners} {cell.mtbf_s} {cell.seed}")
     paces, time, done = [speed(chance) for _ in range(cell.learners)], 0.0, 0
