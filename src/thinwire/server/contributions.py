@@ -245,7 +245,8 @@ class Contributions:
 
     def _state(self, live: Collection[int]) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
         """Returns by tensor whether a quorum has contributed, whether all have, and whether all have ended."""
-        here = [row for row, each in enumerate(self._learners) if each.is_known and each.rank in live]
+        alive = frozenset(live)
+        here = [row for row, each in enumerate(self._learners) if each.is_known and each.rank in alive]
         waits, ended = self._entries["waits"], self._entries["ended"]
         num_in = waits.sum(0)
         num_missing = (~(waits | ended)[here]).sum(0) + len(live) - len(here)
