@@ -13,6 +13,7 @@ from thinwire.cli.console import console, report, show, write_json
 from thinwire.cli.lazy import lazily
 from thinwire.cli.options import was_given
 from thinwire.cli.outputs import writable
+from thinwire_lab.bench.decoupled.options import PARTS, DecoupledOptions
 from thinwire_lab.bench.options import (
     QUICK,
     CodecsOptions,
@@ -34,6 +35,7 @@ with lazily():
     from thinwire_lab.bench import memory as memory_bench
     from thinwire_lab.bench import pays as pays_bench
     from thinwire_lab.bench import sample as samples
+    from thinwire_lab.bench.decoupled import study
 
 app = typer.Typer(help="Measure codecs, hooks and whole trainings on this machine.", no_args_is_help=True)
 
@@ -102,6 +104,30 @@ def pays(
 def goodput(given: GoodputOptions, resume: options.ResumeGrid = False, json: options.Json = None) -> None:
     """Goodput of learners that die, modelled in virtual time, beside training in step and data-parallel training."""
     measure(goodput_bench.GoodputBench(**vars(given)), json, resume)
+
+
+@app.command(
+    epilog="Example: thinwire bench decoupled --json decoupled.json; the losses alone: thinwire bench decoupled "
+    "--parts loss --steps 480 --json losses.json --resume"
+)
+@takes(
+    DecoupledOptions,
+    parts=options.names(f"Parts with commas between: {', '.join(PARTS)}."),
+    design=Annotated[str, typer.Option(help="Of learners that never wait, options in brackets.")],
+    rivals=options.names("Designs whose workers exchange in step; the losses are held against the last one's."),
+    seconds=Annotated[float, typer.Option(help="How long real processes train.")],
+    steps=Annotated[int, typer.Option(min=3, help="Inner steps of a learner of the mean speed, of a loss.")],
+    pace_s=Annotated[float, typer.Option(help="Seconds of an inner step of a learner of speed 1.")],
+    kill_every_s=Annotated[float, typer.Option(help="Seconds between two deaths.")],
+    link=Annotated[str, typer.Option(help=options.LINK)],
+)
+def decoupled(given: DecoupledOptions, resume: options.ResumeGrid = False, json: options.Json = None) -> None:
+    """Learners that never wait: goodput with a slow one and with deaths, traffic, and the loss.
+
+    Goodput and traffic are of real processes that sleep to keep their paces, losses of one process with a computed
+    clock. The share of steps for whose computing the machine was too busy is in the table's last column.
+    """
+    measure(study.DecoupledBench(**vars(given)), json, resume)
 
 
 @app.command(epilog="Example: thinwire bench sample --json codec_sample.json")

@@ -28,6 +28,7 @@ BENCH = {
     "pays": "Does compression pay? Measured steps of every method on every link, beside what the planner predicts.",
     "goodput": "Goodput of learners that die, modelled in virtual time, beside training in step and data-parallel "
     "training.",
+    "decoupled": "Learners that never wait: goodput with a slow one and with deaths, traffic, and the loss.",
     "role": "One rank of a benchmark; the others start it.",
 }
 CHAOS = {

@@ -1,0 +1,1 @@
+"""Learners that never wait beside workers that exchange in step: goodput, stalls, deaths, and the loss."""

@@ -1,0 +1,90 @@
+"""What one learner does, by any clock: batch, backward pass, its optimizer's step, its pace, and the exchange."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+import thinwire as tw
+from thinwire.hooks.decoupled_optimizer import DecoupledOptimizer
+from thinwire.transports.base import Connection
+from thinwire_lab.workloads.evaluate import evaluate
+from thinwire_lab.workloads.recipe import Recipe, for_workers, schedule
+from thinwire_lab.workloads.recipes import recipe
+from thinwire_lab.workloads.training import Training, training
+
+ALONE = "alone"
+"""In place of a design: learners that exchange nothing."""
+DATA = "python-text"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learning:
+    """What all learners train.
+
+    Args:
+        design: of the exchanges, or `ALONE`.
+        model, lr, seed: of the training; without a rate the recipe's.
+        speeds: of the learners; one of 1 takes an inner step in `pace_s`.
+        pace_s: seconds.
+        eval_examples: windows of the test text that a score is of.
+    """
+
+    design: str
+    model: str = "byte-transformer-1m"
+    lr: float | None = None
+    seed: int = 0
+    speeds: Sequence[float] = (1.0, 1.0, 1.0, 1.0)
+    pace_s: float = 0.3
+    eval_examples: int = 512
+
+    def pace_of(self, rank: int) -> float:
+        """Returns how long a learner's inner step takes, in seconds."""
+        return self.pace_s / self.speeds[rank]
+
+    def recipe(self) -> Recipe:
+        """Returns the recipe for so many learners."""
+        found = for_workers(recipe(self.model, DATA), len(self.speeds))
+        return replace(found, lr=self.lr or found.lr)
+
+    def training(self, rank: int) -> Training:
+        """Returns one learner's model, optimizer and batches."""
+        torch.set_num_threads(1)
+        return training(self.recipe(), data=DATA, rank=rank, workers=len(self.speeds), seed=self.seed)
+
+    def join(self, made: Training, rank: int, server: str | Connection) -> Any:
+        """Returns the optimizer that exchanges what the learner's own does; alone, that one."""
+        if self.design == ALONE:
+            return nullcontext(made.optimizer)
+        common: dict[str, Any] = {"rank": rank, "workers": len(self.speeds), "seed": self.seed}
+        return tw.distribute(made.model, made.optimizer, server=server, design=self.design, **common)
+
+    def score(self, made: Training) -> float:
+        """Returns the loss on the test text, in nats a byte, of windows that are evenly spaced."""
+        count = len(made.dataset.test_x)
+        rows = torch.arange(min(self.eval_examples, count)) * count // min(self.eval_examples, count)
+        few = replace(made.dataset, test_x=made.dataset.test_x[rows], test_y=made.dataset.test_y[rows])
+        return evaluate(made.model, few).loss
+
+
+def take_step(made: Training, opt: Any, progress: float) -> float:
+    """Takes one inner step at this share of the training, 0 … 1; returns its loss. A decoupled one counts its bytes."""
+    for group in opt.param_groups:
+        group["lr"] = schedule(made.recipe, progress)
+    opt.zero_grad()
+    inputs, targets = next(made.batches)
+    loss = made.backward((inputs, targets))
+    if isinstance(opt, DecoupledOptimizer):
+        opt.step(examples=targets.numel())
+    else:
+        opt.step()
+    return float(loss)
+
+
+def after_inner_steps(made: Training, call: Callable[[], None]) -> None:
+    """Has `call` called when the learner's own optimizer has stepped, and before anything is exchanged."""
+    made.optimizer.register_step_post_hook(lambda *_: call())

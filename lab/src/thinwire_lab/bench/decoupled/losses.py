@@ -1,0 +1,107 @@
+"""One training in one process, by a computed clock: the loss after so many inner steps of each learner, and no seconds.
+
+An inner step takes its learner's pace, and all else takes no time. Cores, codecs and messages are the real ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+from thinwire.hooks.decoupled_optimizer import DecoupledOptimizer
+from thinwire.runtime.clock import Cancel
+from thinwire.runtime.serving import serving
+from thinwire.server.core import ServerCore
+from thinwire.transports.memory import MemoryServer
+from thinwire_lab.bench.decoupled.learning import Learning, take_step
+from thinwire_lab.bench.harness import Figures, Tell
+from thinwire_lab.jobs.virtual_time import Agenda
+
+WINDOW = 20
+"""A training loss is the mean of each learner's last 20 inner steps."""
+
+
+class Loss(Figures, frozen=True, kw_only=True):
+    """Losses in nats a byte: on the test text, and in training; versions are those of the first fragment."""
+
+    loss: float
+    training_loss: float
+    versions: int | None = None
+
+
+class _Clock(Agenda):
+    """The computed time, for the server too (`runtime.clock.Clock`)."""
+
+    now_s = 0.0
+
+    def now(self) -> float:
+        return self.now_s
+
+    def call_later(self, delay_s: float, callback: Callable[[], None]) -> Cancel:
+        calls = [callback]
+
+        def happen(now_s: float) -> None:
+            for call in calls:
+                call()
+
+        self.note(self.now_s + delay_s, happen)
+        return calls.clear
+
+    def run(self) -> None:
+        """Lets everything that is noted happen."""
+        while (next_s := self.next_s) < float("inf"):
+            self.now_s = next_s
+            self.advance()
+
+
+def train(learning: Learning, steps: Sequence[int], *, stagger: float = 0.25, tell: Tell = lambda text: None) -> Loss:
+    """Trains once.
+
+    Args:
+        learning: what all learners train.
+        steps: inner steps of each learner, by rank.
+        stagger: learners that do not wait begin so many inner steps after one another.
+        tell: takes words on progress.
+    """
+    clock, ranks = _Clock(), range(len(steps))
+    mades = [learning.training(rank) for rank in ranks]
+    losses: list[list[float]] = [[] for _ in ranks]
+    with MemoryServer(serving(ServerCore(), clock=clock)) as server, ThreadPoolExecutor(len(steps)) as pool:
+
+        def join(rank: int) -> Any:
+            opt = learning.join(mades[rank], rank, server.connect())
+            opt.sync()
+            return opt
+
+        def step(rank: int, now_s: float = 0.0) -> None:
+            done = len(losses[rank])
+            losses[rank].append(take_step(mades[rank], opts[rank], done / steps[rank]))
+            tell(f"step {done + 1} of {steps[rank]}, {losses[rank][-1]:.3f} nats a byte")
+
+        def pace(rank: int, now_s: float) -> None:
+            if len(losses[rank]) < steps[rank]:
+                step(rank)
+                clock.note(now_s + learning.pace_of(rank), partial(pace, rank))
+
+        def in_step(rank: int) -> None:
+            for _ in range(steps[rank]):
+                step(rank)
+
+        def end(rank: int) -> None:
+            opts[rank].flush()
+
+        opts = list(pool.map(join, ranks))
+        if decoupled := isinstance(opts[0], DecoupledOptimizer):
+            for rank in ranks:
+                clock.note((1 + rank * stagger) * learning.pace_of(rank), partial(pace, rank))
+            clock.run()
+        else:
+            list(pool.map(in_step, ranks))
+        list(pool.map(end, ranks))
+        loss = learning.score(mades[0])
+        list(pool.map(lambda opt: opt.close(), opts))
+    last = [loss for each in losses for loss in each[-WINDOW:]]
+    merge = opts[0].last_merge if decoupled else None
+    return Loss(loss=loss, training_loss=sum(last) / len(last), versions=None if merge is None else merge.version)
