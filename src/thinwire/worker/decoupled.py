@@ -89,6 +89,8 @@ class Learner(LocalWorker):
                 yield Receive(conversation.shard, "the initial values")
         if not self.rounds.shared.evaluating:
             yield from self.take_averages(self._timetable.every)
+            if self._timetable.is_flushed:
+                self._begin_anew()  # bit for bit, without what the sums have rounded
 
     # ---- the exchange, as `DecoupledRounds` asks for it
 
@@ -108,9 +110,10 @@ class Learner(LocalWorker):
     def end_exchange(self) -> Procedure[None]:
         """Contributes what is left, and waits for the version that holds what all learners have contributed."""
         yield from self._contribute(self._timetable.every, self.iteration, ended=True)
-        for conversation in self.conversations:
-            while len(conversation.over) < len(conversation.plan.tables):
-                yield Receive(conversation.shard, "the other learners, to end their steps")
+        while waits := [each for each in self.conversations if len(each.over) < len(each.plan.tables)]:
+            yield Receive(waits[0].shard, "the other learners, to end their steps")
+            for conversation in self.conversations:
+                yield Poll(conversation.shard)  # a learner that came back has its steps still to end, at all shards
         for fragment in self._timetable.every:
             self._take(fragment)
         self._begin_anew()
