@@ -17,11 +17,11 @@ from typing import Annotated
 import torch
 import typer
 
-from tests.simulation.bugs import BUGS, planted
+from tests.simulation.bugs import BUGS, OF_LEARNERS, planted
 from tests.simulation.cluster import Outcome, play, undisturbed
 from tests.simulation.deaths import deaths
 from tests.simulation.ranks import ranks, run_ranks
-from tests.simulation.scenario import Scenario, scenario
+from tests.simulation.scenario import Scenario, learners, scenario
 from tests.simulation.shrink import shrink
 
 CHUNK = 100
@@ -92,10 +92,11 @@ def hunt(name: str, most: int = 2000) -> tuple[int, str]:
     """Plants a bug; returns how many seeds were run until it was found, or `most`, and which rule it broke."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
+    draw = learners if name in OF_LEARNERS else scenario
     with planted(name):
         undisturbed.cache_clear()
         for seed in range(most):
-            if rule := play(scenario(seed)).rule:
+            if rule := play(draw(seed)).rule:
                 break
     undisturbed.cache_clear()
     return seed + 1, rule
@@ -128,13 +129,14 @@ def main(
     bugs: Annotated[bool, typer.Option(help="Plant bugs, one at a time, and look how soon each is found.")] = False,
     collective: Annotated[bool, typer.Option(help="Run the collective mode: ranks in place of servers.")] = False,
     together: Annotated[bool, typer.Option("--deaths", help="Workers and servers die close together.")] = False,
+    decoupled: Annotated[bool, typer.Option("--learners", help="Run learners that never wait for each other.")] = False,
     jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = 1,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures as data.")] = None,
 ) -> None:
     """Run simulated trainings. Exits with 1 where one breaks a rule."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    draw = deaths if together else scenario
+    draw = deaths if together else learners if decoupled else scenario
     if bugs:
         found_bugs = hunt_all(jobs)
         if json_file is not None:

@@ -15,18 +15,23 @@ import msgspec
 from thinwire.collective.membership import Membership
 from thinwire.collective.owned_shard import OwnedShard
 from thinwire.errors import ProtocolError, SessionLostError, TransportError
+from thinwire.local.decoupled import LearnerTensor
 from thinwire.packets import EncodedTensor, parse
 from thinwire.policies.compression import PLAIN
 from thinwire.runtime.checkpoint import Snapshot
 from thinwire.runtime.session import Dial, Reconnection, Repeat, ReplayBuffer, WorkerSession
 from thinwire.runtime.session_server import SessionServer
-from thinwire.schema import Push, Refused, SessionAccepted
+from thinwire.schema import Contribution, Push, Refused, SessionAccepted
+from thinwire.server.contributions import Contributions, Learner
 from thinwire.server.core import ServerCore
 from thinwire.server.effects import Effect
+from thinwire.server.merge_engine import MergeEngine
 from thinwire.server.rounds import Maxima
 from thinwire.server.table import Table
 from thinwire.server.update_engine import UpdateEngine
+from thinwire.worker import decoupled
 from thinwire.worker.conversation import Conversation
+from thinwire.worker.effects import Procedure
 from thinwire.worker.table import WorkerTable
 
 Wrong: TypeAlias = Callable[..., Any]
@@ -35,11 +40,14 @@ Right: TypeAlias = Callable[..., Any]
 
 BUGS: dict[str, tuple[Any, str, Any]] = {}
 """By name: the attribute's owner, its name, and the wrong one."""
+OF_LEARNERS: set[str] = set()
+"""Those that seeds of learners find, which never wait for each other."""
 
 
-def bug(name: str, owner: Any, attribute: str) -> Callable[[Wrong], Wrong]:
+def bug(name: str, owner: Any, attribute: str, *, of_learners: bool = False) -> Callable[[Wrong], Wrong]:
     """Enters a method, or what a property gives, under the name of its bug."""
     right = getattr(owner, attribute)
+    OF_LEARNERS.update({name} if of_learners else ())
 
     def enter(wrong: Wrong) -> Wrong:
         def method(self: Any, *given: Any, **options: Any) -> Any:
@@ -212,3 +220,54 @@ def _(right: Right, self: Table) -> dict[str, Any]:
     for copy in state["downlink"].get("copies", ()):
         copy["values"] = state["downlink"]["values"].copy()
     return state
+
+
+# ---- learners that never wait
+
+
+@bug("progress that counts twice", LearnerTensor, "follow", of_learners=True)
+def _(right: Right, self: LearnerTensor, before: Any, merged: Any) -> None:
+    """A learner adds a whole version, and does not subtract what it has contributed to it."""
+    right(self, before, None)
+
+
+@bug("a contribution merged twice", Contributions, "_decoded", of_learners=True)
+def _(right: Right, self: Contributions, learner: Learner, place: int) -> Any:
+    """What waited before a learner's newest contribution is kept when it is merged."""
+    before = learner.sums.get(place)
+    kept = None if before is None else before.copy()
+    change = right(self, learner, place)
+    if kept is not None:
+        learner.sums[place] = kept
+    return change
+
+
+@bug("no grace", Contributions, "_window", of_learners=True)
+def _(right: Right, self: Contributions, now: float) -> Any:
+    """A quorum is merged at once."""
+    return 0 * right(self, now)
+
+
+@bug("a sum of contributions in place of their mean", Contributions, "_average", of_learners=True)
+def _(right: Right, self: Contributions, place: int, here: Sequence[tuple[Learner, float]]) -> None:
+    """Weights are not normalised."""
+    right(self, place, [(learner, share * len(here)) for learner, share in here])
+
+
+@bug("learners that are gone awaited for ever", Contributions, "_state", of_learners=True)
+def _(right: Right, self: Contributions, live: Any) -> Any:
+    """A shard waits for all learners that have ever contributed."""
+    return right(self, {*live, *(learner.rank for learner in self._learners)})
+
+
+@bug("a version that was never published", MergeEngine, "_check_contribution", of_learners=True)
+def _(right: Right, self: MergeEngine, rank: int, message: Contribution, frames: Any) -> Any:
+    """A shard does not look from which version a learner says that it continued."""
+    return right(self, rank, msgspec.structs.replace(message, bases=(0,) * len(message.bases)), frames)
+
+
+@bug("a contribution right after coming back", decoupled.Learner, "start", of_learners=True)
+def _(right: Right, self: decoupled.Learner, step: int) -> Procedure[None]:
+    """Before h steps were taken."""
+    yield from right(self, step)
+    self._contributes_from = 0

@@ -92,6 +92,7 @@ class Cluster(Processes):
 
     def _check_end(self) -> None:
         self._check_growth()
+        self.watch.check_end(all_trained=all(slot.trained for slot in self.workers))
         if not self._server_died:
             self.watch.check_division()
         cores = [server.core for server in self.servers if server.core is not None]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -10,9 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thinwire.codecs import decode
+from thinwire.local.decoupled import LearnerTensor
+from thinwire.optimizers.outer_momentum import OuterMomentum
 from thinwire.packets import BatchedTensor, EncodedTensor
-from thinwire.schema import Delta, Message, Push
+from thinwire.schema import Contribution, Delta, Merged, Message, Push
 from thinwire.server.core import ServerCore
+from thinwire.server.merge_engine import MergeEngine
 from thinwire.worker.table import WorkerTable
 
 if TYPE_CHECKING:
@@ -54,13 +59,20 @@ def same(a: Said, b: Said) -> bool:
 
 def _plain(message: Message) -> Message:
     """A message without what packing adds: the sizes of its batch."""
-    return msgspec.structs.replace(message, batch=()) if isinstance(message, Push | Delta) else message
+    batched = isinstance(message, Push | Delta | Contribution | Merged)
+    return msgspec.structs.replace(message, batch=()) if batched else message
 
 
 def _equal(a: EncodedTensor, b: EncodedTensor) -> bool:
     if isinstance(a, BatchedTensor) or isinstance(b, BatchedTensor):
         return a == b
     return bytes(a) == bytes(b)
+
+
+def bits_of(values: Array, outer: OuterMomentum | None) -> bytes:
+    """What a copy is, with the momentum that its end adds."""
+    ahead = None if outer is None else outer.ahead
+    return values.tobytes() + (b"" if ahead is None or not ahead.any() else ahead.numpy().tobytes())
 
 
 def close(found: Array, expected: Array) -> bool:
@@ -135,3 +147,104 @@ class Shard:
         self.bits = {}
         self.versions = [table.version for table in self.core.tables]
         self.values = [table.values.numpy().copy() for table in self.core.tables]
+
+
+@dataclass
+class Sum:
+    """What one learner has contributed to one table, and no version holds."""
+
+    values: Array = field(default_factory=lambda: np.zeros(1, np.float32))
+    examples: float = 0.0
+    steps: int = 0
+    base: int = 1 << 60
+
+
+@dataclass
+class Inbox:
+    """The contributions to one table of one shard."""
+
+    waiting: dict[WorkerProcess, Sum] = field(default_factory=lambda: defaultdict(Sum))
+    newest: dict[WorkerProcess, Contribution] = field(default_factory=dict)
+    came: dict[WorkerProcess, float] = field(default_factory=dict)
+    interval: dict[WorkerProcess, float] = field(default_factory=dict)
+    until: float | None = None
+    """When the grace window ends that has begun."""
+    late: float | None = None
+    """When something happened at the shard, and it did not merge what was due."""
+    last: float = 0.0
+    """When the newest version was made, or a learner came or went."""
+
+    def take(self, who: WorkerProcess, message: Contribution, base: int, values: Array | None, now: float) -> None:
+        if values is not None:
+            each = self.waiting[who]
+            each.values, each.base = each.values + values, min(each.base, base)
+            each.examples, each.steps = each.examples + message.examples, each.steps + message.steps
+        self.interval[who] = now - self.came.get(who, -math.inf)
+        self.came[who], self.newest[who] = now, message
+
+    def shares(self, version: int, discount: float) -> dict[WorkerProcess, float]:
+        """Returns each contribution's weight in the version after this one."""
+        raw = {w: s.examples**2 / s.steps * (1 + version - s.base) ** -discount for w, s in self.waiting.items()}
+        return {who: each / sum(raw.values()) for who, each in raw.items()}
+
+    def window(self, known: set[WorkerProcess], now: float, grace: float) -> float:
+        """Returns how long a grace window that begins now is."""
+        again = [who for who in self.waiting if who in known and not self.newest[who].ended]
+        next_at = [self.came[who] + self.interval[who] for who in again]
+        return min(grace, max(0.0, min(next_at, default=math.inf) - now))
+
+
+def mean_of(given: list[tuple[Array, float]], merge: str) -> Array | None:
+    """The weighted mean of some arrays; of `radial`, that of their directions, as long as the mean of their lengths."""
+    if not given:
+        return None
+    lengths = [float(np.linalg.norm(values)) or 1.0 if merge == "radial" else 1.0 for values, _ in given]
+    parts = [values * (share / length) for (values, share), length in zip(given, lengths, strict=True)]
+    mean = np.sum(parts, axis=0)
+    if merge == "radial" and mean.any():
+        mean *= sum(length * share for (_, share), length in zip(given, lengths, strict=True)) / np.linalg.norm(mean)
+    return np.asarray(mean, np.float32)
+
+
+@dataclass
+class Book:
+    """What a learner has beside θ of one tensor."""
+
+    own: LearnerTensor
+    table: WorkerTable
+    version: int
+    contributed_at: int
+    progress: Array
+    residual: Array
+    waiting: list[tuple[int, Array]] = field(default_factory=list)
+    """Inner steps, and what was sent then."""
+
+    def sent(self, step: int, values: Array | None) -> None:
+        self.contributed_at = step
+        if values is not None:
+            self.residual, self.progress = self.residual + self.progress - values, np.zeros_like(self.progress)
+            self.waiting.append((step, values))
+
+    def check(self, who: str) -> None:
+        """local = θ − waiting − residual − progress."""
+        waiting = sum((values for _, values in self.waiting), np.zeros_like(self.progress))
+        theta, local = self.own.shared.numpy(), self.own.local.numpy()
+        kept = (self.table.residual, self.residual), (self.own.waiting, waiting)
+        right = close(local, theta - waiting - self.residual - self.progress)
+        if not right or not all(a is None or close(a.numpy(), b) for a, b in kept):
+            parts = f"waiting {waiting}, residual {self.residual} and progress {self.progress}"
+            raise Violation("progress once", f"{who}: {self.own.name} is {local}; of {theta} less {parts}")
+
+
+def contributed_to(core: ServerCore) -> object:
+    """All at a shard that a contribution may change."""
+    engine = core._engine
+    assert isinstance(engine, MergeEngine)
+    each = engine.contributions
+    learners = [
+        (a.rank, a.is_known, a.rates, {p: v.tobytes() for p, v in a.sums.items()}, row.tobytes())
+        for a, row in zip(each._learners, each._entries, strict=True)
+        if (row["step"] >= 0).any()
+    ]
+    tables = [(table.version, table.values.numpy().tobytes()) for table in core.tables]
+    return learners, each._until.tobytes(), each.examples.tobytes(), tables, core.sessions

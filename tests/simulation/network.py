@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from tests.simulation.scheduler import Host, Killed, Scheduler
 from thinwire.errors import TransportError
 from thinwire.packets import kind_of
-from thinwire.schema import Delta
+from thinwire.schema import Delta, Merged
 from thinwire.transports.base import Handler, HandlerFactory, Sender
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ class SimulatedServer(Sender):
     def send(self, peer: int, packet: bytes) -> None:
         if self._answers:
             self._cluster.reached_at_server("update.sent", self._index)
-        self._answers = kind_of(packet) is Delta
+        self._answers = kind_of(packet) in (Delta, Merged)
         link = self._links.get(peer)
         if link is not None:
             link.carry(DOWN, lambda: link.came(packet))

@@ -10,6 +10,7 @@ from random import Random
 from typing import Any
 
 from tests.simulation.disk import SimulatedDisk
+from tests.simulation.learners import LearnersWatch
 from tests.simulation.ledgers import require
 from tests.simulation.network import Link, Network, SimulatedServer
 from tests.simulation.scenario import Scenario
@@ -22,7 +23,7 @@ from thinwire.policies.consistency import consistency
 from thinwire.runtime import checkpoint
 from thinwire.runtime.serving import serving
 from thinwire.runtime.shard_checkpoints import Checkpointer
-from thinwire.schema import Message, Push
+from thinwire.schema import Contribution, Message, Push
 from thinwire.server.core import ServerCore
 from thinwire.server.effects import Effect
 from thinwire_lab.jobs.checkpoints import KIND, WorkerCheckpoint
@@ -52,10 +53,11 @@ class WatchedCore(ServerCore):
 
     def received(self, peer: int, message: Message, frames: tuple[EncodedTensor, ...] = ()) -> list[Effect]:
         self._cluster.watch.arrives(self._index, peer, message, frames)
-        if isinstance(message, Push):
+        pushed = isinstance(message, Push | Contribution)
+        if pushed:
             self._cluster.reached_at_server("update.received", self._index)
         effects = self._watched(lambda: super(WatchedCore, self).received(peer, message, frames))
-        if isinstance(message, Push):
+        if pushed:
             self._cluster.reached_at_server("update.answered", self._index)
         return effects
 
@@ -64,7 +66,7 @@ def _watched(name: str) -> Callable[..., list[Effect]]:
     return lambda self, *given: self._watched(lambda: getattr(super(WatchedCore, self), name)(*given))
 
 
-for _name in ("broke", "interrupted", "still_interrupted", "closed", "overdue"):
+for _name in ("broke", "interrupted", "still_interrupted", "closed", "overdue", "merge_due"):
     setattr(WatchedCore, _name, _watched(_name))
 
 
@@ -102,7 +104,7 @@ class Processes:
         self.scheduler = Scheduler(trace=trace)
         self.chance = Random(scenario.seed + 1)
         self.network = Network(self.scheduler, self.chance, scenario.latency)
-        self.watch = Watch(scenario)
+        self.watch = (LearnersWatch if scenario.decoupled else Watch)(scenario)
         self.servers = [ServerSlot(i, SimulatedDisk(self, f"server {i}")) for i in range(scenario.shards)]
         self.workers: list[WorkerSlot] = []
         self._armed = [fault for fault in scenario.faults if fault.point]

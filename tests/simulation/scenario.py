@@ -94,6 +94,7 @@ class Scenario:
         faults: what happens.
         harmless: whether nothing lasts longer than the server waits, and no worker dies; servers may, where there are
             checkpoints.
+        slower: how many times longer a step of each worker takes; nothing: all take as long.
         survives: whether all write checkpoints, and all that die are back sooner than the server gives a worker up: the
             training does not end before a worker has reached the last step.
     """
@@ -112,6 +113,7 @@ class Scenario:
     faults: tuple[Fault, ...]
     harmless: bool
     survives: bool = False
+    slower: tuple[float, ...] = ()
 
     @property
     def lockstep(self) -> bool:
@@ -127,6 +129,10 @@ class Scenario:
     @property
     def consistency(self) -> str:
         return self.policy or design(self.design).consistency
+
+    @property
+    def decoupled(self) -> bool:
+        return consistency(self.consistency).decoupled
 
     @property
     def gives_model(self) -> bool:
@@ -158,6 +164,41 @@ def scenario(seed: int) -> Scenario:
     saves = given.consistency != "asp" and chance.random() < 0.35
     given = replaced(given, chance, checkpoint_every=2 if saves else 0)
     return losing(given, Random(f"deaths while another is awaited of {seed}"))
+
+
+def learners(seed: int) -> Scenario:
+    """What a seed means with `--learners`: workers that never wait for each other."""
+    chance = Random(f"learners {seed}")
+    workers, h, harmless = chance.choice((1, 2, 2, 3, 3, 4)), chance.choice((2, 3, 4)), chance.random() < 0.4
+    options = {
+        "h": h,
+        "fragments": chance.randint(1, min(h, 3)),
+        "quorum": chance.randint(1, workers),
+        "grace": chance.choice((0.0, 0.01, 0.05, 0.5)),
+        "codec": chance.choice(("fp32", "fp32", "3lc")),
+        "merge": chance.choice(("mean", "mean", "radial")),
+        "discount": chance.choice((0.0, 0.5)),
+        **chance.choice(({"outer_lr": 1.0, "outer_momentum": 0.0, "nesterov": "false"}, {"outer_momentum": 0.6}, {})),
+    }
+    given = Scenario(
+        seed=seed,
+        design=f"decoupled[{','.join(f'{name}={value}' for name, value in options.items())}]",
+        policy=None,
+        workers=workers,
+        shards=chance.choice((1, 1, 2)),
+        steps=h * chance.choice((2, 4, 6)) + chance.choice((0, 0, 1)),
+        chunk_nbytes=1 << 15,
+        min_workers=None if harmless or chance.random() < 0.3 else chance.randint(1, min(2, workers)),
+        grace_s=1.5 if harmless else chance.choice((0.3, 1.5)),
+        checkpoint_every=0,
+        latency=chance.choice(((0.001, 0.004), (0.001, 0.03), (0.02, 0.08))),
+        faults=(),
+        harmless=harmless,
+        slower=tuple(chance.choice((1.0, 1.0, 1.3, 3.0)) for _ in range(workers)),
+    )
+    given = replaced(given, chance, checkpoint_every=2 if chance.random() < 0.35 else 0)
+    sooner = 0.01 * max(given.slower) / (0.25 + 4 * given.latency[1])  # where nobody waits, it is over sooner
+    return replace(given, faults=tuple(replace(each, at=0.1 + sooner * each.at) for each in given.faults))
 
 
 def losing(given: Scenario, chance: Random) -> Scenario:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from tests.simulation.scenario import Scenario
+from thinwire.policies.consistency import Quorum, consistency
 
 
 def shrink(scenario: Scenario, fails: Callable[[Scenario], bool], *, tries: int = 200) -> Scenario:
@@ -35,7 +36,8 @@ def _smaller(scenario: Scenario) -> Iterator[Scenario]:
         yield replace(scenario, faults=faults[:index] + faults[index + 1 :])
     if scenario.shards > 1 and all(fault.who == 0 for fault in faults if "server" in fault.kind):
         yield replace(scenario, shards=1)
-    least = 3 if scenario.policy == "backup[1]" else 2
+    policy = consistency(scenario.consistency)
+    least = policy.k if isinstance(policy, Quorum) else 3 if scenario.policy == "backup[1]" else 2
     if scenario.workers > least and all(fault.who < scenario.workers - 1 for fault in faults):
         yield replace(scenario, workers=scenario.workers - 1)
     if scenario.steps > 2:

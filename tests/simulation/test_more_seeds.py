@@ -6,6 +6,7 @@ import pytest
 
 from tests.simulation.__main__ import run
 from tests.simulation.deaths import deaths
+from tests.simulation.scenario import learners
 
 SEEDS, DEATHS = 250, 80
 
@@ -26,4 +27,10 @@ def test_no_training_ends_where_workers_and_servers_die_close_together() -> None
 @pytest.mark.long
 def test_no_training_ends_by_many_deaths() -> None:
     tally = run(DEATHS, 5000, deaths)
+    assert not tally.failures, tally.said
+
+
+@pytest.mark.long
+def test_learners_break_no_rule_in_many_seeds() -> None:
+    tally = run(100, 5000, learners)
     assert not tally.failures, tally.said

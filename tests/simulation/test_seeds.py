@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.simulation.__main__ import run
+from tests.simulation.scenario import learners
 
 SEEDS = 100
 
@@ -14,6 +15,12 @@ def test_no_rule_is_broken(first: int) -> None:
     tally = run(first, first + SEEDS)
     assert not tally.failures, tally.said
     assert tally.ended["trained"] > 0.9 * SEEDS
+
+
+def test_learners_break_no_rule() -> None:
+    tally = run(0, SEEDS, learners)
+    assert not tally.failures, tally.said
+    assert tally.ended["trained"] > 0.8 * SEEDS
 
 
 @pytest.mark.long

@@ -7,7 +7,7 @@ from unittest import mock
 import pytest
 
 from tests.simulation.__main__ import hunt
-from tests.simulation.bugs import BUGS
+from tests.simulation.bugs import BUGS, OF_LEARNERS
 from tests.simulation.cluster import play
 from tests.simulation.ranks import Rank, play_ranks, ranks, run_ranks
 from tests.simulation.regressions import REGRESSIONS
@@ -29,6 +29,8 @@ def test_scenarios_that_broke_a_rule_once_hold() -> None:
 def test_planted_bugs_are_found() -> None:
     for name, most in {"a push applied twice on resend": 40, "one update too stale": 20}.items():
         assert hunt(name, most)[1], name
+    for name in OF_LEARNERS:
+        assert hunt(name, 40)[1], name
 
 
 @pytest.mark.long

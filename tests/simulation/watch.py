@@ -10,12 +10,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tests.simulation.ledgers import Array, Said, Shard, TableLedger, Violation, close, require, same, values_of
+from tests.simulation.ledgers import (
+    Array,
+    Said,
+    Shard,
+    TableLedger,
+    Violation,
+    bits_of,
+    close,
+    require,
+    same,
+    values_of,
+)
 from tests.simulation.scenario import Scenario
 from thinwire.packets import EncodedTensor
 from thinwire.policies.consistency import consistency
 from thinwire.policies.sampling import Memberships
-from thinwire.schema import Delta, Message, Push, Refused, Values
+from thinwire.schema import Delta, Merged, Message, Push, Refused, Values
 from thinwire.server.core import ServerCore
 from thinwire.server.effects import Effect, Send
 from thinwire.worker.model import WorkerTensor
@@ -85,7 +96,7 @@ class Watch:
     def answers(self, index: int, effects: list[Effect]) -> None:
         """A shard's core has dealt with an event."""
         shard = self._shards[index]
-        updates: dict[tuple[int, int], Delta] = {}
+        updates: dict[tuple[int, int], Delta | Merged] = {}
         for effect in effects:
             if isinstance(effect, Send):
                 for peer in effect.peers:
@@ -93,7 +104,7 @@ class Watch:
                 if isinstance(effect.message, Values) and self._terms.immediate:
                     for table in effect.message.tables:  # a new process of a rank holds what the table is now
                         self._note_copy(shard, table)
-                if isinstance(effect.message, Delta):
+                if isinstance(effect.message, Delta | Merged):
                     updates |= {(table, effect.message.version): effect.message for table in effect.message.tables}
         if shard.replaced:
             shard.remember()
@@ -116,7 +127,7 @@ class Watch:
 
     # ---- updates
 
-    def _check_updates(self, shard: Shard, updates: dict[tuple[int, int], Delta]) -> None:
+    def _check_updates(self, shard: Shard, updates: dict[tuple[int, int], Delta | Merged]) -> None:
         for index, table in enumerate(shard.core.tables):
             before = shard.versions[index]
             require(table.version >= before, "versions", f"{table.spec.name} goes from {before} to {table.version}")
@@ -131,7 +142,7 @@ class Watch:
                 assert delta is not None
                 gradient = self._aggregate(shard, index, version - 1, delta)
                 if values is not None:
-                    values = self._updated(shard, values, gradient, version - 1, delta)
+                    values = self._updated(shard, index, values, gradient, version - 1, delta)
             shard.versions[index] = table.version
             shard.values[index] = table.values.numpy().copy()
             if values is not None and not close(values, shard.values[index]):
@@ -139,7 +150,7 @@ class Watch:
                 raise Violation("updates", f"{name}: {found}; by the gradients that came it is {values.tolist()}")
             self._note_copy(shard, index)
 
-    def _aggregate(self, shard: Shard, index: int, clock: int, delta: Delta) -> Array | None:
+    def _aggregate(self, shard: Shard, index: int, clock: int, delta: Any) -> Array | None:
         """The mean of the gradients in an update, which must be those that came."""
         name = shard.core.tables[index].spec.name
         came = {rank for table, of, rank in shard.waiting if (table, of) == (index, clock)}
@@ -156,7 +167,9 @@ class Watch:
         mean: Array = np.asarray(np.mean(given, axis=0, dtype=np.float64), np.float32)
         return mean
 
-    def _updated(self, shard: Shard, values: Array, gradient: Array | None, clock: int, delta: Delta) -> Array | None:
+    def _updated(
+        self, shard: Shard, index: int, values: Array, gradient: Array | None, clock: int, delta: Any
+    ) -> Array | None:
         """The table after an update, where it can be told by hand."""
         plan = shard.core.plan
         assert plan is not None
@@ -177,9 +190,9 @@ class Watch:
             return
         if self._terms.immediate:
             for rank, version in table.given.items():
-                shard.bits[index, version, rank] = table.downlink.snapshot(rank).tobytes()
+                shard.bits[index, version, rank] = bits_of(table.downlink.snapshot(rank), None)
         else:
-            shard.bits[index, table.version, -1] = table.downlink.snapshot(0).tobytes()
+            shard.bits[index, table.version, -1] = bits_of(table.downlink.snapshot(0), table.momentum)
 
     # ---- workers
 
@@ -232,6 +245,9 @@ class Watch:
         if who.design.downlink != "weights" or self._policy.exchanges(who.worker.iteration - 1):
             self._check_copies(who)
 
+    def waits(self, who: WorkerProcess) -> None:
+        """A worker is to wait for a message."""
+
     def _resolve(self, who: WorkerProcess) -> None:
         """Versions only grow; and what became of pushes whose answers are here."""
         for shard, conversation in enumerate(who.worker.conversations):
@@ -257,7 +273,7 @@ class Watch:
                 continue
             version = who.worker.conversations[table.shard].versions[table.index]
             key = (table.index, version, who.rank if self._terms.immediate else -1)
-            bits = table.array.tobytes()
+            bits = bits_of(table.array, table.outer)
             expected = known[0].bits.setdefault(key, bits)
             if bits != expected:
                 elsewhere = np.frombuffer(expected, np.float32).tolist()
@@ -268,14 +284,18 @@ class Watch:
 
     def check_division(self) -> None:
         """All knew which ranks divide the data when they took the examples of a step."""
-        apart = self._terms.immediate or self._terms.partial_quorum
-        if not self._divided or apart or any(who.went_back for who in self._seen):  # steps may have been taken twice
+        if (
+            not self._divided or self._terms.runs_apart or any(who.went_back for who in self._seen)
+        ):  # steps may have been taken twice
             return
         known = max((who.worker.memberships for who in self._divided), key=lambda each: (each[-1][0], each))
         for who, steps in self._divided.items():
             for step, memberships in steps.items():
                 took, right = ([each for each in some if each[0] <= step] for some in (memberships, known))
                 require(took == right, "data", f"{who.host.name} takes examples of step {step} by {took}, not {right}")
+
+    def check_end(self, *, all_trained: bool) -> None:
+        """What must hold once no process does anything any more."""
 
     def over(self, who: WorkerProcess) -> None:
         for shard in range(self._scenario.shards):

@@ -28,8 +28,9 @@ from thinwire.policies.designs import Design
 from thinwire.policies.designs import design as find_design
 from thinwire.runtime.driver import LOOK_S
 from thinwire.runtime.session import Dial, Pause, Repeat, WorkerSession
-from thinwire.schema import Join, Push, Values, Welcome
+from thinwire.schema import Contribution, Join, Push, Values, Welcome
 from thinwire.worker.core import Worker
+from thinwire.worker.decoupled import Learner
 from thinwire.worker.effects import Poll, Procedure, Receive, Send
 from thinwire.worker.local_updates import LocalWorker
 
@@ -194,7 +195,8 @@ class WorkerProcess:
         )
         outer = None if local is None else local.outer_groups(inner_lr=RATE)
         groups = inner.param_groups if outer is None else outer
-        self.worker = (Worker if local is None else LocalWorker)(
+        kind: type[Worker] = Worker if local is None else Learner if local.quorum else LocalWorker
+        self.worker = kind(
             planned.plans,
             planned.tensors,
             self.design,
@@ -269,7 +271,8 @@ class WorkerProcess:
             yield from self.run(worker.pull(tensor))
         self.cluster.watch.used(self)
         given = gradients(self.rank, worker.iteration)
-        yield Wait(COMPUTE_S * self.cluster.chance.uniform(0.5, 1.5), deaf=True)
+        slower = self.scenario.slower[self.rank] if self.scenario.slower else 1.0
+        yield Wait(COMPUTE_S * slower * self.cluster.chance.uniform(0.5, 1.5), deaf=True)
         for tensor in worker.model.tensors:
             parameter = tensor.parameter
             # A part of the weights in it: a worker with wrong ones goes on with wrong gradients.
@@ -280,6 +283,8 @@ class WorkerProcess:
             for tensor in worker.model.tensors:
                 assert tensor.parameter.grad is not None
                 tensor.parameter.detach().sub_(tensor.parameter.grad, alpha=RATE)
+        if isinstance(worker, Learner):
+            worker.examples += 1 + self.rank
         yield from self.run(worker.end_step())
         yield from self.run(worker.settle())
         self.cluster.watch.ended_step(self)
@@ -323,9 +328,10 @@ class WorkerProcess:
                         raise
                     if isinstance(message, Join):
                         self.reached("join.sent")
-                    elif isinstance(message, Push):
+                    elif isinstance(message, Push | Contribution):
                         self.reached("update.push")
                 case Receive(shard):
+                    self.cluster.watch.waits(self)
                     yield from self._receive(shard)
                 case Poll(shard):
                     yield from self._poll(shard)

@@ -16,7 +16,7 @@ from thinwire.runtime.journal import Journal
 from thinwire.runtime.limits import JOIN_TOO_LARGE, MAX_JOIN_NBYTES, Allowance, allowance, check_memory
 from thinwire.runtime.session_server import SessionServer
 from thinwire.runtime.shard_checkpoints import Checkpointer
-from thinwire.schema import Join, Leave, Message, Plan
+from thinwire.schema import Contribution, Join, Leave, Message, Plan
 from thinwire.server.core import ServerCore
 from thinwire.server.effects import Close, Effect, Send, Tell
 from thinwire.transports.base import Sender
@@ -136,7 +136,7 @@ class ServerHandler:
         self._do(effects)
         if isinstance(message, Join):
             self._admit(peer)
-        if isinstance(message, Join | Leave):
+        if isinstance(message, Join | Leave | Contribution):  # with the first of these, learners are awaited
             self._await()
 
     def _read(self, peer: int, packet: bytes) -> tuple[Message, tuple[EncodedTensor, ...]]:

@@ -181,7 +181,7 @@ class ServerCore(ShardMembership):
             raise ProtocolError("a contribution came before the initial values")
         check_range(self.tables, message.tables, frames)
         made = self._engine.contribute(self._peers[peer].rank, message, frames)
-        self._progressed = self._trained = True
+        self._progressed = self._trained = self._began = True
         return self._address(made)
 
     def _scalars(self, peer: int, message: Scalars) -> list[Effect]:

@@ -323,6 +323,8 @@ class ShardMembership(ShardState):
         self.finished = not self._peers and set(self.left) >= set(self._engine.members.ranks)
         if not (self._initialised or self.finished):
             return [Close(peer), *self._fail("a worker left before the training had begun")]
+        if self._engine.terms.decoupled:
+            self._engine.members.least = 1  # those who are left end their steps, too, however few they are
         if self._min_workers is not None or self._engine.terms.decoupled:
             # No word of it for people: at the end everybody leaves.
             return [Close(peer), *self._drop(rank, "")]

@@ -91,6 +91,8 @@ class Learner(LocalWorker):
                 yield Receive(conversation.shard, "the initial values")
         if not self.rounds.shared.evaluating:
             yield from self.take_averages(self._timetable.every)
+            if self._timetable.is_flushed:
+                self._begin_anew()  # bit for bit, without what the sums have rounded
 
     def pop_merges(self) -> list[Merged]:
         """Returns the merges that came since the last call, as the first shard says."""
@@ -118,9 +120,10 @@ class Learner(LocalWorker):
     def end_exchange(self) -> Procedure[None]:
         """Contributes the rest, and waits for the version that holds all learners' contributions."""
         yield from self._contribute(self._timetable.every, self.iteration, ended=True)
-        for conversation in self.conversations:
-            while len(conversation.over) < len(conversation.plan.tables):
-                yield Receive(conversation.shard, "the other learners, to end their steps")
+        while waits := [each for each in self.conversations if len(each.over) < len(each.plan.tables)]:
+            yield Receive(waits[0].shard, "the other learners, to end their steps")
+            for conversation in self.conversations:
+                yield Poll(conversation.shard)  # a learner that came back has its steps still to end, at all shards
         for fragment in self._timetable.every:
             self._take(fragment)
         self._begin_anew()
