@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import thinwire as tw
 from thinwire.codecs import Context
-from thinwire.codecs.lag import EVERY, DeltaLagBound, LagBound, follow_tensors
+from thinwire.codecs.lag import MEASURE_EVERY, DeltaLagBound, LagBound, follow_tensors
 
 LIMIT = 5.0
 
@@ -29,7 +29,7 @@ def lag_bound(context: Context) -> LagBound:
 def measure(bound: LagBound, steps_waiting: float) -> tuple[float, float]:
     """Encodes up to the next measurement with an update of ones; returns the lag and s."""
     update = np.ones(5, np.float32)
-    for _ in range(EVERY):
+    for _ in range(MEASURE_EVERY):
         bound.follow(update, np.full(5, steps_waiting, np.float32))
     return round(bound.lag, 6), round(bound.sparsity, 6)
 
@@ -63,10 +63,10 @@ def test_the_lag_stays_within_the_limit_or_where_s_1_has_it(kind: str, seed: int
         update = {"walk": noise, "constant": base, "turning": noise + np.float32(np.sin(step / 20)) * base}[kind]
         for name, context in contexts.items():
             context.encode(update)
-            if step % EVERY == EVERY - 1:
+            if step % MEASURE_EVERY == MEASURE_EVERY - 1:
                 lags[name].append(lag_bound(context).lag)
                 assert name != "bounded" or lags[name][-1] <= LIMIT or lag_bound(context).sparsity == 1
-    assert max(lags["bounded"]) <= max(LIMIT, *lags["s=1"]) + EVERY
+    assert max(lags["bounded"]) <= max(LIMIT, *lags["s=1"]) + MEASURE_EVERY
     if max(lags["free"]) > 3 * max(LIMIT, *lags["s=1"]):
         assert np.mean(lags["bounded"]) < 0.7 * np.mean(lags["free"])
 
@@ -110,7 +110,7 @@ def test_a_loss_scale_that_changes_changes_no_lag() -> None:
     measure(bound, 4.5)
     bound.scale(1024.0)
     update = np.full(5, 1024, np.float32)
-    for _ in range(EVERY):
+    for _ in range(MEASURE_EVERY):
         bound.follow(update, 4.5 * update)
     assert bound.lag == pytest.approx(4.5)
 

@@ -88,7 +88,7 @@ STEPS: list[tuple[str, dict[str, Any], str]] = [
     ("scales, whose bytes", {"num_scales": varint(2**40)}, "scales are more than"),
     ("payload length", {"length": varint(9)}, "declared as 9 bytes"),
     ("checksum", {"checksum": bytes(8)}, "damaged on its way"),
-    ("`NON_FINITE`", {"flags": 0x0002}, "nothing else is then expected"),
+    ("`NON_FINITE`", {"flags": 0x0002}, "must then have no scales and no payload"),
     ("scales are finite", {"scales": (float("nan"),)}, "a scale is NaN or Inf"),
     ("option flags", {"flags": 0x0900}, "flags 0x0800 mean nothing"),
     ("number of scales", {"scales": (0.7, 0.7)}, "sends 1 scales"),

@@ -74,7 +74,7 @@ LIES: dict[str, list[bytes]] = {
     "unknown codec number": [frame(codec=bytes([number])) for number in (max(CODEC_NUMBERS.values()) + 1, 255)],
     "printable ASCII": [frame(codec=b"\x00" + n) for n in (b"\x00", b"\x02\xc3\xa9", b"\x03a\x00b", b"\x03a\nb")],
     "the codec's name": [frame(codec=b"\x00\xff" + b"n" * 9)],
-    "has a number of its own": [frame(codec=b"\x00\x033lc")],
+    "has a number and is not sent by name": [frame(codec=b"\x00\x033lc")],
     "unknown flags": [frame(flags=0x0100 | 1 << bit) for bit in (2, 3, 4, 5, 6, 7, 12, 13, 14, 15)],
     "held NaN or Inf": [frame(flags=2), frame(flags=2, scales=()), frame(flags=2, payload=b"")],
     "unknown dtype number": [frame(dtype=number) for number in (0, 5, 255)],

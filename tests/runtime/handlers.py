@@ -9,7 +9,7 @@ from thinwire.packets import pack, parse
 from thinwire.runtime.serving import ServerHandler
 from thinwire.schema import Join, Message, Resume
 from thinwire.server.core import ServerCore
-from thinwire.transports.base import ANYBODY, Identity, Sender
+from thinwire.transports.base import UNAUTHENTICATED, Identity, Sender
 
 
 class Notes(Sender):
@@ -23,7 +23,7 @@ class Notes(Sender):
         self.reserved: dict[int, int] = {}
 
     def identity(self, peer: int) -> Identity:
-        return self.identities.get(peer, ANYBODY)
+        return self.identities.get(peer, UNAUTHENTICATED)
 
     def send(self, peer: int, packet: bytes) -> None:
         self.sent.append((peer, packet))

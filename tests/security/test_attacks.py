@@ -201,7 +201,7 @@ def stranger_root(training: Training) -> Tls:
 HUNG_UP = "it hung up; it may want a certificate"
 USES_TLS = "uses TLS, and this worker does not: give it --tls-ca"
 NO_TOKEN = "UNAUTHENTICATED: it showed no token"
-WRONG = "its token is none of the server's"
+WRONG = "the server does not know its token"
 TWO_RANKS = "what it showed is for ranks 0 and 1; give it those of one rank"
 STRANGERS: dict[str, tuple[Callable[[Training], str], str]] = {
     "plaintext to the TLS port": (lambda t: dial(t, GrpcOptions()), USES_TLS),

@@ -53,7 +53,7 @@ def test_halves_are_refused_and_files_named(pki: Pki, tmp_path: Path) -> None:
     text.write_text("hello")
     for change, why in (
         ({"key": None}, "a certificate needs its key"),
-        ({"cert": None, "key": None}, "needs a certificate of its own"),
+        ({"cert": None, "key": None}, "needs a certificate, too"),
         ({"token_file": None}, "needs a token file too"),
         ({"ca": text}, "text' holds no PEM"),
         ({"key": tmp_path / "gone"}, "key '.*gone' cannot be read: No such file"),
@@ -73,9 +73,9 @@ def nobody(_: object) -> Any:
 def test_beyond_this_machine_a_server_needs_both_and_a_token_needs_tls(pki: Pki) -> None:
     full = pki.server().server()
     for options, missing in (
-        (GrpcOptions(), "without a certificate and a token file lets everybody in"),
-        (replace(full, authenticate=None), "without a token file lets"),
-        (replace(full, tls=None), "without a certificate lets"),
+        (GrpcOptions(), "without a certificate and a token file admits every caller"),
+        (replace(full, authenticate=None), "without a token file admits"),
+        (replace(full, tls=None), "without a certificate admits"),
     ):
         for address in ("0.0.0.0:0", "[::]:0", "10.0.0.1:0"):
             with pytest.raises(ConfigError, match=missing):
@@ -170,7 +170,7 @@ def test_bad_token_files_are_refused_by_line_and_without_a_secret() -> None:
         (f"rank=3{ONE}", "line 1: expected TOKEN or rank=3 TOKEN"),
         (f"rank=-1 {ONE}", "line 1: expected TOKEN or rank=3 TOKEN"),
         ("ümlaut" * 4, "line 1: expected TOKEN"),
-        (f"{ONE}\n{TWO}\n{THREE}", "3 tokens for any rank; at most two hold at once"),
+        (f"{ONE}\n{TWO}\n{THREE}", "3 tokens for any rank; at most two are valid at once"),
         (f"rank=1 {ONE}\nrank=1 {TWO}\nrank=1 {THREE}", "3 tokens for rank 1"),
         (f"rank=1 {ONE}\n\nrank=2 {ONE}", "line 3: the token of line 1 again, for rank 2 and not rank 1"),
         (f"rank=1 {ONE}\n{ONE}", "line 2: the token of line 1 again, for any rank and not rank 1"),

@@ -1,11 +1,11 @@
 """Tensor ↔ payload ↔ frame.
 
-`scheme.py` is the contract of what turns values into a payload, and one file per family fulfils it; `base.py` has the
-codec around a scheme and the context of one tensor, `encoding.py` many at once; `registry.py` lists the schemes and
-decodes frames, `decoding.py` checks them and adds them up.
+`scheme.py` is the interface that turns values into a payload; one file per family implements it. `base.py` has the
+codec around a scheme and the context of one tensor; `encoding.py` encodes many tensors at once. `registry.py` lists the
+schemes and decodes frames; `decoding.py` checks frames and adds them up.
 
-`thinwire.codecs` is a package and, called, the list of codec ids: `tw.codecs()`. Type checkers know of no package that
-can be called; declared as anything else, its classes could be no types and no bases. `tw.codecs.ids()` is the same.
+`thinwire.codecs` is a package that can be called: `tw.codecs()` returns the codec ids. Type checkers know no such
+package; declared as anything else, its classes could be neither types nor bases. `tw.codecs.ids()` is the same.
 
 Example:
     >>> import thinwire as tw
@@ -54,7 +54,7 @@ __all__ = [
 
 
 class _CodecsPackage(ModuleType):
-    """Python documents assigning a module's `__class__` for exactly this: a module with behaviour of its own."""
+    """A module that can be called; Python documents assigning a module's `__class__` for this."""
 
     def __call__(self) -> list[str]:
         """Returns the ids of all codecs."""

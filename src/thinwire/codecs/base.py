@@ -1,7 +1,7 @@
 """Codec and Context: tensor ↔ frame.
 
 A codec is a scheme (`scheme.py`) with error feedback, the zstd stage (`entropy_stage.py`) and a rule for NaN and Inf
-around it. What one tensor needs between steps (residual, place in its random numbers) lives in a `Context`.
+around it. A `Context` keeps the state of one tensor between steps: the residual and the place in its random numbers.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ class Codec(CodecOptions):
     Args:
         scheme: how values become a payload; its fields are the options of one codec id.
         entropy: `"zstd"` adds a second stage over the payload, kept where it shrinks; None does not.
-        error_feedback: whether a context keeps what was not sent and adds it to the next tensor;
-            None means the scheme's own default.
+        error_feedback: whether a context keeps the unsent values and adds them to the next tensor;
+            None takes the scheme's default.
         error_scale: the residual is multiplied by it before it is added (1: keep all; 0.1: ECQ-SGD's, 3LC §5).
-        nonfinite: `"raise"` refuses NaN and Inf with NonFiniteError; `"skip"` sends a frame that says so,
-            for training loops whose loss scaler then makes every worker skip the step.
-        pool: lends the memory to work in; codecs made by `tw.codec` share one.
+        nonfinite: `"raise"` refuses NaN and Inf with NonFiniteError; `"skip"` sends a frame that is flagged as not
+            finite, for training loops whose loss scaler then makes every worker skip the step.
+        pool: lends scratch memory; codecs made by `tw.codec` share one.
 
     Example:
         >>> import thinwire as tw
@@ -76,7 +76,7 @@ class Codec(CodecOptions):
             tensor: any shape; float16, bfloat16, float32 or float64; on the host or on a GPU. Only read.
             key: of the random numbers; by default always the same. See `key`.
             name: used in error messages.
-            **options: what is known of this tensor at this step; see `StepOptions`.
+            **options: of this tensor at this step; see `StepOptions`.
 
         Raises:
             NonFiniteError: NaN or Inf in the tensor (unless `nonfinite="skip"`), or a scale that overflows.
@@ -94,21 +94,21 @@ class Codec(CodecOptions):
 
         Args:
             tensor: an example; only its shape, dtype and device matter. On a GPU, the residual lives there.
-            name: used in error messages, and to give every tensor random numbers of its own.
+            name: used in error messages, and as part of the key of the tensor's random numbers.
             seed: of the random numbers; workers that average their results must have different ones.
         """
         like = flatten_on_device(tensor) if device.encodes(tensor, self.scheme) else flatten(tensor)
         return Context(self, like, name=name, seed=seed)
 
     def key(self, seed: int, name: str, step: int) -> Key:
-        """Returns the key of one tensor's random numbers at one step; always the same for a codec that draws none."""
+        """Returns the key of one tensor's random numbers at one step; a constant for a codec that draws none."""
         return random_key(seed, name, step) if self.scheme.random else (0, 0)
 
     def local_scale(self, tensor: Tensor) -> float:
-        """Returns the scale that `tensor` asks for by itself: workers that share scales take the largest of theirs.
+        """Returns the scale that `tensor` needs alone; workers that share scales take the largest of theirs.
 
         Raises:
-            ConfigError: a codec whose workers share no scale.
+            ConfigError: workers share no scale with this codec.
             NonFiniteError: NaN or Inf in the tensor.
 
         Example:
@@ -118,7 +118,7 @@ class Codec(CodecOptions):
         """
         return self.scheme.local_scale(flatten(tensor).values)
 
-    # ---- what contexts and servers call
+    # ---- called by contexts and servers
 
     def encode_flat(
         self, flat: Flat, step: Step, name: str, out: FloatArray | None = None, *, accumulate: bool = False
@@ -127,10 +127,10 @@ class Codec(CodecOptions):
 
         Args:
             flat: the values.
-            step: what is known of this tensor at this step.
+            step: of this tensor.
             name: used in error messages.
-            out: for a sender that also needs what a receiver decodes from the frame: float32 or float64 as the values,
-                flat, as many; filled from the payload, without another look at the frame.
+            out: takes the values that a receiver decodes from the frame: flat, as many as the values and of their
+                dtype; filled from the payload, without parsing the frame.
             accumulate: adds into `out` instead of overwriting it.
 
         Raises:
@@ -148,7 +148,7 @@ class Codec(CodecOptions):
             return self.framed(made, flat, name)
 
     def _decode(self, made: Payload | NonFiniteError, flat: Flat, name: str, out: FloatArray, accumulate: bool) -> None:
-        """Decodes what was just encoded."""
+        """Decodes a payload that was just encoded."""
         if isinstance(made, NonFiniteError):
             raise NonFiniteError(f"{name}: {made}")
         frame = Frame(self.id, flat.dtype, flat.shape, made.scales, made.flags, made.buffer)
@@ -156,12 +156,12 @@ class Codec(CodecOptions):
             self.scheme.decode(frame, out, accumulate, own)
 
     def _checked(self, options: StepOptions) -> StepOptions:
-        """The options of one step. Raises ConfigError for one that the scheme does not take."""
+        """Returns the options of one step. Raises ConfigError for one that the scheme does not take."""
         if not options:
             return options
         if not self.scheme.step_options.issuperset(options):
             allowed = ", ".join(sorted(self.scheme.step_options)) or "none"
-            raise ConfigError(f"{self.id}: {', '.join(options)} cannot be said of a step; allowed are: {allowed}")
+            raise ConfigError(f"{self.id}: {', '.join(options)} is not an option of a step; allowed are: {allowed}")
         given: dict[str, Any] = {**options}
         for name, value in given.items():
             whole = name == "workers"
@@ -173,7 +173,7 @@ class Codec(CodecOptions):
 
 
 class SavedContext(msgspec.Struct, frozen=True):
-    """What a context's `state_dict` returned."""
+    """A context's `state_dict` as a record."""
 
     step: Count
     seed: int
@@ -182,10 +182,10 @@ class SavedContext(msgspec.Struct, frozen=True):
 
 
 class Context:
-    """What one tensor needs between steps: the residual, and how many steps it has come (3LC §3, figure 1).
+    """The state of one tensor between steps: the residual and the number of steps (3LC §3, figure 1).
 
-    Made for a tensor on a GPU, by a codec with kernels for it, a context keeps the residual there and encodes there
-    (`thinwire.codecs.encoding` encodes many tensors at once); else in the host's memory.
+    For a tensor on a GPU, and a codec with kernels for it, the context keeps the residual and encodes on the GPU
+    (`thinwire.codecs.encoding` encodes many tensors at once); otherwise in the host's memory.
 
     Example:
         >>> import torch, thinwire as tw
@@ -202,9 +202,9 @@ class Context:
         self.seed = _whole(f"{name}: seed", seed)
         self.step = 0
         self.payload_nbytes = 0
-        """Payload size of the frame that was encoded last, in bytes."""
+        """Payload size of the last encoded frame, in bytes."""
         self.lag_bound = codec.scheme.lag_bound() if codec.residual_by_default else None
-        """Chooses the sparsity multiplier; None where the codec's options alone say it."""
+        """Chooses the sparsity multiplier; None where the codec's options fix it."""
         values = like.values if isinstance(like, DeviceFlat) else torch.from_numpy(like.values)
         self.device = values.device
         """Where the residual is, and where tensors are encoded."""
@@ -215,12 +215,12 @@ class Context:
         self.shape = like.shape
         self._residual: torch.Tensor | None = None
         if codec.residual_by_default:
-            with torch.inference_mode(False):  # else nobody could write it outside of that mode
+            with torch.inference_mode(False):  # an inference tensor cannot be written outside of that mode
                 self._residual = torch.zeros(self.size, dtype=self._wide, device=self.device)
 
     @property
     def residual(self) -> torch.Tensor | None:
-        """What was not sent yet, shape of the tensor, float32 (float64 for float64 tensors); a view, not a copy.
+        """The unsent values, in the tensor's shape, float32 (float64 for float64 tensors); a view, not a copy.
 
         None where the codec runs without error feedback.
         """
@@ -228,18 +228,18 @@ class Context:
 
     @property
     def residual_address(self) -> int:
-        """Where the residual lies, for as long as the context does; 0 where there is none."""
+        """The residual's address, valid while the context exists; 0 without a residual."""
         return 0 if self._residual is None else self._residual.data_ptr()
 
     def encode(self, tensor: Tensor, **options: Unpack[StepOptions]) -> bytes:
-        """Encodes residual + tensor into a frame; what was not sent stays in `residual`.
+        """Encodes residual + tensor into a frame; unsent values stay in `residual`.
 
         Args:
             tensor: of the shape that the context was made for.
-            **options: what is known of this tensor at this step; see `StepOptions`.
+            **options: of this tensor at this step; see `StepOptions`.
 
         Raises:
-            NonFiniteError: NaN or Inf; the residual is then bit for bit what it was.
+            NonFiniteError: NaN or Inf; the residual is unchanged, bit for bit.
             ConfigError: another shape or dtype class than the context was made for, or step options that the codec
                 does not take.
         """
@@ -265,7 +265,7 @@ class Context:
         return encoded.frame
 
     def local_scale(self, tensor: Tensor) -> float:
-        """As `Codec.local_scale`, of what `encode` would encode now: the residual is part of it."""
+        """As `Codec.local_scale`, of residual + tensor."""
         if self.residual is None:
             return self.codec.local_scale(tensor)
         values = torch.as_tensor(tensor, device=tensor.device).to(self.residual)
@@ -278,7 +278,7 @@ class Context:
         return flat
 
     def entry(self, tensor: Tensor, options: StepOptions) -> Entry:
-        """Returns what a batch on the context's device needs of this tensor. Raises ConfigError as `encode`."""
+        """Returns this tensor's entry for a batch on the context's device. Raises ConfigError as `encode`."""
         if isinstance(tensor, torch.Tensor):
             if tensor.device != self.device:
                 refuse_meta(tensor, self.name)
@@ -294,7 +294,7 @@ class Context:
         return Entry(self.codec, flat, self._residual, step, self.name)
 
     def check(self, flat: Flat | DeviceFlat) -> None:
-        """Raises ConfigError where a tensor is not of the shape and dtype class that the context was made for."""
+        """Raises ConfigError for a tensor of another shape or dtype class than the context's."""
         if flat.shape != self.shape:
             raise ConfigError(f"{self.name} has shape {flat.shape}; this context is for {self.shape}")
         if self._residual is not None and (flat.dtype == "fp64") != (self.dtype == "fp64"):
@@ -304,7 +304,7 @@ class Context:
             )
 
     def sent(self, payload_nbytes: int) -> None:
-        """Counts a tensor that was encoded."""
+        """Counts an encoded tensor."""
         self.payload_nbytes = payload_nbytes
         self.step += 1
 
@@ -316,7 +316,7 @@ class Context:
         return None if self.lag_bound is None else self.lag_bound.sparsity
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns a copy of the state, for an exact resume: `step`, `seed`, and where it has them `residual`, `lag`."""
+        """Returns a copy of the state, for an exact resume: `step`, `seed` and, if present, `residual` and `lag`."""
         state: dict[str, Any] = {"step": self.step, "seed": self.seed}
         if self.residual is not None:
             state["residual"] = self.residual.clone()
@@ -325,7 +325,7 @@ class Context:
         return state
 
     def check_state(self, state: object) -> SavedContext:
-        """Returns what `state_dict` returned as a record.
+        """Returns a state from `state_dict` as a record.
 
         Raises:
             ConfigError: the state is of another shape, of a codec with (or without) error feedback, or damaged.
@@ -347,9 +347,9 @@ class Context:
         return saved
 
     def load_state_dict(self, state: object) -> None:
-        """Takes the state back. Raises as `check_state`; the context is then what it was."""
+        """Restores a state. Raises as `check_state`, before anything changes."""
         saved = self.check_state(state)
-        if self.lag_bound is not None and saved.lag is not None:  # a run may go on with a bound that it began without
+        if self.lag_bound is not None and saved.lag is not None:  # a run may resume with a bound that it began without
             self.lag_bound.load_state_dict(saved.lag)
         if saved.residual is not None and self._residual is not None:
             self._residual.copy_(saved.residual.reshape(-1))
@@ -358,6 +358,6 @@ class Context:
 
 def _whole(what: str, value: object) -> int:
     try:
-        return operator.index(value)  # type: ignore[arg-type]  # which is what it finds out
+        return operator.index(value)  # type: ignore[arg-type]  # raises TypeError for any other type
     except TypeError:
         raise ConfigError(f"{what} is {value!r}; it must be a whole number") from None

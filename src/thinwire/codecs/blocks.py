@@ -19,17 +19,17 @@ _VALUES_AT_ONCE = 1 << 18
 
 
 class Selected(NamedTuple):
-    """What was selected, block after block and in each by ascending position."""
+    """The selected values, block after block, and within a block by ascending position."""
 
     counts: NDArray[np.int32]
-    """Of every block, how many values."""
+    """The number of values of every block."""
     places: NDArray[np.int32]
-    """Their positions in the block."""
+    """Positions within the block."""
     values: NDArray[Any]
 
 
 def select_blocks(values: Any, blocks: Blocks) -> Selected:
-    """The k largest magnitudes of every block; of equal ones the lower position. Zeros are left out.
+    """Selects the k largest magnitudes of every block; of equal ones the lower position. Zeros are left out.
 
     Args:
         values: float32[n] or float64[n], finite.
@@ -48,7 +48,7 @@ def select_blocks(values: Any, blocks: Blocks) -> Selected:
 def _parts(values: Any, blocks: Blocks) -> Iterator[Any]:
     """Yields the blocks as rows, some at a time."""
     rows, columns, tile_rows, tile_columns = blocks[:4]
-    rest = columns % tile_columns  # of a flat tensor alone
+    rest = columns % tile_columns  # not 0 only for a flat tensor
     if rows == 1:
         rows, columns = columns // tile_columns, tile_columns
     at_once = tile_rows * max(1, _VALUES_AT_ONCE // (tile_rows * columns))
@@ -75,11 +75,11 @@ def _largest(held: Any, blocks: Blocks) -> Selected:
 
 
 def round_to_bins(values: Any, bits: int, codes: NDArray[np.uint8]) -> NDArray[Any]:
-    """Fills `codes` with the bin of each value, of 2**bits; returns what each bin decodes to, the mean of its members.
+    """Fills `codes` with the bin of each value, of 2**bits; returns each bin's decoded value, the mean of its members.
 
     With 2 bits and more: c = v − mean, σ the standard deviation, and bins of 6σ/2**bits of which bin 2**(bits − 1) has
-    its middle at the mean; the outer ones take what lies beyond. With 1 bit the two bins meet at the mean. Where there
-    are no more values than bins, each has its own.
+    its middle at the mean; the outer bins are unbounded. With 1 bit the two bins meet at the mean. With no more values
+    than bins, each value has a bin to itself.
 
     Args:
         values: float32[n] or float64[n], finite.
@@ -98,7 +98,7 @@ def round_to_bins(values: Any, bits: int, codes: NDArray[np.uint8]) -> NDArray[A
         exact[: values.size] = values
         return exact
     unit = 1.0
-    if kind is np.float64:  # whose squares may overflow
+    if kind is np.float64:  # squares of float64 may overflow
         unit = 2.0 ** min(max(math.frexp(float(np.abs(values).max()))[1], -1000), 1000)
     v = values.astype(np.float64) / unit
     mean = np.add.accumulate(v)[-1] / v.size  # from the first value to the last, as all sums here

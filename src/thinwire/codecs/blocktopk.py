@@ -32,12 +32,12 @@ TILES = int(Flags.OPTION_A)
 """Blocks are tiles of a matrix; without it, stretches of neighbouring values."""
 
 DCT = int(Flags.OPTION_B)
-"""What is sent are coefficients of the tiles' DCT."""
+"""The frame holds coefficients of the tiles' DCT."""
 
 MIN_BLOCK, MAX_BLOCK = 16, 1 << 16
 MAX_BITS = 8
 SMALLEST_TILE = 1 / 16
-"""Where divisors leave tiles of less than this share of a block, stretches are taken instead."""
+"""Divisors that leave tiles of less than this share of a block are not used: the tensor is cut into stretches."""
 VALUES_PER_BYTE, SENT_PER_BYTE = 4096, 64
 
 
@@ -48,11 +48,11 @@ class BlockTopK(Scheme):
     Args:
         block: values in a block, 16 … 65,536.
         k: how many of them are sent; of a smaller block the same share, rounded up.
-        bits: a value sent is rounded to one of 2**bits levels, which travel with it.
-        layout: `"flat"` cuts the tensor into stretches of `block` values, whatever its shape; `"tiles"` cuts a matrix
+        bits: each value sent is rounded to one of 2**bits levels; the frame holds the levels.
+        layout: `"flat"` cuts a tensor of any shape into stretches of `block` values; `"tiles"` cuts a matrix
             into tiles, each axis by its largest divisor up to √block, as SparseLoCo and DeMo do.
-        transform: `"dct"` selects and sends coefficients of each tile's orthonormal DCT-II, as DeMo does; of tensors
-            that are cut into stretches, values.
+        transform: `"dct"` selects and sends coefficients of each tile's orthonormal DCT-II, as DeMo does; tensors
+            that are cut into stretches send values.
     """
 
     id: ClassVar[str] = "blocktopk"
@@ -85,7 +85,7 @@ class BlockTopK(Scheme):
         most = float(np.finfo(values.dtype).max) / 2 / (1 if dct is None else 2 * blocks.block**1.5)
         if largest > most:
             raise NonFiniteError(
-                f"largest magnitude {largest:g} is above {most:g}: what is not sent, or what a transform adds up, may "
+                f"largest magnitude {largest:g} is above {most:g}: the residual or the transform's sums may "
                 "overflow; nothing was changed: scale the values down"
             )
         selected = select_blocks(values if dct is None else transform_tiles(values, blocks), blocks)
@@ -93,10 +93,10 @@ class BlockTopK(Scheme):
         book = round_to_bins(selected.values, self.bits, codes)
         coded = encode_positions(selected.counts, selected.places, codes, bits=self.bits, blocks=blocks)
         head = b"".join((*map(pack_varint, (self.block, self.k, self.bits, codes.size)),))
-        told = len(head) + coded.size
-        payload = np.zeros(_padded(told, blocks.rows * blocks.columns, codes.size), np.uint8)
+        coded_nbytes = len(head) + coded.size
+        payload = np.zeros(_padded(coded_nbytes, blocks.rows * blocks.columns, codes.size), np.uint8)
         payload[: len(head)] = np.frombuffer(head, np.uint8)
-        payload[len(head) : told] = coded
+        payload[len(head) : coded_nbytes] = coded
         return Payload(payload, tuple(book.tolist()), self.flags)
 
     @classmethod
@@ -128,14 +128,14 @@ class BlockTopK(Scheme):
             ),
             "transform": (
                 None if sent.dct is None else "dct",
-                "OPTION_B: what is sent are coefficients of each tile's DCT-II; without it, values",
+                "OPTION_B: coefficients of each tile's DCT-II are sent; without it, values",
             ),
-            "levels": (list(frame.scales[:8]), f"what the levels decode to, of {1 << head.bits}"),
+            "levels": (list(frame.scales[:8]), f"the decoded values of the first levels, of {1 << head.bits}"),
         }
 
     @classmethod
     def max_payload_nbytes(cls, frame: Frame) -> int:
-        """No decision of the code takes more than 12 bits; those of a value are few."""
+        """The arithmetic code spends at most 12 bits on a decision, and few decisions on a value."""
         return 64 + 9 * frame.size
 
     @classmethod
@@ -145,7 +145,7 @@ class BlockTopK(Scheme):
 
 
 class _Head(NamedTuple):
-    """What a payload begins with, checked, and how many bytes that takes."""
+    """The checked header of a payload, and its size in bytes."""
 
     block: int
     k: int
@@ -156,7 +156,7 @@ class _Head(NamedTuple):
 
 
 class _Sent(NamedTuple):
-    """The values sent: where they belong, and which levels they have."""
+    """The positions and levels of the values sent."""
 
     positions: np.ndarray[tuple[int], np.dtype[np.int64]]
     codes: Bytes
@@ -172,14 +172,14 @@ class _Dct:
 
     @classmethod
     def of(cls, blocks: Blocks, flags: int) -> _Dct | None:
-        """The transform that frames of these flags are of; None where the tensor was not cut into tiles."""
+        """Returns the transform of frames with these flags; None where the tensor was not cut into tiles."""
         return cls(blocks) if flags & DCT and blocks.rows > 1 else None
 
     def invert(self, values: FloatArray) -> None:
         values[...] = transform_tiles(values, self.blocks, inverse=True)
 
     def inverse_of(self, positions: NDArray[np.int64], codes: Bytes, book: FloatArray) -> FloatArray:
-        """Returns what the coefficients that were sent stand for: the same bits for a sender and a receiver."""
+        """Returns the values of the coefficients that were sent: the same bits for a sender and a receiver."""
         size = self.blocks.rows * self.blocks.columns
         # torch's memory, as a product's bits may depend on how its factors are aligned.
         coefficients = torch.zeros(size, dtype=torch.from_numpy(book).dtype, device="cpu").numpy()
@@ -188,7 +188,7 @@ class _Dct:
 
 
 def blocks_of(shape: tuple[int, ...], block: int, k: int, tiles: bool) -> Blocks:
-    """How a tensor of one or more values is cut; of more than two dimensions the first are the rows.
+    """Returns the blocks of a tensor of one or more values; with three or more dimensions the first are the rows.
 
     Example:
         >>> blocks_of((576, 192), 4096, 64, True)[:4], blocks_of((576, 192), 4096, 64, False)[:4]
@@ -207,9 +207,9 @@ def _largest_divisor(number: int, most: int) -> int:
     return next(each for each in range(most, 0, -1) if number % each == 0)
 
 
-def _padded(told: int, size: int, sent: int) -> int:
-    """Bytes of a payload, with the zeros behind what it tells."""
-    return max(told, size // VALUES_PER_BYTE, sent // SENT_PER_BYTE)
+def _padded(coded_nbytes: int, size: int, sent: int) -> int:
+    """Returns the size of a payload in bytes, with the zeros behind its coded bytes."""
+    return max(coded_nbytes, size // VALUES_PER_BYTE, sent // SENT_PER_BYTE)
 
 
 def _head(frame: Frame) -> _Head:
@@ -232,10 +232,10 @@ def _head(frame: Frame) -> _Head:
 
 
 def _read(frame: Frame) -> _Sent:
-    """Positions and levels, checked. Raises FrameError."""
+    """Returns the checked positions and levels. Raises FrameError."""
     head, payload = _head(frame), memoryview(frame.payload)
     positions, codes, nbytes = decode_positions(payload[head.nbytes :], head.sent, bits=head.bits, blocks=head.blocks)
-    told = head.nbytes + nbytes
-    if len(payload) != _padded(told, frame.size, head.sent) or any(payload[told:]):
-        raise FrameError(f"blocktopk: {head.sent} values take {told} bytes, {len(payload)} came")
+    coded_nbytes = head.nbytes + nbytes
+    if len(payload) != _padded(coded_nbytes, frame.size, head.sent) or any(payload[coded_nbytes:]):
+        raise FrameError(f"blocktopk: {head.sent} values take {coded_nbytes} bytes, {len(payload)} came")
     return _Sent(positions, codes, nbytes, _Dct.of(head.blocks, frame.flags))

@@ -27,12 +27,12 @@ def dct_matrix(size: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def transform_tiles(values: FloatArray, blocks: Blocks, *, inverse: bool = False) -> FloatArray:
-    """Returns the coefficients of every tile, which lie where the values of their tile did; in new memory.
+    """Returns the coefficients of every tile, each in the place of its tile's values, in new memory.
 
     Args:
         values: float32[n] or float64[n], finite.
         blocks: the tiles of n values; none is short.
-        inverse: `values` are coefficients, and what they stand for is returned.
+        inverse: turns coefficients into values.
 
     Example:
         >>> import numpy as np
@@ -43,7 +43,7 @@ def transform_tiles(values: FloatArray, blocks: Blocks, *, inverse: bool = False
     down, across = (dct_matrix(size, tensor.dtype) for size in (blocks.tile_rows, blocks.tile_columns))
     if inverse:
         down, across = down.T, across.T
-    with torch.autocast("cpu", enabled=False):  # bfloat16 would lose what the residual keeps
+    with torch.autocast("cpu", enabled=False):  # bfloat16 would round away values that the residual keeps
         columns = down @ tensor.view(-1, blocks.tile_rows, blocks.columns)
         rows = columns.view(-1, blocks.tile_columns) @ across.T
     found: FloatArray = rows.view(-1).numpy()

@@ -1,8 +1,8 @@
 """Frame → tensor, for any codec.
 
-Frames are checked first and decoded second, and a receiver may do the two at different times: `CheckedFrame.of` undoes
-the zstd stage, and knows that the payload is as long as the shape needs before anything of the shape's size is
-allocated. `CheckedFrame.decode` fills a tensor with it, or adds to it.
+A receiver checks a frame first and may decode it later. `CheckedFrame.of` undoes the zstd stage, and compares the
+payload's length with the shape before it allocates memory of the shape's size. `CheckedFrame.decode` fills a tensor or
+adds to it.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from thinwire.errors import FrameError, ThinwireError
 from thinwire.frames import Frame
 from thinwire.frames.layout import NON_FINITE, OPTION_MASK, ZSTD
 
-_STUMBLES = (ArithmeticError, LookupError, ValueError, struct.error)
-"""What a decoder of elsewhere raises that believes a damaged payload. Of ours, a type that is wrong is wrong here."""
+_DECODER_ERRORS = (ArithmeticError, LookupError, ValueError, struct.error)
+"""Errors of a plugin's decoder that a damaged payload may cause. Our own decoders raise FrameError for damage."""
 
 
 @contextmanager
-def _faults_are(frame: Frame) -> Iterator[None]:
-    """Within it, what a decoder stumbles over is the frame's fault, which may claim more memory than there is.
+def _as_frame_error(frame: Frame) -> Iterator[None]:
+    """Turns a decoder's errors into FrameError; a frame may also claim more memory than the machine has.
 
-    The first of several frames that are decoded together stands for all.
+    The error names the first of several frames that are decoded together.
     """
     try:
         yield
     except ThinwireError:
         raise
-    except _STUMBLES as error:
+    except _DECODER_ERRORS as error:
         raise FrameError(f"{frame.codec}: the payload cannot be decoded ({type(error).__name__}: {error})") from error
     except (MemoryError, torch.OutOfMemoryError) as error:
         raise FrameError(
@@ -49,13 +49,13 @@ def _faults_are(frame: Frame) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class CheckedFrame:
-    """A frame that was parsed and checked up to its payload's length: it can be decoded.
+    """A parsed frame whose header and payload length were checked: it can be decoded.
 
     Args:
         scheme: the class of its codec.
-        frame: without the zstd stage; its payload is a view of the bytes that came.
-        payload_nbytes: of the payload as it travelled.
-        pool: lends the memory to decode with.
+        frame: without the zstd stage; its payload is a view of the received bytes.
+        payload_nbytes: size of the payload on the wire.
+        pool: lends scratch memory.
     """
 
     scheme: type[Scheme]
@@ -100,9 +100,9 @@ class CheckedFrame:
         fill_all([self], [out], [accumulate])
 
     def _fill(self, out: Tensor, accumulate: bool) -> None:
-        """Decodes on the host, values that `out` has room for."""
+        """Decodes on the host into an `out` of the right shape."""
         scheme, frame, view = self.scheme, self.frame, direct_view(out)
-        with _faults_are(frame), self.pool.lend() as space:
+        with _as_frame_error(frame), self.pool.lend() as space:
             if view is not None and view.dtype == compute_dtype(frame.dtype):
                 scheme.decode(frame, view, accumulate, space)
             else:
@@ -111,7 +111,7 @@ class CheckedFrame:
                 store(out, values, accumulate)
 
     def decode_flat(self, out: FloatArray, *, accumulate: bool) -> None:
-        """As `decode`, for the owner of a flat, contiguous float32 array of the frame's size.
+        """As `decode`, for a flat, contiguous float32 array of the frame's size.
 
         Raises:
             FrameError: the payload is damaged; `out` is untouched.
@@ -119,30 +119,30 @@ class CheckedFrame:
         if self.frame.dtype == "fp64":
             self.decode(out.reshape(self.frame.shape), accumulate=accumulate)
         elif out.size:
-            with _faults_are(self.frame), self.pool.lend() as space:
+            with _as_frame_error(self.frame), self.pool.lend() as space:
                 self.scheme.decode(self.frame, out, accumulate, space)
 
     def sent(self) -> Sent:
-        """Returns which values the frame holds, for schemes with `sends_some`.
+        """Returns the positions and values that the frame holds, for schemes with `sends_some`.
 
         Raises:
             FrameError: the payload is damaged.
         """
         if self.frame.size == 0:
             return Sent(np.empty(0, np.int64), np.empty(0, compute_dtype(self.frame.dtype)))
-        with _faults_are(self.frame), self.pool.lend() as space:
+        with _as_frame_error(self.frame), self.pool.lend() as space:
             return self.scheme.sent(self.frame, space)
 
     def explain(self) -> Explained:
-        """Says what the codec's own fields mean; see `Scheme.explain`. Raises FrameError where decoding would."""
-        if self.frame.size == 0:  # it has none
+        """Explains the codec's fields; see `Scheme.explain`. Raises FrameError where decoding would."""
+        if self.frame.size == 0:  # has no such fields
             return {}
-        with _faults_are(self.frame), self.pool.lend() as space:
+        with _as_frame_error(self.frame), self.pool.lend() as space:
             return self.scheme.explain(self.frame, space)
 
 
 def fill_all(frames: Sequence[CheckedFrame], outs: Sequence[Tensor], accumulate: Sequence[bool]) -> None:
-    """Decodes many frames, each into its own tensor; those on a GPU together, by few launches.
+    """Decodes many frames, each into its own tensor; for tensors on a GPU, together and with few launches.
 
     Raises:
         FrameError: a payload is damaged. Its tensor is untouched; others may have changed.
@@ -157,7 +157,7 @@ def fill_all(frames: Sequence[CheckedFrame], outs: Sequence[Tensor], accumulate:
             if reason is None:
                 together.append(device.Received(scheme, frame, out, adds))
                 continue
-            if scheme.id not in device.NOTHING_LOST:
+            if scheme.id not in device.UNCOMPRESSED:
                 caution(
                     f"{reason}: its frames are decoded on the CPU, and the whole tensor is copied to "
                     f"{out.device.type} (4 bytes a value, where the frame held far fewer)"
@@ -165,7 +165,7 @@ def fill_all(frames: Sequence[CheckedFrame], outs: Sequence[Tensor], accumulate:
         if frame.size:
             checked._fill(out, adds)
     if together:
-        with _faults_are(together[0].frame):
+        with _as_frame_error(together[0].frame):
             device.decode(together, frames[0].pool)
 
 

@@ -1,9 +1,9 @@
-"""Tensors on a GPU: which schemes have kernels there, and batches of tensors that the same launches encode.
+"""Tensors on a GPU: which schemes have kernels there, and batches of tensors that share launches.
 
-A scheme with kernels leaves the tensor where it is; only compressed bytes cross to the host. Any other, or a machine
-without Triton, gets a copy of the whole tensor on the host: that works and costs, so callers warn of it.
+For a scheme with kernels the tensor stays on the GPU; only compressed bytes cross to the host. Other schemes, and
+machines without Triton, copy the whole tensor to the host; callers warn of that cost.
 
-`DeviceCoder` (`device_coder.py`) is what a scheme offers, `triton_coders.py` the table of those that have one.
+`DeviceCoder` (`device_coder.py`) is the interface of a scheme's kernels; `triton_coders.py` lists the schemes.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from thinwire.kernels import triton
 KERNEL_DEVICES = frozenset({"cuda"})
 """Types of devices that the kernels run on."""
 
-NOTHING_LOST = frozenset({"fp32"})
-"""Codecs that send the values as they are: a copy on the host costs nothing more than has to cross anyway."""
+UNCOMPRESSED = frozenset({"fp32"})
+"""Codecs that send the values uncompressed: a copy on the host costs no more than the frame itself."""
 
 MAX_PIECE = 1 << 25
-"""Values that are decoded together, or one tensor's, where not into the tensors themselves (half precision, views)."""
+"""Most values decoded at once into temporary memory (half precision, views), unless one tensor has more."""
 
 _EMPTY = Payload(b"")
 
@@ -41,8 +41,7 @@ _EMPTY = Payload(b"")
 def coders() -> Mapping[type[Scheme], DeviceCoder]:
     """Returns the schemes that have kernels.
 
-    The table is imported when the first tensor on a GPU comes, because it imports Triton, which takes a second and may
-    be missing.
+    The first tensor on a GPU imports the table: it imports Triton, which takes a second and may be missing.
     """
     from thinwire.codecs.triton_coders import CODERS
 
@@ -50,12 +49,12 @@ def coders() -> Mapping[type[Scheme], DeviceCoder]:
 
 
 def why_not(device: torch.device) -> str | None:
-    """Says why no kernel runs on `device`; None where they do."""
+    """Returns why no kernel runs on `device`; None where kernels do."""
     return triton.missing() if device.type in KERNEL_DEVICES else f"there are no kernels for {device.type} devices"
 
 
 def why_not_encoded(scheme: Scheme, device: torch.device) -> str | None:
-    """Says why tensors on `device` are not encoded there; None where they are."""
+    """Returns why tensors on `device` are not encoded there; None where they are."""
     if reason := why_not(device):
         return reason
     coder = coders().get(type(scheme))
@@ -63,7 +62,7 @@ def why_not_encoded(scheme: Scheme, device: torch.device) -> str | None:
 
 
 def encodes(tensor: object, scheme: Scheme, name: str = "the tensor") -> TypeGuard[torch.Tensor]:
-    """Whether a tensor is encoded on its own device, where it is not the host's; warns of the cost if not.
+    """Whether a tensor off the host is encoded on its device; warns of the cost if not.
 
     Raises:
         TypeError: the tensor, called `name`, is on the meta device.
@@ -72,7 +71,7 @@ def encodes(tensor: object, scheme: Scheme, name: str = "the tensor") -> TypeGua
         return False
     refuse_meta(tensor, name)
     reason = why_not_encoded(scheme, tensor.device)
-    if reason and scheme.id not in NOTHING_LOST:
+    if reason and scheme.id not in UNCOMPRESSED:
         caution(
             f"{reason}: tensors on {tensor.device.type} are encoded on the CPU. Every encode copies the whole "
             "tensor to the host (4 bytes a value, where the frame holds far fewer) and waits for it"
@@ -81,7 +80,7 @@ def encodes(tensor: object, scheme: Scheme, name: str = "the tensor") -> TypeGua
 
 
 def why_not_decoded(scheme: type[Scheme], frame: Frame, device: torch.device) -> str | None:
-    """Says why this frame is not decoded on `device`; None where it is."""
+    """Returns why this frame is not decoded on `device`; None where it is."""
     if reason := why_not(device):
         return reason
     coder = coders().get(scheme)
@@ -110,31 +109,35 @@ class Received(NamedTuple):
 
     @property
     def direct(self) -> bool:
-        """Whether the kernels write where the tensor lies."""
+        """Whether the kernels write into the tensor's own memory."""
         return self.out.dtype == self.dtype and is_plain(self.out)
 
     @property
-    def alike(self) -> tuple[object, ...]:
+    def batch_key(self) -> tuple[object, ...]:
         """Frames with equal keys may be decoded together."""
         return self.scheme, self.frame.flags, self.dtype, self.direct, self.accumulate, self.out.device
 
 
 def decode(received: Sequence[Received], pool: ScratchPool) -> None:
-    """Fills tensors, or adds into them, on their devices; frames with equal keys share a few launches. No tensor twice.
+    """Fills tensors, or adds into them, on their devices; frames with equal keys share a few launches.
+
+    Args:
+        received: no tensor twice.
+        pool: lends workspaces.
 
     Raises:
         FrameError: a payload is damaged. Its tensor, and those that are decoded with it, are untouched.
     """
     alike: dict[tuple[object, ...], list[Received]] = defaultdict(list)
     for each in received:
-        alike[each.alike].append(each)
+        alike[each.batch_key].append(each)
     for group in alike.values():
         for piece in [group] if group[0].direct else _pieces(group):
             _decode_alike(piece, pool)
 
 
 def _pieces(received: Sequence[Received]) -> Iterator[list[Received]]:
-    """Cuts frames that are first decoded into new memory, so that this memory stays within bounds."""
+    """Cuts frames that are decoded into temporary memory into groups of bounded size."""
     piece: list[Received] = []
     for each in received:
         if piece and sum(one.frame.size for one in piece) + each.frame.size > MAX_PIECE:
@@ -159,10 +162,10 @@ def _decode_alike(received: Sequence[Received], pool: ScratchPool) -> None:
 
 
 class Batch:
-    """Tensors that the same launches encode; queued when it is made.
+    """Tensors that share launches; the constructor queues them.
 
     Args:
-        entries: one or more, all alike. The first one's codec lends the memory until the batch is finished.
+        entries: one or more, with equal keys. The first one's codec lends the memory until the batch is finished.
     """
 
     def __init__(self, entries: Sequence[Entry]) -> None:
@@ -182,7 +185,7 @@ class Batch:
                 values,
                 residuals=[entry.residual for entry in full if entry.residual is not None] or None,
                 residual_scale=codec.error_scale,
-                together=codec.nonfinite == "raise",  # a refused tensor stops its batch; else its own residual stays
+                together=codec.nonfinite == "raise",  # with "skip", NaN or Inf stops only its tensor
                 workspace=stack.enter_context(codec.pool.lend_on(values[0].device)),
             )
             self._lent = stack.pop_all()  # until the batch is finished
@@ -192,14 +195,14 @@ class Batch:
 
         Raises:
             NonFiniteError: NaN or Inf in a tensor whose codec does not skip.
-            ConfigError: a scale below the tensor's own was shared.
+            ConfigError: the shared scale is below the tensor's own.
         """
         with self._lent:
             finished = iter(() if self._pending is None else self._pending.finish())
             return [self._encoded(entry, finished) for entry in self._entries]
 
     def _encoded(self, entry: Entry, finished: Iterator[Any]) -> Encoded:
-        """Takes what an entry became, if it is not empty, and returns its frame."""
+        """Returns an entry's frame; takes the next finished result unless the entry is empty."""
         codec, flat, _, _, name = entry
         made: Payload | NonFiniteError = _EMPTY
         if flat.values.numel():

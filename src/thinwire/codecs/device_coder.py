@@ -1,6 +1,6 @@
 """`DeviceCoder`: the interface of a scheme with kernels for tensors on a GPU, and the tensors that it encodes.
 
-`device.py` calls it, `triton_coders.py` implements it, and neither is known here.
+`device.py` calls it and `triton_coders.py` implements it; this file imports neither.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ class Entry(NamedTuple):
     """One tensor to encode.
 
     Args:
-        codec: how.
+        codec: of the tensor.
         flat: its values, on the device.
         residual: on the device, flat; None without error feedback.
-        step: what this call adds to the codec's options (the residual aside).
+        step: this call's additions to the codec's options, without the residual.
         name: of the tensor, for errors.
     """
 
@@ -35,14 +35,14 @@ class Entry(NamedTuple):
     name: str
 
     @property
-    def alike(self) -> tuple[object, ...]:
+    def batch_key(self) -> tuple[object, ...]:
         """Tensors with equal keys may share a batch."""
         codec, values, kept = self.codec, self.flat.values, self.residual is not None
         return codec.scheme, self.step.sparsity, codec.error_scale, codec.nonfinite, kept, values.device, values.dtype
 
 
 class DeviceCoder(ABC):
-    """One scheme's kernels on a device. All tensors given are flat, on that device, of one type."""
+    """One scheme's kernels on a device. All tensors are flat, on that device, of one type."""
 
     def encodes(self, scheme: Any) -> bool:
         """Whether there are kernels for these options."""
@@ -59,15 +59,15 @@ class DeviceCoder(ABC):
         """Queues the encoding of non-empty tensors with equal keys; the result's `finish()` waits for them.
 
         Args:
-            scheme: how.
+            scheme: of all entries.
             entries: the tensors.
-            values: theirs.
-            **given: what every kernel takes beside the values: `residuals`, `residual_scale`, `together`, and a
-                `workspace` that is theirs until they end.
+            values: the tensors' values.
+            **given: arguments of every kernel: `residuals`, `residual_scale`, `together`, and a `workspace` that is in
+                use until the kernels end.
         """
 
     def payload(self, scheme: Any, entry: Entry, sent: Any) -> Payload:
-        """Returns what one tensor of a finished batch became.
+        """Returns the payload of one tensor of a finished batch.
 
         Raises:
             NonFiniteError: NaN or Inf in the tensor.
@@ -81,7 +81,7 @@ class DeviceCoder(ABC):
         """Fills tensors, or adds into them. Raises FrameError before any of them is touched.
 
         Args:
-            frames: checked, alike but for their shapes and scales.
+            frames: checked, equal except for their shapes and scales.
             outs: flat, of one type.
-            **into: what every kernel takes beside them: `accumulate`, and a `workspace`.
+            **into: arguments of every kernel: `accumulate` and a `workspace`.
         """

@@ -1,7 +1,7 @@
-"""Many tensors at once, both ways: one after the other on the host, in batches of few launches on a GPU.
+"""Encodes and decodes many tensors: one after the other on the host, in batches of few launches on a GPU.
 
-On a GPU encoding starts on a stream of its own and goes on while the caller computes: `Encoding(…)` queues the work,
-`.frames()` waits for it. Between the two the tensors must not change.
+On a GPU, encoding runs on a separate stream while the caller computes: `Encoding(…)` queues the work, `.frames()` waits
+for it. The tensors must not change in between.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from thinwire.frames import parse
 def encode_all(
     contexts: Sequence[Context], tensors: Sequence[Tensor], options: Sequence[StepOptions] | None = None
 ) -> list[bytes]:
-    """Encodes many tensors, each with its context; on a GPU by few launches and with one wait for all of them.
+    """Encodes many tensors, each with its context; on a GPU with few launches and one wait for all of them.
 
     Args:
         contexts: on the host or on GPUs, of any codecs.
         tensors: one for each context.
-        options: what is known of each tensor at this step, as for `context.encode`; None: nothing of any.
+        options: of each tensor at this step, as for `context.encode`; None: no tensor has any.
 
     Returns:
         Their frames, equal to those of `context.encode(tensor)` one after the other.
 
     Raises:
-        NonFiniteError: NaN or Inf in one of them. On a GPU then no residual changes of the tensors that are encoded
-            with it: those of the same device, dtype, scheme and s. Others count as sent.
-        ConfigError: a tensor does not fit its context, a context stands there twice, or there are more of the one than
-            of the other.
+        NonFiniteError: NaN or Inf in one of them. On a GPU, tensors of the same device, dtype, scheme and s then keep
+            their residuals. All other tensors count as sent.
+        ConfigError: a tensor does not fit its context, a context is given twice, or the numbers of contexts and tensors
+            differ.
 
     Example:
         >>> import torch, thinwire as tw
@@ -58,9 +58,9 @@ def encode_all(
 def decode_all(
     frames: Sequence[bytes | bytearray | memoryview], outs: Sequence[Tensor], *, accumulate: bool = False
 ) -> None:
-    """Decodes many frames, each into a tensor of its own; on a GPU by few launches.
+    """Decodes many frames, each into a separate tensor; on a GPU with few launches.
 
-    The host waits for no decoding but that of an earlier call whose memory it needs.
+    The host waits only for an earlier call's decoding whose memory it needs.
 
     Args:
         frames: of any codecs.
@@ -69,7 +69,7 @@ def decode_all(
 
     Raises:
         FrameError: not a valid frame. Its tensor is untouched; others may have changed.
-        ConfigError: a tensor does not fit, stands there twice, or there are more frames than tensors or fewer. None
+        ConfigError: a tensor does not fit or is given twice, or the numbers of frames and tensors differ. No tensor
             has changed.
 
     Example:
@@ -83,7 +83,7 @@ def decode_all(
         raise ConfigError(f"{len(frames)} frames for {len(outs)} tensors; there must be one for each")
     heads = [parse(frame, copy=False) for frame in frames]
     for head, out in zip(heads, outs, strict=True):
-        check_out(out, head.shape)  # before a zstd stage is undone: nobody makes room for another shape
+        check_out(out, head.shape)  # before a zstd stage is undone, which allocates memory for the frame's shape
     begins = [data_address(out) for out in outs if math.prod(out.shape)]
     if len({*begins}) < len(begins):
         raise ConfigError("a tensor is given twice: its frames are to be decoded in two calls")
@@ -92,14 +92,14 @@ def decode_all(
     finally:
         for out in outs:
             if isinstance(out, torch.Tensor) and not out.is_inference():
-                increment_version(out)  # what autograd has saved of it is no longer what it was
+                increment_version(out)  # so that autograd refuses saved tensors which this overwrote
 
 
 class Encoding:
-    """Tensors on their way to frames: queued by the constructor, waited for by `frames`.
+    """The encoding of many tensors: the constructor queues it, `frames` waits for it.
 
-    Tensors on the host are encoded at once. Args and errors as for `encode_all`; NonFiniteError of tensors on a GPU
-    comes from `frames`.
+    Tensors on the host are encoded at once. Args and errors as for `encode_all`; for tensors on a GPU, `frames` raises
+    NonFiniteError.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Encoding:
             raise ConfigError(f"{len(contexts)} contexts for {len(tensors)} tensors; there must be one for each")
         if len({*map(id, contexts)}) < len(contexts):
             raise ConfigError(
-                "a context is given twice: what a tensor leaves unsent is for the next one, in another call"
+                "a context is given twice: encode its second tensor in another call, which adds the first's residual"
             )
         self._contexts, self._frames = contexts, [b""] * len(tensors)
         self._lags: list[tuple[LagBound, torch.Tensor, torch.Tensor | None]] = []
@@ -121,7 +121,7 @@ class Encoding:
                 self._frames[place] = context.encode(tensor, **known)
                 continue
             entry = context.entry(tensor, known)
-            places, entries = alike[entry.alike]
+            places, entries = alike[entry.batch_key]
             places.append(place)
             entries.append(entry)
             if context.lag_bound is not None:
@@ -130,7 +130,7 @@ class Encoding:
         try:
             for places, entries in alike.values():
                 self._batches.append((places, device.Batch(entries)))
-        except BaseException:  # nobody gets this object to call `frames`: those queued hold memory that is shared
+        except BaseException:  # the caller gets no object to call `frames` on, and queued batches hold shared memory
             for _, batch in self._batches:
                 with suppress(Exception):
                     batch.finish()
@@ -142,13 +142,13 @@ class Encoding:
         for places, batch in self._batches:
             try:
                 finished = batch.finish()
-            except Exception as error:  # the others are finished all the same: they hold memory that is shared
+            except Exception as error:  # finish the other batches too: they hold shared memory
                 failed.append(error)
                 continue
             for place, encoded in zip(places, finished, strict=True):
                 self._contexts[place].sent(encoded.payload_nbytes)
                 self._frames[place] = encoded.frame
-        if failed:  # a caller may skip a step for NaN or Inf, and for nothing else
+        if failed:  # any other error first: a caller may skip a step for NaN or Inf
             raise min(failed, key=lambda error: isinstance(error, NonFiniteError))
         follow_tensors(self._lags)
         return self._frames

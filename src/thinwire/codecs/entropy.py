@@ -1,4 +1,4 @@
-"""`entropy`: bins as fine as a layer's entropy asks for, Huffman coded (Øland & Raj, algorithms 1 and 2).
+"""`entropy`: bins as fine as a layer's entropy requires, Huffman coded (Øland & Raj, algorithms 1 and 2).
 
     N = ceil(H + c)        i = floor(2**N·(w − lo)/(hi − lo))        decoded = lo + (hi − lo)·(i + 0.5)/2**N
 
@@ -49,7 +49,7 @@ HUFFMAN = int(Flags.OPTION_A)
 MOST_BITS = 16
 MOST_FIXED_BITS = 30
 MIN_SAMPLE = 1000
-"""A share of a small layer says little: 3 % of 500 weights cannot show more than 3.9 bits."""
+"""A share of a small layer shows too little: 3 % of 500 weights cannot show more than 3.9 bits."""
 PRESETS = {"accuracy": 6.0, "size": 5.0}
 
 
@@ -58,7 +58,7 @@ class Entropy(Scheme):
     """About H + 0…2 bits a value for a layer whose bins have entropy H; error at most half a bin.
 
     Args:
-        preset: `"accuracy"` is c = 6 (§4: no loss), `"size"` c = 5 (§5.1: smaller, a slight loss).
+        preset: `"accuracy"` is c = 6 (§4: no loss), `"size"` is c = 5 (§5.1: smaller, a slight loss).
         c: bits above the entropy, instead of the preset's.
         mode: `"entropy"` takes N = H + c; `"rms"` N = log2(G + 1) + c with G the root mean square of the gradient
             (§3.2); `"fixed"` takes `bits` and packs without Huffman (§3.1).
@@ -66,8 +66,8 @@ class Entropy(Scheme):
         histogram_bits: M, the bins of that entropy: 0 … 10; 0 takes N = c.
         rounding: `"ceil"` or `"round"`, of N.
         bits: N of the fixed mode, 1 … 30.
-        gradient_rms: G for every tensor; None takes the argument `rms` of `encode`, which workers pass where weights
-            travel; without that argument, the RMS of the tensor itself, which is right for gradients.
+        gradient_rms: G for every tensor. None takes `encode`'s argument `rms`, which workers pass when they send
+            weights, or without it the RMS of the tensor itself, which is right for gradients.
     """
 
     id: ClassVar[str] = "entropy"
@@ -88,7 +88,7 @@ class Entropy(Scheme):
         return frozenset({"rms"}) if self.mode == "rms" and self.gradient_rms is None else frozenset()
 
     def num_bits(self, values: FloatArray, rms: float | None = None) -> int:
-        """N for a flat layer whose values are finite and not all equal; `rms` is G, where it is known."""
+        """Returns N for a flat layer of finite values that are not all equal; `rms` is G, if known."""
         if self.mode == "fixed":
             return self.bits
         c = PRESETS[self.preset] if self.c is None else self.c
@@ -98,7 +98,7 @@ class Entropy(Scheme):
             sample = sample_of(values, max(MIN_SAMPLE, math.ceil(self.sample * values.size)))
             low, high = float(values.min()), float(values.max())
             target = entropy_of(bin_values(sample, low=low, high=high, num_bits=self.histogram_bits)) + c
-        # An entropy of whole bits may come out an ulp above, which is no reason for another bit.
+        # Rounding may leave an entropy of whole bits an ulp too high, which must not cost another bit.
         num_bits = math.ceil(target - 1e-9) if self.rounding == "ceil" else round(target)
         return min(max(1, num_bits), MOST_BITS)
 
@@ -228,7 +228,7 @@ def entropy_of(bins: NDArray[Any]) -> float:
 
 
 def _dtype(num_bits: int) -> type[np.uint16] | type[np.int32]:
-    """The narrowest type of the bins."""
+    """Returns the narrowest type of the bins."""
     return np.uint16 if num_bits <= MOST_BITS else np.int32
 
 
@@ -239,7 +239,7 @@ def _range(frame: Frame) -> tuple[float, float]:
 
 
 def _code(bins: NDArray[Any], num_bits: int, space: Scratch) -> bytes:
-    """Code lengths, stream sizes, streams."""
+    """Returns code lengths, stream sizes and streams."""
     limit = length_limit(num_bits)
     lengths = code_lengths(np.bincount(bins, minlength=1 << num_bits), limit)
     room = space.array("entropy.room", room_nbytes(bins.size, limit), np.uint8)
@@ -256,7 +256,7 @@ def _decode(data: memoryview, num_bits: int, bins: NDArray[Any], space: Scratch)
 
 
 def _read_code(data: memoryview, num_bits: int) -> tuple[NDArray[np.uint8], int, list[int]]:
-    """The code lengths, the bytes that they take, and where the streams begin and end."""
+    """Returns the code lengths, their size in bytes, and the offsets of the streams."""
     lengths, at = read_lengths(data, 1 << num_bits, length_limit(num_bits))
     table_nbytes, sizes = at, []
     for stream in range(NUM_STREAMS - 1):

@@ -11,21 +11,21 @@ import zstandard
 from thinwire.errors import FrameError
 
 MIN_NBYTES = 64
-"""Shorter payloads are left alone: zstd's headers cost about a dozen bytes, and few of them would shrink."""
+"""Shorter payloads skip the stage: zstd's headers cost about a dozen bytes, so few payloads would shrink."""
 
 MAX_EXPANSION = 1 << 15
-"""A zstd block gives at most 128 KiB and takes at least 4 bytes; who declares more would be lying."""
+"""A zstd block of 4 bytes, the smallest, expands to at most 128 KiB; a frame that declares more is false."""
 
 
 class EntropyStage:
-    """Compresses and decompresses payloads. zstd's objects are costly to make and serve one thread at a time."""
+    """Compresses and decompresses payloads. zstd's objects are costly to make; one thread at a time may use them."""
 
     def __init__(self) -> None:
         self._compressor = zstandard.ZstdCompressor(level=1, write_content_size=True, write_checksum=False)
         self._decompressor = zstandard.ZstdDecompressor()
 
     def compress(self, payload: bytes | memoryview) -> bytes | None:
-        """Returns the compressed payload, or None where that would not be smaller."""
+        """Returns the compressed payload, or None where it would not be smaller."""
         if len(payload) < MIN_NBYTES:
             return None
         compressed = self._compressor.compress(payload)
@@ -36,17 +36,17 @@ class EntropyStage:
 
         Args:
             payload: one zstd frame that states its content size.
-            max_nbytes: what the codec can need for the frame's shape; more is refused before it is allocated.
+            max_nbytes: the most that the codec can need for the frame's shape; more is refused before it is allocated.
 
         Raises:
-            FrameError: not such a frame.
+            FrameError: the payload is not such a frame.
         """
         try:
             parameters = zstandard.get_frame_parameters(payload)
         except zstandard.ZstdError as error:
             raise FrameError(f"the zstd stage is damaged: {error}") from error
         size = parameters.content_size
-        if size == 0:  # the library would look no further; a skippable frame may say so too
+        if size == 0:  # the library would stop here; a skippable frame may declare 0 too
             raise FrameError("the zstd stage declares 0 bytes, which never shrink")
         if size == zstandard.CONTENTSIZE_UNKNOWN or size > max_nbytes:
             raise FrameError(f"the zstd stage declares {size} bytes; this shape needs at most {max_nbytes}")

@@ -1,4 +1,4 @@
-"""Many flat tensors at once: where they lie, for kernels that take addresses, and views for everything else."""
+"""Many flat tensors at once: addresses for kernels, and views for all other code."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class Flats:
     """Some flat tensors of one dtype, float32 or float64, in the host's memory or on a GPU.
 
     Args:
-        addresses: where each lies, in the memory that holds it.
-        sizes: of each.
+        addresses: of each tensor's first value, in the memory that holds it.
+        sizes: of each tensor, in values.
         like: an array or a tensor of their dtype, in their memory.
-        views: returns all of them.
+        views: returns all tensors.
         is_mixed: whether they lie on several devices; `device` is then the first one's.
 
     Attributes:
-        device: that holds them; None for the host's memory.
+        device: holds the tensors; None for the host's memory.
         is_wide: whether they are float64.
     """
 
@@ -46,7 +46,7 @@ class Flats:
 
     @classmethod
     def of(cls, tensors: Sequence[Values]) -> Self:
-        """Returns given tensors, each contiguous, of any shape and on any device."""
+        """Makes the set of given tensors, each contiguous, of any shape and on any device."""
         addresses = np.array([address_of(each) for each in tensors], np.int64)
         sizes = np.array([each.size if isinstance(each, np.ndarray) else each.numel() for each in tensors], np.int64)
         is_mixed = len({each.device for each in tensors}) > 1
@@ -59,7 +59,7 @@ class Flats:
         )
 
     def at(self, places: Sequence[int]) -> Flats:
-        """Returns some of them."""
+        """Returns the tensors at some places."""
         if len(places) == self.sizes.size:
             return self
         some = list(places)
@@ -75,17 +75,17 @@ class Flats:
         return Flats(self.addresses[index], self.sizes[index], self._like, views)
 
     def followed_by(self, other: Values) -> Flats:
-        """Returns them and one more, in the same memory."""
+        """Returns these tensors and one more, which lies in the same memory."""
         addresses = np.append(self.addresses, address_of(other))
         sizes = np.append(self.sizes, other.size if isinstance(other, np.ndarray) else other.numel())
         return Flats(addresses, sizes, self._like, lambda: [*self.views(), other])
 
     def joined(self) -> Values:
-        """Returns a copy of all values, end to end, in their memory."""
+        """Returns a copy of all values, end to end, in the tensors' memory."""
         return self.gather() if self.device is None else torch.cat(self.tensors())
 
     def largest(self) -> list[float]:
-        """Returns the largest magnitude of each, NaN or Inf where one value is."""
+        """Returns the largest magnitude of each tensor; NaN or Inf where a value is."""
         if not self.sizes.size:
             return []
         if self.device is None and not self.is_wide:
@@ -95,7 +95,7 @@ class Flats:
         return found
 
     def tensors(self) -> list[torch.Tensor]:
-        """Returns all of them as tensors."""
+        """Returns all of them as torch tensors."""
         return [each if isinstance(each, torch.Tensor) else torch.from_numpy(each) for each in self.views()]
 
     def gather(self) -> FloatArray:
@@ -117,18 +117,18 @@ class Flats:
             return
         flat = torch.from_numpy(whole)
         if self.device is not None and not self._is_mixed:
-            flat = flat.to(self.device)  # all of them by one copy
+            flat = flat.to(self.device)  # one copy for all tensors
         outs = self.tensors()
         parts = [part.to(out.device) for part, out in zip(torch.split(flat, self.sizes.tolist()), outs, strict=True)]
         (torch._foreach_add_ if accumulate else torch._foreach_copy_)(outs, parts)
 
 
 def address_of(values: Values) -> int:
-    """Returns where flat values lie, in the memory that holds them."""
+    """Returns the address of flat values, in the memory that holds them."""
     return values.ctypes.data if isinstance(values, np.ndarray) else values.data_ptr()
 
 
 def average(total: Values, over: int) -> None:
-    """Divides a sum by a number of senders, as a multiplication by its reciprocal in the sum's dtype."""
+    """Divides a sum by a number of senders: multiplies it by the reciprocal in the sum's dtype."""
     if over > 1:
         total *= float((np.float64 if total.itemsize == 8 else np.float32)(1 / over))

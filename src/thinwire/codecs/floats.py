@@ -1,6 +1,6 @@
 """Floats in another type: `fp32`, `fp16`, `bf16`.
 
-`fp32` is the uncompressed design: values travel as float32, and float64 tensors as float64, so nothing is lost.
+`fp32` is the uncompressed design: frames hold float32 values, and float64 for float64 tensors, so the codec is exact.
 """
 
 from __future__ import annotations
@@ -38,29 +38,29 @@ def require_finite(values: FloatArray) -> float:
 
 
 def put_finite(values: NDArray[Any], out: FloatArray, accumulate: bool) -> None:
-    """Stores or adds values. Raises FrameError for NaN and Inf, which no sender lets out and a model would keep."""
+    """Stores or adds values. Raises FrameError for NaN and Inf: senders refuse them, and a model would keep them."""
     if not np.isfinite(max_magnitude(values)):
         raise FrameError("the payload holds NaN or Inf")
     put(values, out, accumulate)
 
 
 def finite_halves(frame: Frame, infinite: int) -> NDArray[np.uint16]:
-    """Returns the payload as numbers of 16 bits. Raises FrameError for NaN and Inf, which begins at `infinite`."""
+    """Returns the payload as 16-bit numbers. Raises FrameError for magnitudes from `infinite` on: NaN and Inf."""
     halves = np.frombuffer(frame.payload, np.uint16)
-    # The largest of each sign, without a copy: negative numbers come last among unsigned ones.
+    # The largest magnitude of each sign, without a copy: as unsigned numbers, negative ones are the largest.
     if np.maximum.reduce(halves.view(np.int16)) >= infinite or np.maximum.reduce(halves) >= 0x8000 | infinite:
         raise FrameError("the payload holds NaN or Inf")
     return halves
 
 
 class _Cast(Scheme):
-    """The payload is the values in another dtype."""
+    """A scheme whose payload is the values in another dtype."""
 
     num_scales: ClassVar[int] = 0
     width: ClassVar[int]
-    """Bytes of a value, at most those that it has."""
+    """Bytes of a value; at most the bytes of the tensor's own values."""
     precision: ClassVar[str]
-    """What a value keeps, for people."""
+    """The precision of a value, in words for `explain`."""
 
     @classmethod
     def explain(cls, frame: Frame, space: Scratch) -> Explained:
@@ -90,7 +90,7 @@ class FP32(_Cast):
 
 
 class _Half(_Cast):
-    """A value takes 16 bits; the highest is the sign."""
+    """A cast to 16 bits, of which the highest is the sign."""
 
     checks_finite: ClassVar[bool] = True
     width: ClassVar[int] = 2
@@ -99,7 +99,7 @@ class _Half(_Cast):
     """The bits of Inf."""
 
     def cast(self, values: FloatArray, space: Scratch) -> Payload:
-        """The payload of float32 values."""
+        """Returns the payload of float32 values."""
         values = values if values.flags.writeable else values.copy()
         halves = space.array("floats.halves", values.size, np.int16)
         torch.from_numpy(halves).view(self.kind).copy_(torch.from_numpy(values))
@@ -131,7 +131,7 @@ class FP16(_Half):
             raise NonFiniteError(
                 f"has a value of magnitude {largest:g}; float16 ends at {_FP16_MAX:g}. Use bf16 or fp32"
             )
-        if flat.values.dtype == np.float64:  # which torch would round twice
+        if flat.values.dtype == np.float64:  # torch would round float64 twice
             return Payload(flat.values.astype(np.float16).view(np.uint8))
         return self.cast(flat.values, space)
 

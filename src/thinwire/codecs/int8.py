@@ -19,13 +19,13 @@ TOP_LEVEL = 127
 
 
 def largest_scale(dtype: np.dtype[Any]) -> Any:
-    """The largest scale whose 127 steps stay finite: a 127th of the largest number may round up, out of the range."""
+    """Returns the largest scale of which 127 steps stay finite; a 127th of the largest number may round up."""
     kind = dtype.type
     return np.nextafter(np.finfo(dtype).max / kind(TOP_LEVEL), kind(0))
 
 
 def levels_of(frame: Frame, dtype: np.dtype[Any]) -> tuple[NDArray[np.int8], float]:
-    """A frame's levels and scale (`FrameError` where no encoder sends such)."""
+    """Returns a frame's levels and scale. Raises FrameError for those that no encoder sends."""
     if not frame.scales[0] <= largest_scale(dtype):
         raise FrameError(f"int8 sends a scale from 0 to a 127th of the range; {frame.scales[0]} came")
     levels = np.frombuffer(frame.payload, np.int8)
@@ -38,8 +38,8 @@ def levels_of(frame: Frame, dtype: np.dtype[Any]) -> tuple[NDArray[np.int8], flo
 class Int8(Scheme):
     """8 bits a value: scale = max|x| / 127, q = round(x / scale). By default it keeps no residual.
 
-    Error at most scale / 2 for every value. A subnormal scale (max|x| below 1.5e-36 in float32) is itself rounded, by
-    up to the smallest number, and a level multiplies that.
+    The error of a value is at most scale / 2. A subnormal scale (max|x| below 1.5e-36 in float32) is itself rounded by
+    up to the smallest number; the level multiplies that error.
     """
 
     id: ClassVar[str] = "int8"

@@ -1,7 +1,7 @@
 """Whole numbers −N … N in ceil(log2(2N + 1)) bits each: `votes`, and the packed form that other schemes may share.
 
 `votes` is the downlink of TernGrad (§3.1). The server's mean of N workers' trits, all of scale s, is s·k / N with a
-whole k; so nothing is lost. Any other tensor is rounded to the nearest of the 2N + 1 levels.
+whole k, so it is sent exactly. Any other tensor is rounded to the nearest of the 2N + 1 levels.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from thinwire.frames import Frame
 from thinwire.kernels.numba.integers import pack_integers, packed_nbytes, unpack_integers
 
 MAX_WORKERS = 1 << 20
-"""A float32 mean of more than this does not tell neighbouring counts apart any more."""
+"""The float32 mean of more workers no longer distinguishes neighbouring counts."""
 SLACK = 1e-5
 """A mean of N values of magnitude s may exceed s by rounding."""
 
 
 def width_of(top: int) -> int:
-    """Bits that tell −top … top apart: ceil(log2(2·top + 1)).
+    """Returns the bits of a whole number −top … top: ceil(log2(2·top + 1)).
 
     Example:
         >>> [width_of(n) for n in (1, 2, 4, 8, 64, 512)]
@@ -38,7 +38,7 @@ def width_of(top: int) -> int:
 
 
 class Levels(Scheme):
-    """The packed form: its scales are what level N is worth, and N."""
+    """The packed form: its scales are the value of level N, and N."""
 
     num_scales: ClassVar[int] = 2
 
@@ -49,14 +49,14 @@ class Levels(Scheme):
 
     @classmethod
     def top(cls, frame: Frame) -> int:
-        """N. Raises FrameError where it is no such number."""
+        """Returns N. Raises FrameError where it is out of range."""
         top, most = frame.scales[1], cls.most(frame)
         if not 1 <= top <= most or top % 1:
             raise FrameError(f"{frame.codec} sends a scale and a whole number, 1 … {most}; {list(frame.scales)} came")
         return int(top)
 
     def packed(self, levels: NDArray[Any], scale: float, top: int, space: Scratch) -> Payload:
-        """The payload of levels."""
+        """Returns the payload of levels."""
         width = width_of(top)
         words = space.array("levels.words", -(-levels.size * width // 32), np.uint32)
         payload = pack_integers(levels, offset=top, width=width, words=words)
@@ -64,7 +64,7 @@ class Levels(Scheme):
 
     @classmethod
     def unpacked(cls, frame: Frame, space: Scratch) -> tuple[NDArray[Any], int]:
-        """The levels, and N. Raises FrameError."""
+        """Returns the levels and N. Raises FrameError."""
         top, levels = cls.top(frame), space.array("levels.unpacked", frame.size, np.int32)
         largest = unpack_integers(frame.payload, offset=top, width=width_of(top), out=levels)
         if largest > top:
@@ -80,7 +80,7 @@ class Levels(Scheme):
 class Votes(Levels):
     """ceil(log2(2N + 1)) bits a value; error at most s / 2N, and none for means of N trits of scale s.
 
-    Both options may be said of each step instead.
+    Both options may also be given for each step.
 
     Args:
         workers: N, how many trits were added.
@@ -119,7 +119,7 @@ class Votes(Levels):
     def explain(cls, frame: Frame, space: Scratch) -> Explained:
         workers = cls.top(frame)
         return {
-            "scale": (frame.scales[0], "s, what all workers' votes are worth: decoded values are s · k / N"),
+            "scale": (frame.scales[0], "s, the workers' shared scale: decoded values are s · k / N"),
             "workers": (workers, "N: votes k are -N … N"),
             "bits per vote": (width_of(workers), "k + N, the first vote in the lowest bits of the first byte"),
         }

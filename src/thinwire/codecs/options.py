@@ -1,4 +1,4 @@
-"""What values options may have: said once, by the annotations of a dataclass's fields."""
+"""Checks the options of a codec against the annotations of a dataclass's fields."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from thinwire.errors import ConfigError
 
 
 class Between(NamedTuple):
-    """The numbers that an option may have: `fraction: Annotated[float, Between(0, 1)]`. None may be infinite."""
+    """The allowed range of an option: `fraction: Annotated[float, Between(0, 1)]`. Infinity is never allowed."""
 
     least: float
     most: float = math.inf
@@ -24,7 +24,7 @@ class Between(NamedTuple):
 def check_options(options: Any) -> None:
     """Raises ConfigError where a field of a dataclass with an `id` has a value that its annotation does not allow.
 
-    What annotations say: `Literal["a", "b"]`, `bool`, `Annotated[int, Between(1, 9)]`, and any of these `| None`.
+    Annotations are `Literal["a", "b"]`, `bool`, `Annotated[int, Between(1, 9)]`, and any of these `| None`.
     """
     kind: Any = type(options)
     for name, (allowed, between, whole, optional) in _rules(kind).items():
@@ -44,7 +44,7 @@ def check_options(options: Any) -> None:
 
 @functools.cache
 def _rules(kind: type[Any]) -> dict[str, tuple[tuple[object, ...], Between | None, bool, bool]]:
-    """By option: the values allowed, the numbers allowed, whether only whole ones are, and whether None is."""
+    """Returns for each option the allowed values, the range, whether it is an integer, and whether it may be None."""
     rules, hints = {}, get_type_hints(kind, include_extras=True)
     for name in (field.name for field in fields(kind)):
         hint = hints[name]
@@ -63,5 +63,5 @@ def _rules(kind: type[Any]) -> dict[str, tuple[tuple[object, ...], Between | Non
 
 
 def _parts(hint: Any) -> tuple[Any, ...]:
-    """The members of a union, or the hint itself."""
+    """Returns the members of a union, or the hint itself."""
     return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)

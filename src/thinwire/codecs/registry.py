@@ -1,6 +1,6 @@
-"""Codec ids → schemes: an explicit list, plus what other packages offer under the entry point `thinwire.codecs`.
+"""Codec ids → schemes: an explicit list, and the entry points `thinwire.codecs` of other packages.
 
-The package makes one registry, behind `tw.codec` and `tw.decode`; all its codecs share scratch memory.
+The package makes one registry, used by `tw.codec` and `tw.decode`; all its codecs share scratch memory.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class Registry:
     """Makes codecs by id, and decodes the frames of all of them.
 
     Args:
-        schemes: the first of them.
-        pool: lends the memory that its codecs and decoders work in.
-        group: the entry points under which other packages offer schemes; they are loaded when first needed.
+        schemes: listed first.
+        pool: lends scratch memory to its codecs and decoders.
+        group: the entry points of other packages' schemes; they are loaded when first needed.
     """
 
     def __init__(self, schemes: Sequence[type[Scheme]], pool: ScratchPool, group: str = "thinwire.codecs") -> None:
@@ -71,10 +71,10 @@ class Registry:
         """Adds a scheme under its id.
 
         Raises:
-            ConfigError: the id is taken by another class, or cannot travel in a frame.
+            ConfigError: the id is taken by another class, or does not fit a frame.
         """
         if not isinstance(getattr(scheme, "id", None), str):
-            raise ConfigError(f"{scheme!r:.80} has no id; a scheme says what frames call it: id: ClassVar[str] = …")
+            raise ConfigError(f"{scheme!r:.80} has no id; a scheme names its codec id: id: ClassVar[str] = …")
         if not (0 < len(scheme.id) < 256 and scheme.id.isascii() and scheme.id.isprintable()):
             raise ConfigError(f"codec id {scheme.id!r}; it must be 1 to 255 printable ASCII characters")
         if self._schemes.setdefault(scheme.id, scheme) is not scheme:
@@ -97,7 +97,7 @@ class Registry:
             )
         if codec_id not in self._schemes:
             if codec_id in self._broken:
-                load(self._broken[codec_id], Scheme)  # says why it cannot be
+                load(self._broken[codec_id], Scheme)  # raises the reason
             if error := in_lab("codec", codec_id):
                 raise error
             hint = guess(codec_id, [*self._schemes, "auto"])
@@ -113,7 +113,7 @@ class Registry:
                 `error_scale`, `nonfinite`; `s` is short for `sparsity`.
 
         Raises:
-            ConfigError: an unknown id or option, or a value that is not allowed; the message lists what is.
+            ConfigError: an unknown id or option, or a value that is not allowed; the message lists the allowed ones.
 
         Example:
             >>> import thinwire as tw
@@ -127,7 +127,7 @@ class Registry:
             id, taken = parse_name(id, "codec")
         if id in DESIGNS and id not in self.ids():
             raise ConfigError(
-                f"{written!r} is a design, no codec: tw.distribute(model, optimizer, design={written!r}) takes it"
+                f"{written!r} is a design, not a codec: tw.distribute(model, optimizer, design={written!r}) takes it"
             )
         scheme = self.find(id)
         allowed = [*WRAPPER_OPTIONS, *(field.name for field in fields(scheme))]
@@ -156,7 +156,7 @@ class Registry:
 
         Args:
             frame: the bytes of exactly one frame.
-            out: filled in place and returned, where given; any floating dtype, of the frame's shape.
+            out: if given, filled in place and returned; any floating dtype, of the frame's shape.
             accumulate: adds into `out` instead of overwriting it, without a temporary for contiguous float32.
 
         Returns:
@@ -175,13 +175,13 @@ class Registry:
             raise ConfigError("accumulate=True adds into `out`, and no `out` was given")
         head = frames.parse(frame, copy=False)
         if out is not None:
-            check_out(out, head.shape)  # before a zstd stage is undone: nobody makes room for another shape
+            check_out(out, head.shape)  # before a zstd stage is undone, which allocates memory for the frame's shape
         checked = self.open_parsed(head)
         if out is not None:
             checked.decode(out, accumulate=accumulate)
             if not isinstance(out, torch.Tensor):
                 return torch.from_numpy(out)
-            if not out.is_inference():  # what autograd has saved of it is no longer what it was
+            if not out.is_inference():  # so that autograd refuses saved tensors which this overwrote
                 increment_version(out)
             return out
         parsed = checked.frame
@@ -201,7 +201,7 @@ class Registry:
         return self.open_parsed(frames.parse(frame, copy=False))
 
     def open_parsed(self, parsed: Frame) -> CheckedFrame:
-        """As `open_frame`, for receivers that look at the header first, before a zstd stage is undone."""
+        """As `open_frame`, for receivers that check the header before a zstd stage is undone."""
         try:
             scheme = self.find(parsed.codec)
         except ConfigError as error:
@@ -214,10 +214,10 @@ class Registry:
                 if (scheme := load_or_warn(point, Scheme)) is None:
                     self._broken[point.name] = point
                 elif not isinstance(getattr(scheme, "id", None), str):
-                    caution(f"{point.name!r} ({point.group}) has no id, and is left out")
+                    caution(f"{point.name!r} ({point.group}) has no id and is left out")
                 else:
                     self.register(scheme)
-            self._loaded = True  # not where an id was taken: whoever asks next hears of it as well
+            self._loaded = True  # not where an id was taken: the next lookup raises again
 
 
 _ours = Registry(SHIPPED, ScratchPool())

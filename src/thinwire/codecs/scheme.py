@@ -1,10 +1,10 @@
-"""The contract of a scheme: how one codec id turns values into a payload and back.
+"""The interface of a scheme: how one codec id turns values into a payload and back.
 
-A scheme is a frozen dataclass; its fields are the options of its id, and their annotations say what is allowed. It has
-no state and knows no tensors, frames' bytes, residuals' memory or second stages: a `Codec` (`base.py`) puts those
-around it. A new scheme writes `encode` and `decode` on flat arrays, and registers.
+A scheme is a frozen dataclass; its fields are the options of its id, and their annotations give the allowed values. It
+has no state and knows no tensors, frames' bytes, residuals' memory or second stages: a `Codec` (`base.py`) adds those.
+A new scheme implements `encode` and `decode` on flat arrays, and registers.
 
-Decoding needs nothing but the frame, so `decode` and the sizes are class methods.
+Decoding needs only the frame, so `decode` and the sizes are class methods.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from thinwire.kernels.contract import require_finite_magnitude
 from thinwire.kernels.numba.jit import max_magnitude
 
 Key: TypeAlias = tuple[int, int]
-"""Two words of 32 bits, from which all random numbers of one tensor at one step come."""
+"""Two 32-bit words that key all random numbers of one tensor at one step."""
 Explained: TypeAlias = dict[str, tuple[Any, str]]
-"""The fields of a frame by name: what each holds, as a JSON value, and what that means."""
+"""The fields of a frame by name: each field's JSON value and its meaning."""
 
 
 class Payload(NamedTuple):
-    """What a scheme makes of a tensor. `data` may be a view into the scratch, valid until its next use."""
+    """A scheme's encoding of a tensor. `data` may be a view into the scratch memory, valid until its next use."""
 
     data: bytes | memoryview | NDArray[np.uint8]
     scales: tuple[float, ...] = ()
@@ -52,20 +52,20 @@ class Transform(Protocol):
     """An orthonormal transform of a tensor's values; equal ones are the same transform."""
 
     def invert(self, values: FloatArray) -> None:
-        """Replaces flat coefficients by the values that they stand for."""
+        """Replaces flat coefficients by their values."""
 
 
 class Sent(NamedTuple):
-    """What a frame holds of a tensor of which some values travel: where, and which. No position comes twice."""
+    """The positions and values in a frame that holds some of a tensor's values. No position occurs twice."""
 
     positions: NDArray[np.int64]
     values: FloatArray
     transform: Transform | None = None
-    """What they are coefficients of; None: they are the tensor's own values."""
+    """The transform of which `values` are coefficients; None: they are the tensor's own values."""
 
 
 class StepOptions(TypedDict, total=False):
-    """What may be said of one tensor at one step, to the codecs that take it (`Scheme.step_options`)."""
+    """Options of one tensor at one step, for the codecs that take them (`Scheme.step_options`)."""
 
     scale: float
     """The scale that all workers share (`terngrad`, `votes`)."""
@@ -76,65 +76,65 @@ class StepOptions(TypedDict, total=False):
 
 
 class Encoded(NamedTuple):
-    """A frame, and how many of its bytes are the payload: what the papers count."""
+    """A frame, and its payload's size in bytes, which the papers count."""
 
     frame: bytes
     payload_nbytes: int
 
 
 class Step(NamedTuple):
-    """What one call adds to the options of a scheme."""
+    """The arguments of one call, beside the options of a scheme."""
 
     residual: FloatArray | None = None
-    """Is added to the values, and takes what is not sent; None unless the scheme says `fuses_residual`."""
+    """Is added to the values and takes the unsent ones; None unless the scheme's `fuses_residual` is true."""
     residual_scale: float = 1.0
-    """The residual is multiplied by it before."""
+    """The residual is multiplied by it before it is added."""
     key: Key = (0, 0)
-    """Of the random numbers."""
+    """Key of the random numbers."""
     scale: float | None = None
     workers: int | None = None
     rms: float | None = None
     sparsity: float | None = None
-    """The multiplier that a bound on the lag has found; None: the one of the options."""
+    """The multiplier that a bound on the lag chose; None: the one in the options."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scheme(ABC):
-    """How the tensors of one codec id are encoded."""
+    """Encodes and decodes the tensors of one codec id."""
 
     id: ClassVar[str]
     keeps_residual: ClassVar[bool] = False
-    """Whether contexts keep a residual unless told otherwise."""
+    """Whether contexts keep a residual by default."""
     random: ClassVar[bool] = False
     """Whether `encode` draws random numbers."""
     unbiased: ClassVar[bool] = False
-    """Whether the mean over those numbers is the tensor itself; a residual is then warned about."""
+    """Whether the mean over those numbers is the tensor itself; a residual then causes a warning."""
     option_flags: ClassVar[int] = 0
     """The high-byte flags (`Flags.OPTION_A` …) that its frames may carry."""
     num_scales: ClassVar[int | None] = None
-    """How many scales a frame of values has, none of them negative; None: `decode` checks them."""
+    """The number of scales in a frame of values, none negative; None: `decode` checks them."""
     sends_some: ClassVar[bool] = False
-    """Whether a frame holds only some of the values, and `sent` says which."""
+    """Whether a frame holds only some of the values, which `sent` returns."""
     checks_finite: ClassVar[bool] = False
-    """Whether `encode` itself refuses NaN and Inf; for one that does not, values and residual are looked at before."""
+    """Whether `encode` refuses NaN and Inf; otherwise values and residual are checked before the call."""
     fuses: ClassVar[bool] = False
-    """What `fuses_residual` says of every shape."""
+    """The default of `fuses_residual`, for every shape."""
 
     def __post_init__(self) -> None:
         check_options(self)
 
     @property
     def flags(self) -> int:
-        """The option flags of its frames that follow from the options alone."""
+        """The option flags of its frames that the options determine."""
         return 0
 
     @property
     def step_options(self) -> frozenset[str]:
-        """Which of `StepOptions` it takes, as it is configured."""
+        """The names of the `StepOptions` that it takes with its present options."""
         return frozenset()
 
     def fuses_residual(self, shape: tuple[int, ...]) -> bool:
-        """Whether `encode` adds `step.residual` and leaves there what was not sent, in the passes that it makes anyway.
+        """Whether `encode` adds `step.residual` and leaves the unsent values there, without further passes.
 
         For other schemes and shapes `encode_with_residual` encodes the sum, decodes it and subtracts.
         """
@@ -142,19 +142,19 @@ class Scheme(ABC):
         return self.fuses
 
     def lag_bound(self) -> LagBound | None:
-        """Returns what chooses the multiplier of one residual's steps; None where the options alone say it."""
+        """Returns a bound that chooses the multipliers of one residual; None where the options fix the multiplier."""
         return None
 
     def delta_lag_bound(self) -> DeltaLagBound | None:
-        """As `lag_bound`, of a copy of a model."""
+        """As `lag_bound`, for a copy of a model."""
         return None
 
     def why_no_residual(self) -> str | None:
-        """Says why a residual cannot work with these options; None where it can."""
+        """Returns why a residual cannot work with these options; None where it can."""
         return None
 
     def local_scale(self, values: FloatArray) -> float:
-        """Returns the scale that these values ask for by themselves. Raises ConfigError where workers share none."""
+        """Returns the scale that these values need alone. Raises ConfigError where workers share none."""
         del values
         raise ConfigError(f"{self.id}: workers share no scale")
 
@@ -169,30 +169,30 @@ class Scheme(ABC):
 
     @classmethod
     def sent(cls, frame: Frame, space: Scratch) -> Sent:
-        """Returns which values a checked, non-empty frame holds, in arrays of their own.
+        """Returns the positions and values in a checked, non-empty frame, in new arrays.
 
-        Only of schemes with `sends_some`. Raises FrameError where decoding would.
+        Only for schemes with `sends_some`. Raises FrameError where decoding would.
         """
         raise NotImplementedError(f"{cls.id} sends all values")
 
     @classmethod
     @abstractmethod
     def max_payload_nbytes(cls, frame: Frame) -> int:
-        """Most bytes a payload of this shape can have before the zstd stage."""
+        """Returns the most bytes that a payload of this shape can have before the zstd stage."""
 
     @classmethod
     def min_payload_nbytes(cls, frame: Frame) -> int:
-        """Fewest bytes a payload of this shape can have before the zstd stage: what a short frame may not claim.
+        """Returns the fewest bytes that a payload of this shape can have before the zstd stage; by default the most.
 
-        By default the most are the fewest.
+        A shorter frame is refused before memory of the shape's size is allocated.
         """
         return cls.max_payload_nbytes(frame)
 
     @classmethod
     def explain(cls, frame: Frame, space: Scratch) -> Explained:
-        """Says what the scheme's own fields of a checked, non-empty frame mean: scales, option flags, payload.
+        """Explains the scheme's fields of a checked, non-empty frame: scales, option flags, payload.
 
-        For people (`thinwire inspect FRAME`); a scheme without it is explained by its header alone. The payload is that
+        `thinwire inspect FRAME` prints them; without this method it prints the header alone. The payload is the one
         before the zstd stage. Raises FrameError where decoding would.
         """
         del frame, space
@@ -201,7 +201,7 @@ class Scheme(ABC):
 
 @dataclass(frozen=True)
 class CodecOptions:
-    """A scheme and the options of every codec; what they mean, `Codec` (`base.py`) says."""
+    """A scheme and the options of every codec; `Codec` (`base.py`) documents them."""
 
     scheme: Scheme
     entropy: Literal["zstd"] | None = field(default=None, kw_only=True)
@@ -242,15 +242,15 @@ class CodecOptions:
         return {"id": self.id, **own, **{each.name: getattr(self.scheme, each.name) for each in fields(self.scheme)}}
 
     def framed(self, made: Payload | NonFiniteError, flat: Flat | DeviceFlat, name: str) -> Encoded:
-        """Returns the frame of what a scheme made of a tensor, through the zstd stage where there is one.
+        """Returns the frame of a payload, after the zstd stage if the codec has one.
 
         Args:
-            made: a payload, whose data must be valid during the call, or the reason why there is none.
+            made: the payload, whose data must be valid during the call, or the error in its place.
             flat: the tensor.
             name: of the tensor, for the error.
 
         Raises:
-            NonFiniteError: there is no payload, and the codec does not skip.
+            NonFiniteError: `made` is an error, and the codec does not skip.
         """
         if isinstance(made, NonFiniteError):
             if self.nonfinite == "skip":
@@ -265,16 +265,16 @@ class CodecOptions:
         return Encoded(frames.write(self.id, flat.dtype, flat.shape, made.scales, flags, data), len(data))
 
     def __repr__(self) -> str:
-        """The call that makes it, as in `tw.codec('3lc', sparsity=1.75)`."""
+        """Returns the call that makes the codec, as in `tw.codec('3lc', sparsity=1.75)`."""
         return f"tw.codec({', '.join([repr(self.id), *(f'{name}={value!r}' for name, value in self._changed())])})"
 
     def __str__(self) -> str:
-        """The name by which a design takes it, as in `3lc[sparsity=1.75]`."""
+        """Returns the codec's name in a design, as in `3lc[sparsity=1.75]`."""
         changed = ",".join(f"{name}={value}" for name, value in self._changed())
         return f"{self.id}[{changed}]" if changed else self.id
 
     def _changed(self) -> list[tuple[str, Any]]:
-        """The options that do not have their defaults, in the order of `config()`."""
+        """Returns the options that differ from their defaults, in the order of `config()`."""
         defaults = {each.name: each.default for owner in (self, self.scheme) for each in fields(owner)}
         return [(name, value) for name, value in self.config().items() if name != "id" and value != defaults[name]]
 
@@ -284,11 +284,11 @@ WRAPPER_OPTIONS = ("entropy", "error_feedback", "error_scale", "nonfinite")
 
 
 def encode_with_residual(scheme: Scheme, flat: Flat, step: Step, space: Scratch) -> Payload:
-    """Error feedback around any scheme (3LC §3, 1-bit SGD): what is not sent now is added to the next tensor.
+    """Encodes with error feedback (3LC §3, 1-bit SGD): unsent values are added to the next tensor.
 
         v = scale·residual + values        sent = decode(encode(v))        residual = v − sent
 
-    A scheme with kernels that do all of it in their own passes does so; for any other it takes three more.
+    Schemes whose kernels fuse the residual need no further pass; all others need three.
     Raises NonFiniteError before anything is changed.
     """
     residual = step.residual
@@ -302,7 +302,7 @@ def encode_with_residual(scheme: Scheme, flat: Flat, step: Step, space: Scratch)
     total += flat.values
     coded = Flat(total, flat.dtype, flat.shape)
     payload = _as_sent(scheme, scheme.encode(coded, step._replace(residual=None), space), coded)
-    data = bytes(payload.data)  # a copy, because decoding may use the memory that it lies in
+    data = bytes(payload.data)  # a copy, because decoding may overwrite its memory
     sent = space.array("feedback.sent", size, dtype)
     scheme.decode(Frame(scheme.id, flat.dtype, flat.shape, payload.scales, payload.flags, data), sent, False, space)
     np.subtract(total, sent, out=residual)
@@ -310,10 +310,10 @@ def encode_with_residual(scheme: Scheme, flat: Flat, step: Step, space: Scratch)
 
 
 def _as_sent(scheme: Scheme, payload: Payload, flat: Flat) -> Payload:
-    """Returns a payload with its scales as the frame will hold them, so that a sender decodes what receivers do.
+    """Returns a payload with scales rounded as in the frame, so that the sender decodes the same values as receivers.
 
-    Raises TypeError where a scheme made something else than a payload, and NonFiniteError where its scales are not
-    finite there: nobody could decode it.
+    Raises TypeError where a scheme returned something else than a payload, and NonFiniteError where a rounded scale is
+    not finite: no receiver could decode it.
     """
     if not isinstance(payload, Payload):
         raise TypeError(f"{scheme.id}: encode returned a {type(payload).__name__}; a Payload is expected")
@@ -335,7 +335,7 @@ def _as_sent(scheme: Scheme, payload: Payload, flat: Flat) -> Payload:
 
 
 def finite_magnitude(flat: Flat, step: Step | None = None) -> float:
-    """Returns the largest |v|, of the values and the step's residual. Raises NonFiniteError for NaN or Inf."""
+    """Returns the largest |v| of the values and of the step's residual. Raises NonFiniteError for NaN or Inf."""
     residual, factor = (None, 1.0) if step is None else (step.residual, step.residual_scale)
     largest = max_magnitude(flat.values, residual, factor)
     require_finite_magnitude(largest)
@@ -345,7 +345,8 @@ def finite_magnitude(flat: Flat, step: Step | None = None) -> float:
 def stream_seed(seed: int, rank: int | None) -> int:
     """Returns the seed of one worker's random numbers, or of the shards'.
 
-    All must differ: who rounds the mean of what some have rounded, with one's own numbers, counts that one twice.
+    All seeds must differ: a shard that rounds a mean with the same numbers as one worker counts that worker's rounding
+    error twice.
 
     Args:
         seed: of the training.
@@ -362,8 +363,8 @@ def random_key(seed: int, name: str, step: int) -> Key:
     """Returns the key of one tensor's random numbers at one step, for the kernels' counter-based generator.
 
     It is the first number of a Philox generator that is keyed with a hash of all three. Numbers are keyed, not
-    continued, so results depend neither on the order of layers nor on threads, and a resumed run draws what the first
-    one drew.
+    continued, so results depend neither on the order of layers nor on threads, and a resumed run draws the same
+    numbers.
 
     Example:
         >>> random_key(1, "conv1.weight", 0) == random_key(1, "conv1.weight", 0) != random_key(1, "conv1.weight", 1)

@@ -1,7 +1,7 @@
-"""Scratch memory that codecs work with, kept between calls.
+"""Scratch memory of codecs, kept between calls.
 
-Fresh pages cost more than the arithmetic: a new 100 MB tensor takes five times as long as decoding it. Scratch buffers
-only grow and are used again; a pool holds as many sets as threads that encode at one moment, without a lock.
+New pages cost more than the arithmetic: allocating a 100 MB tensor takes five times as long as decoding it. Scratch
+buffers only grow and are reused; a pool holds one set for each thread that encodes at the same time, without a lock.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class Scratch:
 
     @cached_property
     def entropy_stage(self) -> EntropyStage:
-        """The zstd stage, made when first needed."""
+        """Returns the zstd stage, made when first needed."""
         return EntropyStage()
 
 
 class _Loan:
-    """A scratch while it is lent; a generator's context manager would cost as much as encoding a small tensor."""
+    """Lends a scratch; a generator's context manager would cost as much as encoding a small tensor."""
 
     __slots__ = ("_lent", "_pool")
 
@@ -61,9 +61,9 @@ class _Loan:
 
 
 class ScratchPool:
-    """Lends scratch memory: on the host, and on each GPU. Its owner hands it to the codecs that share it.
+    """Lends scratch memory: on the host, and on each GPU. Its owner passes it to the codecs that share it.
 
-    Taking from and adding to a list is atomic, so threads never share a loan.
+    List `pop` and `append` are atomic, so threads never share a loan.
 
     Example:
         >>> pool = ScratchPool()
@@ -77,7 +77,7 @@ class ScratchPool:
         self._idle_on: dict[torch.device, list[DeviceWorkspace]] = {}
 
     def __reduce__(self) -> tuple[type[ScratchPool], tuple[()]]:
-        """A copy, in this process or another, starts empty."""
+        """Makes every copy an empty pool, in this process or another."""
         return ScratchPool, ()
 
     def lend(self) -> _Loan:
@@ -92,10 +92,10 @@ class ScratchPool:
             workspace = idle.pop()
         except IndexError:
             workspace = DeviceWorkspace(device)
-        workspace.synchronize()  # a decode that was not waited for may still read what was uploaded
+        workspace.synchronize()  # an earlier decode may still read uploaded bytes
         try:
             yield workspace
-        except BaseException:  # such as no memory left; the tensors may be freed from now on
+        except BaseException:  # for example out of memory; the caller may free its tensors after this
             workspace.synchronize()
             raise
         finally:

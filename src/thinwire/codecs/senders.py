@@ -1,8 +1,8 @@
-"""Means over those who sent a value: of frames that hold some of a tensor's values, the mean of what came for each.
+"""Means over the workers that sent a value, for frames that hold some of a tensor's values.
 
-Where k of every block travel, a plain mean divides a value that one of N workers sent by N. SparseLoCo and DeMo divide
-it by the number of workers that sent it. SparseLoCo also scales every worker's message down to the median norm, so that
-no single one outweighs the others.
+With k values sent of every block, a plain mean divides a value that one of N workers sent by N. SparseLoCo and DeMo
+divide it by the number of workers that sent it. SparseLoCo also scales every worker's message down to the median norm,
+so that no message outweighs the others.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from thinwire.errors import FrameError
 class SenderMeans:
     """The mean of every value over the senders that sent it.
 
-    What came is kept as positions and values until `fill` adds it up, in the order of the `add`s: the median norm is
+    `add` keeps positions and values until `fill` adds them in the order of the calls, because the median norm is
     known only then. A sender of zeros counts for the positions that it sent.
 
     Args:
@@ -49,20 +49,20 @@ class SenderMeans:
 
         Args:
             frame: of the values.
-            first: forgets those before.
+            first: drops earlier frames.
 
         Raises:
-            FrameError: a payload is damaged, or its values are of another transform than the first sender's.
+            FrameError: the payload is damaged, or its values are of another transform than the first sender's.
         """
         sent = frame.sent()
         if first:
             self._held.clear()
         if self._held and sent.transform != self._held[0].transform:
-            raise FrameError(f"values of {sent.transform} came, and of {self._held[0].transform} before")
+            raise FrameError(f"values of {sent.transform} came after values of {self._held[0].transform}")
         self._held.append(sent)
 
     def fill(self) -> None:
-        """Fills the output with the means, 0 where no sender sent a value; the next senders' begin anew."""
+        """Fills the output with the means, 0 where no sender sent a value, and drops all frames."""
         held, self._held = self._held, []
         out: FloatArray = self._out if isinstance(self._out, np.ndarray) else self._out.cpu().numpy()
         senders = np.zeros(out.size, np.uint16)
@@ -79,8 +79,8 @@ class SenderMeans:
 
 
 def _factors(held: Sequence[Sent]) -> list[float]:
-    """What each message is multiplied by so that its norm is at most the median one."""
-    # Sums of squares in float64 do not overflow; NumPy adds them up in a fixed order.
+    """Returns the factor of each message that makes its norm at most the median one."""
+    # Sums of squares in float64 do not overflow; NumPy adds them in a fixed order.
     norms = [float(np.sqrt(np.square(sent.values, dtype=np.float64).sum())) for sent in held]
     counted = sorted(norm for norm in norms if norm > 0)
     median = counted[(len(counted) - 1) // 2] if counted else 0.0

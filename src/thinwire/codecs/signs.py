@@ -57,7 +57,7 @@ class OneBit(Scheme):
         return Payload(bits, (scale,))
 
     def _planes(self, flat: Flat, space: Scratch) -> Payload:
-        """The payload with zeros kept."""
+        """Returns the payload with zeros kept."""
         plane = -(-flat.values.size // 8)
         scale = self._scale(flat.values, int(np.count_nonzero(flat.values)), Step())
         bits = space.array("onebit.bits", 2 * plane, np.uint8)
@@ -66,7 +66,7 @@ class OneBit(Scheme):
         return Payload(bits, (scale,), ZEROS_KEPT)
 
     def _scale(self, values: FloatArray, count: int, step: Step) -> float:
-        """The scale over `count` values, in their type, never above the largest magnitude."""
+        """Returns the scale over `count` values, in their dtype, never above the largest magnitude."""
         l1 = self.norm == "l1"
         residual, factor = step.residual, step.residual_scale
         sums = moments(values, residual=residual, residual_scale=factor, signed=l1, squares=not l1)

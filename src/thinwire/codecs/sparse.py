@@ -1,7 +1,7 @@
-"""Which values are sent, and the values: the payload of `topk`, which other schemes may share.
+"""Positions and values of the values sent: the payload of `topk`, which other schemes may share.
 
-Positions are a bitmap (one bit a value of the tensor) or indices (for each value sent, the bits that the last index
-needs); `auto` takes the shorter. What follows are the values in full precision.
+Positions are a bitmap (one bit a value of the tensor) or indices (for each value sent, the bits of the last index);
+`auto` takes the shorter. The values follow in full precision.
 
     bitmap:   ceil(n / 8) bytes, first value in the highest bit · values
     index:    count (varint) · ascending indices of ceil(log2 n) bits, little-endian · values · zeros
@@ -37,7 +37,7 @@ Positions = NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True)
 class Sparse(Scheme):
-    """A scheme that sends some of the values and keeps the others.
+    """A scheme that sends some of the values exactly.
 
     Args:
         positions: `"bitmap"`, `"index"` (tensors of up to 2**32 values), or `"auto"`, the shorter of the two.
@@ -51,26 +51,26 @@ class Sparse(Scheme):
     positions: Literal["auto", "bitmap", "index"] = "auto"
 
     def check_positions(self, size: int) -> None:
-        """Raises ConfigError where indices are asked for and cannot reach the last of `size` values."""
+        """Raises ConfigError where `positions="index"` cannot reach the last of `size` values."""
         if self.positions == "index" and index_width(size) > MAX_WIDTH:
             raise ConfigError(f"{self.id}: {size} values are too many for positions='index'; take 'bitmap'")
 
     def takes_bitmap(self, size: int, count: int, body_nbytes: int) -> bool:
-        """Whether the positions of `count` among `size` values travel as a bitmap."""
+        """Whether the positions of `count` among `size` values are sent as a bitmap."""
         self.check_positions(size)
         bitmap_nbytes, index_nbytes = _bitmap_nbytes(size) + body_nbytes, _index_nbytes(size, count, body_nbytes)
         shorter = bitmap_nbytes < index_nbytes or index_width(size) > MAX_WIDTH
         return self.positions == "bitmap" or (self.positions == "auto" and shorter)
 
     def with_bitmap(self, bitmap: Bytes, body: Bytes, space: Scratch) -> Payload:
-        """What is sent where the positions are a bitmap."""
+        """Returns a payload with the positions as a bitmap."""
         payload = space.array("sparse.payload", bitmap.size + body.size, np.uint8)
         payload[: bitmap.size] = bitmap
         payload[bitmap.size :] = body
         return Payload(payload, flags=BITMAP)
 
     def with_indices(self, size: int, positions: Positions, body: Bytes, space: Scratch) -> Payload:
-        """What is sent where the positions, of a tensor of `size` values, are indices."""
+        """Returns a payload with the positions as indices, for a tensor of `size` values."""
         count = positions.size
         words = space.array("sparse.words", -(-count * index_width(size) // 32), np.uint32)
         packed = pack_integers(positions, width=index_width(size), words=words)
@@ -86,24 +86,24 @@ class Sparse(Scheme):
 
     @classmethod
     def read(cls, frame: Frame, space: Scratch) -> tuple[Positions, FloatArray]:
-        """The positions, ascending, and the values that were sent, both checked. Raises FrameError."""
+        """Returns the ascending positions and the values that were sent, both checked. Raises FrameError."""
         positions, rest = _read_positions(frame, space)
         count = positions.size
         body = cls.body_nbytes(frame, count)
         head = len(frame.payload) - len(rest)
         exact = head + body if frame.flags & BITMAP else _index_nbytes(frame.size, count, body)
-        if len(frame.payload) != exact or any(rest[body:]):  # what may follow are the zeros behind indices
+        if len(frame.payload) != exact or any(rest[body:]):  # only the zeros behind indices may follow
             raise FrameError(f"{frame.codec}: {count} values take {body} bytes, {len(rest)} came")
         return positions, cls.values_of(frame, rest[:body], count)
 
     @classmethod
     def body_nbytes(cls, frame: Frame, count: int) -> int:
-        """Bytes that the values sent take."""
+        """Returns the bytes of the values sent."""
         return count * frame.itemsize
 
     @classmethod
     def values_of(cls, frame: Frame, body: memoryview, count: int) -> FloatArray:
-        """The values sent. Raises FrameError."""
+        """Returns the values sent. Raises FrameError."""
         values = np.frombuffer(body, np.dtype(compute_dtype(frame.dtype)).newbyteorder("<"))
         if not np.isfinite(max_magnitude(values)):
             raise FrameError(f"{frame.codec}: a value is NaN or Inf")
@@ -137,7 +137,7 @@ class Sparse(Scheme):
 
     @classmethod
     def min_payload_nbytes(cls, frame: Frame) -> int:
-        """With indices, exactly what the declared count takes."""
+        """With indices, the exact size for the declared count."""
         if frame.flags & BITMAP:
             return _bitmap_nbytes(frame.size)
         count, _ = _read_count(frame)
@@ -145,7 +145,7 @@ class Sparse(Scheme):
 
 
 def index_width(size: int) -> int:
-    """Bits of an index."""
+    """Returns the bits of an index."""
     return max(1, (size - 1).bit_length())
 
 
@@ -154,13 +154,13 @@ def _bitmap_nbytes(size: int) -> int:
 
 
 def _index_nbytes(size: int, count: int, body_nbytes: int) -> int:
-    """Bytes of a whole payload with indices."""
+    """Returns the bytes of a payload with indices."""
     told = len(pack_varint(count)) + packed_nbytes(count, index_width(size)) + body_nbytes
     return max(told, size // VALUES_PER_BYTE)
 
 
 def _read_count(frame: Frame) -> tuple[int, int]:
-    """How many values were sent, and where their indices begin."""
+    """Returns the number of values sent, and the offset of their indices."""
     if index_width(frame.size) > MAX_WIDTH:
         raise FrameError(f"{frame.codec}: indices of {frame.size} values take more than {MAX_WIDTH} bits")
     count, at = parse_varint(memoryview(frame.payload), 0, "the number of values")
@@ -170,7 +170,7 @@ def _read_count(frame: Frame) -> tuple[int, int]:
 
 
 def _read_positions(frame: Frame, space: Scratch) -> tuple[Positions, memoryview]:
-    """The positions, checked, and the bytes behind them."""
+    """Returns the checked positions, and the bytes behind them."""
     payload = memoryview(frame.payload)
     if frame.flags & BITMAP:
         at = _bitmap_nbytes(frame.size)

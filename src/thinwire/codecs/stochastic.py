@@ -1,4 +1,4 @@
-"""Random trits: `terngrad`, and the packed form that other schemes of trits may share.
+"""Random trits: `terngrad`, and the packed form that other ternary schemes may share.
 
     t = sign(x) with probability |x| / s, else 0        decoded = scale · t
 
@@ -39,7 +39,7 @@ class Trits(Scheme):
     option_flags: ClassVar[int] = TWO_BIT
     num_scales: ClassVar[int] = 1
     scale_is: ClassVar[str] = "max|v|"
-    """Where the scale comes from, for people."""
+    """The origin of the scale, in words for `explain`."""
 
     packing: Literal["base243", "2bit"]
 
@@ -48,7 +48,7 @@ class Trits(Scheme):
         return TWO_BIT if self.packing == "2bit" else 0
 
     def trits(self, flat: Flat, scale: float, limit: float, step: Step, space: Scratch) -> tuple[Payload, int]:
-        """The payload with `scale`, and how many trits are not zero."""
+        """Returns the payload with `scale`, and the number of trits that are not zero."""
         codes = space.array("trits.codes", -(-flat.values.size // DIGITS_PER_CODE[self.packing]), np.uint8)
         num_nonzero = pack_stochastic(
             flat.values, scale=scale, limit=limit, key=step.key, packing=self.packing, codes=codes
@@ -87,9 +87,9 @@ class TernGrad(Trits):
         clip: c of the clipping at ±c·σ; 0 does not clip.
         sigma: σ about the `"mean"` (the paper) or about zero (`"rms"`, which keeps tensors whose mean is large).
         packing: `"2bit"` packs four trits to a byte, `"base243"` five.
-        scale: s given from outside, as scalar sharing does (§3.1 equation 5): the largest of the workers'
-            `local_scale`; then their trits can be added as integers. None takes the argument `scale` of
-            `encode`; without that argument, the tensor's own scale.
+        scale: s for every tensor, for scalar sharing (§3.1 equation 5): the largest of the workers' `local_scale`,
+            with which their trits can be added as integers. None takes `encode`'s argument `scale`, or without it
+            the tensor's own scale.
     """
 
     id: ClassVar[str] = "terngrad"
@@ -117,7 +117,7 @@ class TernGrad(Trits):
         return self.trits(flat, scale, limit, step, space)[0]
 
     def local_scale(self, values: FloatArray) -> float:
-        """c·σ or the largest magnitude, whichever is smaller, in the type of the values."""
+        """Returns the smaller of c·σ and the largest magnitude, in the dtype of the values."""
         if values.size == 0:
             return 0.0
         if self.clip == 0:

@@ -1,14 +1,14 @@
-"""Tensors that share a message: encoded, checked and added together, by as few calls as can be.
+"""Encodes, checks and adds the tensors that share a message, with as few kernel calls as possible.
 
-A call into a kernel costs more than the arithmetic of a small tensor, and a model has dozens. There are four ways; a
-tensor's context says which is its own:
+A call into a kernel costs more than the arithmetic of a small tensor, and a model has dozens. A tensor's context
+decides among four ways:
 
-    ternary, host    what 3LC codes in the host's memory: one kernel call for all
-    ternary, GPU     what 3LC codes on a GPU: one batch of launches for all
-    vectors          values that travel in the message's batch: one array for all
-    one by one       any other tensor; those on a GPU share launches all the same (`encoding.py`)
+    ternary, host    3LC in the host's memory: one kernel call for all
+    ternary, GPU     3LC on a GPU: one batch of launches for all
+    vectors          values in the message's batch: one array for all
+    one by one       all other tensors; those on a GPU share launches too (`encoding.py`)
 
-Frames, residuals and sums have the same bits either way.
+Frames, residuals and sums have the same bits in every way.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from thinwire.packets import BatchedTensor, EncodedTensor
 from thinwire.packets.batch import NARROW, rounded
 
 Checked: TypeAlias = CheckedFrame | EncodedTensor | None
-"""A received tensor: opened, or still raw bytes where a kernel call decodes them; None for nothing."""
+"""A received tensor: checked, or raw bytes for a kernel call that decodes them; None for an empty frame."""
 
 MAX_SUBSETS = 256
-"""Tensors come in a few combinations; sets of further ones are made anew."""
+"""Subsets that are kept; messages hold a few combinations of tensors, and sets of further ones are made anew."""
 
 
 class TensorSet:
-    """Some tensors with their contexts. Their values are given as `Flats`, one for each context.
+    """Tensors with their contexts. Their values are given as `Flats`, one for each context.
 
     Args:
         contexts: of the tensors.
-        batched: the places of those that travel in the message's batch.
+        batched: places of the tensors in the message's batch.
     """
 
     def __init__(self, contexts: Sequence[Context], batched: Collection[int] = ()) -> None:
@@ -66,7 +66,7 @@ class TensorSet:
             self._ternary.append((places, TernaryBatch(some) if key is None else DeviceTernary(some)))
 
     def at(self, places: Sequence[int]) -> TensorSet:
-        """Returns some of them, by their places in ascending order."""
+        """Returns the subset of tensors at `places`, which ascend."""
         if len(places) == len(self.contexts):
             return self
         key = tuple(places)
@@ -80,17 +80,17 @@ class TensorSet:
     # ---- encode
 
     def encode(self, values: Flats) -> list[EncodedTensor]:
-        """Encodes the values, and keeps what was not sent in the contexts' residuals.
+        """Encodes the values; unsent values stay in the contexts' residuals.
 
         Raises:
-            NonFiniteError: NaN or Inf in one of them. Nothing of those that are encoded with it has changed.
+            NonFiniteError: NaN or Inf in one tensor. Tensors that share its kernel call are unchanged.
         """
         made = self.encode_together(values)
         left = [place for place, frame in enumerate(made) if frame is None]
         if left:
             given = values.at(left).tensors()
             for place, each in zip(left, given, strict=True):
-                if (narrow := self._is_narrow.get(place)) is not None:  # the error says whose
+                if (narrow := self._is_narrow.get(place)) is not None:  # the error names the tensor
                     BatchedTensor.of(each.cpu().numpy(), self.contexts[place].name, narrow=narrow)
             contexts = [self.contexts[place] for place in left]
             shaped = [each.view(context.shape) for context, each in zip(contexts, given, strict=True)]
@@ -106,13 +106,13 @@ class TensorSet:
         outs: Flats | None = None,
         bounds: Sequence[LagBound | None] = (),
     ) -> list[EncodedTensor | None]:
-        """As `encode`, without tensors that go one by one and ways that find NaN or Inf: their frames are None.
+        """As `encode`; frames are None for tensors that go one by one, and for those of a call that finds NaN or Inf.
 
         Args:
             values: to encode.
-            minus: tensors that are subtracted from them first.
-            outs: tensors in the host's memory that add the decoded frames, as a receiver does; may be those of `minus`.
-            bounds: on the lag, which say the sparsity multipliers in place of the contexts' own.
+            minus: tensors that are subtracted from the values first.
+            outs: tensors in the host's memory to which the decoded frames are added; may be those of `minus`.
+            bounds: on the lag, which choose the sparsity multipliers in place of the contexts' own.
         """
         made: list[EncodedTensor | None] = [None] * len(self.contexts)
         for places, ternary in self._ternary:
@@ -122,7 +122,7 @@ class TensorSet:
                     at.addresses,
                     None if outs is None else outs.at(places).addresses,
                     [bounds[place] for place in places] if bounds else (),
-                    others=None if minus is None else minus.at(places).addresses,
+                    minus=None if minus is None else minus.at(places).addresses,
                 )
                 for place, frame in zip(places, frames or (), strict=False):
                     made[place] = frame
@@ -145,10 +145,10 @@ class TensorSet:
     # ---- check, add, store
 
     def check(self, frames: Sequence[EncodedTensor]) -> list[Checked]:
-        """Returns the frames to add or store; None for an empty frame, and for a sender's tensor that is not finite.
+        """Returns the frames to add or store; None for an empty frame, and where the sender's tensor was not finite.
 
         Raises:
-            FrameError: a frame does not fit its tensor, or is damaged.
+            FrameError: a frame is damaged or does not fit its tensor.
         """
         checked: list[Checked] = list(frames)
         known: set[int] = set()
@@ -170,10 +170,10 @@ class TensorSet:
         Args:
             checked: one for each tensor, from `check`; or raw frames, which are checked and added in one pass.
             into: the sums.
-            counts: how many tensors each sum holds, updated here; None: all sums have begun.
+            counts: the number of tensors in each sum, updated here; None: all sums have begun.
 
         Returns:
-            The payload size of each in bytes, as it travelled; 0 for nothing.
+            Each tensor's payload size on the wire, in bytes; 0 without a frame.
 
         Raises:
             FrameError: a payload is damaged. Its sum is unchanged; others may have changed.
@@ -191,7 +191,7 @@ class TensorSet:
         counts += np.array(done, np.int64) > 0
         opened: list[tuple[int, CheckedFrame]] = []
         for place, each in enumerate(checked):
-            if not done[place] and _came(each):
+            if not done[place] and _is_present(each):
                 frame = each if isinstance(each, CheckedFrame) else self._open(place, _bytes(each))
                 if frame is None:
                     raise FrameError(f"{self.contexts[place].name}: the sender's tensor held NaN or Inf")
@@ -241,7 +241,7 @@ class TensorSet:
         )
 
     def _open(self, place: int, frame: bytes | memoryview) -> CheckedFrame | None:
-        """Checks a frame before its zstd stage is undone; None where the sender's tensor was not finite."""
+        """Checks a frame's header, then undoes its zstd stage; None where the sender's tensor was not finite."""
         context = self.contexts[place]
         with naming(context):
             parsed = framing.parse(frame, copy=False)
@@ -255,14 +255,14 @@ class TensorSet:
 
 @contextmanager
 def naming(context: Context) -> Iterator[None]:
-    """Within it, an error says of which tensor it is."""
+    """Adds the tensor's name to a FrameError."""
     try:
         yield
     except FrameError as error:
         raise FrameError(f"{context.name}: {error}") from error
 
 
-def _came(each: Checked) -> bool:
+def _is_present(each: Checked) -> bool:
     return isinstance(each, CheckedFrame) or bool(each is not None and len(each))
 
 

@@ -1,7 +1,7 @@
 """The border between callers' tensors and the flat arrays that kernels work on.
 
 Codecs compute in float32, or in float64 for float64 tensors; float16 and bfloat16 are widened, because
-max·s overflows float16 above 34,500 and bfloat16 keeps eight bits. Callers' memory is only ever read.
+max·s overflows float16 above 34,500 and bfloat16 keeps eight bits. Codecs only read callers' memory.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FloatArray = NDArray[Any]
 """A flat, C-contiguous array of float32 or float64."""
 
 Tensor: TypeAlias = torch.Tensor | NDArray[Any]
-"""What callers have: any shape, on any device."""
+"""A caller's tensor: any shape, on any device."""
 
 _NAMES = {
     torch.float32: "fp32",
@@ -31,8 +31,8 @@ _NAMES = {
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 
 
-class Flat(NamedTuple):  # which is made in half the time of a frozen dataclass, for every tensor of every step
-    """A tensor as codecs see it: `values` may be a view of the caller's memory and is never written."""
+class Flat(NamedTuple):  # made in half the time of a frozen dataclass, for every tensor of every step
+    """A flattened tensor in the host's memory. `values` may be a view of the caller's memory and is never written."""
 
     values: FloatArray
     dtype: str
@@ -40,7 +40,7 @@ class Flat(NamedTuple):  # which is made in half the time of a frozen dataclass,
 
 
 class DeviceFlat(NamedTuple):
-    """A tensor as kernels on its own device see it; `values` may be its memory and is never written."""
+    """A flattened tensor on its device. `values` may be the caller's memory and is never written."""
 
     values: torch.Tensor
     dtype: str
@@ -48,11 +48,11 @@ class DeviceFlat(NamedTuple):
 
 
 HOST_DEVICES = frozenset({"cpu"})
-"""Types of devices whose memory NumPy sees."""
+"""Types of devices whose memory NumPy can address."""
 
 
 def is_dense(value: object) -> TypeGuard[torch.Tensor]:
-    """Whether this is a tensor that has all of its values: neither sparse, nor quantized, nor on torch's meta device.
+    """Whether this is a tensor that stores every value: neither sparse, nor quantized, nor on torch's meta device.
 
     >>> is_dense(torch.zeros(2)), is_dense(torch.zeros(2).to_sparse()), is_dense([0.0])
     (True, False, False)
@@ -65,12 +65,12 @@ def is_dense(value: object) -> TypeGuard[torch.Tensor]:
 def off_host(tensor: object) -> TypeGuard[torch.Tensor]:
     """Whether this is a tensor in other memory than the host's."""
     if not isinstance(tensor, torch.Tensor) or (tensor.is_cpu and "cpu" in HOST_DEVICES):
-        return False  # asking for the type of a device takes four times as long
+        return False  # reading the device's type takes four times as long
     return tensor.device.type not in HOST_DEVICES
 
 
 def put(values: NDArray[Any], out: FloatArray, accumulate: bool) -> None:
-    """Fills a flat array, or adds to it; a sum that overflows is Inf, which its owner looks for."""
+    """Fills a flat array, or adds to it; a sum that overflows becomes Inf, which the owner checks for."""
     if accumulate:
         with np.errstate(over="ignore", invalid="ignore"):
             out += values
@@ -79,7 +79,7 @@ def put(values: NDArray[Any], out: FloatArray, accumulate: bool) -> None:
 
 
 def put_some(values: FloatArray, positions: NDArray[np.integer[Any]], out: FloatArray, accumulate: bool) -> None:
-    """Fills a flat array with values at some positions and zeros elsewhere, or adds them; no position comes twice."""
+    """Fills a flat array with values at some positions and zeros elsewhere, or adds them; no position occurs twice."""
     if not accumulate:
         out.fill(0)
     out[positions] = out[positions] + values if accumulate else values
@@ -95,7 +95,7 @@ def flatten(tensor: Tensor, name: str = "the tensor") -> Flat:
     if isinstance(tensor, torch.Tensor):
         shape = tuple(tensor.shape)
         if tensor.dtype is torch.float32 and tensor.is_cpu and is_plain(tensor) and len(shape) <= MAX_RANK:
-            # What nearly every gradient is: nothing to convert, and a call of torch's costs as much as a small kernel.
+            # Nearly every gradient needs no conversion, and a call into torch costs as much as a small kernel.
             return Flat((tensor.detach() if tensor.requires_grad else tensor).numpy().reshape(-1), "fp32", shape)
         _check_rank(shape, name)
         return Flat(_flat(tensor, name).cpu().numpy(), _NAMES[tensor.dtype], shape)
@@ -110,23 +110,23 @@ def flatten(tensor: Tensor, name: str = "the tensor") -> Flat:
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether the memory holds the values as they are, in C order: dense, contiguous, not a lazy negation."""
+    """Whether memory holds the values themselves in C order: dense, contiguous, not a lazy negation."""
     return tensor.layout is torch.strided and tensor.is_contiguous() and not tensor.is_neg()
 
 
 def refuse_meta(tensor: torch.Tensor, name: str) -> None:
-    """Raises TypeError for a tensor that has a shape and no values."""
+    """Raises TypeError for a tensor on the meta device, which has no values."""
     if tensor.is_meta:
         raise TypeError(
             f"{name} is on the meta device; codecs take tensors that hold values: to_empty() gives it memory"
         )
 
 
-_NO_MEMORY = "{name} is a {kind}, which has no memory of its own; give what it holds, as a DTensor's to_local()"
+_NO_MEMORY = "{name} is a {kind}, which has no memory; give the tensor that it holds, as a DTensor's to_local()"
 
 
 def flatten_on_device(tensor: torch.Tensor, name: str = "the tensor") -> DeviceFlat:
-    """As `flatten`, where the tensor lies."""
+    """As `flatten`, on the tensor's device."""
     shape = tuple(tensor.shape)
     if tensor.layout is torch.strided and tensor.numel() and not tensor.data_ptr():
         raise TypeError(_NO_MEMORY.format(name=name, kind=type(tensor).__name__))
@@ -143,7 +143,7 @@ def _check_rank(shape: tuple[int, ...], name: str) -> None:
 
 
 def _flat(tensor: torch.Tensor, name: str) -> torch.Tensor:
-    """The values in C order, in the compute dtype, on their device."""
+    """Returns the values in C order, in the compute dtype, on their device."""
     if tensor.dtype not in _NAMES:
         raise TypeError(f"{name} has dtype {tensor.dtype}; codecs take float16, bfloat16, float32 and float64")
     if tensor.layout != torch.strided:
@@ -154,12 +154,12 @@ def _flat(tensor: torch.Tensor, name: str) -> torch.Tensor:
 
 
 def compute_dtype(dtype: str) -> type[np.float32] | type[np.float64]:
-    """NumPy's type for computing on a tensor of `dtype`, a frame's dtype name."""
+    """Returns NumPy's type for computing on a tensor of `dtype`, a frame's dtype name."""
     return np.float64 if dtype == "fp64" else np.float32
 
 
 def empty(dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
-    """A tensor for a decoded frame, on the CPU, not yet filled."""
+    """Returns an unfilled tensor for a decoded frame, on the CPU."""
     return torch.empty(shape, dtype=_DTYPES[dtype], device="cpu")
 
 
@@ -175,16 +175,16 @@ def direct_view(out: Tensor) -> FloatArray | None:
 
 
 def in_dtype(what: str, value: float, dtype: np.dtype[Any]) -> float:
-    """Returns a number in the type of a tensor's values. Raises ConfigError where it overflows there."""
+    """Returns a number in a tensor's dtype. Raises ConfigError where it overflows."""
     with np.errstate(over="ignore"):
         found = float(dtype.type(value))
     if not math.isfinite(found):
-        raise ConfigError(f"{what}={value!r} is no finite number in {dtype}")
+        raise ConfigError(f"{what}={value!r} is not a finite number in {dtype}")
     return found
 
 
 def data_address(tensor: Tensor) -> tuple[object, int]:
-    """Where a tensor's first value lies: the device, None for NumPy's arrays, and the address there."""
+    """Returns the device of a tensor, None for NumPy's arrays, and its first value's address there."""
     if isinstance(tensor, torch.Tensor):
         return None if tensor.device.type in HOST_DEVICES else tensor.device, tensor.data_ptr()
     return None, int(tensor.ctypes.data)
@@ -218,17 +218,17 @@ def check_out(out: Tensor, shape: tuple[int, ...]) -> None:
 
 
 def store(out: Tensor, values: FloatArray, accumulate: bool) -> None:
-    """Writes or adds flat `values` into any floating `out`, whatever its layout, dtype or device.
+    """Writes or adds flat `values` into any floating `out`, of any layout, dtype or device.
 
-    A narrower `out` takes its largest number for values and sums past it: a scale may lie there although no sender's
-    value did, and one Inf would spread over the whole model. `values` may be overwritten.
+    A narrower `out` takes its largest number in place of larger values and sums: a scale may exceed every sender's
+    value, and one Inf would spread over the whole model. `values` may be overwritten.
     """
     store_tensor(out if isinstance(out, torch.Tensor) else torch.from_numpy(out), torch.from_numpy(values), accumulate)
 
 
 def store_tensor(out: torch.Tensor, values: torch.Tensor, accumulate: bool) -> None:
     """As `store`, for tensors on any devices."""
-    limit = torch.finfo(out.dtype).max  # an Inf that the caller brought stays: loss scalers look for it
+    limit = torch.finfo(out.dtype).max  # the caller's own Inf stays: loss scalers look for it
     narrower = limit < torch.finfo(values.dtype).max
     if narrower:
         values.clamp_(-limit, limit)

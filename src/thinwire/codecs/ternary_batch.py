@@ -1,7 +1,7 @@
-"""Many 3LC tensors in the host's memory with their contexts, by one kernel call each way.
+"""Many 3LC tensors in the host's memory with their contexts: one kernel call encodes all, one decodes all.
 
-A small tensor's arithmetic takes a microsecond or two; the calls around it take twenty. Frames, residuals and sums are
-the same bits either way.
+A small tensor's arithmetic takes a microsecond or two; the calls around it take twenty. Frames, residuals and sums have
+the same bits as tensor by tensor.
 """
 
 from __future__ import annotations
@@ -27,36 +27,36 @@ from thinwire.kernels.numba.many import Given, Heads, decode_many, encode_many, 
 
 
 def takes(context: Context) -> bool:
-    """Whether a batch takes tensors of this context: float32, by 3LC with default options but sparsity, clip, zstd."""
+    """Whether a batch takes this context: float32, 3LC with default options except sparsity, clip and zstd."""
     scheme = context.codec.scheme
     return isinstance(scheme, ThreeLC) and scheme.batched and context.dtype == "fp32" and context.size > 0
 
 
 class _Opened(NamedTuple):
-    """Frames end to end without checksums and second stages, where each ends, and payloads' sizes as they travelled.
+    """Frames end to end without checksums and second stages, the end of each, and payload sizes on the wire.
 
-    A frame without a second stage has size 0 there.
+    The payload size is 0 for a frame without a second stage.
     """
 
     frames: NDArray[np.uint8]
     ends: NDArray[np.int64]
     nbytes: list[int]
 
-    def travelled(self, found: list[int]) -> list[int]:
-        """Returns the sizes of payloads as they travelled, of those that were found to be right; 0 of the others."""
+    def wire_nbytes(self, found: list[int]) -> list[int]:
+        """Returns payload sizes on the wire from the decoded sizes `found`; 0 for a frame that was not decoded."""
         return [size and (nbytes or size) for size, nbytes in zip(found, self.nbytes, strict=True)]
 
 
 class TernaryBatch:
-    """Some float32 tensors with their contexts, encoded together, or decoded together from a sender's frames.
+    """Float32 tensors with their contexts, encoded together, or decoded together from one sender's frames.
 
-    Tensors are given by their addresses: each contiguous, of its context's size, and alive during the call.
+    Tensors are given by their addresses: each contiguous, of its context's size, and kept alive during the call.
 
     Args:
         contexts: of the tensors, one or more, all on the host; `takes` is true of each.
 
     Attributes:
-        device: that holds the tensors; None for the host's memory.
+        device: holds the tensors; None for the host's memory.
     """
 
     device: torch.device | None = None
@@ -82,41 +82,41 @@ class TernaryBatch:
         outs: Addresses | None = None,
         bounds: Sequence[LagBound | None] = (),
         *,
-        others: Addresses | None = None,
+        minus: Addresses | None = None,
     ) -> list[bytes] | None:
-        """Returns the tensors' frames; or None, and nothing has changed, where one of them holds NaN or Inf.
+        """Returns the tensors' frames; None, before anything changes, where a tensor holds NaN or Inf.
 
         Args:
             tensors: to encode.
-            outs: float32 tensors that add the decoded frames, as a receiver does; they may be the others.
+            outs: float32 tensors to which the decoded frames are added; may be `minus`.
             bounds: on the lag, one for each tensor; by default those of the contexts.
-            others: tensors that are subtracted from them first, in float32; None: nothing is.
+            minus: float32 tensors that are subtracted from `tensors` first, if given.
         """
         multipliers = self._sparsities.copy()
         for place, bound in enumerate(bounds or self._bounds):
             if bound is not None:
                 multipliers[place] = bound.multiplier
         with self._pool.lend() as space:
-            less = space.array("ternary.less", 0 if others is None else int(self._sizes.max()), np.float32)
-            given = Given(tensors, others, self._sizes, self._residuals, self._residual_scales, less)
+            differences = space.array("ternary.differences", 0 if minus is None else int(self._sizes.max()), np.float32)
+            given = Given(tensors, minus, self._sizes, self._residuals, self._residual_scales, differences)
             scales = scales_of_many(given, multipliers)
             if scales is None:
                 return None
             encoded, ends, payload_nbytes = encode_many(given, scales, self._heads, workspace=space.kernel)
             made = self._framed(encoded, ends, payload_nbytes, scales, space)
-            self._follow(tensors, others)
+            self._follow(tensors, minus)
             if outs is not None:
                 adds = np.ones(len(ends), np.bool_)
                 self._decode(_Opened(frozen(encoded), np.array(ends), []), outs, adds, space)
         return made
 
-    def _follow(self, tensors: Addresses, others: Addresses | None) -> None:
+    def _follow(self, tensors: Addresses, minus: Addresses | None) -> None:
         for place, bound in enumerate(self._bounds):
             if bound is not None and bound.is_due():
                 size = self._contexts[place].size
                 update = sampled(array_of(tensors[place], size))
-                if others is not None:
-                    update = update - sampled(array_of(others[place], size))
+                if minus is not None:
+                    update = update - sampled(array_of(minus[place], size))
                 bound.decide(norm(update), norm(sampled(array_of(self._residuals[place], size))))
 
     def _framed(
@@ -127,7 +127,7 @@ class TernaryBatch:
         scales: NDArray[np.float32],
         space: Scratch,
     ) -> list[bytes]:
-        """Returns frames through their second stages, with checksums; tells contexts the sizes that travel."""
+        """Returns frames with second stages and checksums; records payload sizes on the wire in the contexts."""
         data, begin, result = encoded.data, 0, []
         for context, end, nbytes, scale in zip(self._contexts, ends, payload_nbytes, scales.tolist(), strict=True):
             shrunk = space.entropy_stage.compress(data[end - nbytes : end]) if context.codec.entropy else None
@@ -143,7 +143,7 @@ class TernaryBatch:
     # ---- decode
 
     def check(self, received: Sequence[bytes | memoryview]) -> list[bool]:
-        """Says of each frame whether `decode` would take it. Args as for `decode`."""
+        """Returns for each frame whether `decode` would take it. Args as for `decode`."""
         nowhere = np.zeros(len(received), np.int64)
         with self._pool.lend() as space:
             return [nbytes > 0 for nbytes in self._decode(self._open(received, space), nowhere, nowhere > 0, space)]
@@ -159,12 +159,12 @@ class TernaryBatch:
             accumulate: whether to add, for each.
 
         Returns:
-            The size of each payload in bytes; 0 for frames of other codecs, options or shapes and damaged ones, which
-            are left, and their tensors.
+            The size of each payload in bytes; 0 for damaged frames and those of other codecs, options or shapes, whose
+            tensors are unchanged.
         """
         with self._pool.lend() as space:
             opened = self._open(received, space)
-            return opened.travelled(self._decode(opened, tensors, accumulate, space))
+            return opened.wire_nbytes(self._decode(opened, tensors, accumulate, space))
 
     def _decode(self, opened: _Opened, tensors: Addresses, accumulate: NDArray[np.bool_], space: Scratch) -> list[int]:
         if not opened.frames.size:
@@ -180,7 +180,7 @@ class TernaryBatch:
         )
 
     def _open(self, received: Sequence[bytes | memoryview], space: Scratch) -> _Opened:
-        """Takes the checksums off, and the second stage."""
+        """Removes checksums and second stages."""
         checked, nbytes = [frames.without_checksum(frame) for frame in received], [0] * len(received)
         for place, context in enumerate(self._contexts):
             if context.codec.entropy and checked[place]:
@@ -192,9 +192,9 @@ class TernaryBatch:
 def _expanded(
     frame: bytes | memoryview, plain: bytes | memoryview, size: int, space: Scratch
 ) -> tuple[bytes | memoryview, int]:
-    """Undoes a frame's second stage; returns the frame without its checksum, and its payload's size as it travelled.
+    """Undoes a frame's second stage; returns the frame without its checksum, and its payload size on the wire.
 
-    A frame without the stage is returned unchanged, with 0; a damaged one as no bytes.
+    A frame without the stage is returned unchanged, with 0; a damaged one as empty bytes.
     """
     try:
         parsed = frames.parse(frame, copy=False)

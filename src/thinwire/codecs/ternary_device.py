@@ -1,7 +1,7 @@
-"""Many 3LC tensors on a GPU with their contexts, by one batch of launches and one call of the host's kernels each way.
+"""Many 3LC tensors on a GPU with their contexts: one batch of launches and one host kernel call encode or decode all.
 
-`encoding.encode_all` and `decode_all` cost the host some tens of microseconds a tensor, and a GPU finishes all of them
-in a few hundred. Frames, residuals and sums are the same bits either way.
+`encoding.encode_all` and `decode_all` cost the host some tens of microseconds a tensor; a GPU finishes all tensors in a
+few hundred. Frames, residuals and sums have the same bits as tensor by tensor.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from thinwire.kernels.numba.addresses import Addresses
 from thinwire.kernels.numba.many import frames_of_many, payloads_of_many
 
 _CODEC_NBYTES = 4
-"""What a frame begins with: two bytes that every frame has, the version, and the codec's number."""
+"""The start of a frame: two magic bytes, the version, and the codec's number."""
 
 
 class DeviceTernary(TernaryBatch):
@@ -44,16 +44,16 @@ class DeviceTernary(TernaryBatch):
         outs: Addresses | None = None,
         bounds: Sequence[LagBound | None] = (),
         *,
-        others: Addresses | None = None,
+        minus: Addresses | None = None,
     ) -> list[bytes] | None:
-        """As there; also None for tensors with a bound on the lag, and where the device has no kernels.
+        """As `TernaryBatch.encode`; also None for tensors with a bound on the lag, or without kernels for the device.
 
         Args:
             tensors: to encode.
-            outs, bounds, others: have no kernels here.
+            outs, bounds, minus: must be None, because no kernel takes them.
         """
         scheme = self._contexts[0].codec.scheme
-        plain = outs is None and others is None and not any(self._bounds)
+        plain = outs is None and minus is None and not any(self._bounds)
         if not plain or why_not(self.device) or not isinstance(scheme, ThreeLC):
             return None
         triton = import_module("thinwire.kernels.triton.ternary")
@@ -77,7 +77,7 @@ class DeviceTernary(TernaryBatch):
         self, received: Sequence[bytes | memoryview], tensors: Addresses, accumulate: NDArray[np.bool_]
     ) -> list[int]:
         codec = self._heads.data[:_CODEC_NBYTES].tobytes()
-        # Frames of another codec need no checksum here: their own decoder checks it.
+        # For frames of another codec no checksum is needed here: their decoder checks it.
         if why_not(self.device) or not any(bytes(frame[:_CODEC_NBYTES]) == codec for frame in received):
             return [0] * len(received)
         triton = import_module("thinwire.kernels.triton.ternary_decode")
@@ -99,4 +99,4 @@ class DeviceTernary(TernaryBatch):
                         accumulate=adds,
                         workspace=workspace,
                     )
-        return opened.travelled(np.where(begins > 0, opened.ends - begins, 0).tolist())
+        return opened.wire_nbytes(np.where(begins > 0, opened.ends - begins, 0).tolist())

@@ -3,7 +3,7 @@
     v = residual + x            m = max|v|·s            q = sign(v) where |v| > m/2, else 0
     residual = v − m·q          five trits → one byte   runs of 2…14 zero bytes → one byte
 
-The arithmetic is in `thinwire.kernels`; this file says what the frame's flags mean.
+The arithmetic is in `thinwire.kernels`; this file defines the options and the frame's flags.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 
-from thinwire.codecs.lag import BEGIN, DeltaLagBound, LagBound
+from thinwire.codecs.lag import FIRST_SPARSITY, DeltaLagBound, LagBound
 from thinwire.codecs.options import Between
 from thinwire.codecs.scheme import Explained, Payload, Scheme, Step
 from thinwire.codecs.scratch import Scratch
@@ -34,17 +34,17 @@ MAX_RUN = 14
 
 @dataclass(frozen=True, kw_only=True)
 class ThreeLC(Scheme):
-    """0.1–1.6 bits a value, with a residual that carries what was not sent to the next step.
+    """0.1–1.6 bits a value, with a residual that adds unsent values to the next step.
 
     Args:
         sparsity: the sparsity multiplier s, 1 ≤ s < 2: more zeros, larger survivors, a longer lag (3LC §3.1).
-        clip: the share of the largest magnitude that m is taken from, 0.5 … 1 (not in the paper): with less than 1,
-            larger values are sent in part, fewer become zero, and less waits in the residual all in all. With s = 1 no
-            value leaves more than half of the largest magnitude there.
-        lag: where more steps wait in a residual, s is lowered (not in the paper): contexts choose it, from 1 to
-            `sparsity`, by what they measure, see `LagBound`; without a residual s is 1. None: s is `sparsity`.
+        clip: the factor on max|v| in m, 0.5 … 1 (not in the paper). Below 1, larger values are sent in part, fewer
+            values become zero, and the residual is smaller in total. With s = 1 a value leaves at most half of max|v|
+            in the residual.
+        lag: the largest lag of a residual, in steps (not in the paper): contexts measure the lag and choose s from 1 to
+            `sparsity`, see `LagBound`; without a residual s is 1. None: s is `sparsity`.
         layout: `"stride"` packs contiguous groups of five (1–17 % smaller on real gradients);
-            `"partition"` the paper's five partitions. The frame says which.
+            `"partition"` the paper's five partitions. A flag of the frame gives the layout.
         zero_run: False is the paper's "No ZRE" row: exactly 1.6 bits a value.
     """
 
@@ -77,11 +77,11 @@ class ThreeLC(Scheme):
 
     @property
     def multiplier(self) -> float:
-        """What the largest magnitude is multiplied by, m / max|v|; with a bound on the lag, before any is measured."""
-        return (self.sparsity if self.lag is None else BEGIN) * self.clip
+        """The factor on the largest magnitude, m / max|v|; with a bound on the lag, before the first measurement."""
+        return (self.sparsity if self.lag is None else FIRST_SPARSITY) * self.clip
 
     def multiplier_at(self, step: Step) -> float:
-        """As `multiplier`, of a step for which a bound on the lag may have found another s."""
+        """As `multiplier`, for a step whose s a bound on the lag may have chosen."""
         return self.multiplier if step.sparsity is None else step.sparsity * self.clip
 
     def lag_bound(self) -> LagBound | None:
@@ -92,7 +92,7 @@ class ThreeLC(Scheme):
 
     @property
     def batched(self) -> bool:
-        """Whether one call of a kernel encodes many tensors with these options."""
+        """Whether one kernel call encodes many tensors with these options."""
         return self.layout == "stride" and self.zero_run
 
     def encode(self, flat: Flat, step: Step, space: Scratch) -> Payload:
@@ -159,12 +159,12 @@ class ThreeLC(Scheme):
 
 
 def _by_fifths(values: Floats) -> Floats:
-    """Returns the values with one of each fifth side by side; zeros stand for what is missing of the last."""
+    """Returns the values with one of each fifth side by side; zeros fill the last fifth."""
     padded = np.zeros(TRITS_PER_BYTE * -(-values.size // TRITS_PER_BYTE), values.dtype)
     padded[: values.size] = values
     return padded.reshape(TRITS_PER_BYTE, -1).T.reshape(-1)
 
 
 def _in_order(values: Floats) -> Floats:
-    """Returns what `_by_fifths` was given, with its zeros."""
+    """Undoes `_by_fifths`, but keeps its zeros."""
     return values.reshape(-1, TRITS_PER_BYTE).T.reshape(-1)

@@ -1,6 +1,6 @@
-"""`topk`: the k values of largest magnitude, exactly; the others wait in the residual (DoubleSqueeze §3.2, §5.2).
+"""`topk`: sends the k values of largest magnitude exactly; the others stay in the residual (DoubleSqueeze §3.2, §5.2).
 
-Of equal magnitudes the lower index is sent, and zeros never are, so that all machines choose alike.
+The lower index is sent among equal magnitudes, and zeros never are, so that all machines select the same values.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class TopK(Sparse):
     """32 + ⌈log₂ n⌉ bits a value sent, or 32 and one bit a value of the tensor, with a residual.
 
     Args:
-        fraction: of the values of each tensor, in (0, 1]; rounded up, so that no tensor sends nothing.
+        fraction: of the values of each tensor, in (0, 1]; rounded up, so that every tensor sends a value.
         k: a count instead of a fraction; a smaller tensor is sent whole.
     """
 
@@ -48,8 +48,8 @@ class TopK(Sparse):
         return self.with_bitmap(np.packbits(sent), body, space)
 
     def count(self, size: int) -> int:
-        """How many of `size` > 0 values are sent."""
-        # Rounding to a billionth first: 0.07 · 100 is 7.000000000000001 in floats, and means 7.
+        """Returns how many of `size` > 0 values are sent."""
+        # Rounded to a billionth first: 0.07 · 100 is 7.000000000000001 in floats, and means 7.
         k = self.k or math.ceil(round(self.fraction * size, 9))
         return min(max(1, k), size)
 
@@ -62,7 +62,7 @@ def select_top(values: FloatArray, k: int) -> Positions:
         [0, 1]
     """
     magnitudes = np.abs(values)
-    # A sample tells a magnitude that a few more than k values reach: then only these are compared with each other.
+    # A sample gives a magnitude that a few more than k values reach; then only these are compared.
     sample = magnitudes[:: max(1, values.size // _SAMPLE)]
     expected = k * sample.size / values.size
     rank = math.ceil(expected + 4 * math.sqrt(expected) + 8)

@@ -1,4 +1,4 @@
-"""The schemes with Triton kernels: which kernels each calls. Importing this file imports Triton.
+"""The schemes with Triton kernels, and the kernels that each calls. Importing this file imports Triton.
 
 A scheme that is not in `CODERS` runs on the CPU, and so do the options that its coder refuses.
 """
@@ -100,4 +100,4 @@ CODERS: Mapping[type[Scheme], DeviceCoder] = {
     Int8: _Int8(),
     OneBit: _OneBit(),
 }
-"""By class; a subclass is another scheme."""
+"""Looked up by exact class; a subclass is another scheme."""

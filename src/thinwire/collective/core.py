@@ -1,7 +1,7 @@
-"""One rank's part in the exchange: which buckets travel together, and which steps all ranks skip. Sans-IO.
+"""One rank's part in the exchange: groups buckets into exchanges, and skips steps with all ranks. Sans-IO.
 
-`bucket_ready` gathers buckets and returns exchanges, which the caller carries out (see `exchange`) and reports as
-`finished`, in the same order.
+`bucket_ready` gathers buckets and returns exchanges, which the caller runs (see `exchange`) and reports as `finished`,
+in the same order.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from thinwire.errors import NonFiniteError
 from thinwire.policies.assignment import Partition
 
 _KEPT_GROUPS = 256
-"""DDP rebuilds its buckets once or twice; more than this many groups are of models that never come back."""
+"""The most groups that are kept: DDP rebuilds its buckets once or twice, and further groups are of former models."""
 
 
 @dataclass(frozen=True, eq=False)
 class Bucket:
-    """A bucket as it comes back step after step: its tensors, and where each begins in its flat values.
+    """The bucket of every step: its tensors, and the offset of each in its flat values.
 
     Args:
         offsets: by tensor name.
         nbytes: of the gradients.
-        stride: where the bucket holds what each rank owns in one piece, rank after rank, as a reduce-scatter has it:
-            the values of a piece; offsets are then from its begin. 0 where every tensor lies in one piece.
+        stride: number of values of a piece, where the bucket holds one piece for each rank, in the order of ranks, as
+            in a reduce-scatter; offsets then count from the piece's start. 0 where every tensor lies in one piece.
     """
 
     offsets: tuple[tuple[str, int], ...]
@@ -41,7 +41,7 @@ class Bucket:
     stride: int = 0
 
     def begin(self, offset: int, part: Partition) -> int:
-        """Returns where a slice of the tensor at `offset` begins in the flat values."""
+        """Returns the start, in the flat values, of a slice of the tensor at `offset`."""
         return offset + (part.server * self.stride if self.stride else part.start)
 
 
@@ -49,17 +49,17 @@ class Collective:
     """The state of one rank between steps.
 
     Args:
-        residuals: this rank's contexts, touched by no one else between a step's first bucket and its end.
+        residuals: this rank's contexts, unused by other code between a step's first bucket and its end.
         skip: whether NaN or Inf on any rank makes all ranks skip the step; otherwise it is an error.
-        drop_zeros: whether a slice without any gradient is left out, as DDP leaves out unused parameters.
-        group_nbytes: buckets travel together until their gradients have so many bytes.
-        pulls: whether every rank gets the averages of all shards; otherwise of its own alone, as in a reduce-scatter.
-        names: what people call the ranks, as in `PeerGroup.names`; by default their numbers here.
+        drop_zeros: whether a slice without a gradient is left out, as DDP leaves out unused parameters.
+        group_nbytes: buckets share an exchange until their gradients have so many bytes.
+        pulls: whether every rank gets the averages of all shards; otherwise only its own, as in a reduce-scatter.
+        names: of the ranks in messages, as in `PeerGroup.names`; by default their numbers here.
         clip: whether means over senders scale each rank's message down to the median norm.
 
     Attributes:
-        steps_skipped: steps that no rank took because some rank's gradient held NaN or Inf.
-        tally: of the exchanges to come; None where they are not measured.
+        steps_skipped: number of steps that all ranks skipped because a rank's gradient held NaN or Inf.
+        tally: of the next exchanges; None: they are not measured.
     """
 
     def __init__(
@@ -90,13 +90,13 @@ class Collective:
         """Takes a bucket whose gradients are ready.
 
         Args:
-            bucket: the same object whenever the same bucket comes.
+            bucket: the same object at every step.
             step: of the training.
-            index: the bucket's number in the step; 0 begins a step, and forgets the buckets of one that was broken off.
+            index: the bucket's number in the step; 0 begins a step, and drops the buckets of an aborted one.
             last: whether it ends the step.
 
         Returns:
-            What is now to be exchanged, and how many buckets each exchange holds: the oldest first.
+            The exchanges to run now, the oldest first, each with its number of buckets.
         """
         if index == 0:
             self._gathered.clear()
@@ -109,17 +109,17 @@ class Collective:
         return ready
 
     def started(self, exchange: Exchange) -> None:
-        """Says that an exchange begins: before the first of a step, residuals are copied where it may be skipped."""
+        """Notes the start of an exchange; before the first of a step that may be skipped, copies residuals."""
         if exchange.bucket == 0 and self.skip:
             self.residuals.snapshot()
 
     def finished(self, exchange: Exchange) -> None:
-        """Says that an exchange is complete: after the last of a step that is skipped, residuals are restored."""
+        """Notes the end of an exchange; after the last of a skipped step, restores residuals."""
         self._ended(exchange.bucket, exchange.skipped, exchange.last)
 
     def _ended(self, bucket: int, skipped: bool, last: bool) -> None:
         if bucket == 0:
-            self._skipped = False  # of a step that was broken off
+            self._skipped = False  # of an aborted step
         self._skipped = self._skipped or skipped
         if last and self._skipped:
             self.residuals.restore()
@@ -127,17 +127,17 @@ class Collective:
             self._skipped = False
 
     def complete_alone(self, bucket: Bucket, values: Values, index: int, *, last: bool) -> bool:
-        """Takes a bucket where this rank is the only one: adds what an earlier run with more ranks left unsent.
+        """Takes a bucket of the only rank: adds the unsent values of an earlier run with more ranks.
 
         Args:
-            bucket: what the values are of.
+            bucket: of the values.
             values: the gradient, flat; changed in place.
             index: the bucket's number in the step; 0 begins a step.
             last: whether it ends the step.
 
         Returns:
-            Whether the gradient is finite. Else the values mean nothing, and the step is skipped: after its last bucket
-            residuals are what they were before it.
+            Whether the gradient is finite. If not, the values are undefined and the step is skipped: after its last
+            bucket, residuals have their values from before the step.
 
         Raises:
             NonFiniteError: NaN or Inf, where steps are not skipped; nothing has been added.
@@ -155,21 +155,21 @@ class Collective:
         return found is None
 
     def skip_step(self, *, exchanged: bool) -> None:
-        """Skips the step that has just been exchanged after all, as ranks do that this rank had no exchange with.
+        """Skips the step that has just been exchanged, because ranks in other groups skip it.
 
         Args:
-            exchanged: whether this rank had an exchange: else nothing has changed since the step before.
+            exchanged: whether this rank had an exchange; otherwise its state is unchanged since the previous step.
         """
         if exchanged:
             self.residuals.restore()
         self.steps_skipped += 1
 
     def recode(self, contexts: Iterable[Context], codec: Codec) -> None:
-        """Gives contexts another codec, between two steps; what waits in their residuals is sent with it.
+        """Sets another codec for contexts, between two steps; it also sends their residuals.
 
         Args:
-            contexts: some of the residuals', all with a residual.
-            codec: one that keeps a residual.
+            contexts: of `residuals`, each with a residual.
+            codec: keeps a residual.
         """
         for context in contexts:
             context.codec = codec
@@ -178,18 +178,18 @@ class Collective:
                 shard.recode()
 
     def awaits(self, bucket: Bucket, waiting: Collection[str]) -> bool:
-        """Whether some of these contexts, given by name, are of a bucket."""
+        """Whether any of these contexts, given by name, belongs to a bucket."""
         shards = self.group([bucket]).shards
         return any(context.name in waiting for shard in shards for context in shard.contexts)
 
     def flush(self, bucket: Bucket, values: Values, waiting: set[str]) -> None:
-        """Adds to a bucket's gradient what waits in residuals, for a step that all ranks all-reduce uncompressed.
+        """Adds residuals to a bucket's gradient, for a step that all ranks all-reduce uncompressed.
 
-        The average over the ranks then holds all of it: what waits of an average counts once in it, and so times the
-        number of ranks in its owner's gradient.
+        The average over the ranks then holds all residuals in full: the residual of an average is therefore multiplied
+        by the number of ranks before it is added to its owner's gradient.
 
         Args:
-            bucket: what is about to be averaged.
+            bucket: to be averaged next.
             values: this rank's gradient, flat, in units of a gradient; changed in place.
             waiting: as for `Shard.flush`.
         """
@@ -199,7 +199,7 @@ class Collective:
             shard.flush([values], waiting, times=residuals.world if owned else 1)
 
     def group(self, buckets: Sequence[Bucket]) -> Group:
-        """Returns the shards of buckets that travel together; made when they first do."""
+        """Returns the shards of buckets that share an exchange; made for the first one."""
         key = tuple(buckets)
         found = self._groups.get(key)
         if found is None:
@@ -214,7 +214,7 @@ class Collective:
         return Exchange(group, step, end - count, last=last, tally=self.tally), count
 
     def _kind(self, bucket: Bucket) -> object:
-        """What buckets of one group have in common, since their uncompressed values share a frame."""
+        """Returns the common property of a group's buckets, whose uncompressed values share a frame."""
         tensor = self.residuals.tensors[bucket.offsets[0][0]]
         return tensor.compute_dtype, tensor.device
 

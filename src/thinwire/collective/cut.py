@@ -1,8 +1,8 @@
-"""A tensor cut along one dimension among ranks, and what such ranks have still to send, as whole tensors.
+"""A tensor cut along one dimension among ranks, and such ranks' unsent values as whole tensors.
 
 Where ranks hold shards of the parameters (FSDP), a residual is of a shard, or of all shards, and another number of
-ranks has other shards. A value that is still to be added to the averaged gradient belongs to the parameter, whichever
-rank holds it: so the shards' residuals are put together by parameter name, and cut anew.
+ranks has other shards. A value that is still to be added to the averaged gradient belongs to the parameter, not to the
+rank that holds it: the shards' residuals are therefore joined by parameter name, and cut again.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from thinwire.policies.assignment import Partition
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How a tensor is cut: into shards of equal length along a dimension, of which the last may be shorter or empty.
+    """A cut of a tensor into shards of equal length along a dimension; the last ones may be shorter or empty.
 
     Args:
         shape: of the whole tensor.
-        dim: that it is cut along.
+        dim: the dimension of the cut.
 
     Example:
         >>> [Cut((5, 3), 0).rows(4, shard) for shard in range(4)]
@@ -36,7 +36,7 @@ class Cut:
     dim: int
 
     def rows(self, shards: int, shard: int) -> tuple[int, int]:
-        """Returns where a shard begins and ends along the dimension."""
+        """Returns the start and the end of a shard along the dimension."""
         length, most = self.shape[self.dim], math.ceil(self.shape[self.dim] / shards)
         return min(shard * most, length), min((shard + 1) * most, length)
 
@@ -56,7 +56,7 @@ class Cut:
         return view
 
     def partitions(self, shards: int) -> tuple[Partition, ...]:
-        """Returns who owns which values where every rank owns its shard, the values counted shard after shard."""
+        """Returns the partitions of ranks that each own their shard; values are counted shard after shard."""
         found, at = [], 0
         for shard in range(shards):
             if count := self.numel(shards, shard):
@@ -72,13 +72,13 @@ def whole_outstanding(
     *,
     replicas: int | None,
 ) -> dict[str, Float64Array]:
-    """Returns what a run has still to add to the averaged gradient, as whole tensors by name.
+    """Returns the values that a run has still to add to the averaged gradient, as whole tensors by name.
 
     Args:
         tensors: whole, in an order that all ranks share.
         cuts: of each of them.
         states: the `state_dict` of every rank's residuals: the shards of the first replica, then of the next.
-        replicas: how many ranks held each shard and averaged it; None where each was averaged by its only holder.
+        replicas: number of ranks that held each shard and averaged it; None where its only holder averaged it.
 
     Raises:
         ConfigError: a state that does not fit.
@@ -110,6 +110,6 @@ def whole_outstanding(
 def shards_of(
     tensors: Sequence[TrainedTensor], cuts: Mapping[str, Cut], shards: int, shard: int
 ) -> list[TrainedTensor]:
-    """Returns the shards of tensors as tensors of their own; empty ones are left out."""
+    """Returns the shards of tensors as separate tensors, without empty ones."""
     sized = [replace(tensor, numel=cuts[tensor.name].numel(shards, shard)) for tensor in tensors]
     return [tensor for tensor in sized if tensor.numel]

@@ -1,13 +1,13 @@
-"""One bucket group in one step, as one rank sees it: packets come in, packets to send come out.
+"""One bucket group in one step at one rank: takes received packets, returns packets to send.
 
 The two passes are separate. The push pass ends with the average of this rank's own shard in its values; a caller whose
-ranks keep only their own shard stops there. The pull pass gives every rank the averages of all shards.
+ranks keep only their own shard stops there. The pull pass brings the averages of all shards to every rank.
 
     push    `push()` → a packet for each owner              `receive(peer, PUSH, packet)` … until `pushed`
     pull    `pull()` → the same packet for all other ranks  `receive(peer, PULL, packet)` … until `complete`
 
-Packets may come in any order; `OwnedShard` adds them in the order of the ranks, after the owner's own gradient. No
-thread, no socket: a test can play every rank.
+Packets may come in any order; `OwnedShard` adds them in the order of the ranks, after the owner's own gradient. Without
+threads and sockets, a test can run every rank.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from thinwire.schema import Abort, Skip
 from thinwire.schema import Shard as ShardMessage
 
 MAX_REASON = 1024
-"""Longest reason of a rank that gives up, in characters."""
+"""Longest reason of a rank that fails, in characters."""
 _MESSAGE_NBYTES = 4 * MAX_REASON + 64
 _PASSED_ON = {kind.__name__: kind for kind in (NonFiniteError, TransportError)}
-"""Errors that are of the same type on a rank that only hears of them; any other is a ProtocolError there."""
+"""Errors that keep their type on the other ranks; all others become a ProtocolError there."""
 
 
 class Pass(Enum):
@@ -43,7 +43,7 @@ class Pass(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """A packet to send to one rank, and what it holds: payload bytes, values and frames."""
+    """A packet to send to one rank, and its numbers of payload bytes, values and frames."""
 
     peer: int
     way: Pass
@@ -55,7 +55,7 @@ class Send:
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Buckets that travel together, step after step.
+    """Buckets that share an exchange at every step.
 
     Args:
         shards: of every rank.
@@ -85,7 +85,7 @@ class Group:
         return [rank for rank in range(len(self.shards)) if rank != self.rank]
 
     def max_packet_nbytes(self, owner: int) -> int:
-        """Returns the most bytes that a packet about a rank's shard may have."""
+        """Returns the most bytes of a packet about a rank's shard."""
         shard = self.shards[owner]
         return HEAD_NBYTES + _MESSAGE_NBYTES + LENGTH_NBYTES * shard.num_frames + shard.max_nbytes
 
@@ -98,11 +98,11 @@ class Exchange:
         step: of the training.
         bucket: number of the group's first bucket in the step.
         last: whether the group ends the step.
-        tally: takes what is sent and received of every tensor; None where it is not measured.
+        tally: records the bytes sent and received of every tensor; None: not measured.
 
     Attributes:
-        skipped: some rank holds NaN or Inf: the values mean nothing, and no rank takes this step.
-        received_nbytes: of the frames that came.
+        skipped: a rank holds NaN or Inf: the values are undefined, and all ranks skip this step.
+        received_nbytes: of the received frames.
     """
 
     def __init__(self, group: Group, step: int, bucket: int, *, last: bool, tally: Tally | None = None) -> None:
@@ -153,8 +153,8 @@ class Exchange:
             A packet for each owner.
 
         Raises:
-            NonFiniteError: NaN or Inf, unless the step is to be skipped; nothing was sent.
-            ConfigError: the codec makes values larger than they are.
+            NonFiniteError: NaN or Inf, where steps are not skipped; nothing was sent.
+            ConfigError: a packet is larger than the uncompressed values.
         """
         self._values = values
         frames: dict[int, list[bytes]] = {}
@@ -202,14 +202,14 @@ class Exchange:
         """Takes a packet: adds a gradient to this rank's shard, or replaces a shard by its average.
 
         Args:
-            peer: who sent it.
+            peer: the sender.
             way: the pass that it belongs to.
             packet: at the start of a buffer that stays unchanged until the pass is over.
 
         Raises:
-            ProtocolError: anything but the packet that is due, or the peer gave up.
-            NonFiniteError: the peer gave up because of NaN or Inf.
-            TransportError: the peer gave up because another is gone.
+            ProtocolError: not the expected packet, or the peer failed.
+            NonFiniteError: the peer failed because of NaN or Inf.
+            TransportError: the peer failed because it lost another rank.
         """
         frames = self._read(peer, way, packet)
         self._awaited[way].discard(peer)
@@ -239,7 +239,7 @@ class Exchange:
         return frames
 
     def _average(self) -> None:
-        """Ends the sums once the gradients of all ranks are in."""
+        """Makes the averages when the gradients of all ranks are in."""
         if self.pushed and not self.skipped:
             taken = self._owned.pop_means(range(self.own.num_frames))
             self._present = [each.num_added > 0 for each in taken]
@@ -259,7 +259,7 @@ class Exchange:
         return Send(peer, way, packet, shard.payload_nbytes, shard.num_values, len(frames))
 
     def _read(self, peer: int, way: Pass, packet: memoryview) -> Sequence[memoryview]:
-        """Returns a packet's frames: none where its sender skips the step."""
+        """Returns a packet's frames; none if its sender skips the step."""
         name = self.group.names[peer]
         try:
             message, frames = parse(packet, exact=False)
@@ -282,11 +282,11 @@ class Exchange:
         if len(frames) != due:
             raise ProtocolError(f"rank {name} sent {len(frames)} frames for bucket {self.bucket}; {due} were expected")
         self.received_nbytes += sum(map(len, frames))
-        return cast("Sequence[memoryview]", frames)  # batched tensors come in other messages alone
+        return cast("Sequence[memoryview]", frames)  # batched tensors are only in other messages
 
 
 def abort_packet(error: BaseException) -> bytearray:
-    """Returns what a rank that gives up tells the others, in place of any packet."""
+    """Returns the packet with which a rank that fails informs the others, in place of any other."""
     return bytearray().join(segments(Abort(reason=f"{type(error).__name__}: {error}"[:MAX_REASON])))
 
 

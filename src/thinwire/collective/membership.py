@@ -1,8 +1,8 @@
-"""Who takes part in a training, and from which clock on.
+"""The members of a training, and the first clock of each.
 
 A training begins with the workers of its plan. A worker that died is dropped: the others' gradients complete the clocks
-that it is missing in. A worker that joins later, in its place or besides, is expected from the first clock that no
-worker has begun.
+without it. A worker that joins later, as a replacement or in addition, is expected from the first clock that no worker
+has begun.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ class Membership:
 
     Args:
         workers: of the plan, expected from the first clock on.
-        quorum: how many gradients complete a clock while all of them are there; by default all.
-        least: with fewer workers no clock is completed; by default `quorum`.
+        quorum: number of gradients that complete a clock while all workers are members; by default all.
+        least: the fewest workers that complete a clock; by default `quorum`.
 
     Example:
         >>> members = Membership(3)
@@ -41,40 +41,40 @@ class Membership:
         self.least = self._quorum if least is None else least
         self._since = dict.fromkeys(range(workers), 0)
         self.history: Memberships = ((0, self.ranks),)
-        """Who divides the data, from which clock on."""
+        """The ranks that divide the data, by their first clock."""
         self.since = 0
-        """The clock of which `divide_data` was last said."""
+        """The clock of the last `divide_data`."""
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Those who are expected, now or from a clock to come."""
+        """The expected ranks, now or from a later clock on."""
         return tuple(sorted(self._since))
 
     @property
     def lockstep(self) -> bool:
-        """Whether every worker's gradient is needed, as long as it is there."""
+        """Whether every member's gradient is needed."""
         return self._quorum == self._workers
 
     @property
     def highest(self) -> int:
-        """The largest rank; −1 without any."""
+        """The largest rank; −1 without members."""
         return max(self._since, default=-1)
 
     @property
     def lowest(self) -> int:
-        """The rank whose buffers all workers take; −1 without any."""
+        """The rank whose buffers all workers take; −1 without members."""
         return min(self._since, default=-1)
 
     def expected(self, clock: int) -> tuple[int, ...]:
-        """The ranks whose gradients of a clock will come."""
+        """Returns the ranks whose gradients of a clock are expected."""
         return tuple(rank for rank in self.ranks if self.expects(rank, clock))
 
     def expects(self, rank: int, clock: int) -> bool:
-        """Whether a worker's gradient of a clock will come."""
+        """Whether a worker's gradient of a clock is expected."""
         return self._since.get(rank, clock + 1) <= clock
 
     def needed(self, clock: int) -> int:
-        """How many of the expected gradients complete a clock."""
+        """Returns how many of the expected gradients complete a clock."""
         return self._needed_of(len(self._begun(clock)))
 
     def _needed_of(self, expected: int) -> int:
@@ -82,7 +82,7 @@ class Membership:
         return max(1, expected - spare if expected > self._workers else min(self._quorum, expected))
 
     def _begun(self, clock: int) -> Set[int]:
-        """The ranks whose gradients of a clock will come; asked for every table of every push."""
+        """Returns the ranks whose gradients of a clock are expected; called for every table of every push."""
         if max(self._since.values(), default=0) <= clock:
             return self._since.keys()
         return {rank for rank, since in self._since.items() if since <= clock}
@@ -91,24 +91,24 @@ class Membership:
         """Whether enough gradients of a clock are in.
 
         Args:
-            clock: which.
-            arrived: the ranks whose gradients are in, perhaps of workers that have been dropped since.
+            clock: of the gradients.
+            arrived: the ranks whose gradients are in, including workers that were dropped since.
         """
         if len(self._since) < self.least:
             return False
         begun = self._begun(clock)
         if not begun:
-            # The expected workers have gone, and those that are here come later: no gradient will complete it.
+            # The expected workers have left, and the members begin later: no gradient will complete the clock.
             return bool(self._since)
         return len(begun & arrived) >= self._needed_of(len(begun))
 
     def reachable(self, clock: int, arrived: Collection[int], left: Collection[int]) -> bool:
-        """Whether enough gradients of a clock can still come when these ranks, which have left, send none."""
+        """Whether enough gradients of a clock can still arrive without these ranks, which have left."""
         possible = sum(since <= clock and (r in arrived or r not in left) for r, since in self._since.items())
         return possible >= self.needed(clock)
 
     def drop(self, rank: int) -> None:
-        """Stops to expect a worker."""
+        """Stops expecting a worker."""
         self._since.pop(rank, None)
 
     def admit(self, rank: int, clock: int) -> None:
@@ -116,5 +116,5 @@ class Membership:
         self._since[rank] = clock
 
     def divide_data(self, clock: int) -> None:
-        """From this clock on, those who are here divide the data."""
+        """Makes the present members divide the data from this clock on."""
         self.history, self.since = extended(self.history, clock, self.ranks), clock

@@ -1,17 +1,17 @@
 """The owner's work on received gradients: an inbox, sums in rank order, means.
 
-A rank of a group and a server own their share of the model alike:
+A rank of a group and a server do the same work for their share of the model:
 
-    receive     puts one rank's coded tensors of a clock into the inbox, and adds those whose turn it is
+    receive     puts one rank's coded tensors of a clock into the inbox, and adds those that are next in rank order
     complete    returns the tensors that have enough gradients
     pop_means   turns the sums of these tensors into means, and ends their clock
 
-The owner then finishes the means: an optimizer may step by them. It encodes the answer once for all ranks.
+The owner then finishes the means, for example with an optimizer's step. It encodes the answer once for all ranks.
 
-Gradients are added in the order of the ranks, in whatever order they arrive: floating-point addition is not
-associative, and two runs with one seed must give the same weights. Where all members are needed, a gradient is decoded
-as soon as its turn comes, so that a slow link spreads the work over the arrivals. Where some members may be missing,
-the turns are unknown before the quorum is complete. Gradients of later clocks wait as frames.
+Gradients are added in the order of the ranks, not of arrival: floating-point addition is not associative, and two runs
+with one seed must give the same weights. Where all members are needed, a gradient is decoded when the lower ranks' are
+in, so that decoding is spread over the arrivals on a slow link. Where some members may be missing, the order is unknown
+before the quorum is complete. Gradients of later clocks wait as frames.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from thinwire.collective.membership import Membership
 from thinwire.errors import FrameError
 
 NO_RANKS = (-1,)
-"""The ranks of an update that all skip because of a worker's NaN or Inf, or whose workers have all gone."""
+"""The ranks of an update that all ranks skip because of a worker's NaN or Inf, or whose workers have all left."""
 
 
 class Taken(NamedTuple):
-    """One tensor's mean: how many gradients it holds, and the ranks that took part."""
+    """One tensor's mean: its number of gradients, and their ranks."""
 
     num_added: int
     ranks: tuple[int, ...]
@@ -43,30 +43,30 @@ class Taken(NamedTuple):
 
 @dataclass(slots=True)
 class _Arrival:
-    """One rank's gradients of one clock: which tensors' are in, and which of these wait to be added."""
+    """One rank's gradients of one clock: the received tensors, and those of them that wait to be added."""
 
     gradients: list[Checked]
-    """None once a gradient is in the sum, and its bytes may go."""
+    """None for a gradient that is in the sum; its bytes are dropped."""
     came: NDArray[np.bool_]
     waits: NDArray[np.bool_]
 
 
 class OwnedShard:
-    """The tensors of one owner, each with a clock of its own. Places in the set name them, in ascending order.
+    """The tensors of one owner, each with a separate clock. Places in the set name them, in ascending order.
 
     Args:
         tensors: the received tensors.
-        sums: the memory of the sums; a clock's sums overwrite those before. None: `begin` provides it.
-        members: the ranks that are expected.
+        sums: the memory of the sums; a clock's sums overwrite the previous ones. None: `begin` provides it.
+        members: the expected ranks.
         clocks: of the tensors; by default 0.
-        means: by place, of tensors whose values are divided by the number of their senders: whether each message is
-            scaled down to the median norm, as `SenderMeans` has it.
-        over: what every sum, or each, is divided by; 0: the number of gradients in it.
-        blame: makes the error of a rank whose gradient is damaged.
+        means: by place, for tensors whose values are divided by the number of their senders: whether each message is
+            scaled down to the median norm, see `SenderMeans`.
+        over: divisor of all sums, or of each; 0: the number of gradients in the sum.
+        blame: makes the error for a rank whose gradient is damaged.
 
     Attributes:
-        clocks: how many means of each tensor were popped.
-        counts: how many gradients each sum holds.
+        clocks: number of popped means of each tensor.
+        counts: number of gradients in each sum.
     """
 
     def __init__(
@@ -92,22 +92,22 @@ class OwnedShard:
         self._inbox: dict[int, dict[int, _Arrival]] = {}
         """By clock and rank."""
         self._refused: set[tuple[int, int]] = set()
-        """Clocks and places of which a rank's gradient is not finite."""
+        """Clocks and places at which a rank's gradient is not finite."""
 
-    # ---- what is in
+    # ---- received gradients
 
     def has(self, rank: int, clock: int, places: Sequence[int] | slice = slice(None)) -> bool:
-        """Whether a rank's gradient of a clock is in, of any of these tensors."""
+        """Whether a rank's gradient of a clock is in, for any of these tensors."""
         arrival = self._inbox.get(clock, {}).get(rank)
         return arrival is not None and bool(arrival.came[places].any())
 
     @property
     def first_unbegun_clock(self) -> int:
-        """The first clock of which no gradient is in."""
+        """The first clock without a gradient."""
         return max(int(self.clocks.max(initial=0)), *(clock + 1 for clock in self._inbox), 0)
 
     def alike(self, places: Sequence[int]) -> Iterator[tuple[int, tuple[int, ...], list[int]]]:
-        """Yields a clock, ranks and the places of all tensors that are at this clock and have gradients of these."""
+        """Groups tensors by clock and ranks: yields a clock, the ranks of its gradients, and the places of tensors."""
         at = np.asarray(places, np.int64)
         for clock in sorted({*self.clocks[at].tolist()}):
             some = at[self.clocks[at] == clock]
@@ -124,7 +124,7 @@ class OwnedShard:
                 yield clock, tuple(rank for (rank, _), is_in in zip(arrived, flags, strict=True) if is_in), group
 
     def complete(self, places: Sequence[int]) -> list[int]:
-        """Returns which of these tensors have enough gradients of their clock."""
+        """Returns those of these tensors that have enough gradients of their clock."""
         return sorted(
             place
             for clock, ranks, some in self.alike(places)
@@ -135,12 +135,12 @@ class OwnedShard:
     # ---- sums
 
     def begin(self, sums: Flats, counts: NDArray[np.int64], coded: Mapping[int, Checked]) -> None:
-        """Says where the first sums are, which hold gradients of rank 0 already.
+        """Sets the memory of the first sums, which hold the gradients of rank 0.
 
         Args:
             sums: of the tensors.
-            counts: 1 for each tensor whose sum holds one, else 0.
-            coded: by place, its gradients of tensors that are averaged over senders.
+            counts: 1 for each tensor whose sum holds a gradient, else 0.
+            coded: by place, rank 0's gradients of tensors that are averaged over senders.
         """
         self._sum_in(sums)
         self.counts[:] = counts
@@ -150,17 +150,17 @@ class OwnedShard:
     def receive(
         self, rank: int, clock: int, places: Sequence[int], gradients: Sequence[Checked], refused: Collection[int] = ()
     ) -> None:
-        """Takes one rank's gradients of some tensors, and adds what is in for the current clock.
+        """Takes one rank's gradients of some tensors, and adds gradients of the current clock in rank order.
 
         Args:
-            rank: whose.
+            rank: the sender.
             clock: the tensors' current one, or a later one.
             places: of the tensors.
-            gradients: one for each, as `TensorSet.add` takes them.
-            refused: places of tensors whose gradient is not finite, so that no rank takes this step.
+            gradients: one for each, as for `TensorSet.add`.
+            refused: places of tensors whose gradient is not finite, so that all ranks skip this step.
 
         Raises:
-            What `blame` returns: a gradient holds a damaged payload. It is dropped, and its tensor's sum is unchanged.
+            The error of `blame`: a payload is damaged. Its gradient is dropped, and its tensor's sum is unchanged.
         """
         arrival = self._arrival(rank, clock)
         arrival.came[places] = arrival.waits[places] = True
@@ -170,9 +170,9 @@ class OwnedShard:
         self.add_in_turn()
 
     def add_in_turn(self) -> None:
-        """Adds what is in and does not have to wait for another rank.
+        """Adds received gradients that need not wait for another rank.
 
-        To be called, too, once the last means are no longer needed, and when a member was dropped. Raises as `receive`.
+        Call it also when the last means are no longer needed, and when a member was dropped. Raises as `receive`.
         """
         if not self._members.lockstep:
             return
@@ -188,10 +188,10 @@ class OwnedShard:
                     break
 
     def pop_means(self, places: Sequence[int]) -> list[Taken]:
-        """Ends the current clock of some tensors, of each of which `sums` then holds the mean.
+        """Ends the current clock of some tensors; `sums` then holds their means.
 
         Returns:
-            For each what came of it. The sum means nothing where no gradient is in it.
+            A `Taken` for each tensor. A sum without gradients is undefined.
 
         Raises:
             As `receive`.

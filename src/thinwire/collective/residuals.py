@@ -1,9 +1,9 @@
-"""What this rank has not sent yet: one residual for every value of every compressed parameter.
+"""This rank's unsent values: one residual for every value of every compressed parameter.
 
-For slices that others own it holds what was left of this rank's gradient; for its own slices, what was left of the
-average (DoubleSqueeze, algorithm 1, in all-reduce form). Residuals are kept by parameter name and slice, never by
-bucket, so they survive DDP's bucket rebuild; they can be saved, restored for a step that is skipped, and carried over
-to another number of ranks.
+For other owners' slices it holds the residual of this rank's gradient; for its own slices, the residual of the average
+(DoubleSqueeze, algorithm 1, in all-reduce form). Residuals are kept by parameter name and slice, never by bucket, so
+they survive DDP's bucket rebuild; they can be saved, restored for a skipped step, and converted to another number of
+ranks.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from thinwire.states import read
 Float64Array = npt.NDArray[np.float64]
 
 KINDS = ("residuals", "encodes", "owners", "lags")
-"""What `Residuals.state_dict` holds of every compressed tensor."""
+"""The entries of `Residuals.state_dict` for every compressed tensor."""
 
 
 def outstanding(
@@ -40,9 +40,9 @@ def outstanding(
     mean: bool,
     partitions: Partitions | None = None,
 ) -> dict[str, Float64Array]:
-    """Returns what a run has still to add to the averaged gradient, by name of its compressed tensors.
+    """Returns the values that a run has still to add to the averaged gradient, by name of its compressed tensors.
 
-    A rank's residual counts in the average by 1/ranks, the owner's (of the average itself) in full:
+    A rank's residual counts 1/ranks in the average; the owner's residual, of the average itself, counts in full:
 
         T = Σ r_i/N + δ
 
@@ -50,7 +50,7 @@ def outstanding(
         tensors: in an order that all ranks share.
         states: the `state_dict` of every rank's residuals, in rank order.
         mean: whether ranks averaged or summed.
-        partitions: into which slices tensors were cut, if not as `partition` says.
+        partitions: the slices of the tensors; by default those of `partition`.
 
     Raises:
         ConfigError: a state of other slices.
@@ -69,14 +69,14 @@ def outstanding(
 
 
 class SavedResiduals(msgspec.Struct, frozen=True):
-    """What `Residuals.state_dict` returned, by tensor."""
+    """`Residuals.state_dict` as a record, by tensor."""
 
     residuals: dict[str, torch.Tensor]
     encodes: dict[str, torch.Tensor]
     owners: dict[str, torch.Tensor]
     lags: dict[str, torch.Tensor]
     own: dict[str, Any] | None = None
-    """The same of slices whose owner is one of their senders."""
+    """The same for the owners' own gradients, or None."""
 
 
 class Residuals:
@@ -87,12 +87,12 @@ class Residuals:
         rank: this rank.
         world: number of ranks.
         mean: whether ranks average (True) or sum.
-        seed: of random codecs; each rank derives its own stream.
-        partitions: who owns which slice of every tensor, where that is given; by default as `partition` says.
-        of_senders: whether means are over those who sent a value, so that owners code their own gradients, too.
+        seed: of random codecs; each rank derives a different stream.
+        partitions: the slices of every tensor and their owners; by default those of `partition`.
+        of_senders: whether means are over the ranks that sent a value, so that owners encode their own gradients, too.
 
     Attributes:
-        own: the residuals of these gradients; None where owners do not code them.
+        own: the residuals of the owners' own gradients; None where owners do not encode them.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Residuals:
             both_ways = [replace(each, choice=Choice(each.choice.up, each.choice.up)) for each in self._compressed()]
             sparse = [each for each in both_ways if each.choice.up.scheme.sends_some]
             owned = {t.name: tuple(each for each in self.partitions[t.name] if each.server == rank) for t in sparse}
-            # Drawn from another stream than the average's: what it rounded up would be rounded up again.
+            # From another stream than the average's: the same draws would round the same values up again.
             apart = stream_seed(seed, None)
             self.own = Residuals(sparse, rank, world, mean=mean, seed=apart, partitions=owned)
         self._snapshot = Snapshot(self.contexts)
@@ -141,7 +141,7 @@ class Residuals:
         every = {part: (own if part.server == self.rank else self.contexts) for part in self.partitions[name]}
         return {part: contexts[name, part] for part, contexts in every.items() if (name, part) in contexts}
 
-    # ---- steps that are skipped
+    # ---- skipped steps
 
     def snapshot(self) -> None:
         """Copies every context's state, so that `restore` can undo a step."""
@@ -150,13 +150,13 @@ class Residuals:
             self.own.snapshot()
 
     def restore(self) -> None:
-        """Returns to the last snapshot, bit for bit."""
+        """Restores the last snapshot, bit for bit."""
         self._snapshot.restore()
         if self.own is not None:
             self.own.restore()
 
     def scale(self, factor: float) -> None:
-        """Multiplies every residual, for gradients whose loss scale has changed by this factor."""
+        """Multiplies every residual, for gradients whose loss scale changed by this factor."""
         for context in self.contexts.values():
             if context.residual is not None:
                 context.residual.mul_(factor)
@@ -168,10 +168,10 @@ class Residuals:
     # ---- checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns copies: by tensor the residual (flat), how often each of its slices was encoded, and by whom owned.
+        """Returns copies: by tensor the residual (flat), and for each slice the number of encodes and the owner.
 
-        Also each slice's `LagBound.changing`, and zeros where the codec bounds no lag: the keys are those of any codec.
-        What owners keep of their own gradients is a state of the same form, `own`.
+        The state also has each slice's `LagBound.changing`, or zeros for a codec without a bound, so that all codecs
+        have the same keys. The residuals of owners' own gradients are a state of the same form, `own`.
         """
         residuals, encodes, owners, lags = {}, {}, {}, {}
         for tensor in self._compressed():
@@ -192,12 +192,12 @@ class Residuals:
         return {"residuals": residuals, "encodes": encodes, "owners": owners, "lags": lags, **own}
 
     def blank_state_dict(self, world: int) -> dict[str, dict[str, torch.Tensor]]:
-        """Returns zeros in the form that a rank of a `world`-rank run saves."""
+        """Returns zeros in the form of the state of a rank in a run of `world` ranks."""
         tensors = list(self.tensors.values())
         return blank_state(tensors, partition(tensors, world))
 
     def owned_alike(self, state: Mapping[str, Any]) -> bool:
-        """Returns whether ranks owned what they own here, as far as an equally large run's state says so."""
+        """Returns whether ranks owned the same slices as here, by the state of an equally large run."""
         saved = state["owners"]
         return all(
             _owned(parts, saved[name]) == parts
@@ -206,10 +206,11 @@ class Residuals:
         )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes back what the same rank of an equally large run saved, which had the same owners.
+        """Restores the state of the same rank of an equally large run with the same owners.
 
         Raises:
-            ConfigError: it does not fit, or holds residuals of tensors whose codec keeps none here; nothing is changed.
+            ConfigError: the state does not fit, or holds residuals of tensors whose codec keeps none here; nothing is
+                changed.
         """
         self.check_state(state)
         if self.own is not None:
@@ -221,11 +222,11 @@ class Residuals:
                 context.step = encodes
                 if context.residual is not None:
                     context.residual.view(-1).copy_(flat[part.start : part.stop])
-                if context.lag_bound is not None:  # zeros, as of a codec without a bound, are a bound that begins
+                if context.lag_bound is not None:  # zeros, of a codec without a bound, start a bound
                     context.lag_bound.restore(lag)
 
     def check_state(self, state: Mapping[str, Any]) -> None:
-        """Raises ConfigError where `load_state_dict` cannot load a state; nothing has changed."""
+        """Raises ConfigError where `load_state_dict` cannot load a state; changes nothing."""
         check_form(state, f"rank {self.rank}")
         check_state(list(self.tensors.values()), state)
         for name, flat in state["residuals"].items():
@@ -235,7 +236,7 @@ class Residuals:
             self.own.check_state(state["own"])
 
     def _check_slices(self, name: str, flat: torch.Tensor, state: Mapping[str, Any]) -> None:
-        """Raises ConfigError where a tensor's slices cannot take what a state holds of it."""
+        """Raises ConfigError where a state does not fit a tensor's slices."""
         parts, encodes = self.partitions[name], state["encodes"][name]
         contexts = [self.contexts[name, part] for part in parts]
         lags = torch.as_tensor(state["lags"][name], dtype=torch.float64, device="cpu").numpy()
@@ -250,22 +251,22 @@ class Residuals:
                 )
 
     def load_resized(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Takes over from a run with another number of ranks. Raises ConfigError where a state does not fit.
+        """Loads the states of a run with another number of ranks. Raises ConfigError where a state does not fit.
 
-        What was still to be added to the averaged gradient is summed over the old ranks and divided over the new ones.
+        Values still to be added to the averaged gradient are summed over the old ranks and divided among the new ones.
         """
         for state in states:
             check_state(list(self.tensors.values()), state)
         self.load_outstanding(outstanding(list(self.tensors.values()), states, mean=self.mean))
 
     def load_outstanding(self, totals: Mapping[str, Float64Array]) -> None:
-        """Replaces the residuals by this rank's part of what is still to be added to the averaged gradient, T by name.
+        """Replaces the residuals by this rank's part of T, the values still to be added to the averaged gradient.
 
         Every holder gets T/holders: δ' = T/holders, r'_i = N·T/holders. One of them, the owner where averages keep
-        residuals, takes what rounding leaves of T as well.
+        residuals, also takes the rounding error of T.
 
         Raises:
-            ConfigError: something is still to be added, and no rank here would hold it; nothing has changed.
+            ConfigError: no rank here keeps a residual of values that are still to be added; nothing has changed.
         """
         held = {tensor.name: self._holders(tensor) for tensor in self._compressed()}
         if lost := sorted(name for name, total in totals.items() if not held.get(name) and total.any()):
@@ -278,12 +279,12 @@ class Residuals:
             total = totals[tensor.name]
             down = tensor.choice.down.residual_by_default
             holders = self._holders(tensor)
-            counts = 1 / self.world if self.mean else 1.0  # of a rank's residual, in the average
+            counts = 1 / self.world if self.mean else 1.0  # weight of a rank's residual in the average
             for part in self.partitions[tensor.name]:
                 context = self.contexts[tensor.name, part]
                 residual = context.residual
                 if context.lag_bound is not None:
-                    context.lag_bound.restore(_no_lags(1)[0])  # what it has found is of another residual
+                    context.lag_bound.restore(_no_lags(1)[0])  # its measurements were of another residual
                 if residual is not None:
                     whole = torch.from_numpy(total[part.start : part.stop])
                     equal = (whole / (holders * counts)).to(residual.dtype)
@@ -292,7 +293,7 @@ class Residuals:
                     residual.view(-1).copy_(equal if self.rank != last else left / (1.0 if down else counts))
 
     def _holders(self, tensor: TrainedTensor) -> int:
-        """How many ranks keep a residual of each value."""
+        """Returns the number of ranks that keep a residual of each value."""
         return (self.world - 1) * tensor.choice.up.residual_by_default + tensor.choice.down.residual_by_default
 
 
@@ -309,7 +310,7 @@ def blank_state(tensors: Sequence[TrainedTensor], partitions: Partitions) -> dic
 
 
 def _owned(parts: Sequence[Partition], owners: torch.Tensor) -> tuple[Partition, ...]:
-    """Returns slices with the owners that a state names. Raises ConfigError for a state of other slices."""
+    """Returns slices with the owners in a state. Raises ConfigError for a state of other slices."""
     if owners.numel() != len(parts):
         raise ConfigError(
             f"the state is damaged, or of other slices: it has {owners.numel()} slices of a tensor that was in "
@@ -319,19 +320,19 @@ def _owned(parts: Sequence[Partition], owners: torch.Tensor) -> tuple[Partition,
 
 
 def _no_lags(slices: int) -> torch.Tensor:
-    """Returns what a codec without a bound saves, and what a bound is restored from to begin anew."""
+    """Returns the saved lags of a codec without a bound, which also reset a bound."""
     return torch.zeros(slices, len(LagBound(1, 1).changing()), dtype=torch.float64, device="cpu")
 
 
 def check_form(state: object, of: str) -> None:
-    """Looks at the residuals of a rank, whatever its tensors are.
+    """Checks the form of a rank's residuals, for any tensors.
 
     Args:
-        state: what `Residuals.state_dict` returned, or that and more.
-        of: whose it is, for messages.
+        state: from `Residuals.state_dict`, perhaps with further entries.
+        of: its owner, for messages.
 
     Raises:
-        ConfigError: there are no dense tensors by name in it, or what was not sent is not finite.
+        ConfigError: it has no dense tensors by name, or a residual is not finite.
     """
     saved = read(SavedResiduals, state, of)
     for name, residual in saved.residuals.items():

@@ -1,4 +1,4 @@
-"""One rank's shard of a bucket group, in double-pass error compensation: what travels to and from its owner.
+"""One rank's shard of a bucket group, in double-pass error compensation: frames to and from its owner.
 
 Every rank is the server of its own shard (DoubleSqueeze, algorithm 1, in all-reduce form):
 
@@ -6,8 +6,8 @@ Every rank is the server of its own shard (DoubleSqueeze, algorithm 1, in all-re
            owner                 v = (g_own + Σ c_i)/N
     pull   owner → all ranks     c = C(v + δ),  δ ← v + δ − c;  g ← c, on the owner too: all ranks hold the same bits
 
-`OwnedShard` makes the mean v. All of it happens in place, on the buckets' flat values: NumPy arrays in the host's
-memory, or tensors where they lie on a GPU, and then only frames and uncompressed values cross.
+`OwnedShard` makes the mean v. All steps work in place, on the buckets' flat values: NumPy arrays in the host's memory,
+or tensors on a GPU, from which only frames and uncompressed values are copied to the host.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from thinwire.packets.batch import join, split
 from thinwire.policies.compression import PLAIN
 
 ABSENT = b""
-"""The frame of a slice that took no part in this step on this rank."""
+"""The frame of a slice without a gradient in this step on this rank."""
 
 _FRAME_SLACK = 1024
-"""More than a frame's head, scales and length can add to values that do not shrink at all, in bytes."""
+"""More than a frame's head, scales and length add to values that do not shrink, in bytes."""
 
 
 class Span(NamedTuple):
-    """Where a slice of a tensor lies: the bucket's place in a group, and its first and last value's end there."""
+    """The place of a tensor's slice: the bucket's place in a group, and the slice's start and end in that bucket."""
 
     name: str
     bucket: int
@@ -45,14 +45,14 @@ class Span(NamedTuple):
 
 
 class Spans:
-    """Some slices of a group's values, which are arrays in the host's memory or tensors on one GPU.
+    """Slices of a group's values, which are arrays in the host's memory or tensors on one GPU.
 
     Args:
-        spans: where each slice lies.
+        spans: of the slices.
 
     Attributes:
         names: of the slices' tensors.
-        sizes: how many values each slice has.
+        sizes: number of values of each slice.
     """
 
     def __init__(self, spans: Sequence[Span]) -> None:
@@ -77,15 +77,15 @@ class Spans:
 
 @dataclass(slots=True)
 class Shard:
-    """What one rank owns of a bucket group.
+    """One rank's slices of a bucket group.
 
     Args:
         contexts: of the compressed slices.
-        coded: where each of them lies.
-        plain: where the uncompressed slices lie; their values travel end to end, as one tensor in one last frame.
+        coded: the compressed slices.
+        plain: the uncompressed slices; their values are sent end to end, as one tensor in one last frame.
         dtype: of the values, float32 or float64.
-        drop_zeros: whether a compressed slice without any gradient is left out, as DDP leaves out unused parameters.
-        own: by place, the contexts of the owner's own gradient, of slices that are averaged over senders.
+        drop_zeros: whether a compressed slice without a gradient is left out, as DDP leaves out unused parameters.
+        own: by place, the contexts of the owner's own gradient, for slices that are averaged over senders.
     """
 
     contexts: list[Context]
@@ -95,9 +95,9 @@ class Shard:
     drop_zeros: bool
     own: Mapping[int, Context] = field(default_factory=dict)
     payload_nbytes: int = 0
-    """Payload bytes of the frames that were encoded last."""
+    """Payload bytes of the last encoded frames."""
     num_frames: int = field(init=False)
-    """How many frames a packet about this shard holds."""
+    """Number of frames in a packet about this shard."""
     num_values: int = field(init=False)
     tensors: TensorSet = field(init=False)
     _own: TensorSet = field(init=False)
@@ -108,14 +108,14 @@ class Shard:
         self.recode()
 
     def recode(self) -> None:
-        """Reads the contexts' codecs anew."""
+        """Reads the contexts' codecs again."""
         whole = [PLAIN.context(np.empty(self.plain.num_values, self.dtype), name="uncompressed")] if self.plain else []
         self.tensors = TensorSet([*self.contexts, *whole], range(len(self.coded), self.num_frames))
         self._own = TensorSet([*self.own.values()])
 
     @property
     def max_nbytes(self) -> int:
-        """Most bytes that its frames may have."""
+        """The most bytes of its frames."""
         return self.num_values * self.dtype.itemsize + self.num_frames * _FRAME_SLACK
 
     # ---- the values of its tensors
@@ -126,15 +126,15 @@ class Shard:
         return coded.followed_by(self.plain.of(values).joined()) if self.plain else coded
 
     def put_back(self, slices: Flats, values: Sequence[Values]) -> None:
-        """Stores the copy of the uncompressed values where they belong."""
+        """Stores the copy of the uncompressed values in the buckets."""
         if self.plain:
             self.plain.of(values).scatter(slices.at([len(self.coded)]).gather())
 
     def present(self, slices: Flats) -> list[bool]:
-        """Returns which slices have a gradient, as far as those without any are left out."""
+        """Returns which slices to send: all, or with `drop_zeros` those with a gradient."""
         if not self.drop_zeros:
             return [True] * self.num_frames
-        return self._present(slices.largest())  # NaN is something as well
+        return self._present(slices.largest())  # NaN counts as a gradient
 
     def present_finite(self, slices: Flats) -> NDArray[np.int64]:
         """Returns 1 for each slice that is present, else 0. Raises NonFiniteError for NaN and Inf."""
@@ -149,7 +149,7 @@ class Shard:
         return [m != 0 or not self.drop_zeros or place == len(self.coded) for place, m in enumerate(largest)]
 
     def _check_plain(self, slices: Flats) -> None:
-        """Raises NonFiniteError where uncompressed values hold NaN or Inf; it names the first tensor that does."""
+        """Raises NonFiniteError for NaN or Inf in uncompressed values; it names the first such tensor."""
         plain = slices.at([len(self.coded)]).gather() if self.plain else np.empty(0)
         if not (finite := np.isfinite(plain)).all():
             place = int(np.searchsorted(np.cumsum(self.plain.sizes), finite.argmin(), side="right"))
@@ -169,7 +169,7 @@ class Shard:
         return frames
 
     def opened(self, frames: Sequence[bytes | memoryview]) -> list[EncodedTensor]:
-        """Returns what a packet holds of each slice. Raises FrameError."""
+        """Returns each slice's encoded tensor in a packet. Raises FrameError."""
         return (
             [*frames[: len(self.coded)], *split(frames[-1], [self.plain.num_values], self.dtype)]
             if self.plain
@@ -177,14 +177,14 @@ class Shard:
         )
 
     def encode_own(self, slices: Flats) -> dict[int, Checked]:
-        """Returns the owner's own gradient of the slices that are averaged over senders. Raises NonFiniteError."""
+        """Encodes the owner's own gradient of the slices that are averaged over senders. Raises NonFiniteError."""
         if not self.own:
             return {}
         frames = self._own.encode(slices.at([*self.own]))
         return dict(zip(self.own, self._own.check(frames), strict=True))
 
     def checked(self, frames: Sequence[bytes | memoryview]) -> list[Checked]:
-        """Returns what another rank's packet holds of each slice, to be added. Raises FrameError."""
+        """Returns each slice's encoded tensor in another rank's packet, to be added. Raises FrameError."""
         opened = self.opened(frames)
         if not self.own:
             return [*opened]  # adding checks them
@@ -209,12 +209,12 @@ class Shard:
     def flush(self, values: Sequence[Values], waiting: set[str], times: float = 1.0) -> None:
         """Adds residuals to the values, uncompressed, and sets them to zero.
 
-        A slice that is left out for lack of a gradient keeps its residual: it would be lost.
+        A slice that is left out because it has no gradient keeps its residual, which would be lost.
 
         Args:
             values: of the buckets.
-            waiting: names of contexts to flush; those flushed are removed.
-            times: multiplies the residuals.
+            waiting: names of contexts to flush; flushed ones are removed.
+            times: factor on the residuals.
         """
         for context, out in zip(self.contexts, self.coded.of(values).tensors(), strict=True):
             residual = context.residual

@@ -1,4 +1,4 @@
-"""Copies of compression contexts, by which an exchange is undone."""
+"""Copies of compression contexts, to undo an exchange."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from thinwire.codecs import Context
 from thinwire.policies.assignment import Partition
 
 Lag = npt.NDArray[np.float64]
-"""What `LagBound.changing` returns."""
+"""The result of `LagBound.changing`."""
 
 
 class Snapshot:
-    """Copies of what an exchange changes in contexts: residuals, counts of encodes, and bounds of the lag.
+    """Copies of the context states that an exchange changes: residuals, counts of encodes, and bounds on the lag.
 
     Args:
         contexts: by tensor and slice.
@@ -27,10 +27,10 @@ class Snapshot:
         self._taken: dict[tuple[str, Partition], tuple[int, torch.Tensor | None, Lag | None]] = {}
 
     def take(self, kept: Collection[str] = ()) -> None:
-        """Copies every context's state, in the place of earlier copies.
+        """Copies every context's state and replaces earlier copies.
 
         Args:
-            kept: tensors whose earlier copies stay.
+            kept: tensors whose earlier copies remain.
         """
         for key, context in self._contexts.items():
             if key[0] in kept and key in self._taken:
@@ -43,7 +43,7 @@ class Snapshot:
             self._taken[key] = (context.step, copy, None if bound is None else bound.changing())
 
     def restore(self, names: Collection[str] | None = None) -> None:
-        """Returns contexts to their copies, bit for bit: those of all tensors, or of these."""
+        """Restores contexts from their copies, bit for bit: of all tensors, or of `names`."""
         for key, (step, copy, lag) in self._taken.items():
             if names is not None and key[0] not in names:
                 continue
@@ -55,7 +55,7 @@ class Snapshot:
                 context.residual.copy_(copy)
 
     def scale(self, factor: float) -> None:
-        """Multiplies the copies, for gradients whose loss scale has changed by this factor."""
+        """Multiplies the copies, for gradients whose loss scale changed by this factor."""
         for _, copy, _ in self._taken.values():
             if copy is not None:
                 copy.mul_(factor)

@@ -1,6 +1,6 @@
-"""What one measured step sent and received of every tensor, and the norms of what its codecs were given.
+"""The bytes that one measured step sent and received of every tensor, and the norms of its codecs' inputs.
 
-A step is measured where its exchanges are given a tally. The pushing and the pulling thread write into it at once, each
+A step is measured if its exchanges have a tally. The pushing and the pulling thread write into it concurrently, each
 with one append, and it is read after the step.
 """
 
@@ -19,7 +19,7 @@ from thinwire.frames import parse
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """Payload bytes and squared norms, in the order in which they come.
+    """Payload bytes and squared norms, in the order of recording.
 
     Example:
         >>> tally = Tally()
@@ -33,18 +33,18 @@ class Tally:
     squares: list[tuple[str, float]] = field(default_factory=list)
 
     def given(self, shard: Shard, values: Sequence[Values]) -> None:
-        """Takes what a shard's codecs are about to encode, residuals left out."""
+        """Records the values that a shard's codecs encode next, without residuals."""
         for name, each in zip(shard.coded.names, shard.coded.of(values).tensors(), strict=True):
             self.squares.append((name, float(torch.linalg.vector_norm(each)) ** 2))
 
     def sent(self, shard: Shard, frames: Sequence[bytes]) -> None:
-        """Takes the frames that were just encoded of a shard, for its owner."""
+        """Records the frames that were just encoded of a shard, for its owner."""
         for name, context, frame in zip(shard.coded.names, shard.contexts, frames, strict=False):
             self.pushed.append((name, context.payload_nbytes if frame else 0))
         self.pushed.extend(self._plain(shard))
 
     def received(self, shard: Shard, frames: Sequence[bytes | memoryview]) -> None:
-        """Takes the frames of a shard's average, which have been decoded without fault."""
+        """Records the frames of a shard's average, after they were decoded without error."""
         for name, frame in zip(shard.coded.names, frames, strict=False):
             self.pulled.append((name, len(parse(frame, copy=False).payload) if frame else 0))
         self.pulled.extend(self._plain(shard))
@@ -55,7 +55,7 @@ class Tally:
 
 
 def total(amounts: Iterable[tuple[str, float]]) -> Mapping[str, float]:
-    """Returns the sum of the amounts of every name; 0 for others."""
+    """Returns the sum of the amounts of every name; 0 for all other names."""
     sums: defaultdict[str, float] = defaultdict(int)
     for name, amount in amounts:
         sums[name] += amount

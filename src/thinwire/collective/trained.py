@@ -1,4 +1,4 @@
-"""The tensors that ranks train, and which rank owns which slice of each."""
+"""The tensors that ranks train, and the owner of each slice of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from thinwire.policies.compression import PLAIN, Choice
 from thinwire.policies.placement import Heuristic, Sharded
 
 Partitions = Mapping[str, tuple[Partition, ...]]
-"""Who owns which slice of every tensor, by name."""
+"""The slices of every tensor and their owners, by name."""
 
 _UNCOMPRESSED_WEIGHT = 32
 """An uncompressed value counts for the placement as this many compressed ones."""
@@ -20,7 +20,7 @@ _UNCOMPRESSED_WEIGHT = 32
 
 @dataclass(frozen=True, slots=True)
 class TrainedTensor:
-    """A trained tensor: its size, its dtype, its codecs, and the device where its residual is kept."""
+    """A trained tensor: its size, its dtype, its codecs, and its residual's device."""
 
     name: str
     numel: int
@@ -28,16 +28,16 @@ class TrainedTensor:
     choice: Choice
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     shape: tuple[int, ...] = ()
-    """Of one whose codec cuts it into tiles, and which has one owner; others are flat, and cut anywhere."""
+    """Shape of a tensor whose codec cuts it into tiles, and which has one owner; other tensors are cut anywhere."""
 
     @property
     def nbytes(self) -> int:
-        """What it would be if it travelled in its own dtype: a bf16 gradient takes 2 bytes a value."""
+        """Its size uncompressed, in its own dtype: a bf16 gradient takes 2 bytes a value."""
         return self.numel * self.dtype.itemsize
 
     @property
     def uncompressed(self) -> bool:
-        """Whether it travels as it is both ways, in one frame with all others that do."""
+        """Whether it is sent uncompressed both ways, in one frame with all other such tensors."""
         return self.choice == Choice(PLAIN, PLAIN)
 
     @property
@@ -47,10 +47,10 @@ class TrainedTensor:
 
 
 def partition(tensors: Sequence[TrainedTensor], world: int) -> dict[str, tuple[Partition, ...]]:
-    """Returns which rank owns which slice of every tensor: `server` is the rank that averages it.
+    """Returns the slices of every tensor and their owners: `server` is the rank that averages a slice.
 
-    It depends on all tensors' names, sizes and choices and the number of ranks alone, never on DDP's buckets: those are
-    rebuilt after the first step, and residuals must find their slices again.
+    The slices depend on all tensors' names, sizes and codecs and on the number of ranks, never on DDP's buckets: those
+    are rebuilt after the first step, and residuals must keep their slices.
 
     Args:
         tensors: in an order that all ranks share.

@@ -1,13 +1,13 @@
 """The frame format, version 1: its numbers, its fields as plain values, its integers. No torch, no sockets, no codec.
 
-`docs/wire-format.md` says the same in words; a test compares them.
+`docs/wire-format.md` describes the same format; a test compares the two.
 
-A frame, little-endian, no holes, nothing after the checksum:
+A frame, little-endian, no holes, ends with the checksum:
 
     magic 2 · version 1 · codec 1 [· name] · flags 2 · dtype 1 · rank 1 · dims (varint each)
     · number of scales (varint) · scales (4 bytes each, 8 for fp64) · payload length (varint) · payload · xxh3 8
 
-A codec number is a promise: one number, one bit layout. Bits that change take a new codec or a new version.
+A codec number stands for one bit layout. A changed layout takes a new codec or a new version.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ MAGIC = b"TW"
 VERSION = 1
 
 NAMED_CODEC = 0
-"""Codec number of a codec that thinwire does not ship: its id follows, as a length byte and ASCII."""
+"""Codec number of codecs that thinwire does not ship: the id follows, as a length byte and ASCII."""
 
 _IDS = (
     "fp32 fp16 bf16 int8 3lc stoch3 terngrad mqe1 onebit topk randomk threshold qsgd dithering truncate entropy votes "
     "qsgd-ds blocktopk"
 )
 CODEC_NUMBERS: dict[str, int] = {codec: number for number, codec in enumerate(_IDS.split(), 1)}
-"""By id, counted from 1: new ids come at the end."""
+"""Codec numbers by id, counted from 1; new ids are appended."""
 
 DTYPE_NUMBERS: dict[str, int] = {"fp32": 1, "fp16": 2, "bf16": 3, "fp64": 4}
 
 MAX_RANK = 32
 MAX_VALUES = 2**40
-"""No tensor of a model comes near; it keeps products of hostile dimensions far from overflow."""
+"""Far above the size of any model's tensor; it keeps products of hostile dimensions far from overflow."""
 MAX_SCALES = 2**24
-"""One scale per column of a very wide layer, or per bucket of a large one."""
+"""Enough for one scale per column of a very wide layer, or per bucket of a large one."""
 
 
 class Flags(IntFlag):
-    """Low byte: means the same in every codec. High byte: the codec's own, see each codec."""
+    """Low byte: the same meaning in every codec. High byte: options of the codec, see each codec."""
 
     ZSTD = 0x0001
-    """The payload went through zstd after the codec."""
+    """The payload was compressed with zstd after the codec."""
     NON_FINITE = 0x0002
-    """The sender's tensor held NaN or Inf: no payload, everyone skips this step."""
+    """The sender's tensor held NaN or Inf: no payload, all ranks skip this step."""
     OPTION_A = 0x0100
     OPTION_B = 0x0200
     OPTION_C = 0x0400
@@ -54,12 +54,12 @@ class Flags(IntFlag):
 
 
 ZSTD, NON_FINITE = int(Flags.ZSTD), int(Flags.NON_FINITE)
-"""Plain integers for what is asked of every frame: an IntFlag costs ten times as much."""
+"""Plain integers for tests of every frame: an IntFlag costs ten times as much."""
 
 KNOWN_FLAGS = sum(Flags)
 
 OPTION_MASK = 0xFF00
-"""The bits whose meaning is the codec's own."""
+"""The bits whose meaning depends on the codec."""
 
 CHECKSUM_NBYTES = 8
 
@@ -73,7 +73,7 @@ class Frame:
         dtype, shape: of the tensor that was encoded: `fp32`, `fp16`, `bf16` or `fp64`; `()` for a 0-d tensor.
         scales: the full-precision scalars that the codec sends beside the payload.
         flags: see `Flags`.
-        payload: the codec's bytes: what the papers count.
+        payload: the codec's bytes, which the papers count.
     """
 
     codec: str
@@ -91,22 +91,22 @@ class Frame:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of a value that travels in full precision: float32, or float64 where the tensor is."""
+        """Bytes of a value in full precision: float32, or float64 for float64 tensors."""
         return 8 if self.dtype == "fp64" else 4
 
     @property
     def non_finite(self) -> bool:
-        """True where the sender refused its tensor (NaN or Inf) and asks everyone to skip the step."""
+        """True where the sender refused its tensor (NaN or Inf): all ranks skip the step."""
         return self.flags & NON_FINITE != 0
 
     @property
     def zstd(self) -> bool:
-        """True where the payload went through the zstd stage."""
+        """True where the payload was compressed by the zstd stage."""
         return self.flags & ZSTD != 0
 
     @property
     def bits_per_value(self) -> float:
-        """Payload bits per value: the papers' figure, without header and scales."""
+        """Payload bits per value, as in the papers: without header and scales."""
         return 8 * len(self.payload) / self.size if self.size else 0.0
 
 
@@ -132,7 +132,7 @@ def pack_varint(number: int) -> bytes:
 
 
 def parse_varint(data: memoryview, at: int, what: str) -> tuple[int, int]:
-    """Returns (number, position after it). Raises FrameError where it is cut, too long or not in its shortest form."""
+    """Returns the number and the position after it. Raises FrameError where it is cut, too long or not shortest."""
     if at < len(data) and data[at] < 0x80:  # most numbers in a frame
         return data[at], at + 1
     number = 0

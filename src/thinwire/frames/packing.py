@@ -1,8 +1,8 @@
 """Frame ↔ bytes.
 
-`pack` takes values as they are, because its caller is one of our codecs. `parse` takes bytes from anyone: every number
-is checked before it is used, nothing is allocated beyond the bytes that came, and any fault is a `FrameError`. The
-codec says whether the payload fits the shape, before `thinwire.decode` allocates the tensor.
+`pack` does not check values, because only our codecs call it. `parse` takes untrusted bytes: it checks every number
+before use, allocates no more than the received bytes, and raises `FrameError` for any fault. The codec checks that the
+payload fits the shape before `thinwire.decode` allocates the tensor.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _CODECS = {number: name for name, number in CODEC_NUMBERS.items()}
 _DTYPES = {number: name for name, number in DTYPE_NUMBERS.items()}
 _FIXED_NBYTES = 8
 _TENSORS = 4096
-"""Heads that are kept, each way: the frames of one tensor have the same one, and it is half of a small frame's cost."""
+"""Heads in each cache: all frames of a tensor have the same head, which is half of a small frame's cost."""
 
 
 def pack(frame: Frame) -> bytes:
@@ -58,7 +58,7 @@ def write(
     payload: bytes | memoryview,
     version: int = VERSION,
 ) -> bytes:
-    """As `pack`, of a frame's fields, for the sender that would make a `Frame` only for this."""
+    """As `pack`, of a frame's fields, for senders without a `Frame`."""
     before_scales, pack_scales = _beginning(version, codec, flags, dtype, shape, len(scales))
     begin = before_scales + pack_scales(*scales) + pack_varint(len(payload))
     checksum = xxhash.xxh3_64(begin)
@@ -68,7 +68,7 @@ def write(
 
 @functools.lru_cache(_TENSORS)
 def head(version: int, codec: str, flags: int, dtype: str, shape: tuple[int, ...]) -> bytes:
-    """Returns everything before the scales: the same in every frame of one tensor."""
+    """Returns a frame's bytes before the scales: the same in every frame of one tensor."""
     number = CODEC_NUMBERS.get(codec, NAMED_CODEC)
     head = bytearray(MAGIC)
     head += bytes((version, number))
@@ -86,7 +86,7 @@ def head(version: int, codec: str, flags: int, dtype: str, shape: tuple[int, ...
 def _beginning(
     version: int, codec: str, flags: int, dtype: str, shape: tuple[int, ...], num_scales: int
 ) -> tuple[bytes, Callable[..., bytes]]:
-    """Returns everything before the scales, their number included, and what makes bytes of them."""
+    """Returns a frame's bytes before the scales, their number included, and the struct that packs the scales."""
     before = head(version, codec, flags, dtype, shape) + pack_varint(num_scales)
     return before, _scales_form(num_scales, dtype).pack
 
@@ -97,12 +97,12 @@ def _scales_form(count: int, dtype: str) -> struct.Struct:
 
 
 def with_checksum(data: bytes | memoryview) -> bytes:
-    """Returns a frame, of everything that stands before its checksum."""
+    """Returns the frame of the bytes before its checksum."""
     return b"".join((data, xxhash.xxh3_64_digest(data)[::-1]))
 
 
 def without_checksum(data: bytes | memoryview) -> bytes | memoryview:
-    """Returns what stands before a frame's checksum; nothing where the checksum is wrong.
+    """Returns the bytes before a frame's checksum; empty where the checksum is wrong.
 
     >>> frame = with_checksum(b"abcd")
     >>> without_checksum(frame), without_checksum(b"x" + frame)
@@ -119,7 +119,7 @@ def parse(data: bytes | bytearray | memoryview, *, copy: bool = True) -> Frame:
 
     Args:
         data: exactly one frame.
-        copy: True gives a payload of its own (`bytes`); False a view into `data`, which must then stay unchanged.
+        copy: True copies the payload (`bytes`); False returns a view into `data`, which must then stay unchanged.
 
     Raises:
         FrameError: `data` is not exactly one valid frame of version 1.
@@ -156,10 +156,10 @@ def parse(data: bytes | bytearray | memoryview, *, copy: bool = True) -> Frame:
         raise FrameError(f"checksum {found:#018x} found, {stated:#018x} stated: the frame was damaged on its way")
     if flags & NON_FINITE and (num_scales or length):
         raise FrameError(
-            "the frame says that its tensor held NaN or Inf, and nothing else is then expected: "
+            "the frame says that its tensor held NaN or Inf, and must then have no scales and no payload: "
             f"{num_scales} scales and a payload of {length} bytes came"
         )
-    # Not before: as objects they take eight times the bytes.
+    # Only after these checks: as objects, scales take eight times the bytes.
     scales = _scales_form(num_scales, dtype).unpack_from(view, scales_at) if num_scales else ()
     if not all(map(math.isfinite, scales)):
         raise FrameError("a scale is NaN or Inf")
@@ -167,7 +167,7 @@ def parse(data: bytes | bytearray | memoryview, *, copy: bool = True) -> Frame:
 
 
 def _end_of_head(view: memoryview, end: int) -> int:
-    """Where the scales begin, if this is a frame at all; whether the head makes sense, `_read_head` says."""
+    """Returns the offset of the scales, if this is a frame; `_read_head` checks the head's content."""
     at = 4 if view[3] != NAMED_CODEC else 5 + view[4]
     at += 4
     if at > end:
@@ -177,7 +177,7 @@ def _end_of_head(view: memoryview, end: int) -> int:
     if rank > MAX_RANK:
         raise FrameError(f"rank {rank} is more than {MAX_RANK}")
     for axis in range(rank):
-        if at < end and view[at] < 0x80:  # as `parse_varint`, which most dimensions need not
+        if at < end and view[at] < 0x80:  # one byte; most dimensions do not need `parse_varint`
             at += 1
             continue
         _, at = parse_varint(view, at, f"dimension {axis}")
@@ -188,7 +188,7 @@ def _end_of_head(view: memoryview, end: int) -> int:
 
 @functools.lru_cache(_TENSORS)
 def _read_head(head: bytes) -> tuple[str, int, str, tuple[int, ...]]:
-    """Codec, flags, dtype and shape. Only heads that are right are kept."""
+    """Returns codec, flags, dtype and shape. The cache keeps only valid heads."""
     view = memoryview(head)
     codec, at = _read_codec(view)
     flags, dtype_number, rank = struct.unpack_from("<HBB", view, at)
@@ -219,5 +219,5 @@ def _read_codec(head: memoryview) -> tuple[str, int]:
     if not raw.isascii() or not name.isprintable() or not name:
         raise FrameError(f"a codec's name is printable ASCII, not {raw!r}")
     if name in CODEC_NUMBERS:
-        raise FrameError(f"codec {name!r} has a number of its own and is not sent by name")
+        raise FrameError(f"codec {name!r} has a number and is not sent by name")
     return name, 5 + length

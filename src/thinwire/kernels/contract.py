@@ -1,7 +1,4 @@
-"""What all implementations of the codecs' arithmetic agree on: the numbers of the codes, and what is refused.
-
-Both backends import these, so that they cannot disagree about a limit or about a message.
-"""
+"""Constants and checks of the codecs' arithmetic, shared by both backends, so that limits and messages are equal."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ DIGITS_PER_CODE = {"base243": 5, "2bit": 4}
 """Trits in a byte, by packing."""
 
 Key = tuple[int, int]
-"""Of random numbers: two 32-bit words."""
+"""The key of random numbers: two 32-bit words."""
 UNIT = 2.0**-24
 """Uniform numbers are multiples of it: the 24 high bits of a draw, exact in float32."""
 
@@ -31,7 +28,7 @@ _NON_FINITE = "the values (with their residual) hold NaN or Inf; nothing was cha
 
 
 def num_codes_of(num_values: int) -> int:
-    """Codes (groups of five) that hold `num_values` values.
+    """Returns the number of codes (groups of five) that hold `num_values` values.
 
     Example:
         >>> [num_codes_of(n) for n in (0, 1, 5, 6)]
@@ -41,7 +38,7 @@ def num_codes_of(num_values: int) -> int:
 
 
 def check_residual(residual: Floats, values: Floats) -> None:
-    """Refuse a residual that does not belong to the values (`ConfigError`): kernels would read past its end."""
+    """Raises ConfigError for a residual of another dtype or shape than the values; kernels would read past its end."""
     if residual.shape != values.shape or residual.dtype != values.dtype:
         raise ConfigError(
             f"the residual is {residual.dtype}{list(residual.shape)}, the values are "
@@ -50,27 +47,27 @@ def check_residual(residual: Floats, values: Floats) -> None:
 
 
 def check_length(num_codes: int, expected: int) -> None:
-    """Refuse a payload that holds another number of codes than the shape asks for (`FrameError`)."""
+    """Raises FrameError for a payload that holds another number of codes than the shape needs."""
     if num_codes != expected:
-        raise FrameError(f"the payload holds {num_codes} codes of five values, the shape asks for {expected}")
+        raise FrameError(f"the payload holds {num_codes} codes of five values, the shape needs {expected}")
 
 
 def check_codes(codes: Bytes, num_values: int) -> None:
-    """Refuse base-3^5 codes that cannot stand for `num_values` trits (`FrameError`)."""
+    """Raises FrameError for base-3^5 codes that cannot be those of `num_values` trits."""
     check_length(codes.size, num_codes_of(num_values))
     if codes.size and int(codes.max()) >= FIRST_RUN:
         raise FrameError(f"byte {int(codes.max())} among base-3^5 codes, which end at 242: the payload is damaged")
 
 
 def check_scale(scale: float, dtype: np.dtype[Any]) -> None:
-    """Refuse a scale that no encoder sends: negative, NaN, or past the largest number of `dtype` (`FrameError`)."""
+    """Raises FrameError for a scale that no encoder sends: negative, NaN, or above the largest number of `dtype`."""
     largest = float(np.finfo(dtype).max)
     if not 0.0 <= scale <= largest:
         raise FrameError(f"scale {scale!r} is not between 0 and {largest:g}, the {dtype} range: the frame is damaged")
 
 
 def non_finite(magnitude: float, sparsity: float) -> str:
-    """What to tell a caller whose values have no finite scale."""
+    """Returns the error message for values without a finite scale."""
     if math.isfinite(magnitude):
         return (
             f"the scale overflows: largest magnitude {magnitude:g} times sparsity {sparsity:g}; "
@@ -80,6 +77,6 @@ def non_finite(magnitude: float, sparsity: float) -> str:
 
 
 def require_finite_magnitude(largest: float) -> None:
-    """Refuse values whose largest magnitude is NaN or Inf (`NonFiniteError`)."""
+    """Raises NonFiniteError for values whose largest magnitude is NaN or Inf."""
     if not math.isfinite(largest):
         raise NonFiniteError(_NON_FINITE)

@@ -1,9 +1,9 @@
-"""An optimizer's options as JSON values: which travel, which may change while training runs, and within what bounds.
+"""An optimizer's options as JSON values: the options that are sent, and those that may change, with their bounds.
 
-`ParameterGroups` reads a worker's optimizer at every step; a shard calls `apply_changes` on what it is sent. Schedulers
-move more than the learning rate (OneCycleLR cycles a momentum). These **changes** travel as pairs of a parameter
-group's index and the options that differ from those sent last. Only the numbers in `CHANGEABLE` may change; an option
-that decides what an optimizer stores (`amsgrad`, `centered`) stays as the plan has it.
+`ParameterGroups` reads a worker's optimizer at every step; a shard calls `apply_changes` on received changes.
+Schedulers move more than the learning rate (OneCycleLR cycles a momentum). These **changes** are sent as pairs of a
+parameter group's index and the options that differ from those sent last. Only the numbers in `CHANGEABLE` may change;
+an option that decides which state an optimizer stores (`amsgrad`, `centered`) keeps the plan's value.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from thinwire.errors import ConfigError, ProtocolError
 from thinwire.schema import Changes
 
 LOCAL_OPTIONS = frozenset({"params", "lr", "foreach", "fused", "capturable", "differentiable", "initial_lr"})
-"""Options that do not travel with the plan: how a machine computes, and the learning rate, which every push carries."""
+"""Options that are not in the plan: how a machine computes, and the learning rate, which every push carries."""
 
 CHANGEABLE: Mapping[str, float] = {
     **dict.fromkeys(("momentum", "weight_decay", "eps", "alpha", "dampening", "lr_decay", "momentum_decay"), math.inf),
@@ -27,8 +27,8 @@ CHANGEABLE: Mapping[str, float] = {
 }
 """Options that may change, each with its exclusive upper bound; the lower bound is 0."""
 LARGEST = torch.finfo(torch.float32).max
-"""Of rates and options: torch computes in float32, and refuses numbers beyond."""
-ADDED = "no worker sends what has been added. Close this one, and distribute model and optimizer anew"
+"""The bound of learning rates and options: torch computes in float32 and refuses larger numbers."""
+ADDED = "no worker sends an added group. Close this one, and distribute model and optimizer again"
 
 Options = Mapping[str, Any]
 
@@ -39,7 +39,7 @@ class Settings:
 
     Args:
         rates: the learning rate of every parameter group of the plan.
-        groups: their other options, as JSON values.
+        groups: the groups' other options, as JSON values.
     """
 
     rates: tuple[float, ...]
@@ -47,12 +47,12 @@ class Settings:
 
 
 class ParameterGroups:
-    """An optimizer's parameter groups, which schedulers write to, beside the options that the shards know.
+    """An optimizer's parameter groups, which schedulers write to, and the options sent to the shards.
 
     Args:
         optimizer: its class name.
         groups: its `param_groups`.
-        defaults: its `defaults`: only these options are its own.
+        defaults: its `defaults`: other options are ignored.
 
     Example:
         >>> groups = [{"lr": 0.1, "momentum": 0.9}]
@@ -70,12 +70,12 @@ class ParameterGroups:
 
     @property
     def rates(self) -> tuple[float, ...]:
-        """The learning rate of every group, now."""
+        """The present learning rate of every group."""
         return tuple(float(group["lr"]) for group in self._groups)
 
     @property
     def settings(self) -> Settings:
-        """Rates and options, now."""
+        """The present learning rates and options."""
         return Settings(self.rates, tuple(portable_options(group, self._defaults) for group in self._groups))
 
     @property
@@ -84,10 +84,10 @@ class ParameterGroups:
         return self.settings.groups != self._sent
 
     def changes(self) -> Changes:
-        """Returns what differs from the options sent last; from now on it counts as sent.
+        """Returns the options that differ from those sent last, and counts them as sent.
 
         Raises:
-            ConfigError: an option changed that may not, or to a value out of range; or there are more groups.
+            ConfigError: an option changed that must not change, or to a value out of range; or a group was added.
         """
         options = self.settings.groups
         if len(options) != len(self._sent):
@@ -109,7 +109,7 @@ def portable_options(group: Mapping[str, Any], known: Mapping[str, Any]) -> dict
 
     Args:
         group: of an optimizer's `param_groups`.
-        known: the optimizer's `defaults`; keys that schedulers and users add to a group are dropped.
+        known: the optimizer's `defaults`; keys that schedulers and users added to a group are dropped.
 
     Example:
         >>> sgd = torch.optim.SGD([torch.zeros(1)], lr=0.1, momentum=0.9)
@@ -120,7 +120,7 @@ def portable_options(group: Mapping[str, Any], known: Mapping[str, Any]) -> dict
 
 
 def changes(before: Iterable[Options], after: Iterable[Options]) -> Changes:
-    """Returns what differs, group by group.
+    """Returns the options that differ, group by group.
 
     >>> changes([{"momentum": 0.9, "eps": 1}, {"momentum": 0.5}], [{"momentum": 0.8, "eps": 1}, {"momentum": 0.5}])
     ((0, {'momentum': 0.8}),)
@@ -135,11 +135,11 @@ def apply_changes(optimizer: str, groups: Sequence[Options], received: Changes) 
 
     Args:
         optimizer: its class name.
-        groups: the options so far.
-        received: the changes, which may come from a peer.
+        groups: the present options.
+        received: the changes, perhaps from a peer.
 
     Raises:
-        ProtocolError: a group that does not exist, an option that may not change, or a value out of range.
+        ProtocolError: a group that does not exist, an option that must not change, or a value out of range.
 
     Example:
         >>> apply_changes("SGD", [{"momentum": 0.9}], ((0, {"momentum": 0.85}),))

@@ -1,10 +1,10 @@
-"""Nesterov momentum of an outer optimizer, at every worker and at the shard: the same bits, from what was sent.
+"""Nesterov momentum of an outer optimizer, computed by every worker and by the shard with the same bits.
 
-Momentum in what a shard sends would make both that and what its codec leaves for later much larger: DiLoCo lost .08
-nats to it in 33 rounds. So the shard sends the mean of the updates, scaled by the rate, and each end adds the momentum
-itself. With s the sum of all that was sent, from the first parameters a on, Nesterov's parameters (Sutskever et al.
-2013) are θ = s + w with w ← m · (w + s − a) after every update. w follows from the copy alone that workers and shard
-have in common bit for bit, by single operations that are rounded alike on every processor.
+If a shard sent updates with momentum, the updates and the codec's residual would be much larger: DiLoCo lost .08 nats
+to it in 33 rounds. The shard therefore sends the mean of the updates, scaled by the learning rate, and each end adds
+the momentum. Let s be the first parameters a plus all updates sent. Nesterov's parameters (Sutskever et al. 2013) are
+θ = s + w with w ← m · (w + s − a) after every update. w depends only on s, which workers and shard hold bit for bit,
+and on single operations that every processor rounds equally.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from thinwire.errors import ProtocolError
 
 
 class OuterMomentum:
-    """How far one table's parameters are ahead of what was sent.
+    """The momentum term w of one table.
 
     Args:
         momentum: m, in (0, 1).
 
     Attributes:
-        anchor: a, what the sum began with, float32 in the table's shape; None before there are values.
-        ahead: w, likewise.
+        anchor: a, the first parameters, float32 in the table's shape; None before `begin`.
+        ahead: w, in the same dtype and shape; None before `begin`.
 
     Example:
         >>> sent = torch.zeros(1)
@@ -43,11 +43,11 @@ class OuterMomentum:
         self.ahead: torch.Tensor | None = None
 
     def begin(self, values: torch.Tensor) -> None:
-        """Training begins with these values, which are copied."""
+        """Starts from the training's first values, which are copied."""
         self.anchor, self.ahead = values.clone(), torch.zeros_like(values)
 
     def begin_once(self, values: torch.Tensor) -> None:
-        """As `begin`, unless training has begun."""
+        """As `begin`, unless it was called before."""
         if self.anchor is None:
             self.begin(values)
 
@@ -57,7 +57,7 @@ class OuterMomentum:
         self.ahead.add_(values - self.anchor).mul_(self._momentum)
 
     def load(self, anchor: torch.Tensor, ahead: torch.Tensor) -> None:
-        """Goes on from another end's state. Raises ProtocolError where that is not finite."""
+        """Continues from another end's state. Raises ProtocolError where the state is not finite."""
         if not bool(torch.isfinite(anchor).all() and torch.isfinite(ahead).all()):
             raise ProtocolError("a momentum that is not finite")
         self.anchor, self.ahead = anchor, ahead

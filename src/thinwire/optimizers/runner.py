@@ -1,7 +1,8 @@
 """A stock torch optimizer over tables, chosen by name from an allow-list, with JSON options.
 
-Nothing is unpickled: a worker names its optimizer and its options, and only optimizers of `ALLOWED` are made. Torch
-checks some options in the constructor, some at the first step and some never; so options are tried out on one value.
+A shard unpickles nothing: a worker names its optimizer and its options, and only optimizers in `ALLOWED` are made.
+Torch checks some options in the constructor, some at the first step and some never; the runner therefore tries all
+options on one value.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class OptimizerRunner:
         tables: for every table the index of its parameter group and its values, which are updated in place.
 
     Raises:
-        ProtocolError: an optimizer that is not allowed, or options it does not take.
+        ProtocolError: the optimizer is not allowed, or does not take the options.
     """
 
     def __init__(self, name: str, groups: Sequence[Options], tables: Iterable[tuple[int, torch.Tensor]]) -> None:
@@ -60,7 +61,7 @@ class OptimizerRunner:
                 group.update(_for_torch(settings.groups[index]))
 
     def step(self, values: Sequence[torch.Tensor], grads: Sequence[torch.Tensor]) -> None:
-        """Updates `values` in place by `grads`; every other table stays as it is."""
+        """Updates `values` in place by `grads`; all other tables are unchanged."""
         for value, grad in zip(values, grads, strict=True):
             value.grad = grad
         self.optimizer.step()
@@ -72,18 +73,18 @@ class OptimizerRunner:
         return copy.deepcopy(self.optimizer.state_dict())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what `state_dict` returned. Raises ConfigError where it cannot be that; nothing has changed."""
+        """Restores a state from `state_dict`. Raises ConfigError for anything else, before a change."""
         load_optimizer(self.optimizer, state, type(self.optimizer).__name__)
-        self._options = ()  # the state's options hold until the next settings come
+        self._options = ()  # the state's options apply until the next settings
 
 
 def _for_torch(options: Options) -> dict[str, Any]:
-    """JSON values as torch expects them: pairs are tuples."""
+    """Returns JSON values as torch expects them: pairs as tuples."""
     return {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
 
 
 def _build(kind: type[torch.optim.Optimizer], groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-    # Some options count only as the constructor's arguments (Adagrad's first accumulator), and all groups share them.
+    # Some options apply only as the constructor's arguments (Adagrad's first accumulator), and all groups share them.
     taken = inspect.signature(kind).parameters.keys() - {"params"}
     return kind(groups, **{key: value for key, value in groups[0].items() if key in taken})
 
@@ -101,5 +102,5 @@ def _try_out(kind: type[torch.optim.Optimizer], groups: Iterable[Mapping[str, An
             for _ in range(2):  # a momentum is used from the second step on
                 value.grad = torch.zeros(1)
                 trial.step()
-        except Exception as error:  # torch raises anything: TypeError, IndexError, AssertionError …
+        except Exception as error:  # torch raises many types: TypeError, IndexError, AssertionError …
             raise ProtocolError(f"{kind.__name__} does not take these options: {error}") from error

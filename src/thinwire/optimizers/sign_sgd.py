@@ -1,4 +1,4 @@
-"""SignSGD: a step of one size in the direction of every value's sign."""
+"""SignSGD: a step of equal size for every value, in the direction of its sign."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import torch
 
 
 class SignSGD(torch.optim.Optimizer):
-    """θ ← θ − lr · sign(g), as DeMo applies the mean of what workers sent (Peng, Quesnelle & Kingma 2024).
+    """θ ← θ − lr · sign(g), with the mean g of the workers' values, as in DeMo (Peng, Quesnelle & Kingma 2024).
 
     Args:
         params: tensors, or parameter groups.
         lr: the size of a step.
-        sign: False steps by g itself, for groups whose mean is to be applied as it is (a model's buffers).
+        sign: False steps by g itself, for groups that take the mean unchanged (a model's buffers).
 
     Example:
         >>> weight = torch.tensor([1.0, 1.0, 1.0], requires_grad=True)

@@ -1,8 +1,8 @@
 """Small uncompressed tensors of one message share a frame: the batch.
 
-A frame's head, checksum and checks cost more than a bias is worth: thirty frames from each of four workers were half of
-an empty step. So tensors that travel uncompressed are concatenated in one `fp32` frame, or `bf16` where all of them are
-rounded to that; the message says how many values belong to each.
+A frame's head, checksum and checks cost more than the values of a bias: thirty frames from each of four workers took
+half of an empty step. Uncompressed tensors are therefore concatenated in one `fp32` frame, or a `bf16` frame if all of
+them are rounded to bfloat16; the message holds each tensor's number of values.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from thinwire import frames
 from thinwire.errors import FrameError, NonFiniteError
 
 MAX_BATCHED_NBYTES = 32 * 1024
-"""A tensor's size up to which its own frame costs more than copying its values into a shared one."""
+"""Largest tensor for which a separate frame costs more than copying its values into a shared one."""
 
 CODEC, NARROW = "fp32", "bf16"
-"""The codecs of the shared frame: values as they are, float32 or float64; or the upper halves of float32."""
+"""The codecs of the shared frame: float32 or float64 values, or the upper halves of float32."""
 
 _DTYPES = {np.dtype(np.float32): "fp32", np.dtype(np.float64): "fp64"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchedTensor:
-    """One tensor's values, before or after their way in a shared frame."""
+    """One tensor's values in a shared frame."""
 
     values: NDArray[Any]
     """float32[n] or float64[n], n ≥ 1, flat, read only."""
     narrow: bool = False
-    """Whether they are bfloat16 numbers, which travel in 16 bits where all of their batch are."""
+    """Whether they are bfloat16 numbers; a batch of only those takes 16 bits a value."""
 
     @classmethod
     def of(cls, values: NDArray[Any], name: str, *, narrow: bool = False) -> Self:
         """Returns a copy of float32[n] or float64[n]; `narrow` rounds float32 to bfloat16, half to even.
 
         Raises:
-            NonFiniteError: a value of the tensor, which `name` names, is NaN or Inf, or rounds to Inf.
+            NonFiniteError: a value of the tensor `name` is NaN or Inf, or rounds to Inf.
 
         Example:
             >>> BatchedTensor.of(np.array([1.0, 1.003, 1.0079], np.float32), "w", narrow=True).values.tolist()
@@ -53,7 +53,7 @@ class BatchedTensor:
         return cls(kept, narrow)
 
     def __len__(self) -> int:
-        """Bytes that the values take, as for a frame."""
+        """Returns the bytes of the values, as for a frame."""
         return int(self.values.nbytes) // (2 if self.narrow else 1)
 
     def __eq__(self, other: object) -> bool:
@@ -61,7 +61,7 @@ class BatchedTensor:
         return isinstance(other, BatchedTensor) and self.values.tobytes() == other.values.tobytes()
 
     def fits(self, size: int, dtype: str) -> bool:
-        """Whether these are so many numbers of that dtype, fp32 or fp64."""
+        """Whether these are `size` numbers of `dtype`, fp32 or fp64."""
         return self.values.size == size and _DTYPES[self.values.dtype] == dtype
 
     def unpack(self, out: NDArray[Any], *, accumulate: bool) -> None:
@@ -73,11 +73,11 @@ class BatchedTensor:
 
 
 EncodedTensor: TypeAlias = bytes | memoryview | BatchedTensor
-"""What a message holds for a table: a frame of its own, or its values in the message's batch."""
+"""A table's values in a message: a separate frame, or a part of the message's batch."""
 
 
 def join(tensors: Sequence[BatchedTensor]) -> bytes:
-    """Returns one frame with the values of some tensors of one dtype, which are finite.
+    """Returns one frame with the finite values of tensors of one dtype.
 
     >>> import numpy as np
     >>> frame = join([BatchedTensor(np.ones(2, np.float32)), BatchedTensor(np.zeros(3, np.float32))])
@@ -95,7 +95,7 @@ def split(frame: bytes | memoryview, sizes: Sequence[int], dtype: DTypeLike = np
     """Returns the tensors of a frame, of `sizes` values each, as views of one copy of its values.
 
     Raises:
-        FrameError: no valid frame of as many finite values of that dtype, float32 or float64.
+        FrameError: not a valid frame of as many finite values of that dtype, float32 or float64.
     """
     parsed, count, dtype = frames.parse(frame, copy=False), sum(sizes), np.dtype(dtype)
     narrow = parsed.codec == NARROW and dtype == np.float32
@@ -114,14 +114,14 @@ def split(frame: bytes | memoryview, sizes: Sequence[int], dtype: DTypeLike = np
     if narrow:
         values = (np.frombuffer(parsed.payload, "<u2").astype(np.uint32) << 16).view(np.float32)
     else:
-        values = np.frombuffer(parsed.payload, dtype).copy()  # the payload lies anywhere in the packet: not aligned
-    if not np.isfinite(values).all():  # no sender of ours lets them out, and they would spread over the model
+        values = np.frombuffer(parsed.payload, dtype).copy()  # the payload may be unaligned in the packet
+    if not np.isfinite(values).all():  # our senders refuse them, and they would spread over the model
         raise FrameError("the payload holds NaN or Inf")
     return [BatchedTensor(values[end - size : end], narrow) for size, end in zip(sizes, accumulate(sizes), strict=True)]
 
 
 def rounded(values: NDArray[Any]) -> NDArray[Any]:
-    """Returns float32 rounded to the nearest bfloat16, a tie to even; NaN and what rounds to Inf are not finite."""
+    """Returns float32 rounded to the nearest bfloat16, half to even; NaN and what rounds to Inf are not finite."""
     bits = values.view(np.uint32).astype(np.uint64)
     nearest: NDArray[Any] = ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
     return np.where(np.isnan(values), values, nearest)

@@ -1,13 +1,13 @@
-"""Message and encoded tensors ↔ one packet. The bytes may come from anyone.
+"""Message and encoded tensors ↔ one packet. Received bytes are untrusted.
 
-A packet, little-endian, without holes; `docs/wire-format.md` says the same, and a test compares:
+A packet, little-endian, without holes, as in `docs/wire-format.md`, which a test compares:
 
     magic 2 · version 1 · kind 1 · number of frames 4 · message length 4 · packet length 8
     · message (MessagePack) · length of each frame (4 each) · frames
 
-The packet length counts all of it, head included, so a receiver can take a packet from the start of a larger buffer.
-`pack` copies every frame once, into the packet. `parse` copies none: frames are views of the packet, which must then
-stay unchanged. Every length is checked before it is used, and any fault is a `ProtocolError`.
+The packet length includes the head, so a receiver can take a packet from the start of a larger buffer. `pack` copies
+every frame once, into the packet. `parse` copies no frame: frames are views of the packet, which must then stay
+unchanged. `parse` checks every length before use, and raises `ProtocolError` for any fault.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ from thinwire.schema import (
 
 MAGIC = b"TP"
 VERSION = 2
-"""Raised when an older peer could misread a conversation; packets of another version are refused."""
+"""Increased when an older peer could misread a conversation; packets of another version are refused."""
 
 HEAD = struct.Struct("<2sBBIIQ")
 HEAD_NBYTES = HEAD.size
 LENGTH_NBYTES = 4
 
 MAX_FRAMES = 2**17
-"""More than a plan may have tables. A frame costs a reader some 200 bytes, an empty one costs its sender 4."""
+"""More than the tables that a plan may have. A frame costs a reader some 200 bytes, an empty one its sender 4."""
 MAX_MESSAGE_NBYTES = 2**26
-"""A plan of the largest number of tables takes some 15 MB."""
+"""A plan with the largest number of tables takes some 15 MB."""
 MAX_FRAME_NBYTES = 2**32 - 1
 PORTION_NBYTES = 64 * 2**20
-"""Frames that share a message at most: a whole model in one would be over what transports let wait, or take at all."""
+"""Most bytes of frames in one message: a whole model would exceed the transports' limits."""
 
 
 @dataclass(frozen=True, slots=True)
 class PacketLimits:
-    """What a packet's head may declare, where a reader knows of less than the format could hold."""
+    """The most that a packet's head may declare, for readers that expect less than the format allows."""
 
     frames: int = MAX_FRAMES
     message_nbytes: int = MAX_MESSAGE_NBYTES
@@ -62,7 +62,7 @@ class PacketLimits:
 Batching = Contribution | Delta | Merged | Push
 """Messages whose small tensors share one frame."""
 _TEXTS: dict[type[Message], str] = {Leave: "failure", Refused: "reason", Members: "reason", Abort: "reason"}
-"""Fields that people are shown; they are filtered and cut where they are received."""
+"""Fields with text for people; receivers filter and shorten them."""
 _NUMBERS = {kind: number for number, kind in KINDS.items()}
 _encode = msgspec.msgpack.Encoder().encode
 _decoders = {number: msgspec.msgpack.Decoder(kind).decode for number, kind in KINDS.items()}
@@ -84,7 +84,7 @@ def pack(message: Message, tensors: Sequence[EncodedTensor] = ()) -> bytes:
 
 
 def portions(tensors: Sequence[EncodedTensor], nbytes: int | None = None) -> Iterator[slice]:
-    """Yields the messages that tensors travel in, as slices of at most `nbytes`: a larger tensor has its own.
+    """Yields the tensors of each message, as slices of at most `nbytes`; a larger tensor has a separate message.
 
     Example:
         >>> list(portions([b"abc", b"de", b"fghijk", b"l"], nbytes=5))
@@ -101,7 +101,7 @@ def portions(tensors: Sequence[EncodedTensor], nbytes: int | None = None) -> Ite
 
 
 def segments(message: Message, tensors: Sequence[EncodedTensor] = ()) -> list[bytes | memoryview]:
-    """Returns what `pack` joins, for a sender with a buffer of its own: the packet's parts in order."""
+    """Returns the packet's parts in order, unjoined, for a sender that copies them into its buffer."""
     frames: Sequence[bytes | memoryview]
     if isinstance(message, Batching):
         message, frames = _batch(message, tensors)
@@ -126,15 +126,15 @@ def parse(
     """Reads the packet at the start of `data`.
 
     Args:
-        data: bytes that stay unchanged for as long as the frames are used.
-        exact: the packet is all of it; False lets bytes follow, as in a receive buffer.
-        limits: what its head may declare.
+        data: bytes that stay unchanged while the frames are in use.
+        exact: the packet is all of `data`; False allows bytes after it, as in a receive buffer.
+        limits: on the head's numbers.
 
     Returns:
         The message, and its frames as views of `data`; tensors of a batch, copied, in the place of their table.
 
     Raises:
-        ProtocolError: anything but a valid packet of this version.
+        ProtocolError: not a valid packet of this version.
     """
     view = memoryview(data)
     if len(view) < HEAD_NBYTES:
@@ -166,7 +166,7 @@ def parse(
     try:
         message: Message = decode(view[HEAD_NBYTES:lengths_at])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        # The last two leave msgspec for text that is not UTF-8 and for values nested thousands deep.
+        # msgspec raises the last two for text that is not UTF-8 and for values nested thousands deep.
         raise ProtocolError(f"a message of kind {kind} could not be read: {error}") from error
     frames = []
     for length in lengths:
@@ -180,12 +180,12 @@ def parse(
 
 
 def kind_of(data: bytes | memoryview) -> type[Message] | None:
-    """Returns the kind of message that a packet claims to hold, whatever the rest is; None for no packet."""
+    """Returns the message kind in a packet's head, without checking the rest; None for other bytes."""
     return KINDS.get(data[3]) if len(data) >= HEAD_NBYTES else None
 
 
 def nbytes_of(data: bytes | memoryview) -> int:
-    """Returns the size of the packet at the start of `data`, as its head declares it."""
+    """Returns the size that the head of the packet at the start of `data` declares."""
     return int(HEAD.unpack_from(data)[5])
 
 

@@ -26,7 +26,7 @@ from thinwire.runtime.limits import (
 )
 from thinwire.runtime.session import ReplayBuffer
 from thinwire.schema import Acknowledged, Message, Refused, SessionAccepted, SessionOpen
-from thinwire.transports.base import ANYBODY, Handler, Identity, Sender
+from thinwire.transports.base import UNAUTHENTICATED, Handler, Identity, Sender
 
 MAX_NAME = 64
 
@@ -186,7 +186,7 @@ class SessionServer(Sender):
 
     def identity(self, peer: int) -> Identity:
         session = self._numbered.get(peer)
-        return ANYBODY if session is None else session.identity
+        return UNAUTHENTICATED if session is None else session.identity
 
     # ---- sessions
 

@@ -1,8 +1,8 @@
 """The messages of both modes, and the plan that workers and servers agree on. Plain frozen values; no torch.
 
-A message is a struct and, beside it, a tuple of frames: big bytes are never copied into the struct. It travels as an
-array of its fields in this order. `KINDS` gives every message the number that travels; numbers are never reused.
-Fields are added last, with a default, so that an older reader skips what it does not know.
+A message is a struct with a separate tuple of frames, so that large bytes are never copied into the struct. It is sent
+as an array of its fields in this order. `KINDS` numbers the messages on the wire; numbers are never reused. New fields
+come last, with a default, so that an older reader skips unknown ones.
 """
 
 from __future__ import annotations

@@ -10,24 +10,24 @@ from msgspec import Meta
 from thinwire.schema.plan import MAX_TABLES, Config, Plan
 
 MAX_STEPS = 1000
-"""That somebody has checkpoints of."""
+"""The most checkpointed steps in one message."""
 
 BatchSizes: TypeAlias = tuple[int, ...]
-"""Which of a message's tables share its last frame, the batch: for every table how many float32 values of that frame
-are its own, in order, or 0 where it has a frame of its own. Empty where no table is in a batch."""
+"""The tables that share a message's last frame, the batch: for every table its number of float32 values in that frame,
+in order, or 0 for a table with a separate frame. Empty without a batch."""
 
 Changes: TypeAlias = tuple[tuple[int, Config], ...]
 """Options of an optimizer that changed: the index of a parameter group, and its new values by name."""
 
 
 class Join(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Worker → server, first; also of a worker that comes back. `Offer` is the answer.
+    """Worker → server, the first message, also of a worker that returns. `Offer` is the answer.
 
     Args:
         rank: the worker's number, 0 … workers − 1.
-        plan: what it plans with; the others' must be equal.
-        steps: the exchanges of which it holds states; 0 is the beginning. Empty: it takes the shards' parameters.
-        version: of the worker's thinwire; empty is not compared.
+        plan: the worker's plan; all workers' plans must be equal.
+        steps: the exchanges of which it holds states; 0 is the start. Empty: it takes the shards' parameters.
+        version: of the worker's thinwire; an empty one is not compared.
     """
 
     rank: int
@@ -37,17 +37,17 @@ class Join(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class Welcome(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Server → worker, after `Resume`: the worker takes part. `Values` of the tables that it lacks follow.
+    """Server → worker, after `Resume`: the worker is a member. `Values` of the tables that it lacks follow.
 
     Args:
-        send_values: asks this worker (rank 0) for the initial values of every table.
+        send_values: this worker (rank 0) must send the initial values of every table.
         step: updates that every table has had.
-        final: the version with which the training ends, where a worker has said so; else −1.
+        final: the version with which the training ends, if a worker has announced it; else −1.
         elastic: whether the training continues without workers that die.
-        memberships: who divides the data from which clock on, as pairs of a clock and ranks, where workers have come or
-            gone; else empty.
-        exchanges: where every push is an update by itself, of how many of this worker's exchanges each table has had
-            its gradient; else nothing.
+        memberships: the ranks that divide the data, as pairs of a first clock and ranks, where workers have joined or
+            left; else empty.
+        exchanges: where every push is an update by itself, the number of this worker's gradients that each table has
+            had; else empty.
     """
 
     send_values: bool
@@ -59,7 +59,7 @@ class Welcome(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class Values(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Whole tables, uncompressed: initial weights up, and down to workers that start or are too far behind.
+    """Whole tables, uncompressed: initial weights to the server, and values to workers that start or are far behind.
 
     `versions[i]` belongs to `tables[i]` and to frame i.
     """
@@ -69,14 +69,13 @@ class Values(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class Ahead(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Server → worker, before `Values` of the same tables, where each end adds the optimizer's momentum itself.
+    """Server → worker, before `Values` of the same tables, where each end adds the optimizer's momentum.
 
-    One frame for each table, uncompressed; two such messages are needed (`optimizers/outer_momentum.py`).
+    One frame for each table, uncompressed; the server sends two such messages (`optimizers/outer_momentum.py`).
 
     Args:
-        tables: which.
-        anchor: the frames hold the parameters that the training began with; else how far those of the values' version
-            are ahead of the values.
+        tables: of the frames.
+        anchor: True: the frames hold the training's first parameters; False: the momentum term at the values' version.
     """
 
     tables: tuple[int, ...]
@@ -84,14 +83,14 @@ class Ahead(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class Push(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Worker → server: gradients of `tables` at `step`, one frame each; an empty frame says "no gradient this step".
+    """Worker → server: gradients of `tables` at `step`, one frame each; an empty frame means no gradient at this step.
 
     Args:
         rates: the learning rate of every parameter group at this step, so that any scheduler on the worker works.
         last: this worker ends the training with this step, unless another has ended it.
-        digest: of this worker's replica before this step, where the workers compare theirs, after the instructions that
-            its processor computes with and a colon; else empty.
-        options: of the optimizer, where they differ from what this worker said last (at first: from the plan).
+        digest: of this worker's replica before this step, where workers compare replicas, after the processor's
+            instruction set and a colon; else empty.
+        options: of the optimizer, where they differ from those that this worker sent last (at first: from the plan).
         batch: see `BatchSizes`.
     """
 
@@ -105,17 +104,17 @@ class Push(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Server → worker: what leads `tables` to `version`, one frame each; empty: unchanged.
+    """Server → worker: the change of `tables` to `version`, one frame each; an empty frame means unchanged.
 
     Args:
-        version: that the tables have afterwards.
-        tables: which.
+        version: of the tables after the change.
+        tables: of the frames.
         last: the training ends with this version.
-        base: the version it leads from; −1 means the one before `version`.
-        ranks: whose gradients are in it, where some may be missing; empty means everybody's. −1 alone: a worker's was
-            NaN or Inf, and everybody skips.
+        base: the version before the change; −1 means the one before `version`.
+        ranks: of the gradients in it, where some may be missing; empty means all workers'. −1 alone: a worker's
+            gradient was NaN or Inf, and all workers skip the step.
         rates: the learning rates of this step, where the workers run the optimizer.
-        options: of this step, likewise, where they differ from the plan's.
+        options: of this step, where the workers run the optimizer and they differ from the plan's.
         batch: see `BatchSizes`.
     """
 
@@ -130,18 +129,18 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class Scalars(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Both ways: one number for each table at `step`; down comes the largest over all workers (TernGrad §3.1)."""
+    """Both ways: one number for each table at `step`; the server sends the largest of all workers' (TernGrad §3.1)."""
 
     step: int
     values: tuple[float, ...]
 
 
 class Leave(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Worker → server: done, in good order.
+    """Worker → server: this worker is done, or leaves for the reason given.
 
     Args:
-        returning: not done: this worker joins all shards again, as one of them was lost.
-        failure: not done: why this worker has failed, in words; empty where it has not.
+        returning: this worker is not done and joins all shards again, because one of them was lost.
+        failure: why this worker has failed, as text; empty where it has not.
     """
 
     returning: bool = False
@@ -149,11 +148,11 @@ class Leave(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Server → worker: the conversation is over, and why.
+    """Server → worker: the conversation is over, for this reason.
 
     Args:
-        reason: in words.
-        lost: the server does not know the session that the worker wants to take up again: it may join anew.
+        reason: as text.
+        lost: the server does not know the session that the worker resumes: the worker may join again.
         stopped: the server was stopped.
     """
 
@@ -163,13 +162,13 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class SessionOpen(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Worker → server, before anything else on every connection of a session that may outlive its connections.
+    """Worker → server, the first message on every connection of a session that may outlive its connections.
 
     Args:
         session: a random name, the same on each of them.
-        received: messages of the server that the worker has received in this session.
-        acknowledged: messages of its own that the server has acknowledged, which the worker cannot repeat.
-        connection: how many connections of this session were opened before this one.
+        received: number of the server's messages that the worker has received in this session.
+        acknowledged: number of the worker's messages that the server has acknowledged, which the worker cannot repeat.
+        connection: number of connections of this session before this one.
     """
 
     session: str
@@ -179,11 +178,11 @@ class SessionOpen(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class SessionAccepted(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Server → worker: the answer to `SessionOpen`. What the other end has not received follows, on both sides.
+    """Server → worker: the answer to `SessionOpen`. Then both ends repeat the messages that the other has not received.
 
     Args:
-        received: messages of the worker that the server has received in this session.
-        grace_s: how long the server waits for a worker whose connection broke, in seconds; 0: not at all.
+        received: number of the worker's messages that the server has received in this session.
+        grace_s: longest wait of the server for a worker whose connection broke, in seconds; 0: no wait.
     """
 
     received: int
@@ -191,21 +190,22 @@ class SessionAccepted(msgspec.Struct, frozen=True, kw_only=True, array_like=True
 
 
 class Acknowledged(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Both ways, now and then: so many messages have been received in this session and need not be kept."""
+    """Both ways, at intervals: the number of messages received in this session, which the sender may drop."""
 
     count: int
 
 
 class Members(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Server → worker: the members from now on, after one went away or came.
+    """Server → worker: the members from now on, after one left or joined.
 
     Args:
         step: updates that every table has had.
         ranks: of the workers that are expected to push.
-        least: with fewer workers no update is made until others come.
-        reason: who came or went, and why; empty where one has left in good order.
-        interrupted: nobody has gone yet: a worker lost its connection, and the others wait for it for a while.
-        since: the clock from which on `ranks` divide the data, which no worker has taken examples for; −1: as before.
+        least: the fewest workers with which updates are made.
+        reason: the worker that joined or left, and why; empty where one left without error.
+        interrupted: a worker lost its connection but is still a member: the other workers wait for it for a limited
+            time.
+        since: the clock from which on `ranks` divide the data, before any worker takes its examples; −1: no change.
     """
 
     step: int
@@ -217,15 +217,15 @@ class Members(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Server → worker, the answer to `Join`: from where this worker can continue. A later one replaces it.
+    """Server → worker, the answer to `Join`: the steps from which this worker can continue. A later one replaces it.
 
     Args:
-        begin: workers train here, and this one is expected from this clock on; −1: all of them have joined, and
+        begin: workers train at this shard, and expect this worker from this clock on; −1: all workers have joined, and
             continue together from one of `steps`.
-        steps: of which the shard has a state.
-        held: how many of its workers have one of each of these steps, too.
-        newest: where no step is offered by all shards, this one may continue with the parameters that it has, at this
-            step or any later one; −1: it may not.
+        steps: steps of which the shard has a state.
+        held: for each of these steps, the number of workers that have its state, too.
+        newest: where the shards offer no common step, this shard may continue with its present parameters, at this step
+            or a later one; −1: it may not.
     """
 
     begin: int = -1
@@ -238,8 +238,8 @@ class Resume(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Worker → server: the step from which this worker continues, the same at all shards; `Welcome` is the answer.
 
     Args:
-        step: which.
-        have: the table versions that the worker has of it, or nothing.
+        step: from which the worker continues.
+        have: the worker's table versions at that step, or empty.
     """
 
     step: int
@@ -259,7 +259,7 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class Skip(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Between ranks, in place of `Shard`: the sender holds NaN or Inf in this bucket, and nobody takes this step."""
+    """Between ranks, in place of `Shard`: the sender holds NaN or Inf in this bucket, and all ranks skip this step."""
 
     step: int
     bucket: int
@@ -314,7 +314,7 @@ class Merged(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class Abort(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Between ranks, in place of any message: the sender has given up, and why."""
+    """Between ranks, in place of any message: the sender has failed, for this reason."""
 
     reason: str
 

@@ -1,4 +1,4 @@
-"""What all workers and servers of a training must agree on."""
+"""The plan of a training, which must be equal at all workers and servers."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ import msgspec
 from msgspec import Meta
 
 MAX_VALUE = 2.0**64
-"""Of a gradient or a weight that training can go on with: the square of a larger one is no float32."""
+"""The largest gradient or weight with which training can continue: a larger one's square overflows float32."""
 
 Reduce: TypeAlias = Literal["mean", "sum", "mean-of-senders", "clipped-mean-of-senders"]
-"""How gradients are aggregated: their mean or sum; or, of tables whose codec sends some of the values, the mean over
-those who sent a value (DeMo), with every worker's message scaled down to the median norm (SparseLoCo)."""
+"""The aggregation of gradients: their mean or sum; or, for tables whose codec sends some of the values, the mean over
+the workers that sent a value (DeMo), with every worker's message scaled down to the median norm (SparseLoCo)."""
 
 MAX_WORKERS = 4096
-"""Of a plan; also the largest rank, and one."""
+"""The most workers of a plan; also the largest rank, plus one."""
 MAX_SETTINGS = 64
-"""Beside `FROZEN`."""
+"""The most settings of a plan, beside `FROZEN`."""
 MAX_TABLES = 100_000
-"""Of a plan."""
+"""The most tables of a plan."""
 MAX_RANK = 32
-"""Dimensions of a table: those of a frame."""
+"""The most dimensions of a table, as of a frame."""
 MAX_CODECS = 1000
-"""Of a plan. Every one is tried out."""
+"""The most codecs of a plan. Each is tried."""
 MAX_GROUPS = 10_000
-"""Of a plan's parameters."""
+"""The most parameter groups of a plan."""
 
 Config: TypeAlias = Annotated[
     dict[str, str | int | float | bool | Annotated[list[int | float], Meta(max_length=64)] | None],
@@ -35,9 +35,9 @@ Config: TypeAlias = Annotated[
 """Options of a codec or an optimizer, by name. They are bounded: an empty dict is one byte on the wire, and 64 here."""
 
 Settings: TypeAlias = Mapping[str, str | int | float | bool]
-"""What else must be equal on all workers, by name."""
+"""Further values that must be equal on all workers, by name."""
 FROZEN = "digest of frozen parameters"
-"""The setting that says which values each worker has of the parameters that nobody trains or sends."""
+"""The name of the setting with a digest of the parameters that are neither trained nor sent."""
 
 
 class TableSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,10 +48,10 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True):
         shape: its shape.
         up: index into `Plan.codecs` for pushes of its gradient.
         down: index into `Plan.codecs` for pulls of its model delta.
-        group: index into `Plan.groups`: whose optimizer options apply.
-        state: True for a buffer (a batch-norm statistic): one worker's values, relayed as they are.
-        dtype: of the workers' tensor, as in "bfloat16": the shards' is float32, and what the workers compute with is
-            rounded from it.
+        group: index into `Plan.groups`, for the optimizer's options.
+        state: True for a buffer (a batch-norm statistic): one worker's values, relayed unchanged.
+        dtype: of the workers' tensor, as in "bfloat16": the shards' is float32, and the workers' values are rounded
+            from it.
     """
 
     name: str
@@ -64,21 +64,21 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What all workers and the server must agree on; the first worker to join brings it, the rest are compared.
+    """A training's plan; the server takes the first worker's and compares all others with it.
 
     Args:
-        workers: how many workers push.
-        tables: the model's tensors, in the model's order; a table is known by its index.
+        workers: number of workers that push.
+        tables: the model's tensors, in the model's order; messages name a table by its index.
         codecs: codec configurations (`codec.config()`).
         optimizer: name of a torch optimizer on the server's allow-list.
         groups: options of each parameter group, JSON values.
-        reduce: how gradients are aggregated, see `Reduce`.
-        state_interval: buffers travel after every so many steps.
-        consistency: name of the consistency policy, options spelled out.
-        downlink: what the server sends down: `delta`, the change of a model that it updates; `gradient`, the
-            average gradient, for workers that run the optimizer; `weights`, the average of the workers' weights;
-            `momentum`, as `delta`, but each end adds the momentum of SGD itself, which is Nesterov's.
-        local: what workers that push updates of their own optimizer agree on besides; empty where they push gradients.
+        reduce: the aggregation of gradients, see `Reduce`.
+        state_interval: number of steps between two pushes of buffers.
+        consistency: name of the consistency policy, with all options.
+        downlink: the server's answer: `delta`, the change of a model that it updates; `gradient`, the average gradient,
+            for workers that run the optimizer; `weights`, the average of the workers' weights; `momentum`, as `delta`,
+            but each end adds SGD's Nesterov momentum.
+        local: settings of workers that push their own optimizer's updates; empty where they push gradients.
         settings: see `Settings`: seed, batch, steps, a digest of the data.
     """
 
@@ -95,7 +95,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     settings: Annotated[dict[str, str | int | float | bool], Meta(max_length=MAX_SETTINGS + 1)] = {}
 
     def reduce_of(self, table: TableSpec) -> Reduce:
-        """Returns how one table's pushes are aggregated: with local updates buffers (group 1) are averaged anyway."""
+        """Returns the aggregation of one table's pushes; with local updates, buffers (group 1) are always averaged."""
         return "mean" if self.local and table.group else self.reduce
 
     @property
@@ -104,7 +104,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return self.downlink in ("delta", "momentum")
 
     def momentum_of(self, table: TableSpec) -> float:
-        """Returns the momentum that each end adds to what is sent of a table; 0: none."""
+        """Returns the momentum that each end adds to a table's updates; 0: none."""
         if self.downlink != "momentum" or table.state:
             return 0.0
         momentum = self.groups[table.group].get("momentum", 0.0)

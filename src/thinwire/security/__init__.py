@@ -1,4 +1,4 @@
-"""Who may take part: certificates, tokens, and what a process shows of its own. See docs/security.md."""
+"""Authentication: certificates, tokens, and the credentials of a process. See docs/security.md."""
 
 from thinwire.security.credentials import Credentials
 

@@ -1,4 +1,4 @@
-"""Who a caller is: decided by the names in its certificate and by its token, before anything it says is read."""
+"""Identifies callers by the names in their certificates and by their tokens, before any message is read."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def worker_name(rank: int) -> str:
 
 
 class Admission:
-    """A server's answer to callers.
+    """A server's check of callers.
 
     Args:
-        tokens: one of them must be shown; None asks for none.
+        tokens: a caller must present one of them; None requires none.
 
     Example:
         >>> admission = Admission(None)
@@ -37,10 +37,10 @@ class Admission:
         self._tokens = tokens
 
     def __call__(self, caller: Caller) -> Identity:
-        """Returns who the caller is.
+        """Returns the caller's identity.
 
         Raises:
-            ProtocolError: no token, a wrong one, or a certificate and a token of more than one rank.
+            ProtocolError: no token, a wrong token, or a certificate and a token of different ranks.
         """
         ranks = {int(match[1]) for name in caller.names if (match := _WORKER.fullmatch(name))}
         rank = self._rank_of_token(caller.token)
@@ -62,7 +62,7 @@ class Admission:
         try:
             token = self._tokens.find(shown)
         except ConfigError as error:
-            raise ProtocolError("the server cannot read its token file; whoever runs the server can mend it") from error
+            raise ProtocolError("the server cannot read its token file; repair that file on the server") from error
         if token is None:
-            raise ProtocolError("its token is none of the server's; copy the newest line of the server's token file")
+            raise ProtocolError("the server does not know its token; copy the newest line of the server's token file")
         return token.rank

@@ -1,4 +1,4 @@
-"""Makes certificates: an authority for tests and first steps, and throw-away ones. Keys are on the curve P-256."""
+"""Makes certificates: an authority for tests and first steps, and temporary ones. Keys are on the curve P-256."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 Usage = Literal["server", "worker"]
-"""Which end of a session a certificate is for."""
+"""The end of a session that a certificate is for."""
 _USES = {
     "server": [ExtendedKeyUsageOID.SERVER_AUTH],
     "worker": [ExtendedKeyUsageOID.CLIENT_AUTH],
@@ -25,7 +25,7 @@ _OTHER_USES = dict.fromkeys(
     False,
 )
 _SKEW = timedelta(days=1)
-"""A certificate holds from yesterday: clocks differ."""
+"""A certificate is valid from a day before it is made, because clocks differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +40,11 @@ class Authority:
     """Signs certificates.
 
     Args:
-        name: its own.
-        days: for how long everything that it signs holds, itself included; negative: it has run out.
+        name: of the authority.
+        days: validity of its certificate and of those that it signs; negative: expired.
 
     Attributes:
-        issued: its own certificate and key.
+        issued: the authority's certificate and key.
 
     Example:
         >>> server = Authority("test CA", days=1).issue("server", ["localhost", "127.0.0.1"], "server")
@@ -61,9 +61,9 @@ class Authority:
 
         Args:
             name: its common name; `worker-3` binds its holder to rank 3.
-            hosts: names and IP addresses that it holds for; IPv6 with or without brackets.
-            usage: which end of a session it is for.
-            days: for how long, in place of the authority's own.
+            hosts: names and IP addresses that it is valid for; IPv6 with or without brackets.
+            usage: the end of a session that it is for.
+            days: its validity, in place of the authority's.
         """
         key = ec.generate_private_key(ec.SECP256R1())
         return _sign(name, hosts, usage, self._days if days is None else days, key, self._name, self._key)
@@ -78,7 +78,7 @@ def _sign(
     signer: str,
     signing: ec.EllipticCurvePrivateKey,
 ) -> Issued:
-    """Signs a certificate of `key`; without a usage it is an authority's."""
+    """Signs a certificate of `key`; without a usage, an authority's."""
     now = datetime.now(UTC)
     last = now + timedelta(days=days)
     authority = usage is None

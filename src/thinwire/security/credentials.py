@@ -1,4 +1,4 @@
-"""What a process shows of itself and whom it trusts: files by name, and the transport's options that they make."""
+"""The credentials of a process: files by name, and the transport's options made of them."""
 
 from __future__ import annotations
 
@@ -19,16 +19,15 @@ class Credentials:
     """A server's or worker's certificate, key and token, and the authority that it trusts. `thinwire certs` makes them.
 
     Args:
-        ca: PEM file of the certificates that sign the other end's. A server with it asks workers for a certificate. A
-            worker with a certificate alone trusts gRPC's public authorities, or those in the file that
-            `GRPC_DEFAULT_SSL_ROOTS_FILE_PATH` names; with neither it speaks in the clear.
-        cert: PEM file of this process's certificate. A worker of rank 3 whose certificate's name is `worker-3` can
-            join as rank 3 alone.
+        ca: PEM file of the certificates that sign the other end's. A server with it requires a certificate of workers.
+            A worker with only a certificate trusts gRPC's public authorities, or those in the file that
+            `GRPC_DEFAULT_SSL_ROOTS_FILE_PATH` names; with neither it does not encrypt.
+        cert: PEM file of this process's certificate. A worker whose certificate's name is `worker-3` can join only as
+            rank 3.
         key: PEM file of the certificate's private key.
-        token_file: secrets, one a line, `TOKEN` or `rank=3 TOKEN`; a server lets in who shows one of them, a worker
-            shows the first that is for its rank.
-        insecure: leaves out what is otherwise refused beyond this machine: a server without certificate or token, a
-            token that travels in the clear.
+        token_file: secrets, one a line, `TOKEN` or `rank=3 TOKEN`; a server admits workers that present one of them, a
+            worker presents the first that is for its rank.
+        insecure: allows, beyond this machine, a server without certificate or token, and a token without encryption.
 
     Raises:
         ConfigError: a certificate without its key, or a key without its certificate.
@@ -50,18 +49,18 @@ class Credentials:
         check_pair(self.cert, self.key)
 
     def server(self, options: GrpcOptions | None = None) -> GrpcOptions:
-        """Returns a server's options, `options` with these credentials in them.
+        """Returns a server's options: `options` with these credentials.
 
         Raises:
-            ConfigError: a file cannot be read, is damaged or holds something else, or one is missing that goes with the
-                others; the certificate, or all that the ca holds, has run out or is not valid yet.
+            ConfigError: a file cannot be read, is damaged or holds something else, or a file that the others require is
+                missing; the certificate, or every certificate of the ca, has expired or is not valid yet.
         """
         if self.ca is not None and self.cert is None:
-            raise ConfigError("a server with ca (--tls-ca) needs a certificate of its own (--tls-cert, --tls-key)")
+            raise ConfigError("a server with ca (--tls-ca) needs a certificate, too (--tls-cert, --tls-key)")
         if self.cert is not None and self.token_file is None and not self.insecure:
             raise ConfigError(
-                "a server with a certificate needs a token file too (--token-file): who has a certificate of the "
-                "authority for something else would be let in. `thinwire certs DIR` makes one; --insecure goes without"
+                "a server with a certificate needs a token file too (--token-file): otherwise any certificate of the "
+                "authority admits a caller. `thinwire certs DIR` makes one; --insecure goes without"
             )
         admission = None
         if self.token_file is not None or self.ca is not None:
@@ -69,20 +68,20 @@ class Credentials:
         return replace(self._base(options), authenticate=admission)
 
     def worker(self, rank: int | None = None, options: GrpcOptions | None = None) -> GrpcOptions:
-        """Returns the options of worker `rank`, `options` with these credentials in them.
+        """Returns the options of worker `rank`: `options` with these credentials.
 
         Raises:
-            ConfigError: a file cannot be read, is damaged or holds something else; the certificate, or all that the ca
-                holds, has run out or is not valid yet; no token for this rank.
+            ConfigError: a file cannot be read, is damaged or holds something else; the certificate, or every
+                certificate of the ca, has expired or is not valid yet; no token for this rank.
         """
         token = None
         if self.token_file is not None:
             token = partial(TokenFile(self.token_file).own, rank)
-            token()  # what is missing is said now
+            token()  # raises now if the token is missing
         return replace(self._base(options), token=token)
 
     def _base(self, options: GrpcOptions | None) -> GrpcOptions:
-        """Returns the options with what both ends have."""
+        """Returns the options with the credentials that both ends have."""
         options, tls = options or GrpcOptions(), None
         if self.ca is not None or self.cert is not None:
             tls = read_tls(self.ca, self.cert, self.key)

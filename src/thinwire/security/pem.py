@@ -1,6 +1,6 @@
-"""What is in PEM files, and whether it can be used: found out where they are read.
+"""Reads PEM files and checks their content.
 
-For a bad file gRPC tells a worker that no server answered, and a server nothing.
+For a bad file gRPC reports to a worker that no server answered, and reports no error to a server.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _MINUTE = "%Y-%m-%d %H:%M"
 
 
 def read_tls(ca: str | Path | None, cert: str | Path | None, key: str | Path | None) -> Tls:
-    """Reads one end's files; None stands for one that it does not have.
+    """Reads one end's files; None: the end does not have the file.
 
     Raises:
-        ConfigError: one cannot be read, is damaged or holds something else; `cert` and `key` do not belong together;
-            `key` is encrypted; `cert`, or every certificate of `ca`, has run out or is not valid yet.
+        ConfigError: a file cannot be read, is damaged or holds something else; `key` is not the key of `cert`, or is
+            encrypted; `cert`, or every certificate of `ca`, has expired or is not valid yet.
     """
     root, certificate, private = (_read(*each) for each in (("ca", ca), ("cert", cert), ("key", key)))
     tls = Tls(root=root, certificate=certificate, key=private)
@@ -47,16 +47,16 @@ def _read(name: str, path: str | Path | None) -> bytes | None:
         raise ConfigError(f"{name} {str(path)!r} cannot be read: {error.strerror}") from error
     if _PEM not in content:
         raise ConfigError(f"{name} {str(path)!r} holds no PEM, which begins with {_PEM.decode()}…")
-    return content.removeprefix(codecs.BOM_UTF8)  # an editor's, which gRPC stumbles over
+    return content.removeprefix(codecs.BOM_UTF8)  # written by some editors; gRPC cannot read it
 
 
 def _certificates(name: str, content: bytes, hint: str) -> list[Certificate]:
     from cryptography import x509  # takes 0.1 s, and most processes have no certificate
 
     try:
-        with warnings.catch_warnings():  # of what old authorities are signed with
+        with warnings.catch_warnings():  # about the signatures of old authorities
             warnings.simplefilter("ignore")
-            # Names beside the PEM may be no ASCII.
+            # Names beside the PEM need not be ASCII.
             return x509.load_pem_x509_certificates(content.decode("ascii", "ignore").encode())
     except ValueError as error:
         raise ConfigError(f"{name} holds no certificate, or a damaged one; {hint}") from error

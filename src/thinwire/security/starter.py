@@ -1,4 +1,4 @@
-"""A folder with all that a first secured training needs: an authority, certificates and tokens."""
+"""Makes a folder with the credentials of a first secured training: an authority, certificates and tokens."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from thinwire.security.admission import worker_name
 from thinwire.security.credentials import Credentials
 from thinwire.security.tokens import new_token
 
-if TYPE_CHECKING:  # which imports what makes certificates
+if TYPE_CHECKING:  # its module imports cryptography
     from thinwire.security.certificates import Authority
 
 SERVER = "server"
 
 
 def make_starter(folder: Path, authority: Authority, *, workers: int, hosts: Sequence[str]) -> list[Path]:
-    """Writes an authority, a server's and workers' certificates and tokens; every file is for its owner alone.
+    """Writes an authority, and certificates and tokens of a server and workers; only the owner may read the files.
 
     Args:
         folder: made if it is missing.
         authority: signs the certificates.
-        workers: how many.
+        workers: number of workers.
         hosts: names and IP addresses by which workers reach the server.
 
     Returns:
         The files.
 
     Raises:
-        ConfigError: a file is there already, the folder cannot be written, or a host is no name.
+        ConfigError: a file exists, the folder cannot be written, or a host is not a valid name.
     """
     try:
         issued = [authority.issued, authority.issue(SERVER, hosts, "server")]
@@ -54,14 +54,14 @@ def make_starter(folder: Path, authority: Authority, *, workers: int, hosts: Seq
                 written.append(path)
                 file.write(content)
     except OSError as error:
-        for path in written:  # a disk that is full; half of them would be in the way of the next try
+        for path in written:  # for example a full disk; leftover files would make the next call fail
             path.unlink(missing_ok=True)
         raise ConfigError(f"{folder} cannot be written: {error.strerror}; choose another folder") from error
     return list(files)
 
 
 def files_in(folder: Path, workers: int) -> list[Path]:
-    """Returns the files that `make_starter` writes for so many workers.
+    """Returns the files that `make_starter` writes for `workers` workers.
 
     >>> [file.name for file in files_in(Path("certs"), 1)]
     ['ca.pem', 'ca.key', 'server.pem', 'server.key', 'worker-0.pem', 'worker-0.key', 'server.token', 'worker-0.token']
@@ -72,14 +72,14 @@ def files_in(folder: Path, workers: int) -> list[Path]:
 
 
 def in_starter(folder: Path, rank: int | None = None) -> Credentials:
-    """Returns the credentials of worker `rank`, or the server's, in a folder that `make_starter` wrote."""
+    """Returns the credentials of worker `rank`, or the server's, in a folder from `make_starter`."""
     own = folder / (SERVER if rank is None else worker_name(rank))
     cert, key, token = (own.with_name(f"{own.name}.{ending}") for ending in ("pem", "key", "token"))
     return Credentials(ca=folder / "ca.pem", cert=cert, key=key, token_file=token)
 
 
 def options_in(folder: Path, rank: int | None = None) -> list[str]:
-    """Returns the options of `thinwire worker` that name worker `rank`'s files, or of `thinwire server` the server's.
+    """Returns command-line options that name the files of worker `rank`, or of the server.
 
     >>> options_in(Path("certs"), 1)[-2:]
     ['--token-file', 'certs/worker-1.token']

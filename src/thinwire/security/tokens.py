@@ -1,11 +1,11 @@
-"""Tokens: secrets in a text file, one a line, that let workers in.
+"""Tokens: secrets in a text file, one a line, that authenticate workers.
 
-    # comments and empty lines are left out
+    # comments and empty lines are ignored
     rank=3 8Qx1…     for rank 3 alone
     5tTz0…           for any rank
 
-Two may hold at once for the same workers, an old and a new one: so tokens are replaced while a training runs. The file
-is read again whenever it has changed.
+Two tokens may be valid at once for the same workers, an old and a new one, so that tokens can be replaced while a
+training runs. The file is read again when it has changed.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from thinwire.errors import ConfigError
 TOKEN_NBYTES = 32
 MIN_CHARACTERS = 16
 MAX_CHARACTERS = 256
-"""It travels in a header, of which gRPC takes some 8 kB."""
+"""A token is sent in a header; gRPC accepts headers of some 8 kB."""
 MAX_VALID = 2
-"""The old and the new one."""
+"""The old and the new token."""
 
 _LINE = re.compile(r"(?:rank=(\d{1,9})[ \t]+)?([!-~]+)")
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One line of a token file; `rank` is whose it is, None for anybody's."""
+    """One line of a token file; `rank` None: for any rank."""
 
     secret: str = field(repr=False)
     rank: int | None = None
@@ -45,11 +45,11 @@ def new_token() -> str:
 
 
 def parse_tokens(text: str, origin: str) -> tuple[Token, ...]:
-    """Reads the lines of a token file, which messages call `origin`. No message holds a secret.
+    """Reads the lines of a token file, called `origin` in messages. No message holds a secret.
 
     Raises:
-        ConfigError: a line of another form, a secret that is too short or that of another rank, more than two for one
-            rank, or no token at all.
+        ConfigError: a line of another form, a secret that is too short or used for two ranks, more than two tokens for
+            one rank, or no token.
 
     >>> parse_tokens("rank=3 0123456789abcdef # of the third site", "tokens")
     (Token(rank=3),)
@@ -71,8 +71,8 @@ def parse_tokens(text: str, origin: str) -> tuple[Token, ...]:
         before, of = first.setdefault(secret, (number, rank))
         if rank != of:
             raise ConfigError(
-                f"{at} the token of line {before} again, for {_whose(rank)} and not {_whose(of)}; give each a token of "
-                "its own, or all of them one without a rank"
+                f"{at} the token of line {before} again, for {_whose(rank)} and not {_whose(of)}; give each another "
+                "token, or all of them one without a rank"
             )
         tokens.append(Token(secret, rank))
     if not tokens:
@@ -80,7 +80,7 @@ def parse_tokens(text: str, origin: str) -> tuple[Token, ...]:
     for rank, count in Counter(token.rank for token in tokens).items():
         if count > MAX_VALID:
             raise ConfigError(
-                f"{origin}: {count} tokens for {_whose(rank)}; at most two hold at once, an old and a new one"
+                f"{origin}: {count} tokens for {_whose(rank)}; at most two are valid at once, an old and a new one"
             )
     return tuple(tokens)
 
@@ -90,10 +90,10 @@ def _whose(rank: int | None) -> str:
 
 
 class TokenFile:
-    """The tokens in a file, as it is now.
+    """The present tokens of a file.
 
     Raises:
-        ConfigError: it cannot be read, or holds something else.
+        ConfigError: the file cannot be read, or holds something else.
 
     Example:
         >>> import tempfile
@@ -116,7 +116,7 @@ class TokenFile:
         """Returns the file's tokens.
 
         Raises:
-            ConfigError: the file cannot be read, or holds something else. What it held before counts no more.
+            ConfigError: the file cannot be read, or holds something else. Its earlier tokens are no longer valid.
         """
         try:
             status = self._path.stat()
@@ -132,10 +132,10 @@ class TokenFile:
         return self._tokens
 
     def own(self, rank: int | None) -> str:
-        """Returns the secret that a worker shows: the first line for its rank, else the first for any.
+        """Returns the secret of a worker: the first line for its rank, else the first for any rank.
 
         Raises:
-            ConfigError: there is none for this rank; or as `tokens`.
+            ConfigError: the file has none for this rank; or as `tokens`.
         """
         tokens = self.tokens()
         found = [token.secret for wanted in (rank, None) for token in tokens if token.rank == wanted]
@@ -144,8 +144,7 @@ class TokenFile:
         return found[0]
 
     def find(self, secret: str) -> Token | None:
-        """Returns the token with this secret, or None; how long it takes says nothing about the secrets, not even
-        their lengths.
+        """Returns the token with this secret, or None; the time that it takes depends on no secret or its length.
 
         Raises:
             ConfigError: as `tokens`.

@@ -1,4 +1,4 @@
-"""Moves packets, which are bytes, between processes and knows nothing of their meaning.
+"""Moves packets, which are bytes that it does not interpret, between processes.
 
-`base` is the contract. `memory` runs a whole cluster in one process, `grpc` crosses machines, `links` makes one thin.
+`base` is the interface. `memory` runs a cluster in one process, `grpc` connects machines, `links` limits a link's rate.
 """

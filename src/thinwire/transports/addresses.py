@@ -1,4 +1,4 @@
-"""Where an end of a session is: `host:port`, taken apart. No name is looked up and nothing is opened."""
+"""Addresses of a session's ends, `host:port`, split. It looks up no name and opens no connection."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def parse_address(address: str) -> tuple[str, int]:
     """Splits `host:port`, with or without `grpc://` before it.
 
     Raises:
-        ConfigError: No host, or no port between 0 and 65535. IPv6 hosts need brackets.
+        ConfigError: no host, or no port between 0 and 65535. IPv6 hosts need brackets.
 
     >>> parse_address("grpc://10.0.0.1:50051"), parse_address("[::1]:0")
     (('10.0.0.1', 50051), ('[::1]', 0))
@@ -28,7 +28,7 @@ def parse_address(address: str) -> tuple[str, int]:
 
 
 def parse_dialled(address: str) -> tuple[str, int]:
-    """Splits the address of a server to connect to. Raises ConfigError as `parse_address` does, and for port 0."""
+    """Splits the address of a server to connect to. Raises ConfigError as `parse_address`, and for port 0."""
     host, port = parse_address(address)
     if port == 0:
         raise ConfigError(f"{address!r} has port 0; connect to the port that the server reports")
@@ -36,7 +36,7 @@ def parse_dialled(address: str) -> tuple[str, int]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches a host; a name other than localhost may mean anything.
+    """Whether only this machine reaches a host; False for all names other than localhost.
 
     >>> [is_loopback(host) for host in ("127.0.0.1", "[::1]", "localhost", "0.0.0.0", "[::]", "10.0.0.1", "me")]
     [True, True, True, False, False, False, False]

@@ -1,10 +1,10 @@
-"""A peer group over gloo, torch.distributed's CPU backend, by connections of its own.
+"""A peer group over gloo, torch.distributed's CPU backend, with separate connections.
 
-Point-to-point with tags, so no order of collectives has to be kept. The bytes are host memory: the group is gloo even
-where gradients live on GPUs and DDP itself uses NCCL. gloo lets a shorter message into a longer buffer.
+Messages are point-to-point with tags, so no order of collectives has to be kept. The bytes are in host memory: the
+group is gloo even where gradients are on GPUs and DDP uses NCCL. gloo accepts a message shorter than its buffer.
 
-torch is not told of the group: it names its own by how many a rank knows, so that ranks which know one more than others
-would wait for groups of another name. And what only this object knows ends with it.
+The group is not registered with torch. torch names groups by their number on a rank, so ranks with different numbers
+of groups would wait for different names. An unregistered group also ends with this object.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from thinwire.errors import DeadlineError, ThinwireError, TransportError
 from thinwire.transports.peers import PeerGroup, ReceiveBuffer, Transfer
 
 PATIENCE_S = 30.0
-"""After so long it is logged which ranks are missing: one may still be reading its data."""
+"""Seconds after which missing ranks are logged; a rank may still be reading its data."""
 _log = logging.getLogger(__name__)
 
 
 class GlooPeerGroup(PeerGroup):
-    """Ranks of the default process group that meet in a gloo group.
+    """Ranks of the default process group, connected by gloo.
 
     Args:
-        ranks: their global ranks, the same list everywhere.
-        timeout: how long a peer may keep this rank waiting.
+        ranks: global ranks, the same list on every rank.
+        timeout: longest wait for a peer.
 
     Raises:
         TransportError: not every rank came in time.
@@ -92,23 +92,23 @@ class GlooPeerGroup(PeerGroup):
 def call_roll(
     store: Any, rank: int, ranks: Sequence[int], timeout: timedelta, *, patience_s: float = PATIENCE_S
 ) -> str:
-    """Waits until all ranks have called this equally often: a process group that waits for its ranks names none.
+    """Waits until all ranks have called this equally often, and names missing ranks, which torch's own wait does not.
 
     Args:
         store: of the default process group.
-        rank: this one, of all.
-        ranks: their global ranks, the same list everywhere, this one among them.
-        timeout: how long to wait.
-        patience_s: after how many seconds to log which ranks are missing.
+        rank: this global rank.
+        ranks: global ranks, the same list on every rank, this one included.
+        timeout: longest wait.
+        patience_s: seconds after which missing ranks are logged.
 
     Returns:
-        A name that these ranks and no others have from this call: what begins with it in the store is theirs.
+        A prefix for keys in the store that only these ranks have, and only from this call.
 
     Raises:
-        TransportError: some did not come in time; the message names them.
+        TransportError: some ranks did not come in time; the message names them.
         RuntimeError: the store is gone, and with it the rank that holds it.
     """
-    # Counted in the store: a process that takes a lost one's place finds a new store, as the others do.
+    # The store counts the calls: after a restart, all ranks have a new store.
     these = hashlib.blake2b(repr(list(ranks)).encode(), digest_size=8).hexdigest()
     meeting = f"thinwire/{these}/{store.add(f'thinwire/{these}/calls/{rank}', 1)}"
     store.set(f"{meeting}/{rank}", "here")

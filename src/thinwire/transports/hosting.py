@@ -1,24 +1,24 @@
-"""What servers have in common: their peers' sessions, and the handler that is told of them."""
+"""The common parts of servers: their peers' sessions, and the calls of the handler."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-from thinwire.transports.base import ANYBODY, Handler, Identity, Sender, Server, check_packet, wire_nbytes
+from thinwire.transports.base import UNAUTHENTICATED, Handler, Identity, Sender, Server, check_packet, wire_nbytes
 
 
 class Session(ABC):
-    """One peer of a server: what it may send, and what may wait for it.
+    """One peer of a server, with the limits of its packets.
 
     Args:
-        identity: what it has proved of itself.
+        identity: of the peer.
         max_message_nbytes: largest packet that it may send, in bytes.
         max_pending_nbytes: bytes that may wait to be sent to it.
 
     Attributes:
         limit_nbytes: largest packet that it may send now.
-        too_large: what the handler is told where a larger one comes.
+        too_large: the call for a larger packet.
     """
 
     def __init__(self, identity: Identity, max_message_nbytes: int, max_pending_nbytes: int) -> None:
@@ -30,24 +30,24 @@ class Session(ABC):
     @property
     @abstractmethod
     def pending_nbytes(self) -> int:
-        """Bytes that wait to be sent, as `wire_nbytes` counts them."""
+        """Bytes to be sent, as `wire_nbytes` counts them."""
 
     @property
     @abstractmethod
     def closing(self) -> bool:
-        """Whether the session takes no more packets."""
+        """Whether the session accepts no more packets."""
 
     @abstractmethod
     def queue(self, packet: bytes) -> None:
-        """Sends a packet after those that wait."""
+        """Appends a packet to the pending ones."""
 
     @abstractmethod
     def finish(self) -> None:
-        """Takes no more packets; the session ends in good order when the last is sent."""
+        """Accepts no more packets; the session ends without error when the last is sent."""
 
     @abstractmethod
     def end(self, error: str | None) -> None:
-        """Ends the session now, unless it is over already."""
+        """Ends the session now, unless it is over."""
 
     def put(self, packet: bytes) -> None:
         """Queues a packet, or ends the session if too much is pending."""
@@ -60,7 +60,7 @@ class Session(ABC):
     def limit(self, nbytes: int, exceeded: Callable[[], None], pending_nbytes: int) -> None:
         """See `Sender.limit`."""
         self._max_pending_nbytes = max(self._max_pending_nbytes, pending_nbytes)
-        most = self._max_message_nbytes  # which stays
+        most = self._max_message_nbytes  # remains the upper bound
         self.limit_nbytes, self.too_large = min(nbytes, most), exceeded if nbytes < most else self._say_too_large
 
     def _say_too_large(self) -> None:
@@ -87,11 +87,11 @@ class HostServer(Server, Sender):
 
     @abstractmethod
     def post(self, call: Callable[[], None]) -> None:
-        """Makes a call among those of the handler, unless the server is gone. For any thread."""
+        """Queues a call among those of the handler, unless the server has stopped. Any thread may call it."""
 
     @abstractmethod
     def _stop_failed(self, reason: str) -> None:
-        """The handler has failed: accepts no more sessions, ends all with the reason, and stops."""
+        """Stops after an error of the handler: accepts no more sessions and ends all with the reason."""
 
     def begin(self, session: Session) -> int:
         """Begins a session; returns its peer's number."""
@@ -101,7 +101,7 @@ class HostServer(Server, Sender):
         return peer
 
     def tell(self, call: Callable[[], None]) -> None:
-        """Calls into the handler. An error that it raises is a bug: it is not called again, and the server stops."""
+        """Calls the handler. An error that it raises is a bug: the server stops and does not call it again."""
         if self._failure is None:
             try:
                 call()
@@ -112,10 +112,10 @@ class HostServer(Server, Sender):
         self._failure = self._failure or error
         self._stop_failed(f"the server failed: {type(error).__name__}: {error}")
 
-    # ---- what the handler calls
+    # ---- called by the handler
 
     def _open(self, peer: int) -> Session | None:
-        """The session of a peer while packets may still be queued for it."""
+        """Returns the session of a peer while it accepts packets."""
         session = self._sessions.get(peer)
         return None if session is None or session.closing else session
 
@@ -139,4 +139,4 @@ class HostServer(Server, Sender):
 
     def identity(self, peer: int) -> Identity:
         session = self._sessions.get(peer)
-        return ANYBODY if session is None else session.identity
+        return UNAUTHENTICATED if session is None else session.identity

@@ -1,4 +1,4 @@
-"""The packets that a worker has yet to receive, and why no more will come: the half of a connection that blocks."""
+"""A connection's queue of packets for the worker, and the error that ended it. Taking from it blocks."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from thinwire.transports.base import wire_nbytes
 
 
 class Inbox:
-    """The packets of one connection. Any thread may call it.
+    """The queued packets of one connection. Any thread may call it.
 
-    It ends when this end leaves, or when the transport finishes it, with an error or in good order; both may happen.
+    It ends when this end leaves, or when the transport finishes it, with an error or without; both may happen.
 
     Args:
         address: of the server, for messages to people.
-        limit_nbytes: with so many bytes the inbox is full, as `wire_nbytes` counts them. It takes what is put all the
-            same; see `wait_for_room`.
+        limit_nbytes: with so many bytes the inbox is full, as `wire_nbytes` counts them. A full inbox still takes
+            packets; see `wait_for_room`.
 
     Attributes:
-        changed: notified of every packet, of room and of an end; its lock, which may be taken again, guards all else.
-        nbytes: of the packets that wait.
+        changed: notified of every packet, of room and of an end; its reentrant lock guards all other attributes.
+        nbytes: of the queued packets.
         left: whether this end has left.
         over: whether the session is finished.
-        error: why it ended, where that was not in good order; the first reason stays.
+        error: the first error that ended the session, if any.
 
     >>> inbox = Inbox("10.0.0.1:7070", limit_nbytes=1000)
     >>> inbox.put(b"abc")
@@ -47,7 +47,7 @@ class Inbox:
 
     @property
     def ended(self) -> bool:
-        """Whether no more packets are taken, whichever end wanted that."""
+        """Whether either end has ended the session."""
         return self.left or self.over
 
     def put(self, packet: bytes) -> None:
@@ -59,13 +59,13 @@ class Inbox:
                 self.changed.notify_all()
 
     def take(self, timeout_s: float | None) -> bytes | None:
-        """Returns the next packet, or None after an end in good order: what `Connection.receive` promises.
+        """Returns the next packet, or None after an end without error, as `Connection.receive`.
 
         Args:
-            timeout_s: how long to wait, in seconds; None waits for ever, 0 only looks.
+            timeout_s: longest wait, in seconds; None waits without limit, 0 does not wait.
 
         Raises:
-            DeadlineError: nothing came in time.
+            DeadlineError: no packet came in time.
             TransportError: the session broke, or this end has left it.
         """
         with self.changed:
@@ -86,15 +86,15 @@ class Inbox:
             self.changed.wait_for(lambda: self.nbytes < self._limit_nbytes or self.left)
 
     def check_open(self) -> None:
-        """Raises TransportError once the session has ended: the other end would not receive what is sent."""
+        """Raises TransportError once the session has ended: the other end receives no more packets."""
         if self.ended:
             raise TransportError(self.error or f"the session with {self._address} has ended")
 
     def leave(self) -> bool:
-        """This end leaves: what waits is dropped. Returns whether the session went on until now."""
+        """Ends the session at this end and drops queued packets. Returns whether the session was still open."""
         with self.changed:
             went_on = not self.ended
-            # Before the flags, which other locks' waiters look at.
+            # Before the flags, which threads with other locks read.
             self.error = self.error or f"this end has closed the session with {self._address}"
             self.left = True
             self._packets.clear()
@@ -103,7 +103,7 @@ class Inbox:
             return went_on
 
     def finish(self, error: str | None) -> None:
-        """The session is over, with an error or, where that is None, in good order; what waits may be received."""
+        """Ends the session at the transport, with an error or None; queued packets may still be received."""
         with self.changed:
             self.error = self.error or error
             self.over = True

@@ -1,10 +1,9 @@
-"""A thin link: its rate in the words that `tc` uses (`10mbit`), and token buckets that keep one process to a rate.
+"""A thin link: its rate in the units of `tc` (`10mbit`), and token buckets that limit one process to a rate.
 
-The buckets are for where the kernel cannot shape. They are sans-IO: a caller says how many bytes and what time it is,
-is told how long to wait, and sleeps in its own way. A bucket may go into debt, so a message larger than the burst takes
-the time that the link would have taken, and the next one queues behind it. Buckets count the bytes they are told of:
-TCP/IP headers (about 4 % on a real link), retransmits and slow start do not exist here, and two messages never
-interleave.
+The buckets are for machines where the kernel cannot shape. They are sans-IO: a caller gives a number of bytes and the
+time, gets the seconds to wait, and sleeps. A bucket may go into debt, so a message larger than the burst takes the time
+that the link would take, and the next one queues behind it. Buckets count only the given bytes: they do not model
+TCP/IP headers (about 4 % on a real link), retransmits, slow start or interleaved messages.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _ALLOWED = "a number with kbit, mbit or gbit, such as 10mbit, from 1kbit to 100g
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """How many bits a second a link carries each way; None is no limit.
+    """The rate of a link in each direction; None is no limit.
 
     Args:
         bps: bits per second, Ethernet headers included, as the kernel counts them.
@@ -57,7 +56,7 @@ def parse_rate(text: str) -> Rate:
         >>> parse_rate("10mbit"), str(parse_rate("0.5 Gbit")), parse_rate("none").bps
         (Rate(bps=10000000), '500mbit', None)
     """
-    word = str(text).strip().lower()  # scripts give numbers too, which are told what a rate looks like
+    word = str(text).strip().lower()  # scripts pass numbers too, and get the error below
     if word in _UNLIMITED_WORDS:
         return Rate(None)
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([kmg]bit)", word, flags=re.ASCII)
@@ -70,10 +69,10 @@ def parse_rate(text: str) -> Rate:
 
 
 def burst_nbytes(rate_bps: float) -> int:
-    """The burst that suits a rate, in bytes: 1–3 ms of it, and never below two Ethernet frames.
+    """Returns the burst for a rate, in bytes: 1–3 ms at that rate, and never below two Ethernet frames.
 
-    A full bucket is free bytes after each pause, so it must be small beside a message; above 100 Mbit/s a burst below
-    1 ms costs throughput, because timers are not that fine. The power law passes through what measured well.
+    A full bucket passes bytes without delay after each pause, so it must be small beside a message; above 100 Mbit/s a
+    burst below 1 ms costs throughput, because timers are coarser. A power law fits the measured best values.
 
     Raises:
         ConfigError: the rate is not a positive finite number.
@@ -89,11 +88,11 @@ def burst_nbytes(rate_bps: float) -> int:
 class TokenBucket:
     """One direction of a link: `rate_bps` bits a second, with at most `burst_bytes` sent ahead of it.
 
-    Connections of one process that share a link share a bucket, from several threads.
+    Connections of one process on one link share a bucket, from several threads.
 
     Args:
         rate_bps: bits per second.
-        burst_bytes: bytes that pass without waiting after a pause; 0 makes every byte wait its time.
+        burst_bytes: bytes that pass without waiting after a pause; 0 makes every byte wait.
 
     Raises:
         ConfigError: the rate is not a positive finite number, or the burst is negative or not finite.
@@ -111,20 +110,20 @@ class TokenBucket:
         self.rate_bps = float(rate_bps)
         self.burst_bytes = float(burst_bytes)
         self._lock = threading.Lock()
-        # When the link has finished with everything booked so far. Tokens and debt are both this one number:
+        # The time when the link has sent all bytes booked so far. It holds tokens and debt in one number:
         # tokens = (now - idle_since) · rate, at most the burst; debt where it lies in the future.
         self._idle_since = -math.inf
 
     def seconds(self, nbytes: int) -> float:
-        """How long the link needs for `nbytes` at its rate, burst left aside."""
+        """Returns the seconds that the link needs for `nbytes` at its rate, without the burst."""
         return nbytes * BITS_PER_BYTE / self.rate_bps
 
     def delay(self, nbytes: int, now: float) -> float:
         """Books a message of `nbytes` bytes, and returns how many seconds to wait before it is sent.
 
         Args:
-            nbytes: of the message; they are booked whether or not the caller waits.
-            now: seconds on any clock that does not run backwards, the same one on each call.
+            nbytes: of the message; booked even if the caller does not wait.
+            now: seconds on a monotonic clock, the same for all calls.
 
         Raises:
             ConfigError: `nbytes` is negative.
@@ -132,10 +131,10 @@ class TokenBucket:
         return self._book(nbytes, started=now, now=now)
 
     def arrival_delay(self, nbytes: int, now: float) -> float:
-        """Books `nbytes` that have just arrived over another shaped link, and returns for how long to hold them.
+        """Books `nbytes` that have just arrived over another shaped link, and returns how many seconds to hold them.
 
-        A real message flows through both links at once. So it counts as begun `seconds(nbytes)` ago: alone it waits no
-        more, and messages of several senders queue, as on the receiver's link.
+        A real message flows through both links at once. It therefore counts as begun `seconds(nbytes)` ago: a lone
+        message waits no longer, and messages of several senders queue, as on the receiver's link.
         """
         return self._book(nbytes, started=now - self.seconds(nbytes), now=now)
 
@@ -157,7 +156,7 @@ class Shaping:
 
     @classmethod
     def symmetric(cls, rate_bps: float) -> Shaping:
-        """The same rate both ways, with the burst that suits it.
+        """Returns the same rate in both directions, with its `burst_nbytes`.
 
         Raises:
             ConfigError: the rate is not a positive finite number.

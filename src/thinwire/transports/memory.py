@@ -1,8 +1,8 @@
-"""A whole cluster in one process: sessions without sockets, for tests and for the shortest way in.
+"""Clusters in one process: sessions without sockets, for tests and first steps.
 
-A queue holds the calls that are to be made at the server; the thread that adds to an idle queue works it off, so the
-handler needs no thread of its own and is never entered twice. With one thread everything happens in the order of the
-program, so a run repeats exactly. Both ends count bytes as if they had travelled over gRPC.
+A queue holds the calls at the server; the thread that adds to an idle queue runs its calls, so the handler needs no
+thread and is never entered twice. With one thread all calls have the program's order, so a run repeats exactly. Both
+ends count bytes as if they were sent over gRPC.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from functools import partial
 
 from thinwire.errors import TransportError
 from thinwire.transports.base import (
-    ANYBODY,
     MAX_MESSAGE_NBYTES,
     MAX_PENDING_NBYTES,
+    UNAUTHENTICATED,
     Connection,
     HandlerFactory,
     check_packet,
@@ -84,7 +84,7 @@ class MemoryServer(HostServer):
             self._accepting = False
             for session in list(self._sessions.values()):
                 session.end(error)
-            self.post(self._stopped.set)  # after the handler has heard of the ends
+            self.post(self._stopped.set)  # after the handler's `closed` calls
 
         self.post(end_all)
         self._stopped.wait()
@@ -96,7 +96,7 @@ class MemoryServer(HostServer):
         return stopped
 
     def post(self, call: Callable[[], None]) -> None:
-        """Queues a call, and works the queue off unless another thread is at it."""
+        """Queues a call, and runs the queue unless another thread does."""
         with self._calls_lock:
             self._calls.append(call)
             if self._working:
@@ -104,7 +104,7 @@ class MemoryServer(HostServer):
             self._working = True
         try:
             self._work_off()
-        except BaseException as error:  # Ctrl-C, in the middle of any call
+        except BaseException as error:  # Ctrl-C, during any call
             self._fail(TransportError(f"it was interrupted by {type(error).__name__}"))
             self._work_off()
             raise
@@ -128,17 +128,17 @@ class MemoryServer(HostServer):
             session.end(reason)
         self._stopped.set()
 
-    # ---- what a session calls
+    # ---- called by sessions
 
     def deliver(self, session: MemoryConnection, packet: bytes) -> None:
-        """Hands a packet to the handler, unless its peer's session is over."""
+        """Passes a packet to the handler, unless its peer's session is over."""
         if not session.closing:
             self.bytes_received += wire_nbytes(packet)
             fits = len(packet) <= session.limit_nbytes
             self.tell(partial(self._handler.received, session.peer, packet) if fits else session.too_large)
 
     def over(self, session: MemoryConnection, error: str | None, *, left: bool = False) -> None:
-        """Ends a session on both sides, unless it is over; `left`: by its peer, and the handler is in no method."""
+        """Ends a session on both sides, unless it is over; `left`: the peer ended it, outside the handler's methods."""
         if self._sessions.pop(session.peer, None) is not None:
             session.inbox.finish(error)
             closed = partial(self._handler.closed, session.peer, error)
@@ -149,9 +149,9 @@ class MemoryConnection(Connection, Session):
     """Both ends of a session with a server of this process; `MemoryServer.connect` makes it."""
 
     def __init__(self, server: MemoryServer) -> None:
-        Session.__init__(self, ANYBODY, server.max_message_nbytes, server.max_pending_nbytes)
+        Session.__init__(self, UNAUTHENTICATED, server.max_message_nbytes, server.max_pending_nbytes)
         self.address = server.address
-        self.peer = -1  # given when the server opens the session
+        self.peer = -1  # set when the server opens the session
         self.inbox = Inbox(server.address, server.max_pending_nbytes)
         self._server = server
 
@@ -192,7 +192,7 @@ class MemoryConnection(Connection, Session):
         return self.inbox.over
 
     def queue(self, packet: bytes) -> None:
-        self.inbox.put(packet)  # dropped if this peer has left; its goodbye is on the way
+        self.inbox.put(packet)  # dropped if this peer has left; the end of its session is still queued
         self._server.bytes_sent += wire_nbytes(packet)
 
     def finish(self) -> None:

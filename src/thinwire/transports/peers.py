@@ -1,8 +1,7 @@
-"""What moves messages between equal ranks: bytes in, bytes out, by rank and tag. It knows nothing of their meaning.
+"""Moves messages between equal ranks: bytes in, bytes out, by rank and tag, without interpreting them.
 
-Messages of one tag from one rank arrive in the order in which they were sent, whatever other tags do. A receive is
-posted with a buffer that is long enough for the longest message, so no sizes are exchanged: the message says how long
-it is.
+Messages of one tag from one rank arrive in the order of sending, independently of other tags. A receive is posted with
+a buffer that is long enough for the longest message, so no sizes are exchanged: the message contains its length.
 """
 
 from __future__ import annotations
@@ -17,15 +16,15 @@ import numpy as np
 
 
 class Work(Protocol):
-    """A send or a receive under way."""
+    """A pending send or receive."""
 
     def wait(self, timeout: timedelta) -> object:
-        """Waits until it is done. Raises RuntimeError where it failed or took too long."""
+        """Waits until it is done. Raises RuntimeError on failure or timeout."""
         ...
 
 
 class ReceiveBuffer:
-    """Memory for messages of at most `nbytes` bytes; untouched pages take no memory, so room for the worst is free."""
+    """Memory for messages of at most `nbytes` bytes; untouched pages take no memory, so the largest size is free."""
 
     __slots__ = ("array", "data")
 
@@ -36,7 +35,7 @@ class ReceiveBuffer:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """A message on its way from or to a peer, and the memory that must live until it is over."""
+    """A pending message from or to a peer, and the memory that must live until it is done."""
 
     peer: int
     work: Work
@@ -44,12 +43,12 @@ class Transfer:
 
 
 class PeerGroup(ABC):
-    """One rank's way to all others.
+    """One rank's connections to all other ranks.
 
     Attributes:
         rank: this rank, 0 … size − 1.
         size: number of ranks.
-        timeout: how long a peer may keep this rank waiting.
+        timeout: longest wait for a peer.
     """
 
     rank: int
@@ -58,7 +57,7 @@ class PeerGroup(ABC):
 
     @property
     def names(self) -> Sequence[int]:
-        """What people call each of them: its rank in the whole program."""
+        """The names of the ranks in messages: their global ranks."""
         return range(self.size)
 
     @property
@@ -68,11 +67,11 @@ class PeerGroup(ABC):
 
     @abstractmethod
     def receive(self, peer: int, buffer: ReceiveBuffer, tag: int) -> Transfer:
-        """Posts a receive into `buffer`, which may be longer than what comes. Raises TransportError."""
+        """Posts a receive into `buffer`, which may be longer than the message. Raises TransportError."""
 
     @abstractmethod
     def send(self, peer: int, data: bytearray, tag: int) -> Transfer:
-        """Starts to send. Raises TransportError."""
+        """Starts a send. Raises TransportError."""
 
     @abstractmethod
     def wait(self, transfer: Transfer, timeout: timedelta | None = None) -> memoryview:

@@ -1,4 +1,4 @@
-"""What the ends of a session show each other: certificates and tokens. `security` decides on them."""
+"""Certificates and tokens that the ends of a session present; `security` checks them."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from thinwire.transports.base import Identity
 class Tls:
     """Encryption, with everything PEM-encoded.
 
-    A server needs `certificate` and `key`; with `root` it also demands a certificate of its workers. A worker without
-    `root` trusts the public authorities that gRPC brings with it, or those in the file that the environment variable
+    A server needs `certificate` and `key`; with `root` it also requires a certificate of its workers. A worker without
+    `root` trusts the public authorities in gRPC's package, or those in the file that the environment variable
     GRPC_DEFAULT_SSL_ROOTS_FILE_PATH names, never the system's; it needs `certificate` and `key` only where the server
-    demands them.
+    requires them.
 
     Attributes:
         root: certificates that sign the other end's.
-        certificate: this end's, followed by those that lead to a root.
+        certificate: this end's, followed by its chain to a root.
         key: the private key of `certificate`.
 
     Raises:
-        ConfigError: A certificate without its key, or a key without its certificate.
+        ConfigError: a certificate without its key, or a key without its certificate.
     """
 
     root: bytes | None = None
@@ -43,13 +43,13 @@ def check_pair(certificate: object, key: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """What a worker shows before its first message."""
+    """A worker's token and certificate names, presented before its first message."""
 
     token: str | None = field(repr=False)
-    """A secret; None where none came."""
+    """A secret; None without one."""
     names: tuple[str, ...] = ()
-    """In its certificate, the common name first; empty without a certificate. The handshake has checked it."""
+    """Names in its certificate, the common name first; empty without one. The handshake has verified them."""
 
 
 Authenticate = Callable[[Caller], Identity]
-"""Says who a caller is, or raises ProtocolError with what the caller is to be told."""
+"""Returns a caller's identity, or raises ProtocolError with the message for the caller."""

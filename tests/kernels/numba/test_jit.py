@@ -92,7 +92,7 @@ except tw.ConfigError as error:
 """,
         NUMBA_DISABLE_JIT="1",
     )
-    assert printed.startswith("NUMBA_DISABLE_JIT is set, and") and printed.endswith("unset it\n")
+    assert printed.startswith("NUMBA_DISABLE_JIT is set, but") and printed.endswith("unset it\n")
 
 
 def test_a_change_in_any_file_of_the_package_makes_new_machine_code(tmp_path: Path) -> None:

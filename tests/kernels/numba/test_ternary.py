@@ -162,7 +162,7 @@ def test_refuses_payloads_of_another_size() -> None:
         for accumulate in (False, True):
             form: dict[str, Any] = {"zero_run": zero_run, "accumulate": accumulate}
             for decoder in (decode, oracle.decode_ternary):
-                with pytest.raises(FrameError, match=r"the shape asks for|which end at 242"):
+                with pytest.raises(FrameError, match=r"the shape needs|which end at 242"):
                     decoder(payload, scale=1.0, out=out, **form)
             assert out.tobytes() == before, (payload, size, form)
 
@@ -202,5 +202,5 @@ def test_zero_run_decode_takes_any_split_of_a_run() -> None:
     for split in ([243, 121, 244], [121] * 6, [247], [243] * 3):
         assert decoded(np.array(split, np.uint8), 6).tolist() == [121] * 6, split
     for impl in (partial(decode_ternary, workspace=Workspace()), oracle.decode_ternary):
-        with pytest.raises(FrameError, match="holds 15 codes of five values, the shape asks for 14"):
+        with pytest.raises(FrameError, match="holds 15 codes of five values, the shape needs 14"):
             impl(b"\xff\x79", scale=1.0, out=np.empty(70, np.float32))

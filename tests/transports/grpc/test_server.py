@@ -19,7 +19,7 @@ import pytest
 
 from tests.transports.conftest import Cluster, Echo, Idle
 from thinwire.errors import ConfigError, TransportError
-from thinwire.transports.base import ANYBODY, CHUNK_NBYTES, wire_nbytes
+from thinwire.transports.base import CHUNK_NBYTES, UNAUTHENTICATED, wire_nbytes
 from thinwire.transports.grpc import GrpcOptions, Tls
 from thinwire.transports.grpc.client import connect
 from thinwire.transports.grpc.options import GOODBYE, METHOD, SERVICE
@@ -209,7 +209,7 @@ def test_a_probe_is_answered_while_the_loop_runs_and_only_about_the_whole_server
 
 def test_session_leaves_no_timer_behind_once_a_wait_is_over() -> None:
     async def wait_once() -> weakref.ref[StreamSession]:
-        session = StreamSession(GrpcOptions(), ANYBODY)
+        session = StreamSession(GrpcOptions(), UNAUTHENTICATED)
         with session.in_time("takes what it is sent"):
             pass
         return weakref.ref(session)
@@ -253,4 +253,4 @@ def test_strangers_leave_a_server_the_descriptors_of_its_files() -> None:
         server.kill()
         server.communicate()
     assert out == "still opens files\n", err
-    assert "too few files open for 4,096 connections, and takes 64: whoever reaches its port" in err
+    assert "too few files open for 4,096 connections, and takes 64: any caller can use them up" in err

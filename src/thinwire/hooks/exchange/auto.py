@@ -250,7 +250,7 @@ class ExchangeAuto:
     def _ask(self, sparsity: float) -> None:
         for context in self._contexts:
             if context.lag_bound is not None:
-                context.lag_bound.ask(sparsity)
+                context.lag_bound.limit_sparsity(sparsity)
 
 
 def _workload(core: Collective, auto: ExchangeAuto, *, blocking: bool) -> Workload:

@@ -1,6 +1,6 @@
 """The codecs' arithmetic on the CPU, compiled by Numba. Importing compiles nothing; the first call of a kernel does.
 
-Inside this package `numba` still means the library: imports are absolute.
+Inside this package `numba` is still the library: imports are absolute.
 """
 
 from __future__ import annotations

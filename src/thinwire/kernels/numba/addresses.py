@@ -1,7 +1,7 @@
 """Float arrays given by their addresses, many in one call: largest magnitudes, copies, sums.
 
-A call of a kernel, and the conversion of its arguments, costs more than the arithmetic of a small tensor. The caller
-keeps the arrays alive, contiguous, of the type and of the size that it states.
+A kernel call, with the conversion of its arguments, costs more than the arithmetic of a small tensor. The caller keeps
+the arrays alive and contiguous, and states their type and sizes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def array_of(address: int, size: int) -> NDArray[np.float32]:
 
 
 def largest_of_many(values: Addresses, sizes: Addresses) -> list[float]:
-    """Returns the largest magnitude in each of the float32 arrays at these addresses; NaN or Inf where a value is.
+    """Returns the largest magnitude of each float32 array at these addresses; NaN or Inf where a value is.
 
     Example:
         >>> array = np.array([1, -3, 2], np.float32)
@@ -44,17 +44,17 @@ def largest_of_many(values: Addresses, sizes: Addresses) -> list[float]:
 
 
 def gather(parts: Addresses, sizes: Addresses, whole: Floats) -> None:
-    """Copies float32 or float64 arrays, given by their addresses, into one that they fill."""
+    """Copies float32 or float64 arrays, given by their addresses, end to end into `whole`."""
     _gather(parts, sizes, whole)
 
 
 def scatter(whole: Floats, parts: Addresses, sizes: Addresses) -> None:
-    """Copies the parts of one array to where they belong: the reverse of `gather`."""
+    """Copies the parts of `whole` back to their arrays: the reverse of `gather`."""
     _scatter(frozen(whole), parts, sizes)
 
 
 def add_to_many(whole: Floats, parts: Addresses, sizes: Addresses) -> None:
-    """Adds the parts of one float32 or float64 array to the arrays where they belong.
+    """Adds the parts of `whole`, float32 or float64, to their arrays.
 
     Example:
         >>> first, second = np.ones(2, np.float32), np.ones(1, np.float32)
@@ -68,8 +68,8 @@ def add_to_many(whole: Floats, parts: Addresses, sizes: Addresses) -> None:
 
 @intrinsic
 def _pointer(typing_context: Any, address: Any, like: Any) -> tuple[Any, Callable[..., Any]]:
-    """In a kernel: an address as a pointer to numbers of the type of `like`."""
-    pointer: Any = types.CPointer(like)  # type: ignore[attr-defined]  # which its __init__ fills by exec
+    """In a kernel: turns an address into a pointer to numbers of the type of `like`."""
+    pointer: Any = types.CPointer(like)  # type: ignore[attr-defined]  # numba's __init__ defines it by exec
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.inttoptr(arguments[0], context.get_value_type(pointer))

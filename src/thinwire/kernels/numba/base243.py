@@ -2,14 +2,13 @@
 
 A code is five neighbouring trits, ``81*d0 + 27*d1 + 9*d2 + 3*d3 + d4`` with d = trit + 1.
 
-Packing takes a block of 4,096 codes at a time: first one plain loop turns values into digits 0, 1, 2 (two comparisons
-with the threshold, no division) and leaves the rest in the residual; then the digits, still in the cache,
-become codes.
+Packing takes a block of 4,096 codes at a time: one loop turns values into digits 0, 1, 2 (two comparisons with the
+threshold, no division) and leaves the rest in the residual; then the digits, still in the cache, become codes.
 
-To unpack, a table holds, for each code, its five values already multiplied by the scale; a code is one table row,
-written at its place (the three fillers behind it are overwritten by the next row). To add, a block of values is laid
-out so and added from the cache. The zero of the table is then -0.0: adding it changes no bit of any number, +0.0 and
--0.0 included.
+To unpack, a table holds, for each code, its five values multiplied by the scale; a code is one table row, written at
+its place (the next row overwrites the three fillers behind it). To add, a block of values is written to scratch memory
+and added from the cache. The zero of the table is then -0.0: adding it changes no bit of any number, +0.0 and -0.0
+included.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class Grown:
         self.words_at = words_apart(self.bytes, 1)
 
     def reserve(self, capacity: int) -> None:
-        """Hold at least `capacity` bytes; a new buffer loses the content."""
+        """Makes room for at least `capacity` bytes; a new buffer loses the content."""
         if self.bytes.size < capacity + SLACK:
             self._resize(capacity)
 
@@ -73,17 +72,17 @@ class Workspace:
         self._floats = {np.dtype(t): np.zeros(_TABLE + 5 * _UNPACKED + 3, t) for t in (np.float32, np.float64)}
 
     def floats(self, dtype: np.dtype[Any]) -> Floats:
-        """Scratch of `unpack_trits`: a table of eight entries per code, and a block of values."""
+        """Returns the scratch memory of `unpack_trits`: a table of eight entries per code, and a block of values."""
         return self._floats[dtype]
 
 
 @jit
 def pack_trits(values: Any, residual: Any, residual_scale: Any, m: Any, codes: Any, digits: Any) -> None:
-    """Makes the codes of ``sign(v) where |v| > m / 2, else 0``; quantised zeros fill the last group(s).
+    """Makes the codes of ``sign(v) where |v| > m / 2, else 0``; quantised zeros fill the last groups.
 
     Args:
         values: finite numbers; v = values, or residual_scale·residual + values.
-        residual: becomes ``v - m * q``; None: nothing is kept.
+        residual: becomes ``v - m * q``; None: no residual.
         residual_scale, m: in the type of the values; m is the scale.
         codes: uint8[ceil(n / 5)], to be filled.
         digits: uint8[5 * BLOCK_CODES], scratch.
@@ -110,7 +109,7 @@ def _digits(values: Any, residual: Any, residual_scale: Any, m: Any, digits: Any
 
 @jit
 def _join(digits: Any, codes: Any) -> None:
-    """Five neighbouring digits to a code: plain bytes with a stride, which compilers make shuffles of."""
+    """Packs five neighbouring digits into a code: plain bytes with a stride, which compilers turn into shuffles."""
     wide_vectors()
     for i in range(codes.size):
         a, b, c = np.uint8(81) * digits[5 * i], np.uint8(27) * digits[5 * i + 1], np.uint8(9) * digits[5 * i + 2]
@@ -136,7 +135,7 @@ def unpack_trits(codes: Any, m: Any, accumulate: bool, floats: Any, out: Any) ->
 
 @jit
 def _store(codes: Any, table: Any, out: Any) -> None:
-    """Writes the rows of `codes`, of which `out` may have room for fewer values."""
+    """Writes the rows of `codes`; `out` may have room for fewer values."""
     whole = min(codes.size, (out.size - 8) // 5 + 1) if out.size >= 8 else 0
     for i in range(whole):
         row, at = 8 * codes[i], 5 * i

@@ -1,7 +1,7 @@
 """Signs, one bit a value, eight to a byte with the first in the highest bit (as `numpy.packbits`).
 
-They go a block at a time: comparisons first, then eight flags become a byte. With a residual, the same loop leaves v
-minus what the bit will be decoded to.
+A block is packed at a time: comparisons first, then eight flags become a byte. With a residual, the same loop leaves v
+minus the decoded value of its bit.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def pack_signs(
     Args:
         values: float32[n] or float64[n], finite; never written.
         bits: uint8[ceil(n / 8)], filled; padding bits are 0.
-        residual: updated to v − (high or low); None: nothing is kept.
-        residual_scale: what the residual is multiplied by first.
-        low, high: what cleared and set bits are decoded to.
+        residual: updated to v − (high or low); None: no residual.
+        residual_scale: the residual is multiplied by it first.
+        low, high: decoded values of cleared and set bits.
 
     Example:
         >>> bits = np.empty(1, np.uint8)
@@ -78,7 +78,7 @@ def _flag(values: Any, residual: Any, scale: Any, low: Any, high: Any, flags: An
 
 @jit
 def _gather(words: Any, bits: Any) -> None:
-    """Eight flags, read as one word, to a byte by one multiplication."""
+    """Packs eight flags, read as one word, into a byte by one multiplication."""
     wide_vectors()
     for i in range(bits.size):
         bits[i] = np.uint8((words[i] * _GATHER) >> _56)
@@ -86,7 +86,7 @@ def _gather(words: Any, bits: Any) -> None:
 
 @jit
 def _unpack_signs(bits: Any, table: Any, accumulate: bool, out: Any) -> None:
-    """A byte is one row of the table. All of a row is read before any is written, so that it moves in one register."""
+    """Writes a table row for each byte. A row is read whole before it is written, so that it moves in one register."""
     whole = out.size // 8
     for i in range(whole):
         code, at = bits[i], 8 * i

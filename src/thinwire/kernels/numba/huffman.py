@@ -1,9 +1,9 @@
 """Symbols 0 … 2**N − 1, N ≤ 13, as canonical Huffman codes in four streams.
 
-Code lengths are optimal under a limit (package-merge), so that a decoder's table fits the cache; codes follow from
-the lengths, shortest first and then by symbol, so only lengths travel. This is done once a tensor, in NumPy.
+Code lengths are optimal under a limit (package-merge), so that a decoder's table fits the cache. Codes follow from the
+lengths, shortest first and then by symbol, so a payload holds only lengths. NumPy computes them, once for a tensor.
 
-Within a stream a code's first bit comes first, bit 0 of the stream being the lowest bit of the first byte.
+In a stream a code's first bit comes first; bit 0 of the stream is the lowest bit of the first byte.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _3, _6, _7, _63 = np.uint64(3), np.uint64(_SHIFT), np.uint64(7), np.uint64(63)
 
 
 def length_limit(num_bits: int) -> int:
-    """The longest code of 2**num_bits symbols: four of them must fit a 64-bit word beside seven other bits.
+    """Returns the longest code of 2**num_bits symbols: four must fit a 64-bit word beside seven other bits.
 
     Example:
         >>> length_limit(10), length_limit(13)
@@ -39,7 +39,7 @@ def length_limit(num_bits: int) -> int:
 
 
 def code_lengths(counts: NDArray[np.int64], limit: int) -> NDArray[np.uint8]:
-    """Optimal code lengths of at most `limit` bits; 0 for symbols that do not come. Two symbols at least do.
+    """Returns optimal code lengths of at most `limit` bits; 0 for symbols of count 0. Two or more counts are positive.
 
     Example:
         >>> code_lengths(np.array([5, 2, 1, 1]), 12).tolist()
@@ -68,7 +68,7 @@ def code_lengths(counts: NDArray[np.int64], limit: int) -> NDArray[np.uint8]:
 
 
 def canonical_codes(lengths: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """The codes, as numbers whose highest bit is sent first.
+    """Returns the codes as numbers; the highest bit is sent first.
 
     Example:
         >>> canonical_codes(np.array([1, 2, 3, 3], np.uint8)).tolist()
@@ -85,7 +85,7 @@ def canonical_codes(lengths: NDArray[np.uint8]) -> NDArray[np.int64]:
 
 
 def write_lengths(lengths: NDArray[np.uint8]) -> bytes:
-    """Lengths with runs shortened: a length as itself, and bytes above 16 that repeat it.
+    """Returns the lengths with runs shortened: a length is one byte, and bytes above 16 repeat it.
 
     Example:
         >>> write_lengths(np.array([0, 0, 0, 5, 5], np.uint8)).hex()
@@ -105,7 +105,7 @@ def write_lengths(lengths: NDArray[np.uint8]) -> bytes:
 
 
 def read_lengths(data: memoryview, num_symbols: int, limit: int) -> tuple[NDArray[np.uint8], int]:
-    """Returns the lengths, and the position behind them.
+    """Returns the lengths, and the offset behind them.
 
     Raises:
         FrameError: they do not end after `num_symbols`, or are no complete code of at most `limit` bits.
@@ -128,7 +128,7 @@ def read_lengths(data: memoryview, num_symbols: int, limit: int) -> tuple[NDArra
 
 
 def reversed_codes(lengths: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """The canonical codes with their bits in the opposite order: the one sent first is the lowest."""
+    """Returns the canonical codes with their bits reversed: the bit sent first is the lowest."""
     codes = canonical_codes(lengths)
     flipped = np.zeros_like(codes)
     for place in range(int(lengths.max())):
@@ -137,13 +137,13 @@ def reversed_codes(lengths: NDArray[np.uint8]) -> NDArray[np.int64]:
 
 
 def stream_edges(size: int) -> list[int]:
-    """Where the four streams begin in `size` symbols, and the end."""
+    """Returns the offsets of the four streams in `size` symbols, and the end."""
     quarter = -(-size // NUM_STREAMS)
     return [min(i * quarter, size) for i in range(NUM_STREAMS + 1)]
 
 
 def encode_symbols(symbols: NDArray[np.uint16], lengths: NDArray[np.uint8], *, room: Bytes) -> list[Bytes]:
-    """Encodes the four streams into `room`, which has `room_nbytes` bytes, a quarter each; returns views of it."""
+    """Encodes the four streams into quarters of `room`, which has `room_nbytes` bytes; returns views of it."""
     table = (reversed_codes(lengths) << _SHIFT | lengths).astype(np.uint64)
     given, words, part = frozen(symbols), words_apart(room, 1), room.size // NUM_STREAMS
     streams = []
@@ -154,7 +154,7 @@ def encode_symbols(symbols: NDArray[np.uint16], lengths: NDArray[np.uint8], *, r
 
 
 def room_nbytes(size: int, limit: int) -> int:
-    """Bytes that encoding `size` symbols may touch."""
+    """Returns the bytes of `room` for `size` symbols."""
     return NUM_STREAMS * (-(-stream_edges(size)[1] * limit // 8) + _SLACK)
 
 
@@ -167,7 +167,7 @@ def decode_symbols(
         streams: of any length; nothing is read beyond them.
         lengths: of a complete code, see `read_lengths`.
         limit: the decoder's table has 2**limit entries.
-        room: uint8[the streams' bytes + 4·16] of scratch.
+        room: scratch, uint8[the streams' bytes + 4·16].
         out: uint16[n], filled.
 
     Raises:
@@ -185,7 +185,7 @@ def decode_symbols(
 
 
 def _table(lengths: NDArray[np.uint8], limit: int) -> NDArray[np.uint64]:
-    """For every word of `limit` bits: the symbol whose code it begins with, and in the low 6 bits its length."""
+    """Returns for every word of `limit` bits the symbol of its first code, and in the low 6 bits the code's length."""
     table = np.zeros(1 << limit, np.uint64)
     codes = reversed_codes(lengths)
     for length in range(1, limit + 1):
@@ -197,7 +197,7 @@ def _table(lengths: NDArray[np.uint8], limit: int) -> NDArray[np.uint64]:
 
 @jit
 def _encode(symbols: Any, table: Any, words: Any) -> Any:
-    """Returns how many bits the codes take."""
+    """Returns the number of bits of the codes."""
     held, filled, at = np.uint64(0), np.uint64(0), np.uint64(0)
     for i in range(symbols.size):
         entry = table[symbols[i]]

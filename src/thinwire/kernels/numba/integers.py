@@ -19,7 +19,7 @@ _SPARE = np.zeros(8, np.uint8)
 
 
 def packed_nbytes(size: int, width: int) -> int:
-    """Bytes that `size` values of `width` bits take."""
+    """Returns the bytes of `size` values of `width` bits."""
     return -(-size * width // 8)
 
 
@@ -31,7 +31,7 @@ def pack_integers(
     Args:
         values: whole numbers of any type of at most 32 bits.
         offset: added first, so that signed numbers become unsigned.
-        shift: low bits that are left out.
+        shift: number of low bits to drop.
         width: bits a value, 1 … 32.
         words: uint32[ceil(n·width / 32)] or more; holds the result.
 

@@ -1,10 +1,10 @@
 """3LC of many small float32 arrays in one call: the same arithmetic as `ternary`, byte for byte.
 
-A call of a kernel, and the conversion of its arguments, costs more than the arithmetic of a small tensor. Callers give
-arrays by their addresses, all of them in one table. The caller keeps them alive, contiguous and of the size it states.
+A kernel call, with the conversion of its arguments, costs more than the arithmetic of a small tensor. Callers give
+arrays by their addresses, in one table, and keep them alive, contiguous and of the stated sizes.
 
-A received frame is checked here, all but its checksum, against the head that is expected of it. Any other frame
-is left to the caller: it may be right, of another codec, or damaged.
+Received frames are checked, except for their checksums, against their expected heads. Frames that differ are left to
+the caller: they may be of another codec, or damaged.
 """
 
 from __future__ import annotations
@@ -22,38 +22,38 @@ from thinwire.kernels.numba.ternary import OVERFLOW, decode_codes, encode_codes
 from thinwire.kernels.numba.zero_run import count_expanded
 
 _OVERFLOW = OVERFLOW[np.dtype(np.float32)]
-_MORE_NBYTES = 16  # of a frame, beside its head and its payload: a scale and two numbers
+_MORE_NBYTES = 16  # bytes of a frame beside its head and its payload: a scale and two numbers
 
 
 class Given(NamedTuple):
-    """Arrays to encode, one field a property of each.
+    """Arrays to encode; each field holds one property of all arrays.
 
     Attributes:
         values: addresses of float32 arrays.
-        others: of as many, which are subtracted from the values first; None: nothing is.
-        sizes: of each.
-        residuals: addresses of float32 arrays as large; 0 where there is none.
+        minus: addresses of float32 arrays that are subtracted from the values first; None: no subtraction.
+        sizes: of each array.
+        residuals: addresses of float32 arrays of the same sizes; 0 without a residual.
         residual_scales: float32[n].
-        less: float32, as large as the largest array where there are others: scratch for differences.
+        differences: scratch, float32[the largest size] with `minus`.
     """
 
     values: Addresses
-    others: Addresses | None
+    minus: Addresses | None
     sizes: Addresses
     residuals: Addresses
     residual_scales: NDArray[np.float32]
-    less: NDArray[np.float32]
+    differences: NDArray[np.float32]
 
 
 class Heads(NamedTuple):
-    """The heads of frames, up to their scales: end to end, read-only; int64[n, 2], where each begins and ends."""
+    """The heads of frames, up to their scales: end to end, read-only; and int64[n, 2], each one's start and end."""
 
     data: Bytes
     spans: Addresses
 
 
 def scales_of_many(given: Given, multipliers: NDArray[np.float32]) -> NDArray[np.float32] | None:
-    """Returns the scale m of each array, max|v| times its multiplier; None where one has no finite m."""
+    """Returns the scale m of each array, max|v| times its multiplier; None where an m is not finite."""
     scales = np.empty(given.sizes.size, np.float32)
     return scales if _scales(given, multipliers, scales) else None
 
@@ -61,16 +61,16 @@ def scales_of_many(given: Given, multipliers: NDArray[np.float32]) -> NDArray[np
 def encode_many(
     given: Given, scales: NDArray[np.float32], heads: Heads, *, workspace: Workspace
 ) -> tuple[Bytes, list[int], list[int]]:
-    """`encode_ternary` of many arrays, and the frames around the payloads, all but their checksums.
+    """Encodes many arrays as `encode_ternary`, and makes frames without checksums around the payloads.
 
     Args:
         given: the arrays.
-        scales: what `scales_of_many` returned, of the same arrays.
+        scales: of the same arrays, from `scales_of_many`.
         heads: of the frames.
-        workspace: scratch, and the home of the frames.
+        workspace: scratch; holds the frames.
 
     Returns:
-        The frames end to end, where each ends, and its payload's size.
+        The frames end to end, and each one's end and payload size.
     """
     num_codes, ends, payload_nbytes = (given.sizes + 4) // 5, np.empty_like(given.sizes), np.empty_like(given.sizes)
     codes, frames = workspace.codes, workspace.payload
@@ -91,17 +91,17 @@ def frames_of_many(
     *,
     workspace: Workspace,
 ) -> tuple[Bytes, list[int]]:
-    """The frames around payloads that were made elsewhere, all but their checksums.
+    """Makes frames without checksums around given payloads.
 
     Args:
         scales: float32[n].
         payloads: end to end.
-        payload_ends: int64[n], where each ends.
+        payload_ends: int64[n], the end of each.
         heads: of the frames.
-        workspace: the home of the frames.
+        workspace: holds the frames.
 
     Returns:
-        The frames end to end, and where each ends.
+        The frames end to end, and the end of each.
     """
     ends = np.empty_like(payload_ends)
     workspace.payload.reserve(payloads.size + _room(heads))
@@ -119,19 +119,19 @@ def decode_many(
     *,
     workspace: Workspace,
 ) -> list[int]:
-    """Stores or adds the values of many frames with right checksums.
+    """Stores or adds the values of many frames, whose checksums the caller has verified.
 
     Args:
         frames: end to end, without their checksums; read-only.
-        ends: where each ends.
-        heads: the only ones that they may have.
-        outs: addresses of the float32 arrays to fill; 0 where a frame is only looked at.
-        sizes: of each.
+        ends: of each frame.
+        heads: the expected heads.
+        outs: addresses of the float32 arrays to fill; 0 to check a frame only.
+        sizes: of each array.
         accumulate: whether to add, for each.
         workspace: scratch.
 
     Returns:
-        The size of each payload in bytes; 0 for a frame that is not the one expected, and its array is untouched.
+        The size of each payload in bytes; 0 for a frame with another head or size, whose array is untouched.
     """
     codes, payload_nbytes = workspace.codes, np.zeros_like(sizes)
     codes.reserve(num_codes_of(int(sizes.max())))
@@ -144,7 +144,7 @@ def decode_many(
 def payloads_of_many(
     frames: Bytes, ends: Addresses, heads: Heads, sizes: Addresses
 ) -> tuple[Addresses, NDArray[np.float32]]:
-    """Where the payload of each frame begins, and its scale; 0 for a frame that is not the one expected.
+    """Returns the offset of each frame's payload, and its scale; 0 for a frame with another head or size.
 
     Args:
         frames, ends, heads, sizes: as for `decode_many`.
@@ -155,15 +155,15 @@ def payloads_of_many(
 
 
 def _room(heads: Heads) -> int:
-    """Bytes of frames beside their payloads."""
+    """Returns the bytes of all frames without their payloads."""
     return int(np.diff(heads.spans).sum()) + _MORE_NBYTES * len(heads.spans)
 
 
 @jit
 def _scales(given: Any, multipliers: Any, scales: Any) -> bool:
-    """Each m = max|v| * multiplier, rounded once; False where one overflows or is NaN."""
+    """Fills `scales` with m = max|v| * multiplier, rounded once; False where one overflows or is NaN."""
     for i in range(scales.size):
-        values, factor = _values(given, given.others, i), given.residual_scales[i]
+        values, factor = _values(given, given.minus, i), given.residual_scales[i]
         if given.residuals[i]:
             largest = largest_magnitude(values, array_at(given.residuals[i], given.sizes[i], ONE), factor)
         else:
@@ -176,16 +176,16 @@ def _scales(given: Any, multipliers: Any, scales: Any) -> bool:
 
 
 @jit
-def _values(given: Any, others: Any, i: Any) -> Any:
-    """The values of one array, less the others."""
+def _values(given: Any, minus: Any, i: Any) -> Any:
+    """Returns the values of one array, less `minus`."""
     size = given.sizes[i]
     values = array_at(given.values[i], size, ONE)
-    if others is None:
+    if minus is None:
         return values
-    other, less = array_at(others[i], size, ONE), given.less[:size]
+    subtrahend, differences = array_at(minus[i], size, ONE), given.differences[:size]
     for k in range(size):
-        less[k] = values[k] - other[k]
-    return less
+        differences[k] = values[k] - subtrahend[k]
+    return differences
 
 
 @jit
@@ -204,7 +204,7 @@ def _encode_many(
 ) -> None:
     at: Any = 0
     for i in range(scales.size):
-        values, factor, m = _values(given, given.others, i), given.residual_scales[i], scales[i]
+        values, factor, m = _values(given, given.minus, i), given.residual_scales[i], scales[i]
         if given.residuals[i]:
             held = array_at(given.residuals[i], given.sizes[i], ONE)
             size = encode_codes(values, held, factor, m, True, codes, words, words_at, scratch, digits)
@@ -224,7 +224,7 @@ def _frame_many(scales: Any, payloads: Any, payload_ends: Any, heads: Any, frame
 
 @jit
 def _write_frame(heads: Any, i: Any, scale: Any, payload: Any, frames: Any, at: Any) -> Any:
-    """A frame without its checksum: head, one scale, the payload's size, seven bits a byte, and the payload."""
+    """Writes a frame without checksum: head, one scale, the payload's size, seven bits a byte, and the payload."""
     for byte in heads.data[heads.spans[i, 0] : heads.spans[i, 1]]:
         frames[at] = byte
         at += 1
@@ -276,7 +276,7 @@ def _decode_many(
 
 @jit
 def _begin_of_payload(frame: Any, heads: Any, i: Any, num_codes: Any) -> Any:
-    """Where a frame's payload begins, and its one scale; (0, 0) for a frame that is not the one expected."""
+    """Returns the offset of a frame's payload, and its scale; (0, 0) for a frame with another head or size."""
     begin, scale = _end_of_numbers(frame, heads.data[heads.spans[i, 0] : heads.spans[i, 1]])
     return (begin, scale) if begin and count_expanded(frame[begin:]) == num_codes else (0, np.float32(0))
 
@@ -296,7 +296,7 @@ def _end_of_numbers(frame: Any, head: Any) -> Any:
     scale = float_of_bits(np.int32(bits))
     if frame[head.size] != 1 or not 0.0 <= scale < np.inf:
         return nothing
-    # The payload's size; none here takes more than four bytes of it.
+    # The payload's size, in at most four bytes here.
     length: Any = 0
     shift = 0
     while at < frame.size and shift < 28:

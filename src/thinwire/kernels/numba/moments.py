@@ -1,8 +1,8 @@
-"""Sums over a tensor, in float64 and in a fixed order, so that every machine and every form gets the same bits.
+"""Sums over a tensor, in float64 and in a fixed order, so that every machine and both backends get the same bits.
 
-Float addition is not associative, so compilers leave a plain sum alone. Here a tensor is cut in stretches, so that many
-programs of a GPU can share it. In each stretch 1,024 running sums stand side by side (value i goes to sum i mod 1,024),
-which vectorises, and are folded in halves at its end; what the stretches add up to is added up in the same way.
+Float addition is not associative, so compilers do not vectorise a plain sum. A tensor is cut into stretches, which the
+programs of a GPU share. Each stretch has 1,024 running sums (value i goes to sum i mod 1,024), which vectorise, and are
+folded in halves at its end; the stretches' totals are added in the same way.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Moments(NamedTuple):
         positive: sum of the values above zero.
         negative: sum of the values below zero (at most 0).
         squares: sum of the squares.
-        num_nonnegative: how many values are at least zero.
-        largest: the largest magnitude, not in units.
+        num_nonnegative: number of values that are at least zero.
+        largest: the largest magnitude, without unit.
         unit: a power of two; 1 for float32.
     """
 
@@ -47,8 +47,8 @@ def moments(
     Args:
         values: float32[n] or float64[n].
         residual: of the same type and size; only read.
-        residual_scale: what the residual is multiplied by.
-        signed: False leaves the two signed sums and the count at 0, which is quicker.
+        residual_scale: factor on the residual.
+        signed: False leaves the two signed sums and the count at 0, which is faster.
         squares: False leaves the sum of squares at 0.
 
     Raises:
@@ -84,7 +84,7 @@ def moments(
 def _moments(
     values: Any, residual: Any, scale: Any, lift: float, positive: Any, negative: Any, squares: Any, totals: Any
 ) -> int:
-    """Fills the stretches' totals; returns how many values are at least zero. Sums that are None are left out."""
+    """Fills the stretches' totals; returns the number of values that are at least zero. Skips sums that are None."""
     count = 0
     for stretch in range(totals.shape[1]):
         for first in range(stretch * STRETCH, min((stretch + 1) * STRETCH, values.size), LANES):
@@ -128,7 +128,7 @@ def _fold(lanes: Any) -> Any:
 
 
 def _add_up(totals: Any) -> float:
-    """Adds up what stretches add up to, as their values were."""
+    """Adds the stretches' totals, in the same order as the values in a stretch."""
     if totals.size == 1:
         return float(totals[0])
     lanes = np.zeros(LANES)

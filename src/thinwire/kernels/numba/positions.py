@@ -1,9 +1,9 @@
-"""Positions in blocks, and a small code with each, in a binary arithmetic code whose probabilities adapt.
+"""Positions in blocks, and a small code with each, in an adaptive binary arithmetic code.
 
-A block begins with how many positions it has. A position is the gap to the one before: the gap's high part in unary,
-then its low bits, of which there are as many as the average gap has; the code's bits follow, the highest first. Every
-binary decision has a probability in 16 bits that moves by 1/32 towards what came. For 64 of 4,096 positions at random
-this takes 0.1 bits a position more than their entropy; positions of real gradients cluster, and take less than that.
+A block starts with its number of positions. A position is coded as the gap to the one before: the gap's high part in
+unary, then as many low bits as the average gap has; the code's bits follow, the highest first. Every binary decision
+has a 16-bit probability that moves by 1/32 towards the decision's outcome. For 64 of 4,096 random positions the code
+takes 0.1 bits a position more than their entropy; positions of real gradients cluster and take less than that.
 
     interval [low, high] of 32-bit numbers; a decision with probability p/2**16 of being 1 cuts it at
     low + ((high − low)·p >> 16), and 1 takes the lower part; bytes in which low and high agree are written
@@ -25,12 +25,12 @@ _HALF, _RATE = 1 << 15, 5
 _MOSTLY = 15 << 12
 _ALL = (1 << 32) - 1
 
-# Where each kind of decision has its probabilities.
+# Offsets of each kind of decision in the table of probabilities.
 _FULL, _EMPTY, _UNARY = 0, 1, 2
 _MOST_UNARY = 16  # later steps of a unary number share one
-_NEAR = _UNARY + _MOST_UNARY  # low bits of a gap without a high part: a tree of the first six
+_NEAR = _UNARY + _MOST_UNARY  # low bits of a gap without a high part: a tree of the six highest
 _NEAR_BITS = 6
-_FAR = _NEAR + (1 << _NEAR_BITS)  # and of any other gap: a tree of the first two
+_FAR = _NEAR + (1 << _NEAR_BITS)  # low bits of any other gap: a tree of the two highest
 _FAR_BITS = 2
 _CODE = _FAR + (1 << _FAR_BITS)
 
@@ -42,14 +42,14 @@ _MESSAGES = (
 
 
 class Blocks(NamedTuple):
-    """How a tensor is cut into blocks: a matrix into tiles. A flat tensor is one row, whose last tile may be short.
+    """The tiles of a matrix. A flat tensor is one row; its last tile may be short.
 
     Attributes:
         rows: of the matrix.
-        columns: likewise.
+        columns: of the matrix.
         tile_rows: of a tile; divides `rows`.
         tile_columns: of a tile; divides `columns`, unless a tile is one row.
-        k: how many values of a whole block are selected.
+        k: number of values selected in a whole block.
         block: values of a whole block; of a smaller tile k/block of its values are selected, rounded up.
 
     Example:
@@ -66,7 +66,7 @@ class Blocks(NamedTuple):
 
     @property
     def number(self) -> int:
-        """How many blocks there are."""
+        """The number of blocks."""
         return self.rows // self.tile_rows * -(-self.columns // self.tile_columns)
 
 
@@ -76,11 +76,11 @@ def encode_positions(
     """Returns the coded positions and codes.
 
     Args:
-        counts: of every block, how many positions.
-        places: the positions in their blocks, ascending in each.
+        counts: the number of positions in every block.
+        places: the positions within their blocks, ascending in each.
         codes: one for each position, of `bits` bits.
         bits: 1 … 8.
-        blocks: how the blocks lie in the tensor.
+        blocks: of the tensor.
 
     Example:
         >>> blocks, places = Blocks(1, 8, 1, 4, 2, 4), np.array([0, 3, 1], np.int32)
@@ -101,13 +101,13 @@ def encode_positions(
 def decode_positions(
     data: Bytes | memoryview, count: int, *, bits: int, blocks: Blocks
 ) -> tuple[NDArray[np.int64], Bytes, int]:
-    """Returns the positions in the tensor, ascending in each block; their codes; and how many bytes they took.
+    """Returns the positions in the tensor, ascending in each block; their codes; and their size in bytes.
 
     Args:
         data: the coded positions and codes; other bytes may follow.
-        count: how many positions there are.
+        count: number of positions.
         bits: of a code.
-        blocks: how the blocks lie in the tensor.
+        blocks: of the tensor.
 
     Raises:
         FrameError: no encoder writes these bytes.
@@ -135,13 +135,13 @@ def _bit_length(number: int) -> int:
 
 @jit
 def _wanted(size: int, blocks: Any) -> Any:
-    """How many values of a block of `size` are selected, unless they are zeros."""
+    """Returns the number of values to select in a block of `size`, zeros included."""
     return (blocks.k * size + blocks.block - 1) // blocks.block
 
 
 @jit
 def _encode(counts: Any, places: Any, codes: Any, bits: int, blocks: Any, probabilities: Any, out: Any) -> int:
-    """Returns how many bytes it takes; those that `out` has no room for are not written."""
+    """Returns the size of the code in bytes; bytes that do not fit into `out` are not written."""
     state = (0, _ALL, 0)
     index, at = 0, 0
     for _ in range(0, blocks.rows, blocks.tile_rows):
@@ -181,7 +181,7 @@ def _encode(counts: Any, places: Any, codes: Any, bits: int, blocks: Any, probab
 
 @jit
 def _write(state: Any, out: Any, probabilities: Any, which: int, one: bool) -> Any:
-    """Codes one decision; returns the new state: low, high, and how many bytes are written."""
+    """Codes one decision; returns the new state: low, high, and the number of bytes written."""
     low, high, nbytes = state
     p = probabilities[which]
     middle = low + ((high - low) * p >> 16)
@@ -208,7 +208,7 @@ def _settle(low: int, high: int, nbytes: int, out: Any) -> Any:
 
 @jit
 def _write_tree(state: Any, out: Any, probabilities: Any, tree: int, number: int, bits: int) -> Any:
-    """Codes a number of some bits, the highest first; each bit's probability depends on those before it."""
+    """Codes a number of `bits` bits, the highest first; each bit's probability depends on the bits before it."""
     node = 1
     for i in range(bits - 1, -1, -1):
         one = number >> i & 1
@@ -219,7 +219,7 @@ def _write_tree(state: Any, out: Any, probabilities: Any, tree: int, number: int
 
 @jit
 def _write_plain(state: Any, out: Any, number: int, bits: int) -> Any:
-    """Codes a number of some bits, 0 and 1 being as likely."""
+    """Codes a number of `bits` bits, 0 and 1 equally likely."""
     low, high, nbytes = state
     for i in range(bits - 1, -1, -1):
         middle = low + ((high - low) >> 1)
@@ -233,7 +233,7 @@ def _write_plain(state: Any, out: Any, number: int, bits: int) -> Any:
 
 @jit
 def _decode(data: Any, bits: int, blocks: Any, probabilities: Any, positions: Any, codes: Any) -> tuple[int, int]:
-    """Returns the number of a message (0: all is well), and how many bytes were read."""
+    """Returns the number of an error message (0: none), and the number of bytes read."""
     value, nbytes = 0, 4
     for i in range(4):
         value = value << 8 | (data[i] if i < data.size else 0)
@@ -286,7 +286,7 @@ def _decode(data: Any, bits: int, blocks: Any, probabilities: Any, positions: An
 
 @jit
 def _read(state: Any, data: Any, probabilities: Any, which: int) -> Any:
-    """Reads one decision; returns the new state (low, high, the number read, how many bytes are read) and 0 or 1."""
+    """Reads one decision; returns the new state (low, high, the number read, the number of bytes read) and 0 or 1."""
     low, high, value, nbytes = state
     p = probabilities[which]
     middle = low + ((high - low) * p >> 16)
@@ -303,7 +303,7 @@ def _read(state: Any, data: Any, probabilities: Any, which: int) -> Any:
 
 @jit
 def _refill(low: int, high: int, value: int, nbytes: int, data: Any) -> Any:
-    """Drops the bytes in which low and high agree, and reads as many; behind the last there are zeros."""
+    """Drops the bytes in which low and high agree, and reads as many; zeros follow the last byte."""
     while low >> 24 == high >> 24:
         low = low << 8 & _ALL
         high = high << 8 & _ALL | 255

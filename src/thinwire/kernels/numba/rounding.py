@@ -1,7 +1,7 @@
 """Floats to equally spaced whole numbers within ±127, and back.
 
-The addition of 1.5·2**23 (2**52 for float64) and its subtraction round to a whole number, half to even, in the vector
-unit, where calling `rint` would not.
+Adding 1.5·2**23 (2**52 for float64) and subtracting it again rounds to a whole number, half to even, in the vector
+unit, which a call of `rint` would not use.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ def round_to_int8(
 
     Args:
         values: float32[n] or float64[n], finite; never written.
-        scale: what a level is worth, in the type of `values`.
+        scale: the value of level 1, in the type of `values`.
         levels: int8[n], filled.
-        residual: what was not sent before, updated to v − scale·level; None: nothing is kept.
-        residual_scale: what the residual is multiplied by first.
+        residual: the unsent values, updated to v − scale·level; None: no residual.
+        residual_scale: the residual is multiplied by it first.
 
     Example:
         >>> levels = np.empty(3, np.int8)

@@ -1,9 +1,9 @@
-"""What is decided by chance: uniform draws, and ternary quantisation (TernGrad, equations 1–3).
+"""Random numbers: uniform draws, and ternary quantisation (TernGrad, equations 1–3).
 
-The number of value i under a key is a function of i and the key, nothing else. A 32-bit counter goes through two
-published bijective mixers (Wellons' `lowbias32` and `triple32`), one word of the key before the first and the other
-between them. Integer arithmetic only: every machine draws the same, and a decoder that is told the key finds the
-encoder's choices again. The numbers repeat after 2**32 values.
+The draw of value i depends only on i and the key. A 32-bit counter passes through two published bijective mixers
+(Wellons' `lowbias32` and `triple32`); one word of the key enters before the first mixer, the other between them. The
+arithmetic is on integers: every machine draws the same numbers, and a decoder with the key repeats the encoder's draws.
+The numbers repeat after 2**32 values.
 
     t = sign(v) with probability min(|v|, limit) / scale, else 0
 
@@ -32,7 +32,7 @@ def high_bits(key: Key, first: int, out: NDArray[np.int32]) -> None:
 
 
 def start_of(key: Key, first: int = 0) -> tuple[Any, Any]:
-    """What `draw` and `fill_draws` take: the counter of value `first`, and the second word of the key.
+    """Returns the arguments of `draw` and `fill_draws`: the counter of value `first`, and the second word of the key.
 
     Example:
         >>> start_of((2**32 - 1, 7), first=3)
@@ -50,7 +50,7 @@ def fill_draws(start: Any, key1: Any, out: Any) -> None:
 
 @jit
 def draw(counter: Any, key1: Any) -> Any:
-    """The 24 high bits of one draw, int32."""
+    """Returns the 24 high bits of one draw, int32."""
     x = np.uint32((counter ^ (counter >> np.uint32(16))) * np.uint32(0x7FEB352D))
     x = np.uint32((x ^ (x >> np.uint32(15))) * np.uint32(0x846CA68B))
     x = np.uint32(x ^ (x >> np.uint32(16)) ^ key1)
@@ -66,14 +66,14 @@ def pack_stochastic(values: Any, *, scale: float, limit: float, key: Key, packin
 
     Args:
         values: float32[n] or float64[n], finite; never written.
-        scale: what a trit is worth.
-        limit: magnitudes are clipped there; at most `scale`.
+        scale: the value of trit 1.
+        limit: magnitudes are clipped to it; at most `scale`.
         key: of the random numbers, two words.
         packing: "base243" (five trits a byte) or "2bit" (four).
         codes: uint8[ceil(n / 5)] or uint8[ceil(n / 4)].
 
     Returns:
-        How many trits are not zero.
+        The number of trits that are not zero.
 
     Example:
         >>> codes = np.empty(1, np.uint8)
@@ -91,7 +91,7 @@ def pack_stochastic(values: Any, *, scale: float, limit: float, key: Key, packin
 
 
 def _steps(scale: float, kind: Any) -> tuple[float, float]:
-    """(lift, step): u·scale·lift = (24-bit draw)·step, where the power of two `lift` keeps products normal."""
+    """Returns (lift, step): u·scale·lift = (24-bit draw)·step; the power of two `lift` keeps products normal."""
     tiny = 0.0 < scale < float(np.finfo(kind).tiny) * 2.0**48
     lift = 2.0 ** (64 if kind is np.float32 else 512) if tiny else 1.0
     return lift, scale * lift * UNIT
@@ -99,7 +99,7 @@ def _steps(scale: float, kind: Any) -> tuple[float, float]:
 
 @jit
 def _draw_trits(values: Any, start: Any, key1: Any, limit: Any, lift: Any, step: Any, digits: Any) -> Any:
-    """Digits t + 1; returns how many are not 1. Drawing here, not ahead, hides the wait for memory behind the draws."""
+    """Fills digits t + 1; returns how many are not 1. Drawing in this loop hides the wait for memory."""
     wide_vectors()
     kind = values.dtype.type
     num_nonzero = np.int64(0)
@@ -118,7 +118,7 @@ def unpack_two_bit(codes: Bytes, *, scale: float, out: Any, accumulate: bool) ->
     """``out = scale * t``, or ``out += scale * t``, of two-bit trits; uint8[ceil(n / 4)] for out[n].
 
     Raises:
-        FrameError: a pair of bits is 3, which no trit is. `out` is untouched.
+        FrameError: a pair of bits is 3, which is not a trit. `out` is untouched.
     """
     if np.any(codes & (codes >> 1) & 0x55):
         raise FrameError("two bits of a trit are both set: the payload is damaged")
@@ -130,9 +130,9 @@ def unpack_two_bit(codes: Bytes, *, scale: float, out: Any, accumulate: bool) ->
 
 
 def sample_of(values: Any, size: int) -> Any:
-    """`size` of the values without replacement, one from a random place of each of equal stretches; or all of them.
+    """Returns `size` of the values, one from a random place of each of equal stretches; or all values.
 
-    The places depend on the two sizes alone, so that equal tensors give equal samples everywhere.
+    The places depend only on the two sizes, so that equal tensors give equal samples on every machine.
     """
     if size >= values.size:
         return values

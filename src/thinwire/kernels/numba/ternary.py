@@ -1,9 +1,9 @@
-"""3LC of one flat array, all stages: floats to payload with the residual kept, payload to floats.
+"""3LC of one flat array, all stages: floats and residual to payload, payload to floats.
 
-Encoding reads the data twice, because the scale needs the maximum first: pass 1 only reads, so that everything can be
-refused before anything is changed; pass 2 writes residual and codes; zero runs follow on the codes, a twentieth of the
-data. Decoding checks the whole payload before it touches the output. Shapes, types other than float32 and float64,
-frames and contexts are the callers' business.
+Encoding reads the data twice, because the scale needs the maximum first: pass 1 only reads, so that a refusal changes
+nothing; pass 2 writes residual and codes; zero runs follow on the codes, a twentieth of the data. Decoding checks the
+whole payload before it writes the output. Callers handle shapes, other types than float32 and float64, frames and
+contexts.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from thinwire.kernels.numba.base243 import Workspace, pack_trits, unpack_trits
 from thinwire.kernels.numba.jit import frozen, jit, largest_magnitude
 from thinwire.kernels.numba.zero_run import decode_runs, encode_runs, num_expanded
 
-# From here on a product rounds to infinity: half a unit above the largest float32.
+# Products from here on round to infinity: half a unit above the largest float32.
 OVERFLOW = {np.dtype(np.float32): 2.0**128 - 2.0**103, np.dtype(np.float64): np.inf}
 
 
@@ -47,18 +47,18 @@ def encode_ternary(
 
     Args:
         values: float32[n] or float64[n], C-contiguous; never written.
-        sparsity: the paper's s, 1 <= s < 2 in the arrays' type, as the caller has checked; or less, where the largest
-            values are sent in part.
-        zero_run: False leaves the codes as they are (the paper's "No ZRE").
-        residual: what earlier calls did not send, same type and length, updated in place; None: nothing is kept.
-        residual_scale: what the residual is multiplied by before adding (ECQ-SGD: 0.1).
-        workspace: scratch, and the home of the payload.
+        sparsity: the paper's s, 1 <= s < 2 in the arrays' type, which the caller has checked; or less, to send the
+            largest values in part.
+        zero_run: False skips zero runs (the paper's "No ZRE").
+        residual: unsent values of earlier calls, same type and length, updated in place; None: no residual.
+        residual_scale: the residual is multiplied by it before adding (ECQ-SGD: 0.1).
+        workspace: scratch; holds the payload.
 
     Returns:
         m, and the payload: a view into the workspace, valid until its next use.
 
     Raises:
-        NonFiniteError: NaN or Inf in v, or m overflows. The residual is bit for bit what it was.
+        NonFiniteError: NaN or Inf in v, or m overflows. The residual is unchanged, bit for bit.
         ConfigError: a residual of another type or length.
 
     Example:
@@ -75,7 +75,7 @@ def encode_ternary(
     m = largest * float(kind(sparsity))  # the product of two float32 is exact in a double
     if not m < OVERFLOW[values.dtype]:  # or NaN
         raise NonFiniteError(non_finite(largest, sparsity))
-    codes = workspace.payload  # not where decoding works
+    codes = workspace.payload  # not the buffer of decoding
     codes.reserve(num_codes_of(values.size))
     size = encode_codes(
         given,
@@ -101,18 +101,18 @@ def decode_ternary(
     accumulate: bool = False,
     workspace: Workspace,
 ) -> None:
-    """``out = scale * q``, or ``out += scale * q``, of a payload in the form that `encode_ternary` makes.
+    """``out = scale * q``, or ``out += scale * q``, of a payload of `encode_ternary`.
 
     Args:
-        payload: any buffer of bytes, trusted in nothing.
+        payload: any buffer of bytes, untrusted.
         scale: m.
-        out: float32[n] or float64[n], C-contiguous; n says how many values to expect.
+        out: float32[n] or float64[n], C-contiguous; n is the expected number of values.
         zero_run: as encoded.
         accumulate: add instead of store; where q is 0 no bit of `out` changes, -0.0 included.
         workspace: scratch.
 
     Raises:
-        FrameError: the payload does not hold exactly ceil(n / 5) valid codes, or the scale is no finite number >= 0.
+        FrameError: the payload does not hold exactly ceil(n / 5) valid codes, or the scale is not a finite number >= 0.
             `out` is untouched.
 
     Example:

@@ -1,12 +1,12 @@
 """Zero-run encoding (3LC, section 3.3): runs of the code 121 become one byte. Codes in, payload out, and back.
 
-A loop over bytes that asks "is this a zero?" mispredicts at almost every run. So eight codes are handled at once, as
-bytes of a 64-bit word, with arithmetic that compilers turn into vector code on any machine: flag the zeros, count
-each zero's position in its run by doubling, find the bytes that an encoder would write, push those together to the
-low end of the word. Only two short loops go word by word: the length of the run that reaches into each word, and the
+A loop over bytes that tests each for zero mispredicts at almost every run. Eight codes are therefore handled at once,
+as bytes of a 64-bit word, with arithmetic that compilers turn into vector code on any machine: flag the zeros, count
+each zero's position in its run by doubling, find the bytes that an encoder would write, and move these to the low end
+of the word. Only two short loops go word by word: the length of the run that reaches into each word, and the
 store of each word behind the previous one.
 
-The lowest byte of a word is the first code: little-endian machines only, as is everything that Numba runs on.
+The lowest byte of a word is the first code: Numba runs only on little-endian machines.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _FROM_2 = np.uint64(0x7E7E7E7E7E7E7E7E)  # 126 + count carries into bit 7 from 2
 _FROM_14 = np.uint64(0x7272727272727272)  # 114 + count carries into bit 7 from 14 on
 _RUN_BASE = np.uint64(0xF1F1F1F1F1F1F1F1)  # 241: a run of k is 241 + k
 
-# What a byte of payload expands to: how many codes, and the first eight of them (a literal is followed by anything).
+# For each byte of payload, the number of codes it expands to, and the first eight (after a literal: undefined).
 _COUNTS = np.array([1] * FIRST_RUN + list(range(2, LONGEST_RUN + 1)), dtype=np.uint8)
 _FIRST_WORD = np.array([0x7979797979797900 + (b if b < FIRST_RUN else ZERO_CODE) for b in range(256)], dtype=np.uint64)
 
 
 def num_expanded(payload: Bytes) -> int:
-    """How many codes a read-only payload expands to, or a part of one: any cut is legal.
+    """Returns the number of codes of a read-only payload, or of a part of one: any cut is legal.
 
     Example:
         >>> num_expanded(np.array([5, 244, 7], np.uint8))
@@ -48,15 +48,15 @@ def num_expanded(payload: Bytes) -> int:
 
 @jit
 def encode_runs(words: Any, size: int, words_at: Any, scratch: Any) -> Any:
-    """Encode `size` codes into the bytes behind `words_at`; both may be the same memory. Returns where they end.
+    """Encodes `size` codes into the bytes behind `words_at`; both may be the same memory. Returns the end.
 
     A run of k zero codes, 2 <= k <= 14, becomes the byte 243 + (k - 2). Longer runs are cut greedily into fourteens,
     remainder last: canonical and shortest.
 
-    `words` has a word behind the last code. Writing never overtakes reading: output is no longer than input.
+    `words` has a word behind the last code. Writing never overtakes reading: the output is no longer than the input.
     """
     num_words = (size + 7) // 8
-    # Codes that are no zeros behind the end: they stop the last run, and each leaves one byte to cut off again.
+    # Codes other than zero behind the end stop the last run; each leaves one byte, which is cut off again.
     padding = 8 * num_words - size
     if padding:
         words[num_words - 1] &= _ALL >> np.uint64(8 * padding)
@@ -84,7 +84,7 @@ def encode_runs(words: Any, size: int, words_at: Any, scratch: Any) -> Any:
 
 @jit
 def _count_runs(words: Any, counts: Any, flags: Any) -> None:
-    """Per byte: flags 1 where the code is a zero, counts its position (1..8) in a run that starts in this word."""
+    """Sets for each byte a flag of 1 for a zero code, and its position (1..8) in a run that starts in this word."""
     wide_vectors()
     for i in range(words.size):
         differs = words[i] ^ _ZERO_CODES
@@ -101,7 +101,7 @@ def _count_runs(words: Any, counts: Any, flags: Any) -> None:
 
 @jit
 def _emit(words: Any, counts: Any, carries: Any, flags: Any, next_flags: Any) -> None:
-    """Turn each word into the bytes it sends, pushed to its low end (in `counts`), and their number (in `carries`)."""
+    """Turns each word into its bytes to send, moved to the low end (in `counts`), and their number (in `carries`)."""
     wide_vectors()
     for i in range(words.size):
         zero = flags[i]
@@ -112,7 +112,7 @@ def _emit(words: Any, counts: Any, carries: Any, flags: Any, next_flags: Any) ->
         full = (count + _FROM_14) >> _7
         zero_next = (zero >> _8) | (next_flags[i] << _56)
         dropped = zero & zero_next & ~full
-        # A run of two or more is 241 + count. A run of one is the code 121, which stands there already.
+        # A run of two or more is 241 + count. A run of one is the code 121, which is there already.
         long = ((count + _FROM_2) >> _7) & _ONES
         long = (long << _8) - long
         value = (words[i] & ~long) | ((_RUN_BASE + count) & long)
@@ -140,7 +140,7 @@ def _emit(words: Any, counts: Any, carries: Any, flags: Any, next_flags: Any) ->
 
 @jit
 def count_expanded(payload: Any) -> Any:
-    """How many codes a payload stands for."""
+    """Returns the number of codes of a payload."""
     total = payload.size
     for byte in payload:
         total += max(np.int64(byte) - 242, 0)
@@ -149,9 +149,9 @@ def count_expanded(payload: Any) -> Any:
 
 @jit
 def decode_runs(payload: Any, words_at: Any) -> None:
-    """Expand a checked payload, with any split of a run, into the bytes behind `words_at`.
+    """Expands a checked payload, with any split of a run, into the bytes behind `words_at`.
 
-    These reach 16 bytes past the last code.
+    Writes up to 16 bytes past the last code.
     """
     end: Any = 0
     for i in range(payload.size):

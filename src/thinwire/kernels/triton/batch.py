@@ -1,12 +1,12 @@
-"""Many tensors, one launch: tables that tell every program which values of which tensor are its own.
+"""Many tensors, one launch: tables that map every program to a tensor and its values.
 
 A program makes BLOCK bytes of payload (before zero runs) of one tensor, from [BLOCK, WIDTH] values: PER_BYTE values
-to a byte, WIDTH the power of two that holds them. Addresses, sizes and places of the tensors travel to the device in
-one table, made anew for each batch, because gradients move in memory; the values themselves are not copied together.
+to a byte, WIDTH the power of two that holds them. One table, made anew for each batch because gradients move in memory,
+holds the tensors' addresses, sizes and places; the values are not copied together.
 
-The functions below the table are what all encoders share: find the place, load v = residual_scale·residual + values.
-Both passes of an encoder load v by the same lines, so that they see the same bits. Multiplication and addition must
-stay two operations: every launch passes `enable_fp_fusion=False`. Kernels take the batch as one argument, `Tables`.
+All encoders share the functions below the table: find the place, load v = residual_scale·residual + values. Both passes
+of an encoder load v by the same lines, so that they get the same bits. Multiplication and addition must stay two
+operations: every launch passes `enable_fp_fusion=False`. Kernels take the batch as one argument, `Tables`.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ NUMPY_TYPES: dict[torch.dtype, np.dtype[Any]] = {
     torch.float64: np.dtype(np.float64),
 }
 
-# Rows of the table, `stride` entries apart; behind them, for every program, the tensor that it works on.
+# Rows of the table, `stride` entries apart; behind them, each program's tensor.
 _VALUES, _RESIDUALS, _SIZES = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 _NUM_BYTES, _FIRST_BYTE, _FIRST_BLOCK = tl.constexpr(3), tl.constexpr(4), tl.constexpr(5)
 _FACTORS, _OWNERS = tl.constexpr(6), tl.constexpr(7)
-_ROW_ALIGNMENT = 16  # entries: rows start at multiples of 128 bytes, so that Triton compiles no variants
+_ROW_ALIGNMENT = 16  # entries: rows start at multiples of 128 bytes, so that Triton compiles one variant
 
 
 class Tables(NamedTuple):
-    """What a kernel is told of a batch; names in capitals are constants of its machine code.
+    """The batch as a kernel's argument; names in capitals are constants of its machine code.
 
     Attributes:
         table: int64, its rows `stride` entries apart.
         DTYPE: the batch's type.
-        RESIDUAL: whether there are residuals.
-        PER_BYTE: values that make a byte of payload.
+        RESIDUAL: whether the batch has residuals.
+        PER_BYTE: values per byte of payload.
         WIDTH: the power of two that holds them.
-        BLOCK: bytes of payload that a program makes.
-        ALIGNED: of tensors that are written, whether all begin at multiples of 16 bytes: neighbours may be one access.
+        BLOCK: bytes of payload per program.
+        ALIGNED: whether all written tensors start at multiples of 16 bytes: neighbours may be one access.
     """
 
     table: Any
@@ -63,11 +63,11 @@ class Tables(NamedTuple):
 
 
 class Arrays(NamedTuple):
-    """Flat tensors on one device, of which nothing is told but where they are.
+    """Flat tensors on one device, given by their addresses.
 
     Attributes:
         addresses, sizes: int64[n] each; no size is 0.
-        dtype: of all, float32 or float64.
+        dtype: of all tensors, float32 or float64.
     """
 
     addresses: NDArray[np.int64]
@@ -76,7 +76,7 @@ class Arrays(NamedTuple):
 
     @classmethod
     def of(cls, tensors: Sequence[torch.Tensor]) -> Arrays:
-        """Returns where contiguous tensors are. The caller keeps them alive."""
+        """Returns the addresses of contiguous tensors, which the caller keeps alive."""
         addresses = np.array([tensor.data_ptr() for tensor in tensors], np.int64)
         return cls(addresses, np.array([tensor.numel() for tensor in tensors], np.int64), tensors[0].dtype)
 
@@ -87,18 +87,19 @@ class Batch:
     Args:
         values: float32[n] or float64[n] each, contiguous, n > 0; never written by encoders.
         residuals: of the same sizes and type; None: no error feedback.
-        factors: what residuals are multiplied by, or each tensor's scale in decoding.
-        per_byte: values that make a byte of payload: 1, 5 or 8.
+        factors: of the residuals; in decoding, each tensor's scale.
+        per_byte: values per byte of payload: 1, 5 or 8.
         workspace: of the tensors' device.
         name: of the table's memory; two batches in use at once need two.
         tile: values per program; by default `TILE`.
         written: whether kernels write the values.
 
     Attributes:
-        num_tensors, num_blocks, num_bytes: how many there are; bytes of all payloads before zero runs.
-        ends, numels: int64[num_tensors] on the host, where each tensor's bytes end, and how many values it has.
-        tables: what kernels take.
-        launch: keyword arguments of every encoder kernel: the tables, and how to compile it.
+        num_tensors, num_blocks: numbers of tensors and blocks.
+        num_bytes: bytes of all payloads before zero runs.
+        ends, numels: int64[num_tensors] on the host: the end of each tensor's bytes, and its number of values.
+        tables: argument of kernels.
+        launch: keyword arguments of every encoder kernel: the tables, and compile options.
     """
 
     def __init__(
@@ -135,7 +136,7 @@ class Batch:
         rows[_FACTORS.value].view(np.float64)[: sizes.size] = factors
         rows[7, : sizes.size] = np.cumsum(num_blocks) - 1
         owners = np.repeat(np.arange(sizes.size), num_blocks)
-        # The owners come seventh, where kernels look for them; the last blocks, which only torch reads, behind them.
+        # Kernels read each program's tensor from row seven on; only torch reads the last blocks behind these.
         table = np.concatenate([rows[:7].reshape(-1), owners, rows[7]])
         self.table = workspace.upload(f"{name}.table", table)
         self.sizes = self.table[2 * stride : 2 * stride + self.num_tensors]
@@ -153,14 +154,14 @@ class Batch:
         self.launch: dict[str, Any] = {"batch": self.tables, "num_warps": NUM_WARPS, "enable_fp_fusion": False}
 
     def largest(self) -> torch.Tensor:
-        """The largest magnitude of each tensor's v, [num_tensors]; NaN or Inf as soon as one value is."""
+        """Returns the largest magnitude of each tensor's v, [num_tensors]; NaN or Inf where a value is."""
         bits = self.workspace.array(f"{self.name}.largest", self.num_tensors, INTEGER_TYPES[self.dtype]).zero_()
         _largest[(self.num_blocks,)](bits, **self.launch)
         return bits.view(self.dtype)
 
 
 class Given(TypedDict, total=False):
-    """What every encoder takes beside the values; see `thinwire.kernels.triton.ternary.encode_ternary`."""
+    """Arguments of every encoder beside the values; see `thinwire.kernels.triton.ternary.encode_ternary`."""
 
     residuals: Sequence[torch.Tensor] | Arrays | None
     residual_scale: float | NDArray[np.float64]
@@ -170,12 +171,12 @@ class Given(TypedDict, total=False):
 
 @contextmanager
 def encoding(values: Sequence[torch.Tensor] | Arrays, *, per_byte: int, **given: Unpack[Given]) -> Iterator[Batch]:
-    """Work inside encodes the values, on the side stream."""
+    """Makes a batch to encode; work inside runs on the side stream."""
     workspace, residuals, scale = given["workspace"], given.get("residuals"), given.get("residual_scale", 1.0)
     workspace.follow()
     with workspace.running():
         batch = Batch(values, residuals, factors=scale, per_byte=per_byte, workspace=workspace)
-        _facts(batch)  # where no memory is left, that is to show before a residual is written
+        _facts(batch)  # runs out of memory, if at all, before a residual is written
         yield batch
 
 
@@ -188,17 +189,20 @@ def decoding(
     tile: int,
     workspace: DeviceWorkspace,
 ) -> Iterator[Batch]:
-    """Work inside fills or adds to the tensors, on the side stream, between what the caller's stream holds and gets."""
+    """Makes a batch to fill or add to; work inside runs on the side stream.
+
+    It runs after work already queued on the caller's stream, and before later work there.
+    """
     into: dict[str, Any] = {"per_byte": per_byte, "tile": tile, "workspace": workspace, "written": True}
     with workspace.decoding():
         yield Batch(outs, None, factors=scales, name="decode", **into)
 
 
 class Sent(NamedTuple):
-    """What one tensor was encoded to.
+    """The encoding of one tensor.
 
     Attributes:
-        finite: False where NaN, Inf or an overflowing scale was met.
+        finite: False for NaN, Inf or an overflowing scale.
         largest: the largest magnitude.
         scale: the scale to send.
         payload: a view into pinned memory, valid until the workspace's next use.
@@ -211,11 +215,11 @@ class Sent(NamedTuple):
 
 
 class Arrived(NamedTuple):
-    """What the tensors of a batch were encoded to; fields as of `Sent`, one value for each tensor.
+    """The encodings of a batch; fields as of `Sent`, one value for each tensor.
 
     Attributes:
-        payloads: of all, end to end in pinned memory, valid until the workspace's next use.
-        ends: int64[n], where each ends.
+        payloads: of all tensors, end to end in pinned memory, valid until the workspace's next use.
+        ends: int64[n], the end of each payload.
     """
 
     finite: NDArray[np.bool_]
@@ -226,7 +230,7 @@ class Arrived(NamedTuple):
 
 
 def allow(largest: torch.Tensor, scales: torch.Tensor, *, together: bool) -> torch.Tensor:
-    """Which tensors may change their residual, int8[num_tensors]: finite ones; if `together`, all of them or none."""
+    """Returns which tensors may change their residual, int8[num_tensors]: finite ones; if `together`, all or none."""
     finite = torch.isfinite(largest) & torch.isfinite(scales)
     if together:
         finite &= finite.all()
@@ -234,20 +238,20 @@ def allow(largest: torch.Tensor, scales: torch.Tensor, *, together: bool) -> tor
 
 
 def _facts(batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Memory for three numbers of each tensor, on the device and on the host: float64 is exact for sizes to 2**53."""
+    """Returns memory for three numbers a tensor, on the device and on the host; float64 is exact for sizes to 2**53."""
     workspace, size = batch.workspace, 3 * batch.num_tensors
     return workspace.array("pending.facts", size, torch.float64), workspace.host("pending.facts", size, torch.float64)
 
 
 class Pending:
-    """Payloads on their way; made inside `workspace.running()`.
+    """Payloads that the device still computes; made inside `workspace.running()`.
 
     Args:
-        batch: what was encoded.
+        batch: of the encoded tensors.
         largest: [num_tensors].
         scales: [num_tensors].
-        payload: on the device, the payloads of all tensors one behind the other.
-        ends: int64[num_tensors] on the device, where each payload ends; None: as many numbers as the batch has bytes.
+        payload: on the device, the payloads of all tensors end to end.
+        ends: int64[num_tensors] on the device, the end of each payload; None: as many numbers as the batch has bytes.
     """
 
     def __init__(
@@ -268,7 +272,7 @@ class Pending:
         self._facts.copy_(facts, non_blocking=True)
 
     def arrive(self) -> Arrived:
-        """Waits for the sizes, then for the compressed bytes. Call once, this or `finish`."""
+        """Waits for the sizes, then for the compressed bytes. Call either this or `finish`, once."""
         workspace = self._batch.workspace
         workspace.synchronize()
         largest, scales, ends = self._facts.numpy().reshape(3, -1)
@@ -290,7 +294,7 @@ class Pending:
 
 @triton.jit
 def find_start(batch: Tables) -> tl.tensor:
-    """The tensor that this program works on, and the first of its bytes that it makes: two scalars."""
+    """Returns this program's tensor, and the first of the bytes that it makes: two scalars."""
     program = tl.program_id(0)
     tensor = tl.load(batch.table + _OWNERS * batch.stride + program)
     block = program - tl.load(batch.table + _FIRST_BLOCK * batch.stride + tensor)
@@ -299,34 +303,34 @@ def find_start(batch: Tables) -> tl.tensor:
 
 @triton.jit
 def find_block(batch: Tables) -> tl.tensor:
-    """The tensor that this program works on, and which of its bytes: int64[BLOCK]."""
+    """Returns this program's tensor, and the tensor's bytes that it makes: int64[BLOCK]."""
     tensor, start = find_start(batch)
     return tensor, start + tl.arange(0, batch.BLOCK)
 
 
 @triton.jit
 def num_values(batch: Tables, tensor: tl.tensor) -> tl.tensor:
-    """How many values a tensor has."""
+    """Returns the number of values of a tensor."""
     return tl.load(batch.table + _SIZES * batch.stride + tensor)
 
 
 @triton.jit
 def byte_span(batch: Tables, tensor: tl.tensor) -> tl.tensor:
-    """How many bytes a tensor makes, and where the first of them lies among those of the batch."""
+    """Returns the number of a tensor's bytes, and the offset of the first in the batch's bytes."""
     num_bytes = tl.load(batch.table + _NUM_BYTES * batch.stride + tensor)
     return num_bytes, tl.load(batch.table + _FIRST_BYTE * batch.stride + tensor)
 
 
 @triton.jit
 def factor_of(batch: Tables, tensor: tl.tensor) -> tl.tensor:
-    """What the tensor's residual is multiplied by, or its scale."""
+    """Returns the factor of the tensor's residual, or its scale."""
     bits = tl.load(batch.table + _FACTORS * batch.stride + tensor)
     return bits.to(tl.float64, bitcast=True).to(batch.DTYPE)
 
 
 @triton.jit
 def values_of(batch: Tables, tensor: tl.tensor) -> tl.tensor:
-    """Where the tensor's values are to be written."""
+    """Returns a pointer for writing the tensor's values."""
     address = tl.load(batch.table + _VALUES * batch.stride + tensor)
     values = address.to(tl.pointer_type(batch.DTYPE))
     if batch.ALIGNED:
@@ -336,7 +340,7 @@ def values_of(batch: Tables, tensor: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def load_block(batch: Tables, tensor: tl.tensor, byte: tl.tensor) -> tl.tensor:
-    """Which value each place of each byte stands for, whether there is such a value, and v: [BLOCK, WIDTH] each."""
+    """Returns the value index of each place of each byte, whether the tensor has it, and v: [BLOCK, WIDTH] each."""
     num_bytes, _ = byte_span(batch, tensor)
     place = tl.arange(0, batch.WIDTH)[None, :]
     index = byte[:, None] * batch.PER_BYTE + place
@@ -346,9 +350,9 @@ def load_block(batch: Tables, tensor: tl.tensor, byte: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def load_sum(batch: Tables, tensor: tl.tensor, first: tl.tensor, at: tl.tensor, known: tl.tensor) -> tl.tensor:
-    """v = residual_scale·residual + values at first + at, or the values themselves; 0 where there is no value.
+    """Returns v = residual_scale·residual + values, or the values alone, at first + at; 0 outside the tensor.
 
-    `first` is one number and may be large; where `at` is int32, no lane computes in 64 bits.
+    `first` is a scalar and may be large; with an int32 `at`, no lane computes in 64 bits.
     """
     values = tl.load(batch.table + _VALUES * batch.stride + tensor).to(tl.pointer_type(batch.DTYPE)) + first
     v = tl.load(values + at, mask=known, other=0.0)
@@ -368,14 +372,14 @@ def store_residual(
     allowed: tl.tensor,
     unsent: tl.tensor,
 ) -> None:
-    """Keeps at first + at what was not sent, unless the tensor is refused."""
+    """Stores the unsent values at first + at, unless the tensor is refused."""
     residual = tl.load(batch.table + _RESIDUALS * batch.stride + tensor).to(tl.pointer_type(batch.DTYPE)) + first
     tl.store(residual + at, unsent, mask=known & (tl.load(allowed + tensor) != 0))
 
 
 @triton.jit
 def magnitude_bits(v: tl.tensor) -> tl.tensor:
-    """Magnitudes as integers of the same width: they order like magnitudes, and NaN and Inf come out on top."""
+    """Returns magnitudes as integers of the same width, which order like magnitudes; NaN and Inf are the largest."""
     INTEGER: tl.constexpr = tl.int64 if v.dtype == tl.float64 else tl.int32
     MAGNITUDE: tl.constexpr = 0x7FFFFFFFFFFFFFFF if v.dtype == tl.float64 else 0x7FFFFFFF
     return v.to(INTEGER, bitcast=True) & MAGNITUDE

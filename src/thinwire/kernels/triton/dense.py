@@ -1,14 +1,14 @@
 """Codecs that make the same number of bytes of any values, with at most one scale: `bf16`, `int8`, `onebit` of a batch.
 
-Each codec brings a rule for its scale and a kernel that makes bytes; `encode_dense` does the rest for all of them: a
-batch, its largest magnitudes, which tensors are refused, the payload's memory. One kernel takes bytes back.
+Each codec has a rule for its scale and a kernel that makes bytes; `encode_dense` does the rest for all of them: the
+batch, its largest magnitudes, refused tensors, the payload's memory. One kernel decodes.
 
-`bf16` is the upper half of a float32, rounded half to even. The arithmetic is on the bits, so that no conversion of the
-device's decides how a tie is rounded; float64 values are rounded to float32 first.
+`bf16` is the upper half of a float32, rounded half to even. The arithmetic is on the bits, so that rounding of ties
+does not depend on the device's conversion; float64 values are rounded to float32 first.
 
-`int8` is q = round(v / scale), half to even, within ±127 (3LC §4.2, "8-bit int"); `onebit` the sign of every value, and
-one scale from sums over the tensor (DoubleSqueeze §5.1). Scales are found on the device by the same operations in the
-same type as on the CPU, with divisions that round to nearest: neither Triton's plain float32 division nor torch's
+`int8` is q = round(v / scale), half to even, within ±127 (3LC §4.2, "8-bit int"); `onebit` is the sign of every value,
+and one scale from sums over the tensor (DoubleSqueeze §5.1). The device computes scales by the same operations in the
+same type as the CPU, with divisions that round to nearest: neither Triton's plain float32 division nor torch's
 division by a number does that on a GPU.
 """
 
@@ -55,14 +55,14 @@ def encode_dense(
     kind: torch.dtype = torch.uint8,
     **given: Unpack[Given],
 ) -> Pending:
-    """Encodes a batch: magnitudes, scales, one pass that makes the bytes and keeps the residuals.
+    """Encodes a batch: magnitudes, scales, and one pass that makes the bytes and updates the residuals.
 
     Args:
-        values: as in `thinwire.kernels.triton.ternary.encode_ternary`, and so is what is `given`.
+        values: as in `thinwire.kernels.triton.ternary.encode_ternary`; so are the arguments `given`.
         kernel: takes `scales`, `allowed`, `payload` and the batch's arguments.
-        rule: finds the scales, from the batch and its largest magnitudes, on the device.
-        per_byte: values that make a byte, or whatever is of the `kind`.
-        kind: of what the kernel makes.
+        rule: computes the scales from the batch and its largest magnitudes, on the device.
+        per_byte: values per element of the payload.
+        kind: dtype of the payload's elements.
     """
     with encoding(values, per_byte=per_byte, **given) as batch:
         largest = batch.largest()
@@ -91,8 +91,8 @@ def decode_dense(
 
     Args:
         payloads: any buffers of bytes, one for each tensor.
-        per_byte: how many q are in a byte: 1, levels; 8, bits that stand for 1 and -1.
-        kind: of the numbers in a payload: signed levels, bytes of bits, or the upper halves of float32.
+        per_byte: number of q in a byte: 1 for levels, 8 for bits, which decode to 1 and -1.
+        kind: dtype of the numbers in a payload: signed levels, bytes of bits, or the upper halves of float32.
         scales: finite in the type of the tensors; halves have none.
         outs: float32[n] or float64[n] each, of one type, contiguous, n > 0.
         workspace: of their device; its next use must `synchronize` first.
@@ -114,7 +114,7 @@ def encode_bfloat(values: Sequence[torch.Tensor], *, most: float, **given: Unpac
     """
 
     def rule(batch: Batch, largest: torch.Tensor) -> torch.Tensor:
-        # There is no scale. What stands for it stops a tensor whose largest value is finite and rounds to Inf.
+        # bf16 has no scale. An infinite one refuses a tensor whose largest value is finite but rounds to Inf.
         return torch.where(largest.to(torch.float32) <= most, 0.0, torch.inf)
 
     return encode_dense(values, kernel=_narrow, rule=rule, per_byte=1, kind=torch.int16, **given)
@@ -133,7 +133,7 @@ def encode_int8(values: Sequence[torch.Tensor], *, largest_scale: float, **given
 
 
 def encode_signs(values: Sequence[torch.Tensor], *, norm: Literal["l2", "l1"], **given: Unpack[Given]) -> Pending:
-    """Encodes a batch: a bit is set where v >= 0, and stands for ±scale, scale = ‖v‖₂ / √n or ‖v‖₁ / n.
+    """Encodes a batch: a bit is set where v >= 0, and decodes to ±scale, scale = ‖v‖₂ / √n or ‖v‖₁ / n.
 
     Args and returns as `thinwire.kernels.triton.ternary.encode_ternary`.
     """
@@ -142,7 +142,7 @@ def encode_signs(values: Sequence[torch.Tensor], *, norm: Literal["l2", "l1"], *
         sums = moments(batch, largest, signed=norm == "l1", squares=norm == "l2")
         mean = (sums.positive - sums.negative if norm == "l1" else sums.squares) / batch.sizes.to(torch.float64)
         scale = (mean if norm == "l1" else root(mean)) * sums.unit
-        # Rounding must not lift the scale above the largest magnitude.
+        # Rounding must not raise the scale above the largest magnitude.
         return torch.minimum(scale.to(batch.dtype), largest)
 
     return encode_dense(values, kernel=_pack_signs, rule=rule, per_byte=8, **given)
@@ -162,7 +162,7 @@ def _narrow(scales: tl.tensor, allowed: tl.tensor, payload: tl.tensor, batch: Ta
 
 @triton.jit
 def widened(half: tl.tensor) -> tl.tensor:
-    """The float32 with this upper half."""
+    """Returns the float32 with this upper half."""
     return (half.to(tl.int32) << 16).to(tl.float32, bitcast=True)
 
 
@@ -172,10 +172,10 @@ def _round(scales: tl.tensor, allowed: tl.tensor, payload: tl.tensor, batch: Tab
     tensor, byte = find_block(batch)
     index, known, v = load_block(batch, tensor, byte)
     scale = tl.load(scales + tensor)
-    divisor = tl.where(scale > 0, scale, 1.0)  # all levels of a zero scale are zero: so are all values
+    divisor = tl.where(scale > 0, scale, 1.0)  # with scale 0 all values are 0, so all levels are 0
     q = tl.div_rn(v, divisor) if tl.float32 == batch.DTYPE else v / divisor
     q = tl.minimum(tl.maximum(q, -_TOP), _TOP)
-    # 1.5 times the number from which floats are whole: adding and taking it away rounds half to even.
+    # 1.5 times the number above which all floats are whole: adding and subtracting it rounds half to even.
     q = (q + ROUNDS) - ROUNDS
     if batch.RESIDUAL:
         store_residual(batch, tensor, 0, index, known, allowed, v - q * scale)
@@ -204,7 +204,7 @@ def _decode(payload: tl.tensor, batch: Tables, ACCUMULATE: tl.constexpr) -> None
     before = start * batch.PER_BYTE
     out, left = values_of(batch, tensor) + before, num_values(batch, tensor) - before
     payload += first + start
-    if left >= TILE:  # neighbours are one access where none is masked
+    if left >= TILE:  # without a mask, neighbours are one access
         decode_tile(payload, batch, tensor, out, TILE, TILE, ACCUMULATE, True)
     else:
         decode_tile(payload, batch, tensor, out, left.to(tl.int32), TILE, ACCUMULATE, False)
@@ -221,7 +221,7 @@ def decode_tile(
     ACCUMULATE: tl.constexpr,
     WHOLE: tl.constexpr,
 ) -> None:
-    """Writes what the block's bytes stand for; WHOLE: no value is missing."""
+    """Writes the decoded values of the block's bytes; WHOLE: the block is full."""
     m = factor_of(batch, tensor)
     at = tl.arange(0, TILE)
     known = None if WHOLE else at < left
@@ -237,7 +237,7 @@ def decode_tile(
 
 @triton.jit
 def put(out: tl.tensor, at: tl.tensor, value: tl.tensor, known: tl.tensor, ACCUMULATE: tl.constexpr) -> None:
-    """``out = value``, or ``out += value``, where values are known; all are where `known` is None."""
+    """``out = value``, or ``out += value``, where `known`; everywhere if `known` is None."""
     if ACCUMULATE:
         value = tl.load(out + at, mask=known) + value
     tl.store(out + at, value, mask=known)

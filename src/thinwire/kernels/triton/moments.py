@@ -1,8 +1,8 @@
 """Sums over each tensor of a batch, in float64 and in the CPU's order (see `thinwire.kernels.numba.moments`).
 
-Sums of floats depend on their order, and scales that travel are made of them: a tensor is cut in stretches, in each
-1,024 running sums stand side by side, value i goes to sum i mod 1,024, and they are folded in halves; what stretches
-add up to is added up in the same way. A program works on one stretch and loads eight rows ahead.
+Float sums depend on their order, and scales on the wire are made of such sums. A tensor is cut into stretches; each has
+1,024 running sums (value i goes to sum i mod 1,024), which are folded in halves; the stretches' totals are added in the
+same way. A program works on one stretch and loads eight rows ahead.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _WARPS = 8
 
 
 class Moments(NamedTuple):
-    """float64[num_tensors] each; the sums in units of `unit` (its square, for squares). Sums not asked for are 0."""
+    """float64[num_tensors] each; the sums in units of `unit` (its square, for squares). Sums not requested are 0."""
 
     positive: torch.Tensor
     negative: torch.Tensor
@@ -33,14 +33,14 @@ class Moments(NamedTuple):
 
 
 def moments(batch: Batch, largest: torch.Tensor, *, signed: bool = False, squares: bool = False) -> Moments:
-    """Adds up v of each tensor of a batch: the positive and the negative values (`signed`), the `squares`.
+    """Adds v of each tensor of a batch: the positive and the negative values (`signed`), the `squares`.
 
     Args:
-        batch: with residuals or without; made inside `workspace.running()`, where this belongs too.
+        batch: with residuals or without; made inside `workspace.running()`, like this call.
         largest: its largest magnitudes.
     """
     unit, workspace, size = _units(largest), batch.workspace, batch.num_tensors
-    # Of every tensor, where its stretches begin among those of all; then of every stretch, whose it is.
+    # For every tensor the index of its first stretch in the batch; then for every stretch its tensor.
     counts = -(-batch.numels // STRETCH)
     ends = np.cumsum(counts)
     table = workspace.upload("moments.table", np.concatenate([[0], ends, np.repeat(np.arange(size), counts)]))
@@ -63,14 +63,14 @@ def moments(batch: Batch, largest: torch.Tensor, *, signed: bool = False, square
 
 
 def root(squares: torch.Tensor) -> torch.Tensor:
-    """Square roots of float64[n], n > 0, rounded to nearest: torch's on the CPU are not, in one of 150 cases."""
+    """Returns square roots of float64[n], n > 0, rounded to nearest; torch's on the CPU err in one of 150 cases."""
     roots = torch.empty_like(squares)
     _root[(1,)](squares.contiguous(), roots, squares.numel(), BLOCK=1024)
     return roots
 
 
 def _units(largest: torch.Tensor) -> torch.Tensor:
-    """A power of two near each magnitude, so that float64 sums do not overflow; 1 for float32."""
+    """Returns a power of two near each magnitude, so that float64 sums do not overflow; 1 for float32."""
     if largest.dtype == torch.float32:
         return torch.ones_like(largest, dtype=torch.float64)
     exponent = (largest.view(torch.int64) >> 52) - 1022
@@ -79,7 +79,7 @@ def _units(largest: torch.Tensor) -> torch.Tensor:
 
 @triton.jit
 def fold(lanes: tl.tensor) -> tl.tensor:
-    """The sum of float64[1024], folded in halves: [1]."""
+    """Returns the sum of float64[1024], folded in halves: [1]."""
     for turn in tl.static_range(_FOLDS):
         lanes = tl.sum(tl.reshape(lanes, [2, _LANES >> (turn + 1)]), axis=0)
     return lanes
@@ -123,7 +123,7 @@ def _sum(
 
 @triton.jit(do_not_specialize=["num_stretches"])
 def _add_up(sums: tl.tensor, table: tl.tensor, num_stretches: tl.tensor, totals: tl.tensor) -> None:
-    """A program adds up one kind of a tensor's sums."""
+    """Adds one kind of a tensor's sums, in one program."""
     tensor, kind = tl.program_id(0), tl.program_id(1)
     begin, end = tl.load(table + tensor), tl.load(table + tensor + 1)
     lanes = tl.zeros([_LANES], tl.float64)

@@ -1,14 +1,14 @@
-"""3LC of a batch, floats to payloads with the residuals kept; `ternary_decode` is the way back.
+"""3LC of a batch, floats and residuals to payloads; `ternary_decode` decodes.
 
 As on the CPU, encoding reads the data twice: the largest magnitudes first, then a pass that leaves v - m*q in the
-residuals and makes base-3^5 codes. Nothing waits for the host in between: whether a tensor may be touched is decided
-on the device.
+residuals and makes base-3^5 codes. No step waits for the host in between: the device decides whether a tensor may be
+changed.
 
-Zero runs (3LC, section 3.3) do not care where blocks end. All that a block must know of those before it is how many
-codes the run that reaches into it has, modulo 14: every block's quantiser noted the last of its codes that is no zero,
-and looking back for one says where the run began. From there every zero knows its position in its run, hence whether a
-byte is written there and which; a running sum of the bytes written says where. So the join over block borders is exact
-and the bytes are those of the serial encoder.
+Zero runs (3LC, section 3.3) may cross blocks. A block needs only one number from earlier blocks: the length, modulo 14,
+of the run that reaches into it. Every block's quantiser notes its last code other than zero; the last such code before
+a block gives the start of the run. The start gives the position of every zero in its run, hence the byte to write, if
+any; a running sum of the written bytes gives its place. The join over block borders is therefore exact, and the bytes
+are those of the serial encoder.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from thinwire.kernels.triton.batch import (
 
 _ZERO, _RUN, _LONGEST = tl.constexpr(ZERO_CODE), tl.constexpr(FIRST_RUN), tl.constexpr(LONGEST_RUN)
 _ZERO_RUN_WARPS = 2
-WINDOW = tl.constexpr(256)  # blocks, or windows of them, that are looked back at in one go
+WINDOW = tl.constexpr(256)  # blocks, or windows of blocks, in one step of looking back
 
 
 def encode_ternary(
@@ -51,15 +51,15 @@ def encode_ternary(
 
     Args:
         values: float32[n] or float64[n] each, all of one type, contiguous, n > 0; never written.
-        residuals: of the same sizes, updated in place; None: nothing is kept.
-        together: leave all residuals alone if one tensor is refused, not only its own.
+        residuals: of the same sizes, updated in place; None: no residuals.
+        together: if one tensor is refused, leave all residuals unchanged, not only its own.
         workspace: not to be used again before `finish` was called.
 
     The other arguments are those of `thinwire.kernels.numba.encode_ternary`.
 
     Returns:
-        The payloads to come. A tensor with NaN or Inf, or whose scale overflows, is marked there; its residual is bit
-        for bit what it was.
+        The pending payloads. They mark a tensor with NaN, Inf or an overflowing scale, whose residual is unchanged, bit
+        for bit.
     """
     with encoding(values, per_byte=5, **given) as batch:
         workspace, largest = batch.workspace, batch.largest()
@@ -67,7 +67,7 @@ def encode_ternary(
         codes = workspace.array("ternary.codes", batch.num_bytes, torch.uint8)
         _room_for_runs(batch)
         num_windows = -(-batch.num_blocks // WINDOW.value)
-        # Of every window of blocks, then of every block: where its last code is that is no zero.
+        # For every window of blocks, then for every block: the place of its last code other than zero.
         last_nonzero = workspace.array("ternary.last", num_windows + batch.num_blocks, torch.int64)
         last_nonzero[:num_windows].fill_(-1)
         _quantise[(batch.num_blocks,)](
@@ -83,7 +83,7 @@ def encode_ternary(
 
 
 def _room_for_runs(batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Memory for what `_zero_run_encode` makes; taken before a residual is written, as there may be none left."""
+    """Returns memory for `_zero_run_encode`; taken before a residual is written, because memory may run out."""
     workspace, num_blocks = batch.workspace, batch.num_blocks
     return (
         workspace.array("zero_run.counts", num_blocks, torch.int64),
@@ -95,17 +95,17 @@ def _room_for_runs(batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tens
 def _zero_run_encode(
     batch: Batch, codes: torch.Tensor, last_nonzero: torch.Tensor, num_windows: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Replaces runs of zero codes, each tensor's for itself.
+    """Replaces runs of zero codes, separately for each tensor.
 
     Args:
         batch: the codes' tensors, PER_BYTE = 5.
-        codes: uint8[batch.num_bytes], the codes of all tensors one behind the other.
-        last_nonzero: int64[num_windows + batch.num_blocks], where in `codes` the last code other than 121 is of every
-            window of blocks and then of every block, or -1.
-        num_windows: how many windows there are.
+        codes: uint8[batch.num_bytes], the codes of all tensors end to end.
+        last_nonzero: int64[num_windows + batch.num_blocks], for every window of blocks and then for every block, the
+            place in `codes` of its last code other than 121, or -1.
+        num_windows: number of windows.
 
     Returns:
-        The payloads, one behind the other, and int64[num_tensors] where each ends; views into the workspace.
+        The payloads end to end, and the end of each, int64[num_tensors]; views into the workspace.
     """
     num_blocks, (counts, ends, payload) = batch.num_blocks, _room_for_runs(batch)
     _count[(num_blocks,)](codes, last_nonzero, num_windows, counts, batch.tables, num_warps=_ZERO_RUN_WARPS)
@@ -116,7 +116,7 @@ def _zero_run_encode(
 
 @triton.jit
 def place_value(place: tl.tensor) -> tl.tensor:
-    """What a digit in base 3 is worth at places 0 … 4, the highest first; 1 behind them."""
+    """Returns the value of base-3 digit 1 at places 0 … 4, the highest first; 1 behind them."""
     return tl.where(place == 0, 81, tl.where(place == 1, 27, tl.where(place == 2, 9, tl.where(place == 3, 3, 1))))
 
 
@@ -131,21 +131,21 @@ def _quantise(
 ) -> None:
     tensor, start = find_start(batch)
     m = tl.load(scales + tensor)
-    half = m * 0.5  # exact; a division would be an approximate one
+    half = m * 0.5  # exact; a division would be approximate
     at = tl.arange(0, batch.BLOCK)
     num_codes, first = byte_span(batch, tensor)
     left = num_codes - start
     size = num_values(batch, tensor)
     byte = tl.zeros([batch.BLOCK], tl.int32)
-    # One place of all codes at a time: every lane has a value to work on, and none asks its neighbours for digits.
+    # One place of all codes at a time: every lane has a value, and no lane needs digits of its neighbours.
     for place in tl.static_range(5):
         before = 5 * start + place
         known = at < tl.minimum((size - before + 4) // 5, batch.BLOCK).to(tl.int32)
         v = load_sum(batch, tensor, before, 5 * at, known)
         byte = 3 * byte + tl.where(known, tl.where(v > half, 2, tl.where(v < -half, 0, 1)), 1)
     if batch.RESIDUAL:
-        # Values again, now by rows of neighbours, and from the cache: five places apart, residuals would reach memory
-        # one by one, which takes twice as long as all of this.
+        # Reads the values again, as rows of neighbours, from the cache: five places apart, residuals would be written
+        # to memory one by one, which takes twice as long as this pass.
         tl.debug_barrier()
         for row in tl.static_range(5):
             before = 5 * start + row * batch.BLOCK
@@ -171,9 +171,10 @@ def _larger(a: tl.tensor, b: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _last_before(last_nonzero: tl.tensor, num_windows: tl.tensor, first_block: tl.tensor) -> tl.tensor:
-    """Where the last code before this block is that is no zero, or before the tensor; most often in the block before.
+    """Returns the place of the last code other than zero before this block, or before the tensor.
 
-    Else in this block's window, else in the windows before it: a tensor of nothing but zeros takes few looks as well.
+    It is mostly in the previous block; if not, the search covers this block's window, then the windows before it, so
+    that a tensor of zeros takes few steps too.
     """
     program = tl.program_id(0)
     found = tl.load(last_nonzero + num_windows + program - 1, mask=program > first_block, other=-1)
@@ -190,11 +191,11 @@ def _last_before(last_nonzero: tl.tensor, num_windows: tl.tensor, first_block: t
 
 @triton.jit
 def _bytes_to_write(codes: tl.tensor, last_nonzero: tl.tensor, num_windows: tl.tensor, batch: Tables) -> tl.tensor:
-    """Of each code of the block: whether a byte is written there, and which."""
+    """Returns for each code of the block whether it writes a byte, and the byte."""
     tensor, start = find_start(batch)
     num_codes, first = byte_span(batch, tensor)
     before = tl.maximum(_last_before(last_nonzero, num_windows, tl.program_id(0) - start // batch.BLOCK), first - 1)
-    # Zeros that reach into this block: those behind the last other code, or behind the tensor's beginning.
+    # Zeros that reach into this block: those after the last other code, or after the tensor's start.
     carried = ((first + start - 1 - before) % _LONGEST).to(tl.int32)
     at = tl.arange(0, batch.BLOCK)
     left = tl.minimum(num_codes - start, batch.BLOCK + 1).to(tl.int32)

@@ -1,8 +1,8 @@
-"""3LC of a batch, payloads to floats: zero runs are undone on the device, and codes become values.
+"""3LC of a batch, payloads to floats: the device undoes zero runs and turns codes into values.
 
-Payloads are checked on the host, where they come from, before anything is written; kernels trust them. All payloads of
-a batch stand end to end, and so do the codes that they stand for: a running sum of what bytes expand to says where each
-literal goes, over a ground of zero codes, wherever a tensor ends.
+The host checks payloads before anything is written; kernels trust them. All payloads of a batch lie end to end, and so
+do their codes: a running sum of the bytes' expanded sizes gives the place of each literal in an array of zero codes,
+independently of the tensors' ends.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from thinwire.kernels.triton.dense import put_digit
 from thinwire.kernels.triton.ternary import place_value
 from thinwire.kernels.triton.workspace import DeviceWorkspace
 
-TILE = 8192  # values per program, a little fewer: 5 of 8 places of a code are used
+TILE = 8192  # places per program; 5 of the 8 places of a code hold values
 _RUN = tl.constexpr(FIRST_RUN)
 _BLOCK = 1024  # bytes of payload per program
 
@@ -62,8 +62,8 @@ def decode_ternary(
         workspace: of the tensors' device; its next use must `synchronize` first.
 
     Raises:
-        FrameError: a payload does not hold exactly ceil(n / 5) valid codes, or a scale is no finite number >= 0. No
-            tensor was touched.
+        FrameError: a payload does not hold exactly ceil(n / 5) valid codes, or a scale is not a finite number
+            >= 0. All tensors are unchanged.
     """
     received = [np.frombuffer(payload, np.uint8) for payload in payloads]
     for codes, scale, out in zip(received, scales, outs, strict=True):
@@ -80,7 +80,7 @@ def decode_checked(
     accumulate: bool = False,
     workspace: DeviceWorkspace,
 ) -> None:
-    """As `decode_ternary`, of payloads that the caller has checked, and in as many pieces as they come."""
+    """As `decode_ternary`, of payloads that the caller has checked, each in any number of pieces."""
     with decoding(outs, scales, per_byte=5, tile=TILE, workspace=workspace) as batch:
         _dequantise[(batch.num_blocks,)](
             _zero_run_decode(payloads, batch.num_bytes, workspace),
@@ -91,7 +91,7 @@ def decode_checked(
 
 
 def _zero_run_decode(payloads: Sequence[NDArray[np.uint8]], num_codes: int, workspace: DeviceWorkspace) -> torch.Tensor:
-    """The codes that payloads stand for, uint8[num_codes] in the workspace.
+    """Returns the codes of payloads, uint8[num_codes] in the workspace.
 
     The caller has checked that they expand to exactly `num_codes` codes: kernels trust them.
     """
@@ -110,7 +110,7 @@ def _zero_run_decode(payloads: Sequence[NDArray[np.uint8]], num_codes: int, work
 def _dequantise(codes: tl.tensor, batch: Tables, ACCUMULATE: tl.constexpr) -> None:
     tensor, start = find_start(batch)
     _, first = byte_span(batch, tensor)
-    if 5 * (start + batch.BLOCK) <= num_values(batch, tensor):  # neighbours are one access where none is masked
+    if 5 * (start + batch.BLOCK) <= num_values(batch, tensor):  # without a mask, neighbours are one access
         decode_rows(codes + first + start, batch, tensor, start, ACCUMULATE, True)
     else:
         decode_rows(codes + first + start, batch, tensor, start, ACCUMULATE, False)
@@ -125,7 +125,7 @@ def decode_rows(
     ACCUMULATE: tl.constexpr,
     WHOLE: tl.constexpr,
 ) -> None:
-    """Writes what the block's codes stand for, BLOCK neighbouring values at once; WHOLE: no value is missing."""
+    """Writes the decoded values of the block's codes, BLOCK neighbours at once; WHOLE: the block is full."""
     m, out, size = factor_of(batch, tensor), values_of(batch, tensor), num_values(batch, tensor)
     at = tl.arange(0, batch.BLOCK)
     for row in tl.static_range(5):
@@ -133,7 +133,7 @@ def decode_rows(
         before = 5 * start + row * batch.BLOCK
         known = None if WHOLE else at < tl.minimum(size - before, batch.BLOCK).to(tl.int32)
         byte = tl.load(codes + code, mask=known, other=None if WHOLE else 0).to(tl.int32)
-        # byte / 243, rounded up to a 256th, has the digits in base 3 behind its point (see `unpack`).
+        # byte / 243, rounded up to a 256th, has the base-3 digits behind its point.
         fraction = (1079 * byte + 1024) >> 10
         digit = (((fraction * place_value(place)) & 255) * 3) >> 8
         put_digit(out + before, at, digit, m, known, ACCUMULATE)
@@ -141,7 +141,7 @@ def decode_rows(
 
 @triton.jit
 def _expansion(received: tl.tensor, size: tl.tensor, BLOCK: tl.constexpr) -> tl.tensor:
-    """The block's bytes, and how many codes each of them stands for (0 behind the end)."""
+    """Returns the block's bytes, and the number of codes of each (0 behind the end)."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     byte = tl.load(received + at, mask=at < size, other=0).to(tl.int32)
     return byte, tl.where(at < size, tl.where(byte >= _RUN, byte - (_RUN - 2), 1), 0)

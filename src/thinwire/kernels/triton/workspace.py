@@ -1,10 +1,10 @@
-"""Memory and a stream for the GPU kernels, owned and used again, as `kernels.numba.base243` is for the CPU's.
+"""Reused memory and a stream for the GPU kernels; the CPU's counterpart is in `kernels.numba.base243`.
 
-Kernels run on a stream of their own, so that encoding overlaps what the caller still computes: it waits for the work
-that the caller had queued, and the caller's stream waits for it only where `join` says so. Buffers are named, grow
-and are never given back; a workspace serves one batch at a time, so their reuse is ordered by its stream.
+Kernels run on a side stream, so that encoding overlaps the caller's computation. The side stream waits for the work
+that the caller had queued; the caller's stream waits for it only in `join`. Buffers are named, grow and are never
+freed; a workspace serves one batch at a time, so its stream orders their reuse.
 
-On the CPU, where Triton's interpreter runs the kernels, there is no stream and nothing to pin.
+On the CPU, where Triton's interpreter runs the kernels, a workspace has no stream and no pinned memory.
 """
 
 from __future__ import annotations
@@ -39,44 +39,44 @@ class DeviceWorkspace:
         self._hosts: dict[tuple[str, torch.dtype], torch.Tensor] = {}
 
     def running(self) -> AbstractContextManager[None]:
-        """Work inside runs on the side stream, after what the caller's stream holds so far."""
+        """Work inside runs on the side stream, after the work already queued on the caller's stream."""
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
     def follow(self) -> None:
-        """The side stream waits for what is queued on the caller's; call outside `running`."""
+        """Makes the side stream wait for the work queued on the caller's. Call outside `running`."""
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(self.device))
 
     def join(self) -> None:
-        """The caller's stream waits for the side stream; the host does not. Call outside `running`."""
+        """Makes the caller's stream wait for the side stream; the host does not wait. Call outside `running`."""
         if self._stream is not None:
             torch.cuda.current_stream(self.device).wait_stream(self._stream)
 
     @contextmanager
     def decoding(self) -> Iterator[None]:
-        """Work inside runs on the side stream, between what the caller's stream holds and what it gets next."""
+        """Work inside runs on the side stream, after the work queued on the caller's stream and before later work."""
         self.follow()
         try:
             with self.running():
                 yield
-        finally:  # what was queued before an error may still write
+        finally:  # work that was queued before an error may still write
             self.join()
 
     def synchronize(self) -> None:
-        """The host waits for everything queued on the side stream."""
+        """Makes the host wait for all work queued on the side stream."""
         if self._stream is not None:
             self._stream.synchronize()
 
     def array(self, name: str, size: int, dtype: torch.dtype) -> torch.Tensor:
-        """Device memory for `size` values with undefined content; the same for the same name until it must grow."""
+        """Returns device memory for `size` undefined values; the same for the same name until it must grow."""
         held = self._arrays.get((name, dtype))
         if held is None or held.numel() < size:
-            with torch.inference_mode(False):  # else nobody could write it outside of that mode
+            with torch.inference_mode(False):  # an inference tensor cannot be written outside of that mode
                 held = self._arrays[name, dtype] = torch.empty(size, dtype=dtype, device=self.device)
         return held if held.numel() == size else held[:size]
 
     def host(self, name: str, size: int, dtype: torch.dtype) -> torch.Tensor:
-        """Host memory as `array`, pinned where there is a GPU, so that copies need not be waited for."""
+        """Returns host memory as `array`, pinned for a GPU, so that copies are asynchronous."""
         held = self._hosts.get((name, dtype))
         if held is None or held.numel() < size:
             pinned = self._stream is not None
@@ -87,7 +87,7 @@ class DeviceWorkspace:
     def upload(self, name: str, data: NDArray[np.generic]) -> torch.Tensor:
         """Copies a NumPy array to the device without waiting.
 
-        The pinned copy is written again by the next upload of this name: the stream must have finished by then.
+        The next upload of this name overwrites the pinned copy: the stream must have finished by then.
         """
         return self.upload_all(name, [data.reshape(-1)])
 

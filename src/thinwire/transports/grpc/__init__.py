@@ -1,8 +1,8 @@
 """Sessions between machines: one bidirectional gRPC stream per worker and server.
 
-The server runs on asyncio, which costs about half the processor time of gRPC's thread pool on streams; the
-worker's end blocks, because training does. `connect` is in `client` and `serve` in `server`, which import grpcio; what
-both ends agree on needs no more than the standard library.
+The server runs on asyncio, which costs about half the processor time of gRPC's thread pool on streams; the worker's end
+blocks, because training does. `connect` is in `client` and `serve` in `server`, which import grpcio; the modules that
+both share need only the standard library.
 """
 
 from thinwire.transports.grpc.options import GrpcOptions

@@ -1,7 +1,7 @@
-"""A packet as gRPC messages: chunks of one size, and a shorter message that ends it.
+"""A packet as gRPC messages: chunks of equal size, and a shorter message that ends it.
 
-gRPC reads a message whole before it passes it on, so its limit is one chunk's size, and a receiver decides after every
-chunk whether the packet may go on. Small packets, nearly all of them, are one message as they are.
+gRPC reads a whole message before it delivers it. Its limit is therefore one chunk's size, and a receiver decides after
+every chunk whether to accept more of the packet. Nearly all packets are small and fit one message.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Assembly:
     """Puts packets together again.
 
     Attributes:
-        nbytes: of the packet that has begun; 0 between packets.
+        nbytes: received so far of the present packet; 0 between packets.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Assembly:
         self._chunks: list[bytes] = []
 
     def add(self, message: bytes) -> bytes | None:
-        """Takes the next message; returns the packet that it ends, or None while more is to come."""
+        """Takes the next message; returns the packet that it ends, or None before the last message."""
         self.nbytes += len(message)
         if len(message) == CHUNK_NBYTES:
             self._chunks.append(message)
@@ -49,5 +49,5 @@ class Assembly:
         return b"".join((*chunks, message))
 
     def drop(self) -> None:
-        """Forgets what has come of a packet."""
+        """Drops the received part of a packet."""
         self.nbytes, self._chunks = 0, []

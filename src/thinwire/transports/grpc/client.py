@@ -1,6 +1,6 @@
 """The worker's end of a gRPC session: a blocking connection over one bidirectional stream.
 
-Two threads stand between the caller and gRPC. gRPC's own takes packets from the outbox through a generator; a reader
+Two threads run between the caller and gRPC. gRPC's thread takes packets from the outbox through a generator; a reader
 thread fills the inbox, so that `receive` can have a deadline. Both boxes are bounded in bytes: a full outbox blocks
 `send`, a full inbox stops reading, and HTTP/2's flow control then slows the server down. Shaping sleeps in the threads.
 """
@@ -39,27 +39,27 @@ else:
 _log = logging.getLogger(__name__)
 
 ASK_AFTER_S, ASK_S = 1.0, 0.5
-"""A connection that is not there after so many seconds is asked why, for so many seconds at most each time."""
+"""Seconds without a connection after which its error is queried, and longest time of a query."""
 FINAL = ("handshake failed", "verification check failed", "is not in peer certificate")
-"""gRPC's texts where one end does not trust the other; the last two, old and new, for a host of another name."""
+"""gRPC's texts for untrusted certificates; the last two, old and new, for a certificate of another host."""
 HUNG_UP = ("Socket closed", "Connection reset")
-"""And where a server ends a connection that it had accepted."""
+"""gRPC's texts for a server that closes an accepted connection."""
 NO_METHOD = "None"
-"""No server has it: one that answers has ended its handshake."""
+"""A method that no server has: an answer shows that the handshake is complete."""
 
 
 def connect(address: str, *, connect_timeout_s: float = 10.0, options: GrpcOptions | None = None) -> Connection:
-    """Begins a session with the server at `address`, waiting for it to come up.
+    """Begins a session with the server at `address`, and waits for a server that still starts.
 
     Args:
         address: `host:port` or `grpc://host:port`.
-        connect_timeout_s: How long the server may take to answer, in seconds.
-        options: Limits, keepalive, shaping and encryption; None takes the defaults.
+        connect_timeout_s: longest wait for the server's answer, in seconds.
+        options: limits, keepalive, shaping and encryption; None takes the defaults.
 
     Raises:
-        ConfigError: The address cannot be one, or a token would travel in the clear.
-        DeadlineError: No server answered in time.
-        TransportError: The server does not let this worker in, or one end does not trust the other's certificate.
+        ConfigError: the address is invalid, or a token would be sent without encryption.
+        DeadlineError: no server answered in time.
+        TransportError: the server refuses this worker, or one end does not trust the other's certificate.
     """
     return GrpcConnection(address, connect_timeout_s, options or GrpcOptions())
 
@@ -72,15 +72,15 @@ class GrpcConnection(Connection):
         options.check_worker(host)
         self.address = f"{host}:{port}"
         self._options = options
-        # Before anything is opened: the token's file may not be readable.
+        # Before the channel is opened: the token's file may not be readable.
         metadata = None if options.token is None else ((TOKEN_KEY, TOKEN_SCHEME + options.token()),)
         self._channel = self._open_channel()
         self._outbox, self._outbox_nbytes = deque[bytes](), 0
         self._out = threading.Condition()
         self._assembly = Assembly()
-        self._inbox = Inbox(self.address, options.max_pending_nbytes)  # over when the stream is, for whatever reason
+        self._inbox = Inbox(self.address, options.max_pending_nbytes)  # over when the stream is
         self._ready = False  # the server has answered
-        # Messages are bytes already: `bytes` returns the same object.
+        # Messages are bytes: `bytes` returns the same object.
         open_stream = self._channel.stream_stream(
             f"/{SERVICE}/{METHOD}", request_serializer=bytes, response_deserializer=bytes
         )
@@ -113,11 +113,11 @@ class GrpcConnection(Connection):
         if late:
             raise DeadlineError(
                 f"the server at {self.address} did not confirm the end of the session within {timeout_s} s; "
-                f"what was sent last may be lost"
+                f"the last packets may be lost"
             )
 
     def abort(self) -> None:
-        # Over before closing: gRPC's thread would otherwise find time to say goodbye.
+        # Ended before closing: otherwise gRPC's thread might still send the goodbye.
         self._finish(f"this end has closed the session with {self.address}")
         self._leave()
         self._hang_up()
@@ -158,7 +158,7 @@ class GrpcConnection(Connection):
         )
 
     def _last_failure(self) -> str:
-        """Returns why there is no connection, which the session's call does not tell; empty where there is one."""
+        """Returns why there is no connection, which the session's call does not report; empty with a connection."""
         ask = self._channel.unary_unary(
             f"/{SERVICE}/{NO_METHOD}", request_serializer=bytes, response_deserializer=bytes
         )
@@ -169,7 +169,7 @@ class GrpcConnection(Connection):
         return ""
 
     def _refusal(self, failure: str) -> str:
-        """Returns why waiting is of no use, in words for people; empty where it may be of use."""
+        """Returns a message where waiting cannot help; empty where it may."""
         if any(text in failure for text in FINAL):
             return (
                 f"{self.address} and this worker do not trust each other: {failure}. The server must use TLS and have "
@@ -192,7 +192,7 @@ class GrpcConnection(Connection):
         )
 
     def _outgoing(self) -> Iterator[bytes]:
-        """Yields what gRPC's thread sends, which asks for the next message once it has passed on the last."""
+        """Yields messages to gRPC's thread, which takes the next one when it has sent the last."""
         shaping = self._options.shaping
         while True:
             with self._out:
@@ -244,7 +244,7 @@ class GrpcConnection(Connection):
             self._inbox.put(packet)
 
     def _explain(self, status: grpc.RpcError) -> str:
-        # What a stream raises is the call itself, which carries code and details.
+        # A stream raises its call, which has the code and the details.
         code, details = self._call.code(), self._call.details()
         if code is grpc.StatusCode.UNIMPLEMENTED:
             return f"what listens at {self.address} is no thinwire server of this version: {details}"
@@ -268,4 +268,4 @@ class GrpcConnection(Connection):
         self._call.cancel()  # type: ignore[no-untyped-call]
         self._channel.close()
         self._finish(None)
-        self._reader.join(1.0)  # it may be asleep on a thin link; then it ends by itself
+        self._reader.join(1.0)  # a reader asleep on a thin link ends later by itself

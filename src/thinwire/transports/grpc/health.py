@@ -1,7 +1,7 @@
-"""`grpc.health.v1` beside a server: whether its loop still answers, on a port of its own, for probes that speak no TLS.
+"""`grpc.health.v1` beside a server: tests whether its loop answers, on a separate port, for probes without TLS.
 
-The answer comes from the loop that serves the workers, so a server that hangs gives none, though it still accepts
-connections. Both messages are written out here (a name, and one number): they are all that protobuf is needed for.
+The answer comes from the loop that serves the workers, so a server that hangs does not answer, though it still accepts
+connections. Both messages, a name and a number, are written out here, so that protobuf is not needed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SERVICE, METHOD = "grpc.health.v1.Health", "Check"
 SERVING = b"\x08\x01"  # HealthCheckResponse{status: SERVING}
 WHOLE_SERVER = b""  # HealthCheckRequest{service: ""}
 _NBYTES = 1024
-"""Of a request, at most."""
+"""Largest request, in bytes."""
 _ARGUMENTS = [
     ("grpc.max_receive_message_length", _NBYTES),
     ("grpc.max_concurrent_streams", 4),
@@ -32,7 +32,7 @@ _ARGUMENTS = [
 
 
 def health_server() -> grpc.aio.Server:
-    """Returns a server of the running loop that says that it serves; ports are the caller's to add."""
+    """Returns a health server on the running loop; the caller adds its ports."""
 
     async def check(request: bytes, context: Context) -> bytes:
         if request != WHOLE_SERVER:

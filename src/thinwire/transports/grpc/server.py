@@ -1,8 +1,8 @@
-"""The server's end of gRPC sessions: one asyncio loop in a thread of its own.
+"""The server's end of gRPC sessions: one asyncio loop in a separate thread.
 
-Everything happens on that loop, so the handler is never entered twice and no state needs a lock. Each session has a
-task that reads and one that writes from a queue, whose bytes are bounded: a peer that does not read must not fill our
-memory. A session is over when its future is set, by the first of these: the worker's goodbye, the handler's `close`, a
+All work runs on that loop, so the handler is never entered twice and no state needs a lock. Each session has a task
+that reads and one that writes from a queue with a byte limit: a peer that does not read must not fill our memory. The
+first of these events sets a session's future and so ends the session: the worker's goodbye, the handler's `close`, a
 limit, a crash at either end.
 """
 
@@ -25,7 +25,7 @@ from thinwire.errors import ConfigError, ProtocolError, TransportError
 from thinwire.extras import optional
 from thinwire.transports.addresses import is_loopback, parse_address
 from thinwire.transports.base import (
-    ANYBODY,
+    UNAUTHENTICATED,
     HandlerFactory,
     Identity,
     message_wire_nbytes,
@@ -58,11 +58,11 @@ _log = logging.getLogger(__name__)
 
 MAX_SESSIONS = 4096
 MAX_SESSIONS_EACH = 8
-"""Of one certificate or token that is for one rank: an old one that is not yet known to be dead, and its heirs."""
+"""Sessions of one rank's certificate or token: an old one that is not yet known to be dead, and its successors."""
 
 
 def check_free(host: str, port: int) -> None:
-    """Raises TransportError where the port is in use, or the host is not this machine's: gRPC only logs which."""
+    """Raises TransportError where the port is in use, or the host is not this machine's; gRPC only logs the cause."""
     address = f"{host}:{port}"
     try:
         family, kind, protocol, _, where = socket.getaddrinfo(
@@ -74,7 +74,7 @@ def check_free(host: str, port: int) -> None:
             "0.0.0.0 listens on all of its addresses"
         ) from error
     with socket.socket(family, kind, protocol) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as gRPC does: closed connections are no user
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as gRPC: closed connections do not use a port
         try:
             probe.bind(where)
             probe.listen(1)
@@ -88,7 +88,7 @@ def check_free(host: str, port: int) -> None:
 
 
 def _shows_no_header(record: logging.LogRecord) -> bool:
-    """Drops gRPC's line on a header that is no text: it holds the header, which may be a token."""
+    """Drops gRPC's log line on a header that is not text: it quotes the header, which may be a token."""
     return not str(record.msg).startswith("Invalid encoding")
 
 
@@ -96,14 +96,14 @@ def serve(handler_factory: HandlerFactory, address: str, *, options: GrpcOptions
     """Starts a server and returns once it listens.
 
     Args:
-        handler_factory: Called once with the sender, on the server's thread; returns the handler.
-        address: `host:port` or `grpc://host:port`; port 0 takes a free one, which `Server.address` tells.
-        options: Limits, keepalive, shaping and encryption; None takes the defaults.
+        handler_factory: called once with the sender, on the server's thread; returns the handler.
+        address: `host:port` or `grpc://host:port`; port 0 takes a free one, see `Server.address`.
+        options: limits, keepalive, shaping and encryption; None takes the defaults.
 
     Raises:
-        ConfigError: The address cannot be one, TLS lacks the server's certificate, or beyond this machine the options
-            would let strangers in.
-        TransportError: The port is in use, or the host is not this machine's.
+        ConfigError: the address is invalid, TLS lacks the server's certificate, or beyond this machine the options
+            would admit any caller.
+        TransportError: the port is in use, or the host is not this machine's.
     """
     return GrpcServer(handler_factory, address, options or GrpcOptions())
 
@@ -158,7 +158,7 @@ class GrpcServer(HostServer):
         self._accepting = False
         for session in self._sessions.values():
             session.end(reason)
-        self._grace_s = 1.0  # for the sessions to pass the text on
+        self._grace_s = 1.0  # for the sessions to send the text
         self._stopping.set()
 
     def _run(self, handler_factory: HandlerFactory, listening: concurrent.futures.Future[int]) -> None:
@@ -190,24 +190,24 @@ class GrpcServer(HostServer):
             for session in list(self._sessions.values()):
                 session.finish()
         await server.stop(self._grace_s)
-        # gRPC logs an error for each of its tasks that the end of the loop cuts off: let them finish.
+        # gRPC logs an error for each of its tasks that the end of the loop cancels: let them finish.
         if others := asyncio.all_tasks() - {asyncio.current_task()}:
             await asyncio.wait(others, timeout=1.0)
 
     def _connections(self) -> int:
-        """How many are taken at a time; says so where it is fewer than usual and strangers may come."""
+        """Returns the most concurrent connections; warns where descriptors reduce them and any caller may connect."""
         possible = room_for(limits.MAX_CONNECTIONS)
         if possible < limits.MAX_CONNECTIONS and not is_loopback(self._host):
             _log.warning(
-                "this process may have too few files open for %s connections, and takes %s: whoever reaches its port "
-                "can use them up and keep workers out; raise the hard limit (ulimit -Hn)",
+                "this process may have too few files open for %s connections, and takes %s: any caller can use them up "
+                "and keep workers out; raise the hard limit (ulimit -Hn)",
                 f"{limits.MAX_CONNECTIONS:,}",
                 f"{possible:,}",
             )
         return possible
 
     def _bind_health(self) -> grpc.aio.Server | None:
-        """Takes the port for probes, if there is to be one."""
+        """Binds the port for health probes, if the options have one."""
         if self.options.health is None:
             return None
         host, port = parse_address(self.options.health)
@@ -236,7 +236,7 @@ class GrpcServer(HostServer):
             ) from error
 
     async def _converse(self, _requests: object, context: Context) -> None:
-        """One session, from the first byte to the status. Nothing of a stranger's is read."""
+        """Runs one session, from the first byte to the status. It reads nothing of a caller that is not admitted."""
         try:
             identity = self._identify(context)
         except ProtocolError as stranger:
@@ -248,18 +248,18 @@ class GrpcServer(HostServer):
         peer = self.begin(session)
         tasks: list[asyncio.Task[None]] = []
         try:
-            # Before the first message is written: gRPC takes no two writes at a time.
+            # Before the first message is written: gRPC allows one write at a time.
             await context.send_initial_metadata((GREETING,))
             for work in (self._read(peer, session, context), self._write(session, context)):
                 task = asyncio.create_task(work)
                 task.add_done_callback(lambda task: session.end(self._why_lost(task)))
                 tasks.append(task)
-            # Not a plain await, through which gRPC's cancelling us would cancel the future as well.
+            # Not a plain await, through which a cancellation by gRPC would also cancel the future.
             await asyncio.wait([session.over])
         finally:
-            # Also when gRPC cancels us, which is how it tells of a lost connection or our own hard stop.
+            # Also when gRPC cancels this task, for a lost connection or our own hard stop.
             session.end(self._why_lost())
-            # No await from here on: a hard stop cancels us twice, and the handler must hear of the end.
+            # No await from here on: a hard stop cancels this task twice, and the handler must be called.
             for task in tasks:
                 task.cancel()
             del self._sessions[peer]
@@ -269,14 +269,14 @@ class GrpcServer(HostServer):
             await context.abort(grpc.StatusCode.ABORTED, error)
 
     def _warn(self, who: object, stranger: ProtocolError) -> None:
-        """Logs, once a second at most, a caller that is not let in; where the server's own files are at fault, why."""
+        """Logs a refused caller, once a second at most; if the server's own files are at fault, with the cause."""
         if (now := time.monotonic()) - self._warned >= 1.0:
             self._warned = now
             fault = f": {cause}" if isinstance(cause := stranger.__cause__, ConfigError) else ""
             _log.warning("%s was not let in: %s%s", who, stranger, fault)
 
     def _is_full(self, identity: Identity) -> str | None:
-        """Says why there is no room for another session, if there is none."""
+        """Returns why there is no room for another session; None where there is."""
         if len(self._sessions) >= MAX_SESSIONS:
             return f"the server has {MAX_SESSIONS} sessions, and takes no more"
         own = 0 if identity.rank is None else sum(each.identity == identity for each in self._sessions.values())
@@ -285,9 +285,9 @@ class GrpcServer(HostServer):
         return None
 
     def _identify(self, context: Context) -> Identity:
-        """Returns who the caller is. Raises ProtocolError where it does not prove it."""
+        """Returns the caller's identity. Raises ProtocolError where the caller does not prove it."""
         if self.options.authenticate is None:
-            return ANYBODY
+            return UNAUTHENTICATED
         shown = dict(context.invocation_metadata() or ()).get(TOKEN_KEY)
         token = shown.removeprefix(TOKEN_SCHEME) if isinstance(shown, str) else None
         proved: Mapping[str, Iterable[bytes]] = context.auth_context()
@@ -295,7 +295,7 @@ class GrpcServer(HostServer):
         return self.options.authenticate(Caller(token, tuple(dict.fromkeys(name.decode() for name in names))))
 
     def _why_lost(self, task: asyncio.Task[None] | None = None) -> str:
-        """Returns why a session is over that neither end has ended; `task` is the reading or writing one that died."""
+        """Returns why a session broke that neither end has ended; `task` is the reading or writing task that failed."""
         if task is not None and not task.cancelled() and (error := task.exception()) is not None:
             return f"the connection broke: {error}"
         return "the server stopped" if self._stopping.is_set() else "the worker went away"
@@ -321,7 +321,7 @@ class GrpcServer(HostServer):
             elif max(assembly.nbytes, len(packet or b"")) > session.limit_nbytes:
                 assembly.drop()
                 self.tell(session.too_large)
-                await asyncio.wait([session.over])  # and nothing more is read
+                await asyncio.wait([session.over])  # without reading more
             elif packet is not None:
                 self.tell(partial(self._handler.received, peer, packet))
 
@@ -333,7 +333,7 @@ class GrpcServer(HostServer):
                 if shaping is not None:
                     await asyncio.sleep(shaping.egress.delay(nbytes, time.monotonic()))
                 self.bytes_sent += nbytes
-                # Before it is written: the peer may have it, and ask for more, before `write` has returned.
+                # Before the write: the peer may receive the packet and request more before `write` returns.
                 session.pending_nbytes -= nbytes
                 with session.in_time("reads"):
                     await context.write(message)

@@ -1,4 +1,4 @@
-"""The packets that wait for one peer of a gRPC server, and the end of its session."""
+"""The pending packets of one peer of a gRPC server, and the end of its session."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from thinwire.transports.hosting import Session
 
 
 class StreamSession(Session):
-    """One peer of a gRPC server; `over` holds why its session is over."""
+    """One peer of a gRPC server; `over` holds the reason when its session has ended."""
 
-    pending_nbytes = 0  # the task that writes takes off what it sends
+    pending_nbytes = 0  # the writing task subtracts sent packets
 
     def __init__(self, options: GrpcOptions, identity: Identity) -> None:
         super().__init__(identity, options.max_message_nbytes, options.max_pending_nbytes)
@@ -34,7 +34,7 @@ class StreamSession(Session):
         self._changed.set()
 
     async def next(self) -> bytes | None:
-        """Returns the next packet to send, or None when the session is closing and all is sent."""
+        """Returns the next packet to send, or None when the session is closing and all packets are sent."""
         while not self._outbox:
             if self._leaving:
                 return None
@@ -44,13 +44,13 @@ class StreamSession(Session):
 
     @contextmanager
     def in_time(self, what: str) -> Iterator[None]:
-        """Ends the session unless the message that is waited for inside comes or goes in time."""
+        """Ends the session unless the message received or sent inside the block is in time."""
         text = f"the worker {what} at less than {CHUNK_NBYTES} bytes in {CHUNK_S:g} s"
         timer = asyncio.get_running_loop().call_later(CHUNK_S, self.end, text)
         try:
             yield
         finally:
-            timer.cancel()  # also where the session has ended meanwhile: until then the loop keeps it and its outbox
+            timer.cancel()  # also for an ended session: the timer keeps it and its outbox in memory
 
     def finish(self) -> None:
         self._leaving = True
