@@ -89,7 +89,7 @@ def test_checkpoint_writer_full_disk_warns_once_and_retries(tmp_path: Path) -> N
     writer.stepped(1, dict)
     for first in (2, 5):  # a disk that was full, had room, and is full again, is worth another warning
         disk.full = True
-        with pytest.warns(UserWarning, match="Training goes on, and the next try is in 1 steps") as warned:
+        with pytest.warns(UserWarning, match="Training continues, and the next try is in 1 steps") as warned:
             writer.stepped(first, dict)
         writer.stepped(first + 1, dict)  # warnings are errors here
         assert warned[0].filename == "thinwire", "no line of the user's has caused it"
@@ -110,7 +110,7 @@ def test_checkpoint_writer_unwritable_path_raises_config_error(tmp_path: Path) -
     disk.full = True
     with pytest.raises(ConfigError, match="cannot be written: No space left on device"):
         try_out(tmp_path / "file", disk=disk)
-    with pytest.warns(UserWarning, match="No space left on device.* goes on from the checkpoints that are there"):
+    with pytest.warns(UserWarning, match="No space left on device.* resumes from the existing checkpoints"):
         CheckpointWriter(tmp_path / "file", "test", 1, disk=disk, resumes=True).close()
 
 

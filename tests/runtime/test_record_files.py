@@ -142,7 +142,7 @@ def test_line_file_full_disk_warns_once(tmp_path: Path) -> None:
     try:
         for _ in range(4):
             file.write(b"x" * 24)
-        with pytest.warns(UserWarning, match=r"lines are no longer written to .*The training goes on"):
+        with pytest.warns(UserWarning, match=r"lines are no longer written to .*Training continues"):
             file.write(b"x" * 24)
         file.write(b"x" * 24)  # of which there is no second warning: that would be an error
     finally:

@@ -170,7 +170,7 @@ def in_vain(session: WorkerSession, time: Time, pauses: list[float]) -> None:
             pauses.append(effect.seconds)
         assert isinstance(effect, Pause | Dial)
         dials = isinstance(effect, Dial)
-        effect = procedure.throw(TransportError("nobody")) if dials else procedure.send(None)
+        effect = procedure.throw(TransportError("refused")) if dials else procedure.send(None)
 
 
 def test_worker_session_pauses_grow_until_deadline() -> None:
@@ -179,7 +179,7 @@ def test_worker_session_pauses_grow_until_deadline() -> None:
         session = time.session(20.0)
         if left:
             session.send(pack(Leave()))
-        with pytest.raises(TransportError, match=f"cut; no way back to there within {patience:g} s: nobody"):
+        with pytest.raises(TransportError, match=f"cut; no way back to there within {patience:g} s: refused"):
             in_vain(session, time, pauses)
         assert pauses[1:6] == [0.05, 0.1, 0.2, 0.4, 0.8] and max(pauses) <= 3.0
         assert sum(pauses) == pytest.approx(patience)

@@ -11,7 +11,7 @@ from typing import Protocol
 from thinwire.cautions import caution
 
 MAX_FAILURE_CHARS = 500
-"""Of the report of a failure to the other workers."""
+"""Limit on the report of a failure to the other workers."""
 FAILED_S = 5.0
 """How long shards may take to release a worker that an exception ends, in seconds: a person waits for the message."""
 
@@ -57,8 +57,8 @@ def _leave_all() -> None:
             part.leave_soon("" if error is None else failure_text(error))
     if remaining and error is None:
         caution(
-            "this process ends and has not left its training, and says goodbye now: close() of what tw.distribute "
-            "returned does that at once, or `with opt:` around the loop"
+            "this process ends and has not left its training, and leaves it now: call close() on the optimizer that "
+            "tw.distribute returned, or write `with opt:` around the loop"
         )
 
 

@@ -184,8 +184,8 @@ class GroupOptimizer(LocalOptimizer):
         of, here = (state_dict["rank"], state_dict["ranks"]), (self.rank, self.exchange.world_size)
         if of != here:
             raise ConfigError(
-                f"the state is of rank {of[0]} of {of[1]}, and this is rank {here[0]} of {here[1]}: every rank saves a "
-                "state of its own, and goes on with that"
+                f"the state is of rank {of[0]} of {of[1]}, and this is rank {here[0]} of {here[1]}: every rank saves "
+                "its own state, and resumes from that"
             )
         self._rounds.check_state(state_dict["position"])
         self.exchange.core.residuals.check_state(state_dict["residuals"])
@@ -199,7 +199,7 @@ class GroupOptimizer(LocalOptimizer):
         self.exchange.step = self.steps_done
         self._load_local_state(state_dict)
 
-    # ---- what it measured
+    # ---- measurements
 
     def _run(self, procedure: Procedure[None]) -> None:
         with self._timed():

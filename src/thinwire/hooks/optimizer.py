@@ -282,7 +282,7 @@ class DistributedOptimizer(JoinedOptimizer):
         """The ranks of workers that left; other workers may have joined with them since."""
         return self._worker.gone
 
-    # ---- what it measured
+    # ---- measurements
 
     def _counted(self) -> dict[str, float]:
         sent, received = self._driver.wire_nbytes

@@ -56,12 +56,12 @@ def _warn_of_losses(worker: Worker, *, resumed: bool) -> None:
     updates, residuals = worker.counters["updates_lost"], worker.counters["residuals_lost"]
     if resumed and (updates or residuals):
         caution(
-            f"worker {worker.rank} goes on with exchange {worker.clock}: the shards lack {updates:g} of its "
-            f"gradients, and {residuals:g} residuals, of which they have had a part, are dropped"
+            f"worker {worker.rank} resumes at exchange {worker.clock}: the shards lack {updates:g} of its gradients, "
+            f"and {residuals:g} residuals, which they have received in part, are dropped"
         )
     if worker.began_bare:
         caution(
-            f"worker {worker.rank} has no state of its own and goes on with exchange {worker.clock}, where the "
-            "shards are: its residuals, its optimizer's state and its random streams begin anew. Give resume=… "
-            "what opt.state_dict() returned at that exchange, where it was kept"
+            f"worker {worker.rank} has no state and resumes at the shards' exchange {worker.clock}: its residuals, its "
+            "optimizer's state and its random streams begin anew. If opt.state_dict() was saved at that exchange, give "
+            "it as resume=…"
         )

@@ -143,7 +143,7 @@ class ThinwireCallback(WrappedModel, TrainerCallback):
             ddp.AllRanks(state).load_state_dict(kept)
             return
         caution(
-            f"the Trainer goes on from step {step}, and {folders[0] / FILE} is not there on rank 0, or is damaged, "
+            f"the Trainer resumes at step {step}, and {folders[0] / FILE} is not there on rank 0, or is damaged, "
             "or of other weights: residuals begin at zero. For a checkpoint in another place give "
             "TrainingArguments(resume_from_checkpoint=FOLDER)"
         )

@@ -28,7 +28,7 @@ FORMAT = 1
 """Raised when an older reader would misread a file."""
 PREVIOUS, UNFINISHED = ".previous", ".new"
 MAX_HEADER_NBYTES = 100_000_000
-"""Of safetensors' own reader: a longer header is damage."""
+"""The limit of safetensors' reader: a longer header is damage."""
 LOCAL = LocalDisk()
 
 Header = dict[str, Any]

@@ -1,7 +1,7 @@
 """Writes a process's checkpoints during training.
 
 Training waits while its state is copied; a thread writes the copy. The write completes before the last step before the
-next checkpoint. So no process is two checkpoints ahead of another, and two files each suffice for a common step.
+next checkpoint. No process is two checkpoints ahead of another, and two files each suffice for a common step.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class CheckpointWriter:
             self._failing = True
             notice(
                 f"checkpoint {str(self.path)!r} of step {step} cannot be written: {error.strerror or error}. Training "
-                f"goes on, and the next try is in {self.every} steps; the checkpoint before is still whole"
+                f"continues, and the next try is in {self.every} steps; the previous checkpoint is intact"
             )
 
     def close(self) -> None:
@@ -147,7 +147,7 @@ def try_out(path: Path, disk: Disk = LOCAL, *, resumes: bool = False) -> None:
     except OSError as error:
         with suppress(OSError):
             disk.remove(trial)
-        told = f"checkpoint {str(path)!r} cannot be written: {error.strerror or error}. "
+        failure = f"checkpoint {str(path)!r} cannot be written: {error.strerror or error}. "
         if not (resumes and files_at(path, disk)):
-            raise ConfigError(f"{told}Choose another place") from error
-        notice(f"{told}Training goes on from the checkpoints that are there, and new ones are tried when they are due")
+            raise ConfigError(f"{failure}Choose another place") from error
+        notice(f"{failure}Training resumes from the existing checkpoints, and tries again when the next one is due")

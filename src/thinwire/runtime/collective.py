@@ -117,7 +117,7 @@ class CollectiveDriver:
         event, devices = None, list[int | str | torch.device]()
         if buffer.is_cuda:
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            # Of the buffer's own device, which need not be the current one.
+            # The buffer's device need not be the current one.
             event.record(torch.cuda.current_stream(buffer.device))
             devices = [buffer.device]
         future: Future = torch.futures.Future(devices=devices)

@@ -140,7 +140,7 @@ class ReconnectingConnection(Connection):
         self._counting = threading.Lock()
         self._connection = connect(connect_timeout_s)
         self._counted: Connection | None = self._connection
-        """The connection whose packets are counted; None during a replacement: the server then repeats its packets."""
+        """The connection with counted packets; None during a replacement: the server then repeats its packets."""
         self.address = self._connection.address
         self._session = WorkerSession(
             secrets.token_hex(SESSION_NBYTES), self.address, reconnect_s=reconnect_s, now=time.monotonic

@@ -1,7 +1,7 @@
 """Limits on the bytes that a server accepts from one worker: before it has joined, and then by the plan's shapes.
 
 The transport reads no more of a packet than these bytes, and a packet's head is checked against the limits before its
-body is read. So a peer cannot make the server spend more memory or time.
+body is read. A peer cannot make the server spend more memory or time.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from thinwire.quantities import nbytes_text
 from thinwire.schema import Plan
 
 MAX_OPENING_NBYTES = 64 * 1024
-"""Of a packet about the session, which contains a name and a few numbers."""
+"""Limit on a packet about the session, which contains a name and a few numbers."""
 MAX_JOIN_NBYTES = 2**20
-"""Of a worker's first message: a plan takes some 150 bytes a table. The limit is small because the decoded message
-takes several times the memory."""
+"""Limit on a worker's first message: a plan takes some 150 bytes a table. The limit is small because the decoded
+message takes several times the memory."""
 MAX_KEPT_NBYTES = 512 * 2**20
-"""Of packets that wait for a worker's acknowledgement, unless the shard's values need more; see `Allowance`."""
+"""Limit on packets that wait for a worker's acknowledgement, unless the shard's values need more; see `Allowance`."""
 MAX_ENDED = 1024
-"""Ended sessions whose last packet is kept, in case the worker asks for it again."""
+"""Number of ended sessions that keep their last packet, in case the worker asks for it again."""
 JOIN_TOO_LARGE = f"a first message of more than {MAX_JOIN_NBYTES} bytes: no model of so many tensors can be served"
 JOIN_WITHIN_S = 120.0
 """A connection on which no worker has joined by then is ended. Workers connect to all shards, then join."""
@@ -32,15 +32,15 @@ JOIN_WITHIN_S = 120.0
 VALUE_NBYTES = 16
 """More than any codec needs for a value: an index, a value, and part of a scale, in 64 bits each."""
 DOWN_NBYTES = 8
-"""Of a value that is sent to a worker: float64 at most."""
+"""Size of a value that is sent to a worker: float64 at most."""
 TABLE_NBYTES = 4096
-"""Of a frame's head and a codec's metadata."""
+"""Limit on a frame's head and a codec's metadata."""
 MESSAGE_NBYTES, MESSAGE_TABLE_NBYTES, MESSAGE_GROUP_NBYTES = 64 * 1024, 64, 4096
-"""Of a message without its frames: numbers for every table, an optimizer's options for every parameter group."""
+"""Limits on a message without its frames: numbers for every table, options for every parameter group."""
 
 
 TABLE_WORKER_NBYTES = 130
-"""Of memory, for a shard's records of one worker and one table."""
+"""Memory of a shard's records of one worker and one table."""
 
 
 def check_memory(plan: Plan) -> None:

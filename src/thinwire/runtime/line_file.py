@@ -43,7 +43,7 @@ class LineFile:
         if not whole:
             self._ended = True
             notice(
-                f"{self._what} are no longer written to {str(self._path)!r}: {why}. The training goes on without them"
+                f"{self._what} are no longer written to {str(self._path)!r}: {why}. Training continues without them"
             )
 
     def close(self) -> None:

@@ -21,8 +21,8 @@ _GAUGES = {
     "bits_per_value_push": "Payload bits sent per value in the latest step",
     "bits_per_value_pull": "Payload bits received per value in the latest step",
     "staleness": "Updates that the model of the latest step lacked",
-    "residual_norm": "2-norm of what was not sent",
-    "residual_lag": "2-norm of what was not sent, in units of one step's update",
+    "residual_norm": "2-norm of the residual",
+    "residual_lag": "2-norm of the residual, in units of one step's update",
 }
 _SCORES = {
     "loss": "Training loss of the latest step",
@@ -187,6 +187,6 @@ class TensorBoard:
         if not self._ended:
             self._ended = True
             notice(
-                f"TensorBoard's charts are no longer written to {str(self._folder)!r}: {error.strerror or error}. The "
-                "training goes on without them"
+                f"TensorBoard's charts are no longer written to {str(self._folder)!r}: {error.strerror or error}. "
+                "Training continues without them"
             )

@@ -38,7 +38,7 @@ class ModelHooks:
     def __init__(self, model: nn.Module, worker: Worker, driver: WorkerDriver) -> None:
         self._worker, self._driver, self._tensors = worker, driver, worker.model.tensors
         self._is_copy = self._is_called = False
-        # Torch would trace the hooks of a compiled model, and what they call, into the graph.
+        # Torch would trace a compiled model's hooks, and the functions that they call, into the graph.
         disable: Any = torch.compiler.disable  # untyped in torch
         takes_reason = "reason" in signature(disable).parameters  # torch 2.6 does not
         reason = {"reason": _WHY_NOT_WHOLE} if takes_reason else {}
@@ -85,15 +85,14 @@ class ModelHooks:
     def settle(self, *_: Any) -> None:
         """Waits for updates before a state is saved; if they do not come, warns that the state lacks them.
 
-        A signal handler that interrupts a procedure of this thread would take its message, so it saves the state as it
-        is.
+        A signal handler that interrupts a procedure of this thread would take its message, so it does not wait.
         """
         if self._is_copy or self._worker.closed or self._driver.runs_here:
             return
         try:
             self.await_updates()
         except ThinwireError as error:
-            caution(f"the state is of before the last exchange, whose end could not be waited for: {error}")
+            caution(f"the state lacks the last exchange, which has not completed: {error}")
 
     def _before_model(self, own: list[int], *_: Any) -> None:
         if self._is_copy:

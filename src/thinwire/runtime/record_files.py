@@ -55,7 +55,7 @@ class RecordFile:
     def __init__(self, path: Path, newest_nbytes: int | None = None) -> None:
         self.path, self.damaged = path, 0
         self._newest = newest_nbytes
-        self._offset, self._mark = 0, b""  # what was read, and its end
+        self._offset, self._mark = 0, b""  # the number of bytes read, and the last ones
         self._decoder = msgspec.json.Decoder(StepRecord)
 
     def read(self, *, ended: bool = False) -> Iterator[StepRecord]:

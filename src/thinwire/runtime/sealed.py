@@ -1,7 +1,7 @@
 """Messages between ranks, encrypted and authenticated with a key that all ranks share.
 
 Every message is AES-256-GCM under its sender's key. The key is derived from the shared secret and a random number of
-every rank, drawn when the ranks connect. So two runs never use the same key, and a message of another run cannot be
+every rank, drawn when the ranks connect. Two runs never use the same key, so a message of another run cannot be
 replayed. A nonce is the receiver, the tag and the message's number among those of this receiver and tag. It is not
 sent, since messages of one tag arrive in order; so a message that is omitted, repeated or returned cannot be opened.
 

@@ -213,7 +213,7 @@ class SessionServer(Sender):
             self._sender.limit(session.peer, *session.limit, session.kept_nbytes + MAX_OPENING_NBYTES)
 
     def _is_late(self, peer: int) -> None:
-        """Refuses a peer whose time to join is over, unless it joined while this call waited in the queue."""
+        """Refuses a peer that did not join in time, unless it joined while this call waited in the queue."""
         if peer in self._joining:
             self._refuse(peer, f"no Join came within {JOIN_WITHIN_S:g} s")
 

@@ -261,7 +261,7 @@ def test_mismatched_states_raise_config_error_and_keep_state(saved: Ranks) -> No
             "sum": "reduce='mean' and this run 'sum'",
             "encodes": "'encodes' lacks '",
             "foreign": "the model and the exclusions it was saved with",
-            "another rank's": "every rank has residuals of its own",
+            "another rank's": "every rank has its own residuals",
         }.items():
             assert text in told[name], told[name]
         assert restored

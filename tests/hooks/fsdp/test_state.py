@@ -134,7 +134,7 @@ def test_resume_is_bit_exact_and_other_meshes_keep_residual_sums(ranks: dict[str
 def test_states_of_ddp_or_without_ranks_raise_config_error(ranks: dict[str, list[Any]]) -> None:
     for found in ranks["told apart"]:
         assert "of a model under DDP, and this one is under FSDP" in found["of DDP"]
-        assert "every rank has residuals of its own" in found["damaged"]
+        assert "every rank has its own residuals" in found["damaged"]
         assert found["moved"] == torch.float64, "a hook does not keep a model from another dtype"
 
 

@@ -66,7 +66,7 @@ def test_scripts_without_close_leave_at_exit_with_failure() -> None:
     assert [program.returncode for program in programs] == [0, 1], said
     assert [core.failed for core in cores] == [None, failure]
     assert [core.left for core in cores] == [(0,), ()]
-    assert "says goodbye now" in said[0] and "OSError: no disk" in said[1]
+    assert "leaves it now" in said[0] and "OSError: no disk" in said[1]
 
 
 def test_exit_does_not_wait_for_blocked_thread() -> None:

@@ -133,7 +133,7 @@ def test_resume_without_worker_state_warns_of_losses() -> None:
         assert opt.clock == opt.steps_done == 3 and equal(parameters_of(model), weights)
         return opt.counters["residuals_lost"]
 
-    with pytest.warns(UserWarning, match="worker 0 has no state of its own and goes on with exchange 3"):
+    with pytest.warns(UserWarning, match="worker 0 has no state and resumes at the shards' exchange 3"):
         lost, _ = run(again(core), look, codec="3lc")
     assert lost == sum("residual" in context for context in state["contexts"].values()) > 0
 

@@ -108,7 +108,7 @@ def _take_bucket(state: ThinwireState, bucket: dist.GradBucket) -> torch.futures
         state.under_way.clear()  # of an interrupted step
         state.check_divisor()
         state.between_steps()
-        counts = _in_backward()  # outside, this rank has joined early, and has no step of its own
+        counts = _in_backward()  # outside, this rank has joined early, and has no step
         if counts:
             state.restore_discarded()
         state.begin_step()

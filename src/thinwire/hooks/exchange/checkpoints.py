@@ -141,7 +141,7 @@ class Checkpoints(ABC):
                     self._layouts[name].check(name, saved.tolist())
         if ("replicas" in state) != ("replicas" in self.layout()):
             was, here = ("FSDP", "DDP") if "replicas" in state else ("DDP", "FSDP")
-            raise ConfigError(f"the state is of a model under {was}, and this one is under {here}: shards are others")
+            raise ConfigError(f"the state is of a model under {was}, and this one is under {here}: shards differ")
         if (reduce := state.get("reduce", "mean")) != self._reduce:
             raise ConfigError(
                 f"the state has reduce={reduce!r} and this run {self._reduce!r}: residuals are in its units"
@@ -184,9 +184,9 @@ class Checkpoints(ABC):
         group = state.get("group", "")
         if group and self._group and group != self._group and int(state["world_size"]) == self.world_size:
             raise ConfigError(
-                f"the state is of the ranks {group}, and this model is trained by the ranks {self._group}, whose "
-                "residuals are others. In torch.distributed.checkpoint every group needs a key of its own, as in "
-                "{f'ddp-{min(ranks)}': state.state_dict()}; where ranks were only renumbered, take 'group' out of the "
+                f"the state is of the ranks {group}, and this model is trained by the ranks {self._group}, with other "
+                "residuals. In torch.distributed.checkpoint every group needs a separate key, as in "
+                "{f'ddp-{min(ranks)}': state.state_dict()}; if ranks were only renumbered, remove 'group' from the "
                 "state"
             )
 
@@ -194,8 +194,8 @@ class Checkpoints(ABC):
         ranks, old, same_layout = state["ranks"], int(state["world_size"]), self._has_same_layout(state)
         if same_layout and str(self.rank) not in ranks:
             raise ConfigError(
-                f"the state is of rank {', '.join(ranks)} and this is rank {self.rank}: every rank has residuals "
-                "of its own; save state_dict() on every rank and load each one's"
+                f"the state is of rank {', '.join(ranks)} and this is rank {self.rank}: every rank has its own "
+                "residuals; save state_dict() on every rank and load each one's"
             )
         if same_layout and self._owned_alike(ranks[str(self.rank)]):
             self.core.residuals.load_state_dict(ranks[str(self.rank)])

@@ -165,7 +165,7 @@ class ExchangeOptions:
             if self._asked:
                 raise ConfigError(
                     f"only codec='auto' takes {' and '.join(self._asked)}, and codec is {self.codec!r}; a fixed codec "
-                    "has a limit of its own, as in compress(model, '3lc', sparsity=1.75, lag=5)"
+                    "has its own limit, as in compress(model, '3lc', sparsity=1.75, lag=5)"
                 )
             return ()
         beside = (("codec_down", self.codec_down), ("compression", self.compression))

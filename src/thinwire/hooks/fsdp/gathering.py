@@ -25,7 +25,7 @@ from thinwire.telemetry import Counters
 from thinwire.transports.peers import PeerGroup, ReceiveBuffer
 
 _TAG = 1 << 29
-"""Of the first parameter group: above those of gradients, below those of `runtime.peers`."""
+"""The first parameter group's tag: above those of gradients, below those of `runtime.peers`."""
 _FRAME_SLACK = 1024
 
 

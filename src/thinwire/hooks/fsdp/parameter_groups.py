@@ -120,7 +120,7 @@ class ParameterGroup:
             # Without replicas there is no all-reduce, and a hook for it would never see the exchanged gradients.
             if there is not ours and (ours is not None or what == "set_all_reduce_hook"):
                 raise ConfigError(
-                    f"{what} was called after fsdp.compress, whose place it takes in {self}: ranks would no longer "
+                    f"{what} was called after fsdp.compress, and replaces its hook in {self}: ranks would no longer "
                     "average their gradients as they do now. Leave it out, or train without compression"
                 )
 
